@@ -15,7 +15,7 @@ import numpy as np
 from gemmsmith import DeviceError, hw
 from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.backends.cuda.memory import DeviceArray
-from gemmsmith.backends.cuda.run import load_launch
+from gemmsmith.backends.cuda.run import load_launch_template
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.builder import Builder
@@ -88,7 +88,7 @@ def on_gpu(kernel: Kernel, x: np.ndarray) -> np.ndarray:
     driver.require_chip(0)
     with kernel_loader.device_guard(0):
         source, target = DeviceArray.from_numpy(x), DeviceArray.from_numpy(np.full(x.shape[::-1], np.nan, np.float32))
-        launch = load_launch(Launch.from_kernel(kernel, Transpose(*x.shape)), device=0, stream=0, pdl=False)
+        launch = load_launch_template(Launch.from_kernel(kernel, Transpose(*x.shape)), device=0, stream=0, pdl=False)
         launch.launch({"source": source.address, "target": target.address}, stream=0)
         return target.numpy()
 

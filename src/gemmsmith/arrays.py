@@ -101,7 +101,7 @@ def describe(x: Any, argument: str = "array") -> ArrayInfo:
     """
     adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
     try:
-        return adapter.read(x)
+        return adapter.array_info(x)
     except _UnreadableError as error:
         raise ArgumentError(f"{argument}: {error}") from None
 
@@ -207,21 +207,21 @@ class _UnreadableError(Exception):
 class _Adapter(NamedTuple):
     """Functions for one type of array."""
 
-    read: Callable[[Any], ArrayInfo]
+    array_info: Callable[[Any], ArrayInfo]
     signature: Callable[[Any], tuple[Hashable, int]]
     address: Callable[[Any], int]
     stream: Callable[[Any], int] = lambda x: 0
     empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] = lambda *arguments: _empty(*arguments)
 
 
-def _make_adapter(read: Callable[[Any], ArrayInfo], *others: Any) -> _Adapter:
-    """Return an adapter whose signature is what `read` returns, without the address."""
+def _make_adapter(array_info: Callable[[Any], ArrayInfo], *others: Any) -> _Adapter:
+    """Return an adapter whose signature is what `array_info` returns, without the address."""
 
     def signature(x: Any) -> tuple[Hashable, int]:
-        info = read(x)
+        info = array_info(x)
         return info._replace(shape=tuple(info.shape), strides=tuple(info.strides), address=0), info.address
 
-    return _Adapter(read, signature, lambda x: read(x).address, *others)
+    return _Adapter(array_info, signature, lambda x: array_info(x).address, *others)
 
 
 _ADAPTERS: dict[type, _Adapter] = {}
@@ -289,7 +289,7 @@ def _make_torch_adapter(torch: Any) -> _Adapter:
     readable = ", ".join(map(str, dtypes))
     strided = torch.strided
 
-    def read(x: Any) -> ArrayInfo:
+    def array_info(x: Any) -> ArrayInfo:
         dtype = dtypes.get(x.dtype)
         if x.layout is not strided:
             raise _UnreadableError(f"got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
@@ -298,7 +298,7 @@ def _make_torch_adapter(torch: Any) -> _Adapter:
         if dtype is None:
             raise _UnreadableError(f"got a dense tensor of {x.dtype}; use one of {readable}")
         if x.is_neg():
-            raise _UnreadableError("got a tensor whose sign is not applied yet; use x.resolve_neg()")
+            raise _UnreadableError("got a tensor with its negative bit set; use x.resolve_neg()")
         if not (x.is_cuda or x.is_cpu):
             raise _UnreadableError(f"got a tensor on {x.device}; use one on a CUDA device or the CPU")
         try:
@@ -343,13 +343,13 @@ def _make_torch_adapter(torch: Any) -> _Adapter:
         try:
             address = x.data_ptr()
             key = x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()
-        except RuntimeError:  # sparse, nested or functorch's
-            return read(x)._replace(address=0), 0  # raises
+        except RuntimeError:  # sparse, nested or functorch's: array_info raises for these
+            return array_info(x)._replace(address=0), 0
         if not address:
-            read(x)  # raises unless the tensor is empty
+            array_info(x)  # raises unless the tensor is empty
         return key, address
 
-    return _Adapter(read, signature, torch.Tensor.data_ptr, stream, empty)
+    return _Adapter(array_info, signature, torch.Tensor.data_ptr, stream, empty)
 
 
 # -- numpy ---------------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def _read_numpy(x: np.ndarray[Any, Any]) -> ArrayInfo:
 
 
 def _make_cupy_adapter(cupy: Any) -> _Adapter:
-    def read(x: Any) -> ArrayInfo:
+    def array_info(x: Any) -> ArrayInfo:
         strides = _element_strides(x.strides, x.itemsize)
         return ArrayInfo(_supported_dtype(x.dtype), x.shape, strides, x.data.ptr, "cuda", x.device.id, True)
 
@@ -397,7 +397,7 @@ def _make_cupy_adapter(cupy: Any) -> _Adapter:
             memory = cupy.empty(_storage_elements(shape, strides), dtype.numpy)
             return cupy.ndarray(shape, dtype.numpy, memory.data, _byte_strides(strides, dtype))
 
-    return _make_adapter(read, stream, empty)
+    return _make_adapter(array_info, stream, empty)
 
 
 def _read_interface(x: Any) -> ArrayInfo:

@@ -78,7 +78,7 @@ def _resolve_accumulation(a: ArrayInfo, accumulate: object) -> str:
 
 
 def _dtype_name(dtype: object) -> str:
-    """Return the canonical dtype name, or str(dtype) if it is none."""
+    """Return the canonical dtype name, or str(dtype) if it is not a known dtype."""
     try:
         return as_dtype(dtype, allow_integers=True).name
     except ArgumentError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmsmith.binding import Binding
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import FP32, saturate_to_fp32_range
+from gemmsmith.core.dtypes import FP32, overflow_as_fp32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Result, reduced_dims
 from gemmsmith.core.pointer import Pointer
@@ -115,4 +115,4 @@ def _final_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: 
     elif kind == "mean":
         scale = 1 / count if count else math.nan
     kernel = reduce_kernel(kind, result.dtype or FP32, *reduction_launch_shape(shape), spec.chip)
-    return Launch.from_kernel(kernel, BoundReduction(shape, source, out, scale, saturate_to_fp32_range(offset)))
+    return Launch.from_kernel(kernel, BoundReduction(shape, source, out, scale, overflow_as_fp32(offset)))

@@ -498,27 +498,27 @@ def read_signatures(
     """Return (cache key of a run, addresses and scalars by their Pointers' names)."""
     a_signature, a_address = signature(a, "a")
     b_signature, b_address = signature(b, "b")
-    addresses: dict[str, Any] = {"a": a_address, "b": b_address}
+    arguments: dict[str, Any] = {"a": a_address, "b": b_address}
     key: tuple[Hashable, ...] = a_signature, a_address & 15, b_signature, b_address & 15
     for name, x in operands.items():
-        key += name, _operand_signature(x, argument_name(name), operand_argument(name), addresses)
+        key += name, _operand_signature(x, argument_name(name), operand_argument(name), arguments)
     for name, x in out.items():
         array_signature, address = signature(x, name)
-        addresses[result_argument(name)] = address
+        arguments[result_argument(name)] = address
         key += name, array_signature, address & 15
-    return key, addresses
+    return key, arguments
 
 
-def _operand_signature(x: Any, name: str, pointer: str, addresses: dict[str, Any]) -> Hashable:
-    """Return an operand's signature; its address, or the number, is added to `addresses`."""
+def _operand_signature(x: Any, name: str, parameter: str, arguments: dict[str, Any]) -> Hashable:
+    """Return an operand's signature; its address, or the number, is added to `arguments`."""
     if not is_array(x) and (
         isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
     ):
         try:
-            addresses[pointer] = float(x)
+            arguments[parameter] = float(x)
         except OverflowError:
-            addresses[pointer] = validate_fp32_scalar(name, x)  # raises
+            arguments[parameter] = validate_fp32_scalar(name, x)  # raises
         return "number"
     array_signature, address = signature(x, name)
-    addresses[pointer] = address
+    arguments[parameter] = address
     return array_signature, address & 15

@@ -43,7 +43,7 @@ RECIPES: dict[str, tuple[ScaleGranularity, ScaleGranularity]] = {
     "tensor": ("all", "all"), "rows": ("row", "column"), "1x128": ("row", "column"), "128x128": ("tile", "tile"),
 }  # fmt: skip
 """Scale granularity by recipe, for the copy in the source's layout and for the transposed copy."""
-TRANSPOSED_RECIPE = {"columns": "rows", "128x1": "1x128"}
+TRANSPOSED_RECIPES = {"columns": "rows", "128x1": "1x128"}
 """Recipes implemented as another recipe on the transposed array."""
 DEFAULT_SCALE_LAYOUT = {"1x128": ("M", 4), "128x128": ("K", 4)}
 """Default (order, padding) of the scales by recipe; ("K", 1) for recipes not listed."""
@@ -116,9 +116,9 @@ def quantize(
     if cached is not None:
         return cached.run(x)
     checked = _Options(describe(x, "x"), *options)
-    if checked.recipe in TRANSPOSED_RECIPE:
+    if checked.recipe in TRANSPOSED_RECIPES:
         results = quantize(
-            _transposed(x), TRANSPOSED_RECIPE[checked.recipe], dtype, transposed=transposed, scale_dtype=scale_dtype,
+            _transposed(x), TRANSPOSED_RECIPES[checked.recipe], dtype, transposed=transposed, scale_dtype=scale_dtype,
             scale_order=OPPOSITE_ORDER[scale_order], scale_padding=scale_padding, backend=backend,
         )  # fmt: skip
         return tuple(map(_transposed, results))
@@ -158,8 +158,8 @@ class _Options:
             raise ArgumentError(f"x: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
         if x.dtype not in (BF16, FP16, FP32):
             raise ArgumentError(f"x: got dtype {x.dtype}; use bf16, fp16 or fp32")
-        if recipe not in (*RECIPES, *TRANSPOSED_RECIPE):
-            raise ArgumentError(f"recipe: got {recipe!r}; use one of {', '.join((*RECIPES, *TRANSPOSED_RECIPE))}")
+        if recipe not in (*RECIPES, *TRANSPOSED_RECIPES):
+            raise ArgumentError(f"recipe: got {recipe!r}; use one of {', '.join((*RECIPES, *TRANSPOSED_RECIPES))}")
         value_dtype, checked_scale_dtype = (
             as_dtype(x, name, allow_integers=True) for x, name in ((dtype, "dtype"), (scale_dtype, "scale_dtype"))
         )
@@ -174,7 +174,9 @@ class _Options:
                 f"scale_order: got {scale_order!r}; use 'K' (scales contiguous along K) or 'M' (along M)"
             )
         if not isinstance(scale_padding, int) or scale_padding < 1:
-            raise ArgumentError(f"scale_padding: got {scale_padding!r}; use the multiple to pad to, such as 4")
+            raise ArgumentError(
+                f"scale_padding: got {scale_padding!r}; use a positive int: the stride is padded to a multiple of it"
+            )
         for name, value in (
             ("x", x), ("recipe", recipe), ("dtype", value_dtype), ("transposed", transposed),
             ("scale_dtype", checked_scale_dtype), ("scale_order", scale_order), ("scale_padding", scale_padding),
@@ -283,7 +285,7 @@ def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: str = 
         raise ArgumentError(f"dtype: got {dtype!r}; use bf16, fp16 or fp32")
     if len(x.shape) not in (2, 3):
         raise ArgumentError(f"values: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
-    shares = _elements_per_scale(x, s)
+    elements_per_scale = _elements_per_scale(x, s)
     if (backend := resolve_backend(backend, x, "values")) == "reference":
         from gemmsmith.backends.reference.quantize import dequantize as reference
 
@@ -291,11 +293,11 @@ def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: str = 
         result = output.view(empty_like_kind(values, output.allocated_shape, out))
         factors = as_numpy(scales, "scales")
         as_numpy(result)[...] = reference(
-            as_numpy(values, "values"), factors.reshape(factors.shape or (1, 1)), shares, out
+            as_numpy(values, "values"), factors.reshape(factors.shape or (1, 1)), elements_per_scale, out
         )
         return result
     key: Hashable = x._replace(address=x.alignment), s._replace(address=0), out
-    kernels = get_or_create(_DEQUANTIZE_CACHE, key, lambda: _make_dequantize(x, s, shares, out))
+    kernels = get_or_create(_DEQUANTIZE_CACHE, key, lambda: _make_dequantize(x, s, elements_per_scale, out))
     return kernels(backend, {"source": values, "scales": scales}, values)["out"]
 
 
@@ -308,24 +310,27 @@ def _elements_per_scale(x: ArrayInfo, scales: ArrayInfo) -> tuple[int, int]:
     shape = tuple(scales.shape)
     if shape in ((), (1,)):
         shape = (1, 1)
-    shares = [
+    elements_per_scale = [
         1 if count == extent else QUANTIZATION_BLOCK if count == num_blocks(extent) else extent if count == 1 else None
         for count, extent in zip(shape[-2:], x.shape[-2:], strict=False)
     ]
     batches = (1, x.shape[0]) if len(x.shape) == 3 else ()
-    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in batches) or None in shares:
+    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in batches) or None in elements_per_scale:
         raise ArgumentError(
-            f"scales: got shape {tuple(scales.shape)} for values {tuple(x.shape)}; use (), or for each of the last two "
-            "dimensions 1, its extent or its blocks of 128, with or without the values' batch in front"
+            f"scales: got shape {tuple(scales.shape)} for values {tuple(x.shape)}; use (), (r, c) or (batch, r, c), "
+            "where r is 1, the rows or ceil(rows / 128), and c likewise for the columns"
         )
-    return shares[0] or 1, shares[1] or 1
+    return elements_per_scale[0] or 1, elements_per_scale[1] or 1
 
 
-def _make_dequantize(x: ArrayInfo, s: ArrayInfo, shares: tuple[int, int], out: DType) -> OutputKernels:
+def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, int], out: DType) -> OutputKernels:
     source = to_canonical_matrix(x)
     output = OutputSpec.for_tma(tuple(x.shape), out, source.is_column_major)
     scales = to_matrix(s, source.batch, broadcast=True)
-    matrices, shifts = [source, scales, output.matrix], [7 * (share == QUANTIZATION_BLOCK) for share in shares]
+    matrices, shifts = (
+        [source, scales, output.matrix],
+        [7 * (count == QUANTIZATION_BLOCK) for count in elements_per_scale],
+    )
     if output.column_major:
         matrices, shifts = [matrix.T for matrix in matrices], shifts[::-1]
     arrays = dict(zip(("source", "scales", "out"), matrices, strict=True))

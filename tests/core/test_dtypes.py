@@ -20,7 +20,7 @@ from gemmsmith.core.dtypes import (
     INT64,
     DType,
     as_dtype,
-    saturate_to_fp32_range,
+    overflow_as_fp32,
 )
 from gemmsmith.core.errors import ArgumentError
 
@@ -101,10 +101,10 @@ def test_the_numbers_are_those_of_the_format(dtype: DType) -> None:
 
 
 def test_numbers_that_fp32_does_not_have() -> None:
-    assert [saturate_to_fp32_range(x) for x in (1e300, -1e39, 10**400, -(10**400), math.inf, 3.41e38)] == [
+    assert [overflow_as_fp32(x) for x in (1e300, -1e39, 10**400, -(10**400), math.inf, 3.41e38)] == [
         math.inf, -math.inf, math.inf, -math.inf, math.inf, math.inf,
     ]  # fmt: skip
-    assert [saturate_to_fp32_range(x) for x in (1e-300, 0, -1e-50, 0.1, 3.4e38, 1e-40, 7)] == [
+    assert [overflow_as_fp32(x) for x in (1e-300, 0, -1e-50, 0.1, 3.4e38, 1e-40, 7)] == [
         0,
         0,
         0,
@@ -113,4 +113,4 @@ def test_numbers_that_fp32_does_not_have() -> None:
         1e-40,
         7,
     ]
-    assert math.isnan(saturate_to_fp32_range(np.float32("nan")))
+    assert math.isnan(overflow_as_fp32(np.float32("nan")))

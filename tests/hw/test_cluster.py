@@ -41,7 +41,7 @@ def test_places_in_the_grid_are_cudas_variables() -> None:
             words((hw.load_cluster_permutation(order, hw.block_index()) + hw.grid_size()).to(U32)), k.pointer("p"), True
         )
         source = k.finish().source
-    for text in ("(int)cluster_permutation.first_tile[", "(int)blockIdx.x", "(int)gridDim.x"):
+    for text in ("(int)cluster_permutation.cluster_idx[", "(int)blockIdx.x", "(int)gridDim.x"):
         assert text in source
 
 

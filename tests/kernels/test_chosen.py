@@ -68,7 +68,7 @@ def test_nothing_spills(
     r = plan.resources
     assert plan.kernel.chip == chip
     assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ()), plan.config
-    assert r.shared_bytes <= chip.shared_bytes
+    assert r.shared_bytes <= chip.max_shared_bytes_per_cta
 
 
 def top_k(acc: Any) -> Any:

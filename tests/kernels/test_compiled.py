@@ -14,7 +14,7 @@ from gemmsmith import Config, ConfigError, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding import bind
 from gemmsmith.core.chip import HOPPER
-from gemmsmith.kernels.pack import gather, transpose
+from gemmsmith.kernels.pack import strided_copy, transpose
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import configs_for_epilogue
 
@@ -104,7 +104,7 @@ def test_promoted_sums(tile: tuple[int, int], consumers: int, of_b: int, columns
 
 
 def test_packing_does_not_spill() -> None:
-    makers = gather, transpose
+    makers = strided_copy, transpose
     kernels = [make(bits, words, False, HOPPER) for make in makers for bits in (8, 16) for words in (False, True)]
     kernels += [make(32, True, low, HOPPER) for make in makers for low in (False, True)]
     for kernel in kernels:

@@ -20,8 +20,8 @@ from gemmsmith.kernels.pack import (
     THREADS,
     BoundPacking,
     Packing,
-    gather,
     operand_packings,
+    strided_copy,
     transpose,
     with_packed_operands,
 )
@@ -74,10 +74,10 @@ def test_neighboring_threads_read_neighboring_elements() -> None:
     def kernel(dtype: DType, row_stride: int, col_stride: int, rows: int = 64, alignment: int = 16) -> object:
         return Packing(Matrix(dtype, rows, 100, row_stride, col_stride, alignment=alignment)).make_kernel()
 
-    assert kernel(BF16, 101, 1) is kernel(FP16, 101, 1) is gather(16, False, False, HOPPER)
-    assert kernel(BF16, 102, 1) is gather(16, True, False, HOPPER)
-    assert kernel(E4M3, 102, 1) is kernel(E4M3, 104, 2) is gather(8, False, False, HOPPER)
-    assert kernel(TF32, 101, 1) is gather(32, True, False, HOPPER)
+    assert kernel(BF16, 101, 1) is kernel(FP16, 101, 1) is strided_copy(16, False, False, HOPPER)
+    assert kernel(BF16, 102, 1) is strided_copy(16, True, False, HOPPER)
+    assert kernel(E4M3, 102, 1) is kernel(E4M3, 104, 2) is strided_copy(8, False, False, HOPPER)
+    assert kernel(TF32, 101, 1) is strided_copy(32, True, False, HOPPER)
     assert kernel(E4M3, 1, 64) is kernel(INT8, 1, 68) is transpose(8, True, False, HOPPER)
     # a word of neighbors along the rows: not where columns begin anywhere, are strided, or end within one
     for found in (kernel(E4M3, 1, 65), kernel(E5M2, 2, 256), kernel(E4M3, 1, 64, 62), kernel(E4M3, 1, 64, 64, 2)):
@@ -158,7 +158,7 @@ def test_the_last_turn_of_a_huge_copy(grid: int, total: int, data: some.DataObje
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GridSize, "simulate", lambda self, machine: grid)
         patch.setattr(BlockIndex, "simulate", lambda self, machine: block)
-        hazards = simulate(gather(16, False, False, HOPPER), 1, arguments, memory).hazards
+        hazards = simulate(strided_copy(16, False, False, HOPPER), 1, arguments, memory).hazards
     assert {hazard.kind for hazard in hazards} <= {"out of bounds"}  # earlier turns write far away
     written = min(max(total - first, 0), THREADS)
     assert (copied[:written] == values).all()

@@ -39,7 +39,7 @@ def test_what_bounds_a_product(
     p, config = problem(*shape), Config("pingpong" if bound == "power" else "cooperative", tile, cluster=(1, 2))
     config = config.replace(consumers=1) if bound == "memory" else config
     e = estimate(p, ConfigTable.from_configs([config]))
-    bounds = {"compute": e.work_cycles[0], "memory": e.memory_cycles[0], "power": e.power_cycles[0]}
+    bounds = {"compute": e.work_cycles[0], "memory": e.memory_cycles[0], "power": e.power_limited_cycles[0]}
     assert max(bounds, key=bounds.__getitem__) == bound
     said = ", ".join(f"{name} bound alone {cycles:.0f}" for name, cycles in bounds.items())
     assert f"; {said}: {bound}-bound\n" in explain_config(p, config, None, "chosen")

@@ -73,7 +73,7 @@ def test_waves_of_tiles(tiles: int) -> None:
 
     def norm(work: float, part: float, clusters: int) -> float:
         memory = e.memory_cycles * part * (1 + model.IDLE_SM_OVERHEAD * (1 - clusters / NUM_SMS))
-        bounds = work, memory, e.power_cycles * part
+        bounds = work, memory, e.power_limited_cycles * part
         return float(sum(x**model.BOUND_NORM_EXPONENT for x in bounds) ** (1 / model.BOUND_NORM_EXPONENT))
 
     store = e.exposed_stores / (whole + (rest > 0))
@@ -115,7 +115,7 @@ def test_memory_reads_again_and_short_rows(m: int, k_tile: int, slower: float) -
 
 def test_the_longest_counts_and_no_other_is_free() -> None:
     e = of(TILE, 4096, 4096, 4096)
-    longest = max(e.work_cycles, e.memory_cycles, e.power_cycles)
+    longest = max(e.work_cycles, e.memory_cycles, e.power_limited_cycles)
     assert longest < e.cycles - e.split_reduction - e.launch_and_fill < 3 ** (1 / 4) * longest
     assert e.work_cycles == e.k_tiles_per_cta * e.k_tile_cycles + e.exposed_stores
 

@@ -38,7 +38,7 @@ def format_listing(listing: Listing) -> str:
 
 
 def listing_to_json(listing: Listing) -> dict[str, Any]:
-    """Return the contents of `format_listing`, for JSON."""
+    """Return what `format_listing` prints, as a dict that can be written as JSON."""
     instructions = [
         {
             "address": x.address,

@@ -75,7 +75,7 @@ class Accumulator:
         k = current_builder()
 
         def add(n8: Value, row_half: Value, i: RegisterIndex, scale: ScaleFactor) -> None:
-            pair = as_value(n8 * 2 + row_half, I32).with_name_hint("pair")
+            pair = as_value(n8 * 2 + row_half, I32).with_name_hint("pair_idx")
             acc_idx, addend = (pair * 2 + i + offset).with_name_hint("acc_idx"), self.element(0, pair, i)
             total = registers[acc_idx]
             registers[acc_idx] = total + addend if scale is None else hw.fma(addend, scale, total)

@@ -66,17 +66,17 @@ class ClusterSplitReduction:
         """Return what this CTA, if it reduces, stores of a tile: all of it, or its slice of the columns."""
         if self.num_slices == 1:
             return tile
-        return replace(tile, n=(tile.n + self.split_idx * self.spec.slice_columns).named("slice_n"))
+        return replace(tile, n=(tile.n + self.split_idx * self.spec.slice_columns).named("split_n_offset"))
 
     @contextmanager
     def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
         """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
         k, split = current_builder(), tile.split
         assert split is not None
-        with k.when(~split.is_reducer) if self.num_slices == 1 else nullcontext():
+        with k.when(~split.runs_epilogue) if self.num_slices == 1 else nullcontext():
             self._send(accumulator, split, warpgroup)
             self.tiles_sent.set(split.tile_ordinal + 1)
-        with k.when(split.is_reducer):
+        with k.when(split.runs_epilogue):
             own_columns = self._own_columns(accumulator)
             self._receive(own_columns, tile, warpgroup)
             yield own_columns
@@ -116,7 +116,7 @@ class ClusterSplitReduction:
         if self.num_slices == 1:
             return accumulator
         k, spec = current_builder(), self.spec
-        own_columns = Accumulator(spec.mma, spec.warpgroup_rows, spec.slice_columns)
+        own_columns = Accumulator(spec.mma, spec.warpgroup_rows, spec.slice_columns, "slice_accumulator")
         for slice_idx in range(self.num_slices):
             with k.when(self.split_idx == slice_idx):
                 for own, full in zip(own_columns.fragments, accumulator.fragments, strict=True):

@@ -22,10 +22,10 @@ from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkTile
 
 
 class CpAsyncSource(Protocol):
-    """The interface of a cp.async operand of `rows` rows, with a `tile` in each of its stages."""
+    """The interface of a cp.async operand of `mn_extent` rows, with a `tile` in each of its stages."""
 
     tile: Tile
-    rows: Value
+    mn_extent: Value
     stages: SharedBuffer
 
     def init_copies(self) -> None:
@@ -172,15 +172,16 @@ class CpAsyncMainloop:
             for operand, coord in zip(self.operands, tile.operands, strict=True):
                 operand.set_tile(coord, first_k)
             a_in_bounds, b_in_bounds = (
-                x.rows - coord.mn >= x.tile.mn for x, coord in zip(self.operands, tile.operands, strict=True)
+                x.mn_extent - coord.mn >= x.tile.mn for x, coord in zip(self.operands, tile.operands, strict=True)
             )
-            tile_k_remaining = (self._k - first_k).named("tile_k_remaining")
-            full_k_tiles = k.minimum(tile.k_tiles, tile_k_remaining // self.spec.config.tile[2])
+            k_remaining = (self._k - first_k).named("k_remaining")
+            full_k_tiles = k.minimum(tile.k_tiles, k_remaining // self.spec.config.tile[2])
             self._full_k_tiles_remaining.set(k.select(a_in_bounds & b_in_bounds, full_k_tiles, 0))
             self._k_tiles_remaining.set(tile.k_tiles)
-            self._k_remaining.set(tile_k_remaining)
+            self._k_remaining.set(k_remaining)
             self._next_tile.set(self._next_tile.get() + self._step)
         with k.otherwise():
+            k.comment("past the last tile: copies of 0 bytes, so that every k-tile still commits one group")
             self._k_remaining.set(0)
             self._k_tiles_remaining.set(1)
 

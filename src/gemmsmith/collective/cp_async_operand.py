@@ -27,7 +27,7 @@ class CpAsyncOperand:
         k, self.tile, size = current_builder(), tile, tile.dtype.bytes
         leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
         self._address = k.pointer(name, lambda p: source(p)[1])
-        self.rows: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
+        self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
         self._ld_bytes = k.parameter(f"{name}_ld_bytes", I64, lambda p: getattr(source(p)[0], leading_dimension) * size)
         self._batch_stride_bytes = k.parameter(
             f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * size
@@ -55,7 +55,7 @@ class CpAsyncOperand:
         row_offset = (outer + row.with_name_hint("opaque_row")).to(I64) * self._ld_bytes
         offset = row_offset + inner.to(I64) * size + inner_offset.to(I64)
         self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride_bytes + offset).to(U64))
-        rows = current_builder().minimum(self.rows - coord.mn, tile.mn)
+        rows = current_builder().minimum(self.mn_extent - coord.mn, tile.mn)
         self._rows_remaining.set(rows - thread.row if tile.major == "K" else rows * size - inner_offset)
 
     def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:

@@ -44,23 +44,30 @@ class Fragments:
         self._groups_per_k_step = n16s // self._n16_per_group
         self.k_steps = self._a_tile.k // spec.mma.k
         self.mma_groups = self._groups_per_k_step * self.k_steps
+        self.group_name = "k_step" if self._groups_per_k_step == 1 else "mma_group"
+        """The name of an MMA group in the printed kernel."""
         # ldmatrix.x4: lane l holds the address of row l % 8 of matrix l // 8. The matrices' rows and vectors run
         # (rows first, then vectors) for A if K-major and for B if MN-major, else (vectors first, then rows).
         row_of_16, matrix_pair = k.lane % 16, (k.lane // 16).with_name_hint("matrix_pair")
         row_of_8_8, matrix_of_pair = k.lane % 8 + matrix_pair * 8, k.lane // 8 % 2
         warp_row = k.warp_index % 4 * FRAGMENT_ROWS_PER_WARP
         if self._a_tile.major == "K":
-            self._a_smem_row, self._a_smem_vector = warp_row + row_of_16, matrix_pair
+            self._a_smem_row, self._a_smem_vector = (warp_row + row_of_16).named("a_smem_row"), matrix_pair
         else:
-            self._a_smem_row, self._a_smem_vector = row_of_8_8, warp_row // N8_COLUMNS + matrix_of_pair
+            self._a_smem_row = row_of_8_8
+            self._a_smem_vector = (warp_row // N8_COLUMNS + matrix_of_pair).named("a_smem_vector")
         if self._b_tile.major == "K":
-            self._b_smem_row, self._b_smem_vector = warpgroup_column + row_of_8_8, matrix_of_pair
+            self._b_smem_row, self._b_smem_vector = (warpgroup_column + row_of_8_8).named("b_smem_row"), matrix_of_pair
         else:
-            self._b_smem_row, self._b_smem_vector = row_of_16, warpgroup_column // N8_COLUMNS + matrix_pair
-        self._a_smem_row.named("a_smem_row")
-        self._a_smem_vector.named("a_smem_vector")
-        self._b_smem_row.named("b_smem_row")
-        self._b_smem_vector.named("b_smem_vector")
+            self._b_smem_row = row_of_16
+            self._b_smem_vector = (warpgroup_column // N8_COLUMNS + matrix_pair).named("b_smem_vector")
+        # A and B may share these: they are not named after one of them.
+        for x in (self._a_smem_row, self._b_smem_row):
+            if x is row_of_8_8 or x is row_of_16:
+                x.named("ldmatrix_row")
+        for x in (self._a_smem_vector, self._b_smem_vector):
+            if x is matrix_of_pair or x is matrix_pair:
+                x.named("ldmatrix_vector")
 
     def load_first_group(self, stage: list[SharedView]) -> None:
         """Load the fragments of a k-tile's first MMA group."""
@@ -74,7 +81,7 @@ class Fragments:
 
         The last group is followed by the first of the next k-tile. A's fragments replace those just multiplied.
         """
-        k, next_group = current_builder(), ((group + 1) % self.mma_groups).named("next_mma_group")
+        k, next_group = current_builder(), ((group + 1) % self.mma_groups).named(f"next_{self.group_name}")
         registers = self._mma.accumulator_registers(N8_COLUMNS)
         self._load_b(stage, next_group)
         self._split_tf32(group)

@@ -19,7 +19,7 @@ class GlobalArray:
 
     def __init__(self, argument: str, name: str, dtype: DType, *, m: bool, n: bool) -> None:
         def stride(along: str, attribute: str) -> Value:
-            return k.parameter(f"{along}_stride_{argument}", I64, lambda p: getattr(p.arrays[name], attribute))
+            return k.parameter(f"{argument}_{along}_stride", I64, lambda p: getattr(p.arrays[name], attribute))
 
         k = current_builder()
         self.name, self.dtype = name, dtype

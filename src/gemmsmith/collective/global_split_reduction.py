@@ -65,11 +65,12 @@ class GlobalSplitReduction:
         if split is None:
             yield accumulator
             return
-        leader = (k.thread % THREADS_PER_WARPGROUP == 0).named("is_leader")
-        with k.when(~split.is_reducer):
+        leader = (k.thread % THREADS_PER_WARPGROUP == 0).named("is_reduction_leader")
+        with k.when(~split.runs_epilogue):
             self._store(accumulator, split, warpgroup, leader)
-        with k.when(split.is_reducer):
-            with k.range(split.cluster_idx - split.first_peer, name="peer") as peer, k.when(split.k_tile_begin > 0):
+        with k.when(split.runs_epilogue):
+            num_peers = (split.cluster_idx - split.first_peer).named("num_peers")
+            with k.range(num_peers, name="peer") as peer, k.when(split.k_tile_begin > 0):
                 self._accumulate(accumulator, split.first_peer + peer, warpgroup, leader)
             yield accumulator
 

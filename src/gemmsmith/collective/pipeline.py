@@ -75,7 +75,7 @@ class _ArrivalCount:
         self.count = current_builder().deferred_constant(name)
         self.roles: dict[object, int] = {}
 
-    def expect(self, arrivals: int) -> None:
+    def add_arrivals(self, arrivals: int) -> None:
         """Count the role being recorded, which arrives `arrivals` times per phase."""
         role = current_builder().current_role
         if self.roles.setdefault(role, arrivals) != arrivals:
@@ -171,7 +171,7 @@ class PipelineTmaAsync(_Pipeline):
     def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
         """Wait until the stage is free, and arm its full barrier with its bytes. One thread executes it."""
         self._acquire(state, token)
-        self._producers.expect(1)
+        self._producers.add_arrivals(1)
         hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
 
     def aux_producer_acquire(self, state: PipelineState) -> None:
@@ -180,7 +180,7 @@ class PipelineTmaAsync(_Pipeline):
 
     def aux_producer_commit(self, state: PipelineState, lanes: int, copied: bool, stored: bool) -> None:
         """Arrive for the auxiliary data that `lanes` lanes of a warp have `copied` by cp.async, or `stored`."""
-        self._producers.expect((copied + stored) * lanes)
+        self._producers.add_arrivals((copied + stored) * lanes)
         if copied:
             hw.cp_async_arrive(self._full[state.index])
         if stored:
@@ -199,7 +199,7 @@ class PipelineTmaAsync(_Pipeline):
     def consumer_release(self, stage: PipelineState | Value) -> None:
         """Arrive, once per warp, on the empty barrier of each CTA whose TMA writes into this stage."""
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
-        self._consumers.expect(current_builder().role_warps // self.consumer_groups * self.cluster_size)
+        self._consumers.add_arrivals(current_builder().role_warps // self.consumer_groups * self.cluster_size)
         _arrive_per_warp(empty, self.cluster_size, self.first_rank, self.scope)
 
 
@@ -217,7 +217,7 @@ class PipelineAsync(_Pipeline):
     def producer_commit(self, state: PipelineState) -> None:
         """Arrive, once per warp: the executing warps' stores to the stage are done."""
         k = current_builder()
-        self._producers.expect(k.role_warps)
+        self._producers.add_arrivals(k.role_warps)
         k.comment("wait until all lanes have written the stage")
         hw.sync_warp()
         with k.when(k.lane == 0):
@@ -226,7 +226,7 @@ class PipelineAsync(_Pipeline):
     def consumer_release(self, state: PipelineState) -> None:
         """Arrive, once per warp: the executing warps have read the stage."""
         k = current_builder()
-        self._consumers.expect(k.role_warps)
+        self._consumers.add_arrivals(k.role_warps)
         k.comment("wait until all lanes have read the stage")
         hw.sync_warp()
         with k.when(k.lane == 0):
@@ -292,12 +292,12 @@ class StagesReleasedBarrier:
 
     def consumer_release(self) -> None:
         """Arrive, once per warp, on the barrier of each CTA of the cluster."""
-        self._consumers.expect(current_builder().role_warps * self.cluster_size)
+        self._consumers.add_arrivals(current_builder().role_warps * self.cluster_size)
         _arrive_per_warp(self._released[0], self.cluster_size, self.first_rank, self.scope)
 
 
 def init_barriers(
-    *pipelines: HasBarriers, prefetch: Sequence[Value] = (), after_init: Callable[[], None] = lambda: None
+    *pipelines: HasBarriers, prefetch: Sequence[Value] = (), after_init: Callable[[], None] | None = None
 ) -> None:
     """Initialize the pipelines' barriers and make them visible to the whole cluster. Call it before the roles.
 
@@ -306,8 +306,9 @@ def init_barriers(
     another warp prefetches the tensor maps of `prefetch` into the descriptor cache.
     """
     k = current_builder()
-    first_loads = ", load the first k-tiles" if pipelines else ""
-    k.comment(f"prologue: prefetch tensor maps, initialize barriers{first_loads}")
+    steps = ["prefetch tensor maps"] * bool(prefetch) + ["initialize barriers"] * bool(pipelines)
+    steps += ["load the first k-tiles"] * bool(after_init)
+    k.comment(f"prologue: {', '.join(steps)}" if steps else "prologue")
     with k.when(k.thread == 32):
         for tensor_map in prefetch:
             hw.prefetch_tensor_map(tensor_map)
@@ -315,8 +316,10 @@ def init_barriers(
         for pipeline in pipelines:
             pipeline.init()
         hw.fence_mbarrier_init()
-        after_init()
-    k.comment("wait until the barriers are initialized")
+        if after_init:
+            after_init()
+    if pipelines:
+        k.comment("wait until the barriers are initialized")
     if k.cluster == (1, 1, 1):
         hw.sync_threads()
     else:

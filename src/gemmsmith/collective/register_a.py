@@ -21,9 +21,9 @@ K_PER_STEP = 2 * LANES_PER_QUAD
 
 
 def make_accumulator(spec: KernelSpec) -> Accumulator:
-    """Return the accumulator of a consumer warpgroup, which multiplies with A in registers if its layout needs it.
+    """Return a consumer warpgroup's accumulator; if wgmma cannot read A's layout from shared memory, A is in registers.
 
-    Call it in the warpgroup's role.
+    Call it inside the consumer warpgroups' branch.
     """
     if spec.a_in_registers:
         return RegisterAAccumulator(spec)

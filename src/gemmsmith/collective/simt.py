@@ -33,8 +33,8 @@ WORD_BYTES = 4
 """Bytes of an element."""
 WARP_THREADS = 32
 """Threads of a warp."""
-CONFLICT_FREE_K = 8
-"""Consecutive indices along K at which a tile's elements of one smem index are in different banks."""
+K_PER_BANK_PERIOD = 8
+"""Indices along K after which the elements of one smem index are in the same banks again."""
 MAX_COPY_LANES_ALONG_K = 16
 """Maximum lanes that copy consecutive elements of one row along K: an SM's L1 serves each 128-byte line separately
 (docs/notebook/simulator-counters.md)."""
@@ -55,18 +55,21 @@ class SmemVectorLayout:
         num_mma_m, self._columns = spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns
         self.elements_per_thread = 2 * num_mma_m if self.is_a else self._columns // N8_COLUMNS * 2
         """Rows of A, or columns of B, that a thread computes."""
-        self.width = min(VECTOR_ELEMENTS, self.elements_per_thread)
+        self.vector_elements = min(VECTOR_ELEMENTS, self.elements_per_thread)
         """Elements of a vector."""
         self.lanes_along_mn = 32 // LANES_PER_QUAD if self.is_a else LANES_PER_QUAD
-        """Distinct rows of A, or columns of B, among the lanes of a warp at one index of their fragments."""
+        """Lanes of a warp along M (A) or N (B); the other lanes hold the same rows (columns)."""
 
     def mn_of_smem_index(self, smem_index: ValueLike) -> Value:
         """Return the tile's row (column) that is stored at an index."""
-        per_unit, per_vector = self.lanes_along_mn * self.elements_per_thread, self.lanes_along_mn * self.width
+        per_unit, per_vector = (
+            self.lanes_along_mn * self.elements_per_thread,
+            self.lanes_along_mn * self.vector_elements,
+        )
         smem_index = as_value(smem_index, I32)
-        unit_idx, lane = smem_index // per_unit, smem_index % per_vector // self.width
-        element = smem_index % per_unit // per_vector * self.width + smem_index % self.width
-        element.with_name_hint("element")
+        unit_idx, lane = smem_index // per_unit, smem_index % per_vector // self.vector_elements
+        element = smem_index % per_unit // per_vector * self.vector_elements + smem_index % self.vector_elements
+        element.with_name_hint("fragment_idx")
         if self.is_a:
             return element // 2 * WGMMA_M + unit_idx * FRAGMENT_ROWS_PER_WARP + element % 2 * FRAGMENT_HALF_ROWS + lane
         return unit_idx * self._columns + element // 2 * N8_COLUMNS + lane * 2 + (element + 1) % 2
@@ -79,35 +82,36 @@ class SmemVectorLayout:
         lane_along_mn = lane // LANES_PER_QUAD if self.is_a else lane % LANES_PER_QUAD
         return (
             unit_idx * (self.lanes_along_mn * self.elements_per_thread)
-            + vector_idx * (self.lanes_along_mn * self.width)
-            + lane_along_mn * self.width
+            + vector_idx * (self.lanes_along_mn * self.vector_elements)
+            + lane_along_mn * self.vector_elements
         )
 
     def xor_mask(self, tile: Tile, k: Value) -> Value:
-        """Return the mask that indices at element `k` of K are xor-ed with.
+        """Return the mask that smem indices at element `k` of K are xor-ed with.
 
-        In a K-major tile the halves of the vectors are swapped at every other CONFLICT_FREE_K of K, so that the
-        elements of a row that lanes copy are in different banks.
+        In a K-major tile the halves of the vectors are swapped at every other K_PER_BANK_PERIOD of K, so that a warp's
+        copies of consecutive elements of K of one row hit different banks.
         """
-        swaps = tile.major == "K" and tile.k > CONFLICT_FREE_K
-        return k // CONFLICT_FREE_K % 2 * (self.width // 2) if swaps else Constant(I32, 0)
+        swaps = tile.major == "K" and tile.k > K_PER_BANK_PERIOD
+        return k // K_PER_BANK_PERIOD % 2 * (self.vector_elements // 2) if swaps else Constant(I32, 0)
 
 
 class SimtOperand:
     """An fp32 operand of any strides, copied word by word into a tile in each of `stages` stages.
 
     A tile is stored one index of K after the other; elements out of bounds are zero-filled. Kernel arguments: `name`,
-    its address; `name`_rows; `name`_row_stride_bytes (if K-major), `name`_k_stride_bytes, `name`_batch_stride_bytes.
+    its address; `name`_mn_extent; `name`_mn_stride_bytes (if K-major), `name`_k_stride_bytes and
+    `name`_batch_stride_bytes.
     """
 
     def __init__(self, spec: KernelSpec, name: str, tile: Tile, stages: int, source: OperandFn, threads: int) -> None:
         k, self.tile, self._threads = current_builder(), tile, threads
         self._address = k.pointer(name, lambda p: source(p)[1])
-        self.rows: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
-        self._row_stride: Value = Constant(I64, WORD_BYTES)
+        self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
+        self._mn_stride: Value = Constant(I64, WORD_BYTES)
         if tile.major == "K":
-            self._row_stride = k.parameter(
-                f"{name}_row_stride_bytes", I64, lambda p: source(p)[0].row_stride * WORD_BYTES
+            self._mn_stride = k.parameter(
+                f"{name}_mn_stride_bytes", I64, lambda p: source(p)[0].row_stride * WORD_BYTES
             )
         self._k_stride = k.parameter(f"{name}_k_stride_bytes", I64, lambda p: source(p)[0].col_stride * WORD_BYTES)
         self._batch_stride = k.parameter(
@@ -129,38 +133,40 @@ class SimtOperand:
             if is_k_major
             else min(max(WARP_THREADS, self._threads // tile.k), tile.mn)
         )
-        inner_idx = (k.thread % inner_threads).named(f"{name}_inner_idx")
+        inner_idx = k.thread % inner_threads
         outer_idx, outer_threads = (
-            (k.thread // inner_threads).named(f"{name}_outer_idx"),
+            (k.thread // inner_threads),
             self._threads // inner_threads,
         )
         smem_idx, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
-        self._rows_and_k_per_iter = (outer_threads, inner_threads) if is_k_major else (inner_threads, outer_threads)
+        self._mn_and_k_per_iter = (outer_threads, inner_threads) if is_k_major else (inner_threads, outer_threads)
         """Rows, and elements of K, that the threads copy per iteration."""
         self._thread_mn = self._layout.mn_of_smem_index(smem_idx).named(f"{name}_thread_mn")
+        smem_idx.named(f"{name}_smem_idx")
+        self._thread_k.named(f"{name}_thread_k")
         swizzled_idx = smem_idx ^ self._layout.xor_mask(tile, self._thread_k)
         smem_offset = self._thread_k * _smem_k_stride_bytes(tile) + swizzled_idx * WORD_BYTES
         self._thread_smem_offset = smem_offset.to(U32).named(f"{name}_thread_smem_offset")
         self._gmem_ptr = k.var(U64, self._address, f"{name}_gmem_ptr")
         # Rows of the operand from this thread's first on.
-        self._rows_remaining = k.var(I32, 0, f"{name}_rows_remaining")
+        self._mn_remaining = k.var(I32, 0, f"{name}_mn_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         """Point the copies at the tile at `coord`, starting at index `first_k` of K."""
-        row_offset = (coord.mn + self._thread_mn).to(I64) * self._row_stride
+        row_offset = (coord.mn + self._thread_mn).to(I64) * self._mn_stride
         offset = row_offset + (first_k + self._thread_k).to(I64) * self._k_stride
         self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride + offset).to(U64))
-        self._rows_remaining.set(self.rows - coord.mn - self._thread_mn)
+        self._mn_remaining.set(self.mn_extent - coord.mn - self._thread_mn)
 
     def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
         """Return callables that issue this thread's cp.async copies of a k-tile into a stage.
 
         `k_remaining`: valid elements of K from the k-tile's first on; None: the tile is fully in bounds, no predicates.
         """
-        rows, ks = self._rows_and_k_per_iter
+        rows, k_per_iter = self._mn_and_k_per_iter
         return [
             partial(self._copy, stage, k_remaining, k_offset, mn_offset)
-            for k_offset in range(0, self.tile.k, ks)
+            for k_offset in range(0, self.tile.k, k_per_iter)
             for mn_offset in range(0, self.tile.mn, rows)
         ]
 
@@ -171,10 +177,10 @@ class SimtOperand:
         # mn_offset is a multiple of a power of two that is larger than the thread's first index, so it adds the same
         # row_delta to the row of every thread.
         row_delta = as_value(self._layout.mn_of_smem_index(mn_offset) - self._layout.mn_of_smem_index(0), I32)
-        address = self._gmem_ptr.get() + (row_delta.to(I64) * self._row_stride + self._k_stride * k_offset).to(U64)
+        address = self._gmem_ptr.get() + (row_delta.to(I64) * self._mn_stride + self._k_stride * k_offset).to(U64)
         nbytes: Value = Constant(U32, WORD_BYTES)
         if k_remaining is not None:
-            is_row_valid = self._rows_remaining.get() > row_delta
+            is_row_valid = self._mn_remaining.get() > row_delta
             nbytes = k.select(is_row_valid & (self._thread_k + k_offset < k_remaining), nbytes, 0)
         hw.cp_async_copy(destination, address, nbytes, WORD_BYTES)
 
@@ -200,27 +206,29 @@ class SimtFragments:
             k.registers_2d(F32, 1 + self.double_buffered, count, f"{name}_frag")
             for count, name in (
                 (a.elements_per_thread, "a"),
-                (b.elements_per_thread if self.double_buffered else b.width, "b"),
+                (b.elements_per_thread if self.double_buffered else b.vector_elements, "b"),
             )
         )
         self._unit_indices, lane = ((k.warp_index % 4).with_name_hint("warp_in_group"), warpgroup), k.lane
-        self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("swapped_lane")
+        self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("lane_bits_1_2_swapped")
 
     def load(self, stage: list[SharedView], k_idx: Value, buffer: ValueLike) -> None:
         """Load the fragments at index `k_idx` of a stage's K into a buffer."""
         for operand, fragments in enumerate((self._a, self._b)):
             layout = self._layouts[operand]
-            with current_builder().unroll(layout.elements_per_thread // layout.width, name="vector") as vector:
+            with current_builder().unroll(
+                layout.elements_per_thread // layout.vector_elements, name="vector"
+            ) as vector:
                 self._load(operand, stage, k_idx, vector, fragments[buffer], vector)
 
     def load_and_multiply(self, accumulator: Accumulator, stage: list[SharedView], k_idx: Value) -> None:
         """Load the fragments at index `k_idx` of a stage's K, B's a vector at a time, and multiply them."""
         k, (a, b) = current_builder(), self._layouts
-        with k.unroll(a.elements_per_thread // a.width, name="vector") as vector:
+        with k.unroll(a.elements_per_thread // a.vector_elements, name="vector") as vector:
             self._load(0, stage, k_idx, vector, self._a[0], vector)
-        with k.unroll(b.elements_per_thread // b.width, name="vector") as vector:
+        with k.unroll(b.elements_per_thread // b.vector_elements, name="vector") as vector:
             self._load(1, stage, k_idx, vector, self._b[0], 0)
-            self._multiply(accumulator, 0, vector * b.width, b.width)
+            self._multiply(accumulator, 0, vector * b.vector_elements, b.vector_elements)
 
     def multiply(self, accumulator: Accumulator, buffer: ValueLike) -> None:
         """Add the outer product of a buffer's fragments to the accumulator."""
@@ -235,10 +243,10 @@ class SimtFragments:
         smem_offset = (
             k_idx * _smem_k_stride_bytes(tile) + layout.vector_smem_index(unit_idx, self._lane, vector_idx) * WORD_BYTES
         )
-        values = current_builder().registers(F32, layout.width, "values")
+        values = current_builder().registers(F32, layout.vector_elements, "values")
         hw.load_shared(values, stage[operand].address + smem_offset.to(U32))
-        with current_builder().unroll(layout.width) as i:
-            fragment[fragment_vector_idx * layout.width + (layout.xor_mask(tile, k_idx) ^ i)] = values[i]
+        with current_builder().unroll(layout.vector_elements) as i:
+            fragment[fragment_vector_idx * layout.vector_elements + (layout.xor_mask(tile, k_idx) ^ i)] = values[i]
 
     def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first_column: ValueLike, columns: int) -> None:
         """Add the outer product of the fragment of A and `columns` columns of B, from `first_column` on.
@@ -250,12 +258,12 @@ class SimtFragments:
         with (
             k.unroll(len(accumulator.fragments), name="mma_m") as mma_m,
             k.unroll(2, name="row_half") as row_half,
-            k.unroll(columns, name="step") as step,
+            k.unroll(columns, name="serpentine_idx") as serpentine_idx,
         ):
-            column = (step ^ row_half * (columns - 1)).with_name_hint("column")
-            element = ((first_column + column) // 2 * 4 + row_half * 2 + column % 2).with_name_hint("element")
+            column = (serpentine_idx ^ row_half * (columns - 1)).with_name_hint("column")
+            acc_idx = ((first_column + column) // 2 * 4 + row_half * 2 + column % 2).with_name_hint("acc_idx")
             acc = accumulator.fragments[mma_m]
-            acc[element] = hw.fma(self._a[buffer][mma_m * 2 + row_half], self._b[buffer][column ^ 1], acc[element])
+            acc[acc_idx] = hw.fma(self._a[buffer][mma_m * 2 + row_half], self._b[buffer][column ^ 1], acc[acc_idx])
 
     def unpermute_lanes(self, accumulator: Accumulator) -> None:
         """Move each lane's accumulator to the lane that has these elements in the fragment. After the last k-tile."""

@@ -196,7 +196,7 @@ def _is_box_boundary(tile: WorkTile, k_block_idx: Value, boundary: int) -> Value
 class CpAsyncScales(StagedScales):
     """Scales in any layout, which the lanes of one warp copy one by one into the mainloop's stages.
 
-    Kernel arguments: `scale_a` or `scale_b`, their address, the number along the operand's rows, and the strides.
+    Kernel arguments: `scale_a` or `scale_b`, their address, their extent along M or N (in scales), and the strides.
     """
 
     def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
@@ -208,19 +208,19 @@ class CpAsyncScales(StagedScales):
         super().__init__(index, scale, rows, stages)
         k = current_builder()
         self._address = k.pointer(self.name, lambda p: Pointer(scale_of(p, index).name))
-        self._rows = parameter("rows", "rows", I32)
-        self._row_stride = parameter("row_stride", "row_stride")
+        self._rows = parameter("mn_extent", "rows", I32)
+        self._row_stride = parameter("mn_stride", "row_stride")
         self._k_stride = parameter("k_stride", "col_stride")
         self._batch_stride = parameter("batch_stride", "batch_stride")
 
     def set_tile(self, coord: OperandCoord, tile: WorkTile) -> None:
         """Make the next copies those of a tile, which begins at `coord` of the operand. A warp executes it."""
         k, nbytes = current_builder(), self.scale.dtype.bytes
-        row = (coord.mn // self.scale.granularity + k.lane).with_name_hint(f"{self.name}_row")
+        row = (coord.mn // self.scale.granularity + k.lane).with_name_hint(f"{self.name}_mn")
         k_block = tile.k_tile_index(Constant(I32, 0))
         batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self._row_stride
         offset = batch_offset + row_offset + k_block.to(I64) * self._k_stride
-        self._rows_remaining = (self._rows - row).named(f"{self.name}_rows_remaining")
+        self._rows_remaining = (self._rows - row).named(f"{self.name}_mn_remaining")
         self._next_address = k.var(I64, self._address.to(I64) + offset * nbytes, f"{self.name}_ptr")
         step = (self._k_stride * nbytes).with_name_hint(f"{self.name}_k_stride_bytes")
         reverse_k = tile.reverse_k
@@ -230,7 +230,7 @@ class CpAsyncScales(StagedScales):
         """Issue the copies of the next scale block along K into a stage."""
         k, address = current_builder(), self._next_address.get()
         base = hw.opaque(address).with_name_hint(
-            f"{self.name}_block_ptr"
+            f"{self.name}_opaque_ptr"
         )  # recompute addresses instead of keeping one register pair per copy
         with k.unroll(0, self.num_scales, WARP_THREADS, name="first") as first:
             source = (base + first.to(I64) * self._row_stride * self.scale.dtype.bytes).to(U64)

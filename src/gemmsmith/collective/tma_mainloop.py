@@ -110,15 +110,14 @@ class TmaMainloop:
         """K-tiles of the current tile whose loads the prologue has issued: 0 from the second tile on."""
 
         def issue_loads() -> None:
-            if tile is None:
-                return
+            assert tile is not None
             hw.grid_dependency_wait()
             with current_builder().range(self.prologue_k_tiles.get(), name="k_tile") as k_tile:
                 self.pipeline.producer_expect_bytes(k_tile)
                 self._load(k_tile, self.pipeline.full_barrier(k_tile), tile, k_tile, multicast=False)
 
         own = (self.pipeline, self._stages_released_barrier) if self._stages_released_barrier else (self.pipeline,)
-        init_barriers(*own, *others, prefetch=(*self._maps, *prefetch), after_init=issue_loads)
+        init_barriers(*own, *others, prefetch=(*self._maps, *prefetch), after_init=issue_loads if tile else None)
         hw.grid_dependency_wait()
         if config.pdl:
             hw.launch_dependent_grids()
@@ -175,8 +174,8 @@ class TmaMainloop:
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, multicast: bool = True) -> None:
         k_tile_idx, is_tf32_residual = tile.k_tile_index(k_tile), list[Value | None]([None, None])
         if self.spec.split_tf32:
-            mma_idx, k_tile_idx = (k_tile_idx % TF32X3_MMAS).named("mma_idx"), k_tile_idx // TF32X3_MMAS
-            is_tf32_residual = [mma_idx == 0, mma_idx == 1]
+            tf32_product, k_tile_idx = (k_tile_idx % TF32X3_MMAS).named("tf32_product"), k_tile_idx // TF32X3_MMAS
+            is_tf32_residual = [tf32_product == 0, tf32_product == 1]
         k = (k_tile_idx * self.spec.config.tile[2]).named("k")
         loads = list(zip(self.operands, tile.operands, is_tf32_residual, strict=True))
         # An operand with few rows is in the L2: the other one, which comes from DRAM, is loaded first.

@@ -21,9 +21,9 @@ from gemmsmith.lang.values import Constant, Value, as_value
 class TmaOperand:
     """An operand with a tile in each of `stages` stages, loaded by TMA.
 
-    Kernel arguments: `name`, its tensor map; if CTAs multicast the tile to one another, `name`_multicast_slice_rows,
-    the rows of the boxes that each of them loads; with 3xTF32, `name`_residual, the tensor map of the residuals
-    x - tf32(x) of the elements x (CUTLASS: small).
+    Kernel arguments: `name`, its tensor map; if CTAs multicast the tile to one another,
+    `name`_multicast_slice_smem_rows, the rows of the boxes that each of them loads; with 3xTF32, `name`_residual, the
+    tensor map of the residuals x - tf32(x) of the elements x (CUTLASS: small).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TmaOperand:
         if ctas > 1:
             self._multicast_ctas, self._multicast_slice, self._mask = ctas, slice_idx, cta_mask
             self._multicast_slice_rows = current_builder().parameter(
-                f"{self.name}_multicast_slice_rows", compute=self._slice_rows
+                f"{self.name}_multicast_slice_smem_rows", compute=self._slice_rows
             )
 
     @property
@@ -103,7 +103,7 @@ class TmaOperand:
         tile, unroll = self.tile, current_builder().unroll
         own_slice = nullcontext(self._multicast_slice)
         with own_slice if multicast else unroll(self._multicast_ctas, name="slice") as slice_idx:
-            first_row = as_value(slice_idx * self._multicast_slice_rows, I32).named(f"{self.name}_slice_row")
+            first_row = as_value(slice_idx * self._multicast_slice_rows, I32).named(f"{self.name}_slice_smem_row")
             with unroll(tile.boxes, name="box") as box:
                 inner, outer = (k, mn) if tile.major == "K" else (mn, k)
                 destination = self.stages[stage].at(first_row, tile.pitch).at(box, tile.box_bytes)

@@ -105,13 +105,13 @@ def validate_fp32_scalar(name: str, x: Any) -> float:
         number = float(x)
     except OverflowError:  # a Python int beyond float64
         number = math.inf
-    if math.isinf(saturate_to_fp32_range(number)) and abs(x) != math.inf:
+    if math.isinf(overflow_as_fp32(number)) and abs(x) != math.inf:
         raise ArgumentError(f"{name}: got {x}; use a number that fp32 can hold")
     return number
 
 
-def saturate_to_fp32_range(x: Any) -> float:
-    """Return a float, not rounded to fp32, except that numbers which overflow or underflow fp32 become inf or 0."""
+def overflow_as_fp32(x: Any) -> float:
+    """Return a float, not rounded to fp32, except that a number beyond fp32's range becomes inf, or 0 if too small."""
     try:
         number = float(x)
     except OverflowError:  # a Python int beyond float64

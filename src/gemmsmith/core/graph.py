@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
-from gemmsmith.core.dtypes import DType, saturate_to_fp32_range
+from gemmsmith.core.dtypes import DType, overflow_as_fp32
 
 
 class BroadcastDims(NamedTuple):
@@ -78,7 +78,7 @@ class Node:
 
     op, inputs, value:
       "accumulator"   ()      None           A @ B, fp32
-      "constant"      ()      float          in fp32's range: infinity if it overflows, see `saturate_to_fp32_range`
+      "constant"      ()      float          in fp32's range: infinity if it overflows, see `overflow_as_fp32`
       "operand"       ()      name           converted to fp32
       "chunk"         (x,)    (i, axis)      the even (i = 0) or odd (1) groups of 8 columns (axis "n") or rows ("m") of
                                              x: gate and up, interleaved
@@ -103,7 +103,7 @@ class Node:
     def __post_init__(self) -> None:
         comparison_key = self.value
         if self.op == "constant":
-            value = saturate_to_fp32_range(self.value)
+            value = overflow_as_fp32(self.value)
             object.__setattr__(self, "value", value)
             comparison_key = value.hex()
         object.__setattr__(self, "comparison_key", comparison_key)

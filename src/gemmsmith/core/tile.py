@@ -24,7 +24,9 @@ def swizzle_bits(swizzle: int) -> int:
 
 
 def swizzled(address: Any, swizzle: int) -> Any:
-    """Return the byte address TMA and WGMMA use for `address`, an int or array: bits 4.. are xor-ed with bits 7...
+    """Return the byte address TMA and WGMMA use for `address`, an int or array.
+
+    The bits from 4 up are xor-ed with those from 7 up.
 
     Source: PTX ISA, "Tensor swizzling modes"; CUTLASS Swizzle<B,4,3>. The pattern follows absolute addresses,
     so a swizzled tile starts at a multiple of 8 * swizzle bytes.

@@ -53,7 +53,7 @@ class LoadClusterPermutation(Instruction):
     index: i32
     result = I32
     pure = True
-    cuda = "(int){table}.first_tile[{index}]"
+    cuda = "(int){table}.cluster_idx[{index}]"
 
     def simulate(self, m: Machine) -> Any:
         return int(m.value(self.table)[m.uniform(self.index)])

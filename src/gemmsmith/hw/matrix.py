@@ -23,18 +23,18 @@ def _vector_operand(values: RegisterArray) -> str:
     return "{{values}}" if values.count == 1 else "{values}"
 
 
-def _registers_to_rows(registers: np.ndarray, transposed: bool) -> np.ndarray:
+def _registers_to_matrices(registers: np.ndarray, transposed: bool) -> np.ndarray:
     """Return (T, count) registers as matrices (T/32, count, 8, 8) of 16-bit elements."""
     count = registers.shape[1]
     pairs = np.ascontiguousarray(registers.astype(np.uint32)).view(np.uint16).reshape(-1, 32, count, 2)
-    rows = pairs.transpose(0, 2, 1, 3).reshape(-1, count, 8, 8)
-    return rows.transpose(0, 1, 3, 2) if transposed else rows
+    matrices = pairs.transpose(0, 2, 1, 3).reshape(-1, count, 8, 8)
+    return matrices.transpose(0, 1, 3, 2) if transposed else matrices
 
 
-def _rows_to_registers(rows: np.ndarray, transposed: bool) -> np.ndarray:
-    rows = rows.transpose(0, 1, 3, 2) if transposed else rows
-    warps, count = rows.shape[:2]
-    pairs = np.ascontiguousarray(rows.reshape(warps, count, 32, 2).transpose(0, 2, 1, 3))
+def _matrices_to_registers(matrices: np.ndarray, transposed: bool) -> np.ndarray:
+    matrices = matrices.transpose(0, 1, 3, 2) if transposed else matrices
+    warps, count = matrices.shape[:2]
+    pairs = np.ascontiguousarray(matrices.reshape(warps, count, 32, 2).transpose(0, 2, 1, 3))
     return pairs.view(np.uint32).reshape(warps * 32, count)
 
 
@@ -56,7 +56,7 @@ class StoreMatrix(Instruction):
 
     def simulate(self, m: Machine) -> None:
         m.require_converged("stmatrix")
-        rows = _registers_to_rows(np.asarray(m.registers(self.values)), self.transposed)
+        rows = _registers_to_matrices(np.asarray(m.registers(self.values)), self.transposed)
         warps, count = rows.shape[:2]
         data = np.zeros((warps, 32, 16), np.uint8)
         data[:, : 8 * count] = np.ascontiguousarray(rows).view(np.uint8).reshape(warps, 8 * count, 16)
@@ -88,4 +88,4 @@ class LoadMatrix(Instruction):
         mask = m.active & (m.threads % 32 < 8 * count)
         data = np.ascontiguousarray(m.load("shared", m.per_thread(self.address), 16, mask=mask))
         rows = data.view(np.uint16).reshape(-1, 32, 8)[:, : 8 * count].reshape(-1, count, 8, 8)
-        m.registers(self.values, write=True)[m.active] = _rows_to_registers(rows, self.transposed)[m.active]
+        m.registers(self.values, write=True)[m.active] = _matrices_to_registers(rows, self.transposed)[m.active]

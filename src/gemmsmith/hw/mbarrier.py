@@ -53,7 +53,11 @@ class MbarrierArriveRemote(Instruction):
     required_arch = "sm_90"
     barrier: u32
     rank: u32
-    scope: Scope
+    scope: Scope = "cta"
+
+    @property
+    def wrapper_name(self) -> str:
+        return self.mnemonic if self.scope == "cta" else f"{self.mnemonic}_release_{self.scope}"
 
     def text(self) -> str:
         release = "" if self.scope == "cta" else f".release.{self.scope}"
@@ -104,6 +108,10 @@ class MbarrierTestWait(Instruction):
     result = PRED
     result_name = "is_complete"
 
+    @property
+    def wrapper_name(self) -> str:
+        return self.mnemonic if self.scope == "cta" else f"{self.mnemonic}_acquire_{self.scope}"
+
     def text(self) -> str:
         return f"""{{
         .reg .pred complete;
@@ -129,6 +137,10 @@ class MbarrierWait(Instruction):
     barrier: u32
     parity: u32
     scope: Scope = "cta"
+
+    @property
+    def wrapper_name(self) -> str:
+        return self.mnemonic if self.scope == "cta" else f"{self.mnemonic}_acquire_{self.scope}"
 
     def text(self) -> str:
         return f"""{{

@@ -127,7 +127,7 @@ class Opaque(Instruction):
         return m.value(self.value)
 
 
-class OpaqueWide(Opaque):
+class OpaqueI64(Opaque):
     """`Opaque` for 64 bits."""
 
     value: i64
@@ -137,4 +137,4 @@ class OpaqueWide(Opaque):
 
 def opaque(value: Value) -> Value:
     """Return a copy of an I32 or I64 value that the compiler cannot see through."""
-    return (OpaqueWide if value.type == I64 else Opaque).emit(value)
+    return (OpaqueI64 if value.type == I64 else Opaque).emit(value)

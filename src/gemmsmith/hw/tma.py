@@ -130,11 +130,11 @@ class TmaLoad(Instruction):
     z: i32
     destination: u32
     barrier: u32
-    cache: u64
+    cache_hint: u64
     space: str = "cluster"
     ptx = (
         "cp.async.bulk.tensor.3d.shared::{space}.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {cache};"
+        "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {cache_hint};"
     )
 
     def simulate(self, m: Machine) -> None:
@@ -143,14 +143,14 @@ class TmaLoad(Instruction):
 
 def load(
     map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
-    barrier: ValueLike | SharedView, cache: ValueLike,
+    barrier: ValueLike | SharedView, cache_hint: ValueLike,
 ) -> None:  # fmt: skip
     """Emit a TMA load into this CTA's shared memory.
 
     From sm_100 on it uses `.shared::cta`; with `.shared::cluster` ptxas emits a function call on sm_120.
     """
     space = "cta" if current_builder().chip.supports("sm_100") else "cluster"
-    TmaLoad.emit(map, x, y, z, destination, barrier, cache, space)
+    TmaLoad.emit(map, x, y, z, destination, barrier, cache_hint, space)
 
 
 class TmaLoadMulticast(Instruction):
@@ -167,11 +167,11 @@ class TmaLoadMulticast(Instruction):
     destination: u32
     barrier: u32
     mask: u16
-    cache: u64
+    cache_hint: u64
     ptx = (
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
         ".multicast::cluster.L2::cache_hint "
-        "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {mask}, {cache};"
+        "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {mask}, {cache_hint};"
     )
 
     def simulate(self, m: Machine) -> None:
@@ -221,10 +221,10 @@ class TmaStore(Instruction):
 class TmaStoreHint(TmaStore):
     """TmaStore with an L2 cache policy for the written data."""
 
-    cache: u64
+    cache_hint: u64
     ptx = (
         "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint "
-        "[{map}, {{x}, {y}, {z}}], [{source}], {cache};"
+        "[{map}, {{x}, {y}, {z}}], [{source}], {cache_hint};"
     )
 
 

@@ -43,17 +43,19 @@ def descriptor(view: SharedView, step: ValueLike) -> Value:
     high_constant = Constant(
         U64, (stride >> 4) << 32 | _LAYOUT_TYPES[tile.swizzle] << 62, f"DESCRIPTOR_SBO_{stride}_SWIZZLE_{tile.swizzle}B"
     )
-    return (view.at(k_step_offset_16b(tile, step), 16).descriptor_address + low_constant).to(U64) | high_constant
+    return (view.at(k_step_descriptor_offset(tile, step), 16).descriptor_address + low_constant).to(U64) | high_constant
 
 
-def k_step_offset_16b(tile: Tile, step: ValueLike) -> ValueLike:
+def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:
     """Return the offset of k-step `step` in a tile, in units of 16 bytes. `step` is constant or an unrolled index."""
     if tile.major == "MN":
         return step * (K_STEP_BYTES // tile.dtype.bytes * tile.swizzle // 16)
-    offset, row_16b = step * (K_STEP_BYTES // 16), tile.swizzle // 16
+    offset, swizzle_row_units = step * (K_STEP_BYTES // 16), tile.swizzle // 16
     if isinstance(offset, Value):
         offset.with_name_hint("k_step_offset")
-    return offset if tile.boxes == 1 else offset // row_16b * (tile.box_bytes // 16) + offset % row_16b
+    return (
+        offset if tile.boxes == 1 else offset // swizzle_row_units * (tile.box_bytes // 16) + offset % swizzle_row_units
+    )
 
 
 @lru_cache(maxsize=64)

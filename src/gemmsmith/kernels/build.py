@@ -12,6 +12,7 @@ from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma 
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import TENSOR_MAP
+from gemmsmith.tile_scheduler.sync_clusters import SYNC_INTERVAL_K_TILES
 
 
 @lru_cache(maxsize=256)
@@ -28,6 +29,13 @@ def build(spec: KernelSpec) -> Kernel:
         return k.finish()
 
 
+_OPTIONS = {
+    "alias_epilogue": "alias_epilogue",
+    "serpentine": "serpentine",
+    "sync_clusters": f"sync_clusters (clusters wait for one another every {SYNC_INTERVAL_K_TILES} k-tiles)",
+    "pdl": "pdl",
+}
+_TF32X3 = " (3xTF32: a_residual x b + a x b_residual + a x b)"
 _INSTRUCTIONS = {"wgmma": "wgmma", "mma": "mma.sync", "fma": "FFMA"}
 
 
@@ -41,14 +49,15 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
         for name, major in zip("AB", spec.majors, strict=True)
     ]
     tile, cluster = ("x".join(map(str, x)) for x in (c.tile, c.cluster))
+    cluster += f" times {c.cluster_splits} splits" * (c.cluster_splits > 1)
     role = "math" if mma.kind != "wgmma" else "consumer"  # others copy and multiply in the same threads
     warpgroups = f"{c.consumers} {role} warpgroup{'s' * (c.consumers > 1)}"
     lines = "columns" if c.raster == "m" else "rows"
     options = [
         f"raster along {c.raster.upper()}, in groups of {c.raster_group} tile {lines}",
-        *["split-K or stream-K"] * (c.splits != 1),
+        *["stream-K, or split-K if the grid is a multiple of the tiles"] * (c.splits != 1),
         *[f"split-K over {c.cluster_splits} CTAs of a cluster"] * (c.cluster_splits > 1),
-        *[name for name in ("alias_epilogue", "serpentine", "sync_clusters", "pdl") if getattr(c, name)],
+        *[text for name, text in _OPTIONS.items() if getattr(c, name)],
     ]
     hints = [f"{name} evict_{policy}" for name, policy in zip("AB", c.evict, strict=True) if policy != "normal"]
     hints += ["stores evict_first"] * c.streaming_stores
@@ -60,7 +69,8 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     accesses = {"TMA loads": loads, "TMA stores": stores, "L2 hints": hints}
     return [
         f"gemmsmith: {spec.name}",
-        f"D = epilogue(A @ B): {mma.a} x {mma.b} with {mma.d} accumulators, {_INSTRUCTIONS[mma.kind]}; "
+        f"D = epilogue(A @ B): {mma.a} x {mma.b} with {mma.d} accumulators, "
+        f"{_INSTRUCTIONS[mma.kind]}{_TF32X3 * spec.split_tf32}; "
         f"results: {', '.join(f'{x.name} {x.dtype}' for x in results)}",
         *[f"epilogue operands: {', '.join(x.name for x in operands)}"] * bool(operands),
         f"{c.design} schedule, tile {tile}, cluster {cluster}, {warpgroups}, {c.stages} stages",

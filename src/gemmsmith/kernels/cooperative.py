@@ -157,10 +157,11 @@ def promoted_consumer_loop(
             with k.when(tile.k_tiles > 0):
                 order.wait(warpgroup)
         k.comment("mainloop")
-        with k.range(tile.k_tiles // promotion.k_tiles_in_flight, name="k_tile_group"):
-            multiply_k_tiles(promotion.k_tiles_in_flight)
-        if promotion.k_tiles_in_flight > 1:
-            with k.range(tile.k_tiles % promotion.k_tiles_in_flight, name="k_tile"):
+        in_flight = promotion.k_tiles_in_flight
+        with k.range(tile.k_tiles // in_flight, name="k_tile_group" if in_flight > 1 else "k_tile"):
+            multiply_k_tiles(in_flight)
+        if in_flight > 1:
+            with k.range((tile.k_tiles % in_flight).named("remaining_k_tiles"), name="k_tile"):
                 multiply_k_tiles(1)
         if order:
             skip_peer_tiles(1)

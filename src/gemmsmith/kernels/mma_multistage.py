@@ -40,7 +40,10 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
             fragments.load_first_group(mainloop.stage())
             k.comment("mainloop")
             for first, stop, copy in mainloop.unpredicated_and_tail_loops(tile.k_tiles):
-                with k.range(first, stop, name="k_tile"), k.unroll(fragments.mma_groups, name="mma_group") as group:
+                with (
+                    k.range(first, stop, name="k_tile"),
+                    k.unroll(fragments.mma_groups, name=fragments.group_name) as group,
+                ):
                     with k.when(group == fragments.mma_groups - 1):
                         mainloop.next_stage()
                     fragments.multiply(mma_accumulator, group, mainloop.stage())

@@ -1,7 +1,7 @@
 """Packing kernels: copy an operand whose layout a GEMM kernel cannot read into a workspace, in rows that TMA can load.
 
 TMA loads rows (or columns) that begin at multiples of 16 bytes. wgmma reads 8-bit and 32-bit elements K-major only,
-except that a 32-bit A may come from registers. There are two kernels: `gather` reads along the copy's rows, `transpose`
+except that a 32-bit A may come from registers. There are two kernels: `strided_copy` reads along the rows, `transpose`
 along its columns.
 """
 
@@ -91,9 +91,9 @@ class Packing:
             (s.row_stride, s.rows, s.col_stride) if transposes else (s.col_stride, s.cols, s.row_stride)
         )
         per_word = 4 // s.dtype.bytes
-        steps = [count, outer_stride, s.batch_stride, s.alignment // s.dtype.bytes]
-        vectorized = inner_stride == 1 and all(step % per_word == 0 for step in steps)
-        return (transpose if transposes else gather)(s.dtype.bits, vectorized, self.tf32_residual, self.chip)
+        must_be_word_multiples = [count, outer_stride, s.batch_stride, s.alignment // s.dtype.bytes]
+        vectorized = inner_stride == 1 and all(step % per_word == 0 for step in must_be_word_multiples)
+        return (transpose if transposes else strided_copy)(s.dtype.bits, vectorized, self.tf32_residual, self.chip)
 
 
 def operand_packings(problem: Problem, config: Config | None = None) -> list[Packing | None]:
@@ -173,7 +173,7 @@ class _PackArguments:
 
 
 @lru_cache(maxsize=32)
-def gather(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> Kernel:
+def strided_copy(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> Kernel:
     """Build the kernel whose threads each read 16 bytes of a row and store them at once, in a grid-stride loop.
 
     `vectorized`: it loads 4 bytes at once, which requires contiguous, aligned rows of whole words; else single

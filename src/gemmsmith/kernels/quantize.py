@@ -65,7 +65,7 @@ class QuantizeSpec:
     scale_dtype: DType
     rowwise: ScaleGranularity | None
     columnwise: ScaleGranularity | None
-    full_row_or_column: bool = False
+    has_scale_per_row_or_column: bool = False
     columns: int = QUANTIZATION_BLOCK
     vectorizable: bool = True
 
@@ -78,7 +78,7 @@ class QuantizeSpec:
     @property
     def name(self) -> str:
         """The kernel's symbol."""
-        full, unaligned = "full_" * self.full_row_or_column, ["unaligned"] * (not self.vectorizable)
+        full, unaligned = "full_" * self.has_scale_per_row_or_column, ["unaligned"] * (not self.vectorizable)
         outputs = [f"{layout}_{full}{granularity}" for layout, granularity in self.granularities.items()]
         parts = ["quantize", self.source_dtype, self.value_dtype, self.scale_dtype, *outputs, self.columns, *unaligned]
         return "_".join(map(str, parts))
@@ -90,12 +90,12 @@ class QuantizeSpec:
             return 1
         if self.columnwise or self.source_dtype == FP32 or self.scale_dtype != FP32:
             return 2
-        return 3 if self.full_row_or_column else 4
+        return 3 if self.has_scale_per_row_or_column else 4
 
     @property
     def serial_axis(self) -> str | None:
         """Axis along which a CTA visits its tiles serially because a scale covers several: "columns" or "rows"."""
-        return ("columns" if self.rowwise else "rows") if self.full_row_or_column else None
+        return ("columns" if self.rowwise else "rows") if self.has_scale_per_row_or_column else None
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         granularities = spec.granularities
         outputs = [_QuantizedOutput(layout, x, spec, tile.extents) for layout, x in granularities.items()]
         serial_tiles = None
-        if spec.full_row_or_column:
+        if spec.has_scale_per_row_or_column:
             serial_tiles = k.parameter("serial_tiles", compute=lambda p: p.tiles[p.serial_axis == "columns"])
         groups = {x: _make_group(x, tile.layout) for x in dict.fromkeys(granularities.values())}
         transpose_buffer = None
@@ -295,8 +295,8 @@ class _QuantizedOutput:
         address = k.var(U64, self.values.element_address(batch, row0, col0), "address")
         row_pitch = row_pitch_bytes(self.values)
         with k.unroll(layout.rows_per_thread, name="row_offset") as row_offset:
-            with k.unroll(layout.vectors_per_thread_row, name="vector_in_row") as vector_in_row:
-                vector = row_offset * layout.vectors_per_thread_row + vector_in_row
+            with k.unroll(layout.vectors_per_row_per_thread, name="vector_in_row") as vector_in_row:
+                vector = row_offset * layout.vectors_per_row_per_thread + vector_in_row
                 column_offset = vector_in_row * (layout.threads_per_row * VECTOR_ELEMENTS)
                 words = self._pack(
                     [tile.element(vector, i) * group.reciprocal(vector, i) for i in range(VECTOR_ELEMENTS)]
@@ -322,7 +322,7 @@ class _QuantizedOutput:
         assert buffer is not None
         k, (rows, columns) = current_builder(), self.extents
         threads_per_row = QUANTIZATION_BLOCK // VECTOR_ELEMENTS
-        if self.spec.full_row_or_column or self.granularity == "all":
+        if self.spec.has_scale_per_row_or_column or self.granularity == "all":
             # otherwise the exchange of the groups' maxima has synchronized since the last reads
             k.comment("all threads have read the previous tile's buffer, which is overwritten now")
             hw.sync_threads()

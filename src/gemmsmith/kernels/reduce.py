@@ -26,8 +26,8 @@ LOADS_IN_FLIGHT = 8
 def launch_shape(partials: PartialsShape) -> tuple[int, int]:
     """Return the outputs per CTA and the threads per output.
 
-    A full reduction uses 1024 threads for one output. Others use just enough threads to have all loads in flight, so
-    the order of additions does not depend on the number of outputs.
+    A full reduction (with `num_tiles`) uses 1024 threads for one output. Others use just enough threads to have all
+    loads in flight. Both depend on `num_partials` only, not on the number of outputs; so does the order of additions.
     """
     if partials.num_tiles:
         return 1, 1024

@@ -50,23 +50,23 @@ class ThreadLayout:
         return min(self.columns // VECTOR_ELEMENTS, THREADS)
 
     @property
-    def vectors_per_thread_row(self) -> int:
+    def vectors_per_row_per_thread(self) -> int:
         """Vectors per thread in each of its rows."""
         return self.columns // VECTOR_ELEMENTS // self.threads_per_row
 
     @property
     def rows_per_thread(self) -> int:
         """Rows per thread."""
-        return VECTORS_PER_THREAD // self.vectors_per_thread_row
+        return VECTORS_PER_THREAD // self.vectors_per_row_per_thread
 
     def row(self, vector: ValueLike) -> Value:
         """Return the row in the tile of a vector of this thread."""
         first_row = current_builder().thread // self.threads_per_row * self.rows_per_thread
-        return first_row + as_value(vector, I32) // self.vectors_per_thread_row
+        return first_row + as_value(vector, I32) // self.vectors_per_row_per_thread
 
     def column(self, vector: ValueLike) -> Value:
         """Return the column in the tile of a vector's first element."""
-        first_vector = as_value(vector, I32) % self.vectors_per_thread_row * self.threads_per_row
+        first_vector = as_value(vector, I32) % self.vectors_per_row_per_thread * self.threads_per_row
         return (first_vector + current_builder().thread % self.threads_per_row) * VECTOR_ELEMENTS
 
 
@@ -95,7 +95,7 @@ class RegisterTile:
         row0, col0 = (row + self.layout.row(0)).named("row0"), (column + self.layout.column(0)).named("col0")
         start, row_pitch = self.source.element_address(batch, row0, col0), row_pitch_bytes(self.source)
         for vector in range(VECTORS_PER_THREAD):
-            row_offset, column_offset = divmod(vector, self.layout.vectors_per_thread_row)
+            row_offset, column_offset = divmod(vector, self.layout.vectors_per_row_per_thread)
             start = start + row_pitch if row_offset and not column_offset else start
             column_offset *= self.layout.threads_per_row * VECTOR_ELEMENTS
             address, in_bounds = start, row0 + row_offset < rows

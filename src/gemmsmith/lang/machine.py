@@ -193,7 +193,7 @@ class Machine(Protocol):
         """
 
     def fence(self, kind: Literal["proxy.async", "mbarrier_init", "wgmma", "acq_rel"], scope: Scope = "gpu") -> None:
-        """Execute a fence of the unit's threads.
+        """Execute a fence in every active thread.
 
         proxy.async: prior ordinary accesses of the threads become visible to the async proxy.
         mbarrier_init: mbarrier inits of the threads become visible to the cluster and to the async proxy.

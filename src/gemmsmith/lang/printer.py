@@ -357,25 +357,25 @@ class Printer:
                 if not statement.otherwise and not self._merge_nested_if(opening):
                     self.last_if = statement.condition, len(self.lines)
 
-    def _merge_nested_if(self, opening: int) -> bool:
-        """Turn `if (a) { if (b) { ... } }`, whose first line comes before `opening`, into `if (a && b) { ... }`."""
-        indent, inner = "    " * self.depth, self.lines[opening:-1]
+    def _merge_nested_if(self, inner_start: int) -> bool:
+        """Merge the `if` on line `inner_start - 1` with an `if` that is the only statement inside it: `if (a && b)`."""
+        indent, inner = "    " * self.depth, self.lines[inner_start:-1]
         if not inner:
             return False
-        directive, _, outer = self.lines[opening - 1].rpartition("\n")
+        directive, _, outer = self.lines[inner_start - 1].rpartition("\n")
         code = [re.sub("(?m)^#line .*\n", "", line) for line in inner]
         conditions = [re.fullmatch(r" *if \((.*)\) \{", line) for line in (outer, code[0])]
-        is_single = code[-1] == f"{indent}    }}" and not any(
+        is_only_statement = code[-1] == f"{indent}    }}" and not any(
             re.match(rf"{indent}    \S", line) for line in "\n".join(code[1:-1]).split("\n")
         )
-        if not (all(conditions) and is_single):
+        if not (all(conditions) and is_only_statement):
             return False
         texts = [f"({x[1]})" if " " in x[1] else x[1] for x in conditions if x]
         merged = f"{indent}if ({' && '.join(texts)}) {{"
         if len(merged) > WIDTH:
             return False
         body = [re.sub("(?m)^    ", "", line) for line in inner[1:]]
-        self.lines[opening - 1 :] = [directive + "\n" * bool(directive) + merged, *body]
+        self.lines[inner_start - 1 :] = [directive + "\n" * bool(directive) + merged, *body]
         return True
 
     def _call(self, call: st.Call) -> None:
@@ -407,8 +407,8 @@ class Printer:
 
     def _bound(self, value: Value, hint: str) -> str:
         """Return the text of a loop bound. It is evaluated once: a computed bound is stored in a constant first."""
-        text, _, reads = self.expression(value)
-        if not reads and re.fullmatch(r"\w+", text):
+        text, _, variables_read = self.expression(value)
+        if not variables_read and re.fullmatch(r"\w+", text):
             return text
         self.line(f"const int {self.name(value, value.name or hint)} = {text};")
         return self.names[value]
@@ -482,8 +482,9 @@ def identifier_hint(value: Value) -> str:
         case Result():
             return value.instruction.result_name
         case RegisterRead():
-            # With a suffix, since a user's operand may be named as a C++ keyword or function.
-            return value.registers.declaration.name.removesuffix("_frag") + "_value"
+            # With a suffix, since a user's operand may be named as a C++ keyword or function. U32: packed elements.
+            declaration = value.registers.declaration
+            return declaration.name.removesuffix("_frag") + ("_word" if declaration.type == U32 else "_value")
         case _:
             return ""
 

@@ -23,8 +23,8 @@ typedef unsigned long long uint64_t; typedef long long int64_t;
 """
 _STRUCTS = {
     TENSOR_MAP: "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n",
-    CLUSTER_PERMUTATION: f"struct ClusterPermutation {{ uint16_t first_tile[{MAX_CLUSTERS}]; }};"
-    "  // of each of the grid's clusters\n",
+    CLUSTER_PERMUTATION: f"struct ClusterPermutation {{ uint16_t cluster_idx[{MAX_CLUSTERS}]; }};"
+    "  // logical index of each launched cluster\n",
     FAST_DIVMOD: """\
 struct FastDivmod {  // division by an integer that the host knows, for 0 <= x < 2^31
     uint32_t multiplier, shift;

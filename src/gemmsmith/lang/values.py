@@ -246,6 +246,8 @@ def _register_index(name: str, index: ValueLike, count: int) -> Value:
             f"register array {name} indexed by a run-time value, which would move it to local memory: "
             "use Python integers or the index of k.unroll"
         )
+    elif count == 1:  # printed as a scalar, without the index
+        return Constant(I32, 0)
     return value
 
 

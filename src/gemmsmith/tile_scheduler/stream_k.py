@@ -108,9 +108,10 @@ class StreamKTileScheduler(TileScheduler):
         iter_end = (k.minimum(cluster_idx + 1, sk_units) * sk_iters // sk_units).named("iter_end")
         iters_per_tile = k.maximum(self.k_tiles, 1).named("iters_per_tile")
         last_sk_tile = (k.maximum(iter_end - 1, 0) // iters_per_tile).named("last_sk_tile")
-        splits = k.select(iter_end > iter_begin, last_sk_tile - iter_begin // iters_per_tile + 1, 0).named("splits")
+        sk_work_tiles = k.select(iter_end > iter_begin, last_sk_tile - iter_begin // iters_per_tile + 1, 0)
+        sk_work_tiles.named("sk_work_tiles")
         dp_tiles = ((dp_tiles_total - cluster_idx + cluster_count - 1) // cluster_count).named("dp_tiles")
-        work_tiles = (dp_tiles + splits).named("work_tiles")
+        work_tiles = (dp_tiles + sk_work_tiles).named("work_tiles")
         return _StreamKAssignment(
             dp_tiles, dp_tiles_total, last_sk_tile, iter_begin, iter_end, sk_iters, sk_units, work_tiles
         )
@@ -123,14 +124,16 @@ class StreamKTileScheduler(TileScheduler):
         index = k.select(
             is_sk_tile, own.dp_tiles_total + sk_tile_idx, self.cluster_idx + tile * self.cluster_count
         ).named("cluster_tile")
-        tile_iter = k.select(is_sk_tile, sk_tile_idx * self.k_tiles, 0).named("tile_iter")
-        begin = k.select(is_sk_tile, k.maximum(own.iter_begin - tile_iter, 0), 0).named("k_tile_begin")
-        end = k.select(is_sk_tile, k.minimum(own.iter_end - tile_iter, self.k_tiles), self.k_tiles).named("k_tile_end")
-        # The last cluster c with c * sk_iters / sk_units <= tile_iter.
-        first_peer = (((tile_iter + 1) * own.sk_units - 1) // k.maximum(own.sk_iters, 1)).named("first_peer")
-        split = Split(begin, (end == self.k_tiles).named("is_reducer"), self.cluster_idx, first_peer, tile)
+        tile_iter_begin = k.select(is_sk_tile, sk_tile_idx * self.k_tiles, 0).named("tile_iter_begin")
+        begin = k.select(is_sk_tile, k.maximum(own.iter_begin - tile_iter_begin, 0), 0).named("k_tile_begin")
+        end = k.select(is_sk_tile, k.minimum(own.iter_end - tile_iter_begin, self.k_tiles), self.k_tiles).named(
+            "k_tile_end"
+        )
+        # The last cluster c with c * sk_iters / sk_units <= tile_iter_begin.
+        first_peer = (((tile_iter_begin + 1) * own.sk_units - 1) // k.maximum(own.sk_iters, 1)).named("first_peer")
+        split = Split(begin, (end == self.k_tiles).named("runs_epilogue"), self.cluster_idx, first_peer, tile)
         reverse_k = self._is_reversed(k.minimum(tile, own.dp_tiles))
-        return self._work_tile(index, (end - begin).named("split_k_tiles"), split, reverse_k)
+        return self._work_tile(index, (end - begin).named("work_k_tiles"), split, reverse_k)
 
     def first_work_tile(self) -> WorkTile | None:
         """Return None: the first split takes divisions to find."""
@@ -148,13 +151,13 @@ class ClusterSplitKTileScheduler(TileScheduler):
         """Loop over this CTA's splits."""
         assert step == 1, "only cooperative designs split tiles over a cluster"
         k = current_builder()
-        split_k_tiles, split = self._split()
-        ordinal = k.var(I32, 0, "tile_count")
+        work_k_tiles, split = self._split()
+        ordinal = k.var(I32, 0, "tiles_done")
         with k.range(self.cluster_idx, self.tiles, self.cluster_count, name="cluster_tile") as tile:
             has_next = (tile + self.cluster_count < self.tiles).named("has_next")
             split_here = replace(split, tile_ordinal=ordinal.get().named("tile_ordinal"))
             reverse_k = self._is_reversed(split_here.tile_ordinal)
-            yield replace(self._work_tile(tile, split_k_tiles, split_here, reverse_k), has_next=has_next)
+            yield replace(self._work_tile(tile, work_k_tiles, split_here, reverse_k), has_next=has_next)
             ordinal.set(split_here.tile_ordinal + 1)
 
     def first_work_tile(self) -> WorkTile | None:
@@ -166,9 +169,9 @@ class ClusterSplitKTileScheduler(TileScheduler):
         splits = self.spec.config.cluster_splits
         assert isinstance(self.position.split_idx, Value)
         begin = (self.position.split_idx * self.k_tiles // splits).named("k_tile_begin")
-        k_tiles = ((self.position.split_idx + 1) * self.k_tiles // splits - begin).named("split_k_tiles")
-        is_reducer = (self.position.split_idx >= splits - self.spec.num_reducing_ctas).named("is_reducer")
-        return k_tiles, Split(begin, is_reducer, self.cluster_idx, self.cluster_idx, Constant(I32, 0))
+        k_tiles = ((self.position.split_idx + 1) * self.k_tiles // splits - begin).named("work_k_tiles")
+        runs_epilogue = (self.position.split_idx >= splits - self.spec.num_reducing_ctas).named("runs_epilogue")
+        return k_tiles, Split(begin, runs_epilogue, self.cluster_idx, self.cluster_idx, Constant(I32, 0))
 
 
 def make_tile_scheduler(spec: KernelSpec) -> TileScheduler:

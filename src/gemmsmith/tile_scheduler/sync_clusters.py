@@ -51,6 +51,7 @@ class ClusterKSync:
         """
         k = current_builder()
         with k.when((k_tile % SYNC_INTERVAL_K_TILES == 0) & (self._cta_rank == 0)):
+            k.comment("sync_clusters: clusters that share operands keep pace; no correctness depends on it")
             hw.red_add_u32(self._sync_counter, Constant(U32, 1))
             self._target.set(self._target.get() + self._cluster_count.to(U32))
             with k.when(is_full_wave & (self._enabled.get() == 1)):

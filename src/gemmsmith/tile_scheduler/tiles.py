@@ -32,7 +32,7 @@ class Split:
 
     k_tile_begin: Value
     """The first k-tile of the split."""
-    is_reducer: Value
+    runs_epilogue: Value
     """This CTA adds all partial sums of the tile, or of its slice of the columns, and runs the epilogue on the result.
 
     Of several clusters, the one with the last k-tile does (CUTLASS: is_final_split).
@@ -270,6 +270,6 @@ class TileScheduler:
         minor_tiles_remaining = (minor_tiles - group * width).named("minor_tiles_remaining")
         is_full_group = (minor_tiles_remaining >= width).named("is_full_group")
         major = k.select(is_full_group, offset_in_group // width, self.last_group_divmod.divide(offset_in_group)).named(
-            "cluster_idx_major"
+            "cluster_tile_major"
         )
         return group * width + offset_in_group - major * k.select(is_full_group, width, minor_tiles_remaining), major

@@ -165,7 +165,7 @@ class _GemmFunction(torch.autograd.Function):
                 values[GRAD_OUTPUT_PREFIX + name] = g
         if not outputs:
             return (None,) * (3 + len(ctx.shapes))
-        reductions, kernels, unchanged = make_grad_kernels(
+        reductions, kernels, passthrough_grad_output = make_grad_kernels(
             epilogue, ctx.spec.saved_outputs, tuple(outputs), ctx.wrt, str(dtype)
         )
         like = values[GRAD_OUTPUT_PREFIX + outputs[0]]
@@ -174,8 +174,8 @@ class _GemmFunction(torch.autograd.Function):
         grads = {}
         for kernel in kernels:
             grads.update(_run_grad_kernel(kernel, values, shape, dtype, like))
-        if unchanged:
-            grads["out"] = values[unchanged].expand(shape)
+        if passthrough_grad_output:
+            grads["out"] = values[passthrough_grad_output].expand(shape)
         grad_a, grad_b = _grad_a_and_b(grads.get("out"), values.get(A), values.get(B), ctx)
         grad_operands = [grads.get(GRAD_PREFIX + name) for name in tensor_names(epilogue)]
         all_grads = zip((grad_a, grad_b, *grad_operands), ctx.shapes, strict=True)
@@ -183,7 +183,7 @@ class _GemmFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
-        spec, wrt, numbers, *arrays = inputs
+        spec, wrt, scalars, *arrays = inputs
         batch_first = [x if d is None else x.movedim(d, 0) for x, d in zip(arrays, dims[3:], strict=True)]
         batched = [d is not None for d in dims[3:]]
         (a, b, *operands), (_, b_batched, *operands_batched) = batch_first, batched
@@ -191,17 +191,17 @@ class _GemmFunction(torch.autograd.Function):
         reduces_batch = any(n.op == "reduce" and n.value[1] != "n" and n.value[1] != "m" for n in graph.nodes)
         # One call per element if the results reduce the batch, or a or b has a batch already.
         if reduces_batch or a.dim() - batched[0] != 2 or b.dim() - b_batched != 2:
-            rows = [
+            outputs_per_element = [
                 _GemmFunction.apply(*inputs[:3], *[x[i] if d else x for x, d in zip(batch_first, batched, strict=True)])
                 for i in range(info.batch_size)
             ]
-            return tuple(torch.stack(column) for column in zip(*rows, strict=True)), 0
+            return tuple(torch.stack(column) for column in zip(*outputs_per_element, strict=True)), 0
         if not (batched[0] or b_batched):
             a = a.expand(info.batch_size, *a.shape)
         operands = [_as_batched_matrix(x) if d else x for x, d in zip(operands, operands_batched, strict=True)]
         names = tuple(n for n, d in zip(tensor_names(spec.epilogue), operands_batched, strict=True) if d)
         batched_spec = spec._replace(epilogue=_batch_operands(spec.epilogue, names))
-        return _GemmFunction.apply(batched_spec, wrt, numbers, a, b, *operands), 0
+        return _GemmFunction.apply(batched_spec, wrt, scalars, a, b, *operands), 0
 
 
 _fast_apply = super(torch.autograd.Function, _GemmFunction).apply

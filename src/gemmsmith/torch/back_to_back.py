@@ -26,8 +26,8 @@ from gemmsmith.torch.autograd import (
 from gemmsmith.torch.backward_plan import (
     ForwardSpec,
     Names,
+    backward_fused_into_dgrad,
     dynamo_constant,
-    grad_epilogue_from_upstream,
     number_names,
     result_names,
     tensor_names,
@@ -114,7 +114,7 @@ class _GemmThenLinearFunction(torch.autograd.Function):
         values = dict(zip(ctx.spec.saved_names, saved, strict=True))
         for name, x in zip(number_names(epilogue), ctx.numbers, strict=True):
             values[INPUT_PREFIX + name] = x
-        kernel = grad_epilogue_from_upstream(epilogue, ctx.spec.saved_outputs, ctx.wrt, str(a.dtype))
+        kernel = backward_fused_into_dgrad(epilogue, ctx.spec.saved_outputs, ctx.wrt, str(a.dtype))
         tensors = [values[name] for name, _ in kernel.tensors]
         results = differentiable_gemm(
             kernel.epilogue, gradients[0], weight2.mT, [values[name] for name in kernel.numbers], tensors

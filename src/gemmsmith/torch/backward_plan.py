@@ -175,9 +175,9 @@ def make_grad_kernels(
 
     Returns:
         The results that are reductions, whose gradients are expanded first; the kernels; and the name of the result
-        whose gradient is the accumulator's, unchanged, or "".
+        whose gradient is also the accumulator's, so that it needs no kernel, or "".
     """
-    graph, default_dtype, unchanged = graph_serialization.deserialize(epilogue), _default_dtype(dtype), ""
+    graph, default_dtype, passthrough_grad_output = graph_serialization.deserialize(epilogue), _default_dtype(dtype), ""
     reductions = tuple(
         _reduction_result(graph, r, saved_outputs, outputs, default_dtype)
         for r in graph.results
@@ -189,25 +189,28 @@ def make_grad_kernels(
         for r in derivative_graph.results:
             node = derivative_graph.nodes[r.node]
             if r.name == "out" and node.op == "operand" and node.value.startswith(GRAD_OUTPUT_PREFIX):
-                unchanged = node.value
-        results = tuple(r for r in derivative_graph.results if r.name != "out" or not unchanged)
+                passthrough_grad_output = node.value
+        results = tuple(r for r in derivative_graph.results if r.name != "out" or not passthrough_grad_output)
         if results:
             kernels.append(
                 _grad_kernel(EpilogueGraph(derivative_graph.nodes, derivative_graph.operands, results), reductions)
             )
-    return reductions, tuple(kernels), unchanged
+    return reductions, tuple(kernels), passthrough_grad_output
 
 
 @dynamo_constant
-def grad_epilogue_from_upstream(epilogue: str, saved_outputs: Names, wrt: Names, dtype: str) -> GradKernel:
-    """Plan the gradients with respect to `wrt` as the epilogue of the GEMM that computes the gradient of the result.
+def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, dtype: str) -> GradKernel:
+    """Plan this epilogue's backward as the epilogue of the GEMM that computes dL/d(out), e.g. the next layer's dgrad.
 
-    The epilogue has one result that users see, "out", and its gradient is the accumulator of that GEMM.
+    The accumulator of that GEMM is the gradient of "out", the only result that users see. `wrt`: the gradients to
+    compute.
     """
     graph = graph_serialization.deserialize(epilogue)
     derivative_graph = derivative(graph, ["out"], _wrt_with_accumulator(wrt), saved_outputs, _default_dtype(dtype))
     if any(node.op == "accumulator" for node in derivative_graph.nodes):
-        raise epilogue_error("out: its derivative needs the accumulator again; use gemmsmith.torch.gemm twice")
+        raise epilogue_error(
+            "out: its gradient needs A @ B, which is not saved; save it, or call gemmsmith.torch.gemm for each GEMM"
+        )
     nodes = [Node("accumulator") if n.value == GRAD_OUTPUT_PREFIX + "out" else n for n in derivative_graph.nodes]
     operands = tuple(o for o in derivative_graph.operands if o.name != GRAD_OUTPUT_PREFIX + "out")
     return _grad_kernel(EpilogueGraph(tuple(nodes), operands, derivative_graph.results))

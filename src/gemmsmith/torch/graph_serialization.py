@@ -17,8 +17,8 @@ from typing import Any
 from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 
-SECTIONS = " | "
-ENTRIES = "; "
+SECTION_SEPARATOR = " | "
+ENTRY_SEPARATOR = "; "
 NUMBER = "number"
 SCALAR = "one"
 KEEPDIM = "keepdim"
@@ -29,13 +29,15 @@ def serialize(graph: EpilogueGraph) -> str:
     """Return a graph as a string, without sizes and source lines."""
     operands = [f"{o.name} {_serialize_dims(o.broadcast_dims)} {o.dtype or NUMBER}" for o in graph.operands]
     results = [" ".join([r.name, str(r.node), *_optional(r.dtype), *[KEEPDIM] * r.keepdim]) for r in graph.results]
-    return SECTIONS.join(map(ENTRIES.join, (operands, map(_serialize_node, graph.nodes), results)))
+    return SECTION_SEPARATOR.join(map(ENTRY_SEPARATOR.join, (operands, map(_serialize_node, graph.nodes), results)))
 
 
 @lru_cache(maxsize=1024)
 def deserialize(serialized: str) -> EpilogueGraph:
     """Return the graph that `serialize` returned this string for."""
-    operands, nodes, results = (section.split(ENTRIES) if section else [] for section in serialized.split(SECTIONS))
+    operands, nodes, results = (
+        section.split(ENTRY_SEPARATOR) if section else [] for section in serialized.split(SECTION_SEPARATOR)
+    )
     return EpilogueGraph(
         tuple(_read_node(entry) for entry in nodes),
         tuple(_read_operand(*entry.split()) for entry in operands),

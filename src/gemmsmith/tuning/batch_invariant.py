@@ -93,7 +93,8 @@ def _reduces_within_row(graph: EpilogueGraph) -> bool:
 def _worst_case_epilogue(binding: Binding) -> EpilogueSpec:
     """Return the epilogue in the form that needs most registers.
 
-    For M = 1 other matrices may be accessible to TMA or column-major, and a matrix operand may count as a row.
+    At M = 1 strides are ambiguous: other operands can become eligible for TMA or column-major, and an operand of one
+    row looks like a row broadcast.
     """
     arguments, graph = binding.arguments, binding.spec.graph
     operands = [

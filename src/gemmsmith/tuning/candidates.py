@@ -69,8 +69,8 @@ REGISTER_HEAVY_OPS = frozenset({"erf", "gelu", "expm1", "elu"})
 def candidates(epilogue: EpilogueSpec, promoted: bool = False) -> Iterator[Config]:
     """Yield the candidate configs for GEMMs of any size, in both orientations.
 
-    Each has as many stages as fit into shared memory. With `promoted` only designs with promotion are used, with a
-    tile K of one scale block.
+    Each has as many stages as fit into shared memory. With `promoted` only those designs that promote partial sums to
+    fp32 registers are used, once per scale block along K.
     """
     yield from _candidates_for_orientation(epilogue, False, promoted)
     if epilogue.graph.is_transposable:

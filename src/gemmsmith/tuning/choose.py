@@ -48,10 +48,12 @@ def complete_config(config: Config, given: Iterable[str], *, fp16: bool = False)
         changes |= defaults
     elif "consumers" not in given and "tile" in given:
         m, n, _ = config.tile
-        divisors = [c for c in (2, 3, 1) if c in design.max_accumulator_registers and m % (WGMMA_M * c) == 0]
-        per_register = 256 if fp16 else 128
-        fitting = [c for c in divisors if m // c * n // per_register <= design.max_accumulator_registers[c]]
-        changes["consumers"] = next(iter(fitting or divisors), 1)
+        consumer_counts = [c for c in (2, 3, 1) if c in design.max_accumulator_registers and m % (WGMMA_M * c) == 0]
+        elements_per_register = 256 if fp16 else 128
+        fitting = [
+            c for c in consumer_counts if m // c * n // elements_per_register <= design.max_accumulator_registers[c]
+        ]
+        changes["consumers"] = next(iter(fitting or consumer_counts), 1)
     if "cluster" not in given and "tile" in given:
         changes["cluster"] = (1, 1)
     if "stages" not in given:

@@ -127,8 +127,8 @@ def _mma_configs(problem: Problem, chip: Chip) -> Iterator[Config]:
     dtype = problem.a.dtype
     for m, n, consumers in MMA_TILES:
         for splits in (1, 0):
-            for nbytes, stages in ROW_BYTES_AND_STAGES:
-                tile = m, n, nbytes // dtype.bytes
+            for row_bytes, stages in ROW_BYTES_AND_STAGES:
+                tile = m, n, row_bytes // dtype.bytes
                 yield Config("mma_multistage", tile, (1, 1), stages, consumers, splits=splits, chip=chip.name)
 
 

@@ -30,7 +30,7 @@ FEATURE_PAIRS = np.triu_indices(len(FEATURE_NAMES))
 
 
 def features(problem: Problem, table: ConfigTable, estimate: Estimate) -> Array:
-    """Return the nine features of each config and the products of any two: (configs, 54)."""
+    """Return the nine features of each config and all pairwise products, squares included: (configs, 54)."""
     warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
     log2_tiles_m = np.log2(np.maximum(1, np.ceil(problem.m / np.where(table.swap_ab, table.tile_n, table.tile_m))))
     x = np.stack([
@@ -39,7 +39,7 @@ def features(problem: Problem, table: ConfigTable, estimate: Estimate) -> Array:
         np.log2(np.where(table.swap_ab, table.cluster_shape_n, table.cluster_shape_m)),
         np.log2(np.where(table.swap_ab, table.cluster_shape_m, table.cluster_shape_n)),
         log2_tiles_m, np.log(estimate.copy_cycles / estimate.k_tile_cycles),
-        np.log(estimate.power_cycles / estimate.cycles),
+        np.log(estimate.power_limited_cycles / estimate.cycles),
     ], axis=1)  # fmt: skip
     i, j = FEATURE_PAIRS
     return np.concatenate([x, x[:, i] * x[:, j]], axis=1)

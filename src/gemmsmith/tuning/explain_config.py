@@ -44,7 +44,7 @@ def explain_config(
     bounds = {
         "compute": float(e.work_cycles[0]),
         "memory": float(e.memory_cycles[0]),
-        "power": float(e.power_cycles[0]),
+        "power": float(e.power_limited_cycles[0]),
     }
     each_bound = ", ".join(f"{name} bound alone {x:.0f}" for name, x in bounds.items())
     limit = "math" if math >= copies else "copies"

@@ -35,12 +35,15 @@ def check_full_rows_fit(spec: KernelSpec) -> None:
 
 
 def explain_full_row_limit(
-    error: ConfigError, problem: Problem, epilogue: EpilogueSpec, choose: Callable[[Problem, EpilogueSpec], Config]
+    error: ConfigError,
+    problem: Problem,
+    epilogue: EpilogueSpec,
+    choose_config: Callable[[Problem, EpilogueSpec], Config],
 ) -> ConfigError:
     """Return the error for a GEMM whose chosen config was rejected.
 
-    If its epilogue has row functions, the error says how many columns work instead; else it is `error`. `choose`
-    chooses a config.
+    If its epilogue has row functions (which need all columns of a row, or of a block of it), the error says how many
+    columns work instead; else it is `error`.
     """
     graph = epilogue.graph
     names = dict.fromkeys(graph.nodes[i].op for i in row_function_inputs(graph))
@@ -56,7 +59,7 @@ def explain_full_row_limit(
             epilogue = epilogue.with_graph(_with_block_columns(graph, columns))
         try:
             check_quantize_blocks(epilogue.graph)
-            check_full_rows_fit(spec_for(choose(narrow, epilogue), narrow, epilogue))
+            check_full_rows_fit(spec_for(choose_config(narrow, epilogue), narrow, epilogue))
         except (ArgumentError, ConfigError):
             continue
         what = f"rows of {requested} columns" if needs_full_rows else f"blocks of {requested} columns"

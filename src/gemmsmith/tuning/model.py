@@ -140,7 +140,7 @@ class Estimate(NamedTuple):
     exposed_stores: Array
     work_cycles: Array
     memory_cycles: Array
-    power_cycles: Array
+    power_limited_cycles: Array
     wave_cycles: Array
     split_reduction: Array
     launch_and_fill: Array
@@ -158,20 +158,22 @@ class Estimate(NamedTuple):
 class EpilogueCost(NamedTuple):
     """An epilogue's cost per element of the accumulator: bytes of matrices, and nodes that compute."""
 
-    nbytes: float
+    bytes_per_element: float
     nodes: int
 
     @staticmethod
     def from_epilogue(epilogue: EpilogueSpec) -> EpilogueCost:
-        """Return the cost of an epilogue."""
+        """Return the global-memory bytes and the operations per output element."""
         graph = epilogue.graph
         dims = graph.broadcast_dims()
         arrays = [(o.broadcast_dims, o.dtype) for o in graph.operands]
         arrays += [(dims[r.node], FP32 if graph.is_reduction(r) else r.dtype) for r in graph.results]
-        nbytes = sum(
+        bytes_per_element = sum(
             dtype.bytes / (x.columns_per_value * x.rows_per_value) for x, dtype in arrays if x.is_matrix and dtype
         )
-        return EpilogueCost(nbytes, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes))
+        return EpilogueCost(
+            bytes_per_element, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes)
+        )
 
 
 def estimate(
@@ -194,7 +196,7 @@ def estimate(
     schedule = _wave_schedule(table, tiles, k_tiles, tile.cycles, _store_cycles(problem, table, cost))
 
     # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100.json).
-    stored = cost.nbytes * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
+    stored = cost.bytes_per_element * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
     reread_bytes = 2 * problem.batch * problem.k * (problem.m * (tiles_n > 1) + problem.n * (tiles_m > 1))
     slowdown = 1 + SHORT_ROW_OVERHEAD * (64 / table.tile_k) ** 2 if problem.m <= SHORT_ROW_MAX_M else 1
@@ -235,7 +237,7 @@ class _KTileCost(NamedTuple):
 
 def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool) -> _KTileCost:
     # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
-    subtiles = table.tile_n / _promotion_shape(problem, table)[0] if problem.promoted else 1
+    subtiles = table.tile_n / _promotion_parameters(problem, table)[0] if problem.promoted else 1
     operands = 128 * (16 * subtiles + table.tile_n / 4) * (table.tile_m / 64) * (table.tile_k / 16)
     math = np.maximum(2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE, operands / 128)
     filled, read = _copied_bytes(problem, table)
@@ -265,35 +267,39 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool) ->
 def _promotion_cycles(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     """Return the cycles of a warpgroup and the idle cycles of the tensor cores, per k-tile.
 
-    A warpgroup multiplies and promotes its subtiles one after the other, which takes longer than the tensor cores need
-    for all of them, unless other warpgroups' subtiles or k-tiles in flight fill the time. The tensor cores are idle
-    between two subtiles.
+    MMAs and promotion of a warpgroup's subtiles are serialized. Other warpgroups or k-tiles in flight can hide the
+    promotion, but not the time to issue between two subtiles, in which the tensor cores are idle.
     """
-    columns, k_tiles_in_flight, scale_columns = _promotion_shape(problem, table)
+    columns, k_tiles_in_flight, columns_per_scale = _promotion_parameters(problem, table)
     warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
     subtiles = table.tile_m / warpgroups / 64 * table.tile_n / columns
-    boundaries = (scale_columns == SCALE_BLOCK) * np.log2(64 / np.gcd(table.tile_n.astype(int), 64))
-    promotion = columns * (0.5 + COLUMN_SCALE_CYCLES * (scale_columns == 1)) + PROMOTION_CYCLES
-    issue = PROMOTION_ISSUE_CYCLES + SCALE_BOUNDARY_CYCLES * boundaries
+    scale_boundary_factor = (columns_per_scale == SCALE_BLOCK) * np.log2(64 / np.gcd(table.tile_n.astype(int), 64))
+    promotion = columns * (0.5 + COLUMN_SCALE_CYCLES * (columns_per_scale == 1)) + PROMOTION_CYCLES
+    issue = PROMOTION_ISSUE_CYCLES + SCALE_BOUNDARY_CYCLES * scale_boundary_factor
     warpgroup_cycles = subtiles * (2 * columns + (promotion + issue) / k_tiles_in_flight)
     return np.asarray(warpgroup_cycles), np.asarray(subtiles * warpgroups * issue / k_tiles_in_flight)
 
 
-def _promotion_shape(problem: Problem, table: ConfigTable) -> tuple[Array, Array, Array]:
+def _promotion_parameters(problem: Problem, table: ConfigTable) -> tuple[Array, Array, Array]:
     """Return the columns of a promotion subtile, the k-tiles in flight, and the columns per block scale (0: none)."""
     scale_a, scale_b = (scale.granularity if scale else 0 for scale in problem.scales)
-    scale_columns = np.where(table.swap_ab, scale_a, scale_b)
+    columns_per_scale = np.where(table.swap_ab, scale_a, scale_b)
     columns, k_tiles_in_flight = np.where(
-        (scale_columns == 1)[:, None], table.promotion_shapes[:, 1], table.promotion_shapes[:, 0]
+        (columns_per_scale == 1)[:, None], table.promotion_shapes[:, 1], table.promotion_shapes[:, 0]
     ).T
-    return columns, k_tiles_in_flight, scale_columns
+    return columns, k_tiles_in_flight, columns_per_scale
 
 
 def _store_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -> Array:
     """Return the cycles of a tile's epilogue."""
-    store = table.tile_m * table.tile_n * cost.nbytes / EPILOGUE_BYTES_PER_CYCLE
+    store = table.tile_m * table.tile_n * cost.bytes_per_element / EPILOGUE_BYTES_PER_CYCLE
     if not problem.d.can_tma_store:
-        by_threads = table.tile_m * np.minimum(table.tile_n, problem.m) * cost.nbytes / TRANSPOSED_STORE_BYTES_PER_CYCLE
+        by_threads = (
+            table.tile_m
+            * np.minimum(table.tile_n, problem.m)
+            * cost.bytes_per_element
+            / TRANSPOSED_STORE_BYTES_PER_CYCLE
+        )
         store = np.where(table.swap_ab, by_threads, store)
     threads = 128 * np.where(table.tile_per_warpgroup, 1, table.consumers)
     cycles_per_element = EPILOGUE_CYCLES_PER_ELEMENT + EPILOGUE_CYCLES_PER_NODE * cost.nodes

@@ -13,7 +13,7 @@ from gemmsmith.core.spec import BARRIER_PAIR_BYTES, EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.epilogue_plan import SWIZZLE_ALIGNMENT_BYTES, has_32bit_matrix, min_smem_bytes
 from gemmsmith.kernels.pack import with_packed_operands
 
-STAGE_BYTES_BEFORE_SECOND_SUBTILE = 128 << 10
+MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS = 128 << 10
 """Bytes of stages that take precedence over a second epilogue subtile of each matrix: with five matrices, 128x256 with
 three stages and one subtile is among the fastest configs, with two stages it is not."""
 
@@ -21,30 +21,39 @@ three stages and one subtile is among the fastest configs, with two stages it is
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, reserved_bytes: int = 0) -> int:
     """Return the stages, at most the config's and at least two, that fit with the epilogue and `reserved_bytes`.
 
-    The epilogue gets two subtiles of each matrix that it loads, or one for the first
-    `STAGE_BYTES_BEFORE_SECOND_SUBTILE` bytes of stages; for 32-bit elements always two, because tiles with one spill.
+    The epilogue gets one load buffer (of a subtile) per matrix until the stages take
+    MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, then two. 32-bit matrices always get two: with one, the kernel spills
+    registers.
     """
-    graph, stage = epilogue.graph, stage_bytes + BARRIER_PAIR_BYTES
+    graph, stage_and_barrier_bytes = epilogue.graph, stage_bytes + BARRIER_PAIR_BYTES
     free = get_chip(config.chip).max_shared_bytes_per_cta - reserved_bytes
-    two_subtiles = min_smem_bytes(graph, epilogue.tma_eligible, config)
-    one_subtile = min_smem_bytes(graph, epilogue.tma_eligible, config, min_loaded=1 + has_32bit_matrix(graph))
-    first_stages = min((free - one_subtile) // stage, ceil_div(STAGE_BYTES_BEFORE_SECOND_SUBTILE, stage_bytes))
-    return max(2, min(config.stages, max(first_stages, (free - two_subtiles) // stage)))
+    two_buffers_bytes = min_smem_bytes(graph, epilogue.tma_eligible, config)
+    one_buffer_bytes = min_smem_bytes(
+        graph, epilogue.tma_eligible, config, min_load_buffers=1 + has_32bit_matrix(graph)
+    )
+    stages_with_one_buffer = min(
+        (free - one_buffer_bytes) // stage_and_barrier_bytes,
+        ceil_div(MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, stage_bytes),
+    )
+    return max(
+        2, min(config.stages, max(stages_with_one_buffer, (free - two_buffers_bytes) // stage_and_barrier_bytes))
+    )
 
 
 @lru_cache(maxsize=4096)
 def fit_stages(config: Config, spec: KernelSpec) -> Config:
     """Return the config with as many of its stages as fit the kernel of `spec`.
 
-    Its tiles may be padded (MN-major rows to whole lines) and its epilogue may be transposed.
+    The spec gives the bytes per stage, which include the padding of MN-major rows to whole 128-byte lines, and the
+    epilogue, which may be transposed.
     """
-    barriers = SWIZZLE_ALIGNMENT_BYTES * (spec.cluster_reduction_bytes > 0)
-    exchange_bytes = spec.cluster_reduction_bytes + barriers
+    alignment_reserve = SWIZZLE_ALIGNMENT_BYTES * (spec.cluster_reduction_bytes > 0)
+    exchange_bytes = spec.cluster_reduction_bytes + alignment_reserve
     for stages in range(config.stages, 1, -1):
-        fewer, reserved_bytes = config.replace(stages=stages), exchange_bytes + spec.scale_bytes(stages)
-        if stages_that_fit(fewer, spec.epilogue, spec.stage_bytes, reserved_bytes) == stages:
+        candidate, reserved_bytes = config.replace(stages=stages), exchange_bytes + spec.scale_bytes(stages)
+        if stages_that_fit(candidate, spec.epilogue, spec.stage_bytes, reserved_bytes) == stages:
             break
-    return fewer
+    return candidate
 
 
 def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:

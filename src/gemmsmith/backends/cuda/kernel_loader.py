@@ -102,7 +102,7 @@ class LoadedKernel:
 
 
 _LOADED: dict[tuple[str, int], LoadedKernel] = {}
-_LOADING: dict[tuple[str, int], threading.Lock] = {}
+_LOAD_LOCKS: dict[tuple[str, int], threading.Lock] = {}
 """One lock per kernel, so that threads can compile different kernels concurrently."""
 
 
@@ -124,7 +124,7 @@ def load_kernel(
         )
     from cuda.bindings import driver
 
-    with _LOADING.setdefault(key, threading.Lock()), relaxed_capture_mode():
+    with _LOAD_LOCKS.setdefault(key, threading.Lock()), relaxed_capture_mode():
         if key not in _LOADED:
             image = _build_image(source, name, device, target)
             module = check(driver.cuModuleLoadData(image), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
@@ -137,7 +137,7 @@ def load_kernel(
                 )
             loaded = LoadedKernel(name, function, device, threads, cluster, shared_bytes, parameter_kinds)
             if "cluster_permutation" in parameter_kinds:
-                loaded.cluster_permutation(1)  # probes the device now: later the stream may be being captured
+                loaded.cluster_permutation(1)  # cached: a capturing stream cannot run the probe later
             _LOADED[key] = loaded
     return _LOADED[key]
 

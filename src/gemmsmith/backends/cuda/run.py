@@ -46,7 +46,9 @@ class BoundLaunches:
         self.unallocated_results = [(name, result_argument(name), layout) for name, layout in layouts.items()]
         pdl = launches.spec is not None and launches.spec.config.pdl
         with kernel_loader.device_guard(device):
-            self.launches = [load_launch(x, device, stream, pdl=pdl or i > 0) for i, x in enumerate(launches.all)]
+            self.launches = [
+                load_launch_template(x, device, stream, pdl=pdl or i > 0) for i, x in enumerate(launches.all)
+            ]
         arrays = {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         spans = {
             name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]
@@ -109,7 +111,7 @@ class PreparedRun:
     def __init__(
         self, launches: Launches, arguments: Arguments, like: Any, workspace: Any, results: Any, keepalive: Any
     ) -> None:
-        self._like, self._given_workspace, self._results, self._keepalive = like, workspace, results, keepalive
+        self._array, self._given_workspace, self._results, self._keepalive = like, workspace, results, keepalive
         self._device, self._addresses = describe(like).device_index, pointer_values(arguments)
         with kernel_loader.device_guard(self._device):
             if kernel_loader.is_capturing(current_stream(like)):
@@ -122,7 +124,7 @@ class PreparedRun:
             self._graph = CudaGraph(lambda: self._launch_on(stream.handle, self._workspace), stream)
 
     def _launch_on(self, stream: int, workspace: Any) -> None:
-        self._launches.launch(dict(self._addresses), self._like, workspace, stream)
+        self._launches.launch(dict(self._addresses), self._array, workspace, stream)
 
     def __call__(self) -> Any:
         """Launch the run, and return the results."""
@@ -134,17 +136,18 @@ class PreparedRun:
         return self._results
 
     def _replay(self) -> None:
-        stream = current_stream(self._like)
+        stream = current_stream(self._array)
         if kernel_loader.is_capturing(stream):
             self._launch_on(stream, self._given_workspace)
         else:
             self._graph.launch(stream)
 
 
-def load_launch(launch: Launch, device: int, stream: int, *, pdl: bool) -> LaunchTemplate:
+def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool) -> LaunchTemplate:
     """Return the template of a launch on a device, which is current; loads the kernel at its first use there.
 
-    `pdl`: the kernel may be scheduled before the stream's previous one has finished; it waits for its results itself.
+    `pdl`: the kernel may start before the stream's previous one has finished; the kernel itself waits for that kernel's
+    results (griddepcontrol.wait).
     """
     kernel = launch.kernel
     loaded = kernel_loader.load_kernel(
@@ -155,10 +158,10 @@ def load_launch(launch: Launch, device: int, stream: int, *, pdl: bool) -> Launc
     clusters = min(launch.work_clusters, loaded.max_active_clusters()) if kernel.persistent else launch.work_clusters
     arguments = dict(launch.arguments)
     if "cluster_permutation" in arguments:
-        if clusters > MAX_CLUSTERS:  # the same number on each SM
+        if clusters > MAX_CLUSTERS:  # whole waves, so that every SM gets as many
             clusters_per_wave = driver.device_attributes(device).sm_count // kernel.cluster[0]
             clusters = MAX_CLUSTERS // clusters_per_wave * clusters_per_wave or MAX_CLUSTERS
-        if "flags" not in arguments:  # clusters wait for clusters of lower index, which must start first
+        if "flags" not in arguments:  # with flags, clusters wait for lower ones: keep the launch order
             arguments["cluster_permutation"] = loaded.cluster_permutation(clusters)
     values = [arguments[p.name or ""] for p in kernel.parameters]
     return LaunchTemplate(loaded, clusters * kernel.cluster[0], values, pdl and kernel.chip.supports("sm_90"))
@@ -172,5 +175,7 @@ def _workspace_address(workspace: Any, required_bytes: int) -> int:
     else:
         raise ArgumentError(f"workspace: got {type(workspace).__name__}; use an array on the GPU")
     if size < required_bytes or address % 16:
-        raise ArgumentError(f"workspace: got {size} bytes at {address:#x}; use {required_bytes} at a multiple of 16")
+        raise ArgumentError(
+            f"workspace: got {size} bytes at {address:#x}; use at least {required_bytes}, aligned to 16 bytes"
+        )
     return address

@@ -168,8 +168,8 @@ def check(
         steps, step_error(mma), accumulator_dtype, out_dtype, zero_mean, TF32X3_MMAS * sums if is_3xtf32 else sums
     )
     errors.c += TF32X3_DROPPED * is_3xtf32
-    blocks_a = _scales_per_block(scale_a, a.shape[-2], k)
-    blocks_b = _scales_per_block(
+    blocks_a = _expand_scales(scale_a, a.shape[-2], k)
+    blocks_b = _expand_scales(
         scale_b if scale_b is None or scale_b.ndim < 2 else scale_b.swapaxes(-1, -2), b.shape[-1], k
     )
     a, b = (truncate_to_tf32(x) if mma.a == TF32 and not is_3xtf32 else x for x in (a, b))
@@ -283,7 +283,7 @@ def _raise_subnormals(x: Array, smallest_normal: float) -> Array:
     return np.where(magnitude > 0, np.maximum(magnitude, smallest_normal), magnitude)
 
 
-def _scales_per_block(scale: Array | None, rows: int, k: int) -> Array:
+def _expand_scales(scale: Array | None, rows: int, k: int) -> Array:
     """Expand a scale of any shape that `gemm` accepts to (..., rows, blocks of 128 of k); ones for None."""
     x = np.ones((1, 1)) if scale is None else np.asarray(scale, np.float64)
     x = x.reshape(1, 1) if x.ndim < 2 else x

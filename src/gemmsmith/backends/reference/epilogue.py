@@ -21,8 +21,8 @@ def execute(graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any
     Args:
         graph: The epilogue.
         accumulator: A @ B, (m, n) or (batch, m, n), float64.
-        operands: Numbers, or arrays that broadcast against the accumulator, columns as (m, 1); operands of gated values
-            broadcast against (m, n / 2).
+        operands: Numbers, or arrays that broadcast against the accumulator, columns as (m, 1); after a GLU gate, which
+            halves n, against (m, n / 2).
     """
     values: list[Any] = []
     scales: dict[int, Array] = {}

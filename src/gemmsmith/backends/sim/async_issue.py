@@ -103,7 +103,7 @@ class AsyncIssuer:
         for lanes in others:
             other = lanes.agent().clock
             np.minimum(clock.vector[:MBARRIER_INIT], other.vector[:MBARRIER_INIT], out=clock.vector[:MBARRIER_INIT])
-            clock.join_executed(other)
+            clock.join_executed_events(other)
             clock.completed_bits &= other.completed_bits
         return clock
 

@@ -79,7 +79,7 @@ class Mbarrier:
         if at_cta_scope:
             self.current_clocks.cta.join(clock)
         else:  # wgmma and TMA that the arriving thread has waited for have completed at any scope
-            self.current_clocks.cta.join_executed(clock)
+            self.current_clocks.cta.join_executed_events(clock)
             self.current_clocks.cta.completed_bits |= clock.completed_bits
         if at_cluster_scope:
             self.current_clocks.cluster.join(clock)
@@ -101,7 +101,7 @@ class Mbarrier:
         """
         clock_of_scope = self.current_clocks.cta if at_cta_scope else self.current_clocks.cluster
         clock_of_scope.completed_bits |= bits
-        self.current_clocks.cta.join_executed(clock)
+        self.current_clocks.cta.join_executed_events(clock)
         self.tx_count -= nbytes
         self.pending -= arrivals
         if self.pending < 0:

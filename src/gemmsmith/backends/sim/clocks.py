@@ -51,7 +51,7 @@ class VectorClock:
         np.maximum(self.vector, other.vector, out=self.vector)
         self.completed_bits |= other.completed_bits
 
-    def join_executed(self, other: VectorClock) -> None:
+    def join_executed_events(self, other: VectorClock) -> None:
         """Join the EXECUTED and MBARRIER_INIT rows: implied by synchronization at too narrow a scope, too."""
         np.maximum(self.vector[MBARRIER_INIT:], other.vector[MBARRIER_INIT:], out=self.vector[MBARRIER_INIT:])
 
@@ -92,26 +92,26 @@ class Warp:
         self.first_agent = AGENTS_PER_WARP * index
         self.agent_slice = slice(self.first_agent, self.first_agent + AGENTS_PER_WARP)
         self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
-        self.subsets: dict[int, Agent] = {}
+        self.subset_agents: dict[int, Agent] = {}
         self.all_lanes.clock.vector[[HAPPENS_BEFORE, EXECUTED], self.first_agent] = 1
         self.synced_counts, self.converged_counts = (np.zeros(AGENTS_PER_WARP, np.int32) for _ in range(2))
 
     def agent(self, lanes: int) -> Agent:
-        """Return the agent of the lanes that execute now."""
+        """Return the agent (clock owner) of the lanes that execute now, after it has joined what they did before."""
         if lanes == ALL_LANES:
             return self.all_lanes
-        agent = self.subsets.get(lanes)
+        agent = self.subset_agents.get(lanes)
         if agent is None:
-            agent = self.subsets[lanes] = self._new_subset()
-        self._propagate(agent.clock, self.all_lanes)
-        for other_lanes, other in self.subsets.items():
+            agent = self.subset_agents[lanes] = self._new_subset()
+        self._join_synced(agent.clock, self.all_lanes)
+        for other_lanes, other in self.subset_agents.items():
             if other is not agent and other_lanes & lanes == lanes:
-                self._propagate(agent.clock, other)
+                self._join_synced(agent.clock, other)
         return agent
 
     def _new_subset(self) -> Agent:
-        index = self.first_agent + min(len(self.subsets) + 1, AGENTS_PER_WARP - 1)
-        shared = next((a for a in self.subsets.values() if a.index == index), None)
+        index = self.first_agent + min(len(self.subset_agents) + 1, AGENTS_PER_WARP - 1)
+        shared = next((a for a in self.subset_agents.values() if a.index == index), None)
         if shared:
             return shared
         agent = Agent(index, VectorClock(self.all_lanes.clock.vector.shape[1]))
@@ -119,10 +119,10 @@ class Warp:
         if self.all_lanes.fenced:
             scope, before = self.all_lanes.fenced
             agent.fenced = scope, VectorClock(agent.clock.vector.shape[1])
-            self._propagate(agent.fenced[1], self.all_lanes, before)
+            self._join_synced(agent.fenced[1], self.all_lanes, before)
         return agent
 
-    def _propagate(self, clock: VectorClock, other: Agent, clock_then: VectorClock | None = None) -> None:
+    def _join_synced(self, clock: VectorClock, other: Agent, clock_then: VectorClock | None = None) -> None:
         """Join another agent's clock into `clock`, excluding that agent's own accesses since the last __syncwarp.
 
         `clock_then`: the other agent's clock at an earlier time, instead of its current one.
@@ -139,16 +139,16 @@ class Warp:
         self.converged_counts = np.maximum(
             self.converged_counts, self.all_lanes.clock.vector[EXECUTED, self.agent_slice]
         )
-        for agent in self.subsets.values():
+        for agent in self.subset_agents.values():
             self.converged_counts[agent.index - self.first_agent] = agent.clock.vector[EXECUTED, agent.index]
 
     def sync(self) -> None:
         """Execute __syncwarp: order the accesses of all lanes."""
-        for agent in self.subsets.values():
+        for agent in self.subset_agents.values():
             self.all_lanes.clock.join(agent.clock)
             self.all_lanes.pending += agent.pending
             self.all_lanes.fenced = agent.fenced or self.all_lanes.fenced
-        self.subsets.clear()
+        self.subset_agents.clear()
         self.synced_counts = self.all_lanes.clock.vector[HAPPENS_BEFORE, self.agent_slice].copy()
         self.converged_counts = self.synced_counts
         self.all_lanes.advance()
@@ -157,28 +157,29 @@ class Warp:
         """Return a copy of the lanes' clock and advance it, so that later events are not covered by the copy."""
         agent = self.agent(lanes)
         copy = agent.clock.copy()
-        for other_lanes, other in self.subsets.items():
+        for other_lanes, other in self.subset_agents.items():
             if other is agent:
                 continue
             if other_lanes & ~lanes == 0:
                 copy.join(other.clock)
                 other.advance()
             elif other_lanes & lanes:
-                self._propagate(copy, other)
+                self._join_synced(copy, other)
         agent.advance()
         return copy
 
-    def release_relaxed(self, lanes: int) -> tuple[ScopeLevel, VectorClock]:
+    def release_for_relaxed_write(self, lanes: int) -> tuple[ScopeLevel, VectorClock]:
         """Return (scope, clock) that a relaxed write publishes.
 
-        The clock has executed events and fenced mbarrier inits, and at the fence's scope also what precedes the fence.
+        The clock covers the lanes' executed events and fenced mbarrier inits. If a fence precedes the write, it also
+        covers everything before that fence, at the fence's scope.
         """
         agent = self.agent(lanes)
-        copy = VectorClock(agent.clock.vector.shape[1])
-        scope, before = agent.fenced or (ScopeLevel.GPU, copy)
-        copy.join(before)
-        copy.join_executed(self.release(lanes))
-        return scope, copy
+        published = VectorClock(agent.clock.vector.shape[1])
+        scope, before = agent.fenced or (ScopeLevel.GPU, published)
+        published.join(before)
+        published.join_executed_events(self.release(lanes))
+        return scope, published
 
     def acquire(self, lanes: int, clock: VectorClock) -> None:
         """Join a clock into that of the lanes."""
@@ -186,7 +187,9 @@ class Warp:
 
     def _agents_within(self, lanes: int) -> dict[int, Agent]:
         """Return the agents of the lanes (first) and of their subsets, by lane mask."""
-        return {lanes: self.agent(lanes)} | {subset: x for subset, x in self.subsets.items() if subset & ~lanes == 0}
+        return {lanes: self.agent(lanes)} | {
+            subset: x for subset, x in self.subset_agents.items() if subset & ~lanes == 0
+        }
 
     def fence(self, scope: ScopeLevel, lanes: int) -> None:
         """Execute a memory fence at `scope`: order the lanes' earlier relaxed accesses before the later ones."""

@@ -177,20 +177,20 @@ class _InstrumentedMachine:
 def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access] = ()) -> tuple[int, int]:
     """Return (actual, ideal) wavefronts of a shared-memory access.
 
-    `paired`: neighboring lanes with the same address share a wavefront (loads). `sources`: the accesses to global
-    memory from which threads copy; other threads write zeros.
+    `paired`: neighboring lanes with the same address share a wavefront (loads). `sources`: for cp.async, the
+    global reads; threads without one write zeros.
     """
     ideal = _ideal(access, WAVEFRONT_BYTES)
     if access.threads is None:
         return ideal, ideal
     lane = access.threads % WARP_LANES
-    lanes = np.full(len(access.threads), LANES_PER_WAVEFRONT.get(access.width, WARP_LANES))
+    lanes_per_wavefront = np.full(len(access.threads), LANES_PER_WAVEFRONT.get(access.width, WARP_LANES))
     if paired and access.width in LANES_PER_WAVEFRONT:
-        lanes[_paired(access)] *= 2
-    group = access.threads // WARP_LANES * WARP_LANES + lane // lanes
+        lanes_per_wavefront[_paired(access)] *= 2
+    group = access.threads // WARP_LANES * WARP_LANES + lane // lanes_per_wavefront
     words = access.addresses[:, None] // BANK_BYTES + np.arange(max(1, access.width // BANK_BYTES))
     if sources:
-        group, counted = _by_line(access, sources, group)
+        group, counted = _split_by_source_line(access, sources, group)
         group, words = group[counted], words[counted]
     distinct = np.unique(group[:, None] << 32 | words)
     words_per_bank = np.bincount((distinct >> 32) * BANKS + distinct % BANKS)
@@ -199,13 +199,16 @@ def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access
 
 
 def sectors(access: Access, targets: Sequence[Access] = ()) -> tuple[int, int]:
-    """Return (actual, ideal) sectors of a global-memory access; `targets`: the shared memory that threads copy to."""
+    """Return (actual, ideal) sectors of a global-memory access.
+
+    `targets`: for cp.async, the shared-memory destinations. Copies that bypass the L1 count the sectors that they fill.
+    """
     if access.threads is not None and access.width == L1_BYPASS_COPY_BYTES and targets:
-        return _filled(access, targets), _ideal(access, SECTOR_BYTES)
+        return _sectors_of_l1_bypass_copy(access, targets), _ideal(access, SECTOR_BYTES)
     max_sectors = (access.width + SECTOR_BYTES - 2) // SECTOR_BYTES + 1
-    touched = access.addresses[:, None] // SECTOR_BYTES + np.arange(max_sectors)
-    is_touched = touched <= (access.addresses[:, None] + access.width - 1) // SECTOR_BYTES
-    return len(np.unique((_warps(access)[:, None] << 48 | touched)[is_touched])), _ideal(access, SECTOR_BYTES)
+    candidates = access.addresses[:, None] // SECTOR_BYTES + np.arange(max_sectors)
+    is_touched = candidates <= (access.addresses[:, None] + access.width - 1) // SECTOR_BYTES
+    return len(np.unique((_warps(access)[:, None] << 48 | candidates)[is_touched])), _ideal(access, SECTOR_BYTES)
 
 
 def lines(access: Access) -> tuple[int, int]:
@@ -214,7 +217,7 @@ def lines(access: Access) -> tuple[int, int]:
     return int((last - first + 1).sum()), len(access.addresses) * ceil_div(access.width, LINE_BYTES)
 
 
-def _filled(access: Access, targets: Sequence[Access]) -> int:
+def _sectors_of_l1_bypass_copy(access: Access, targets: Sequence[Access]) -> int:
     """Return the sectors of shared memory that threads fill by copying, counted per source line.
 
     Copies that another thread of the warp overwrites do not count.
@@ -260,7 +263,9 @@ def _paired(access: Access) -> np.ndarray:
     return np.asarray(paired[access.threads // WARP_LANES])
 
 
-def _by_line(access: Access, sources: Sequence[Access], group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _split_by_source_line(
+    access: Access, sources: Sequence[Access], group: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the wavefront group of each thread, which those copying from one line share, and the threads that count.
 
     Of the threads of a warp that write the same address one counts.

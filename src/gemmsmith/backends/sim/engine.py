@@ -45,8 +45,8 @@ def simulate(
 ) -> SimulationResult:  # fmt: skip
     """Execute `grid` CTAs, all resident concurrently, on the bytes of `memory`.
 
-    Seed 0 follows the cost model; other seeds choose a random interleaving that the hardware permits. Kernel errors are
-    returned as hazards; an invalid launch raises.
+    Seed 0 follows the cost model; other seeds choose a random interleaving that the hardware permits. Errors of the
+    kernel are returned as hazards, not raised; an invalid launch raises.
 
     Args:
         kernel: The kernel to execute.
@@ -79,13 +79,13 @@ def simulate(
         instrument,
     )
     by_cta = create_ctas(state, is_dependent_launch=is_dependent_launch)
-    groups = [group for of_cta in by_cta.values() for group in of_cta]
+    groups = [group for cta_groups in by_cta.values() for group in cta_groups]
     with suppress(SimulationAborted):
         _run(state, groups)
         check_grid_exit(state, by_cta)
     _break_reference_cycles(state, by_cta)
     for buffer in memory.buffers:
-        buffer.uninitialized = False  # the next kernel reads what this one wrote
+        buffer.uninitialized = False  # later launches do not check for uninitialized reads
     cycles = max((group.time for group in groups), default=0)
     return SimulationResult(state.hazards.reported, state.timeline, cycles)
 

@@ -14,7 +14,7 @@ def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) ->
     for cta in groups:
         clock = VectorClock(state.num_agents)
         for warp in cta.warps:
-            for agent in (warp.all_lanes, *warp.subsets.values()):
+            for agent in (warp.all_lanes, *warp.subset_agents.values()):
                 clock.join(agent.clock)
         _check_registers(state, groups[cta])
         for event in cta.remote:

@@ -140,10 +140,11 @@ class Mbarriers:
 
     def _observe(self, barrier: Mbarrier, phase: int, scope: str) -> None:
         group = self.group
-        for part in group.active_lanes:
-            part.acquire(barrier.completed_clocks.cta)
+        for lanes in group.active_lanes:
+            lanes.acquire(barrier.completed_clocks.cta)
             if scope_of(scope) >= ScopeLevel.CLUSTER:
-                part.acquire(barrier.completed_clocks.cluster)
-            last = min(phase, barrier.phase - 1)  # a wait may be repeated for the last phase
-            barrier.record_wait(group, part.agent(), last, group.title, group.location)
+                lanes.acquire(barrier.completed_clocks.cluster)
+            # Parity names a phase: a later one than the last completed is that one.
+            observed_phase = min(phase, barrier.phase - 1)
+            barrier.record_wait(group, lanes.agent(), observed_phase, group.title, group.location)
         group.time = max(group.time, barrier.completed_at) + group.state.cost_model.barrier

@@ -66,24 +66,26 @@ def alignment(offsets: np.ndarray, width: int) -> int:
     return min(MAX_ACCESS_BYTES, common & -common) if common else 1
 
 
-def gather(data: np.ndarray, offsets: np.ndarray, width: int, step: int) -> np.ndarray:
-    """Return (len(offsets), width) bytes, read in words of `step` bytes, their `alignment`."""
-    if step == 1 or data.nbytes % step:
+def gather(data: np.ndarray, offsets: np.ndarray, width: int, word_bytes: int) -> np.ndarray:
+    """Return (len(offsets), width) bytes, read in words of `word_bytes`, which divides all offsets and `width`."""
+    if word_bytes == 1 or data.nbytes % word_bytes:
         return data[offsets[:, None] + np.arange(width)]
-    words = data.view(_WORD_DTYPES[step])[_words(offsets, width, step)]
+    words = data.view(_WORD_DTYPES[word_bytes])[_word_indices(offsets, width, word_bytes)]
     return np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), width)
 
 
-def scatter(data: np.ndarray, offsets: np.ndarray, values: np.ndarray, step: int) -> None:
-    """Set data[offsets[i] + j] = values[i, j], in words of `step` bytes, their `alignment`."""
+def scatter(data: np.ndarray, offsets: np.ndarray, values: np.ndarray, word_bytes: int) -> None:
+    """Set data[offsets[i] + j] = values[i, j], in words of `word_bytes`, which divides all offsets and the row size."""
     width = values.shape[1]
-    if step == 1 or data.nbytes % step:
+    if word_bytes == 1 or data.nbytes % word_bytes:
         data[offsets[:, None] + np.arange(width)] = values
         return
-    words = np.ascontiguousarray(values).view(_WORD_DTYPES[step])
-    data.view(_WORD_DTYPES[step])[_words(offsets, width, step)] = words.reshape(-1) if width == step else words
+    words = np.ascontiguousarray(values).view(_WORD_DTYPES[word_bytes])
+    data.view(_WORD_DTYPES[word_bytes])[_word_indices(offsets, width, word_bytes)] = (
+        words.reshape(-1) if width == word_bytes else words
+    )
 
 
-def _words(offsets: np.ndarray, width: int, step: int) -> np.ndarray:
-    first = offsets // step
-    return first if width == step else first[:, None] + np.arange(width // step)
+def _word_indices(offsets: np.ndarray, width: int, word_bytes: int) -> np.ndarray:
+    first = offsets // word_bytes
+    return first if width == word_bytes else first[:, None] + np.arange(width // word_bytes)

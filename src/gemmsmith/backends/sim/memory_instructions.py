@@ -39,10 +39,10 @@ class MemoryInstructions:
         strong = None if order == "weak" else scope_of(scope)
         for access, thread_indices, by_warp in self._accesses(space, address, nbytes, rank, mask):
             resolved = self.memory.resolve(access)
-            for lanes, own in by_warp:
-                self._record(access, thread_indices, lanes, own, resolved, "read", strong)
+            for lanes, warp_slice in by_warp:
+                self._record(access, thread_indices, lanes, warp_slice, resolved, "read", strong)
                 if strong is not None:
-                    self._strong_read(lanes, access.addresses[own], strong, acquires=order == "acquire")
+                    self._strong_read(lanes, access.addresses[warp_slice], strong, acquires=order == "acquire")
             if resolved:
                 result[thread_indices] = resolved.read()
         return result
@@ -53,13 +53,13 @@ class MemoryInstructions:
     ) -> None:  # fmt: skip
         """Store (threads, nbytes) bytes; see `lang.machine.Machine.store`."""
         self.group.time += self.group.state.cost_model.memory_instruction
-        strong = None if order == "weak" else scope_of(scope)
+        strong_scope = None if order == "weak" else scope_of(scope)
         for access, thread_indices, by_warp in self._accesses(space, address, data.shape[1], rank, mask):
             resolved = self.memory.resolve(access)
-            for lanes, own in by_warp:
-                event = self._record(access, thread_indices, lanes, own, resolved, "write", strong)
-                if strong is not None:
-                    self._strong_write(lanes, access.addresses[own], event, order, strong, atomic=False)
+            for lanes, warp_slice in by_warp:
+                event = self._record(access, thread_indices, lanes, warp_slice, resolved, "write", strong_scope)
+                if strong_scope is not None:
+                    self._strong_write(lanes, access.addresses[warp_slice], event, order, strong_scope, atomic=False)
             if resolved:
                 resolved.write(data[thread_indices])
 
@@ -74,12 +74,12 @@ class MemoryInstructions:
         strong = scope_of(scope)
         for access, thread_indices, by_warp in self._accesses(space, address, kind.itemsize, None, None):
             resolved = self.memory.resolve(access)
-            for lanes, own in by_warp:
-                event = self._record(access, thread_indices, lanes, own, resolved, "atomic", strong)
+            for lanes, warp_slice in by_warp:
+                event = self._record(access, thread_indices, lanes, warp_slice, resolved, "atomic", strong)
                 if returns:
                     acquires = order in ("acquire", "acq_rel")
-                    self._strong_read(lanes, access.addresses[own], strong, acquires=acquires)
-                self._strong_write(lanes, access.addresses[own], event, order, strong, atomic=True)
+                    self._strong_read(lanes, access.addresses[warp_slice], strong, acquires=acquires)
+                self._strong_write(lanes, access.addresses[warp_slice], event, order, strong, atomic=True)
             for row, at in zip(thread_indices, access.addresses.reshape(-1, 1), strict=True):
                 one = replace(access, addresses=at)
                 old[row] = self.memory.peek(one).view(kind)[0, 0]
@@ -148,7 +148,7 @@ class MemoryInstructions:
         self, space: Space, addresses: np.ndarray, width: int, by_warp: list[tuple[ActiveLanes, np.ndarray]],
         rank: int | None = None,
     ) -> tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]:  # fmt: skip
-        """Make the access of these warps' threads and check its alignment; returns as `_accesses` yields."""
+        """Check alignment; return (access of these warps' threads, thread indices, each warp's slice of the access)."""
         thread_indices = (
             by_warp[0][1] if len(by_warp) == 1 else np.concatenate([thread_indices for _, thread_indices in by_warp])
         )
@@ -156,21 +156,25 @@ class MemoryInstructions:
         self.memory.check_aligned(access, width)
         starts = [*accumulate((len(thread_indices) for _, thread_indices in by_warp), initial=0)]
         slices = [slice(start, stop) for start, stop in pairwise(starts)]
-        return access, thread_indices, [(lanes, own) for (lanes, _), own in zip(by_warp, slices, strict=True)]
+        return (
+            access,
+            thread_indices,
+            [(lanes, warp_slice) for (lanes, _), warp_slice in zip(by_warp, slices, strict=True)],
+        )
 
     def _record(
-        self, access: Access, thread_indices: np.ndarray, lanes: ActiveLanes, own: slice,
+        self, access: Access, thread_indices: np.ndarray, lanes: ActiveLanes, warp_slice: slice,
         resolved: ResolvedAccess | None, label: str, scope: ScopeLevel | None,
     ) -> Event:  # fmt: skip
-        """Record one warp's share of an access, `own` of its addresses; `scope`: None for weak accesses."""
+        """Record one warp's share of an access, `warp_slice` of its addresses; `scope`: None for weak accesses."""
         group, agent, cta = self.group, lanes.agent(), self.group.peer(access.rank)
         offsets = resolved.offsets if resolved else access.addresses
-        accesses = LaneAccesses(offsets[own], access.width, thread_indices[own])
+        accesses = LaneAccesses(offsets[warp_slice], access.width, thread_indices[warp_slice])
         strong = None if scope is None else (scope, group.cta)
         event = Event(agent.index, agent.count, 0, label, group.title, group.location, warp=lanes.warp, lanes=accesses,
                       strong=strong, is_read=label == "read")  # fmt: skip
         if resolved:
-            self.memory.record(resolved, label != "read", event, agent.clock, part=own)
+            self.memory.record(resolved, label != "read", event, agent.clock, part=warp_slice)
         if cta is not group.cta:
             cta.remote.append(event)
             if not any(agent.clock.vector[EXECUTED, warp.first_agent] for warp in cta.warps):
@@ -187,7 +191,7 @@ class MemoryInstructions:
                 if level is not None and acquires:
                     agent.clock.join(message.clock)
                     continue
-                agent.clock.join_executed(message.clock)
+                agent.clock.join_executed_events(message.clock)
                 if level is not None:
                     agent.pending.append((level, message.clock))
 
@@ -199,7 +203,7 @@ class MemoryInstructions:
         if order in ("release", "acq_rel"):
             fenced_scope, clock = ScopeLevel.GPU, lanes.release()
         else:
-            fenced_scope, clock = lanes.warp.release_relaxed(lanes.mask)
+            fenced_scope, clock = lanes.warp.release_for_relaxed_write(lanes.mask)
         message = ReleasedClock(min(scope, fenced_scope), group.cta, clock)
         for x in np.unique(addresses):
             word = group.state.sync_variables[int(x)]

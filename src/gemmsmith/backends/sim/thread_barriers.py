@@ -90,8 +90,8 @@ class ThreadBarriers:
                 )
             if relaxed:
                 arrivals.append((agent.index, agent.count))
-                scope, published = lanes.warp.release_relaxed(lanes.mask)
-                clock.join(published) if scope >= ScopeLevel.CLUSTER else clock.join_executed(published)
+                scope, published = lanes.warp.release_for_relaxed_write(lanes.mask)
+                clock.join(published) if scope >= ScopeLevel.CLUSTER else clock.join_executed_events(published)
             else:
                 lanes.warp.sync()
                 arrivals.append((agent.index, agent.count))

@@ -152,7 +152,7 @@ class Epilogue:
         k = current_builder()
         k.comment("opaque copies: keep ptxas from hoisting the epilogue's address computations")
         return k.with_lane_and_warp(
-            hw.opaque(k.lane).named("lane_in_epilogue"), hw.opaque(k.warp_index).named("warp_in_epilogue")
+            hw.opaque(k.lane).named("opaque_lane"), hw.opaque(k.warp_index).named("opaque_warp")
         )
 
     def _store(self, accumulator: Accumulator) -> None:

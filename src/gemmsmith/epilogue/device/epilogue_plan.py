@@ -211,10 +211,10 @@ def _choose_stages(
     return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)
 
 
-def min_smem_bytes(graph: EpilogueGraph, tma_names: frozenset[str], config: Config, min_loaded: int = 2) -> int:
+def min_smem_bytes(graph: EpilogueGraph, tma_names: frozenset[str], config: Config, min_load_buffers: int = 2) -> int:
     """Return the shared memory to reserve for the epilogue, in bytes.
 
-    If it loads matrices: `min_loaded` subtiles of every matrix per warpgroup, or as many as there are. If it only
+    If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are. If it only
     stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
     """
     n, consumers = config.tile[1] // config.warpgroups[1] // num_reducing_ctas(config, graph), config.consumers
@@ -229,7 +229,7 @@ def min_smem_bytes(graph: EpilogueGraph, tma_names: frozenset[str], config: Conf
     )
     subtiles_n, rows = n // epi_tile_n, config.tile[0] // config.warpgroups[0]
     all_subtiles = rows // WGMMA_M * subtiles_n
-    subtiles = min(all_subtiles, min_loaded if loads else max(min(subtiles_n, 2), ceil_div(all_subtiles, 4)))
+    subtiles = min(all_subtiles, min_load_buffers if loads else max(min(subtiles_n, 2), ceil_div(all_subtiles, 4)))
     bytes_per_warpgroup = sum(4 * count for _, count in _broadcast_sizes(graph, n, rows))
     broadcast_bytes = round_up(consumers * bytes_per_warpgroup, SWIZZLE_ALIGNMENT_BYTES)
     return consumers * (subtiles * subtile_bytes + 2 * BARRIER_PAIR_BYTES * bool(subtile_bytes)) + broadcast_bytes

@@ -115,20 +115,20 @@ def _row_halves_per_warp(tile: Tile) -> int:
     return tile.mn // (4 * FRAGMENT_HALF_ROWS)
 
 
-def _matrix_row_offset(tile: Tile, n8: RegisterIndex, count: int) -> Value:
+def _matrix_row_offset(tile: Tile, n8: RegisterIndex, num_n8: int) -> Value:
     """Return the byte offset of this lane's row of an 8x8 matrix for ldmatrix or stmatrix.
 
-    The matrices are the halves of the warp's rows, one group of 8 columns after the other. In an MN-major tile a
+    Matrix i holds rows 8 * (i % halves) on of the warp's rows, in group i // halves of 8 columns. In an MN-major tile a
     matrix's row is a column of the subtile, and the instruction transposes.
     """
     k, halves = current_builder(), _row_halves_per_warp(tile)
     rows = halves * FRAGMENT_HALF_ROWS
-    n8 = k.lane // rows + n8 if count == 2 else n8
+    n8 = k.lane // rows + n8 if num_n8 == 2 else n8
     if tile.major == "MN":
         half = (k.warp_index % 4) * 2 + k.lane // 8 % 2 if halves == 2 else k.warp_index % 4
-        column = (n8 * N8_COLUMNS + k.lane % N8_COLUMNS).named("column")
+        column = (n8 * N8_COLUMNS + k.lane % N8_COLUMNS).named("smem_column")
         return swizzled_vector_offset(tile, column, half, 0)
-    row = ((k.warp_index % 4) * rows + k.lane % rows).named("row")
+    row = ((k.warp_index % 4) * rows + k.lane % rows).named("smem_row")
     return swizzled_vector_offset(tile, row, n8, 0)
 
 

@@ -161,27 +161,28 @@ class VectorBroadcast:
     Kept in the warpgroup's shared memory, not in registers: otherwise ptxas hoists work of later subtiles and spills.
     """
 
-    def __init__(self, operand: Operand, count: int, consumers: int) -> None:
+    def __init__(self, operand: Operand, values_per_tile: int, consumers: int) -> None:
         assert operand.dtype is not None
-        self.count, self.dims, self.name = count, operand.broadcast_dims, f"{operand.name}_staged"
+        self.values_per_tile, self.dims, self.name = values_per_tile, operand.broadcast_dims, operand.name
         self.columns_per_value = operand.broadcast_dims.columns_per_value
         argument = operand_argument(operand.name)
         self.array = GlobalArray(
             argument, operand.name, operand.dtype, m=not self.columns_per_value, n=bool(self.columns_per_value)
         )
-        self.buffer: SharedBuffer = current_builder().shared(4 * count, stages=consumers, name=operand.name)
-        self.loads_per_thread = ceil_div(count, THREADS_PER_WARPGROUP)
+        self.buffer: SharedBuffer = current_builder().shared(4 * values_per_tile, stages=consumers, name=operand.name)
+        self.loads_per_thread = ceil_div(values_per_tile, THREADS_PER_WARPGROUP)
 
     def _element(self, load: Value) -> tuple[Value, Value]:
         """Return the index in the tile of the element that this thread loads, and whether it is in the tile."""
         warpgroup_thread = current_builder().thread % THREADS_PER_WARPGROUP
         index = (warpgroup_thread + load * THREADS_PER_WARPGROUP).with_name_hint("index")
-        return index, Constant(PRED, True) if self.count % THREADS_PER_WARPGROUP == 0 else index < self.count
+        is_multiple = self.values_per_tile % THREADS_PER_WARPGROUP == 0
+        return index, Constant(PRED, True) if is_multiple else index < self.values_per_tile
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> None:
         """Load this thread's elements of the tile's vector into registers."""
         k, batch = current_builder(), wg_tile.work.batch
-        self.registers = k.registers(F32, self.loads_per_thread, self.name)
+        self.registers = k.registers(F32, self.loads_per_thread, f"{self.name}_to_stage")
         with k.unroll(self.loads_per_thread, name="load") as load:
             index, in_tile = self._element(load)
             if self.columns_per_value:
@@ -209,12 +210,12 @@ class VectorBroadcast:
         address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{self.array.name}_buffer")
         if not self.columns_per_value:
             halves = 2 // self.dims.rows_per_value
-            rows = k.registers(F32, halves, self.name)
+            rows = k.registers(F32, halves, f"{self.name}_frag")
             with k.unroll(halves, name="row_half") as row_half:
                 row = wg_tile.row_in_wg_tile(epi_m, row_half, self.dims.rows_per_value)
                 hw.load_shared(rows.slice(row_half, 1), address + (row * 4).to(U32))
             return lambda n8, half: (rows[half], rows[half])
-        registers = k.registers(F32, 2 * n8_count, self.name)
+        registers = k.registers(F32, 2 * n8_count, f"{self.name}_frag")
         with k.unroll(n8_count, name="n8") as n8:
             thread_column = n8 * N8_COLUMNS + column + fragment_column(k.lane)
             hw.load_shared(registers.slice(n8 * 2, 2), address + (thread_column * 4).to(U32))
@@ -304,9 +305,9 @@ class TmaAuxLoad:
         It flips per tile, for the stages that load an odd number of subtiles of a tile; None if there are none.
         """
         some_stage_is_odd = self.subtiles % self.load_stages or self.subtiles // self.load_stages % 2
-        self.phase_flip = current_builder().var(U32, 0, "epilogue_load_phase_flip") if some_stage_is_odd else None
+        self.tile_parity = current_builder().var(U32, 0, "epilogue_load_tile_parity") if some_stage_is_odd else None
 
-    def _stage(self, wg_tile: WarpgroupTile, subtile: Value) -> tuple[Value, Value]:
+    def _base_and_load_stage(self, wg_tile: WarpgroupTile, subtile: Value) -> tuple[Value, Value]:
         """Return the warpgroup's first stage, and the stage of a subtile relative to it."""
         base = wg_tile.warpgroup * self.load_stages
         stage = (
@@ -316,7 +317,7 @@ class TmaAuxLoad:
 
     def load(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
         """Issue the TMA loads of a subtile. Called in the leader."""
-        base, stage = self._stage(wg_tile, subtile)
+        base, stage = self._base_and_load_stage(wg_tile, subtile)
         base.with_name_hint("first_stage")
         barrier = self.barriers[stage].at(base, 8)
         epi_m = (subtile // self.subtiles_n).with_name_hint("epi_m")
@@ -335,7 +336,7 @@ class TmaAuxLoad:
         """Issue the loads of the first subtiles, if this CTA stores the tile."""
         split = wg_tile.work.split
         k = current_builder()
-        stores_tile = leader if split is None else leader & split.is_reducer
+        stores_tile = leader if split is None else leader & split.runs_epilogue
         with k.when(stores_tile), k.unroll(self.load_stages, name="subtile") as subtile:
             self.load(wg_tile, subtile)
 
@@ -347,26 +348,26 @@ class TmaAuxLoad:
 
     def wait(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
         """Wait until a subtile is loaded."""
-        base, stage = self._stage(wg_tile, subtile)
+        base, stage = self._base_and_load_stage(wg_tile, subtile)
         per_stage, extra = divmod(self.subtiles, self.load_stages)  # the first `extra` stages load one subtile more
         parity: Value = Constant(U32, 0)
         if self.load_stages < self.subtiles:
             parity = (subtile // self.load_stages % 2).to(U32).with_name_hint("load_parity")
-        if self.phase_flip is not None:
-            is_odd = Constant(PRED, True) if not extra else stage >= extra if per_stage % 2 else stage < extra
-            parity = current_builder().select(is_odd, self.phase_flip.get() ^ parity, parity)
+        if self.tile_parity is not None:
+            flips_per_tile = Constant(PRED, True) if not extra else stage >= extra if per_stage % 2 else stage < extra
+            parity = current_builder().select(flips_per_tile, self.tile_parity.get() ^ parity, parity)
         hw.mbarrier_wait(self.barriers[stage].at(base, 8), parity)
 
     def advance_phase(self) -> None:
         """Flip the bit for the next tile."""
-        if self.phase_flip is not None:
-            self.phase_flip.set(self.phase_flip.get() ^ 1)
+        if self.tile_parity is not None:
+            self.tile_parity.set(self.tile_parity.get() ^ 1)
 
     def load_fragment(
         self, name: str, wg_tile: WarpgroupTile, subtile: Value, first: int, n8_count: int
     ) -> fragment.LoadPair:
         """Load this thread's elements of a subtile from its stage."""
-        base, stage = self._stage(wg_tile, subtile)
+        base, stage = self._base_and_load_stage(wg_tile, subtile)
         buffer, tile = self.buffers[name], dict(self.loads)[name]
         address = buffer[stage].at(base, buffer.slot_bytes).address.with_name_hint(f"{name}_buffer")
         return fragment.read(tile, address, first, n8_count, name)

@@ -55,7 +55,7 @@ class Stores:
     ) -> None:
         """Declare the buffers, which alias the bytes `stages_range` of the mainloop's stages if given."""
         k, consumers = current_builder(), spec.config.consumers
-        self.stores, self.result_dims = plan.stores, result_dims
+        self.stored_tiles, self.result_dims = plan.stores, result_dims
         self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
         self._streaming = spec.config.streaming_stores
         self.column_major, self._vectorizable_names = (
@@ -64,7 +64,7 @@ class Stores:
         )
         self.maps: dict[str, Value] = {}
         self.arrays_without_tma: dict[str, GlobalArray] = {}
-        for name, tile in self.stores:
+        for name, tile in self.stored_tiles:
             if name in spec.tma_names:
                 self.maps[name] = k.tensor_map(
                     result_argument(name), partial(_tensor_map_with_clipped_boxes, name, tile)
@@ -74,7 +74,7 @@ class Stores:
         buffer_count = self.subtiles_per_store * self.store_stages * consumers
         self.buffers: dict[str, SharedBuffer] = {}
         offset = stages_range.start if stages_range else None
-        for name, tile in self.stores:
+        for name, tile in self.stored_tiles:
             buffer = self.buffers[name] = k.shared(tile, stages=buffer_count, name=name, offset=offset)
             offset = buffer.offset + buffer.bytes if stages_range else None
         if stages_range and offset not in range(stages_range.stop + 1):
@@ -104,7 +104,7 @@ class Stores:
 
     def issue(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
         """Issue the TMA stores of a subtile. Called in the leader."""
-        for name, tile in self.stores:
+        for name, tile in self.stored_tiles:
             if name not in self.maps:
                 continue
             with current_builder().unroll(tile.boxes, name="box") as box:
@@ -118,7 +118,7 @@ class Stores:
 
     def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
         """Store, from all threads, those results of a subtile that are not stored by TMA."""
-        for name, tile in self.stores:
+        for name, tile in self.stored_tiles:
             if name in self.arrays_without_tma:
                 store = self._store_vectors if name in self._vectorizable_names else self._store_elements
                 store(self.arrays_without_tma[name], tile, coord, wg_tile)

@@ -232,12 +232,12 @@ class EpilogueSubtile:
 def _accumulator_pair(
     accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, half: int
 ) -> tuple[Value, Value]:
-    i = ((n8 + n8_offset) * 2 + half).named("pair")
+    i = ((n8 + n8_offset) * 2 + half).named("pair_idx")
     return accumulator.element(epi_m, i, 0), accumulator.element(epi_m, i, 1)
 
 
 def _int32_pair(accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return accumulator.int32_pair(epi_m, ((n8 + n8_offset) * 2 + half).named("pair"))
+    return accumulator.int32_pair(epi_m, ((n8 + n8_offset) * 2 + half).named("pair_idx"))
 
 
 def _slab_pair(pair: fragment.LoadPair, first_n8: int, n8: Value, half: int) -> tuple[Value, Value]:
@@ -269,4 +269,4 @@ def _pack(pair: fragment.LoadPair, halves: int, dtype: DType, packed: RegisterAr
 def _pack_accumulator(accumulator: Accumulator, epi_m: Value, n8: Value, dtype: DType, packed: RegisterArray) -> None:
     """Pack pairs of the accumulator, which may be stored packed already (fp16)."""
     with current_builder().unroll(len(packed)) as i:
-        packed[i] = accumulator.packed_pair(epi_m, (n8 * 2 + i).named("pair"), dtype)
+        packed[i] = accumulator.packed_pair(epi_m, (n8 * 2 + i).named("pair_idx"), dtype)

@@ -306,6 +306,7 @@ class Traced:
         self.tracer, self.node, self.broadcast_dims = tracer, node, broadcast_dims
         self.is_bool, self.pending_cast = is_bool, pending_cast
         self.keepdim = False
+        """True for a reduction whose reduced dimensions are kept, with length 1."""
         self.is_number = False
         """True for an operand that is passed as a Python number."""
 

@@ -22,16 +22,18 @@ SPECIAL_FUNCTION_OPERATIONS = {
 def fission(graph: EpilogueGraph) -> EpilogueGraph:
     """Decompose silu, div and log where that saves work; never increases the number of special-function operations."""
     sigmoids = {n.inputs[0] for n in graph.nodes if n.op == "sigmoid"}
-    divisors = Counter(n.inputs[1] for n in graph.nodes if n.op == "div" and graph.nodes[n.inputs[1]].op != "constant")
+    division_counts = Counter(
+        n.inputs[1] for n in graph.nodes if n.op == "div" and graph.nodes[n.inputs[1]].op != "constant"
+    )
     uses = use_counts(graph)
     old: list[Node] = list(graph.nodes)
 
-    def rule(editor: Editor, node: Node) -> int | None:
+    def rewrite_node(editor: Editor, node: Node) -> int | None:
         old_node = old[editor.index]
         if node.op == "silu" and old_node.inputs[0] in sigmoids:
             sigmoid = editor.add("sigmoid", node.inputs[0])  # which is computed anyway
             return editor.add("mul", node.inputs[0], sigmoid)
-        if node.op == "div" and divisors[old_node.inputs[1]] > 1:
+        if node.op == "div" and division_counts[old_node.inputs[1]] > 1:
             reciprocal = editor.add("reciprocal", node.inputs[1])  # one for all divisions
             return editor.add("mul", node.inputs[0], reciprocal)
         if node.op == "log":
@@ -61,7 +63,7 @@ def fission(graph: EpilogueGraph) -> EpilogueGraph:
             result = editor.add(op, result, editor.constant(math.log(bound)))
         return result
 
-    return rewrite(graph, rule)
+    return rewrite(graph, rewrite_node)
 
 
 def _log_sigmoid(editor: Editor, sigmoid: Node) -> int:

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gemmsmith.core.dtypes import DType, saturate_to_fp32_range
+from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.graph import EpilogueGraph, Node
 from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
 from gemmsmith.epilogue.passes.rewrite import Editor, rewrite
@@ -84,7 +84,7 @@ def _binary(editor: Editor, node: Node, constants: list[float | None]) -> int | 
             factor, other = (x, b) if b is not None else (y, a)
             return factor if other == 1 else editor.add("neg", factor) if other == -1 else None
         case "div":
-            if b is not None and b != 0 and math.frexp(b)[0] in (0.5, -0.5) and saturate_to_fp32_range(1 / b) == 1 / b:
+            if b is not None and b != 0 and math.frexp(b)[0] in (0.5, -0.5) and overflow_as_fp32(1 / b) == 1 / b:
                 return x if b == 1 else editor.add("mul", x, editor.constant(1 / b))  # a power of two: exact
             return None
         case "maximum" | "minimum":

@@ -75,7 +75,7 @@ def _apply(graph: EpilogueGraph, table: list[tuple[Pattern, Pattern]]) -> Epilog
     uses = use_counts(graph)
     old_of: dict[int, int] = {}
 
-    def rule(editor: Editor, node: Node) -> int:
+    def rewrite_node(editor: Editor, node: Node) -> int:
         # Uses are counted in the old graph; a new node has as many as the old node that it replaces.
         matcher = Matcher(editor.nodes, Counter({new: uses[old] for new, old in old_of.items()}))
         for pattern, replacement in table:
@@ -86,10 +86,10 @@ def _apply(graph: EpilogueGraph, table: list[tuple[Pattern, Pattern]]) -> Epilog
         else:
             editor.nodes.append(node)
             new = len(editor.nodes) - 1
-        old_of[new] = editor.index
+        old_of[new] = editor.index  # the index of the old node that is rewritten
         return new
 
-    return rewrite(graph, rule)
+    return rewrite(graph, rewrite_node)
 
 
 def _instantiate(editor: Editor, pattern: Pattern, bindings: dict[str, int]) -> int:

@@ -22,7 +22,7 @@ THREAD_TILE = 8
 """Rows and columns per thread."""
 THREADS = (TILE_MN // THREAD_TILE) ** 2
 """Threads per CTA."""
-HALF_OFFSETS = (0, TILE_MN // 2)
+FRAGMENT_HALF_OFFSETS = (0, TILE_MN // 2)
 """Offsets of a thread's two groups of rows, and of columns."""
 
 
@@ -69,8 +69,8 @@ def multiply(accumulators: RegisterArray2D, a: SharedMatrix, b: SharedMatrix) ->
     """Accumulate the product of a k-tile of A, stored transposed, and of B."""
     k, (row, column) = current_builder(), thread_result_coord()
     with k.unroll(TILE_K, name="kk") as kk:
-        a_vectors = [a.load(kk, row + half_offset, VECTOR_ELEMENTS) for half_offset in HALF_OFFSETS]
-        b_vectors = [b.load(kk, column + half_offset, VECTOR_ELEMENTS) for half_offset in HALF_OFFSETS]
+        a_vectors = [a.load(kk, row + half_offset, VECTOR_ELEMENTS) for half_offset in FRAGMENT_HALF_OFFSETS]
+        b_vectors = [b.load(kk, column + half_offset, VECTOR_ELEMENTS) for half_offset in FRAGMENT_HALF_OFFSETS]
         for p, a_vector in enumerate(a_vectors):
             for q, b_vector in enumerate(b_vectors):
                 with k.unroll(VECTOR_ELEMENTS, name="i") as i, k.unroll(VECTOR_ELEMENTS, name="j") as j:
@@ -81,8 +81,8 @@ def multiply(accumulators: RegisterArray2D, a: SharedMatrix, b: SharedMatrix) ->
 def store(gemm: GemmArguments, accumulators: RegisterArray2D) -> None:
     """Store the results element by element, since D may have any layout."""
     k, (row, column) = current_builder(), thread_result_coord()
-    for p, row_offset in enumerate(HALF_OFFSETS):
-        for q, column_offset in enumerate(HALF_OFFSETS):
+    for p, row_offset in enumerate(FRAGMENT_HALF_OFFSETS):
+        for q, column_offset in enumerate(FRAGMENT_HALF_OFFSETS):
             with k.unroll(VECTOR_ELEMENTS, name="i") as i, k.unroll(VECTOR_ELEMENTS, name="j") as j:
                 value = accumulators[i + p * VECTOR_ELEMENTS][j + q * VECTOR_ELEMENTS]
                 gemm.store(gemm.row + row + row_offset + i, gemm.column + column + column_offset + j, value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.core.dtypes import FP32, DType, as_dtype, saturate_to_fp32_range
+from gemmsmith.core.dtypes import FP32, DType, as_dtype, overflow_as_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
 from gemmsmith.epilogue.frontend.values import Traced, Tracer, call
@@ -97,27 +97,27 @@ class FxEpilogueTracer(Tracer):
         """Return a traced value. Raises EpilogueError for a reduction's result and for numbers beyond fp32's range."""
         if isinstance(x, Traced) and x.op == "reduce":
             raise epilogue_error("it needs a reduction over the whole matmul, which is only known after the kernel")
-        if isinstance(x, (int, float)) and x == x and saturate_to_fp32_range(x) != x:
-            raise epilogue_error(f"{x} is {saturate_to_fp32_range(x)} in fp32")
+        if isinstance(x, (int, float)) and x == x and overflow_as_fp32(x) != x:
+            raise epilogue_error(f"{x} is {overflow_as_fp32(x)} in fp32")
         return super().value(x)
 
     # -- fusing ----------------------------------------------------------------------------------------------------
 
     def fuse(self, node: Node) -> None:
         """Add a node to the epilogue. Raises EpilogueError with the reason if that is not possible."""
-        self._record_fused(node, self._compute(node))
+        self._record_fused(node, self._trace_node(node))
 
     def _record_fused(self, node: Node, value: Traced) -> None:
         self.values[node] = self._round_to_dtype(node, value)
         self.inputs_read.setdefault(node, frozenset())
         self.fused.add(node)
 
-    def _compute(self, node: Node) -> Traced:
+    def _trace_node(self, node: Node) -> Traced:
         if node_kind(node) == "opaque":
             raise epilogue_error(f"{op_name(node) or node.name} is not a pointwise op or a reduction")
         if fake_tensor(node) is None:
             raise epilogue_error(f"{op_name(node) or node.name}: it returns more than one tensor")
-        if not (dtype(node) == torch.bool or self._is_value_dtype(dtype(node))):
+        if not (dtype(node) == torch.bool or self._is_computable_dtype(dtype(node))):
             raise epilogue_error(f"{op_name(node) or node.name}: it returns {dtype(node)}")
         value = self._round_to_dtype(node, self._evaluate(node))
         self.inputs_read[node] = self._inputs_read_by(node.all_input_nodes)
@@ -177,17 +177,17 @@ class FxEpilogueTracer(Tracer):
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     def _check_full_shape(self, node: Node) -> None:
-        if self._broadcast_dims(shape(node), shape(node)) != self._full_dims:
+        if self._broadcast_dims(shape(node), shape(node)) != self._no_broadcast:
             raise epilogue_error(
                 f"{op_name(node)}: its shape {tuple(shape(node))} is not the matmul's, {self.acc_shape}"
             )
 
-    def _is_value_dtype(self, dtype_: torch.dtype) -> bool:
+    def _is_computable_dtype(self, dtype_: torch.dtype) -> bool:
         """Return whether the epilogue computes values of a dtype."""
         return dtype_ == torch.float64 if dtype(self.matmul.a) == torch.float64 else dtype_ in VALUE_DTYPES
 
     @property
-    def _full_dims(self) -> BroadcastDims:
+    def _no_broadcast(self) -> BroadcastDims:
         return BroadcastDims(len(self.acc_shape) == 3, 1, 1)
 
     def _group_dims(self, like: Sequence[Any]) -> list[list[int]] | None:
@@ -251,7 +251,7 @@ class FxEpilogueTracer(Tracer):
             raise epilogue_error(f"{node.name}: its shape {tuple(shape(node))} is neither a row, a column nor a matrix")
         if self._cheapest_inputs(node) != {node}:
             try:
-                self.values[node] = self._compute(node)
+                self.values[node] = self._trace_node(node)
             except EpilogueError:
                 pass
         if node not in self.values:
@@ -260,7 +260,7 @@ class FxEpilogueTracer(Tracer):
 
     def _operand_value(self, node: Node, dims: BroadcastDims) -> Traced:
         if (
-            not (dtype(node) in OPERAND_DTYPES or self._is_value_dtype(dtype(node)))
+            not (dtype(node) in OPERAND_DTYPES or self._is_computable_dtype(dtype(node)))
             or fake_tensor(node).device != fake_tensor(self.matmul.a).device
         ):
             raise epilogue_error(f"{node.name}: it is {dtype(node)} on {fake_tensor(node).device}")
@@ -285,7 +285,7 @@ class FxEpilogueTracer(Tracer):
             pass
         elif op_name(node) == "expand" or node_kind(node) == "view":
             inputs = self._cheapest_inputs(node.args[0], depth + 1)
-        elif node_kind(node) == "pointwise" and self._broadcast_dims(shape(node), shape(node)) == self._full_dims:
+        elif node_kind(node) == "pointwise" and self._broadcast_dims(shape(node), shape(node)) == self._no_broadcast:
             computed = [x for x in node.all_input_nodes if fill_value(x) is None]
             producers = {
                 input_

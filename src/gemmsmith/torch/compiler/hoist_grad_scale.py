@@ -103,7 +103,7 @@ class _ScalarHoister:
                 elif self._can_scale_matmul(user, old):
                     operands = (new if x is old else x for x in user.args)
                     serialized = graph_serialization.serialize(_scale_epilogue(self.scalar, user))
-                    op = OPERATORS[1, 1]
+                    op = OPERATORS[1, 1]  # (number of inputs, number of outputs)
                     scaled = Emitter(self.graph)(
                         op, *operands, graph_serialization.digest(serialized), serialized, [], self.scalar
                     )

@@ -51,7 +51,7 @@ class Region:
         self.roots = [x for x in dict.fromkeys(roots) if x in self.epilogue.fused]
         self.nodes = list(self.roots)
         self.rejected: dict[Node, str] = {}
-        self.dependents = dict.fromkeys([matmul.node, *self.roots], True)
+        self.depends_memo = dict.fromkeys([matmul.node, *self.roots], True)
         self._grow()
 
     def _grow(self) -> None:
@@ -64,7 +64,7 @@ class Region:
                 continue
             seen.add(node)
             try:
-                if all(x in self.epilogue.fused or not self._depends(x) for x in node.all_input_nodes):
+                if all(x in self.epilogue.fused or not self._depends_on_matmul(x) for x in node.all_input_nodes):
                     self.epilogue.fuse(node)
                     self.nodes.append(node)
                     for user in node.users:
@@ -72,17 +72,17 @@ class Region:
             except EpilogueError as error:
                 self.rejected[node] = str(error).rpartition("\n")[2].strip()
 
-    def _depends(self, node: Node) -> bool:
-        """Return whether a node depends on the matmul."""
-        first, unvisited, waiting = self.matmul.node, set[Node](), [node]
+    def _depends_on_matmul(self, node: Node) -> bool:
+        """Return whether a node depends on the matmul. Nodes are ordered as in the graph, in topological order."""
+        matmul, undecided, waiting = self.matmul.node, set[Node](), [node]
         while waiting:
             x = waiting.pop()
-            if first < x and x not in self.dependents and x not in unvisited:
-                unvisited.add(x)
+            if matmul < x and x not in self.depends_memo and x not in undecided:
+                undecided.add(x)
                 waiting += x.all_input_nodes
-        for x in sorted(unvisited):
-            self.dependents[x] = any(self.dependents.get(y, False) for y in x.all_input_nodes)
-        return self.dependents.get(node, False)
+        for x in sorted(undecided):
+            self.depends_memo[x] = any(self.depends_memo.get(y, False) for y in x.all_input_nodes)
+        return self.depends_memo.get(node, False)
 
     # -- choosing what to fuse -------------------------------------------------------------------------------------
 
