@@ -138,7 +138,7 @@ def plan(
     The plan's source, PTX, SASS and resources are available on any machine, also without a GPU.
 
     Args:
-        a: (m, k) or (batch, m, k), an array or an `Spec(shape, dtype, strides)`.
+        a: (m, k) or (batch, m, k), an array or a `Spec(shape, dtype, strides)`.
         b: (k, n) or (batch, k, n), an array or a Spec.
         scale_a: As in `gemm`, an array or a Spec.
         scale_b: As in `gemm`, an array or a Spec.

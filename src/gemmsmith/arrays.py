@@ -19,7 +19,7 @@ from gemmsmith.dlpack import read_capsule
 
 
 class ArrayInfo(NamedTuple):
-    """Description of an array, with strides in elements; `address` is 0 for an `Spec`.
+    """Description of an array, with strides in elements; `address` is 0 for a `Spec`.
 
     `device` is "cpu", "cuda" or "spec" (no data); `device_index` is CUDA's device number, 0 otherwise.
     """

@@ -89,7 +89,7 @@ def _print_function(function: st.Function, threads: int, wrappers: dict[str, Non
 
 
 def _grid_text(cluster_size: int) -> str:
-    return f"a multiple of {cluster_size}" if cluster_size > 1 else "any"
+    return f"grid a multiple of {cluster_size}" if cluster_size > 1 else "any grid"
 
 
 def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
@@ -130,7 +130,7 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
     header = [
         *kernel.header,
         f"compile: nvcc -std=c++17 -fmad=false -arch={kernel.chip.target} -cubin, or NVRTC for {kernel.chip.target}",
-        f"launch: grid {_grid_text(prod(kernel.cluster))}, block {kernel.threads}, "
+        f"launch: {_grid_text(prod(kernel.cluster))}, block {kernel.threads}, "
         f"{kernel.shared_bytes} bytes of dynamic shared memory",
     ]
     parameter_types = {q.type for q in kernel.parameters}
