@@ -246,9 +246,9 @@ def measured(
 
 def built(plans: Sequence[gemmsmith.Plan], dry: bool) -> None:
     """Compile what plans launch, in parallel; only the first few kernels if `dry`."""
-    members_with_ratio = list(dict.fromkeys(kernels(plans)))
-    print(f"{len(members_with_ratio)} kernels", flush=True)
-    compile_all(members_with_ratio[:4] if dry else members_with_ratio)
+    launched = list(dict.fromkeys(kernels(plans)))
+    print(f"{len(launched)} kernels", flush=True)
+    compile_all(launched[:4] if dry else launched)
 
 
 def write_down(path: Path | None, rows: Sequence[Row], lines: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ def main() -> None:
         return measure(job, pace) | role
 
     def group(row: contest.Row) -> str:
-        return f"{row['kind']} {row['layout']}" + f" {ROLES[row['layout']]}" * (not arguments.layouts)
+        return f"{row['kind']} {row['layout']}" + ("" if arguments.layouts else f" {ROLES[row['layout']]}")
 
     rows = contest.measured(
         arguments, jobs, job_of, lambda left: contest.built([planned(job) for job in left], arguments.dry), row, told
