@@ -11,7 +11,7 @@ ridge regression (tuning/correction.py) and written to correction.json, after a 
 
     cd benchmarks/results
     python ../fit.py survey-h200.json survey-??-h100.json \\
-        --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200.json sweep-layouts-h100.json [--correction]
+        --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200.json sweep-{layouts,choice}-h100.json [--correction]
 """
 
 from __future__ import annotations
@@ -74,10 +74,14 @@ DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 """Dtypes of the operands of surveys; bf16 for surveys that are named by a layout."""
 LONG = 2
 """Weight of a sweep's shape. Chosen; not measured."""
+LONG_IN_CORRECTION = 4
+"""Weight of a sweep's shape when the correction is fitted: of 1, 2, 4 and 8 the one with the least regret of held out
+shapes."""
 HELD_OUT = 5
 """Every HELD_OUT-th shape is held out; also the number of parts of the cross-validation."""
-RIDGE = 500
-"""Ridge penalty of the correction, for features with standard deviation 1. Chosen; not measured."""
+RIDGE = 5000
+"""Ridge penalty of the correction, for features with standard deviation 1: of 200, 500, 1500 and 5000 the one with the
+least regret of held out shapes."""
 CONFIGS = 64
 """Number of configs as which each shape counts in the ridge regression. Chosen; not measured."""
 
@@ -154,9 +158,10 @@ def contest(operands: str, shape: Shape, timed: list[tuple[Config, float]], gpu:
 
 
 def finalists(sweep: Path) -> list[Contest]:
-    """Return the contests of a sweep's power-limited shapes and finalists.
+    """Return the contests of a sweep's shapes and finalists.
 
-    Sweeps of one layout only: without swap_ab, whose stores were slow then, and without split-K.
+    Sweeps of one layout only: the power-limited shapes, without swap_ab, whose stores were slow then, and without
+    split-K.
     """
     results, read = [], json.loads(sweep.read_text())
     for row in read["rows"]:
@@ -166,7 +171,7 @@ def finalists(sweep: Path) -> list[Contest]:
             timed = [(c, us) for c, us in timed if c.splits == 1 and not c.swap_ab]
         if len(timed) > 1:
             results.append(contest(row.get("layout", "bf16"), (m, n, k), timed, gpu_of(read)))
-    return [c for c in results if c.power_limited]
+    return [c for c in results if c.power_limited or "layout" in read["rows"][0]]
 
 
 def fit(contests: list[Contest], rounds: int = 12) -> None:
@@ -249,11 +254,11 @@ def main() -> None:
     long = [c for path in arguments.sweep for c in finalists(path)]
     if arguments.correction:
         long = balanced(long)
-        corrections = cross_validated(short + long)
+        corrections = cross_validated(short + LONG_IN_CORRECTION * long)[: len(short) + len(long)]
         for name, part, of in (("surveys", short, corrections), ("sweeps", long, corrections[len(short) :])):
             print(f"regret, {name}, of the model alone: {regrets(part)}")
             print(f"cross-validated, corrected: {regrets(part, of[: len(part)])}")
-        results = [float(f"{x:.4g}") for x in fit_correction(short + long)]
+        results = [float(f"{x:.4g}") for x in fit_correction(short + LONG_IN_CORRECTION * long)]
         correction.COEFFICIENTS_FILE.write_text(json.dumps(results) + "\n")
         return
     validation = all_contests[::HELD_OUT]

@@ -187,7 +187,8 @@ def classes(shape: Shape) -> list[str]:
 
 
 SWEPT = trained(20, 20261126)
-"""Layers of training steps whose GEMMs the model is fitted to (sweep-layouts-h100.json)."""
-TRAINED = trained(20, 20261128, SWEPT)
+SWEPT += trained(20, 20261128, SWEPT)
+"""Layers of training steps whose GEMMs the model is fitted to (sweep-layouts-h100.json, sweep-choice-h100.json)."""
+TRAINED = trained(20, 20261129, SWEPT)
 """Layers of training steps."""
 SUITE: list[Shape] = list(dict.fromkeys([*CUBES, *LAYERS]))
