@@ -189,6 +189,6 @@ def classes(shape: Shape) -> list[str]:
 SWEPT = trained(20, 20261126)
 SWEPT += trained(20, 20261128, SWEPT)
 """Layers of training steps whose GEMMs the model is fitted to (sweep-layouts-h100.json, sweep-choice-h100.json)."""
-TRAINED = trained(20, 20261129, SWEPT)
+TRAINED = trained(20, 20261130, SWEPT)
 """Layers of training steps."""
 SUITE: list[Shape] = list(dict.fromkeys([*CUBES, *LAYERS]))
