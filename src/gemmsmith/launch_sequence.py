@@ -106,7 +106,7 @@ def _final_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: 
     node, constant = graph.nodes[result.node], graph.constant_operand_of(result)
     kind, axis = node.value
     dims = graph.broadcast_dims()[node.inputs[0]]
-    m, n = problem.m // max(dims.rows_per_value, 1), problem.n // max(dims.columns_per_value, 1)
+    m, n = problem.m // dims.row_divisor, problem.n // dims.column_divisor
     count = math.prod({"b": problem.batch, "m": m, "n": n}[dim] for dim in reduced_dims(axis))  # reduced elements
     scale, offset = 1.0, 0.0
     if constant is not None and count:

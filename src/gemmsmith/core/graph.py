@@ -26,9 +26,29 @@ class BroadcastDims(NamedTuple):
     columns_per_value: Literal[0, 1, 2] = 0
 
     @property
+    def varies_along_m(self) -> bool:
+        """True if rows have values of their own."""
+        return self.rows_per_value > 0
+
+    @property
+    def varies_along_n(self) -> bool:
+        """True if columns have values of their own."""
+        return self.columns_per_value > 0
+
+    @property
+    def row_divisor(self) -> int:
+        """What a row index of the accumulator is divided by to index the value: 1 if that does not vary along M."""
+        return max(self.rows_per_value, 1)
+
+    @property
+    def column_divisor(self) -> int:
+        """What a column index of the accumulator is divided by to index the value: 1 if that does not vary along N."""
+        return max(self.columns_per_value, 1)
+
+    @property
     def is_matrix(self) -> bool:
-        """True if the value varies along rows and columns."""
-        return self.rows_per_value > 0 and self.columns_per_value > 0
+        """True if the value varies along M and along N."""
+        return self.varies_along_m and self.varies_along_n
 
     @property
     def transposed(self) -> BroadcastDims:

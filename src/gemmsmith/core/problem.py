@@ -233,13 +233,13 @@ OperandFn = Callable[[BoundProblem], tuple[Matrix, Pointer]]
 """Function that returns an operand of a problem as an (M or N) x K matrix, and its Pointer."""
 
 
-def operand_selector(index: int) -> OperandFn:
-    """Return the function that selects A (0) or B (1)."""
+def operand_getter(index: int) -> OperandFn:
+    """Return the function that returns a problem's A (0) or B (1), and its address."""
     return lambda p: (p.operands[index], p.operand_pointers[index])
 
 
-def residual_selector(index: int) -> OperandFn:
-    """Return the function that selects the TF32 residual of A (0) or B (1)."""
+def residual_getter(index: int) -> OperandFn:
+    """Return the function that returns the TF32 residual of a problem's A (0) or B (1), and its address."""
     return lambda p: p.residuals[index]
 
 

@@ -268,8 +268,8 @@ class _QuantizedOutput:
         self, layout: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
     ) -> None:
         self.layout, self.granularity, self.spec, self.extents = layout, granularity, spec, extents
-        self.values = GlobalArray(layout, layout, spec.value_dtype, m=True, n=True)
-        self.scales = GlobalArray(f"{layout}_scales", f"{layout}_scales", spec.scale_dtype, m=True, n=True)
+        self.values = GlobalArray(layout, layout, spec.value_dtype)
+        self.scales = GlobalArray(f"{layout}_scales", f"{layout}_scales", spec.scale_dtype)
 
     def store_scale(
         self, batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value, predicate: Value

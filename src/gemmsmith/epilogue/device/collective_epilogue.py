@@ -238,7 +238,7 @@ class Epilogue:
             epi_m, epi_n = (subtile // plan.subtiles_n).named("epi_m"), subtile % plan.subtiles_n
         index = (store_group % plan.store_stages * plan.subtiles_per_store + i).named("buffer_index")
         buffers = self.stores.subtile_buffers(self.wg_tile, index) if self.stores else {}
-        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("column"), buffers)
+        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("subtile_column"), buffers)
 
     def _wait_stores_read(self, stores: Stores) -> None:
         """Wait until this warp's results have been read from the stages, which the next loads overwrite."""

@@ -126,9 +126,9 @@ def _matrix_row_offset(tile: Tile, n8: RegisterIndex, num_n8: int) -> Value:
     n8 = k.lane // rows + n8 if num_n8 == 2 else n8
     if tile.major == "MN":
         half = (k.warp_index % 4) * 2 + k.lane // 8 % 2 if halves == 2 else k.warp_index % 4
-        column = (n8 * N8_COLUMNS + k.lane % N8_COLUMNS).named("smem_column")
+        column = (n8 * N8_COLUMNS + k.lane % N8_COLUMNS).named("column_in_subtile")
         return swizzled_vector_offset(tile, column, half, 0)
-    row = ((k.warp_index % 4) * rows + k.lane % rows).named("smem_row")
+    row = ((k.warp_index % 4) * rows + k.lane % rows).named("row_in_subtile")
     return swizzled_vector_offset(tile, row, n8, 0)
 
 
@@ -136,7 +136,7 @@ def _lane_row(tile: Tile, half: int) -> Value:
     """Return this lane's row in a half of the warp's rows."""
     k = current_builder()
     row: Value = fragment_row(k.warp_index % 4, k.lane, WGMMA_M // tile.mn) + FRAGMENT_HALF_ROWS * half
-    return row.named("row")
+    return row.named("row_in_subtile")
 
 
 def _pair_offset(tile: Tile, n8: RegisterIndex, half: int) -> Value:
@@ -153,8 +153,8 @@ def _pair_offset(tile: Tile, n8: RegisterIndex, half: int) -> Value:
 def _element_offsets(tile: Tile, n8: RegisterIndex, half: int) -> list[Value]:
     """Return the byte offsets of the two elements of this lane's pair in a group of 8 columns."""
     row = _lane_row(tile, half)
-    column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column")
-    return [element_offset(tile, row, (column + i).with_name_hint("column")) for i in range(2)]
+    column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column_in_subtile")
+    return [element_offset(tile, row, (column + i).with_name_hint("column_in_subtile")) for i in range(2)]
 
 
 def element_offset(tile: Tile, row: Value, column: Value) -> Value:

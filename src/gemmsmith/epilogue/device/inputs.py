@@ -40,8 +40,8 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 class WarpgroupTile:
     """A warpgroup's rows and columns of a CTA's tile, from row `m` and column `work.n` of the problem on.
 
-    Rows and columns of a value that exists once per `rows_per_value` rows and `columns_per_value` columns are counted
-    in that value's own.
+    The rows and columns that the methods return are indices of an operand's (or result's) values, of which there is one
+    per `rows_per_value` rows and `columns_per_value` columns of the problem.
     """
 
     work: WorkTile
@@ -59,7 +59,10 @@ class WarpgroupTile:
         return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, half, rows_per_value)).named("row")
 
     def row_in_wg_tile(self, epi_m: Value, half: Value | int, rows_per_value: int) -> Value:
-        """Return this thread's row, relative to the warpgroup's first."""
+        """Return this thread's row as in `row`, relative to the warpgroup's first one.
+
+        If rows are paired (`rows_per_value` 2), the warp's rows have values in one half only, so `half` is 0.
+        """
         k = current_builder()
         first = epi_m * (WGMMA_M // rows_per_value) + half * FRAGMENT_HALF_ROWS
         row: Value = fragment_row(k.warp_index % 4, k.lane, rows_per_value) + first
@@ -79,7 +82,7 @@ class WarpgroupTile:
         """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
         if (n8_offset, columns_per_value) in coord.bounds:
             return coord.bounds[n8_offset, columns_per_value]
-        n8 = (coord.n8 + n8_offset).with_name_hint(f"n8_{n8_offset}")
+        n8 = (coord.n8 + n8_offset).with_name_hint(f"n8_plus_{n8_offset}")
         first = (coord.column + n8 * N8_COLUMNS).named("n8_column")
         columns_remaining = (self.problem_n // columns_per_value - self.first_column(columns_per_value)).named(
             "columns_remaining"
@@ -97,7 +100,7 @@ class WarpgroupTile:
 
 @dataclass
 class SubtileCoord:
-    """Position of a subtile: its index in the tile, its group of 64 rows and its first column.
+    """Position of a subtile: its index in the tile, its group of 64 rows and its first column in the tile.
 
     `buffers` are the shared-memory addresses through which its results are stored, by the results' names.
     """
@@ -139,12 +142,16 @@ class ScalarBroadcast:
     def __init__(self, operand: Operand) -> None:
         argument, dtype = operand_argument(operand.name), operand.dtype
         self.number = current_builder().parameter(argument, F32, lambda p: Pointer(argument)) if dtype is None else None
-        self.array = None if dtype is None else GlobalArray(argument, operand.name, dtype, m=False, n=False)
+        self.array = (
+            None
+            if dtype is None
+            else (GlobalArray(argument, operand.name, dtype, varies_along_m=False, varies_along_n=False))
+        )
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> None:
         """Load the element, unless it is a kernel argument."""
         if self.array:
-            self.registers = current_builder().registers(F32, 1, "scalar")
+            self.registers = current_builder().registers(F32, 1, f"{self.array.name}_scalar")
             self.registers[0] = self.array.load(self.array.element_address(wg_tile.work.batch), Constant(PRED, True))
 
     def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
@@ -164,10 +171,9 @@ class VectorBroadcast:
     def __init__(self, operand: Operand, values_per_tile: int, consumers: int) -> None:
         assert operand.dtype is not None
         self.values_per_tile, self.dims, self.name = values_per_tile, operand.broadcast_dims, operand.name
-        self.columns_per_value = operand.broadcast_dims.columns_per_value
-        argument = operand_argument(operand.name)
+        along_m, along_n = self.dims.varies_along_m, self.dims.varies_along_n
         self.array = GlobalArray(
-            argument, operand.name, operand.dtype, m=not self.columns_per_value, n=bool(self.columns_per_value)
+            operand_argument(operand.name), operand.name, operand.dtype, varies_along_m=along_m, varies_along_n=along_n
         )
         self.buffer: SharedBuffer = current_builder().shared(4 * values_per_tile, stages=consumers, name=operand.name)
         self.loads_per_thread = ceil_div(values_per_tile, THREADS_PER_WARPGROUP)
@@ -182,13 +188,13 @@ class VectorBroadcast:
     def issue_loads(self, wg_tile: WarpgroupTile) -> None:
         """Load this thread's elements of the tile's vector into registers."""
         k, batch = current_builder(), wg_tile.work.batch
-        self.registers = k.registers(F32, self.loads_per_thread, f"{self.name}_to_stage")
+        self.registers = k.registers(F32, self.loads_per_thread, f"{self.name}_prefetched")
         with k.unroll(self.loads_per_thread, name="load") as load:
             index, in_tile = self._element(load)
-            if self.columns_per_value:
-                column = (wg_tile.work.n // self.columns_per_value + index).with_name_hint("column")
+            if self.dims.varies_along_n:
+                column = (wg_tile.work.n // self.dims.columns_per_value + index).with_name_hint("column")
                 address = self.array.element_address(batch, column=column)
-                in_bounds = column < wg_tile.problem_n // self.columns_per_value
+                in_bounds = column < wg_tile.problem_n // self.dims.columns_per_value
             else:
                 row = (wg_tile.m // self.dims.rows_per_value + index).with_name_hint("row")
                 address = self.array.element_address(batch, row)
@@ -208,7 +214,7 @@ class VectorBroadcast:
         """Load this thread's elements of a subtile from shared memory."""
         k = current_builder()
         address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{self.array.name}_buffer")
-        if not self.columns_per_value:
+        if not self.dims.varies_along_n:
             halves = 2 // self.dims.rows_per_value
             rows = k.registers(F32, halves, f"{self.name}_frag")
             with k.unroll(halves, name="row_half") as row_half:
@@ -227,7 +233,7 @@ class GmemAuxLoad:
 
     def __init__(self, operand: Operand) -> None:
         assert operand.dtype is not None
-        self.array = GlobalArray(operand_argument(operand.name), operand.name, operand.dtype, m=True, n=True)
+        self.array = GlobalArray(operand_argument(operand.name), operand.name, operand.dtype)
         self.rows_per_value, self.columns_per_value = (
             operand.broadcast_dims.rows_per_value,
             operand.broadcast_dims.columns_per_value,
@@ -262,7 +268,7 @@ class GmemAuxLoad:
         return fragment.pairs_from_registers(registers, halves)
 
 
-def _tensor_map_with_full_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+def _tensor_map_with_tile_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
     """Return the tensor map of a matrix operand, with boxes as high as the tile, so the bytes per load are constant."""
     return make_tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
 
@@ -287,7 +293,7 @@ class TmaAuxLoad:
         k = current_builder()
         self.loads, self.operand_dims = loads, operand_dims
         self.load_stages, self.subtiles, self.subtiles_n, self.consumers = load_stages, subtiles, subtiles_n, consumers
-        self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_full_boxes, name, tile))
+        self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_tile_boxes, name, tile))
                      for name, tile in loads}  # fmt: skip
         self.buffers = {name: k.shared(tile, stages=load_stages * consumers, name=name) for name, tile in loads}
         self.bytes = sum(tile.bytes for _, tile in loads)
