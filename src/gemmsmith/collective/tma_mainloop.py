@@ -59,7 +59,7 @@ class TmaMainloop:
                 spec.config.stages,
                 operand_getter(i),
                 EVICTION_POLICIES[spec.config.evict[i]],
-                residual_getter(i) if spec.split_tf32 else None,
+                residual_getter(i) if spec.is_3xtf32 else None,
             )
             for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
         )
@@ -174,7 +174,7 @@ class TmaMainloop:
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, multicast: bool = True) -> None:
         k_tile_idx, is_tf32_residual = tile.k_tile_index(k_tile), list[Value | None]([None, None])
-        if self.spec.split_tf32:
+        if self.spec.is_3xtf32:
             tf32_product, k_tile_idx = (k_tile_idx % TF32X3_MMAS).named("tf32_product"), k_tile_idx // TF32X3_MMAS
             is_tf32_residual = [tf32_product == 0, tf32_product == 1]
         k = (k_tile_idx * self.spec.config.tile[2]).named("k")

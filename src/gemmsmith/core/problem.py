@@ -131,7 +131,7 @@ class Problem:
     """A GEMM: D (batch, m, n) = A (batch, m, k) @ B (batch, k, n), accumulated in `accumulator_dtype`.
 
     `promoted`: each SCALE_BLOCK of K is summed separately, multiplied by its `scales`, and added in fp32.
-    `split_tf32` (3xTF32): also multiply the residuals, what the truncation to TF32 drops of A and of B.
+    `is_3xtf32` (3xTF32): also multiply the residuals, what the truncation to TF32 drops of A and of B.
     """
 
     a: Matrix
@@ -140,7 +140,7 @@ class Problem:
     accumulator_dtype: DType
     promoted: bool = False
     scales: Scales = (None, None)
-    split_tf32: bool = False
+    is_3xtf32: bool = False
 
     @property
     def m(self) -> int:

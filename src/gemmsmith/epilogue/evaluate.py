@@ -54,7 +54,8 @@ class Evaluation:
     def pair(self, node: int, n8_offset: int, half: int) -> tuple[Value, Value]:
         """Return two adjacent elements of a node in fp32, at an offset in groups of 8 columns and a row half.
 
-        The offset is in the node's own columns. If the node has one value per two rows, the only half is 0.
+        If the node has one value per two columns, the offset counts groups of 8 of its values. If it has one per two
+        rows, the only half is 0.
         """
         low, high = self._pair(node, n8_offset, half)
         return _as_float(low), _as_float(high)
@@ -76,7 +77,7 @@ class Evaluation:
 
     def _key(self, node: int, n8_offset: int, half: int) -> tuple[int, int, int]:
         dims = self.broadcast_dims[node]
-        return node, n8_offset if dims.columns_per_value else 0, half if dims.rows_per_value else 0
+        return node, n8_offset if dims.varies_along_n else 0, half if dims.varies_along_m else 0
 
     def _inputs(self, key: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """Return the keys of the elements from which an element is computed."""

@@ -86,7 +86,7 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     return [
         f"gemmsmith: {spec.name}",
         f"D = epilogue(A @ B): {mma.a} x {mma.b} with {mma.d} accumulators, "
-        f"{_INSTRUCTIONS[mma.kind]}{_TF32X3 * spec.split_tf32}; "
+        f"{_INSTRUCTIONS[mma.kind]}{_TF32X3 * spec.is_3xtf32}; "
         f"results: {', '.join(written) or 'none'}",
         *[f"fp32 partials of {', '.join(x.name for x in partials)}, which other kernels combine"] * bool(partials),
         *[f"epilogue operands: {', '.join(f'{x.name} {_extents(x.broadcast_dims)}' for x in graph.operands)}"]

@@ -221,8 +221,8 @@ def _expand_reduction_grad(
             for i in dims:
                 values[name] = values[name].unsqueeze(i)
     name = GRAD_OUTPUT_PREFIX + r.name
-    if name in values and r.mean_columns_per_value:
-        sizes, count = (*shape[:-1], shape[-1] // r.mean_columns_per_value), 1
+    if name in values and r.is_mean:
+        sizes, count = (*shape[:-1], shape[-1] // r.input_column_divisor), 1
         for i in dims:
             count = count * sizes[i]
         values[name] = values[name] / count

@@ -53,7 +53,8 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
 class GradKernel(NamedTuple):
     """A GEMM whose outputs are gradients (or tie counts).
 
-    `tensors` are the operands' names, each with the output width to which a reduction's gradient is expanded, or 0.
+    `tensors` are the operands' names, each with the columns per value (see `BroadcastDims`) of the matrix to which a
+    reduction's gradient is expanded, or 0 if it is not expanded.
     """
 
     epilogue: str
@@ -66,14 +67,16 @@ class GradKernel(NamedTuple):
 class ReductionResult(NamedTuple):
     """A result that is a reduction over `over`, some of the dimensions b, m, n.
 
-    `mean_columns_per_value`: if it is a mean, the columns per value of its input (see `BroadcastDims`), else 0.
+    `is_mean`: the gradient is divided by the number of elements. `input_column_divisor`: N divided by it is the number
+    of columns of the input (see `BroadcastDims`).
     `tie_count_kernel`: if it is a maximum or minimum, the kernel that counts the elements equal to it, else None.
     """
 
     name: str
     over: str
     keepdim: bool
-    mean_columns_per_value: int
+    is_mean: bool
+    input_column_divisor: int
     tie_count_kernel: GradKernel | None
 
 
@@ -225,14 +228,14 @@ def _reduction_result(
         if r in minmax_results(graph) and r.name in outputs
         else None
     )
-    width = max(graph.broadcast_dims()[inner].columns_per_value, 1) if kind == "mean" else 0
-    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, width, tie_count_kernel)
+    divisor = graph.broadcast_dims()[inner].column_divisor
+    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, kind == "mean", divisor, tie_count_kernel)
 
 
 def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] = ()) -> GradKernel:
     reads_accumulator = any(node.op == "accumulator" for node in graph.nodes)
     reduced_grads = {GRAD_OUTPUT_PREFIX + r.name for r in reductions}
-    widths = tuple(
+    tensors = tuple(
         (
             o.name,
             o.broadcast_dims.columns_per_value
@@ -245,7 +248,7 @@ def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] =
     return GradKernel(
         graph_serialization.serialize(graph),
         reads_accumulator,
-        widths,
+        tensors,
         number_names_,
         tuple(r.name for r in graph.results),
     )

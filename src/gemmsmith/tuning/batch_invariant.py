@@ -120,9 +120,10 @@ def _best_config_for_all_m(
     def problem(m: int) -> Problem:
         a = Matrix(b.dtype, m, b.rows, 1, m)
         d = Matrix(output, m, b.cols, b.cols, 1, alignment=output.bytes)
-        split_tf32 = promoted and b.dtype == TF32
-        return Problem(a, b, d, accumulator_dtype, promoted, (None, scale_b), split_tf32=split_tf32)
+        is_3xtf32 = promoted and b.dtype == TF32
+        return Problem(a, b, d, accumulator_dtype, promoted, (None, scale_b), is_3xtf32=is_3xtf32)
 
+    # Configs and the model are those of 16-bit operands (dtype_equivalence.py).
     all_configs, matrices = configs_for_epilogue(epilogue, promoted), frozenset(epilogue.graph.matrix_names)
     supported_tile_n = {n: supports_tile_n(epilogue.graph, matrices, int(n)) for n in set(all_configs.tile_n.tolist())}
     problems = [problem(m) for m in REPRESENTATIVE_M]

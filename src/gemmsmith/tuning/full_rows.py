@@ -63,7 +63,7 @@ def explain_full_row_limit(
         except (ArgumentError, ConfigError):
             continue
         what = f"rows of {requested} columns" if needs_full_rows else f"blocks of {requested} columns"
-        kind = "3xtf32" if problem.split_tf32 else problem.a.dtype
+        kind = "3xtf32" if problem.is_3xtf32 else problem.a.dtype
         return ConfigError(
             f"{' and '.join(names)}: got {what}, and no tile of a {kind} GEMM with these operands and "
             f"results holds them; use up to {columns}"

@@ -188,7 +188,8 @@ def _choose_saved(
     has_gradient = nodes_with_gradient(graph, wrt)
     outputs = [r.name for r in graph.results if has_gradient[r.node] and not r.name.startswith(SAVED_PREFIX)]
     matrices = graph.matrix_result_names
-    needed = {*must_read, *(base.name for r in minmax_results(graph, wrt) if (base := _stored_minmax_input(graph, r)))}
+    stored_inputs = (_stored_minmax_input(graph, r) for r in minmax_results(graph, wrt))
+    needed = {*must_read, *(x.name for x in stored_inputs if x)}
     best: tuple[_DerivativeCost, tuple[str, ...]] | None = None
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):
@@ -276,12 +277,12 @@ class _DerivativeBuilder:
 
         Both are read as stored, since recomputed values may be rounded differently.
         """
-        node, base = self.forward.nodes[result.node], _stored_minmax_input(self.forward, result)
-        if base is None or base.name not in self.saved:
+        node, stored_input = self.forward.nodes[result.node], _stored_minmax_input(self.forward, result)
+        if stored_input is None or stored_input.name not in self.saved:
             message = f"{node.value[0]}: its gradient needs its input, saved by the forward pass"
             raise epilogue_error(f"{message}; use recompute=False and fewer results", node.location)
         x, y = self.values[node.inputs[0]], self._reduction_value(result)
-        low_precision = {self.dtype(base), self.dtype(result)} - {FP32}
+        low_precision = {self.dtype(stored_input), self.dtype(result)} - {FP32}
         if len(low_precision) > 1:
             listed = " and ".join(sorted(map(str, low_precision)))
             raise epilogue_error(

@@ -302,10 +302,10 @@ class FxEpilogueTracer(Tracer):
     def operand_shape(self, dims: BroadcastDims) -> tuple[Any, ...]:
         """Return the shape in which an operand with these broadcast dims is passed to the operator."""
         *batch, m, n = self.acc_shape
-        lengths = (m if dims.rows_per_value else 1, n if dims.columns_per_value else 1)
+        lengths = (m if dims.varies_along_m else 1, n if dims.varies_along_n else 1)
         if batch and dims.batch:
             return (batch[0], *lengths)
-        return lengths if dims.rows_per_value else lengths[1:] if dims.columns_per_value else ()
+        return lengths if dims.varies_along_m else lengths[1:] if dims.varies_along_n else ()
 
     # -- results -----------------------------------------------------------------------------------------------------
 
