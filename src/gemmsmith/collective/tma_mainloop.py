@@ -144,7 +144,7 @@ class TmaMainloop:
         Afterwards, if the epilogue's buffers alias the stages and another tile follows, wait until the epilogue has
         released the stages.
         """
-        first = self.prologue_k_tiles.get().with_name_hint("first_unloaded_k_tile")
+        first = self.prologue_k_tiles.get().named("first_unloaded_k_tile")
         with self._scheduler.k_tile_loop(tile, first, stop) as k_tile:
             yield k_tile
         self.prologue_k_tiles.set(0)

@@ -54,17 +54,17 @@ class WarpgroupTile:
         """Return the first row and column in a value with these broadcast dims."""
         return self.m // dims.rows_per_value, self.work.n // dims.columns_per_value
 
-    def row(self, epi_m: Value, half: Value | int, rows_per_value: int) -> Value:
-        """Return this thread's row in the `half` (0 or 1) of the warp's rows of subtile row `epi_m`."""
-        return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, half, rows_per_value)).named("row")
+    def row(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
+        """Return this thread's row in the `row_half` (0 or 1) of the warp's rows of subtile row `epi_m`."""
+        return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, row_half, rows_per_value)).named("row")
 
-    def row_in_wg_tile(self, epi_m: Value, half: Value | int, rows_per_value: int) -> Value:
+    def row_in_wg_tile(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
         """Return this thread's row as in `row`, relative to the warpgroup's first one.
 
-        If rows are paired (`rows_per_value` 2), the warp's rows have values in one half only, so `half` is 0.
+        If rows are paired (`rows_per_value` 2), the warp's rows have values in one half only, so `row_half` is 0.
         """
         k = current_builder()
-        first = epi_m * (WGMMA_M // rows_per_value) + half * FRAGMENT_HALF_ROWS
+        first = epi_m * (WGMMA_M // rows_per_value) + row_half * FRAGMENT_HALF_ROWS
         row: Value = fragment_row(k.warp_index % 4, k.lane, rows_per_value) + first
         return row
 
@@ -93,9 +93,9 @@ class WarpgroupTile:
         coord.bounds[n8_offset, columns_per_value] = in_bounds
         return in_bounds
 
-    def row_in_bounds(self, epi_m: Value, half: int, rows_per_value: int) -> Value:
+    def row_in_bounds(self, epi_m: Value, row_half: int, rows_per_value: int) -> Value:
         """Return whether `row` is in bounds."""
-        return (self.row(epi_m, half, rows_per_value) < self.problem_m // rows_per_value).named("row_in_bounds")
+        return (self.row(epi_m, row_half, rows_per_value) < self.problem_m // rows_per_value).named("row_in_bounds")
 
 
 @dataclass
@@ -122,7 +122,7 @@ class VisitCoord:
     epi_m: Value
     column: Value
     n8: Value
-    n8_count: int
+    n8_in_step: int
     bounds: dict[tuple[int, int], tuple[Value, Value]] = field(default_factory=dict)
     """Results of `WarpgroupTile.columns_in_bounds` for this visit, by its other arguments."""
 
@@ -157,7 +157,7 @@ class ScalarBroadcast:
     def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
         """Do nothing: the element stays in a register."""
 
-    def element(self, wg_tile: WarpgroupTile, epi_m: Value, half: int) -> Value:
+    def element(self, wg_tile: WarpgroupTile, epi_m: Value, row_half: int) -> Value:
         """Return the scalar."""
         return self.number if self.number is not None else self.registers[0]
 
@@ -220,12 +220,12 @@ class VectorBroadcast:
             with k.unroll(halves, name="row_half") as row_half:
                 row = wg_tile.row_in_wg_tile(epi_m, row_half, self.dims.rows_per_value)
                 hw.load_shared(rows.slice(row_half, 1), address + (row * 4).to(U32))
-            return lambda n8, half: (rows[half], rows[half])
+            return lambda n8, row_half: (rows[row_half], rows[row_half])
         registers = k.registers(F32, 2 * n8_count, f"{self.name}_frag")
         with k.unroll(n8_count, name="n8") as n8:
             thread_column = n8 * N8_COLUMNS + column + fragment_column(k.lane)
             hw.load_shared(registers.slice(n8 * 2, 2), address + (thread_column * 4).to(U32))
-        return lambda n8, half: (registers[n8 * 2], registers[n8 * 2 + 1])
+        return lambda n8, row_half: (registers[n8 * 2], registers[n8 * 2 + 1])
 
 
 class GmemAuxLoad:
@@ -252,17 +252,17 @@ class GmemAuxLoad:
         registers = k.registers(F32, 2 * halves * n8_count, f"{self.array.name}_frag")
         column_end = wg_tile.problem_n // self.columns_per_value
         with k.unroll(n8_count, name="n8") as n8:
-            for half in range(halves):
+            for row_half in range(halves):
                 row, in_bounds = (
-                    wg_tile.row(epi_m, half, self.rows_per_value),
-                    wg_tile.row_in_bounds(epi_m, half, self.rows_per_value),
+                    wg_tile.row(epi_m, row_half, self.rows_per_value),
+                    wg_tile.row_in_bounds(epi_m, row_half, self.rows_per_value),
                 )
                 first = (
                     wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
                 ).with_name_hint("column")
                 for i in range(2):
                     address = self.array.element_address(wg_tile.work.batch, row, first + i)
-                    registers[n8 * (2 * halves) + (2 * half + i)] = self.array.load(
+                    registers[n8 * (2 * halves) + (2 * row_half + i)] = self.array.load(
                         address, in_bounds & (first + i < column_end)
                     )
         return fragment.pairs_from_registers(registers, halves)

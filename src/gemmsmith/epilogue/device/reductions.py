@@ -196,18 +196,18 @@ class Reduction:
             self.states = _ReductionState(self.monoid, 2 * n8_count, self.result.name)
 
     def add(
-        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, half: int, pair: tuple[Value, Value]
+        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]
     ) -> None:
         """Accumulate two adjacent elements; out-of-bounds ones along a reduced index count as `masked_value`."""
         columns = wg_tile.columns_in_bounds(coord, n8_offset, self.columns_per_value)
-        row = wg_tile.row_in_bounds(coord.epi_m, half, self.rows_per_value)
+        row = wg_tile.row_in_bounds(coord.epi_m, row_half, self.rows_per_value)
         if not self.axis:
-            self._write_elements(wg_tile, coord, n8_offset, half, pair)
+            self._write_elements(wg_tile, coord, n8_offset, row_half, pair)
             return
         for i, x in enumerate(pair):
             in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[self.axis]
             masked = current_builder().select(in_bounds, x, self.monoid.masked_value).with_name_hint("masked_x")
-            self.states.accumulate(self._state_index(coord, n8_offset, half, i), masked)
+            self.states.accumulate(self._state_index(coord, n8_offset, row_half, i), masked)
 
     def fence(self) -> None:
         """Force the additions so far to be done here."""
@@ -215,24 +215,24 @@ class Reduction:
             self.states.fence()
 
     def _write_elements(
-        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, half: int, pair: tuple[Value, Value]
+        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]
     ) -> None:
         """Write two adjacent elements, each as a partial of its own: only the batch is reduced.
 
-        `half`: of the warp's rows, see `fragment_row`.
+        `row_half`: of the warp's rows, see `fragment_row`.
         """
-        row = wg_tile.row(coord.epi_m, half, self.rows_per_value)
+        row = wg_tile.row(coord.epi_m, row_half, self.rows_per_value)
         columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset, self.columns_per_value)
         columns = wg_tile.columns(coord, n8_offset, self.columns_per_value)
         for column_in_bounds, column, x in zip(columns_in_bounds, columns, pair, strict=True):
-            in_bounds = column_in_bounds & wg_tile.row_in_bounds(coord.epi_m, half, self.rows_per_value)
+            in_bounds = column_in_bounds & wg_tile.row_in_bounds(coord.epi_m, row_half, self.rows_per_value)
             state = self.monoid.state_of_element(x)
             self._write(wg_tile, Constant(I32, 0), row * self.columns + column, state, in_bounds)
 
-    def _state_index(self, coord: VisitCoord, n8_offset: int, half: int, i: int) -> ValueLike:
+    def _state_index(self, coord: VisitCoord, n8_offset: int, row_half: int, i: int) -> ValueLike:
         """Return the index of the state to which an element is added."""
         if self.axis == "n":
-            return self._named_index(self.halves * coord.epi_m + half)
+            return self._named_index(self.halves * coord.epi_m + row_half)
         if self.axis == "m":
             return self._named_index((coord.n8 + (n8_offset - self.first_n8)) * 2 + i)
         return 0
@@ -262,10 +262,13 @@ class Reduction:
         k = current_builder()
         if self.axis == "n":
             tile = (wg_tile.work.n // self.spec.slice_columns).with_name_hint("partial_idx")
-            with k.unroll(self.plan.subtiles_m, name="epi_m") as epi_m, k.unroll(self.halves, name="row_half") as half:
-                index = self._named_index(epi_m * self.halves + half)
+            with (
+                k.unroll(self.plan.subtiles_m, name="epi_m") as epi_m,
+                k.unroll(self.halves, name="row_half") as row_half,
+            ):
+                index = self._named_index(epi_m * self.halves + row_half)
                 self.states.warp_reduce(index, QUAD_XOR_MASKS)
-                row = wg_tile.row(epi_m, half, self.rows_per_value)
+                row = wg_tile.row(epi_m, row_half, self.rows_per_value)
                 in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < self.num_elements) & (tile < self.num_partials)
                 self._write(wg_tile, tile, row, self.states.load(index), in_bounds)
         elif self.axis == "mn":

@@ -194,13 +194,13 @@ class EpilogueSubtile:
             self._load_operands([source], first, stop)
             with k.unroll(first, stop, self.n8_per_step, name="n8") as n8:
                 values, coord = self._evaluate_at(n8), self._visit_coord(n8, columns_per_value)
-                for n8_offset in range(coord.n8_count):
+                for n8_offset in range(coord.n8_in_step):
                     in_bounds = self.wg_tile.columns_in_bounds(coord, n8_offset, columns_per_value)
-                    for half in range(2):
+                    for row_half in range(2):
                         row_fragment.store_pair(
                             (coord.n8 + n8_offset).with_name_hint(f"n8_plus_{n8_offset}"),
-                            half,
-                            values.pair(source, n8_offset, half),
+                            row_half,
+                            values.pair(source, n8_offset, row_half),
                             in_bounds,
                             row_function.masked_value,
                         )
@@ -216,7 +216,7 @@ class EpilogueSubtile:
             if r.name in tiles and e.stores and r.dtype:
                 coord = self._visit_coord(n8, e.result_dims[r.name].columns_per_value)
                 buffer = self.buffers[r.name]
-                for first in range(0, coord.n8_count, 2):
+                for first in range(0, coord.n8_in_step, 2):
                     pair = partial(_value_pair, values, r.node, first)
                     pack: partial[None] = partial(_pack, pair, 2 // e.result_dims[r.name].rows_per_value, r.dtype)
                     if r.dtype == INT32:  # the accumulator itself, not rounded through fp32
@@ -224,46 +224,52 @@ class EpilogueSubtile:
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_n8 = (n8 + (self.column // 8 + first)).named("acc_n8")
                         pack = partial(_pack_accumulator, self.accumulator, self.epi_m, first_n8, r.dtype)
-                    fragment.write(tiles[r.name], buffer, coord.n8 + first, min(2, coord.n8_count - first), pair, pack)
+                    fragment.write(
+                        tiles[r.name], buffer, coord.n8 + first, min(2, coord.n8_in_step - first), pair, pack
+                    )
         for reduction in e.reductions:
             index = self.graph.nodes[reduction.result.node].inputs[0]
             coord = self._visit_coord(n8, reduction.columns_per_value)
-            for n8_offset in range(coord.n8_count):
-                for half in range(reduction.halves):
-                    reduction.add(wg_tile, coord, n8_offset, half, values.pair(index, n8_offset, half))
+            for n8_offset in range(coord.n8_in_step):
+                for row_half in range(reduction.halves):
+                    reduction.add(wg_tile, coord, n8_offset, row_half, values.pair(index, n8_offset, row_half))
             reduction.fence()
 
 
 def _accumulator_pair(
-    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, half: int
+    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
 ) -> tuple[Value, Value]:
-    i = ((n8 + n8_offset) * 2 + half).named("pair_idx")
+    i = ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
     return accumulator.element(epi_m, i, 0), accumulator.element(epi_m, i, 1)
 
 
-def _int32_pair(accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return accumulator.int32_pair(epi_m, ((n8 + n8_offset) * 2 + half).named("pair_idx"))
+def _int32_pair(
+    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
+) -> tuple[Value, Value]:
+    return accumulator.int32_pair(epi_m, ((n8 + n8_offset) * 2 + row_half).named("pair_idx"))
 
 
-def _pair_in_range(pair: fragment.LoadPair, first_n8: int, n8: Value, half: int) -> tuple[Value, Value]:
-    return pair((n8 - first_n8).with_name_hint("n8_in_range"), half)
+def _pair_in_range(pair: fragment.LoadPair, first_n8: int, n8: Value, row_half: int) -> tuple[Value, Value]:
+    return pair((n8 - first_n8).with_name_hint("n8_in_range"), row_half)
 
 
-def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return pair((n8 + n8_offset).with_name_hint(f"n8_plus_{n8_offset}"), half)
+def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    return pair((n8 + n8_offset).with_name_hint(f"n8_plus_{n8_offset}"), row_half)
 
 
-def _scale_pair(quantized: QuantizeRows, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return quantized.scales[half], quantized.scales[half]
+def _scale_pair(quantized: QuantizeRows, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    return quantized.scales[row_half], quantized.scales[row_half]
 
 
-def _scalar_pair(x: ScalarBroadcast, wg_tile: WarpgroupTile, epi_m: Value, n8: Value, half: int) -> tuple[Value, Value]:
-    value = x.element(wg_tile, epi_m, half)
+def _scalar_pair(
+    x: ScalarBroadcast, wg_tile: WarpgroupTile, epi_m: Value, n8: Value, row_half: int
+) -> tuple[Value, Value]:
+    value = x.element(wg_tile, epi_m, row_half)
     return value, value
 
 
-def _value_pair(values: Evaluation, node: int, first: int, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return values.pair(node, first + n8_offset, half)
+def _value_pair(values: Evaluation, node: int, first: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    return values.pair(node, first + n8_offset, row_half)
 
 
 def _pack(pair: fragment.LoadPair, halves: int, dtype: DType, packed: RegisterArray) -> None:
