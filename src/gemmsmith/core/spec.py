@@ -432,7 +432,7 @@ class KernelSpec:
     def _check_conversions(self) -> None:
         graph = self.epilogue.graph
         named = [(x.name, x.dtype) for x in graph.operands] + [(x.name, x.dtype) for x in graph.results]
-        named += [("cast", node.value) for node in graph.nodes if node.op == "cast"]
+        named += [("cast", node.attribute) for node in graph.nodes if node.op == "cast"]
         for name, dtype in named:
             if dtype in (E4M3, E5M2) and not self.chip.supports("sm_89"):
                 raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")

@@ -86,13 +86,13 @@ class Evaluation:
         if index in self.sources:
             return []
         if node.op == "chunk":
-            which, axis = node.value
+            which, axis = node.attribute
             return [
                 self._key(node.inputs[0], *((2 * n8_offset + which, row_half) if axis == "n" else (n8_offset, which)))
             ]
         if node.op == "interleave":
-            inner, which = (n8_offset // 2, n8_offset % 2) if node.value == "n" else (n8_offset, row_half)
-            return [self._key(node.inputs[which], inner, row_half if node.value == "n" else 0)]
+            inner, which = (n8_offset // 2, n8_offset % 2) if node.attribute == "n" else (n8_offset, row_half)
+            return [self._key(node.inputs[which], inner, row_half if node.attribute == "n" else 0)]
         return [self._key(i, n8_offset, row_half) for i in node.inputs]
 
     def _compute(self, index: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
@@ -102,7 +102,7 @@ class Evaluation:
         inputs = [self._computed[key] for key in self._inputs((index, n8_offset, row_half))]
         match node.op:
             case "constant":
-                constant = Constant(F32, float(node.value))
+                constant = Constant(F32, float(node.attribute))
                 return constant, constant
             case "chunk" | "interleave":
                 return inputs[0]
@@ -112,7 +112,7 @@ class Evaluation:
                 return low.to(F32) == label, high.to(F32) == label
             case "cast":
                 low, high = map(_as_float, inputs[0])
-                return hw.round_pair(low, high, node.value)
+                return hw.round_pair(low, high, node.attribute)
         lower = self.lowering_of_node[index]
         same = all(low is high for low, high in inputs)
         first = lower(*_coerce_inputs(node.op, [low for low, _ in inputs]))

@@ -385,10 +385,10 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
         The serialized epilogue for the folded GEMM, whether folding is possible, and the operands with a batch of rows.
     """
     graph = graph_serialization.deserialize(epilogue)
-    if any(node.op in ("chunk", "interleave") and node.value[-1] == "m" for node in graph.nodes):
+    if any(node.op in ("chunk", "interleave") and node.attribute[-1] == "m" for node in graph.nodes):
         return epilogue, False, ()
     if any(
-        node.op == "reduce" and ("b" in reduced_dims(node.value[1])) != ("m" in reduced_dims(node.value[1]))
+        node.op == "reduce" and ("b" in reduced_dims(node.attribute[1])) != ("m" in reduced_dims(node.attribute[1]))
         for node in graph.nodes
     ):
         return epilogue, False, ()
@@ -402,7 +402,7 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
 def _result_axes(epilogue: str) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
     """Return the reduced dimensions and keepdim for each result, and the results' names."""
     graph = graph_serialization.deserialize(epilogue)
-    axes = [reduced_dims(graph.nodes[r.node].value[1]) if graph.is_reduction(r) else "" for r in graph.results]
+    axes = [reduced_dims(graph.nodes[r.node].attribute[1]) if graph.is_reduction(r) else "" for r in graph.results]
     axes_and_keepdim = tuple((reduced_, r.keepdim) for reduced_, r in zip(axes, graph.results, strict=True))
     return axes_and_keepdim, tuple(r.name for r in graph.results)
 

@@ -191,8 +191,8 @@ def make_grad_kernels(
         derivative_graph = derivative(graph, outputs, names[first : first + MAX_RESULTS], saved_outputs, default_dtype)
         for r in derivative_graph.results:
             node = derivative_graph.nodes[r.node]
-            if r.name == "out" and node.op == "operand" and node.value.startswith(GRAD_OUTPUT_PREFIX):
-                passthrough_grad_output = node.value
+            if r.name == "out" and node.op == "operand" and node.attribute.startswith(GRAD_OUTPUT_PREFIX):
+                passthrough_grad_output = node.attribute
         results = tuple(r for r in derivative_graph.results if r.name != "out" or not passthrough_grad_output)
         if results:
             kernels.append(
@@ -214,7 +214,7 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
         raise epilogue_error(
             "out: its gradient needs A @ B, which is not saved; save it, or call gemmsmith.torch.gemm for each GEMM"
         )
-    nodes = [Node("accumulator") if n.value == GRAD_OUTPUT_PREFIX + "out" else n for n in derivative_graph.nodes]
+    nodes = [Node("accumulator") if n.attribute == GRAD_OUTPUT_PREFIX + "out" else n for n in derivative_graph.nodes]
     operands = tuple(o for o in derivative_graph.operands if o.name != GRAD_OUTPUT_PREFIX + "out")
     return _grad_kernel(EpilogueGraph(tuple(nodes), operands, derivative_graph.results))
 
@@ -222,7 +222,7 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
 def _reduction_result(
     graph: EpilogueGraph, r: Result, saved_outputs: Names, outputs: Names, default: DType
 ) -> ReductionResult:
-    (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].value
+    (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].attribute
     tie_count_kernel = (
         _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
         if r in minmax_results(graph) and r.name in outputs

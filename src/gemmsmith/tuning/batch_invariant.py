@@ -86,7 +86,7 @@ def batch_invariant_config(binding: Binding, gpu: Gpu = H200) -> Config:
 def _reduces_within_row(graph: EpilogueGraph) -> bool:
     """Return whether the epilogue combines several columns of a row."""
     return graph.requires_full_rows or any(
-        node.op == "reduce" and "n" in reduced_dims(node.value[1]) for node in graph.nodes
+        node.op == "reduce" and "n" in reduced_dims(node.attribute[1]) for node in graph.nodes
     )
 
 

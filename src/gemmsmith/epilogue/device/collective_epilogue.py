@@ -74,7 +74,7 @@ class Epilogue:
         for r in self.graph.results:
             node = self.graph.nodes[r.node]
             if shared.get(r.name) == r.name:
-                kind, axis = node.value
+                kind, axis = node.attribute
                 self.reductions.append(Reduction(r, kind, axis, self.broadcast_dims[node.inputs[0]], spec, plan))
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n)))

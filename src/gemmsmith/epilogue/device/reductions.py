@@ -322,7 +322,7 @@ def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]
     for r in graph.results:
         node = graph.nodes[r.node]
         if node.op == "reduce" and graph.constant_operand_of(r) is None:
-            kind, axis = node.value
+            kind, axis = node.attribute
             first_name = first_with_key.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
             shared[r.name] = first_name if deterministic else r.name
     return shared
@@ -330,7 +330,7 @@ def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]
 
 def is_atomic(result: Result, spec: KernelSpec) -> bool:
     """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""
-    kind, _ = spec.epilogue.graph.nodes[result.node].value
+    kind, _ = spec.epilogue.graph.nodes[result.node].attribute
     return not spec.epilogue.deterministic and kind == "sum" and result.dtype == FP32
 
 
@@ -377,7 +377,7 @@ def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShap
     """Return the shape of a reduction's partials. Raises ArgumentError if there are more than MAX_PARTIALS."""
     graph, config = spec.epilogue.graph, spec.config
     node = graph.nodes[result.node]
-    (kind, axis), dims = node.value, graph.broadcast_dims()[node.inputs[0]]
+    (kind, axis), dims = node.attribute, graph.broadcast_dims()[node.inputs[0]]
     m, n = p.m // dims.row_divisor, p.n // dims.column_divisor
     match reduced_dims(axis).removeprefix("b"):
         case "n":

@@ -77,7 +77,7 @@ class QuantizeRows:
     masked_value = 0.0
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        self.dtype: DType = node.value[0]
+        self.dtype: DType = node.attribute[0]
         self.fragment = fragment
 
     def compute(self) -> None:
@@ -108,7 +108,7 @@ class TopKSoftmax:
     masked_value = -math.inf
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        self.top_k = node.value
+        self.top_k = node.attribute
         self.fragment = fragment
 
     def compute(self) -> None:

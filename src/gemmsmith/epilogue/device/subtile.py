@@ -131,7 +131,7 @@ class EpilogueSubtile:
             node = self.graph.nodes[i]
             if node.op == "operand" and i not in self.operand_fragments:
                 self.operand_fragments[i] = self._load_operand(
-                    node.value, self.broadcast_dims[i].column_divisor, first, stop
+                    node.attribute, self.broadcast_dims[i].column_divisor, first, stop
                 )
 
     def _load_operand(self, name: str, columns_per_value: int, first: int, stop: int) -> fragment.LoadPair:

@@ -50,7 +50,7 @@ class Matcher:
                 return None
             return bindings
         if isinstance(pattern, (int, float)):
-            is_equal = node.op == "constant" and math.isclose(node.value, pattern, rel_tol=1e-6)
+            is_equal = node.op == "constant" and math.isclose(node.attribute, pattern, rel_tol=1e-6)
             return bindings if is_equal else None
         if self.uses[index] > 1:
             return None
