@@ -345,7 +345,7 @@ def result_shape(graph: EpilogueGraph, result: Result, shape: tuple[int, ...]) -
     broadcast_dims = graph.broadcast_dims()
     if node.op == "reduce":
         reduced = reduced_dims(node.attribute[1])
-        n = n // max(broadcast_dims[node.inputs[0]].columns_per_value, 1)
+        n = n // broadcast_dims[node.inputs[0]].column_divisor
         dims = [*(("b", size) for size in batch), ("m", m), ("n", n)]
         if result.keepdim:
             return tuple(1 if dim in reduced else size for dim, size in dims)

@@ -36,14 +36,14 @@ class BroadcastDims(NamedTuple):
         return self.columns_per_value > 0
 
     @property
-    def row_divisor(self) -> int:
+    def row_divisor(self) -> Literal[1, 2]:
         """What a row index of the accumulator is divided by to index the value: 1 if that does not vary along M."""
-        return max(self.rows_per_value, 1)
+        return self.rows_per_value or 1
 
     @property
-    def column_divisor(self) -> int:
+    def column_divisor(self) -> Literal[1, 2]:
         """What a column index of the accumulator is divided by to index the value: 1 if that does not vary along N."""
-        return max(self.columns_per_value, 1)
+        return self.columns_per_value or 1
 
     @property
     def is_matrix(self) -> bool:

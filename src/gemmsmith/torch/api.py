@@ -392,7 +392,7 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
         for node in graph.nodes
     ):
         return epilogue, False, ()
-    if any(o.broadcast_dims.batch != (o.broadcast_dims.rows_per_value > 0) for o in graph.operands):
+    if any(o.broadcast_dims.batch != o.broadcast_dims.varies_along_m for o in graph.operands):
         return epilogue, False, ()
     batched_names = tuple(o.name for o in graph.operands if o.broadcast_dims.batch)
     return graph_serialization.serialize(graph_serialization.unbatched(graph)), True, batched_names

@@ -72,8 +72,8 @@ def _sharded_dim(dims: BroadcastDims, axis: str, rank: int) -> int | None:
     if axis == "batch":
         return 0 if dims.batch and rank == 3 else None
     if axis == "m":
-        return rank - 2 if dims.rows_per_value and rank > 1 else None
-    return rank - 1 if dims.columns_per_value else None
+        return rank - 2 if dims.varies_along_m and rank > 1 else None
+    return rank - 1 if dims.varies_along_n else None
 
 
 def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> int | str | bool:

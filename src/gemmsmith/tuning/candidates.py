@@ -201,7 +201,7 @@ def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
     narrow subtiles of it in flight (tries-h200.json).
     """
     graph = epilogue.graph
-    vectors = [o for o in graph.operands if o.broadcast_dims.rows_per_value or o.broadcast_dims.columns_per_value]
+    vectors = [o for o in graph.operands if o.broadcast_dims.varies_along_m or o.broadcast_dims.varies_along_n]
     uses_heavy_op = not epilogue.fast_math or any(node.op in REGISTER_HEAVY_OPS for node in graph.nodes)
     stores_without_tma = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)
     return not graph.has_operations or not (

@@ -27,8 +27,8 @@ class VectorClock:
     `event_counts[row, a]` counts events of agent a. Depending on the row, the events up to that count
 
     - HAPPENS_BEFORE: happen before, with their memory accesses;
-    - ASYNC_PROXY: if ordinary writes, have been made visible to the async proxy by a proxy fence;
-    - MBARRIER_INIT: if mbarrier inits, have been made visible to the cluster by a fence;
+    - ASYNC_PROXY_FENCED: if ordinary writes, have been made visible to the async proxy by a proxy fence;
+    - MBARRIER_INIT_FENCED: if mbarrier inits, have been made visible to the cluster by a fence;
     - EXECUTED: have been executed, whether or not their accesses are visible.
 
     `completed_bits` has the bits of the asynchronous operations that have completed.
@@ -52,7 +52,7 @@ class VectorClock:
         self.completed_bits |= other.completed_bits
 
     def join_executed_events(self, other: VectorClock) -> None:
-        """Join the EXECUTED and MBARRIER_INIT rows: implied by synchronization at too narrow a scope, too."""
+        """Join the EXECUTED and MBARRIER_INIT_FENCED rows: implied by synchronization at too narrow a scope, too."""
         np.maximum(
             self.event_counts[MBARRIER_INIT_FENCED:],
             other.event_counts[MBARRIER_INIT_FENCED:],

@@ -366,9 +366,9 @@ def _leaf_name(node: Node) -> str | None:
 
 def _reduced_axis(broadcast_dims: BroadcastDims) -> str:
     """Return the axis over which the gradient of a broadcast operand is summed."""
-    if broadcast_dims.columns_per_value:
+    if broadcast_dims.varies_along_n:
         return "m"
-    return "n" if broadcast_dims.rows_per_value or broadcast_dims.batch else "all"
+    return "n" if broadcast_dims.varies_along_m or broadcast_dims.batch else "all"
 
 
 def _input_dims(graph: EpilogueGraph, result: Result) -> BroadcastDims:

@@ -28,7 +28,7 @@ def node_label(graph: EpilogueGraph, node: Node) -> str:
             return f"ScalarBroadcast({node.attribute:.6g})"
         case "operand":
             dims = graph.operand(node.attribute).broadcast_dims
-            varies = bool(dims.rows_per_value), bool(dims.columns_per_value)
+            varies = dims.varies_along_m, dims.varies_along_n
             kinds = {(True, True): "AuxLoad", (False, True): "RowBroadcast", (True, False): "ColBroadcast"}
             return f"{kinds.get(varies, 'ScalarBroadcast')}({node.attribute})"
         case "reduce":

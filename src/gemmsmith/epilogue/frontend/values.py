@@ -220,9 +220,9 @@ class Tracer:
         x is a column of integer labels; one outside [0, N), such as an ignored -100, labels no column.
         """
         x, n = self.value(x), self.acc_shape[-1]
-        if n == 1 and x.broadcast_dims.columns_per_value:  # a column has the accumulator's shape
+        if n == 1 and x.broadcast_dims.varies_along_n:  # a column has the accumulator's shape
             return self("eq", x, 0)
-        if not x.broadcast_dims.rows_per_value or x.broadcast_dims.columns_per_value:
+        if not x.broadcast_dims.varies_along_m or x.broadcast_dims.varies_along_n:
             raise epilogue_error(
                 f"one_hot: input: got a value of shape {x.shape}; use one label per row, an operand (M, 1)"
             )
@@ -334,11 +334,11 @@ class Traced:
         if self.op in ("reduce", "scale"):
             raise epilogue_error("the shape of a reduction's result is only known after the kernel; return it")
         self.tracer.shape_dependent = True
-        *b, m, n = self.tracer.acc_shape
-        width = self.broadcast_dims.columns_per_value
-        if self.broadcast_dims.batch and b:
-            return (*b, m if self.broadcast_dims.rows_per_value else 1, n // width if width else 1)
-        return (m, n // width if width else 1) if self.broadcast_dims.rows_per_value else (n // width,) if width else ()
+        (*batch, m, n), dims = self.tracer.acc_shape, self.broadcast_dims
+        rows, columns = m if dims.varies_along_m else 1, n // dims.column_divisor if dims.varies_along_n else 1
+        if dims.batch and batch:
+            return (*batch, rows, columns)
+        return (rows, columns) if dims.varies_along_m else (columns,) if dims.varies_along_n else ()
 
     @property
     def ndim(self) -> int:
