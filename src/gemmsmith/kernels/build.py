@@ -91,7 +91,8 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
         *[f"fp32 partials of {', '.join(x.name for x in partials)}, which other kernels combine"] * bool(partials),
         *[f"epilogue operands: {', '.join(f'{x.name} {_extents(x.broadcast_dims)}' for x in graph.operands)}"]
         * bool(graph.operands),
-        *["swap_ab: A, B and D of this kernel are B^T, A^T and D^T of the GEMM with a row-major D"] * c.swap_ab,
+        *["swap_ab: computes D^T with A and B swapped (A, B, D here: B^T, A^T, D^T of the GEMM with a row-major D)"]
+        * c.swap_ab,
         f"{c.design} schedule, tile {tile}, cluster {cluster}, {warpgroups}, {c.stages} stages",
         ", ".join(options),
         "; ".join([", ".join(majors), *(f"{name}: {', '.join(x)}" for name, x in accesses.items() if x)]),

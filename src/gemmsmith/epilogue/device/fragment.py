@@ -40,21 +40,30 @@ def write(
             hw.store_matrix(values, buffer + _matrix_row_offset(tile, n8, count), tile.major == "MN")
             return
         for i in range(halves * count):
-            _store_pair(tile, buffer, n8 + i // halves, i % halves, values[i])
+            _store_pair(tile, buffer, n8_plus(n8, i // halves), i % halves, values[i])
         return
     for i in range(halves * count):
         low, high = pair(i // halves, i % halves)
         if tile.major == "MN":
-            for x, offset in zip((low, high), _element_offsets(tile, n8 + i // halves, i % halves), strict=True):
+            for x, offset in zip(
+                (low, high), _element_offsets(tile, n8_plus(n8, i // halves), i % halves), strict=True
+            ):
                 hw.store_shared_word(buffer + offset, x, "element")
             continue
-        address = buffer + _pair_offset(tile, n8 + i // halves, i % halves)
+        address = buffer + _pair_offset(tile, n8_plus(n8, i // halves), i % halves)
         if tile.dtype.bits == 32:
             values = current_builder().registers(_register_type(tile.dtype), 2, "pair")
             values[0], values[1] = low, high
             hw.store_shared(values, address)
         else:
             hw.store_shared_u16(address, hw.pack_fp8(low, high, tile.dtype.ptx))
+
+
+def n8_plus(n8: RegisterIndex, offset: int) -> Any:
+    """Return n8 + offset, which the kernel calls so if it is a value of its own."""
+    if isinstance(n8, Value) and offset:
+        return (n8 + offset).with_name_hint(f"n8_plus_{offset}")
+    return n8 + offset
 
 
 def _store_pair(tile: Tile, buffer: Value, n8: RegisterIndex, row_half: int, pair: Value) -> None:

@@ -82,7 +82,7 @@ class WarpgroupTile:
         """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
         if (n8_offset, columns_per_value) in coord.bounds:
             return coord.bounds[n8_offset, columns_per_value]
-        n8 = (coord.n8 + n8_offset).with_name_hint(f"n8_plus_{n8_offset}")
+        n8 = fragment.n8_plus(coord.n8, n8_offset)
         first = (coord.column + n8 * N8_COLUMNS).named("n8_column")
         columns_remaining = (self.problem_n // columns_per_value - self.first_column(columns_per_value)).named(
             "columns_remaining"

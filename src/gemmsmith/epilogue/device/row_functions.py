@@ -18,10 +18,10 @@ from gemmsmith.lang.types import F32, I32
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, as_value
 
 
-def quad_reduce(x: Value, merge: Callable[[Value, Value], Value]) -> Value:
-    """Reduce over the four lanes that share a row."""
+def quad_reduce(x: Value, merge: Callable[[Value, Value], Value], name: str) -> Value:
+    """Reduce over the four lanes that share a row. `name` is the kernel's for the value after a step."""
     for mask in QUAD_XOR_MASKS:
-        x = merge(x, hw.shuffle_xor_fp32(x, mask))
+        x = merge(x, hw.shuffle_xor_fp32(x, mask)).with_name_hint(name)
     return x
 
 
@@ -62,13 +62,13 @@ class RowFragment:
         ]
 
     def row_reduce(self, row_half: int, start: float, step: Callable[[Value, Value], Value], name: str) -> Value:
-        """Return step(... step(start, x0) ..., xn) over the elements of a row. `name` is the kernel's for a lane's."""
-        result = current_builder().registers(F32, 1, name)
+        """Return step(... step(start, x0) ..., xn) over the elements of a row. `name`: what it is, in the kernel."""
+        result = current_builder().registers(F32, 1, f"lane_{name}")
         result[0] = start
         with current_builder().unroll(self.n8_count, name="n8") as n8:
             for x in self.load_pair(n8, row_half):
                 result[0] = step(result[0], x)
-        return quad_reduce(result[0], step)
+        return quad_reduce(result[0], step, f"quad_{name}")
 
 
 class QuantizeRows:
@@ -86,7 +86,7 @@ class QuantizeRows:
         self.scales, self.reciprocals = [], []
         max_finite = MAX_FINITE[self.dtype]
         for row_half in range(2):
-            amax = self.fragment.row_reduce(row_half, 0.0, _max_magnitude, "lane_amax").named("amax")
+            amax = self.fragment.row_reduce(row_half, 0.0, _max_magnitude, "amax").named("amax")
             clamped = hw.maximum_nan(amax, max_finite * MIN_SCALE).with_name_hint("clamped_amax")
             scale = k.select(amax == 0.0, 1.0, clamped * (1 / max_finite))
             reciprocal = k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, max_finite), clamped))
@@ -120,7 +120,7 @@ class TopKSoftmax:
         self.first_column = fragment_column(current_builder().lane).to(F32).named("first_column")
         self.row_maxima, self.reciprocals, self.thresholds = [], [], []
         for row_half in range(2):
-            row_max = self.fragment.row_reduce(row_half, -math.inf, hw.maximum_nan, "lane_max").named("row_max")
+            row_max = self.fragment.row_reduce(row_half, -math.inf, hw.maximum_nan, "max").named("row_max")
             total = current_builder().registers(F32, 1, "sum_exp")
             total[0], threshold = 0.0, None
             for _ in range(self.top_k):

@@ -198,7 +198,7 @@ class EpilogueSubtile:
                     in_bounds = self.wg_tile.columns_in_bounds(coord, n8_offset, columns_per_value)
                     for row_half in range(2):
                         row_fragment.store_pair(
-                            (coord.n8 + n8_offset).with_name_hint(f"n8_plus_{n8_offset}"),
+                            fragment.n8_plus(coord.n8, n8_offset),
                             row_half,
                             values.pair(source, n8_offset, row_half),
                             in_bounds,
@@ -220,12 +220,18 @@ class EpilogueSubtile:
                     pair = partial(_value_pair, values, r.node, first)
                     pack: partial[None] = partial(_pack, pair, 2 // e.result_dims[r.name].rows_per_value, r.dtype)
                     if r.dtype == INT32:  # the accumulator itself, not rounded through fp32
-                        pair = partial(_int32_pair, self.accumulator, self.epi_m, n8 + (self.column // 8 + first))
+                        first_n8 = (n8 + (self.column // 8 + first)).with_name_hint("acc_n8")
+                        pair = partial(_int32_pair, self.accumulator, self.epi_m, first_n8)
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_n8 = (n8 + (self.column // 8 + first)).named("acc_n8")
                         pack = partial(_pack_accumulator, self.accumulator, self.epi_m, first_n8, r.dtype)
                     fragment.write(
-                        tiles[r.name], buffer, coord.n8 + first, min(2, coord.n8_in_step - first), pair, pack
+                        tiles[r.name],
+                        buffer,
+                        fragment.n8_plus(coord.n8, first),
+                        min(2, coord.n8_in_step - first),
+                        pair,
+                        pack,
                     )
         for reduction in e.reductions:
             index = self.graph.nodes[reduction.result.node].inputs[0]
@@ -254,7 +260,7 @@ def _pair_in_range(pair: fragment.LoadPair, first_n8: int, n8: Value, row_half: 
 
 
 def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-    return pair((n8 + n8_offset).with_name_hint(f"n8_plus_{n8_offset}"), row_half)
+    return pair(fragment.n8_plus(n8, n8_offset), row_half)
 
 
 def _scale_pair(quantized: QuantizeRows, n8_offset: int, row_half: int) -> tuple[Value, Value]:
