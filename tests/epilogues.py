@@ -153,7 +153,7 @@ def judge(graph: EpilogueGraph, actual: dict[str, Array], expected: dict[str, Ar
         reduced = graph.nodes[result.node].op == "reduce"
         loss = 2.0**-11 if dtype.bits < 32 else 2.0**-15
         if reduced:  # a sum's error grows with its terms
-            loss *= max(1.0, math.sqrt(product.size)) if graph.nodes[result.node].value[0] == "sum" else 1.0
+            loss *= max(1.0, math.sqrt(product.size)) if graph.nodes[result.node].attribute[0] == "sum" else 1.0
         largest = max(scale, float(np.abs(y[np.isfinite(y)]).max(initial=0)))
         bound = (1.01 if dtype.bits >= 16 else 2.02) * dtype.roundoff * np.abs(y) + loss * largest
         if not dtype.is_integer:
@@ -267,7 +267,7 @@ def judge_random(
         sensitive = np.max([np.abs(s[r.name] - y) for s in shaken], axis=0)
         dtype = as_dtype(actual[r.name].dtype)
         loss = (2.0**-9 if dtype.bits < 32 else 2.0**-13) * largest
-        if graph.nodes[r.node].op == "reduce" and graph.nodes[r.node].value[0] == "sum":
+        if graph.nodes[r.node].op == "reduce" and graph.nodes[r.node].attribute[0] == "sum":
             loss *= math.sqrt(product.size)
         error = np.abs(x - y)
         assert (error <= 1.01 * dtype.roundoff * np.abs(y) + loss + 2 * sensitive).all(), (r.name, error.max(), loss)

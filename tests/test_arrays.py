@@ -22,11 +22,11 @@ from gemmsmith.arrays import (
     address_of,
     arrays_overlap,
     as_numpy,
+    cache_key_and_address,
     current_stream,
     describe,
     empty_like_kind,
     row_major,
-    signature,
 )
 from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
 from gemmsmith.core.errors import ArgumentError
@@ -221,7 +221,7 @@ def seen_by(transform: Any, x: Any) -> Any:
 
     def f(y: Any) -> Any:
         with pytest.raises(ArgumentError) as error:
-            signature(y, "a")
+            cache_key_and_address(y, "a")
         with pytest.raises(ArgumentError, match="^a: got "):
             describe(y.detach(), "a")
         seen.append(str(error.value))
@@ -248,18 +248,18 @@ def test_torch_tensors_without_memory() -> None:
 
     wrapper = torch.Tensor._make_wrapper_subclass(Wrapper, (4, 4), dtype=torch.bfloat16)
     for y in (fake, freed, wrapper):
-        for look in (describe, signature):
+        for look in (describe, cache_key_and_address):
             with pytest.raises(ArgumentError, match=message):
                 look(y, "a")
     assert re.match(message, seen_by(torch.vmap, x))
     assert re.match("a: got a tensor that requires grad", seen_by(torch.func.grad, x))
     parts = [torch.zeros(2, 4, dtype=torch.bfloat16), torch.zeros(3, 4, dtype=torch.bfloat16)]
     for layout, said in ((torch.strided, "a nested tensor"), (torch.jagged, "a torch.jagged tensor")):
-        for look in (describe, signature):
+        for look in (describe, cache_key_and_address):
             with pytest.raises(ArgumentError, match=f"a: got {said}; use a dense one"):
                 look(torch.nested.nested_tensor(parts, layout=layout), "a")
     assert describe(torch.zeros(0, 4, dtype=torch.bfloat16)).address == 0
-    assert signature(torch.zeros(0, 4, dtype=torch.bfloat16))[1] == 0
+    assert cache_key_and_address(torch.zeros(0, 4, dtype=torch.bfloat16))[1] == 0
 
 
 @pytest.mark.torch
@@ -268,12 +268,12 @@ def test_a_gradient_that_would_be_lost() -> None:
     x = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
     for y in (x, x.t(), x * 2):
         with pytest.raises(ArgumentError, match=r"w: got a tensor that requires grad.*no_grad\(\).* or x.detach\(\)"):
-            signature(y, "w")
-        assert signature(y.detach())[1] == y.data_ptr()
+            cache_key_and_address(y, "w")
+        assert cache_key_and_address(y.detach())[1] == y.data_ptr()
         with torch.no_grad():
-            assert signature(y)[1] == y.data_ptr()
+            assert cache_key_and_address(y)[1] == y.data_ptr()
         with torch.inference_mode():
-            assert signature(y)[1] == y.data_ptr()
+            assert cache_key_and_address(y)[1] == y.data_ptr()
 
 
 @pytest.mark.torch

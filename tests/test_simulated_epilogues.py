@@ -109,7 +109,7 @@ def test_case(name: str, index: int) -> None:
 @pytest.mark.parametrize("name", ["row", "column", "matrix", "bias_gelu", "reductions"])
 @pytest.mark.parametrize("n", [280, 281])
 def test_a_piece_as_wide_as_its_tile(name: str, n: int) -> None:
-    """By TMA and not; vectors are read in slabs."""
+    """By TMA and not; vectors are read in ranges of columns."""
     config = Config(tile=(64, 136, 64), cluster=(1, 2), stages=2, consumers=1, sync_clusters=True)
     check(CASES[name], config, 90, n, 150, "bf16", None, n)
 

@@ -102,19 +102,19 @@ def describe(x: Any, argument: str = "array") -> ArrayInfo:
     adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
     try:
         return adapter.array_info(x)
-    except _UnreadableError as error:
+    except _UnsupportedArrayError as error:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
-def signature(x: Any, argument: str = "array") -> tuple[Hashable, int]:
+def cache_key_and_address(x: Any, argument: str = "array") -> tuple[Hashable, int]:
     """Return a hashable key (dtype, shape, strides, device) and the address.
 
     Raises ArgumentError naming `argument`, also for a torch tensor whose gradient would be lost.
     """
     adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
     try:
-        return adapter.signature(x)
-    except _UnreadableError as error:
+        return adapter.cache_key_and_address(x)
+    except _UnsupportedArrayError as error:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
@@ -200,7 +200,7 @@ class _ArrayInterface:
         }
 
 
-class _UnreadableError(Exception):
+class _UnsupportedArrayError(Exception):
     """Raised for an array that cannot be used; `describe` adds the argument's name to the message."""
 
 
@@ -208,7 +208,7 @@ class _Adapter(NamedTuple):
     """Functions for one type of array."""
 
     array_info: Callable[[Any], ArrayInfo]
-    signature: Callable[[Any], tuple[Hashable, int]]
+    cache_key_and_address: Callable[[Any], tuple[Hashable, int]]
     address: Callable[[Any], int]
     stream: Callable[[Any], int] = lambda x: 0
     empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] = lambda *arguments: _empty(*arguments)
@@ -217,11 +217,11 @@ class _Adapter(NamedTuple):
 def _make_adapter(array_info: Callable[[Any], ArrayInfo], *others: Any) -> _Adapter:
     """Return an adapter whose signature is what `array_info` returns, without the address."""
 
-    def signature(x: Any) -> tuple[Hashable, int]:
+    def cache_key_and_address(x: Any) -> tuple[Hashable, int]:
         info = array_info(x)
         return info._replace(shape=tuple(info.shape), strides=tuple(info.strides), address=0), info.address
 
-    return _Adapter(array_info, signature, lambda x: array_info(x).address, *others)
+    return _Adapter(array_info, cache_key_and_address, lambda x: array_info(x).address, *others)
 
 
 _ADAPTERS: dict[type, _Adapter] = {}
@@ -292,21 +292,21 @@ def _make_torch_adapter(torch: Any) -> _Adapter:
     def array_info(x: Any) -> ArrayInfo:
         dtype = dtypes.get(x.dtype)
         if x.layout is not strided:
-            raise _UnreadableError(f"got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
+            raise _UnsupportedArrayError(f"got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
         if x.is_nested:
-            raise _UnreadableError("got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
+            raise _UnsupportedArrayError("got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
         if dtype is None:
-            raise _UnreadableError(f"got a dense tensor of {x.dtype}; use one of {readable}")
+            raise _UnsupportedArrayError(f"got a dense tensor of {x.dtype}; use one of {readable}")
         if x.is_neg():
-            raise _UnreadableError("got a tensor with its negative bit set; use x.resolve_neg()")
+            raise _UnsupportedArrayError("got a tensor with its negative bit set; use x.resolve_neg()")
         if not (x.is_cuda or x.is_cpu):
-            raise _UnreadableError(f"got a tensor on {x.device}; use one on a CUDA device or the CPU")
+            raise _UnsupportedArrayError(f"got a tensor on {x.device}; use one on a CUDA device or the CPU")
         try:
             address = x.data_ptr()
         except RuntimeError:  # a functorch tensor
             address = None
         if address is None or (not address and x.numel()):
-            raise _UnreadableError(
+            raise _UnsupportedArrayError(
                 f"got a {type(x).__qualname__} without memory (a fake tensor, one in torch.func, a wrapper); "
                 "use an ordinary tensor"
             )
@@ -334,9 +334,9 @@ def _make_torch_adapter(torch: Any) -> _Adapter:
 
     grad_enabled = torch.is_grad_enabled
 
-    def signature(x: Any) -> tuple[Hashable, int]:
+    def cache_key_and_address(x: Any) -> tuple[Hashable, int]:
         if x.requires_grad and grad_enabled():
-            raise _UnreadableError(
+            raise _UnsupportedArrayError(
                 "got a tensor that requires grad, and this function computes no gradients; "
                 "use gemmsmith.torch.gemm, torch.no_grad() around the call, or x.detach()"
             )
@@ -349,7 +349,7 @@ def _make_torch_adapter(torch: Any) -> _Adapter:
             array_info(x)  # raises unless the tensor is empty
         return key, address
 
-    return _Adapter(array_info, signature, torch.Tensor.data_ptr, stream, empty)
+    return _Adapter(array_info, cache_key_and_address, torch.Tensor.data_ptr, stream, empty)
 
 
 # -- numpy ---------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ _NUMPY[np.dtype(np.uint8)] = UE8M0
 def _supported_dtype(dtype: np.dtype[Any]) -> DType:
     if dtype not in _NUMPY:
         readable = ", ".join(map(str, dict.fromkeys(_NUMPY.values())))
-        raise _UnreadableError(
+        raise _UnsupportedArrayError(
             f"got dtype {dtype}; use one of {readable} (bf16 and fp8: ml_dtypes), in native byte order"
         )
     return _NUMPY[dtype]
@@ -369,7 +369,7 @@ def _supported_dtype(dtype: np.dtype[Any]) -> DType:
 
 def _element_strides(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     if any(s % itemsize for s in strides):
-        raise _UnreadableError(f"got strides of {strides} bytes; use multiples of the element's {itemsize}")
+        raise _UnsupportedArrayError(f"got strides of {strides} bytes; use multiples of the element's {itemsize}")
     return tuple(s // itemsize for s in strides)
 
 
@@ -407,7 +407,7 @@ def _read_interface(x: Any) -> ArrayInfo:
     """
     interface = x.__cuda_array_interface__
     if interface.get("mask") is not None:
-        raise _UnreadableError("got a masked array; use one without a mask")
+        raise _UnsupportedArrayError("got a masked array; use one without a mask")
     dtype = _supported_dtype(np.dtype(getattr(x, "dtype", None) or interface["typestr"]))
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
@@ -430,7 +430,9 @@ def _device_of(x: Any, address: int) -> int:
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     error, index = driver.cuPointerGetAttribute(attribute, address)
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise _UnreadableError(f"address {address:#x} is not known to the driver ({error.name}); use device memory")
+        raise _UnsupportedArrayError(
+            f"address {address:#x} is not known to the driver ({error.name}); use device memory"
+        )
     return int(index)
 
 
@@ -450,7 +452,7 @@ def _read_dlpack(x: Any) -> ArrayInfo:
     dtype, device = _DLPACK_DTYPES.get(info.dtype), _DLPACK_DEVICES.get(info.device[0])
     if dtype is None or device is None:
         code, bits, lanes = info.dtype
-        raise _UnreadableError(
+        raise _UnsupportedArrayError(
             f"got DLPack dtype (code {code}, {bits} bits, {lanes} lanes) on device type {info.device[0]}; "
             "use bf16, fp16 or fp32 on the CPU or a CUDA device"
         )

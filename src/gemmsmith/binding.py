@@ -114,10 +114,10 @@ class Binding:
         """Allocate the missing results in `like`'s library. Raises ArgumentError for a max or min over nothing."""
         for r in self.graph.results:
             node, argument = self.graph.nodes[r.node], self.arguments[result_argument(r.name)]
-            is_max_or_min = node.op == "reduce" and node.value[0] in ("max", "min")
+            is_max_or_min = node.op == "reduce" and node.attribute[0] in ("max", "min")
             if 0 in self.shape and is_max_or_min and isinstance(argument, ArrayInfo) and 0 not in argument.shape:
                 raise ArgumentError(
-                    f"a, b: the GEMM's shape {self.shape} is empty; {r.name}, a {node.value[0]}, has no value"
+                    f"a, b: the GEMM's shape {self.shape} is empty; {r.name}, a {node.attribute[0]}, has no value"
                 )
         unallocated = self.unallocated_results
         if not unallocated:
@@ -291,7 +291,7 @@ def build_source_graph(
 ) -> tuple[EpilogueGraph, bool]:
     """Return the graph as the user wrote it, and whether it may depend on the number of rows."""
     if isinstance(epilogue, EpilogueGraph):
-        if any(node.op in ("chunk", "interleave") and node.value[-1] != "n" for node in epilogue.nodes):
+        if any(node.op in ("chunk", "interleave") and node.attribute[-1] != "n" for node in epilogue.nodes):
             raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
         return epilogue, False
     if isinstance(epilogue, type):
@@ -344,8 +344,8 @@ def result_shape(graph: EpilogueGraph, result: Result, shape: tuple[int, ...]) -
     node = graph.nodes[result.node]
     broadcast_dims = graph.broadcast_dims()
     if node.op == "reduce":
-        reduced = reduced_dims(node.value[1])
-        n = n // max(broadcast_dims[node.inputs[0]].columns_per_value, 1)
+        reduced = reduced_dims(node.attribute[1])
+        n = n // broadcast_dims[node.inputs[0]].column_divisor
         dims = [*(("b", size) for size in batch), ("m", m), ("n", n)]
         if result.keepdim:
             return tuple(1 if dim in reduced else size for dim, size in dims)
@@ -354,7 +354,7 @@ def result_shape(graph: EpilogueGraph, result: Result, shape: tuple[int, ...]) -
     if node.op == "scale":
         quantize = graph.nodes[node.inputs[0]]
         columns = n // broadcast_dims[node.inputs[0]].columns_per_value
-        return (*batch, m, ceil_div(columns, quantize.value[1]))
+        return (*batch, m, ceil_div(columns, quantize.attribute[1]))
     if not result_dims.is_matrix:
         raise EpilogueError(
             f"{result.name}: the result does not depend on the accumulator; return something computed from it"

@@ -87,18 +87,18 @@ def _dtype_name(dtype: object) -> str:
 
 def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused: bool) -> DType:
     """Return the dtype of the result (of an epilogue's matrices, if `fused`) from `out`, `out_dtype` or the default."""
-    stores_int32 = mma.d == INT32 and not fused
-    default = {FP16: FP16, TF32: FP32, FP32: FP32, INT8: INT32 if stores_int32 else BF16}.get(mma.a, BF16)
+    may_store_int32 = mma.d == INT32 and not fused
+    default = {FP16: FP16, TF32: FP32, FP32: FP32, INT8: INT32 if may_store_int32 else BF16}.get(mma.a, BF16)
     dtype = (
-        as_dtype(out_dtype, "out_dtype", allow_integers=stores_int32)
+        as_dtype(out_dtype, "out_dtype", allow_integers=may_store_int32)
         if out_dtype is not None
         else out.dtype
         if out
         else default
     )
-    if dtype.is_integer and not (stores_int32 and dtype == INT32):
+    if dtype.is_integer and not (may_store_int32 and dtype == INT32):
         name = "out" if out_dtype is None else "out_dtype"
-        allowed = "bf16, fp16, fp32 or int32" if stores_int32 else "bf16, fp16 or fp32"
+        allowed = "bf16, fp16, fp32 or int32" if may_store_int32 else "bf16, fp16 or fp32"
         raise ArgumentError(f"{name}: got dtype {dtype}; use {allowed}")
     if out is not None and out.dtype != dtype:
         raise ArgumentError(f"out: got dtype {out.dtype} with out_dtype {dtype}; use one of them, or the same")

@@ -55,7 +55,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
     """
     problem, graph = binding.problem, spec.epilogue.graph
     reduced = [
-        (r, merge_batches(partials_shape(r, spec, problem), graph.nodes[r.node].value[1]))
+        (r, merge_batches(partials_shape(r, spec, problem), graph.nodes[r.node].attribute[1]))
         for r in graph.results if graph.is_reduction(r)
     ]  # fmt: skip
     if 0 in (problem.batch, problem.m, problem.n):
@@ -104,9 +104,9 @@ def _final_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: 
     """Return the second pass of a reduction, whose partials are stored at `source`."""
     graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
     node, constant = graph.nodes[result.node], graph.constant_operand_of(result)
-    kind, axis = node.value
+    kind, axis = node.attribute
     dims = graph.broadcast_dims()[node.inputs[0]]
-    m, n = problem.m // max(dims.rows_per_value, 1), problem.n // max(dims.columns_per_value, 1)
+    m, n = problem.m // dims.row_divisor, problem.n // dims.column_divisor
     count = math.prod({"b": problem.batch, "m": m, "n": n}[dim] for dim in reduced_dims(axis))  # reduced elements
     scale, offset = 1.0, 0.0
     if constant is not None and count:

@@ -53,7 +53,7 @@ def orient_problem(
         for name in SCALE_NAMES
     )  # fmt: skip
     scale_b = scale_b and replace(scale_b, matrix=scale_b.matrix.T)
-    problem = Problem(a, b, d, mma.d, promoted, (scale_a, scale_b), split_tf32=promoted and mma.a == TF32)
+    problem = Problem(a, b, d, mma.d, promoted, (scale_a, scale_b), is_3xtf32=promoted and mma.a == TF32)
     if graph.is_identity:
         problem = _fold_batch(problem)
     if swapped is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, signature
+from gemmsmith.arrays import ArrayInfo, address_of, cache_key_and_address, describe, empty_like_kind
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.integers import round_up
@@ -109,7 +109,7 @@ def get_or_create(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]
 
 def describe_no_grad(x: Any, argument: str) -> ArrayInfo:
     """Return the array's info. Raises ArgumentError also for a torch tensor whose gradient would be lost."""
-    signature(x, argument)
+    cache_key_and_address(x, argument)
     return describe(x, argument)
 
 

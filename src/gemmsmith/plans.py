@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gemmsmith import checks
-from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, is_array, signature
+from gemmsmith.arrays import ArrayInfo, address_of, cache_key_and_address, describe, empty_like_kind, is_array
 from gemmsmith.binding import Binding, arrange_results, bind, outputs_by_name, primary_result_name
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
@@ -233,7 +233,7 @@ class Plan:
 
         if self.spec.mma.kind != "wgmma":  # the model covers wgmma only
             return f"{self.config}: {self._config_source}"
-        binding = self._binding_before_swap
+        binding = self._unswapped_binding
         return explain_config(
             binding.problem, self.config, binding.spec, self._config_source, gpu=self._gpu, swapped=binding.swapped
         )  # fmt: skip
@@ -243,11 +243,11 @@ class Plan:
         """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds."""
         from gemmsmith.tuning.choose import estimate_us
 
-        return estimate_us(self._binding_before_swap.problem, self.config, self._binding_before_swap.spec, self._gpu)
+        return estimate_us(self._unswapped_binding.problem, self.config, self._unswapped_binding.spec, self._gpu)
 
     @property
-    def _binding_before_swap(self) -> Binding:
-        """The binding before `swap_ab` was applied."""
+    def _unswapped_binding(self) -> Binding:
+        """The binding in the orientation whose A and B `config.swap_ab` exchanges: that in which D is row-major."""
         return self.binding.transposed() if self.config.swap_ab else self.binding
 
     @property
@@ -481,8 +481,8 @@ def run_reference(binding: Binding) -> None:
     """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
     from gemmsmith.backends.reference.run import run
 
-    split_tf32 = binding.problem.split_tf32
-    run(binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity, split_tf32=split_tf32)
+    is_3xtf32 = binding.problem.is_3xtf32
+    run(binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity, is_3xtf32=is_3xtf32)
 
 
 def chip_of(a: ArrayInfo) -> Chip:
@@ -496,14 +496,14 @@ def read_signatures(
     a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]
 ) -> tuple[Hashable, dict[str, Any]]:
     """Return (cache key of a run, addresses and scalars by their Pointers' names)."""
-    a_signature, a_address = signature(a, "a")
-    b_signature, b_address = signature(b, "b")
+    a_signature, a_address = cache_key_and_address(a, "a")
+    b_signature, b_address = cache_key_and_address(b, "b")
     arguments: dict[str, Any] = {"a": a_address, "b": b_address}
     key: tuple[Hashable, ...] = a_signature, a_address & 15, b_signature, b_address & 15
     for name, x in operands.items():
         key += name, _operand_signature(x, argument_name(name), operand_argument(name), arguments)
     for name, x in out.items():
-        array_signature, address = signature(x, name)
+        array_signature, address = cache_key_and_address(x, name)
         arguments[result_argument(name)] = address
         key += name, array_signature, address & 15
     return key, arguments
@@ -519,6 +519,6 @@ def _operand_signature(x: Any, name: str, parameter: str, arguments: dict[str, A
         except OverflowError:
             arguments[parameter] = validate_fp32_scalar(name, x)  # raises
         return "number"
-    array_signature, address = signature(x, name)
+    array_signature, address = cache_key_and_address(x, name)
     arguments[parameter] = address
     return array_signature, address & 15

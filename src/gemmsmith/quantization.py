@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, Literal
 
 from gemmsmith import checks
-from gemmsmith.arrays import ArrayInfo, as_numpy, describe, empty_like_kind, signature
+from gemmsmith.arrays import ArrayInfo, as_numpy, cache_key_and_address, describe, empty_like_kind
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType, as_dtype
@@ -40,7 +40,7 @@ VALUE_DTYPES = (E4M3, E5M2, INT8)
 """Dtypes of quantized values."""
 Recipe = Literal["tensor", "rows", "columns", "1x128", "128x1", "128x128"]
 RECIPES: dict[str, tuple[ScaleGranularity, ScaleGranularity]] = {
-    "tensor": ("all", "all"), "rows": ("row", "column"), "1x128": ("row", "column"), "128x128": ("tile", "tile"),
+    "tensor": ("tensor", "tensor"), "rows": ("row", "column"), "1x128": ("row", "column"), "128x128": ("tile", "tile"),
 }  # fmt: skip
 """Scale granularity by recipe, for the copy in the source's layout and for the transposed copy."""
 TRANSPOSED_RECIPES = {"columns": "rows", "128x1": "1x128"}
@@ -106,7 +106,7 @@ def quantize(
                 raise EpilogueError(f"epilogue: quantize: {name}: got {value!r}; leave it out, it is for arrays")
         return quantize_traced(x, dtype, _block_columns(recipe))
     (transposed,) = as_bools(transposed=transposed)
-    array_signature, address = signature(x, "x")
+    array_signature, address = cache_key_and_address(x, "x")
     options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding
     key: Hashable = array_signature, address & 15, *options, backend
     try:

@@ -51,8 +51,8 @@ def test_its_arguments_are_bound_to_the_problem(parts: int) -> None:
     assert [(b.name, b.count, b.slot_bytes) for b in kernel.buffers] == [("A", 3, 128 * 64 * 2)]
     assert a.loads_per_tile == parts
     arguments = kernel.arguments(bound(1000, 512))
-    assert list(arguments) == (["a"] if parts == 1 else ["a", "a_multicast_slice_smem_rows"])
-    assert arguments.get("a_multicast_slice_smem_rows", 128) == 128 // parts
+    assert list(arguments) == (["a"] if parts == 1 else ["a", "a_multicast_slice_m"])
+    assert arguments.get("a_multicast_slice_m", 128) == 128 // parts
     map = arguments["a"]
     assert (map.address, map.extents, map.strides) == (Pointer("a"), (512, 1000, 1), (1024, 0))
     assert map.box == (64, 128 // parts, 1)
@@ -62,7 +62,7 @@ def test_its_arguments_are_bound_to_the_problem(parts: int) -> None:
 def test_few_rows_are_copied_as_few() -> None:
     kernel, a = kernel_of(2)
     few = bound(20, 512)
-    assert kernel.arguments(few)["a_multicast_slice_smem_rows"] == 16  # whole swizzle atoms
+    assert kernel.arguments(few)["a_multicast_slice_m"] == 16  # whole swizzle atoms
     assert kernel.arguments(few)["a"].box == (64, 16, 1)
     assert a.stage_bytes(few) == 2 * 16 * 64 * 2
 

@@ -17,8 +17,8 @@ from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK
 from gemmsmith.lang.kernel import Kernel
 
 COPIES: list[tuple[ScaleGranularity | None, ScaleGranularity | None]] = [
-    ("row", None), (None, "column"), ("row", "column"), ("tile", None), (None, "tile"), ("tile", "tile"), ("all", None),
-    (None, "all"), ("all", "all"),
+    ("row", None), (None, "column"), ("row", "column"), ("tile", None), (None, "tile"), ("tile", "tile"),
+    ("tensor", None), (None, "tensor"), ("tensor", "tensor"),
 ]  # fmt: skip
 
 
@@ -65,7 +65,7 @@ SYNCHRONIZED = [
     QuantizeSpec(BF16, E4M3, FP32, "tile", "tile"),
     QuantizeSpec(BF16, E4M3, FP32, "tile", None),
     QuantizeSpec(BF16, E4M3, FP32, None, "tile"),
-    QuantizeSpec(BF16, E4M3, FP32, "all", "all"),
+    QuantizeSpec(BF16, E4M3, FP32, "tensor", "tensor"),
     QuantizeSpec(BF16, E4M3, FP32, "row", None, True, 512),
     QuantizeSpec(BF16, E4M3, FP32, "row", None, True, 2048),
     QuantizeSpec(BF16, E4M3, FP32, None, "column"),

@@ -87,7 +87,7 @@ def test_nan_is_not_lost() -> None:
 def test_an_element_has_as_many_threads_as_have_something_to_load(
     parts: int, elements: int, columns: int, threads: int
 ) -> None:
-    assert launch_shape(PartialsShape("sum", 1, parts, elements, num_tiles=parts * (threads == 1024))) == (
+    assert launch_shape(PartialsShape("sum", 1, parts, elements, tiles_per_batch=parts * (threads == 1024))) == (
         columns,
         threads,
     )

@@ -57,7 +57,7 @@ def spec_of(config: Config, major: Major = "K", *, low_parts: bool = False) -> K
     dtype = TF32 if low_parts else FP32 if by == "fma" else BF16
     epilogue = EpilogueSpec(identity_graph(BF16), out)
     return KernelSpec(
-        config, select_mma(dtype, dtype, FP32, by), (major, major), epilogue, promoted=low_parts, split_tf32=low_parts
+        config, select_mma(dtype, dtype, FP32, by), (major, major), epilogue, promoted=low_parts, is_3xtf32=low_parts
     )
 
 

@@ -161,7 +161,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     if spec.config.sync_clusters:
         m, n, k, grid = whole if whole == WAVES else UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
-    in_blocks_of_k, boxed = spec.promoted and not spec.split_tf32, spec.config in BOXED
+    in_blocks_of_k, boxed = spec.promoted and not spec.is_3xtf32, spec.config in BOXED
     deeper = 4 if boxed else 2 if in_blocks_of_k else 1  # as many k-tiles, or two boxes of them
     k = (whole[2] if whole == SHORT else k) * deeper // (2 if spec.a_in_registers else 1)
     m, n = (n, m) if spec.config.swap_ab else (m, n)
@@ -182,9 +182,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     for name, x in scales.items():
         whole_rows = x if x.base is None else x.base
         addresses[operand_argument(name)] = memory.add_buffer(whole_rows, name, writable=False)
-    product = bind(
-        a, b.T, d, scales, precision="3xtf32" if spec.split_tf32 else "tf32" if spec.a_in_registers else None
-    )
+    product = bind(a, b.T, d, scales, precision="3xtf32" if spec.is_3xtf32 else "tf32" if spec.a_in_registers else None)
     product = product.transposed() if spec.config.swap_ab else product
     assert build_kernel_spec(product, spec.config) == spec
     found = build_launches(product, spec)

@@ -15,7 +15,7 @@ from gemmsmith.collective import block_scales, pipeline, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.block_scales import BlockScales, ThreadScales
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.staged_scales import CpAsyncScales, TmaKMajorScales, TmaScales
+from gemmsmith.collective.staged_scales import LaneCopiedScales, TmaKMajorScales, TmaScales
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.types import PRED
 from gemmsmith.lang.values import Constant
@@ -33,7 +33,7 @@ def _unbroken_afterwards() -> Iterator[None]:
 
 
 def _shifted(p: Patch, blocks: int, sides: str) -> None:
-    set_tile, init = CpAsyncScales.set_tile, CpAsyncScales.__init__
+    set_tile, init = LaneCopiedScales.set_tile, LaneCopiedScales.__init__
 
     def made(self: Any, index: int, *given: Any) -> None:
         init(self, index, *given)
@@ -43,8 +43,8 @@ def _shifted(p: Patch, blocks: int, sides: str) -> None:
         set_tile(self, *given)
         self._next_address.set(self._next_address.get() + self._step * self.shift)
 
-    p.setattr(CpAsyncScales, "__init__", made)
-    p.setattr(CpAsyncScales, "set_tile", shifted)
+    p.setattr(LaneCopiedScales, "__init__", made)
+    p.setattr(LaneCopiedScales, "set_tile", shifted)
 
 
 def the_next_blocks_scales(p: Patch) -> None:
@@ -134,7 +134,7 @@ def copies_that_a_full_stage_does_not_count(p: Patch) -> None:
     def uncounted(self: Any, state: Any, lanes: int, **kinds: bool) -> None:
         pipeline.hw.cp_async_arrive(self._full[state.index])
 
-    p.setattr(pipeline.PipelineTmaAsync, "aux_producer_commit", uncounted)
+    p.setattr(pipeline.PipelineTmaAsync, "non_tma_producer_commit", uncounted)
 
 
 def copies_that_never_arrive(p: Patch) -> None:
@@ -142,7 +142,7 @@ def copies_that_never_arrive(p: Patch) -> None:
 
 
 def copies_into_stages_that_are_not_free(p: Patch) -> None:
-    p.setattr(pipeline.PipelineTmaAsync, "aux_producer_acquire", lambda self, state: None)
+    p.setattr(pipeline.PipelineTmaAsync, "non_tma_producer_acquire", lambda self, state: None)
 
 
 def the_scales_of_a_and_b_swapped(p: Patch) -> None:
@@ -165,13 +165,13 @@ def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
 
 
 def rows_beyond_the_last(p: Patch) -> None:
-    set_tile = CpAsyncScales.set_tile
+    set_tile = LaneCopiedScales.set_tile
 
     def unbounded(self: Any, *given: Any) -> None:
         set_tile(self, *given)
         self._rows_remaining = self._rows_remaining + 1000
 
-    p.setattr(CpAsyncScales, "set_tile", unbounded)
+    p.setattr(LaneCopiedScales, "set_tile", unbounded)
 
 
 def bytes_that_a_full_stage_does_not_count(p: Patch) -> None:

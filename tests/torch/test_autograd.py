@@ -62,7 +62,7 @@ def test_every_function(name: str) -> None:
         nodes += [Node("gt", (0, 1))]
         inputs[0] = len(nodes) - 1
     nodes.append(Node(name, tuple(inputs)))
-    read = {nodes[i].value for i in range(FUNCTIONS[name].arity)}
+    read = {nodes[i].attribute for i in range(FUNCTIONS[name].arity)}
     graph = EpilogueGraph(tuple(nodes), tuple(o for o in operands if o.name in read), (Result("out", len(nodes) - 1),))
     check_graph(graph)
 

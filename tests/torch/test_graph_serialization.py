@@ -53,7 +53,7 @@ def test_values_extents_and_results_read_back() -> None:
     graph = EpilogueGraph(nodes, operands, results)
     again = deserialize.__wrapped__(serialize(graph))
     assert again == graph
-    assert [math.copysign(1, n.value) for n in again.nodes[1:3]] == [1, -1]
+    assert [math.copysign(1, n.attribute) for n in again.nodes[1:3]] == [1, -1]
 
 
 def test_the_text_is_readable_and_its_key_fits_an_int() -> None:

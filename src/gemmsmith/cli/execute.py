@@ -29,7 +29,7 @@ MAX_SIMULATED_SIZE = 512
 class Outcome:
     """The outcome of an execution.
 
-    `speed`: time_us and tflops, or cycles (simulator), or empty. `files`: paths by kind: source, timeline, trace.
+    `timings`: time_us and tflops, or cycles (simulator), or empty. `files`: paths by kind: source, timeline, trace.
     `kernel_counts`: one per kernel if counters were requested.
     """
 
@@ -37,7 +37,7 @@ class Outcome:
     backend: str
     report: bounds.Report
     hazards: list[Any]
-    speed: dict[str, float]
+    timings: dict[str, float]
     files: dict[str, str]
     kernel_counts: tuple[KernelCounts, ...] = ()
 
@@ -74,7 +74,7 @@ class Outcome:
             result["hazards"] = [
                 {"kind": h.kind, "location": f"{h.location}", "message": h.message} for h in self.hazards
             ]
-        result |= self.speed
+        result |= self.timings
         if self.kernel_counts:
             result["counters"] = [x.to_json() for x in self.kernel_counts]
         return result | {"files": self.files}
@@ -99,7 +99,7 @@ class Outcome:
         rows["speed"] = {
             "cuda": "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)",
             "sim": "{cycles} simulated cycles",
-        }.get(self.backend, "not timed (float64 reference)").format(**self.speed)
+        }.get(self.backend, "not timed (float64 reference)").format(**self.timings)
         return rows | self.files
 
 
@@ -165,8 +165,8 @@ def execute(
 ) -> Outcome:  # fmt: skip
     """Run the plan, compare with float64, and write the CUDA file and the timeline.
 
-    `counters`: counts the simulation, if given. Raises ArgumentError if it needs more memory than there is, OSError if
-    the files cannot be written.
+    `counters`, if given, count what the simulated instructions of each source line do. Raises ArgumentError if the
+    problem needs more memory than there is, OSError if the files cannot be written.
     """
     _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def execute(
     progress("generating operands")
     (a, b, out), scales = operands.make(plan, sizes)
     hazards: list[Any] = []
-    speed: dict[str, float] = {}
+    timings: dict[str, float] = {}
     if backend == "reference":
         progress("multiplying in float64")
         plan.run(a, b, out, **scales)
@@ -186,14 +186,14 @@ def execute(
         on_progress = partial(progress, "simulating")
         if backend == "cuda":
             progress("running on the GPU")
-            speed = _on_gpu(plan, [a, b, out], scales)
+            timings = _time_on_gpu(plan, [a, b, out], scales)
             m, n, k = (min(size, MAX_SIMULATED_SIZE) for size in sizes)
             small, small_scales = operands.make(plan, (m, n, k))
             simulation = plan.simulate(*small, **small_scales, progress=on_progress)
         else:
             options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters}
             simulation = plan.simulate(a, b, out, **scales, **options)
-            hazards, speed = simulation.hazards, {"cycles": simulation.cycles}
+            hazards, timings = simulation.hazards, {"cycles": simulation.cycles}
         progress("plotting the timeline")
         picture, trace = folder / "timeline.png", folder / "timeline.json"
         simulation.timeline.plot(picture)
@@ -214,7 +214,7 @@ def execute(
     counts: tuple[KernelCounts, ...] = ()
     if counters:
         counts = tuple(KernelCounts.from_kernel(kernel, counters.lines(kernel)) for kernel in counters.kernels)
-    return Outcome(sizes, backend, report, hazards, speed, files, counts)
+    return Outcome(sizes, backend, report, hazards, timings, files, counts)
 
 
 def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:
@@ -231,7 +231,7 @@ def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> No
         )
 
 
-def _on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[str, float]:
+def _time_on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[str, float]:
     """Run the plan, write the result into the last of the arrays, and return the time."""
     from gemmsmith.backends.cuda import driver, kernel_loader
     from gemmsmith.backends.cuda.memory import DeviceArray

@@ -17,12 +17,12 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.plans import Plan
-from gemmsmith.tuning.l2 import K_WINDOW, plot_waves, simulate_traffic
+from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, plot_waves, simulate_traffic
 
 RASTER_GROUPS = (1, 2, 4, 8, 16, 32)
-"""Widths of the raster band that are compared, in tiles."""
+"""Raster groups that are compared: widths in tiles."""
 MAX_TILE_READS = 1 << 25
-"""Limit of tiles times K windows, which the L2 model visits one by one: a minute or two."""
+"""Limit of tiles times steps along K, which the L2 model visits one by one: a minute or two."""
 
 
 @click.command()
@@ -39,7 +39,7 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
     Example: gemmsmith raster --m 4096 --n 14336 --picture raster.png
     """
     plan = Plan(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, max(k, 1))))
-    steps = (*plan.config.tile[:2], K_WINDOW)
+    steps = (*plan.config.tile[:2], L2_MODEL_K_STEP)
     reads = math.prod(ceil_div(size, step) for size, step in zip((m, n, k), steps, strict=True))
     if reads > MAX_TILE_READS:
         raise ArgumentError(
@@ -53,7 +53,8 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
             progress("simulating the L2", (i + fraction) / len(choices))
 
         for i, (order, group) in enumerate(choices):
-            evict = plan.config.evict[:: 1 if order == plan.config.raster else -1]  # of the operand that is read once
+            # (A, B): the operand that is read once is evicted first; in the other raster order that is the other one.
+            evict = plan.config.evict if order == plan.config.raster else plan.config.evict[::-1]
             config: Config = plan.config.replace(raster=order, raster_group=group, evict=evict)
             traffic = simulate_traffic(plan.problem, config, on_progress=partial(on_progress, i))
             rows.append(
@@ -73,7 +74,7 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     click.echo(f"{plan.config}\n")
-    click.echo("raster  bands of  MB from DRAM  MB from the L2  hit rate")
+    click.echo("raster  group of  MB from DRAM  MB from the L2  hit rate")
     for row in rows:
         click.echo(
             f"{row['raster']:<6}  {row['raster_group']:<8}  {row['dram_bytes'] / 1e6:<12.0f}"

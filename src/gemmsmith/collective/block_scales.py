@@ -13,13 +13,12 @@ from gemmsmith.collective.accumulator import ColumnScales, RegisterIndex, ScaleF
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.collective.staged_scales import (
     WARP_THREADS,
-    CpAsyncScales,
+    LaneCopiedScales,
     StagedScales,
     TmaKMajorScales,
     TmaScales,
     make_staged_scales,
 )
-from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.mma import (
     FRAGMENT_HALF_ROWS,
     LANES_PER_QUAD,
@@ -49,8 +48,8 @@ class BlockScales:
         self.scaled_operands = make_staged_scales(spec, consumer_groups)
         self.a, self.b = (next((x for x in self.scaled_operands if x.index == i), None) for i in range(2))
         self.tma_scales = [x for x in self.scaled_operands if isinstance(x, TmaScales)]
-        self.cp_async_scales = [x for x in self.scaled_operands if isinstance(x, CpAsyncScales)]
-        self._num_copying_lanes = min(WARP_THREADS, max((x.num_scales for x in self.cp_async_scales), default=0))
+        self.lane_copied_scales = [x for x in self.scaled_operands if isinstance(x, LaneCopiedScales)]
+        self._num_copying_lanes = min(WARP_THREADS, max((x.num_scales for x in self.lane_copied_scales), default=0))
 
     @property
     def pipelines(self) -> list[PipelineTmaAsync]:
@@ -64,16 +63,17 @@ class BlockScales:
 
     def set_tile_for_copies(self, tile: WorkTile) -> None:
         """Make the next copies those of a tile. The copying lanes execute it."""
-        for scales in self.cp_async_scales:
+        for scales in self.lane_copied_scales:
             scales.set_tile(tile.operands[scales.index], tile)
 
     def copy(self, pipeline: PipelineTmaAsync, write_state: PipelineState) -> None:
         """Issue the copies of the tile's next scale block into an acquired stage, and arrive on its full barrier."""
-        for scales in self.cp_async_scales:
+        for scales in self.lane_copied_scales:
             scales.load_next(write_state.index)
-        is_fp32 = {scales.scale.dtype == FP32 for scales in self.cp_async_scales}
-        pipeline.aux_producer_commit(
-            write_state, self._num_copying_lanes, copied=True in is_fp32, stored=False in is_fp32
+        uses_cp_async = any(scales.uses_cp_async for scales in self.lane_copied_scales)
+        uses_st_shared = not all(scales.uses_cp_async for scales in self.lane_copied_scales)
+        pipeline.non_tma_producer_commit(
+            write_state, self._num_copying_lanes, cp_async=uses_cp_async, st_shared=uses_st_shared
         )
 
     def init_consumer(self) -> None:

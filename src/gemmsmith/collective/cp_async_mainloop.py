@@ -11,7 +11,7 @@ from typing import Protocol
 from gemmsmith import hw
 from gemmsmith.collective.cp_async_operand import CpAsyncOperand
 from gemmsmith.collective.pipeline import HasBarriers, init_barriers
-from gemmsmith.core.problem import OperandFn, operand_selector
+from gemmsmith.core.problem import OperandFn, operand_getter
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
@@ -58,13 +58,13 @@ class CpAsyncMainloop:
     def __init__(
         self, spec: KernelSpec, scheduler: TileScheduler, make_operand: OperandFactory = CpAsyncOperand
     ) -> None:
-        self.spec, self._scheduler, stages = spec, scheduler, spec.config.stages
+        self.spec, self._scheduler = spec, scheduler
         self.operands = tuple(
-            make_operand(name, tile, stages, operand_selector(i), spec.threads)
+            make_operand(name, tile, spec.config.stages, operand_getter(i), spec.threads)
             for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
         )
-        last = self.operands[-1].stages
-        self.smem_range = range(self.operands[0].stages.offset, last.offset + last.bytes)
+        last_buffer = self.operands[-1].stages
+        self.smem_range = range(self.operands[0].stages.offset, last_buffer.offset + last_buffer.bytes)
         """The stages' bytes of shared memory."""
         self._k = current_builder().parameter("k", compute=lambda p: p.k)
 
@@ -78,8 +78,8 @@ class CpAsyncMainloop:
             hw.launch_dependent_grids()
         begin, self._stop, self._step = self._scheduler.persistent_range()
         self._next_tile = k.var(I32, begin, "next_tile")
-        # Of the tile that is copied: its k-tiles, its elements of K, and its k-tiles that need no predicates.
-        self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_to_copy"), k.var(I32, 0, "k_to_copy")
+        # From the k-tile on that is copied next: k-tiles of this work, elements of K, k-tiles that need no predicates.
+        self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_to_copy"), k.var(I32, 0, "k_remaining")
         self._full_k_tiles_remaining = k.var(I32, 0, "unpredicated_k_tiles_to_copy")
         self._read_stage = k.var(I32, 0, "read_stage")
         for operand in self.operands:
@@ -98,7 +98,7 @@ class CpAsyncMainloop:
         """
         k = current_builder()
         full_k_tiles = k.maximum(k.minimum(k_tiles, self._full_k_tiles_remaining.get()), 0).named(
-            "unpredicated_k_tiles"
+            "k_tiles_with_unpredicated_copies"
         )
         self._advance(full_k_tiles)
         yield 0, full_k_tiles, self._copy_unpredicated
@@ -174,7 +174,7 @@ class CpAsyncMainloop:
             a_in_bounds, b_in_bounds = (
                 x.mn_extent - coord.mn >= x.tile.mn for x, coord in zip(self.operands, tile.operands, strict=True)
             )
-            k_remaining = (self._k - first_k).named("k_remaining")
+            k_remaining = (self._k - first_k).named("initial_k_remaining")
             full_k_tiles = k.minimum(tile.k_tiles, k_remaining // self.spec.config.tile[2])
             self._full_k_tiles_remaining.set(k.select(a_in_bounds & b_in_bounds, full_k_tiles, 0))
             self._k_tiles_remaining.set(tile.k_tiles)

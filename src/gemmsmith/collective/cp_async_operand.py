@@ -34,6 +34,8 @@ class CpAsyncOperand:
         )
         self.stages = k.shared(tile, stages=stages, name=name.upper())
         self._name, self._threads = name, threads
+        self._line = "row" if (name == "a") == (tile.major == "K") else "column"
+        """What is contiguous in the user's A or B: the offsets of a thread's first vector are within one of these."""
 
     def init_copies(self) -> None:
         """Declare this thread's state, before the first tile."""
@@ -50,13 +52,13 @@ class CpAsyncOperand:
         thread, tile, size = self._partition, self.tile, self.tile.dtype.bytes
         outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
         vector_idx, row = hw.opaque(thread.vector_idx), hw.opaque(thread.row)
-        inner_offset = thread.box * tile.pitch + vector_idx.with_name_hint("opaque_vector") * VECTOR_BYTES
-        inner_offset.with_name_hint(f"{self._name}_inner_offset")
+        line_byte_offset = thread.box * tile.pitch + vector_idx.with_name_hint("opaque_vector") * VECTOR_BYTES
+        line_byte_offset.with_name_hint(f"{self._name}_{self._line}_byte_offset")
         row_offset = (outer + row.with_name_hint("opaque_row")).to(I64) * self._ld_bytes
-        offset = row_offset + inner.to(I64) * size + inner_offset.to(I64)
+        offset = row_offset + inner.to(I64) * size + line_byte_offset.to(I64)
         self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride_bytes + offset).to(U64))
         rows = current_builder().minimum(self.mn_extent - coord.mn, tile.mn)
-        self._rows_remaining.set(rows - thread.row if tile.major == "K" else rows * size - inner_offset)
+        self._rows_remaining.set(rows - thread.row if tile.major == "K" else rows * size - line_byte_offset)
 
     def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
         """Return callables that issue this thread's cp.async copies of a k-tile into a stage.
@@ -77,9 +79,10 @@ class CpAsyncOperand:
         """Return the bytes of a vector that are in bounds."""
         k, tile, thread = current_builder(), self.tile, self._partition
         if tile.major == "K":
-            inner_offset = (thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES).with_name_hint("inner_offset")
+            line_byte_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
+            line_byte_offset.with_name_hint(f"{self._name}_{self._line}_byte_offset")
             outer_remaining = self._rows_remaining.get()
-            inner_bytes = k.minimum(k_remaining, tile.k) * tile.dtype.bytes - inner_offset
+            inner_bytes = k.minimum(k_remaining, tile.k) * tile.dtype.bytes - line_byte_offset
         else:
             outer_remaining, inner_bytes = k_remaining - thread.row, self._rows_remaining.get()
         valid_bytes = k.minimum(k.maximum(inner_bytes - step.box * tile.pitch, 0), VECTOR_BYTES)

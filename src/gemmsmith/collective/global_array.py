@@ -13,19 +13,21 @@ from gemmsmith.lang.values import Constant, Value
 class GlobalArray:
     """The array `name` of the bound problem, with any strides.
 
-    Kernel arguments: `argument`, its address, and the strides that it needs: `row_stride_` if it varies along M (`m`),
-    `column_stride_` if it varies along N (`n`), and `batch_stride_`.
+    Kernel arguments: `argument`, its address, and the strides that it needs: `argument`_row_stride if it varies along
+    M, `argument`_column_stride if it varies along N, and `argument`_batch_stride.
     """
 
-    def __init__(self, argument: str, name: str, dtype: DType, *, m: bool, n: bool) -> None:
+    def __init__(
+        self, argument: str, name: str, dtype: DType, *, varies_along_m: bool = True, varies_along_n: bool = True
+    ) -> None:
         def stride(along: str, attribute: str) -> Value:
             return k.parameter(f"{argument}_{along}_stride", I64, lambda p: getattr(p.arrays[name], attribute))
 
         k = current_builder()
         self.name, self.dtype = name, dtype
         self.base_address = k.pointer(argument, lambda p: Pointer(argument))
-        self.row_stride = stride("row", "row_stride") if m else None
-        self.column_stride = stride("column", "col_stride") if n else None
+        self.row_stride = stride("row", "row_stride") if varies_along_m else None
+        self.column_stride = stride("column", "col_stride") if varies_along_n else None
         self.batch_stride = stride("batch", "batch_stride")
 
     def element_address(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:

@@ -24,7 +24,9 @@ class OrderedSequenceBarrier:
 
     def wait(self, group: Value) -> None:
         """Wait until the warpgroup before `group` has arrived."""
-        current_builder().comment("the other warpgroup's mainloop is done: the two would compete for the tensor cores")
+        current_builder().comment(
+            "wait until the other warpgroup's mainloop is done, so that the two do not compete for the tensor cores"
+        )
         hw.barrier_sync(group + self._first_barrier, self.threads)
 
     def arrive(self, group: Value) -> None:

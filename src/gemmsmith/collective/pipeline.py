@@ -174,16 +174,16 @@ class PipelineTmaAsync(_Pipeline):
         self._producers.add_arrivals(1)
         hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
 
-    def aux_producer_acquire(self, state: PipelineState) -> None:
+    def non_tma_producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free, in a warp that adds to what the producer loads."""
         self._acquire(state, None)
 
-    def aux_producer_commit(self, state: PipelineState, lanes: int, copied: bool, stored: bool) -> None:
-        """Arrive for the auxiliary data that `lanes` lanes of a warp have `copied` by cp.async, or `stored`."""
-        self._producers.add_arrivals((copied + stored) * lanes)
-        if copied:
+    def non_tma_producer_commit(self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool) -> None:
+        """Arrive for what `lanes` lanes of a warp have written into the stage: by `cp_async`, `st_shared` or both."""
+        self._producers.add_arrivals((cp_async + st_shared) * lanes)
+        if cp_async:
             hw.cp_async_arrive(self._full[state.index])
-        if stored:
+        if st_shared:
             hw.mbarrier_arrive(self._full[state.index])
 
     def producer_expect_bytes(self, stage: Value) -> None:

@@ -88,10 +88,11 @@ class AFragmentLoader:
             (lane % LANES_PER_QUAD).with_name_hint("a_k"),
             (lane % 2 == 1).named("is_odd_lane"),
         )
+        a_tile, _ = spec.tiles
         self._offsets = [
             [
                 self._offset(
-                    spec.tiles[0],
+                    a_tile,
                     (row + row_half * FRAGMENT_HALF_ROWS).with_name_hint("a_row"),
                     column + (lane + load) % 2 * LANES_PER_QUAD,
                 )

@@ -46,8 +46,9 @@ fit together with its accumulator."""
 class SmemVectorLayout:
     """The shared memory order of the rows of A (columns of B) of a tile.
 
-    Each thread's elements form vectors and adjacent lanes' vectors are adjacent, so loads have no bank conflicts. The
-    two columns of a pair are swapped so that FFMA reads a column and its accumulator from different register banks.
+    A row's (column's) position in that order is its smem index. Each thread's elements form vectors and adjacent lanes'
+    vectors are adjacent, so loads have no bank conflicts. The two columns of a pair are swapped so that FFMA reads a
+    column and its accumulator from different register banks.
     """
 
     def __init__(self, spec: KernelSpec, name: str) -> None:
@@ -61,7 +62,7 @@ class SmemVectorLayout:
         """Lanes of a warp along M (A) or N (B); the other lanes hold the same rows (columns)."""
 
     def mn_of_smem_index(self, smem_index: ValueLike) -> Value:
-        """Return the tile's row (column) that is stored at an index."""
+        """Return the tile's row (column) that is stored at a smem index."""
         per_unit, per_vector = (
             self.lanes_along_mn * self.elements_per_thread,
             self.lanes_along_mn * self.vector_elements,
@@ -69,7 +70,7 @@ class SmemVectorLayout:
         smem_index = as_value(smem_index, I32)
         unit_idx, lane = smem_index // per_unit, smem_index % per_vector // self.vector_elements
         element = smem_index % per_unit // per_vector * self.vector_elements + smem_index % self.vector_elements
-        element.with_name_hint("fragment_idx")
+        element.with_name_hint("frag_element_idx")
         if self.is_a:
             return element // 2 * WGMMA_M + unit_idx * FRAGMENT_ROWS_PER_WARP + element % 2 * FRAGMENT_HALF_ROWS + lane
         return unit_idx * self._columns + element // 2 * N8_COLUMNS + lane * 2 + (element + 1) % 2
@@ -123,10 +124,14 @@ class SimtOperand:
     def init_copies(self) -> None:
         """Declare this thread's state, before the first tile: which element of a k-tile it copies first.
 
-        Consecutive lanes copy consecutive elements along the operand's contiguous dimension (along K, at most half a
-        128-byte line), then consecutive smem indices. The writes to shared memory have no bank conflicts.
+        Consecutive lanes copy consecutive elements along the operand's contiguous dimension. If that is K, a run is at
+        most half a 128-byte line, and the next lanes continue at the next smem index (see `SmemVectorLayout`). The
+        writes to shared memory have no bank conflicts.
         """
         k, tile, name = current_builder(), self.tile, self._name
+        k.comment(
+            f"shared memory has {name.upper()}'s {'rows' if name == 'a' else 'columns'} in the order of fragments"
+        )
         is_k_major = tile.major == "K"
         inner_threads = (
             min(tile.k, MAX_COPY_LANES_ALONG_K)
@@ -138,14 +143,14 @@ class SimtOperand:
             (k.thread // inner_threads),
             self._threads // inner_threads,
         )
-        smem_idx, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
+        smem_index, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
         self._mn_and_k_per_iter = (outer_threads, inner_threads) if is_k_major else (inner_threads, outer_threads)
         """Rows, and elements of K, that the threads copy per iteration."""
-        self._thread_mn = self._layout.mn_of_smem_index(smem_idx).named(f"{name}_thread_mn")
-        smem_idx.named(f"{name}_smem_idx")
+        self._thread_mn = self._layout.mn_of_smem_index(smem_index).named(f"{name}_thread_mn")
+        smem_index.named(f"{name}_smem_{'row' if self._layout.is_a else 'column'}")
         self._thread_k.named(f"{name}_thread_k")
-        swizzled_idx = smem_idx ^ self._layout.xor_mask(tile, self._thread_k)
-        smem_offset = self._thread_k * _smem_k_stride_bytes(tile) + swizzled_idx * WORD_BYTES
+        swizzled_index = smem_index ^ self._layout.xor_mask(tile, self._thread_k)
+        smem_offset = self._thread_k * _smem_k_stride_bytes(tile) + swizzled_index * WORD_BYTES
         self._thread_smem_offset = smem_offset.to(U32).named(f"{name}_thread_smem_offset")
         self._gmem_ptr = k.var(U64, self._address, f"{name}_gmem_ptr")
         # Rows of the operand from this thread's first on.
@@ -260,10 +265,10 @@ class SimtFragments:
             k.unroll(2, name="row_half") as row_half,
             k.unroll(columns, name="serpentine_idx") as serpentine_idx,
         ):
-            column = (serpentine_idx ^ row_half * (columns - 1)).with_name_hint("column")
-            acc_idx = ((first_column + column) // 2 * 4 + row_half * 2 + column % 2).with_name_hint("acc_idx")
+            frag_column = (serpentine_idx ^ row_half * (columns - 1)).with_name_hint("frag_column")
+            acc_idx = ((first_column + frag_column) // 2 * 4 + row_half * 2 + frag_column % 2).with_name_hint("acc_idx")
             acc = accumulator.fragments[mma_m]
-            acc[acc_idx] = hw.fma(self._a[buffer][mma_m * 2 + row_half], self._b[buffer][column ^ 1], acc[acc_idx])
+            acc[acc_idx] = hw.fma(self._a[buffer][mma_m * 2 + row_half], self._b[buffer][frag_column ^ 1], acc[acc_idx])
 
     def unpermute_lanes(self, accumulator: Accumulator) -> None:
         """Move each lane's accumulator to the lane that has these elements in the fragment. After the last k-tile."""

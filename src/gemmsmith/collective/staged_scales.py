@@ -193,8 +193,10 @@ def _is_box_boundary(tile: WorkTile, k_block_idx: Value, boundary: int) -> Value
     return k_block_idx % SCALES_PER_TMA_BOX == current_builder().select(tile.reverse_k, reverse_boundary, boundary)
 
 
-class CpAsyncScales(StagedScales):
+class LaneCopiedScales(StagedScales):
     """Scales in any layout, which the lanes of one warp copy one by one into the mainloop's stages.
+
+    By cp.async if they are fp32; ue8m0 scales are loaded, converted and stored.
 
     Kernel arguments: `scale_a` or `scale_b`, their address, their extent along M or N (in scales), and the strides.
     """
@@ -212,6 +214,11 @@ class CpAsyncScales(StagedScales):
         self._row_stride = parameter("mn_stride", "row_stride")
         self._k_stride = parameter("k_stride", "col_stride")
         self._batch_stride = parameter("batch_stride", "batch_stride")
+
+    @property
+    def uses_cp_async(self) -> bool:
+        """False if the scales must be converted on the way to shared memory."""
+        return self.scale.dtype == FP32
 
     def set_tile(self, coord: OperandCoord, tile: WorkTile) -> None:
         """Make the next copies those of a tile, which begins at `coord` of the operand. A warp executes it."""
@@ -240,7 +247,7 @@ class CpAsyncScales(StagedScales):
 
     def _copy(self, destination: SharedView, source: Value, pred: Value) -> None:
         k = current_builder()
-        if self.scale.dtype == FP32:
+        if self.uses_cp_async:
             hw.cp_async_copy(destination.address, source, k.select(pred, 4, 0).to(U32), 4)
         else:
             scalar = k.registers(F32, 1, f"{self.name}_scalar")
@@ -260,7 +267,7 @@ def make_staged_scales(spec: KernelSpec, consumer_groups: int = 1) -> list[Stage
     """Return the staged scales of the operands that have block scales, those with the larger alignment first."""
     scaled = [(i, scale) for i, scale in enumerate(spec.scales) if scale]
     scaled.sort(key=lambda x: not x[1].by_tma)
-    classes = {"MN": TmaScales, "K": TmaKMajorScales, None: CpAsyncScales}
+    classes = {"MN": TmaScales, "K": TmaKMajorScales, None: LaneCopiedScales}
     return [classes[x.by_tma](i, x, spec.config.tile[i], spec.config.stages, consumer_groups) for i, x in scaled]
 
 

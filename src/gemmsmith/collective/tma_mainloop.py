@@ -16,7 +16,7 @@ from gemmsmith.collective.pipeline import (
 from gemmsmith.collective.staged_scales import TmaScales
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.mma import TF32X3_MMAS
-from gemmsmith.core.problem import BoundProblem, operand_selector, residual_selector
+from gemmsmith.core.problem import BoundProblem, operand_getter, residual_getter
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
@@ -57,9 +57,9 @@ class TmaMainloop:
                 name,
                 tile,
                 spec.config.stages,
-                operand_selector(i),
+                operand_getter(i),
                 EVICTION_POLICIES[spec.config.evict[i]],
-                residual_selector(i) if spec.split_tf32 else None,
+                residual_getter(i) if spec.is_3xtf32 else None,
             )
             for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
         )
@@ -144,7 +144,8 @@ class TmaMainloop:
         Afterwards, if the epilogue's buffers alias the stages and another tile follows, wait until the epilogue has
         released the stages.
         """
-        with self._scheduler.k_tile_loop(tile, self.prologue_k_tiles.get(), stop) as k_tile:
+        first = self.prologue_k_tiles.get().named("first_unloaded_k_tile")
+        with self._scheduler.k_tile_loop(tile, first, stop) as k_tile:
             yield k_tile
         self.prologue_k_tiles.set(0)
         if self._stages_released_barrier:
@@ -173,7 +174,7 @@ class TmaMainloop:
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, multicast: bool = True) -> None:
         k_tile_idx, is_tf32_residual = tile.k_tile_index(k_tile), list[Value | None]([None, None])
-        if self.spec.split_tf32:
+        if self.spec.is_3xtf32:
             tf32_product, k_tile_idx = (k_tile_idx % TF32X3_MMAS).named("tf32_product"), k_tile_idx // TF32X3_MMAS
             is_tf32_residual = [tf32_product == 0, tf32_product == 1]
         k = (k_tile_idx * self.spec.config.tile[2]).named("k")

@@ -21,9 +21,10 @@ from gemmsmith.lang.values import Constant, Value, as_value
 class TmaOperand:
     """An operand with a tile in each of `stages` stages, loaded by TMA.
 
-    Kernel arguments: `name`, its tensor map; if CTAs multicast the tile to one another,
-    `name`_multicast_slice_smem_rows, the rows of the boxes that each of them loads; with 3xTF32, `name`_residual, the
-    tensor map of the residuals x - tf32(x) of the elements x (CUTLASS: small).
+    Kernel arguments: `name`, its tensor map; if CTAs multicast the tile to one another, `name`_multicast_slice_m (_n of
+    B, _k if MN-major), the extent of the slice that each of them loads, which is smaller than an equal part of the tile
+    if the operand is; with 3xTF32, `name`_residual, the tensor map of the residuals x - tf32(x) of the elements x
+    (CUTLASS: small).
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class TmaOperand:
         self.stages = k.shared(tile, stages=stages, name=name.upper(), allow_uninitialized_reads=True)
         self._multicast_ctas = 1
         self._multicast_slice: Value | int = 0
-        self._multicast_slice_rows: Value | int = 0
+        self._multicast_slice_extent: Value | int = 0
         self._mask: Value | int = 1
 
     def enable_multicast(self, ctas: int, slice_idx: Value | int, cta_mask: Value | int) -> None:
@@ -59,9 +60,14 @@ class TmaOperand:
         """
         if ctas > 1:
             self._multicast_ctas, self._multicast_slice, self._mask = ctas, slice_idx, cta_mask
-            self._multicast_slice_rows = current_builder().parameter(
-                f"{self.name}_multicast_slice_smem_rows", compute=self._slice_rows
+            self._multicast_slice_extent = current_builder().parameter(
+                f"{self.name}_multicast_slice_{self._slice_dim}", compute=self._slice_rows
             )
+
+    @property
+    def _slice_dim(self) -> str:
+        """The dimension along which slices follow one another: that of the rows of the boxes."""
+        return "k" if self.tile.major == "MN" else "m" if self.name == "a" else "n"
 
     @property
     def loads_per_tile(self) -> int:
@@ -103,11 +109,12 @@ class TmaOperand:
         tile, unroll = self.tile, current_builder().unroll
         own_slice = nullcontext(self._multicast_slice)
         with own_slice if multicast else unroll(self._multicast_ctas, name="slice") as slice_idx:
-            first_row = as_value(slice_idx * self._multicast_slice_rows, I32).named(f"{self.name}_slice_smem_row")
+            slice_offset = as_value(slice_idx * self._multicast_slice_extent, I32)
+            slice_offset.named(f"{self.name}_slice_{self._slice_dim}_offset")
             with unroll(tile.boxes, name="box") as box:
                 inner, outer = (k, mn) if tile.major == "K" else (mn, k)
-                destination = self.stages[stage].at(first_row, tile.pitch).at(box, tile.box_bytes)
-                coords = inner + box * tile.box_inner, outer + first_row, batch
+                destination = self.stages[stage].at(slice_offset, tile.pitch).at(box, tile.box_bytes)
+                coords = inner + box * tile.box_inner, outer + slice_offset, batch
                 if multicast and self._multicast_ctas > 1:
                     mask = self._mask if isinstance(self._mask, int) else self._mask.to(U16)
                     hw.tma_load_multicast(map, *coords, destination, barrier, mask, self.policy)

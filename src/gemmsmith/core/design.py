@@ -83,12 +83,12 @@ def designs_for_chip(chip: Chip) -> list[str]:
     return sorted(names, key=lambda name: _DESIGNS[name].mma_kind == "fma")
 
 
-def designs_with_promotion(split_tf32: bool) -> str:
+def designs_with_promotion(is_3xtf32: bool) -> str:
     """Return the designs that promote sums of 3xTF32, or of FP8 (not supported by mma.sync), as text for an error."""
     return join_alternatives(
         x
         for x in design_names()
-        if _DESIGNS[x].max_promoted_registers and (split_tf32 or _DESIGNS[x].mma_kind == "wgmma")
+        if _DESIGNS[x].max_promoted_registers and (is_3xtf32 or _DESIGNS[x].mma_kind == "wgmma")
     )
 
 

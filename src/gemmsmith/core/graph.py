@@ -26,9 +26,29 @@ class BroadcastDims(NamedTuple):
     columns_per_value: Literal[0, 1, 2] = 0
 
     @property
+    def varies_along_m(self) -> bool:
+        """True if rows have values of their own."""
+        return self.rows_per_value > 0
+
+    @property
+    def varies_along_n(self) -> bool:
+        """True if columns have values of their own."""
+        return self.columns_per_value > 0
+
+    @property
+    def row_divisor(self) -> Literal[1, 2]:
+        """What a row index of the accumulator is divided by to index the value: 1 if that does not vary along M."""
+        return self.rows_per_value or 1
+
+    @property
+    def column_divisor(self) -> Literal[1, 2]:
+        """What a column index of the accumulator is divided by to index the value: 1 if that does not vary along N."""
+        return self.columns_per_value or 1
+
+    @property
     def is_matrix(self) -> bool:
-        """True if the value varies along rows and columns."""
-        return self.rows_per_value > 0 and self.columns_per_value > 0
+        """True if the value varies along M and along N."""
+        return self.varies_along_m and self.varies_along_n
 
     @property
     def transposed(self) -> BroadcastDims:
@@ -76,7 +96,7 @@ class Operand:
 class Node:
     """One operation on earlier nodes.
 
-    op, inputs, value:
+    op, inputs, attribute:
       "accumulator"   ()      None           A @ B, fp32
       "constant"      ()      float          in fp32's range: infinity if it overflows, see `overflow_as_fp32`
       "operand"       ()      name           converted to fp32
@@ -95,17 +115,17 @@ class Node:
 
     op: str
     inputs: tuple[int, ...] = ()
-    value: Any = field(default=None, compare=False)
+    attribute: Any = field(default=None, compare=False)
     location: str = field(default="", compare=False, repr=False)
     comparison_key: Any = field(init=False, repr=False)
-    """Value used for equality. Constants compare by their hex text, so that 0.0 != -0.0 and NaN == NaN."""
+    """Attribute used for equality. Constants compare by their hex text, so that 0.0 != -0.0 and NaN == NaN."""
 
     def __post_init__(self) -> None:
-        comparison_key = self.value
+        comparison_key = self.attribute
         if self.op == "constant":
-            value = overflow_as_fp32(self.value)
-            object.__setattr__(self, "value", value)
-            comparison_key = value.hex()
+            attribute = overflow_as_fp32(self.attribute)
+            object.__setattr__(self, "attribute", attribute)
+            comparison_key = attribute.hex()
         object.__setattr__(self, "comparison_key", comparison_key)
 
 
@@ -160,22 +180,22 @@ class EpilogueGraph:
             case "constant":
                 return BroadcastDims()
             case "operand":
-                return self.operand(node.value).broadcast_dims
+                return self.operand(node.attribute).broadcast_dims
             case "chunk":
                 return (
                     inputs[0]._replace(columns_per_value=2)
-                    if node.value[1] == "n"
+                    if node.attribute[1] == "n"
                     else inputs[0]._replace(rows_per_value=2)
                 )
             case "interleave":
                 both = broadcast(inputs)
-                return both._replace(columns_per_value=1) if node.value == "n" else both._replace(rows_per_value=1)
+                return both._replace(columns_per_value=1) if node.attribute == "n" else both._replace(rows_per_value=1)
             case "scale":
                 return inputs[0]._replace(columns_per_value=0)
             case "one_hot":
                 return inputs[0]._replace(columns_per_value=1)
             case "reduce":
-                return inputs[0].reduced(node.value[1])
+                return inputs[0].reduced(node.attribute[1])
         return broadcast(inputs)
 
     def reachable(self) -> set[int]:
@@ -203,10 +223,10 @@ class EpilogueGraph:
         for i, x in enumerate(nodes):
             if x.op in ("reduce", "chunk"):
                 nodes[i] = replace(
-                    x, value=(x.value[0], axis_of_dims([other.get(y, y) for y in reduced_dims(x.value[1])]))
+                    x, attribute=(x.attribute[0], axis_of_dims([other.get(y, y) for y in reduced_dims(x.attribute[1])]))
                 )
             elif x.op == "interleave":
-                nodes[i] = replace(x, value=other[x.value])
+                nodes[i] = replace(x, attribute=other[x.attribute])
         operands = [replace(o, broadcast_dims=o.broadcast_dims.transposed) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
@@ -228,7 +248,7 @@ class EpilogueGraph:
         """Return the constant that a result reduces; None if it reduces anything else."""
         node = self.nodes[result.node]
         inner = self.nodes[node.inputs[0]] if node.op == "reduce" else node
-        return float(inner.value) if node.op == "reduce" and inner.op == "constant" else None
+        return float(inner.attribute) if node.op == "reduce" and inner.op == "constant" else None
 
     @property
     def has_operations(self) -> bool:
@@ -259,7 +279,7 @@ class EpilogueGraph:
 
         No node needs a whole row or column indices, and none is a matrix reduced over the batch.
         """
-        reduces_to_matrix = any(node.op == "reduce" and node.value[1] == "b" for node in self.nodes)
+        reduces_to_matrix = any(node.op == "reduce" and node.attribute[1] == "b" for node in self.nodes)
         row_ops = {"one_hot", "quantize", "scale", "top_k_softmax"}
         return not reduces_to_matrix and row_ops.isdisjoint(node.op for node in self.nodes)
 

@@ -131,7 +131,7 @@ class Problem:
     """A GEMM: D (batch, m, n) = A (batch, m, k) @ B (batch, k, n), accumulated in `accumulator_dtype`.
 
     `promoted`: each SCALE_BLOCK of K is summed separately, multiplied by its `scales`, and added in fp32.
-    `split_tf32` (3xTF32): also multiply the residuals, what the truncation to TF32 drops of A and of B.
+    `is_3xtf32` (3xTF32): also multiply the residuals, what the truncation to TF32 drops of A and of B.
     """
 
     a: Matrix
@@ -140,7 +140,7 @@ class Problem:
     accumulator_dtype: DType
     promoted: bool = False
     scales: Scales = (None, None)
-    split_tf32: bool = False
+    is_3xtf32: bool = False
 
     @property
     def m(self) -> int:
@@ -233,13 +233,13 @@ OperandFn = Callable[[BoundProblem], tuple[Matrix, Pointer]]
 """Function that returns an operand of a problem as an (M or N) x K matrix, and its Pointer."""
 
 
-def operand_selector(index: int) -> OperandFn:
-    """Return the function that selects A (0) or B (1)."""
+def operand_getter(index: int) -> OperandFn:
+    """Return the function that returns a problem's A (0) or B (1), and its address."""
     return lambda p: (p.operands[index], p.operand_pointers[index])
 
 
-def residual_selector(index: int) -> OperandFn:
-    """Return the function that selects the TF32 residual of A (0) or B (1)."""
+def residual_getter(index: int) -> OperandFn:
+    """Return the function that returns the TF32 residual of a problem's A (0) or B (1), and its address."""
     return lambda p: p.residuals[index]
 
 

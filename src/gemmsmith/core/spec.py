@@ -144,7 +144,8 @@ class ScaleSpec:
 def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
     """Return the number of CTAs that each reduce a column slice of a tile whose K is split in a cluster.
 
-    All of them, if slices are multiples of 8 columns and 16 bytes and the graph's columns are independent; else 1.
+    All of them, if slices are multiples of 8 columns and 16 bytes and no node needs a whole row, so that the graph can
+    also be transposed; else 1.
     """
     dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
@@ -205,7 +206,7 @@ class KernelSpec:
     epilogue: EpilogueSpec
     promoted: bool = False
     scales: tuple[ScaleSpec | None, ScaleSpec | None] = (None, None)
-    split_tf32: bool = False
+    is_3xtf32: bool = False
 
     @classmethod
     def from_problem(cls, problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
@@ -224,7 +225,7 @@ class KernelSpec:
         majors = tuple(map(operand_major, problem.operands))
         scale_a, scale_b = map(ScaleSpec.from_scale, problem.scales)
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
-        spec = cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.split_tf32)
+        spec = cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32)
         _check_once(spec)
         columns = spec.warpgroup_columns
         if spec.epilogue.graph.requires_full_rows and problem.n > columns:
@@ -327,7 +328,8 @@ class KernelSpec:
     def releases_stages_to_peers(self) -> bool:
         """True if stages that `ld` has read are released to other CTAs, those that share A.
 
-        That needs the scope .cluster, which costs wgmma's designs 18 % (docs/internals/decisions/09-arrival-scope.md).
+        Their mbarrier.arrive then needs .cluster scope. Kernels that read A from shared memory do without, since it
+        would cost them 18 % (docs/internals/decisions/09-arrival-scope.md).
         """
         return self.a_in_registers and self.multicast_ctas[0] > 1
 
@@ -355,7 +357,7 @@ class KernelSpec:
     @property
     def mmas_per_k_tile(self) -> int:
         """MMAs per k-tile: 3 for 3xTF32 with wgmma, which reads the residuals from memory; else 1."""
-        return TF32X3_MMAS if self.split_tf32 and self.mma.kind == "wgmma" else 1
+        return TF32X3_MMAS if self.is_3xtf32 and self.mma.kind == "wgmma" else 1
 
     @property
     def name(self) -> str:
@@ -363,7 +365,7 @@ class KernelSpec:
         c, e = self.config, self.epilogue
         parts = (
             c.replace(splits=int(c.splits == 1)),  # the number of splits is a kernel argument
-            str(self.mma), *self.majors, self.promoted, self.scales, self.split_tf32,
+            str(self.mma), *self.majors, self.promoted, self.scales, self.is_3xtf32,
             e.graph, sorted(e.tma_eligible), sorted(e.column_major), e.fast_math, e.deterministic,
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
@@ -430,7 +432,7 @@ class KernelSpec:
     def _check_conversions(self) -> None:
         graph = self.epilogue.graph
         named = [(x.name, x.dtype) for x in graph.operands] + [(x.name, x.dtype) for x in graph.results]
-        named += [("cast", node.value) for node in graph.nodes if node.op == "cast"]
+        named += [("cast", node.attribute) for node in graph.nodes if node.op == "cast"]
         for name, dtype in named:
             if dtype in (E4M3, E5M2) and not self.chip.supports("sm_89"):
                 raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")
@@ -438,10 +440,10 @@ class KernelSpec:
     def _check_promotion(self) -> None:
         c, k_bytes = self.config, SCALE_BLOCK if self.mma.kind == "wgmma" else TF32X3_PROMOTION_K_BYTES
         block = k_bytes // self.mma.a.bytes  # SCALE_BLOCK elements of fp8, as many bytes of TF32
-        argument, value = ("precision", "3xtf32") if self.split_tf32 else ("accumulate", "promoted")
+        argument, value = ("precision", "3xtf32") if self.is_3xtf32 else ("accumulate", "promoted")
         if c.consumers not in get_design(c.design).max_promoted_registers:
-            hint = "" if self.split_tf32 else ', or accumulate="fast"'
-            designs = designs_with_promotion(self.split_tf32)
+            hint = "" if self.is_3xtf32 else ', or accumulate="fast"'
+            designs = designs_with_promotion(self.is_3xtf32)
             raise ConfigError(f'{argument}: got "{value}" with {c.design}; use the design {designs}{hint}')
         if c.tile[2] != block:
             raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{value}"; use {block}')

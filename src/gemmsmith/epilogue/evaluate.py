@@ -51,17 +51,18 @@ class Evaluation:
         self.broadcast_dims = graph.broadcast_dims()
         self._computed: dict[tuple[int, int, int], tuple[Value, Value]] = {}
 
-    def pair(self, node: int, n8_offset: int, half: int) -> tuple[Value, Value]:
+    def pair(self, node: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
         """Return two adjacent elements of a node in fp32, at an offset in groups of 8 columns and a row half.
 
-        The offset is in the node's own columns. If the node has one value per two rows, the only half is 0.
+        If the node has one value per two columns, the offset counts groups of 8 of its values. If it has one per two
+        rows, the only row half is 0.
         """
-        low, high = self._pair(node, n8_offset, half)
+        low, high = self._pair(node, n8_offset, row_half)
         return _as_float(low), _as_float(high)
 
-    def _pair(self, node: int, n8_offset: int, half: int) -> tuple[Value, Value]:
+    def _pair(self, node: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
         """Compute inputs first, with an explicit stack: a graph may be deeper than Python's recursion limit."""
-        target = self._key(node, n8_offset, half)
+        target = self._key(node, n8_offset, row_half)
         stack = [target]
         while stack:
             key = stack[-1]
@@ -74,32 +75,34 @@ class Evaluation:
             stack.pop()
         return self._computed[target]
 
-    def _key(self, node: int, n8_offset: int, half: int) -> tuple[int, int, int]:
+    def _key(self, node: int, n8_offset: int, row_half: int) -> tuple[int, int, int]:
         dims = self.broadcast_dims[node]
-        return node, n8_offset if dims.columns_per_value else 0, half if dims.rows_per_value else 0
+        return node, n8_offset if dims.varies_along_n else 0, row_half if dims.varies_along_m else 0
 
     def _inputs(self, key: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """Return the keys of the elements from which an element is computed."""
-        index, n8_offset, half = key
+        index, n8_offset, row_half = key
         node = self.graph.nodes[index]
         if index in self.sources:
             return []
         if node.op == "chunk":
-            which, axis = node.value
-            return [self._key(node.inputs[0], *((2 * n8_offset + which, half) if axis == "n" else (n8_offset, which)))]
+            which, axis = node.attribute
+            return [
+                self._key(node.inputs[0], *((2 * n8_offset + which, row_half) if axis == "n" else (n8_offset, which)))
+            ]
         if node.op == "interleave":
-            inner, which = (n8_offset // 2, n8_offset % 2) if node.value == "n" else (n8_offset, half)
-            return [self._key(node.inputs[which], inner, half if node.value == "n" else 0)]
-        return [self._key(i, n8_offset, half) for i in node.inputs]
+            inner, which = (n8_offset // 2, n8_offset % 2) if node.attribute == "n" else (n8_offset, row_half)
+            return [self._key(node.inputs[which], inner, row_half if node.attribute == "n" else 0)]
+        return [self._key(i, n8_offset, row_half) for i in node.inputs]
 
-    def _compute(self, index: int, n8_offset: int, half: int) -> tuple[Value, Value]:
+    def _compute(self, index: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
         node = self.graph.nodes[index]
         if index in self.sources:
-            return self.sources[index](n8_offset, half)
-        inputs = [self._computed[key] for key in self._inputs((index, n8_offset, half))]
+            return self.sources[index](n8_offset, row_half)
+        inputs = [self._computed[key] for key in self._inputs((index, n8_offset, row_half))]
         match node.op:
             case "constant":
-                constant = Constant(F32, float(node.value))
+                constant = Constant(F32, float(node.attribute))
                 return constant, constant
             case "chunk" | "interleave":
                 return inputs[0]
@@ -109,7 +112,7 @@ class Evaluation:
                 return low.to(F32) == label, high.to(F32) == label
             case "cast":
                 low, high = map(_as_float, inputs[0])
-                return hw.round_pair(low, high, node.value)
+                return hw.round_pair(low, high, node.attribute)
         lower = self.lowering_of_node[index]
         same = all(low is high for low, high in inputs)
         first = lower(*_coerce_inputs(node.op, [low for low, _ in inputs]))

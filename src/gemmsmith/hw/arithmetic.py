@@ -52,8 +52,8 @@ def _fused(a: Array, b: Array, c: Array, dtype: Any) -> Array:
     with np.errstate(all="ignore"):
         product = a * b
         total = product + c
-        back = total - product
-        error = (product - (total - back)) + (c - back)
+        c_in_total = total - product
+        error = (product - (total - c_in_total)) + (c - c_in_total)
         inexact = np.isfinite(total) & (error != 0)
         away = inexact & (np.signbit(error) != np.signbit(total))
         odd: Array = ((np.atleast_1d(total).view(np.int64) - away) | inexact).view(np.float64).reshape(total.shape)

@@ -52,7 +52,7 @@ def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:
         return step * (K_STEP_BYTES // tile.dtype.bytes * tile.swizzle // 16)
     offset, swizzle_row_units = step * (K_STEP_BYTES // 16), tile.swizzle // 16
     if isinstance(offset, Value):
-        offset.with_name_hint("k_step_offset")
+        offset.with_name_hint("k_step_descriptor_offset")
     return (
         offset if tile.boxes == 1 else offset // swizzle_row_units * (tile.box_bytes // 16) + offset % swizzle_row_units
     )

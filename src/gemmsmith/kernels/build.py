@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gemmsmith.core.design import get_design
+from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.epilogue.device.reductions import is_atomic, shared_partials
 from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
@@ -39,9 +41,23 @@ _TF32X3 = " (3xTF32: a_residual x b + a x b_residual + a x b)"
 _INSTRUCTIONS = {"wgmma": "wgmma", "mma": "mma.sync", "fma": "FFMA"}
 
 
+def _extents(dims: BroadcastDims) -> str:
+    """Return the shape of an epilogue operand in the kernel's orientation, without the batch."""
+    extents = [("1", x, f"{x}/2")[per_value] for x, per_value in (("M", dims[1]), ("N", dims[2]))]
+    return f"({', '.join(extents)})"
+
+
 def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     """Return the lines of the printed kernel's header; `tensor_maps` are the names of what TMA loads and stores."""
-    c, mma, results, operands = spec.config, spec.mma, spec.epilogue.graph.results, spec.epilogue.graph.operands
+    c, mma, graph = spec.config, spec.mma, spec.epilogue.graph
+    results = graph.results
+    reductions = shared_partials(graph, spec.epilogue.deterministic)
+    partials = [x for x in results if x.name in reductions and not is_atomic(x, spec)]
+    written = [
+        f"{x.name} {x.dtype}{' (atomic sums)' * (x.name in reductions)}"
+        for x in results
+        if x not in partials and graph.constant_operand_of(x) is None
+    ]
     stores = [x.name for x in results if result_argument(x.name) in tensor_maps]
     loads = [x.removeprefix("in_") for x in tensor_maps if x not in map(result_argument, stores)]
     majors = [
@@ -70,9 +86,13 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     return [
         f"gemmsmith: {spec.name}",
         f"D = epilogue(A @ B): {mma.a} x {mma.b} with {mma.d} accumulators, "
-        f"{_INSTRUCTIONS[mma.kind]}{_TF32X3 * spec.split_tf32}; "
-        f"results: {', '.join(f'{x.name} {x.dtype}' for x in results)}",
-        *[f"epilogue operands: {', '.join(x.name for x in operands)}"] * bool(operands),
+        f"{_INSTRUCTIONS[mma.kind]}{_TF32X3 * spec.is_3xtf32}; "
+        f"results: {', '.join(written) or 'none'}",
+        *[f"fp32 partials of {', '.join(x.name for x in partials)}, which other kernels combine"] * bool(partials),
+        *[f"epilogue operands: {', '.join(f'{x.name} {_extents(x.broadcast_dims)}' for x in graph.operands)}"]
+        * bool(graph.operands),
+        *["swap_ab: computes D^T with A and B swapped (A, B, D here: B^T, A^T, D^T of the GEMM with a row-major D)"]
+        * c.swap_ab,
         f"{c.design} schedule, tile {tile}, cluster {cluster}, {warpgroups}, {c.stages} stages",
         ", ".join(options),
         "; ".join([", ".join(majors), *(f"{name}: {', '.join(x)}" for name, x in accesses.items() if x)]),

@@ -62,13 +62,13 @@ def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, 
             mainloop.load(write, tile, k_tile)
             write.advance()
         mainloop.tail(write)
-    if scales.cp_async_scales:
+    if scales.lane_copied_scales:
         with k.warp(1, "scales"), scales.copying_lanes():
             write = mainloop.pipeline.producer_start_state()
             with scheduler.tile_loop() as tile:
                 scales.set_tile_for_copies(tile)
                 with k.range(tile.k_tiles, name="k_tile"):
-                    mainloop.pipeline.aux_producer_acquire(write)
+                    mainloop.pipeline.non_tma_producer_acquire(write)
                     scales.copy(mainloop.pipeline, write)
                     write.advance()
 

@@ -96,8 +96,8 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
         k.header += [f"gemmsmith: {spec.name}", "8-bit values times their scales"]
         k.work_clusters = lambda p: prod(p.grid)
         tile = make_register_tile(spec.source_dtype, QUANTIZATION_BLOCK, vectorizable=spec.vectorizable)
-        scales = GlobalArray("scales", "scales", spec.scale_dtype, m=True, n=True)
-        out = GlobalArray("out", "out", spec.out_dtype, m=True, n=True)
+        scales = GlobalArray("scales", "scales", spec.scale_dtype)
+        out = GlobalArray("out", "out", spec.out_dtype)
         log2_m, log2_n = (k.parameter(f"log2_group_{axis}", compute=f) for axis, f in _LOG2_GROUP_SHAPE.items())
         rows, columns = tile.extents
         hw.grid_dependency_wait()

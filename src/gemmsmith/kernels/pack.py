@@ -126,7 +126,7 @@ def with_packed_operands(problem: Problem, config: Config | None = None) -> Prob
 
 def tf32_residual_packings(problem: Problem, config: Config) -> list[Packing]:
     """Return the packings of the TF32 residuals of A and B for 3xTF32 with wgmma, which reads B from memory."""
-    if not problem.split_tf32 or get_design(config.design).mma_kind != "wgmma":
+    if not problem.is_3xtf32 or get_design(config.design).mma_kind != "wgmma":
         return []
     return [Packing(x, tf32_residual=True) for x in problem.operands]
 

@@ -41,8 +41,8 @@ MAX_AMAX_PARTIALS = 1024
 """Partial results that `amax` stores, and its maximum number of CTAs; chosen, not measured."""
 _AMAX_CTAS_PER_SM = {BF16: 4, FP16: 4, FP32: 2}
 """CTAs of `amax` per SM by source dtype: the maximum without spills, as in `QuantizeSpec.ctas_per_sm`."""
-ScaleGranularity = Literal["row", "column", "tile", "all"]
-"""Elements that share a scale: a tile's row, a tile's column, a tile, or the matrix, whose amax `amax` computes."""
+ScaleGranularity = Literal["row", "column", "tile", "tensor"]
+"""Elements that share a scale: a tile's row, a tile's column, a tile, or the tensor, whose amax `amax` computes."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class QuantizeSpec:
         source_dtype: Dtype of the matrix.
         value_dtype: 8-bit dtype of the quantized elements.
         scale_dtype: Dtype of the scales, fp32 or ue8m0.
-        rowwise: Granularity of the output in the source's layout (row, tile or all); None: no such output.
-        columnwise: Granularity of the transposed output (column, tile or all); None: no such output.
-        full_row_or_column: A scale covers a row or column of the matrix, not of a tile; allows one output only.
+        rowwise: Granularity of the output in the source's layout (row, tile or tensor); None: no such output.
+        columnwise: Granularity of the transposed output (column, tile or tensor); None: no such output.
+        has_scale_per_row_or_column: A scale covers a row or column of the matrix, not of a tile; allows one output
+            only.
         columns: Columns of a tile.
         vectorizable: The source's rows are whole aligned vectors of VECTOR_ELEMENTS elements.
     """
@@ -73,13 +74,13 @@ class QuantizeSpec:
     def granularities(self) -> dict[str, ScaleGranularity]:
         """Granularity of the scales by output."""
         outputs = (("rowwise", self.rowwise), ("columnwise", self.columnwise))
-        return {layout: granularity for layout, granularity in outputs if granularity}
+        return {orientation: granularity for orientation, granularity in outputs if granularity}
 
     @property
     def name(self) -> str:
         """The kernel's symbol."""
         full, unaligned = "full_" * self.has_scale_per_row_or_column, ["unaligned"] * (not self.vectorizable)
-        outputs = [f"{layout}_{full}{granularity}" for layout, granularity in self.granularities.items()]
+        outputs = [f"{orientation}_{full}{granularity}" for orientation, granularity in self.granularities.items()]
         parts = ["quantize", self.source_dtype, self.value_dtype, self.scale_dtype, *outputs, self.columns, *unaligned]
         return "_".join(map(str, parts))
 
@@ -144,7 +145,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         k.work_clusters = lambda p: max(prod(p.grid), 1)
         tile = make_register_tile(spec.source_dtype, spec.columns, vectorizable=spec.vectorizable)
         granularities = spec.granularities
-        outputs = [_QuantizedOutput(layout, x, spec, tile.extents) for layout, x in granularities.items()]
+        outputs = [_QuantizedOutput(orientation, x, spec, tile.extents) for orientation, x in granularities.items()]
         serial_tiles = None
         if spec.has_scale_per_row_or_column:
             serial_tiles = k.parameter("serial_tiles", compute=lambda p: p.tiles[p.serial_axis == "columns"])
@@ -152,10 +153,10 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         transpose_buffer = None
         if spec.columnwise:
             transpose_buffer = k.shared(QUANTIZATION_BLOCK * QUANTIZATION_BLOCK, name="transposed")[0].address
-        if "all" in groups:
+        if "tensor" in groups:
             amax_partials = k.pointer("amax_partials", lambda p: p.amax_partials)
             hw.grid_dependency_wait()
-            _compute_tensor_scale(groups["all"], amax_partials, spec, outputs)
+            _compute_tensor_scale(groups["tensor"], amax_partials, spec, outputs)
         else:
             hw.grid_dependency_wait()
         with grid_stride_tile_loop() as (batch, tile_m, tile_n):
@@ -164,9 +165,9 @@ def quantize(spec: QuantizeSpec) -> Kernel:
                 """Return the first row and column of a tile."""
                 m = step if spec.serial_axis == "rows" else tile_m
                 n = step if spec.serial_axis == "columns" else tile_n
-                return (m * tile.layout.rows).named("row"), (n * spec.columns).named("column")
+                return (m * tile.layout.rows).named("tile_row"), (n * spec.columns).named("tile_column")
 
-            tile_groups = {granularity: group for granularity, group in groups.items() if granularity != "all"}
+            tile_groups = {granularity: group for granularity, group in groups.items() if granularity != "tensor"}
             for group in tile_groups.values():
                 group.clear()
             with _loop_or_once(serial_tiles, "step") as step:
@@ -188,7 +189,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
                         tile.load(batch, *origin)
                 for output in outputs:
                     tile.prevent_reuse()
-                    if output.layout == "rowwise":
+                    if output.orientation == "rowwise":
                         output.store(tile, groups[output.granularity], batch, *origin)
                     else:
                         output.store_transposed(tile, groups[output.granularity], transpose_buffer, batch, *origin)
@@ -262,14 +263,17 @@ def _store_scales(
 
 
 class _QuantizedOutput:
-    """The quantized matrix in one layout, "rowwise" or "columnwise" (transposed), with its scales."""
+    """The quantized matrix in one orientation, "rowwise" or "columnwise" (transposed), with its scales.
+
+    The orientation names the array of its values in the kernel, and `orientation`_scales that of its scales.
+    """
 
     def __init__(
-        self, layout: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
+        self, orientation: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
     ) -> None:
-        self.layout, self.granularity, self.spec, self.extents = layout, granularity, spec, extents
-        self.values = GlobalArray(layout, layout, spec.value_dtype, m=True, n=True)
-        self.scales = GlobalArray(f"{layout}_scales", f"{layout}_scales", spec.scale_dtype, m=True, n=True)
+        self.orientation, self.granularity, self.spec, self.extents = orientation, granularity, spec, extents
+        self.values = GlobalArray(orientation, orientation, spec.value_dtype)
+        self.scales = GlobalArray(f"{orientation}_scales", f"{orientation}_scales", spec.scale_dtype)
 
     def store_scale(
         self, batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value, predicate: Value
@@ -282,7 +286,7 @@ class _QuantizedOutput:
         elif self.granularity == "column":
             n = tile_n * QUANTIZATION_BLOCK + group
             predicate = predicate & (n < columns)
-        address = self.scales.element_address(batch, *((m, n) if self.layout == "rowwise" else (n, m)))
+        address = self.scales.element_address(batch, *((m, n) if self.orientation == "rowwise" else (n, m)))
         if self.spec.scale_dtype == FP32:
             hw.store_global_word(address, scale, predicate, "scale")
         else:
@@ -291,8 +295,9 @@ class _QuantizedOutput:
     def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
         """Store the tile at (row, column). Threads store 8-byte vectors; a row's last may overwrite padding."""
         k, (rows, columns), layout = current_builder(), self.extents, tile.layout
-        row0, col0 = (row + layout.row(0)).named("row0"), (column + layout.column(0)).named("col0")
-        address = k.var(U64, self.values.element_address(batch, row0, col0), "address")
+        first_row = (row + layout.row(0)).named("first_row")
+        first_column = (column + layout.column(0)).named("first_column")
+        address = k.var(U64, self.values.element_address(batch, first_row, first_column), "address")
         row_pitch = row_pitch_bytes(self.values)
         with k.unroll(layout.rows_per_thread, name="row_offset") as row_offset:
             with k.unroll(layout.vectors_per_row_per_thread, name="vector_in_row") as vector_in_row:
@@ -301,7 +306,7 @@ class _QuantizedOutput:
                 words = self._pack(
                     [tile.element(vector, i) * group.reciprocal(vector, i) for i in range(VECTOR_ELEMENTS)]
                 )
-                in_bounds = (row0 + row_offset < rows) & (col0 + column_offset < columns)
+                in_bounds = (first_row + row_offset < rows) & (first_column + column_offset < columns)
                 hw.store_global(words, address.get() + column_offset.to(U64), in_bounds)
             address.set(address.get() + row_pitch)
 
@@ -322,7 +327,7 @@ class _QuantizedOutput:
         assert buffer is not None
         k, (rows, columns) = current_builder(), self.extents
         threads_per_row = QUANTIZATION_BLOCK // VECTOR_ELEMENTS
-        if self.spec.has_scale_per_row_or_column or self.granularity == "all":
+        if self.spec.has_scale_per_row_or_column or self.granularity == "tensor":
             # otherwise the exchange of the groups' maxima has synchronized since the last reads
             k.comment("all threads have read the previous tile's buffer, which is overwritten now")
             hw.sync_threads()

@@ -26,10 +26,11 @@ LOADS_IN_FLIGHT = 8
 def launch_shape(partials: PartialsShape) -> tuple[int, int]:
     """Return the outputs per CTA and the threads per output.
 
-    A full reduction (with `num_tiles`) uses 1024 threads for one output. Others use just enough threads to have all
-    loads in flight. Both depend on `num_partials` only, not on the number of outputs; so does the order of additions.
+    A full reduction (with `tiles_per_batch`) uses 1024 threads for one output. Others use just enough threads to have
+    all loads in flight. Both depend on `num_partials` only, not on the number of outputs; so does the order of
+    additions.
     """
-    if partials.num_tiles:
+    if partials.tiles_per_batch:
         return 1, 1024
     threads = min(1 << (max(ceil_div(partials.num_partials, LOADS_IN_FLIGHT), 1) - 1).bit_length(), 32)
     return (32, threads) if threads <= 8 else (8, threads)
@@ -74,37 +75,37 @@ def reduce_kernel(kind: str, dtype: DType, columns: int, threads: int, chip: Chi
         num_partials = k.parameter("num_partials", compute=lambda r: r.partials.num_partials)
         num_outputs = k.parameter("num_outputs", compute=lambda r: r.partials.num_outputs)
         total = k.parameter("total", compute=lambda r: r.total)
-        state_stride = k.parameter("state_stride", I64, lambda r: r.partials.state_stride)
+        component_stride = k.parameter("component_stride", I64, lambda r: r.partials.component_stride)
         scale = k.parameter("scale", F32, lambda r: r.scale)
         affine_offset = k.parameter("affine_offset", F32, lambda r: r.offset)
         hw.grid_dependency_wait()
         reduction_lane = (k.thread // columns).named("reduction_lane")
-        state_buffers = k.shared(4 * columns * threads, stages=len(monoid.empty_state), name="reduction_state")
+        state_buffers = k.shared(4 * columns * threads, stages=len(monoid.identity), name="reduction_state")
         groups, grid = (total + columns - 1) // columns, hw.grid_size().with_name_hint("num_ctas")
         with k.range((groups - hw.block_index() + grid - 1) // grid, name="group") as group:
             index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
             batch, output = (index // num_outputs).with_name_hint("batch"), (index % num_outputs).named("output")
-            state = [k.registers(F32, 1, "thread_state") for _ in monoid.empty_state]
-            for register, empty in zip(state, monoid.empty_state, strict=True):
-                register[0] = empty
+            state = [k.registers(F32, 1, name) for name in monoid.names_of("thread", "state")]
+            for register, identity in zip(state, monoid.identity, strict=True):
+                register[0] = identity
             in_flight = threads * LOADS_IN_FLIGHT
             with k.range((num_partials + in_flight - 1) // in_flight, name="round") as round:
-                loaded = [k.registers(F32, LOADS_IN_FLIGHT, "loaded") for _ in state]
+                loaded = [k.registers(F32, LOADS_IN_FLIGHT, name) for name in monoid.names_of("loaded", "")]
                 with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
                     partial = (round * in_flight + load * threads + reduction_lane).with_name_hint("partial_idx")
                     in_bounds = ((partial < num_partials) & (index < total)).named("in_bounds")
                     offset = (batch * num_partials + partial).to(I64) * num_outputs.to(I64) + output.to(I64)
                     offset.with_name_hint("partial_offset")
-                    for s, (registers, empty) in enumerate(zip(loaded, monoid.empty_state, strict=True)):
-                        address = source + ((offset + state_stride * s) * 4).to(U64)
-                        registers[load] = k.select(in_bounds, _load(address, in_bounds), empty)
+                    for s, (registers, identity) in enumerate(zip(loaded, monoid.identity, strict=True)):
+                        address = source + ((offset + component_stride * s) * 4).to(U64)
+                        registers[load] = k.select(in_bounds, _load(address, in_bounds), identity)
                 with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
                     _merge(monoid, state, tuple(x[load] for x in loaded))
             if threads > 1:
                 _reduce_threads(monoid, state, state_buffers, reduction_lane, threads, columns)
             result = hw.fma(monoid.finish(tuple(register[0] for register in state)), scale, affine_offset)
             address = out + (index.to(I64) * dtype.bytes).to(U64)
-            store_rounded(result, address, (reduction_lane == 0) & (index < total), dtype)
+            store_rounded(result, address, (reduction_lane == 0) & (index < total), dtype, "result")
         return k.finish()
 
 
@@ -121,7 +122,7 @@ def _reduce_threads(
         k.comment("all threads have written the states that are merged now")
         hw.sync_threads()
         with k.when(reduction_lane < half):
-            others = [k.registers(F32, 1, "other") for _ in state]
+            others = [k.registers(F32, 1, name) for name in monoid.names_of("other", "")]
             for address, other_register in zip(addresses, others, strict=True):
                 hw.load_shared(other_register, address + ((k.thread + half * columns) * 4).to(U32))
             _merge(monoid, state, tuple(other_register[0] for other_register in others))

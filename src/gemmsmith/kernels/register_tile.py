@@ -146,7 +146,7 @@ class RegisterTile:
 def make_register_tile(dtype: DType, columns: int, *, vectorizable: bool) -> RegisterTile:
     """Return a register tile of the launch's matrix `source`."""
     k = current_builder()
-    source = GlobalArray("source", "source", dtype, m=True, n=True)
+    source = GlobalArray("source", "source", dtype)
     rows = k.parameter("rows", compute=lambda p: p.source.rows)
     extents = rows, k.parameter("columns", compute=lambda p: p.source.cols)
     return RegisterTile(source, ThreadLayout(columns), extents, vectorizable=vectorizable)

@@ -20,6 +20,7 @@ AsyncGroupKind = Literal["wgmma", "bulk", "cp.async"]
 Scope = Literal["cta", "cluster", "gpu"]
 MemoryOrder = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 Blocking = Generator[Any, None, Any]
+"""Execution that may block: yields what its threads wait for, and returns an instruction's result."""
 
 
 CLUSTER_RANK_SHIFT = 24

@@ -57,7 +57,7 @@ _BUILTINS = {
 def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value]:
     """Count the uses of each value by live statements; `results` count as used."""
     uses = Counter(results)
-    for statement in reversed(list(st.walk(block))):  # a value's uses come before it
+    for statement in reversed(list(st.walk(block))):  # in reverse, all uses of a value come before its definition
         dead = isinstance(statement, st.Define) and is_pure(statement.value) and not uses[statement.value]
         if not dead and not (isinstance(statement, st.Call) and not any(uses[r] for r in statement.results)):
             uses.update(st.uses(statement))

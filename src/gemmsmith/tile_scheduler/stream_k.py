@@ -29,9 +29,9 @@ Large GEMMs gain 1 % by it."""
 class _StreamKAssignment(NamedTuple):
     """This cluster's work: its data-parallel tiles, then k-tiles [iter_begin, iter_end) of the stream-K tiles."""
 
-    dp_tiles: Value
+    dp_work_tiles: Value
     """Data-parallel tiles of this cluster."""
-    dp_tiles_total: Value
+    dp_tiles: Value
     """Data-parallel tiles of all clusters."""
     last_sk_tile: Value
     """The stream-K tile of k-tile iter_end - 1, counted from the first stream-K tile."""
@@ -81,7 +81,7 @@ class StreamKTileScheduler(TileScheduler):
     def persistent_range(self) -> tuple[Value, Value, Value]:
         """Return (start, stop, step) of the loop over the ordinals of this cluster's tiles and splits."""
         k = current_builder()
-        if k.current_role:  # each role computes it: a function prints it once
+        if k.current_role:  # each warp role computes it, by calling a device function that is printed once
             self._assignment = _StreamKAssignment(*k.call("stream_k_assignment", self._assign))
         else:
             self._assignment = self._assign()
@@ -102,7 +102,7 @@ class StreamKTileScheduler(TileScheduler):
         extra_tiles = k.select((waves > 0) & (tail_tiles > 0) & ~uniform_splits, cluster_count, 0)
         sk_tiles = (tail_tiles + extra_tiles).named("sk_tiles")
         sk_units = k.select(uniform_splits, tail_tiles * splits_per_tile, cluster_count).named("sk_units")
-        dp_tiles_total = (self.tiles - sk_tiles).named("dp_tiles_total")
+        dp_tiles = (self.tiles - sk_tiles).named("dp_tiles")
         sk_iters = (sk_tiles * self.k_tiles).named("sk_iters")
         iter_begin = (k.minimum(cluster_idx, sk_units) * sk_iters // sk_units).named("iter_begin")
         iter_end = (k.minimum(cluster_idx + 1, sk_units) * sk_iters // sk_units).named("iter_end")
@@ -110,20 +110,20 @@ class StreamKTileScheduler(TileScheduler):
         last_sk_tile = (k.maximum(iter_end - 1, 0) // iters_per_tile).named("last_sk_tile")
         sk_work_tiles = k.select(iter_end > iter_begin, last_sk_tile - iter_begin // iters_per_tile + 1, 0)
         sk_work_tiles.named("sk_work_tiles")
-        dp_tiles = ((dp_tiles_total - cluster_idx + cluster_count - 1) // cluster_count).named("dp_tiles")
-        work_tiles = (dp_tiles + sk_work_tiles).named("work_tiles")
+        dp_work_tiles = ((dp_tiles - cluster_idx + cluster_count - 1) // cluster_count).named("dp_work_tiles")
+        work_tiles = (dp_work_tiles + sk_work_tiles).named("work_tiles")
         return _StreamKAssignment(
-            dp_tiles, dp_tiles_total, last_sk_tile, iter_begin, iter_end, sk_iters, sk_units, work_tiles
+            dp_work_tiles, dp_tiles, last_sk_tile, iter_begin, iter_end, sk_iters, sk_units, work_tiles
         )
 
     def work_tile_at(self, tile: Value) -> WorkTile:
         """Return the cluster's `tile`-th tile or split. `persistent_range` has been called."""
         k, own = current_builder(), self._assignment
-        is_sk_tile = (tile >= own.dp_tiles).named("is_sk_tile")
-        sk_tile_idx = (own.last_sk_tile - (tile - own.dp_tiles)).named("sk_tile_idx")
-        index = k.select(
-            is_sk_tile, own.dp_tiles_total + sk_tile_idx, self.cluster_idx + tile * self.cluster_count
-        ).named("cluster_tile")
+        is_sk_tile = (tile >= own.dp_work_tiles).named("is_sk_tile")
+        sk_tile_idx = (own.last_sk_tile - (tile - own.dp_work_tiles)).named("sk_tile_idx")
+        index = k.select(is_sk_tile, own.dp_tiles + sk_tile_idx, self.cluster_idx + tile * self.cluster_count).named(
+            "cluster_tile"
+        )
         tile_iter_begin = k.select(is_sk_tile, sk_tile_idx * self.k_tiles, 0).named("tile_iter_begin")
         begin = k.select(is_sk_tile, k.maximum(own.iter_begin - tile_iter_begin, 0), 0).named("k_tile_begin")
         end = k.select(is_sk_tile, k.minimum(own.iter_end - tile_iter_begin, self.k_tiles), self.k_tiles).named(
@@ -132,7 +132,7 @@ class StreamKTileScheduler(TileScheduler):
         # The last cluster c with c * sk_iters / sk_units <= tile_iter_begin.
         first_peer = (((tile_iter_begin + 1) * own.sk_units - 1) // k.maximum(own.sk_iters, 1)).named("first_peer")
         split = Split(begin, (end == self.k_tiles).named("runs_epilogue"), self.cluster_idx, first_peer, tile)
-        reverse_k = self._is_reversed(k.minimum(tile, own.dp_tiles))
+        reverse_k = self._is_reversed(k.minimum(tile, own.dp_work_tiles))
         return self._work_tile(index, (end - begin).named("work_k_tiles"), split, reverse_k)
 
     def first_work_tile(self) -> WorkTile | None:

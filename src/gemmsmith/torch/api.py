@@ -93,23 +93,23 @@ def gemm(
     signature = _call_signature(a, b, epilogue, recompute, inputs, scales)
     cached = _CALL_CACHE.get(signature) if signature is not None else None
     if cached is not None:
-        serialized, folds_batch, leading_shape, shape, spec, wrt = cached
-        numbers = [_number(name, inputs[name]) for name in number_names(serialized)]
-        tensors = [inputs[name] for name in tensor_names(serialized)]
+        serialized_epilogue, folds_batch, leading_shape, shape, spec, wrt = cached
+        numbers = [_number(name, inputs[name]) for name in number_names(serialized_epilogue)]
+        tensors = [inputs[name] for name in tensor_names(serialized_epilogue)]
         results = run_forward(spec, wrt, a.flatten(0, 1) if folds_batch else a, b, numbers, tensors)
     else:
         if signature is not None:
             epilogue, source = snapshot(epilogue)
             signature = None if source is None else _call_signature(a, b, epilogue, recompute, inputs, scales)
-        serialized, x, y, arrays, leading_shape, shape = _prepare(a, b, epilogue, operand_values, scales)
-        numbers = [arrays[name] for name in number_names(serialized)]
-        tensors = [arrays[name] for name in tensor_names(serialized)]
-        results = differentiable_gemm(serialized, x, y, numbers, tensors, recompute)
-        if signature is not None and y is b and all(arrays[name] is inputs[name] for name in tensor_names(serialized)):
-            _CALL_CACHE[signature] = CachedCall(
-                serialized, x is not a, leading_shape, shape, *plan_forward(serialized, x, y, tensors, recompute)
-            )
-    axes, names = _result_axes(serialized)
+        serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(a, b, epilogue, operand_values, scales)
+        numbers = [prepared[name] for name in number_names(serialized_epilogue)]
+        names = tensor_names(serialized_epilogue)
+        tensors = [prepared[name] for name in names]
+        results = differentiable_gemm(serialized_epilogue, x, y, numbers, tensors, recompute)
+        if signature is not None and y is b and all(prepared[name] is inputs[name] for name in names):
+            spec, wrt = plan_forward(serialized_epilogue, x, y, tensors, recompute)
+            _CALL_CACHE[signature] = CachedCall(serialized_epilogue, x is not a, leading_shape, shape, spec, wrt)
+    axes, names = _result_axes(serialized_epilogue)
     values = [
         _unflatten_leading(x, result_axes_, leading_shape, shape) for x, result_axes_ in zip(results, axes, strict=True)
     ]
@@ -194,7 +194,8 @@ def gemm_then_linear(
         b: (k, n), in a's dtype.
         weight2: (n, p), in the dtype of the epilogue's result.
         epilogue: a function with one result of shape (..., m, n), as in `gemm`.
-        operands: its operands by name, as in `gemm`: with a's leading dimensions, or without rows.
+        operands: its operands by name, as in `gemm`: with a's leading dimensions, (..., m, n) or (..., m, 1), or (n,),
+            or a number.
         bias: (p,) or None.
 
     Returns:
@@ -208,17 +209,18 @@ def gemm_then_linear(
     for name, x in (("a", a), ("weight2", weight2), ("bias", bias)):
         if name != "bias" or bias is not None:
             _check_tensor(name, x, a)
-    serialized, a, b, arrays, leading_shape, shape = _prepare(a, b, epilogue, checks.merge_operands(operands, {}), {})
+    serialized_epilogue, a, b, operand_values, leading_shape, shape = _prepare(
+        a, b, epilogue, checks.merge_operands(operands, {}), {}
+    )
     if a.dim() != 2 or b.dim() != 2:
-        raise ArgumentError("operands: got one that differs from batch to batch without having rows; call gemm twice")
+        raise ArgumentError("operands: got one with a batch dimension but without m rows; call gemm twice")
     if weight2.dim() != 2:
         raise ArgumentError(f"weight2: got {weight2.dim()} dimensions; use (n, p)")
     if bias is not None and tuple(bias.shape) != tuple(weight2.shape[1:]):
         raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(weight2.shape[1:])}")
-    values = [arrays[name] for name in tensor_names(serialized)]
-    y = run_gemm_then_linear(
-        serialized, a, b, [arrays[name] for name in number_names(serialized)], values, weight2, bias
-    )
+    numbers = [operand_values[name] for name in number_names(serialized_epilogue)]
+    tensors = [operand_values[name] for name in tensor_names(serialized_epilogue)]
+    y = run_gemm_then_linear(serialized_epilogue, a, b, numbers, tensors, weight2, bias)
     return y.reshape(*leading_shape, shape[-2], y.shape[-1])
 
 
@@ -260,35 +262,37 @@ def _prepare(
     a = a.flatten(0, -3) if a.dim() > 3 else a
     shape = matmul_shape(a.shape, b.shape)
     leading_shape = leading_shape if len(leading_shape) > 1 else shape[:-2]
-    arrays: dict[str, Any] = {}
+    operand_values: dict[str, Any] = {}
     signature: OperandSignature = ()
     for name, x in (*operands.items(), *scales.items()):
         if isinstance(x, (int, float, Real)):
             if not _is_symbolic(x):
-                arrays[name] = _number(name, x)
+                operand_values[name] = _number(name, x)
                 signature = (*signature, (name, (0, 0, 0), ""))
                 continue
             x = a.new_ones((), dtype=torch.float64 if a.dtype == torch.float64 else torch.float32) * x
         _check_tensor(name, x, a)
         if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
             raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
-        arrays[name] = x = _flatten_leading(name, x, leading_shape)
+        operand_values[name] = x = _flatten_leading(name, x, leading_shape)
         if name in scales:
             _expect_plain_scale(name, x, shape)
         dims = classify(name, tuple(x.shape), shape)
         batch = 1 if dims.batch else 0  # the branch makes a symbolic condition a constant
         signature = (*signature, (name, (batch, dims.rows_per_value, dims.columns_per_value), str(x.dtype)))
         if x.dim() == 3 and not batch:
-            arrays[name] = x.squeeze(0)
-    serialized = serialize_epilogue(
+            operand_values[name] = x.squeeze(0)
+    serialized_epilogue = serialize_epilogue(
         epilogue, (*leading_shape, *shape[-2:]), signature[: len(operands)], signature[len(operands) :]
     )
     if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
-        serialized, folds_batch, batched_names = _fold_batch_into_m(serialized)
+        serialized_epilogue, folds_batch, batched_names = _fold_batch_into_m(serialized_epilogue)
         if folds_batch:  # the rows of all batches become rows of one GEMM
             a = a.flatten(0, 1)
-            arrays = {name: x.flatten(0, 1) if name in batched_names else x for name, x in arrays.items()}
-    return serialized, a, b, arrays, leading_shape, shape
+            operand_values = {
+                name: x.flatten(0, 1) if name in batched_names else x for name, x in operand_values.items()
+            }
+    return serialized_epilogue, a, b, operand_values, leading_shape, shape
 
 
 _NUMBER_TYPES = frozenset({float, int, type(None)})
@@ -381,14 +385,14 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
         The serialized epilogue for the folded GEMM, whether folding is possible, and the operands with a batch of rows.
     """
     graph = graph_serialization.deserialize(epilogue)
-    if any(node.op in ("chunk", "interleave") and node.value[-1] == "m" for node in graph.nodes):
+    if any(node.op in ("chunk", "interleave") and node.attribute[-1] == "m" for node in graph.nodes):
         return epilogue, False, ()
     if any(
-        node.op == "reduce" and ("b" in reduced_dims(node.value[1])) != ("m" in reduced_dims(node.value[1]))
+        node.op == "reduce" and ("b" in reduced_dims(node.attribute[1])) != ("m" in reduced_dims(node.attribute[1]))
         for node in graph.nodes
     ):
         return epilogue, False, ()
-    if any(o.broadcast_dims.batch != (o.broadcast_dims.rows_per_value > 0) for o in graph.operands):
+    if any(o.broadcast_dims.batch != o.broadcast_dims.varies_along_m for o in graph.operands):
         return epilogue, False, ()
     batched_names = tuple(o.name for o in graph.operands if o.broadcast_dims.batch)
     return graph_serialization.serialize(graph_serialization.unbatched(graph)), True, batched_names
@@ -398,7 +402,7 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
 def _result_axes(epilogue: str) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
     """Return the reduced dimensions and keepdim for each result, and the results' names."""
     graph = graph_serialization.deserialize(epilogue)
-    axes = [reduced_dims(graph.nodes[r.node].value[1]) if graph.is_reduction(r) else "" for r in graph.results]
+    axes = [reduced_dims(graph.nodes[r.node].attribute[1]) if graph.is_reduction(r) else "" for r in graph.results]
     axes_and_keepdim = tuple((reduced_, r.keepdim) for reduced_, r in zip(axes, graph.results, strict=True))
     return axes_and_keepdim, tuple(r.name for r in graph.results)
 

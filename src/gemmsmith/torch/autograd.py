@@ -188,7 +188,7 @@ class _GemmFunction(torch.autograd.Function):
         batched = [d is not None for d in dims[3:]]
         (a, b, *operands), (_, b_batched, *operands_batched) = batch_first, batched
         graph = graph_serialization.deserialize(spec.epilogue)
-        reduces_batch = any(n.op == "reduce" and n.value[1] != "n" and n.value[1] != "m" for n in graph.nodes)
+        reduces_batch = any(n.op == "reduce" and n.attribute[1] != "n" and n.attribute[1] != "m" for n in graph.nodes)
         # One call per element if the results reduce the batch, or a or b has a batch already.
         if reduces_batch or a.dim() - batched[0] != 2 or b.dim() - b_batched != 2:
             outputs_per_element = [
@@ -221,8 +221,8 @@ def _expand_reduction_grad(
             for i in dims:
                 values[name] = values[name].unsqueeze(i)
     name = GRAD_OUTPUT_PREFIX + r.name
-    if name in values and r.mean_columns_per_value:
-        sizes, count = (*shape[:-1], shape[-1] // r.mean_columns_per_value), 1
+    if name in values and r.is_mean:
+        sizes, count = (*shape[:-1], shape[-1] // r.input_column_divisor), 1
         for i in dims:
             count = count * sizes[i]
         values[name] = values[name] / count

@@ -98,28 +98,28 @@ class _GemmThenLinearFunction(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         spec, wrt, numbers, _, a, b, weight2, bias, *operands = inputs
         ctx.spec, ctx.wrt, ctx.numbers = spec, wrt, numbers
-        ctx.shapes, ctx.bias_dtype = [x.shape for x in operands], None if bias is None else bias.dtype
+        ctx.operand_shapes, ctx.bias_dtype = [x.shape for x in operands], None if bias is None else bias.dtype
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         saveable = (a, b, *operands, *output[1:])
         ctx.save_for_backward(a, b, weight2, output[1], *[saveable[i] for i in spec.saved_indices])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:
         check_once_differentiable()
-        if gradients[0] is None:
-            return (None,) * (8 + len(ctx.shapes))
+        if grad_outputs[0] is None:
+            return (None,) * (8 + len(ctx.operand_shapes))
         epilogue = ctx.spec.epilogue
         a, b, weight2, h, *saved = ctx.saved_tensors
         values = dict(zip(ctx.spec.saved_names, saved, strict=True))
         for name, x in zip(number_names(epilogue), ctx.numbers, strict=True):
             values[INPUT_PREFIX + name] = x
-        kernel = backward_fused_into_dgrad(epilogue, ctx.spec.saved_outputs, ctx.wrt, str(a.dtype))
-        tensors = [values[name] for name, _ in kernel.tensors]
+        dgrad = backward_fused_into_dgrad(epilogue, ctx.spec.saved_outputs, ctx.wrt, str(a.dtype))
+        dgrad_operands = [values[name] for name, _ in dgrad.tensors]
         results = differentiable_gemm(
-            kernel.epilogue, gradients[0], weight2.mT, [values[name] for name in kernel.numbers], tensors
+            dgrad.epilogue, grad_outputs[0], weight2.mT, [values[name] for name in dgrad.numbers], dgrad_operands
         )
-        grads = dict(zip(kernel.results, results, strict=True))
+        grads = dict(zip(dgrad.results, results, strict=True))
         grad_a = grad_b = grad_weight2 = grad_bias = None
         grad_acc = grads.get("out")
         if grad_acc is not None and ctx.needs_input_grad[4]:
@@ -127,11 +127,11 @@ class _GemmThenLinearFunction(torch.autograd.Function):
         if grad_acc is not None and ctx.needs_input_grad[5]:
             (grad_b,) = differentiable_gemm(PLAIN_GEMM, a.mT, grad_acc, [], [])
         if ctx.needs_input_grad[6]:
-            (grad_weight2,) = differentiable_gemm(PLAIN_GEMM, h.mT, gradients[0], [], [])
+            (grad_weight2,) = differentiable_gemm(PLAIN_GEMM, h.mT, grad_outputs[0], [], [])
         if ctx.needs_input_grad[7]:
-            grad_bias = gradients[0].sum(0, dtype=ctx.bias_dtype)
+            grad_bias = grad_outputs[0].sum(0, dtype=ctx.bias_dtype)
         grad_operands = [
             sum_to_size(grads[GRAD_PREFIX + name], shape) if GRAD_PREFIX + name in grads else None
-            for name, shape in zip(tensor_names(epilogue), ctx.shapes, strict=True)
+            for name, shape in zip(tensor_names(epilogue), ctx.operand_shapes, strict=True)
         ]
         return (None, None, None, None, grad_a, grad_b, grad_weight2, grad_bias, *grad_operands)

@@ -53,7 +53,8 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
 class GradKernel(NamedTuple):
     """A GEMM whose outputs are gradients (or tie counts).
 
-    `tensors` are the operands' names, each with the output width to which a reduction's gradient is expanded, or 0.
+    `tensors` are the operands' names, each with the columns per value (see `BroadcastDims`) of the matrix to which a
+    reduction's gradient is expanded, or 0 if it is not expanded.
     """
 
     epilogue: str
@@ -66,14 +67,16 @@ class GradKernel(NamedTuple):
 class ReductionResult(NamedTuple):
     """A result that is a reduction over `over`, some of the dimensions b, m, n.
 
-    `mean_columns_per_value`: if it is a mean, the columns per value of its input (see `BroadcastDims`), else 0.
+    `is_mean`: the gradient is divided by the number of elements. `input_column_divisor`: N divided by it is the number
+    of columns of the input (see `BroadcastDims`).
     `tie_count_kernel`: if it is a maximum or minimum, the kernel that counts the elements equal to it, else None.
     """
 
     name: str
     over: str
     keepdim: bool
-    mean_columns_per_value: int
+    is_mean: bool
+    input_column_divisor: int
     tie_count_kernel: GradKernel | None
 
 
@@ -188,8 +191,8 @@ def make_grad_kernels(
         derivative_graph = derivative(graph, outputs, names[first : first + MAX_RESULTS], saved_outputs, default_dtype)
         for r in derivative_graph.results:
             node = derivative_graph.nodes[r.node]
-            if r.name == "out" and node.op == "operand" and node.value.startswith(GRAD_OUTPUT_PREFIX):
-                passthrough_grad_output = node.value
+            if r.name == "out" and node.op == "operand" and node.attribute.startswith(GRAD_OUTPUT_PREFIX):
+                passthrough_grad_output = node.attribute
         results = tuple(r for r in derivative_graph.results if r.name != "out" or not passthrough_grad_output)
         if results:
             kernels.append(
@@ -211,7 +214,7 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
         raise epilogue_error(
             "out: its gradient needs A @ B, which is not saved; save it, or call gemmsmith.torch.gemm for each GEMM"
         )
-    nodes = [Node("accumulator") if n.value == GRAD_OUTPUT_PREFIX + "out" else n for n in derivative_graph.nodes]
+    nodes = [Node("accumulator") if n.attribute == GRAD_OUTPUT_PREFIX + "out" else n for n in derivative_graph.nodes]
     operands = tuple(o for o in derivative_graph.operands if o.name != GRAD_OUTPUT_PREFIX + "out")
     return _grad_kernel(EpilogueGraph(tuple(nodes), operands, derivative_graph.results))
 
@@ -219,20 +222,20 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
 def _reduction_result(
     graph: EpilogueGraph, r: Result, saved_outputs: Names, outputs: Names, default: DType
 ) -> ReductionResult:
-    (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].value
+    (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].attribute
     tie_count_kernel = (
         _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
         if r in minmax_results(graph) and r.name in outputs
         else None
     )
-    width = max(graph.broadcast_dims()[inner].columns_per_value, 1) if kind == "mean" else 0
-    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, width, tie_count_kernel)
+    divisor = graph.broadcast_dims()[inner].column_divisor
+    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, kind == "mean", divisor, tie_count_kernel)
 
 
 def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] = ()) -> GradKernel:
     reads_accumulator = any(node.op == "accumulator" for node in graph.nodes)
     reduced_grads = {GRAD_OUTPUT_PREFIX + r.name for r in reductions}
-    widths = tuple(
+    tensors = tuple(
         (
             o.name,
             o.broadcast_dims.columns_per_value
@@ -245,7 +248,7 @@ def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] =
     return GradKernel(
         graph_serialization.serialize(graph),
         reads_accumulator,
-        widths,
+        tensors,
         number_names_,
         tuple(r.name for r in graph.results),
     )

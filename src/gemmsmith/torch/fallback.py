@@ -84,7 +84,7 @@ def evaluate_graph(graph: EpilogueGraph, accumulator: Any, operands: Mapping[str
         value = values[r.node]
         if graph.is_reduction(r):
             results[r.name] = (
-                value if r.keepdim else value.squeeze(_reduction_dims(graph.nodes[r.node].value[1], accumulator))
+                value if r.keepdim else value.squeeze(_reduction_dims(graph.nodes[r.node].attribute[1], accumulator))
             )
         else:
             results[r.name] = _broadcast(value, accumulator, graph.broadcast_dims()[r.node].columns_per_value)
@@ -104,22 +104,22 @@ def _evaluate_node(node: Node, inputs: list[Any], accumulator: Any, operands: Ma
         case "accumulator":
             return accumulator
         case "constant":
-            return accumulator.new_tensor(node.value)
+            return accumulator.new_tensor(node.attribute)
         case "operand":
-            x = operands[node.value]
+            x = operands[node.attribute]
             return x.to(accumulator.dtype) if isinstance(x, torch.Tensor) else accumulator.new_tensor(x)
         case "chunk":
             values = _broadcast(inputs[0], accumulator, 1)
-            return values.unflatten(-1, (-1, 2, 8))[..., node.value[0], :].flatten(-2)
+            return values.unflatten(-1, (-1, 2, 8))[..., node.attribute[0], :].flatten(-2)
         case "interleave":
             halves = [_broadcast(x, accumulator, 2).unflatten(-1, (-1, 8)) for x in inputs]
             return torch.stack(halves, -2).flatten(-3)
         case "one_hot":
             return torch.arange(accumulator.shape[-1], device=accumulator.device) == inputs[0]
         case "cast":
-            return round_to_dtype(inputs[0], TORCH_DTYPES[node.value]).to(accumulator.dtype)
+            return round_to_dtype(inputs[0], TORCH_DTYPES[node.attribute]).to(accumulator.dtype)
         case "reduce":
-            return _reduce(inputs[0], accumulator, *node.value)
+            return _reduce(inputs[0], accumulator, *node.attribute)
     if node.op not in _FUNCTIONS:
         raise DeviceError(
             f"{node.op}: not supported in the PyTorch fallback on GPUs other than Hopper; use H100 or H200"

@@ -73,7 +73,7 @@ def _serialize_dims(dims: BroadcastDims) -> str:
 
 
 def _serialize_node(node: Node) -> str:
-    value = node.value if isinstance(node.value, tuple) else _optional(node.value)
+    value = node.attribute if isinstance(node.attribute, tuple) else _optional(node.attribute)
     return " ".join(map(str, (node.op, *node.inputs))) + (": " + " ".join(map(str, value)) if value else "")
 
 

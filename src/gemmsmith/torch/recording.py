@@ -205,11 +205,10 @@ def replay(
 
 
 def _replay_entry(entry: Entry, values: list[Any]) -> Any:
-    how, name, *constants = entry
-    args, kwargs = (
-        [_decode_argument(x, values) for x in constants[0]],
-        {k: _decode_argument(x, values) for k, x in constants[1]},
-    )
+    """Execute a recorded call; `values` are those that the earlier calls returned."""
+    how, name, encoded_args, encoded_kwargs = entry
+    args = [_decode_argument(x, values) for x in encoded_args]
+    kwargs = {key: _decode_argument(x, values) for key, x in encoded_kwargs}
     match how:
         case "function":
             return Traced.__torch_function__(SimpleNamespace(__name__=name), (), tuple(args), kwargs)
@@ -223,7 +222,8 @@ def _replay_entry(entry: Entry, values: list[Any]) -> Any:
             return getattr(args[0], name)
         case "item":
             return args[0][args[1]]
-    raise EpilogueError(f"epilogue: {name}")
+    assert how == "error"
+    raise EpilogueError(f"epilogue: {name}")  # then the name is the message
 
 
 def _decode_argument(x: tuple[Any, ...], values: list[Any]) -> Any:

@@ -72,8 +72,8 @@ def _sharded_dim(dims: BroadcastDims, axis: str, rank: int) -> int | None:
     if axis == "batch":
         return 0 if dims.batch and rank == 3 else None
     if axis == "m":
-        return rank - 2 if dims.rows_per_value and rank > 1 else None
-    return rank - 1 if dims.columns_per_value else None
+        return rank - 2 if dims.varies_along_m and rank > 1 else None
+    return rank - 1 if dims.varies_along_n else None
 
 
 def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> int | str | bool:
@@ -82,7 +82,7 @@ def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> in
     dim, index = {"batch": (0, "b"), "m": (rank - 2, "m"), "n": (rank - 1, "n")}[axis]
     if node.op != "reduce":
         return dim
-    kind, summed = node.value[0], reduced_dims(node.value[1])
+    kind, summed = node.attribute[0], reduced_dims(node.attribute[1])
     if index in summed:
         return _PARTIAL_REDUCTIONS.get(kind, False)
     outer_dims = "bmn"[3 - rank :].partition(index)[0]
@@ -108,8 +108,8 @@ def partial_sum_operands(graph: EpilogueGraph) -> frozenset[str] | None:
         match node.op:
             case "accumulator":
                 pass
-            case "operand" if node.value in tensors:
-                added.add(node.value)
+            case "operand" if node.attribute in tensors:
+                added.add(node.attribute)
             case "neg" | "add" | "sub" | "chunk" | "interleave":
                 linear += [x for x in node.inputs if x not in linear]
             case "mul" | "div":
@@ -117,7 +117,7 @@ def partial_sum_operands(graph: EpilogueGraph) -> frozenset[str] | None:
                 x, y = (y, x) if node.op == "mul" and depends[y] else (x, y)
                 linear += [x] * (x not in linear)
                 independent.append(y)
-            case "reduce" if node.value[0] in ("sum", "mean"):
+            case "reduce" if node.attribute[0] in ("sum", "mean"):
                 linear += node.inputs
             case _:
                 return None
@@ -126,7 +126,7 @@ def partial_sum_operands(graph: EpilogueGraph) -> frozenset[str] | None:
         if depends[i]:
             return None
         if node.op == "operand":
-            factors.add(node.value)
+            factors.add(node.attribute)
         independent += [x for x in node.inputs if x not in independent]
     if added & factors:
         return None

@@ -86,7 +86,7 @@ def batch_invariant_config(binding: Binding, gpu: Gpu = H200) -> Config:
 def _reduces_within_row(graph: EpilogueGraph) -> bool:
     """Return whether the epilogue combines several columns of a row."""
     return graph.requires_full_rows or any(
-        node.op == "reduce" and "n" in reduced_dims(node.value[1]) for node in graph.nodes
+        node.op == "reduce" and "n" in reduced_dims(node.attribute[1]) for node in graph.nodes
     )
 
 
@@ -98,7 +98,7 @@ def _worst_case_epilogue(binding: Binding) -> EpilogueSpec:
     """
     arguments, graph = binding.arguments, binding.spec.graph
     operands = [
-        replace(o, broadcast_dims=o.broadcast_dims._replace(rows_per_value=max(o.broadcast_dims.rows_per_value, 1)))
+        replace(o, broadcast_dims=o.broadcast_dims._replace(rows_per_value=o.broadcast_dims.row_divisor))
         if o.name not in SCALE_NAMES and len(getattr(arguments[operand_argument(o.name)], "shape", ())) > 1
         else o
         for o in graph.operands
@@ -120,9 +120,10 @@ def _best_config_for_all_m(
     def problem(m: int) -> Problem:
         a = Matrix(b.dtype, m, b.rows, 1, m)
         d = Matrix(output, m, b.cols, b.cols, 1, alignment=output.bytes)
-        split_tf32 = promoted and b.dtype == TF32
-        return Problem(a, b, d, accumulator_dtype, promoted, (None, scale_b), split_tf32=split_tf32)
+        is_3xtf32 = promoted and b.dtype == TF32
+        return Problem(a, b, d, accumulator_dtype, promoted, (None, scale_b), is_3xtf32=is_3xtf32)
 
+    # Configs and the model are those of 16-bit operands (dtype_equivalence.py).
     all_configs, matrices = configs_for_epilogue(epilogue, promoted), frozenset(epilogue.graph.matrix_names)
     supported_tile_n = {n: supports_tile_n(epilogue.graph, matrices, int(n)) for n in set(all_configs.tile_n.tolist())}
     problems = [problem(m) for m in REPRESENTATIVE_M]

@@ -151,17 +151,18 @@ def _tile_fits_registers(name: str, m: int, n: int, consumers: int, epilogue: Ep
     return fraction <= (1.0 if _needs_few_registers(epilogue) and not extra else MAX_ACC_FRACTION_HEAVY)
 
 
-def _is_heavy_over_64_rows(name: str, m: int, consumers: int, epilogue: EpilogueSpec) -> bool:
+def _is_heavy_over_64_rows(design: str, tile_m: int, consumers: int, epilogue: EpilogueSpec) -> bool:
     """Return whether a warpgroup has more than 64 rows and the epilogue needs many registers.
 
     Then too few registers are left for promotion or for splits of K.
     """
-    return m > WGMMA_M * get_design(name).warpgroups(consumers)[0] and _needs_many_registers(epilogue)
+    return tile_m > WGMMA_M * get_design(design).warpgroups(consumers)[0] and _needs_many_registers(epilogue)
 
 
-def _spills_transposed(design: str, m: int, n: int, graph: EpilogueGraph) -> bool:
+def _spills_transposed(design: str, tile_m: int, tile_n: int, graph: EpilogueGraph) -> bool:
     """Return whether a tile spills that stores 32-bit elements along columns, in epilogue subtiles of full width."""
-    return _stores_32_bit_matrix(graph) and design == "pingpong" and m == 128 and n > 144 and n % 16 > 0
+    exceeds_registers = design == "pingpong" and tile_m == 128 and tile_n > 144 and tile_n % 16 > 0
+    return exceeds_registers and _stores_32_bit_matrix(graph)
 
 
 @lru_cache(maxsize=64)
@@ -200,7 +201,7 @@ def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
     narrow subtiles of it in flight (tries-h200.json).
     """
     graph = epilogue.graph
-    vectors = [o for o in graph.operands if o.broadcast_dims.rows_per_value or o.broadcast_dims.columns_per_value]
+    vectors = [o for o in graph.operands if o.broadcast_dims.varies_along_m or o.broadcast_dims.varies_along_n]
     uses_heavy_op = not epilogue.fast_math or any(node.op in REGISTER_HEAVY_OPS for node in graph.nodes)
     stores_without_tma = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)
     return not graph.has_operations or not (

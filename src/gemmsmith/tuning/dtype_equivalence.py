@@ -25,7 +25,7 @@ def as_16bit_problem(problem: Problem) -> Problem:
     if problem.a.dtype.bits == 16:
         return problem
     a, b = map(_as_16bit_matrix, with_packed_operands(problem).operands)
-    if problem.split_tf32:
+    if problem.is_3xtf32:
         a, b = (replace(x, cols=TF32X3_MMAS * x.cols) for x in (a, b))
     return replace(problem, a=a, b=b.T, accumulator_dtype=FP32)
 

@@ -50,7 +50,9 @@ def explain_full_row_limit(
     if not names:
         return error
     needs_full_rows = graph.requires_full_rows
-    requested = problem.n if needs_full_rows else max(node.value[1] for node in graph.nodes if node.op == "quantize")
+    requested = (
+        problem.n if needs_full_rows else max(node.attribute[1] for node in graph.nodes if node.op == "quantize")
+    )
     for columns in range(min(MAX_TILE_N, (requested - 1) // TILE_N_STEP * TILE_N_STEP), 0, -TILE_N_STEP):
         narrow = problem
         if needs_full_rows:
@@ -63,7 +65,7 @@ def explain_full_row_limit(
         except (ArgumentError, ConfigError):
             continue
         what = f"rows of {requested} columns" if needs_full_rows else f"blocks of {requested} columns"
-        kind = "3xtf32" if problem.split_tf32 else problem.a.dtype
+        kind = "3xtf32" if problem.is_3xtf32 else problem.a.dtype
         return ConfigError(
             f"{' and '.join(names)}: got {what}, and no tile of a {kind} GEMM with these operands and "
             f"results holds them; use up to {columns}"
@@ -73,5 +75,5 @@ def explain_full_row_limit(
 
 def _with_block_columns(graph: EpilogueGraph, columns: int) -> EpilogueGraph:
     """Return the graph with quantization blocks of `columns` columns."""
-    nodes = (replace(x, value=(x.value[0], columns)) if x.op == "quantize" else x for x in graph.nodes)
+    nodes = (replace(x, attribute=(x.attribute[0], columns)) if x.op == "quantize" else x for x in graph.nodes)
     return replace(graph, nodes=tuple(nodes))

@@ -27,7 +27,7 @@ FLOPS_PER_STORED_BYTE = 280
 """16-bit FLOPs that an H100 computes in the time of storing a byte: 700 TFLOP/s and 2.5 TB/s."""
 EVICT_FIRST_RESIDENT_BYTES = 7_000_000
 """Bytes of the L2 that data with the policy evict_first occupy all the same; by the counters in lockstep-h200.json."""
-K_WINDOW = 512
+L2_MODEL_K_STEP = 512
 """Elements of K that a wave reads at about the same time; chosen, not measured."""
 GPC_MERGED_READ_FRACTIONS = {False: 0.4, True: 0.65}
 """Fraction of the repeated reads of a panel by the clusters of a GPC that the chip merges, without and with
@@ -130,8 +130,8 @@ def simulate_traffic(
 
     for wave_index, wave in enumerate(waves(problem, config)):
         rows, columns = sorted({m for m, _ in wave}), sorted({n for _, n in wave})
-        for k in range(0, problem.k, K_WINDOW)[:: -1 if config.serpentine and wave_index % 2 else 1]:
-            depth = min(K_WINDOW, problem.k - k)
+        for k in range(0, problem.k, L2_MODEL_K_STEP)[:: -1 if config.serpentine and wave_index % 2 else 1]:
+            depth = min(L2_MODEL_K_STEP, problem.k - k)
             for m in rows:
                 access(("A", m, k), tile_m * depth * size, True)
             for n in columns:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, api, output_kernels, plans
+from gemmsmith import ArgumentError, Config, api, arrays, output_kernels, plans
 from gemmsmith.backends.cuda import launch_template, run
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.core.chip import CHIPS
@@ -305,8 +305,8 @@ def test_a_known_call_reads_each_array_once(seen: list[Any], monkeypatch: pytest
         return acc + bias, acc
 
     read: list[str] = []
-    real = plans.signature
-    monkeypatch.setattr(plans, "signature", lambda x, name="array": (read.append(name), real(x, name))[1])
+    real = arrays.cache_key_and_address
+    monkeypatch.setattr(plans, "cache_key_and_address", lambda x, name="array": (read.append(name), real(x, name))[1])
     for _ in range(3):
         read.clear()
         assert gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=outs) == outs

@@ -46,15 +46,15 @@ def gradients(graph: EpilogueGraph, product: Any, operands: Values, of: Values, 
     for r in graph.results:
         node, value, g = graph.nodes[r.node], values[r.name], of.get(r.name)
         if node.op == "reduce" and not r.keepdim:
-            axis = {"n": -1, "m": -2, "all": ()}[node.value[1]]
+            axis = {"n": -1, "m": -2, "all": ()}[node.attribute[1]]
             value, g = np.expand_dims(value, axis), np.expand_dims(g, axis)
         given[f"y_{r.name}"] = value
-        if node.op == "reduce" and node.value[0] == "mean":
+        if node.op == "reduce" and node.attribute[0] == "mean":
             g = g * (np.size(g) / product.size * (graph.broadcast_dims()[node.inputs[0]].columns_per_value or 1))
         given[f"d_{r.name}"] = g
     for r in graph.results:
         node = graph.nodes[r.node]
-        if node.op == "reduce" and node.value[0] in ("max", "min"):
+        if node.op == "reduce" and node.attribute[0] in ("max", "min"):
             count = execute(tie_count_graph(graph, r.name, stored, FP32), product, given)["out"]
             given[f"d_{r.name}"] = given[f"d_{r.name}"] / count
     found = derivative(graph, list(of), wanted, stored, FP32)
@@ -160,7 +160,7 @@ def test_a_result_that_is_stored_anyway_is_used() -> None:
 def test_sums_are_shared_along_what_an_operand_is_not() -> None:
     _, found = gradient_of(lambda acc, row, column, scalar: acc * row * column * scalar, "row", "column", "scalar",
                            wanted=("row", "column", "scalar"))  # fmt: skip
-    kinds = [found.nodes[r.node].value for r in found.results]
+    kinds = [found.nodes[r.node].attribute for r in found.results]
     assert kinds == [("sum", "m"), ("sum", "n"), ("sum", "all")]
     assert [(r.dtype, r.keepdim) for r in found.results] == [(BF16, True), (BF16, True), (FP32, True)]
 

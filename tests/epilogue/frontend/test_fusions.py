@@ -233,15 +233,15 @@ def test_dtypes_of_results() -> None:
 def test_block_quantized_puts_scales_behind_d() -> None:
     graph = traced(fusions.block_quantized(fusions.amax, block=16))
     assert [graph.nodes[r.node].op for r in graph.results] == ["quantize", "scale", "reduce"]
-    assert graph.nodes[graph.results[0].node].value == (E4M3, 16)
+    assert graph.nodes[graph.results[0].node].attribute == (E4M3, 16)
     graph = traced(fusions.block_quantized(fusions.bias_gelu, "fp8_e5m2"), bias=normal(N))
     assert [graph.nodes[r.node].op for r in graph.results] == ["quantize", "scale"]
-    assert graph.nodes[graph.results[0].node].value == (E5M2, 128)
+    assert graph.nodes[graph.results[0].node].attribute == (E5M2, 128)
 
 
 def test_top_k_softmax() -> None:
     graph = traced(NAMED_FUSIONS["LinCombTopKSoftmaxCol"].make(4), c=normal(M, N))
-    assert (graph.nodes[-1].op, graph.nodes[-1].value) == ("top_k_softmax", 4)
+    assert (graph.nodes[-1].op, graph.nodes[-1].attribute) == ("top_k_softmax", 4)
     assert graph.results[0].node == len(graph.nodes) - 1
 
 

@@ -56,18 +56,18 @@ def evaluate(graph: EpilogueGraph, accumulator: Array, **operands: Any) -> list[
             case "accumulator":
                 value = accumulator
             case "constant":
-                value = np.float64(node.value)
+                value = np.float64(node.attribute)
             case "operand":
-                value = np.asarray(operands[node.value], np.float64)
+                value = np.asarray(operands[node.attribute], np.float64)
             case "chunk":
                 groups = inputs[0].reshape(*inputs[0].shape[:-1], -1, 2, 8)
-                value = groups[..., node.value[0], :].reshape(*inputs[0].shape[:-1], -1)
+                value = groups[..., node.attribute[0], :].reshape(*inputs[0].shape[:-1], -1)
             case "one_hot":
                 value = np.arange(accumulator.shape[-1]) == inputs[0]
             case "cast":
-                value = inputs[0].astype(node.value.numpy).astype(np.float64)
+                value = inputs[0].astype(node.attribute.numpy).astype(np.float64)
             case "reduce":
-                kind, axis = node.value
+                kind, axis = node.attribute
                 where = {"n": -1, "m": -2, "all": None}[axis]
                 x = np.exp(inputs[0]) if kind == "logsumexp" else inputs[0]
                 value = np.log(x.sum(where)) if kind == "logsumexp" else getattr(np, kind)(x, axis=where)
@@ -310,7 +310,7 @@ def test_reductions(kind: str, dim: Any, axis: str, rng: np.random.Generator) ->
     ):
         graph = traced(f)
         close(evaluate(graph, x)[0], getattr(np, kind)(x * 2, axis=dim))
-        assert graph.nodes[-1].value == (kind, axis)
+        assert graph.nodes[-1].attribute == (kind, axis)
         assert graph.results == (Result("out", len(graph.nodes) - 1),)
     kept = traced(lambda acc: getattr(acc, kind)(dim, True))
     assert kept.results == (Result("out", 1, None, True),)
@@ -339,7 +339,7 @@ def test_dimensions_of_a_batch() -> None:
     product = (3, M, N)
 
     def axis(dim: Any) -> str:
-        return traced(lambda acc: acc.sum(dim), product).nodes[-1].value[1]
+        return traced(lambda acc: acc.sum(dim), product).nodes[-1].attribute[1]
 
     assert [axis(d) for d in (-1, 2, -2, 1, None, (0, 1, 2))] == ["n", "n", "m", "m", "all", "all"]
     assert [axis(d) for d in (0, (1, 2), (-1, -2), (0, 1), (-1, 0), -3)] == ["b", "mn", "mn", "bm", "bn", "b"]
@@ -353,7 +353,7 @@ def test_dimensions_of_several_batches() -> None:
     product = (2, 3, M, N)
 
     def axis(dim: Any) -> str:
-        return traced(lambda acc: acc.sum(dim), product).nodes[-1].value[1]
+        return traced(lambda acc: acc.sum(dim), product).nodes[-1].attribute[1]
 
     assert [axis(d) for d in (2, -1, (0, 1), (0, 1, 2), (2, 3), None)] == ["m", "n", "b", "bm", "mn", "all"]
     for dim in (0, 1, (0, 2), (0, 2, 3)):
@@ -405,7 +405,7 @@ def test_casts() -> None:
 
     graph = traced(casts)
     assert [r.dtype for r in graph.results] == [None, BF16, FP32, None, None, None]
-    assert [n.value for n in graph.nodes if n.op == "cast"] == [FP16, E4M3, BF16]
+    assert [n.attribute for n in graph.nodes if n.op == "cast"] == [FP16, E4M3, BF16]
     reduced = traced(lambda acc: acc.sum(-1).astype(np.float16))
     assert (reduced.results[0].dtype, len(reduced.nodes)) == (FP16, 2)
     assert traced(lambda acc: acc.sum(-1, dtype=np.float16)) == reduced
@@ -435,7 +435,7 @@ def test_quantize_and_softmax() -> None:
         "top_k_softmax",
     ]
     assert [r.name for r in graph.results] == ["q", "scale", "p"]
-    assert (graph.results[0].dtype, graph.nodes[4].value, graph.nodes[6].value) == (E5M2, (E5M2, 64), 3)
+    assert (graph.results[0].dtype, graph.nodes[4].attribute, graph.nodes[6].attribute) == (E5M2, (E5M2, 64), 3)
     for bad in (lambda x: quantize(x, "bf16"), lambda x: quantize(x, block=0), lambda x: top_k_softmax(x, 0)):
         with pytest.raises(EpilogueError, match="use"):
             traced(bad)
@@ -551,7 +551,7 @@ def test_threads(rng: np.random.Generator) -> None:
         t.start()
     for t in threads:
         t.join()
-    assert all(graphs[i].nodes[2].value == i for i in range(4))
+    assert all(graphs[i].nodes[2].attribute == i for i in range(4))
 
 
 # -- what cannot be fused ------------------------------------------------------------------------------

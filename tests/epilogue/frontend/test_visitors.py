@@ -52,15 +52,15 @@ def evaluated(graph: EpilogueGraph, acc: Array, operands: Mapping[str, Any]) -> 
             case "accumulator":
                 value: Any = acc
             case "constant":
-                value = node.value
+                value = node.attribute
             case "operand":
-                value = np.asarray(operands[node.value], np.float64)
+                value = np.asarray(operands[node.attribute], np.float64)
             case "chunk":
-                value = deinterleave(x[0])[node.value[0]]
+                value = deinterleave(x[0])[node.attribute[0]]
             case "cast":
                 value = x[0]
             case "reduce":
-                value = reductions[node.value[0]](np.broadcast_to(x[0], acc.shape), axis=axes[node.value[1]])
+                value = reductions[node.attribute[0]](np.broadcast_to(x[0], acc.shape), axis=axes[node.attribute[1]])
             case _:
                 value = FUNCTIONS[node.op].reference(*x)
         values.append(value)
@@ -259,7 +259,7 @@ def test_bind_where_m_or_n_is_1(product: tuple[int, ...]) -> None:
 
 def test_a_number_is_a_constant_and_leaves_are_shared() -> None:
     graph = EVT(Compute("plus"), EVT(Compute("mul"), AccFetch(), ScalarBroadcast(2)), AccFetch()).graph()
-    assert [(n.op, n.value) for n in graph.nodes] == [
+    assert [(n.op, n.attribute) for n in graph.nodes] == [
         ("accumulator", None), ("constant", 2.0), ("mul", None), ("add", None)
     ]  # fmt: skip
     assert graph.operands == ()

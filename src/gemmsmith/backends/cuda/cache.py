@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-_DIGEST = hashlib.sha256().digest_size
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def directory() -> Path:
@@ -44,7 +44,7 @@ def load(key: str) -> tuple[bytes, str] | None:
         data = read_regular_file(_path(key))
     except OSError:
         return None
-    digest, body = data[:_DIGEST], data[_DIGEST:]
+    digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
         return None
     size = int.from_bytes(body[:8], "little")

@@ -36,7 +36,7 @@ def execute(graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any
         node, value = graph.nodes[r.node], values[r.node]
         if node.op == "reduce":
             results[r.name] = (
-                np.expand_dims(value, _reduced_axes(node.value[1], accumulator.ndim)) if r.keepdim else value
+                np.expand_dims(value, _reduced_axes(node.attribute[1], accumulator.ndim)) if r.keepdim else value
             )
         else:
             results[r.name] = np.broadcast_to(value, (*shape, np.shape(value)[-1] if np.ndim(value) else 1))
@@ -50,26 +50,26 @@ def _evaluate_node(
         case "accumulator":
             return accumulator
         case "constant":
-            return np.float64(node.value)
+            return np.float64(node.attribute)
         case "operand":
-            return np.asarray(operands[node.value], np.float64)
+            return np.asarray(operands[node.attribute], np.float64)
         case "chunk":
-            return _half(_broadcast_to_accumulator(inputs[0], accumulator), node.value[0])
+            return _half(_broadcast_to_accumulator(inputs[0], accumulator), node.attribute[0])
         case "interleave":
             return _interleave(*(_broadcast_to_accumulator(x, accumulator, 2) for x in inputs))
         case "one_hot":
             return np.arange(accumulator.shape[-1]) == inputs[0]
         case "cast":
-            return rounded(np.asarray(inputs[0], np.float64), node.value).astype(np.float64)
+            return rounded(np.asarray(inputs[0], np.float64), node.attribute).astype(np.float64)
         case "reduce":
-            return _reduce(_broadcast_to_accumulator(inputs[0], accumulator), *node.value)
+            return _reduce(_broadcast_to_accumulator(inputs[0], accumulator), *node.attribute)
         case "quantize":
-            q, scales[index] = _quantize(_broadcast_to_accumulator(inputs[0], accumulator), *node.value)
+            q, scales[index] = _quantize(_broadcast_to_accumulator(inputs[0], accumulator), *node.attribute)
             return q
         case "scale":
             return scales[node.inputs[0]]
         case "top_k_softmax":
-            return _top_k_softmax(_broadcast_to_accumulator(inputs[0], accumulator), node.value)
+            return _top_k_softmax(_broadcast_to_accumulator(inputs[0], accumulator), node.attribute)
     return FUNCTIONS[node.op].reference(*inputs)
 
 

@@ -18,7 +18,7 @@ from gemmsmith.epilogue.device.outputs import result_argument
 
 def run(
     graph: EpilogueGraph, mma: Mma, arguments: Mapping[str, ArrayInfo | float],
-    scale_granularity: Mapping[str, int] | None = None, *, split_tf32: bool = False,
+    scale_granularity: Mapping[str, int] | None = None, *, is_3xtf32: bool = False,
 ) -> None:  # fmt: skip
     """Execute a GEMM and the epilogue graph in float64 and write the results.
 
@@ -27,7 +27,7 @@ def run(
         mma: The instruction, as which operands are read.
         arguments: Arrays on the CPU and numbers, by their Pointers' names.
         scale_granularity: Rows (columns, for b) per block scale, by the names of the block scales.
-        split_tf32: Whether operands are not truncated to TF32 (3xTF32).
+        is_3xtf32: Whether operands are not truncated to TF32 (3xTF32).
     """
     arrays: dict[str, Any] = {
         name: as_numpy(x, name) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()
@@ -38,7 +38,7 @@ def run(
         scales = [arrays[operand_argument(name)] if name in scale_granularity else None for name in SCALE_NAMES]
         accumulator = blockwise_scaled_matmul(a, b, *scales)
     else:
-        accumulator = matmul_float64(a, b) if split_tf32 else instruction_matmul(a, b, mma)
+        accumulator = matmul_float64(a, b) if is_3xtf32 else instruction_matmul(a, b, mma)
     values = execute(graph, accumulator, operands)
     for r in graph.results:
         out = arrays[result_argument(r.name)]

@@ -72,14 +72,14 @@ def compile_operation(operation: Operation) -> Callable[[LockstepGroup, Mapping[
             return result if is_closed and op != "cast" else _wrap_array(group, result, kind, op)
         return _wrap_scalar(group, result, kind, op)
 
-    def evaluate_binary(group: LockstepGroup, table: Mapping[Value, Any]) -> Any:
-        return wrap(group, evaluate(table[first], table[second]))
+    def evaluate_binary(group: LockstepGroup, value_of: Mapping[Value, Any]) -> Any:
+        return wrap(group, evaluate(value_of[first], value_of[second]))
 
-    def evaluate_any(group: LockstepGroup, table: Mapping[Value, Any]) -> Any:
-        return wrap(group, evaluate(*[table[x] for x in operands]))
+    def evaluate_any(group: LockstepGroup, value_of: Mapping[Value, Any]) -> Any:
+        return wrap(group, evaluate(*[value_of[x] for x in operands]))
 
-    def evaluate_division(group: LockstepGroup, table: Mapping[Value, Any]) -> Any:
-        return wrap(group, evaluate(table[first], _check_divisor(group, table[first], table[second])))
+    def evaluate_division(group: LockstepGroup, value_of: Mapping[Value, Any]) -> Any:
+        return wrap(group, evaluate(value_of[first], _check_divisor(group, value_of[first], value_of[second])))
 
     if len(operands) != 2:
         return evaluate_any

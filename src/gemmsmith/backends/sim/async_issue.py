@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmsmith.backends.sim.async_groups import AsyncGroups
 from gemmsmith.backends.sim.checked_memory import CheckedMemory
-from gemmsmith.backends.sim.clocks import MBARRIER_INIT, VectorClock
+from gemmsmith.backends.sim.clocks import MBARRIER_INIT_FENCED, VectorClock
 from gemmsmith.backends.sim.events import Event, LaneAccesses
 from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup
 from gemmsmith.backends.sim.mbarriers import Mbarriers
@@ -92,8 +92,8 @@ class AsyncIssuer:
         if operation.engine == "tensor" and threads != 128:
             raise self.group.fatal(
                 "barrier",
-                f"{operation.label} issued by {threads} threads; all 128 of a warpgroup must issue it, outside of "
-                "warp roles",
+                f"{operation.label} issued by {threads} threads; all 128 of a warpgroup must issue it, so not in a "
+                "branch that only some of its warps take",
             )
 
     def _common_clock(self) -> VectorClock:
@@ -102,7 +102,11 @@ class AsyncIssuer:
         clock = first.agent().clock.copy()
         for lanes in others:
             other = lanes.agent().clock
-            np.minimum(clock.vector[:MBARRIER_INIT], other.vector[:MBARRIER_INIT], out=clock.vector[:MBARRIER_INIT])
+            np.minimum(
+                clock.event_counts[:MBARRIER_INIT_FENCED],
+                other.event_counts[:MBARRIER_INIT_FENCED],
+                out=clock.event_counts[:MBARRIER_INIT_FENCED],
+            )
             clock.join_executed_events(other)
             clock.completed_bits &= other.completed_bits
         return clock

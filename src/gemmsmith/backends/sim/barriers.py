@@ -33,7 +33,7 @@ class FinishedWait:
 
     def happens_before(self, clock: VectorClock) -> bool:
         """Return whether the wait was executed before the events at `clock`."""
-        return clock.vector.item(EXECUTED, self.agent) >= self.count
+        return clock.event_counts.item(EXECUTED, self.agent) >= self.count
 
 
 @dataclass(eq=False)
@@ -140,7 +140,7 @@ class Mbarrier:
     ) -> None:
         """Record that an agent's wait for a phase has finished."""
         self.last_waited_phase[lockstep_group] = phase
-        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.count, issuer, location)
+        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.next_event, issuer, location)
 
     def resolve_phase(self, lockstep_group: object, clock: VectorClock, parity: int) -> int:
         """Return the phase that a wait for `parity` is for.
@@ -179,7 +179,7 @@ class ThreadBarrier:
 
     def may_join_previous_generation(self, clock: VectorClock) -> bool:
         """Return whether an arrival at `clock` may be counted in the previous generation."""
-        return any(clock.vector.item(EXECUTED, agent) < count for agent, count in self.previous_arrivals)
+        return any(clock.event_counts.item(EXECUTED, agent) < count for agent, count in self.previous_arrivals)
 
     def arrive(self, threads: int, clock: VectorClock, arrivals: list[tuple[int, int]], time: int) -> bool:
         """Record arrivals; return False if more threads arrive than expected."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from gemmsmith.backends.sim.scopes import ScopeLevel
 
-HAPPENS_BEFORE, ASYNC_PROXY, MBARRIER_INIT, EXECUTED = range(4)
-"""Rows of `VectorClock.vector`."""
+HAPPENS_BEFORE, ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, EXECUTED = range(4)
+"""Rows of `VectorClock.event_counts`."""
 ALL_LANES = 0xFFFF_FFFF
 AGENTS_PER_WARP = 4
 """Agents per warp: the full warp, and up to three subsets of lanes; further subsets share the last."""
@@ -24,41 +24,45 @@ PREREQUISITE_GRIDS_BIT = 1
 class VectorClock:
     """The events that happen before an agent's next one.
 
-    `vector[row, a]` counts events of agent a. Depending on the row, the events up to that count
+    `event_counts[row, a]` counts events of agent a. Depending on the row, the events up to that count
 
     - HAPPENS_BEFORE: happen before, with their memory accesses;
-    - ASYNC_PROXY: if ordinary writes, have been made visible to the async proxy by a proxy fence;
-    - MBARRIER_INIT: if mbarrier inits, have been made visible to the cluster by a fence;
+    - ASYNC_PROXY_FENCED: if ordinary writes, have been made visible to the async proxy by a proxy fence;
+    - MBARRIER_INIT_FENCED: if mbarrier inits, have been made visible to the cluster by a fence;
     - EXECUTED: have been executed, whether or not their accesses are visible.
 
     `completed_bits` has the bits of the asynchronous operations that have completed.
     """
 
-    __slots__ = ("completed_bits", "vector")
+    __slots__ = ("completed_bits", "event_counts")
 
     def __init__(self, num_agents: int) -> None:
-        self.vector = np.zeros((4, num_agents), np.int32)
+        self.event_counts = np.zeros((4, num_agents), np.int32)
         self.completed_bits = 0
 
     def copy(self) -> VectorClock:
         """Return a copy."""
         clock = VectorClock.__new__(VectorClock)
-        clock.vector, clock.completed_bits = self.vector.copy(), self.completed_bits
+        clock.event_counts, clock.completed_bits = self.event_counts.copy(), self.completed_bits
         return clock
 
     def join(self, other: VectorClock) -> None:
         """Join all rows and completed bits of another clock."""
-        np.maximum(self.vector, other.vector, out=self.vector)
+        np.maximum(self.event_counts, other.event_counts, out=self.event_counts)
         self.completed_bits |= other.completed_bits
 
     def join_executed_events(self, other: VectorClock) -> None:
-        """Join the EXECUTED and MBARRIER_INIT rows: implied by synchronization at too narrow a scope, too."""
-        np.maximum(self.vector[MBARRIER_INIT:], other.vector[MBARRIER_INIT:], out=self.vector[MBARRIER_INIT:])
+        """Join the EXECUTED and MBARRIER_INIT_FENCED rows: implied by synchronization at too narrow a scope, too."""
+        np.maximum(
+            self.event_counts[MBARRIER_INIT_FENCED:],
+            other.event_counts[MBARRIER_INIT_FENCED:],
+            out=self.event_counts[MBARRIER_INIT_FENCED:],
+        )
 
 
 @dataclass(eq=False)
 class Agent:
-    """A set of lanes with one clock.
+    """A set of a warp's lanes with one vector clock, which in the literature each thread has.
 
     `fenced`: scope and clock of the last fence, which relaxed writes publish. `pending`: (scope, clock) observed by
     relaxed reads, joined at the next fence.
@@ -71,13 +75,13 @@ class Agent:
 
     def advance(self) -> None:
         """Count one more event."""
-        self.clock.vector[HAPPENS_BEFORE, self.index] += 1
-        self.clock.vector[EXECUTED, self.index] += 1
+        self.clock.event_counts[HAPPENS_BEFORE, self.index] += 1
+        self.clock.event_counts[EXECUTED, self.index] += 1
 
     @property
-    def count(self) -> int:
+    def next_event(self) -> int:
         """The number of the agent's next event."""
-        return self.clock.vector.item(HAPPENS_BEFORE, self.index)
+        return self.clock.event_counts.item(HAPPENS_BEFORE, self.index)
 
 
 class Warp:
@@ -93,7 +97,7 @@ class Warp:
         self.agent_slice = slice(self.first_agent, self.first_agent + AGENTS_PER_WARP)
         self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
         self.subset_agents: dict[int, Agent] = {}
-        self.all_lanes.clock.vector[[HAPPENS_BEFORE, EXECUTED], self.first_agent] = 1
+        self.all_lanes.clock.event_counts[[HAPPENS_BEFORE, EXECUTED], self.first_agent] = 1
         self.synced_counts, self.converged_counts = (np.zeros(AGENTS_PER_WARP, np.int32) for _ in range(2))
 
     def agent(self, lanes: int) -> Agent:
@@ -114,11 +118,13 @@ class Warp:
         shared = next((a for a in self.subset_agents.values() if a.index == index), None)
         if shared:
             return shared
-        agent = Agent(index, VectorClock(self.all_lanes.clock.vector.shape[1]))
-        agent.clock.vector[[HAPPENS_BEFORE, EXECUTED], index] = self.all_lanes.clock.vector[HAPPENS_BEFORE, index] + 1
+        agent = Agent(index, VectorClock(self.all_lanes.clock.event_counts.shape[1]))
+        agent.clock.event_counts[[HAPPENS_BEFORE, EXECUTED], index] = (
+            self.all_lanes.clock.event_counts[HAPPENS_BEFORE, index] + 1
+        )
         if self.all_lanes.fenced:
             scope, before = self.all_lanes.fenced
-            agent.fenced = scope, VectorClock(agent.clock.vector.shape[1])
+            agent.fenced = scope, VectorClock(agent.clock.event_counts.shape[1])
             self._join_synced(agent.fenced[1], self.all_lanes, before)
         return agent
 
@@ -128,19 +134,19 @@ class Warp:
         `clock_then`: the other agent's clock at an earlier time, instead of its current one.
         """
         clock_then = clock_then or other.clock
-        vector, column, slot = clock_then.vector.copy(), other.index, other.index - self.first_agent
-        vector[:EXECUTED, column] = np.minimum(vector[:EXECUTED, column], self.synced_counts[slot])
-        vector[EXECUTED, column] = min(vector[EXECUTED, column], self.converged_counts[slot])
-        np.maximum(clock.vector, vector, out=clock.vector)
+        counts, column, slot = clock_then.event_counts.copy(), other.index, other.index - self.first_agent
+        counts[:EXECUTED, column] = np.minimum(counts[:EXECUTED, column], self.synced_counts[slot])
+        counts[EXECUTED, column] = min(counts[EXECUTED, column], self.converged_counts[slot])
+        np.maximum(clock.event_counts, counts, out=clock.event_counts)
         clock.completed_bits |= clock_then.completed_bits
 
     def converge(self) -> None:
         """Record that all lanes execute an instruction together."""
         self.converged_counts = np.maximum(
-            self.converged_counts, self.all_lanes.clock.vector[EXECUTED, self.agent_slice]
+            self.converged_counts, self.all_lanes.clock.event_counts[EXECUTED, self.agent_slice]
         )
         for agent in self.subset_agents.values():
-            self.converged_counts[agent.index - self.first_agent] = agent.clock.vector[EXECUTED, agent.index]
+            self.converged_counts[agent.index - self.first_agent] = agent.clock.event_counts[EXECUTED, agent.index]
 
     def sync(self) -> None:
         """Execute __syncwarp: order the accesses of all lanes."""
@@ -149,7 +155,7 @@ class Warp:
             self.all_lanes.pending += agent.pending
             self.all_lanes.fenced = agent.fenced or self.all_lanes.fenced
         self.subset_agents.clear()
-        self.synced_counts = self.all_lanes.clock.vector[HAPPENS_BEFORE, self.agent_slice].copy()
+        self.synced_counts = self.all_lanes.clock.event_counts[HAPPENS_BEFORE, self.agent_slice].copy()
         self.converged_counts = self.synced_counts
         self.all_lanes.advance()
 
@@ -175,7 +181,7 @@ class Warp:
         covers everything before that fence, at the fence's scope.
         """
         agent = self.agent(lanes)
-        published = VectorClock(agent.clock.vector.shape[1])
+        published = VectorClock(agent.clock.event_counts.shape[1])
         scope, before = agent.fenced or (ScopeLevel.GPU, published)
         published.join(before)
         published.join_executed_events(self.release(lanes))
@@ -206,10 +212,10 @@ class Warp:
         """Mark earlier writes (mbarrier inits) as visible to the async proxy (the cluster); `row`: which of the two."""
         acting = self.agent(lanes)
         if lanes == ALL_LANES:  # includes accesses of subsets before the last __syncwarp
-            vector = acting.clock.vector
-            vector[row, self.agent_slice] = np.maximum(
-                vector[row, self.agent_slice], vector[HAPPENS_BEFORE, self.agent_slice]
+            counts = acting.clock.event_counts
+            counts[row, self.agent_slice] = np.maximum(
+                counts[row, self.agent_slice], counts[HAPPENS_BEFORE, self.agent_slice]
             )
         for agent in self._agents_within(lanes).values():
-            agent.clock.vector[row, agent.index] = acting.clock.vector[row, agent.index] = agent.count
+            agent.clock.event_counts[row, agent.index] = acting.clock.event_counts[row, agent.index] = agent.next_event
             agent.advance()

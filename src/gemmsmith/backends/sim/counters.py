@@ -53,8 +53,9 @@ class Count:
     """Counts for one instruction at one source line.
 
     `instructions`: warp instructions; `macs`: multiply-adds; `wavefronts`: of shared memory; `sectors`: of 32 bytes of
-    global memory; `lines`: of 128 bytes, touched by the rows of TMA boxes. `memory`: names of the buffers accessed.
-    The ideal counts are those without bank conflicts and overfetch: each byte counted once, in contiguous storage.
+    global memory; `lines`: of 128 bytes, touched by the rows of TMA boxes. `memory`: names of the buffers accessed,
+    separated by commas. The ideal counts are those without bank conflicts and overfetch: each byte counted once, in
+    contiguous storage.
     """
 
     location: SourceLocation
@@ -126,7 +127,7 @@ class _InstrumentedMachine:
         return instruction.simulate(self._machine)
 
     def load(self, space: Any, address: Any, nbytes: int, *, mask: Any = None, **others: Any) -> np.ndarray:
-        self._ordinary(space, address, nbytes, mask, paired=self._count.instruction == "load_shared")
+        self._ordinary(space, address, nbytes, mask, neighbors_share=self._count.instruction == "load_shared")
         return self._load(space, address, nbytes, mask=mask, **others)
 
     def store(self, space: Any, address: Any, data: np.ndarray, *, mask: Any = None, **others: Any) -> None:
@@ -139,31 +140,39 @@ class _InstrumentedMachine:
 
     def start(self, operation: AsyncOperation) -> None:
         for access in operation.reads:
-            self._access(access, targets=operation.writes)
+            self._access(access, copy_destinations=operation.writes)
         for access in operation.writes:
-            self._access(access, sources=operation.reads)
+            self._access(access, copy_sources=operation.reads)
         self._start(operation)
 
-    def _ordinary(self, space: Any, address: Any, width: int, mask: Any, *, paired: bool = False) -> None:
+    def _ordinary(self, space: Any, address: Any, width: int, mask: Any, *, neighbors_share: bool = False) -> None:
         group = self._group
         threads = np.flatnonzero(group.active if mask is None else mask)
-        self._access(Access(space, group.broadcast(address)[threads], width, threads=threads), paired=paired)
+        self._access(
+            Access(space, group.broadcast(address)[threads], width, threads=threads), neighbors_share=neighbors_share
+        )
 
     def _access(
-        self, access: Access, *, paired: bool = False, sources: Sequence[Access] = (), targets: Sequence[Access] = ()
+        self,
+        access: Access,
+        *,
+        neighbors_share: bool = False,
+        copy_sources: Sequence[Access] = (),
+        copy_destinations: Sequence[Access] = (),
     ) -> None:
+        """Count an access for the current instruction; the other arguments are those of `wavefronts` and `sectors`."""
         if not len(access.addresses) or not access.width:
             return
         count, state = self._count, self._group.state
         if access.space == "shared":
             name = state.describe_address(access.first)[0].partition("[")[0]
-            actual, ideal = wavefronts(access, paired=paired, sources=sources)
+            actual, ideal = wavefronts(access, neighbors_share=neighbors_share, copy_sources=copy_sources)
             count.wavefronts += actual
             count.ideal_wavefronts += ideal
         else:
             buffer = state.memory.buffer_at(access.first)
             name = buffer.name if buffer else "?"
-            actual, ideal = sectors(access, targets)
+            actual, ideal = sectors(access, copy_destinations)
             count.sectors += actual
             count.ideal_sectors += ideal
             if access.threads is None:
@@ -174,23 +183,25 @@ class _InstrumentedMachine:
             count.memory = f"{count.memory}, {name}" if count.memory else name
 
 
-def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access] = ()) -> tuple[int, int]:
+def wavefronts(
+    access: Access, *, neighbors_share: bool = False, copy_sources: Sequence[Access] = ()
+) -> tuple[int, int]:
     """Return (actual, ideal) wavefronts of a shared-memory access.
 
-    `paired`: neighboring lanes with the same address share a wavefront (loads). `sources`: for cp.async, the
-    global reads; threads without one write zeros.
+    `neighbors_share`: neighboring lanes with the same address share a wavefront (loads). `copy_sources`: for cp.async,
+    the global reads; threads without one write zeros.
     """
     ideal = _ideal(access, WAVEFRONT_BYTES)
     if access.threads is None:
         return ideal, ideal
     lane = access.threads % WARP_LANES
     lanes_per_wavefront = np.full(len(access.threads), LANES_PER_WAVEFRONT.get(access.width, WARP_LANES))
-    if paired and access.width in LANES_PER_WAVEFRONT:
-        lanes_per_wavefront[_paired(access)] *= 2
+    if neighbors_share and access.width in LANES_PER_WAVEFRONT:
+        lanes_per_wavefront[_shares_with_neighbor(access)] *= 2
     group = access.threads // WARP_LANES * WARP_LANES + lane // lanes_per_wavefront
     words = access.addresses[:, None] // BANK_BYTES + np.arange(max(1, access.width // BANK_BYTES))
-    if sources:
-        group, counted = _split_by_source_line(access, sources, group)
+    if copy_sources:
+        group, counted = _split_by_source_line(access, copy_sources, group)
         group, words = group[counted], words[counted]
     distinct = np.unique(group[:, None] << 32 | words)
     words_per_bank = np.bincount((distinct >> 32) * BANKS + distinct % BANKS)
@@ -198,13 +209,14 @@ def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access
     return int(words_per_bank.reshape(-1, BANKS).max(1).sum()), ideal
 
 
-def sectors(access: Access, targets: Sequence[Access] = ()) -> tuple[int, int]:
+def sectors(access: Access, copy_destinations: Sequence[Access] = ()) -> tuple[int, int]:
     """Return (actual, ideal) sectors of a global-memory access.
 
-    `targets`: for cp.async, the shared-memory destinations. Copies that bypass the L1 count the sectors that they fill.
+    `copy_destinations`: for cp.async, the shared-memory destinations. Copies that bypass the L1 count the sectors that
+    they fill.
     """
-    if access.threads is not None and access.width == L1_BYPASS_COPY_BYTES and targets:
-        return _sectors_of_l1_bypass_copy(access, targets), _ideal(access, SECTOR_BYTES)
+    if access.threads is not None and access.width == L1_BYPASS_COPY_BYTES and copy_destinations:
+        return _sectors_of_l1_bypass_copy(access, copy_destinations), _ideal(access, SECTOR_BYTES)
     max_sectors = (access.width + SECTOR_BYTES - 2) // SECTOR_BYTES + 1
     candidates = access.addresses[:, None] // SECTOR_BYTES + np.arange(max_sectors)
     is_touched = candidates <= (access.addresses[:, None] + access.width - 1) // SECTOR_BYTES
@@ -217,12 +229,12 @@ def lines(access: Access) -> tuple[int, int]:
     return int((last - first + 1).sum()), len(access.addresses) * ceil_div(access.width, LINE_BYTES)
 
 
-def _sectors_of_l1_bypass_copy(access: Access, targets: Sequence[Access]) -> int:
+def _sectors_of_l1_bypass_copy(access: Access, copy_destinations: Sequence[Access]) -> int:
     """Return the sectors of shared memory that threads fill by copying, counted per source line.
 
     Copies that another thread of the warp overwrites do not count.
     """
-    target, warps = _addresses_of_threads(access, targets), _warps(access)
+    target, warps = _addresses_of_threads(access, copy_destinations), _warps(access)
     _, counted = np.unique(warps << 48 | target, return_index=True)
     filled = np.stack([warps, access.addresses // LINE_BYTES, target // SECTOR_BYTES], axis=1)[counted]
     return len(np.unique(filled, axis=0))
@@ -248,7 +260,7 @@ def _warps(access: Access) -> np.ndarray:
     return np.zeros(len(access.addresses), np.int64) if access.threads is None else access.threads // WARP_LANES
 
 
-def _paired(access: Access) -> np.ndarray:
+def _shares_with_neighbor(access: Access) -> np.ndarray:
     """Return, per thread, whether all lanes of its warp have the address of their neighbor at distance 1, or at 2.
 
     Inactive lanes do not count.
@@ -256,21 +268,21 @@ def _paired(access: Access) -> np.ndarray:
     assert access.threads is not None
     addresses = np.full((int(access.threads[-1]) // WARP_LANES + 1, WARP_LANES), -1)
     addresses.reshape(-1)[access.threads] = access.addresses
-    paired = np.zeros(len(addresses), bool)
+    shares = np.zeros(len(addresses), bool)
     for distance in (1, 2):
         neighbor = addresses[:, np.arange(WARP_LANES) ^ distance]
-        paired |= ((addresses == neighbor) | (addresses < 0) | (neighbor < 0)).all(1)
-    return np.asarray(paired[access.threads // WARP_LANES])
+        shares |= ((addresses == neighbor) | (addresses < 0) | (neighbor < 0)).all(1)
+    return np.asarray(shares[access.threads // WARP_LANES])
 
 
 def _split_by_source_line(
-    access: Access, sources: Sequence[Access], group: np.ndarray
+    access: Access, copy_sources: Sequence[Access], group: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the wavefront group of each thread, which those copying from one line share, and the threads that count.
 
     Of the threads of a warp that write the same address one counts.
     """
-    source, warps = _addresses_of_threads(access, sources), _warps(access)
+    source, warps = _addresses_of_threads(access, copy_sources), _warps(access)
     _, line = np.unique(warps << 48 | source // LINE_BYTES, return_inverse=True)
     _, counted = np.unique(warps << 48 | access.addresses, return_index=True)
     return np.where(source >= 0, group.max() + 1 + line, group), counted

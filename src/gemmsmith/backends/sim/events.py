@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, HAPPENS_BEFORE, VectorClock, Warp
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY_FENCED, HAPPENS_BEFORE, VectorClock, Warp
 from gemmsmith.backends.sim.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 from gemmsmith.lang.statements import SourceLocation
 
@@ -59,7 +59,7 @@ class Event:
         """Return whether this event happens before the events at `clock`."""
         if self.agent < 0:
             return clock.completed_bits & self.bits == self.bits
-        return clock.vector.item(self.row, self.agent) >= self.count
+        return clock.event_counts.item(self.row, self.agent) >= self.count
 
     def ordered_before(self, later: Event, clock: VectorClock, cells: np.ndarray, granule: int) -> bool:
         """Return whether this event happens before `later`, whose agent is at `clock`.
@@ -84,7 +84,7 @@ class Event:
 
     def visible_to_async(self, clock: VectorClock) -> bool:
         """Return whether this write, if an ordinary one, has been made visible to the async proxy by a fence."""
-        return self.agent < 0 or clock.vector.item(ASYNC_PROXY, self.agent) >= self.count
+        return self.agent < 0 or clock.event_counts.item(ASYNC_PROXY_FENCED, self.agent) >= self.count
 
     def __str__(self) -> str:
         return f"{self.label} by {self.issuer} ({self.location})"

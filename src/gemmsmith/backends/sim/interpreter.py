@@ -52,7 +52,7 @@ class Interpreter:
     def __init__(self, group: LockstepGroup, compiled: dict[st.Block, list[CompiledStatement]]) -> None:
         self.group, self.compiled = group, compiled
         self.values, self.registers = Values(group), RegisterFile(group)
-        self.table = self.values.table
+        self.value_of = self.values.value_of
         machine, instrument = LockstepMachine(group, self.values, self.registers), group.state.instrument
         self.machine: Machine = machine
         self.instrumented = instrument(group, machine) if instrument else None
@@ -88,34 +88,34 @@ class Interpreter:
     def operate(self, argument: tuple[Operation, Callable[..., Any]]) -> None:
         """Compute an operation on values."""
         x, function = argument
-        table = self.table
-        table[x] = function(self.group, table)
+        value_of = self.value_of
+        value_of[x] = function(self.group, value_of)
 
     def read(self, x: VariableRead) -> None:
         """Read a variable."""
-        self.table[x] = self.values.variables[x.variable]
+        self.value_of[x] = self.values.variables[x.variable]
 
     def read_register(self, x: RegisterRead) -> None:
         """Read an element of a register array."""
-        self.table[x] = self.registers.read(self._row(x.registers), int(self.table[x.index]))
+        self.value_of[x] = self.registers.read(self._row(x.registers), int(self.value_of[x.index]))
 
     def result(self, x: Result) -> Blocking | None:
         """Execute an instruction and store its result."""
         result = self.simulate(x.instruction)
         if isinstance(result, GeneratorType):
             return self._define_later(x, result)
-        self.table[x] = result
+        self.value_of[x] = result
         return None
 
     def _define_later(self, x: Value, blocking: Blocking) -> Blocking:
-        self.table[x] = yield from blocking
+        self.value_of[x] = yield from blocking
 
     def call(self, statement: st.Call) -> Blocking:
         """Call a device function."""
-        function, table = statement.function, self.table
-        table.update(zip(function.parameters, map(self.values.value, statement.arguments), strict=True))
+        function, value_of = statement.function, self.value_of
+        value_of.update(zip(function.parameters, map(self.values.value, statement.arguments), strict=True))
         yield from self._block(function.body)
-        table.update(zip(statement.results, map(self.values.value, function.results), strict=True))
+        value_of.update(zip(statement.results, map(self.values.value, function.results), strict=True))
 
     def declare(self, statement: st.Declare) -> None:
         """Declare a variable."""
@@ -133,17 +133,17 @@ class Interpreter:
 
     def assign_register(self, statement: st.AssignRegister) -> None:
         """Assign an element of a register array in the active threads."""
-        index, active = int(self.table[statement.index]), self.group.active
+        index, active = int(self.value_of[statement.index]), self.group.active
         array = self.registers.access(self._row(statement.registers), write=True)
-        new = self.table[statement.value]
+        new = self.value_of[statement.value]
         array[active, index] = new[active] if isinstance(new, np.ndarray) else new
 
     def _row(self, x: RegisterArray) -> RegisterArray:
-        return x.array.rows[int(self.table[x.row])] if isinstance(x, LoopIndexedRow) else x
+        return x.array.rows[int(self.value_of[x.row])] if isinstance(x, LoopIndexedRow) else x
 
     def branch(self, branch: st.If) -> Blocking | None:
         """Execute an if statement."""
-        condition = self.table[branch.condition]
+        condition = self.value_of[branch.condition]
         if isinstance(condition, np.ndarray):
             return self._diverge(branch, condition)
         block = branch.then if condition else branch.otherwise
@@ -161,7 +161,7 @@ class Interpreter:
     def loop(self, loop: st.Loop) -> Blocking:
         """Execute a loop with uniform bounds."""
         for i in range(*(int(self.values.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
-            self.table[loop.index] = i
+            self.value_of[loop.index] = i
             yield from self._block(loop.body)
 
     def role(self, role: st.Role) -> Blocking | None:

@@ -7,7 +7,7 @@ import numpy as np
 from gemmsmith.backends.sim.async_groups import AsyncGroups
 from gemmsmith.backends.sim.async_issue import AsyncIssuer
 from gemmsmith.backends.sim.checked_memory import CheckedMemory
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MBARRIER_INIT, PREREQUISITE_GRIDS_BIT
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, PREREQUISITE_GRIDS_BIT
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup
 from gemmsmith.backends.sim.mbarriers import Mbarriers
 from gemmsmith.backends.sim.memory_instructions import MemoryInstructions
@@ -57,9 +57,9 @@ class LockstepMachine:
         """Return a live view (threads, count) of a register array or a slice of one."""
         if not isinstance(x, RegisterSlice):
             return self._registers.access(x, write)
-        array, start = x.array, int(self.value(x.start))
-        row = array.array.rows[int(self.value(array.row))] if isinstance(array, LoopIndexedRow) else array
-        return self._registers.access(row, write, slice(start, start + x.count))
+        sliced, start = x.array, int(self.value(x.start))
+        array = sliced.array.rows[int(self.value(sliced.row))] if isinstance(sliced, LoopIndexedRow) else sliced
+        return self._registers.access(array, write, slice(start, start + x.count))
 
     @property
     def active(self) -> np.ndarray:
@@ -81,7 +81,9 @@ class LockstepMachine:
             if kind == "acq_rel":
                 lanes.warp.fence(scope_of(scope), lanes.mask)
             else:
-                lanes.warp.fence_proxy({"proxy.async": ASYNC_PROXY, "mbarrier_init": MBARRIER_INIT}[kind], lanes.mask)
+                lanes.warp.fence_proxy(
+                    {"proxy.async": ASYNC_PROXY_FENCED, "mbarrier_init": MBARRIER_INIT_FENCED}[kind], lanes.mask
+                )
 
     def grid_dependency_wait(self) -> None:
         """Execute griddepcontrol.wait."""

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.barriers import Mbarrier
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, EXECUTED, HAPPENS_BEFORE, MBARRIER_INIT, VectorClock
+from gemmsmith.backends.sim.clocks import (
+    ASYNC_PROXY_FENCED,
+    EXECUTED,
+    HAPPENS_BEFORE,
+    MBARRIER_INIT_FENCED,
+    VectorClock,
+)
 from gemmsmith.backends.sim.cta import Cta
 from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup, Wait, mask_of
@@ -35,10 +41,14 @@ class Mbarriers:
         if barrier is None:
             raise group.fatal("barrier", f"{name} is used but was never initialized [{group.title}]")
         agent, init_event = barrier.initializer
-        ordered = [x >= init_event for x in clock.vector[:, agent].tolist()]
-        if not ordered[HAPPENS_BEFORE] and not ordered[MBARRIER_INIT]:
+        ordered = [x >= init_event for x in clock.event_counts[:, agent].tolist()]
+        if not ordered[HAPPENS_BEFORE] and not ordered[MBARRIER_INIT_FENCED]:
             group.report("barrier", f"{name} is used without synchronizing with its init; add a barrier after the init")
-        elif (remote or used_by_async_proxy) and not ordered[MBARRIER_INIT] and (remote or not ordered[ASYNC_PROXY]):
+        elif (
+            (remote or used_by_async_proxy)
+            and not ordered[MBARRIER_INIT_FENCED]
+            and (remote or not ordered[ASYNC_PROXY_FENCED])
+        ):
             group.report("barrier", f"the init of {name} is not fenced for the cluster and the async proxy")
         return barrier
 
@@ -54,7 +64,7 @@ class Mbarriers:
             group.report("barrier", f"{name} is initialized twice")
         if count < 1:
             raise group.fatal("barrier", f"{name} is initialized for {count} arrivals")
-        initializer = agent.index, agent.count
+        initializer = agent.index, agent.next_event
         cta.mbarriers[offset] = Mbarrier(name, count, initializer, group.location, state.num_agents, state.hazards)
         cta.shadow.add_barrier(offset)
 
@@ -70,7 +80,7 @@ class Mbarriers:
                 agent, own = part.warp.agent(lanes), cta is group.cta
                 barrier = self.at(cta, at, agent.clock)
                 if not own:
-                    event = Event(agent.index, agent.count, 0, "arrive", group.title, group.location, row=EXECUTED)
+                    event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)
                     cta.remote.append(event)
                 released = part.warp.release(lanes)
                 nbytes = int(bytes_[rows].sum())

@@ -171,13 +171,13 @@ class MemoryInstructions:
         offsets = resolved.offsets if resolved else access.addresses
         accesses = LaneAccesses(offsets[warp_slice], access.width, thread_indices[warp_slice])
         strong = None if scope is None else (scope, group.cta)
-        event = Event(agent.index, agent.count, 0, label, group.title, group.location, warp=lanes.warp, lanes=accesses,
-                      strong=strong, is_read=label == "read")  # fmt: skip
+        event = Event(agent.index, agent.next_event, 0, label, group.title, group.location, warp=lanes.warp,
+                      lanes=accesses, strong=strong, is_read=label == "read")  # fmt: skip
         if resolved:
             self.memory.record(resolved, label != "read", event, agent.clock, part=warp_slice)
         if cta is not group.cta:
             cta.remote.append(event)
-            if not any(agent.clock.vector[EXECUTED, warp.first_agent] for warp in cta.warps):
+            if not any(agent.clock.event_counts[EXECUTED, warp.first_agent] for warp in cta.warps):
                 group.report("barrier", f"access to shared memory of CTA {cta.index}, which may not have started; "
                              "add a cluster barrier before it")  # fmt: skip
         return event
@@ -186,14 +186,14 @@ class MemoryInstructions:
         """Record a strong read: an acquire joins the writers' clocks immediately, a relaxed read at the next fence."""
         agent = lanes.agent()
         for x in np.unique(addresses):
-            for message in self.group.state.sync_variables[int(x)].read(agent.index):
-                level = synchronizing_scope(self.group.cta, scope, message)
+            for released_clock in self.group.state.sync_variables[int(x)].read(agent.index):
+                level = synchronizing_scope(self.group.cta, scope, released_clock)
                 if level is not None and acquires:
-                    agent.clock.join(message.clock)
+                    agent.clock.join(released_clock.clock)
                     continue
-                agent.clock.join_executed_events(message.clock)
+                agent.clock.join_executed_events(released_clock.clock)
                 if level is not None:
-                    agent.pending.append((level, message.clock))
+                    agent.pending.append((level, released_clock.clock))
 
     def _strong_write(
         self, lanes: ActiveLanes, addresses: np.ndarray, event: Event, order: str, scope: ScopeLevel, *, atomic: bool
@@ -204,10 +204,10 @@ class MemoryInstructions:
             fenced_scope, clock = ScopeLevel.GPU, lanes.release()
         else:
             fenced_scope, clock = lanes.warp.release_for_relaxed_write(lanes.mask)
-        message = ReleasedClock(min(scope, fenced_scope), group.cta, clock)
+        released_clock = ReleasedClock(min(scope, fenced_scope), group.cta, clock)
         for x in np.unique(addresses):
             word = group.state.sync_variables[int(x)]
-            racing = word.write(event, message, atomic=atomic, ordered=lambda e: e.happens_before(agent.clock))
+            racing = word.write(event, released_clock, atomic=atomic, ordered=lambda e: e.happens_before(agent.clock))
             if racing:
                 group.report("race", f"{event} of a word is not ordered after {racing}", racing.location)
             word.visible_at = group.time + group.state.cost_model.store_latency

@@ -23,24 +23,25 @@ class ReleasedClock(NamedTuple):
 class SyncVariable:
     """A word of global memory that strong accesses read and write.
 
-    `messages`: clocks published by the last store and the atomics after it (a release sequence; PTX ISA, "observation
-    order"). `writes`: their events, numbered. `write_count`: writes so far; `observed_writes`: the number of writes
-    that each agent has observed. `visible_at`: time at which the last write becomes visible to polling threads.
+    `released_clocks`: clocks published by the last store and the atomics after it (a release sequence; PTX ISA,
+    "observation order"). `writes`: their events, numbered from 1. `write_count`: writes so far; `last_observed_write`:
+    the number of the last write that each agent (see clocks.py) has observed. `visible_at`: time at which the last
+    write becomes visible to polling threads.
     """
 
-    messages: list[ReleasedClock] = field(default_factory=list)
+    released_clocks: list[ReleasedClock] = field(default_factory=list)
     writes: list[tuple[int, Event]] = field(default_factory=list)
     write_count: int = 0
-    observed_writes: dict[int, int] = field(default_factory=dict)
+    last_observed_write: dict[int, int] = field(default_factory=dict)
     visible_at: int = 0
 
     def read(self, agent: int) -> list[ReleasedClock]:
         """Record that an agent reads the word; return the clocks that it observes."""
-        self.observed_writes[agent] = self.write_count
-        return self.messages
+        self.last_observed_write[agent] = self.write_count
+        return self.released_clocks
 
     def write(
-        self, event: Event, message: ReleasedClock, *, atomic: bool, ordered: Callable[[Event], bool]
+        self, event: Event, released_clock: ReleasedClock, *, atomic: bool, ordered: Callable[[Event], bool]
     ) -> Event | None:
         """Record a store, or an atomic.
 
@@ -48,16 +49,16 @@ class SyncVariable:
         """
         unordered_write = None
         if not atomic:
-            observed = self.observed_writes.get(event.agent, 0)
+            observed = self.last_observed_write.get(event.agent, 0)
             unordered_write = next((e for i, e in self.writes if i > observed and not ordered(e)), None)
-            self.messages, self.writes = [], []
+            self.released_clocks, self.writes = [], []
         self.write_count += 1
-        self.messages = [*self.messages, message]
+        self.released_clocks = [*self.released_clocks, released_clock]
         self.writes.append((self.write_count, event))
         return unordered_write
 
 
-def synchronizing_scope(reader: HasClusterRank, scope: ScopeLevel, message: ReleasedClock) -> ScopeLevel | None:
+def synchronizing_scope(reader: HasClusterRank, scope: ScopeLevel, released_clock: ReleasedClock) -> ScopeLevel | None:
     """Return the narrowest scope that contains reader and writer, or None if either access has a narrower one."""
-    needed = narrowest_common_scope(reader, message.cta)
-    return needed if min(scope, message.scope) >= needed else None
+    needed = narrowest_common_scope(reader, released_clock.cta)
+    return needed if min(scope, released_clock.scope) >= needed else None

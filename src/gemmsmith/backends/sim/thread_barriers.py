@@ -89,12 +89,12 @@ class ThreadBarriers:
                     "it",
                 )
             if relaxed:
-                arrivals.append((agent.index, agent.count))
+                arrivals.append((agent.index, agent.next_event))
                 scope, published = lanes.warp.release_for_relaxed_write(lanes.mask)
                 clock.join(published) if scope >= ScopeLevel.CLUSTER else clock.join_executed_events(published)
             else:
                 lanes.warp.sync()
-                arrivals.append((agent.index, agent.count))
+                arrivals.append((agent.index, agent.next_event))
                 clock.join(lanes.release())
         group.time += group.state.cost_model.instruction
         if not barrier.arrive(int(group.active.sum()), clock, arrivals, group.time):

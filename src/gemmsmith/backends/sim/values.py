@@ -46,8 +46,10 @@ class Values:
     """The values and variables of a lockstep group. `value(x)` returns the contents of a value."""
 
     def __init__(self, group: LockstepGroup) -> None:
-        self.group, self.table = group, ValueTable(group)
-        self.value: Callable[[Value], Any] = self.table.__getitem__
+        self.group = group
+        self.value_of = ValueTable(group)
+        """Current contents of the kernel's values."""
+        self.value: Callable[[Value], Any] = self.value_of.__getitem__
         self.variables: dict[Variable, Any] = {}
         self._declared: dict[Variable, np.ndarray] = {}  # variable -> the threads that declared it
 

@@ -74,7 +74,7 @@ class Epilogue:
         for r in self.graph.results:
             node = self.graph.nodes[r.node]
             if shared.get(r.name) == r.name:
-                kind, axis = node.value
+                kind, axis = node.attribute
                 self.reductions.append(Reduction(r, kind, axis, self.broadcast_dims[node.inputs[0]], spec, plan))
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n)))
@@ -238,7 +238,7 @@ class Epilogue:
             epi_m, epi_n = (subtile // plan.subtiles_n).named("epi_m"), subtile % plan.subtiles_n
         index = (store_group % plan.store_stages * plan.subtiles_per_store + i).named("buffer_index")
         buffers = self.stores.subtile_buffers(self.wg_tile, index) if self.stores else {}
-        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("column"), buffers)
+        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("subtile_column"), buffers)
 
     def _wait_stores_read(self, stores: Stores) -> None:
         """Wait until this warp's results have been read from the stages, which the next loads overwrite."""

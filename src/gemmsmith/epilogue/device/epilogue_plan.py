@@ -94,8 +94,8 @@ def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -
 def _quantize_blocks(graph: EpilogueGraph) -> dict[int, tuple[Node, int]]:
     """Map accumulator columns that are quantized together to (a node that does so, columns per value of the node)."""
     nodes = zip(graph.broadcast_dims(), graph.nodes, strict=True)
-    quantized = [(node, dims.columns_per_value or 1) for dims, node in nodes if node.op == "quantize"]
-    return {columns_per_value * node.value[1]: (node, columns_per_value) for node, columns_per_value in quantized}
+    quantized = [(node, dims.column_divisor) for dims, node in nodes if node.op == "quantize"]
+    return {columns_per_value * node.attribute[1]: (node, columns_per_value) for node, columns_per_value in quantized}
 
 
 def check_quantize_blocks(graph: EpilogueGraph) -> None:

@@ -19,9 +19,9 @@ from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
 from gemmsmith.lang.values import RegisterArray, Value, as_value
 
 LoadPair = Callable[[Any, int], tuple[Value, Value]]
-"""(n8, half) -> the thread's two adjacent elements in a group of 8 columns and a half of the warp's rows.
+"""(n8, row_half) -> the thread's two adjacent elements in a group of 8 columns and a half of the warp's rows.
 
-They are fp32, or int32 for a tile of int32. If a value exists once per two rows, the only half is 0.
+They are fp32, or int32 for a tile of int32. If a value exists once per two rows, the only row half is 0.
 """
 
 
@@ -40,15 +40,17 @@ def write(
             hw.store_matrix(values, buffer + _matrix_row_offset(tile, n8, count), tile.major == "MN")
             return
         for i in range(halves * count):
-            _store_pair(tile, buffer, n8 + i // halves, i % halves, values[i])
+            _store_pair(tile, buffer, n8_plus(n8, i // halves), i % halves, values[i])
         return
     for i in range(halves * count):
         low, high = pair(i // halves, i % halves)
         if tile.major == "MN":
-            for x, offset in zip((low, high), _element_offsets(tile, n8 + i // halves, i % halves), strict=True):
+            for x, offset in zip(
+                (low, high), _element_offsets(tile, n8_plus(n8, i // halves), i % halves), strict=True
+            ):
                 hw.store_shared_word(buffer + offset, x, "element")
             continue
-        address = buffer + _pair_offset(tile, n8 + i // halves, i % halves)
+        address = buffer + _pair_offset(tile, n8_plus(n8, i // halves), i % halves)
         if tile.dtype.bits == 32:
             values = current_builder().registers(_register_type(tile.dtype), 2, "pair")
             values[0], values[1] = low, high
@@ -57,21 +59,28 @@ def write(
             hw.store_shared_u16(address, hw.pack_fp8(low, high, tile.dtype.ptx))
 
 
-def _store_pair(tile: Tile, buffer: Value, n8: RegisterIndex, half: int, pair: Value) -> None:
+def n8_plus(n8: RegisterIndex, offset: int) -> Any:
+    """Return n8 + offset, which the kernel calls so if it is a value of its own."""
+    if isinstance(n8, Value) and offset:
+        return (n8 + offset).with_name_hint(f"n8_plus_{offset}")
+    return n8 + offset
+
+
+def _store_pair(tile: Tile, buffer: Value, n8: RegisterIndex, row_half: int, pair: Value) -> None:
     """Store one 8x8 matrix of 16-bit elements without stmatrix."""
     if tile.major == "MN":
-        for i, offset in enumerate(_element_offsets(tile, n8, half)):
+        for i, offset in enumerate(_element_offsets(tile, n8, row_half)):
             hw.store_shared_u16(buffer + offset, (pair >> (16 * i)).to(U16))
         return
     packed_pair = current_builder().registers(U32, 1, "packed_pair")
     packed_pair[0] = pair
-    hw.store_shared(packed_pair, buffer + _pair_offset(tile, n8, half))
+    hw.store_shared(packed_pair, buffer + _pair_offset(tile, n8, row_half))
 
 
 def read(tile: Tile, buffer: Value, first_n8: int, n8_count: int, name: str) -> LoadPair:
     """Load `n8_count` groups of 8 columns of a subtile, from group `first_n8` on, into a register array.
 
-    Returns (n8 relative to `first_n8`, half) -> the thread's two elements. `name` is the matrix's.
+    Returns (n8 relative to `first_n8`, row_half) -> the thread's two elements. `name` is the matrix's.
     """
     k, halves = current_builder(), _row_halves_per_warp(tile)
     if tile.dtype.bits == 16:
@@ -80,26 +89,26 @@ def read(tile: Tile, buffer: Value, first_n8: int, n8_count: int, name: str) -> 
         with k.unroll(0, n8_count, count, name="n8") as n8:
             address = buffer + _matrix_row_offset(tile, n8 + first_n8, count)
             hw.load_matrix(registers.slice(n8 * halves, halves * count), address, tile.major == "MN")
-        return lambda n8, half: hw.unpack_pair(registers[n8 * halves + half], tile.dtype)
+        return lambda n8, row_half: hw.unpack_pair(registers[n8 * halves + row_half], tile.dtype)
     registers = k.registers(F32, 2 * halves * n8_count, f"{name}_frag")
     with k.unroll(n8_count, name="n8") as n8:
-        for half in range(halves):
+        for row_half in range(halves):
             values = k.registers(F32, 2, "pair")
             if tile.major == "MN":
-                for i, offset in enumerate(_element_offsets(tile, n8 + first_n8, half)):
+                for i, offset in enumerate(_element_offsets(tile, n8 + first_n8, row_half)):
                     values[i] = hw.load_shared_word(buffer + offset, F32, "element")
             else:
-                hw.load_shared(values, buffer + _pair_offset(tile, n8 + first_n8, half))
+                hw.load_shared(values, buffer + _pair_offset(tile, n8 + first_n8, row_half))
             for i in range(2):
-                registers[n8 * (2 * halves) + (2 * half + i)] = values[i]
+                registers[n8 * (2 * halves) + (2 * row_half + i)] = values[i]
     return pairs_from_registers(registers, halves)
 
 
 def pairs_from_registers(registers: RegisterArray, halves: int) -> LoadPair:
     """Return the pairs of a register array that is ordered by (n8, half of `halves`, element of 2)."""
 
-    def pair(n8: Any, half: int) -> tuple[Value, Value]:
-        index = as_value(n8 * (2 * halves) + 2 * half, I32).with_name_hint("index")
+    def pair(n8: Any, row_half: int) -> tuple[Value, Value]:
+        index = as_value(n8 * (2 * halves) + 2 * row_half, I32).with_name_hint("index")
         return registers[index], registers[index + 1]
 
     return pair
@@ -125,23 +134,23 @@ def _matrix_row_offset(tile: Tile, n8: RegisterIndex, num_n8: int) -> Value:
     rows = halves * FRAGMENT_HALF_ROWS
     n8 = k.lane // rows + n8 if num_n8 == 2 else n8
     if tile.major == "MN":
-        half = (k.warp_index % 4) * 2 + k.lane // 8 % 2 if halves == 2 else k.warp_index % 4
-        column = (n8 * N8_COLUMNS + k.lane % N8_COLUMNS).named("smem_column")
-        return swizzled_vector_offset(tile, column, half, 0)
-    row = ((k.warp_index % 4) * rows + k.lane % rows).named("smem_row")
+        row_half = (k.warp_index % 4) * 2 + k.lane // 8 % 2 if halves == 2 else k.warp_index % 4
+        column = (n8 * N8_COLUMNS + k.lane % N8_COLUMNS).named("column_in_subtile")
+        return swizzled_vector_offset(tile, column, row_half, 0)
+    row = ((k.warp_index % 4) * rows + k.lane % rows).named("row_in_subtile")
     return swizzled_vector_offset(tile, row, n8, 0)
 
 
-def _lane_row(tile: Tile, half: int) -> Value:
+def _lane_row(tile: Tile, row_half: int) -> Value:
     """Return this lane's row in a half of the warp's rows."""
     k = current_builder()
-    row: Value = fragment_row(k.warp_index % 4, k.lane, WGMMA_M // tile.mn) + FRAGMENT_HALF_ROWS * half
-    return row.named("row")
+    row: Value = fragment_row(k.warp_index % 4, k.lane, WGMMA_M // tile.mn) + FRAGMENT_HALF_ROWS * row_half
+    return row.named("row_in_subtile")
 
 
-def _pair_offset(tile: Tile, n8: RegisterIndex, half: int) -> Value:
+def _pair_offset(tile: Tile, n8: RegisterIndex, row_half: int) -> Value:
     """Return the byte offset of this lane's pair in a group of 8 columns and a half of the warp's rows."""
-    k, row, size = current_builder(), _lane_row(tile, half), tile.dtype.bytes
+    k, row, size = current_builder(), _lane_row(tile, row_half), tile.dtype.bytes
     if tile.dtype.bits == 32:  # 8 columns are two 16-byte vectors, a pair is half of one
         vector_idx = (k.lane % 4 // 2 + 2 * n8).with_name_hint("vector_idx")
         return swizzled_vector_offset(tile, row, vector_idx, k.lane % 2 * 8)
@@ -150,11 +159,11 @@ def _pair_offset(tile: Tile, n8: RegisterIndex, half: int) -> Value:
     return swizzled_vector_offset(tile, row, n8 * size // 2, fragment_column(k.lane) * size + n8 % 2 * 8)
 
 
-def _element_offsets(tile: Tile, n8: RegisterIndex, half: int) -> list[Value]:
+def _element_offsets(tile: Tile, n8: RegisterIndex, row_half: int) -> list[Value]:
     """Return the byte offsets of the two elements of this lane's pair in a group of 8 columns."""
-    row = _lane_row(tile, half)
-    column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column")
-    return [element_offset(tile, row, (column + i).with_name_hint("column")) for i in range(2)]
+    row = _lane_row(tile, row_half)
+    column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column_in_subtile")
+    return [element_offset(tile, row, (column + i).with_name_hint("column_in_subtile")) for i in range(2)]
 
 
 def element_offset(tile: Tile, row: Value, column: Value) -> Value:

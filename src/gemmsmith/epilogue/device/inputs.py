@@ -40,8 +40,8 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 class WarpgroupTile:
     """A warpgroup's rows and columns of a CTA's tile, from row `m` and column `work.n` of the problem on.
 
-    Rows and columns of a value that exists once per `rows_per_value` rows and `columns_per_value` columns are counted
-    in that value's own.
+    The rows and columns that the methods return are indices of an operand's (or result's) values, of which there is one
+    per `rows_per_value` rows and `columns_per_value` columns of the problem.
     """
 
     work: WorkTile
@@ -54,14 +54,17 @@ class WarpgroupTile:
         """Return the first row and column in a value with these broadcast dims."""
         return self.m // dims.rows_per_value, self.work.n // dims.columns_per_value
 
-    def row(self, epi_m: Value, half: Value | int, rows_per_value: int) -> Value:
-        """Return this thread's row in the `half` (0 or 1) of the warp's rows of subtile row `epi_m`."""
-        return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, half, rows_per_value)).named("row")
+    def row(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
+        """Return this thread's row in the `row_half` (0 or 1) of the warp's rows of subtile row `epi_m`."""
+        return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, row_half, rows_per_value)).named("row")
 
-    def row_in_wg_tile(self, epi_m: Value, half: Value | int, rows_per_value: int) -> Value:
-        """Return this thread's row, relative to the warpgroup's first."""
+    def row_in_wg_tile(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
+        """Return this thread's row as in `row`, relative to the warpgroup's first one.
+
+        If rows are paired (`rows_per_value` 2), the warp's rows have values in one half only, so `row_half` is 0.
+        """
         k = current_builder()
-        first = epi_m * (WGMMA_M // rows_per_value) + half * FRAGMENT_HALF_ROWS
+        first = epi_m * (WGMMA_M // rows_per_value) + row_half * FRAGMENT_HALF_ROWS
         row: Value = fragment_row(k.warp_index % 4, k.lane, rows_per_value) + first
         return row
 
@@ -79,7 +82,7 @@ class WarpgroupTile:
         """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
         if (n8_offset, columns_per_value) in coord.bounds:
             return coord.bounds[n8_offset, columns_per_value]
-        n8 = (coord.n8 + n8_offset).with_name_hint(f"n8_{n8_offset}")
+        n8 = fragment.n8_plus(coord.n8, n8_offset)
         first = (coord.column + n8 * N8_COLUMNS).named("n8_column")
         columns_remaining = (self.problem_n // columns_per_value - self.first_column(columns_per_value)).named(
             "columns_remaining"
@@ -90,14 +93,14 @@ class WarpgroupTile:
         coord.bounds[n8_offset, columns_per_value] = in_bounds
         return in_bounds
 
-    def row_in_bounds(self, epi_m: Value, half: int, rows_per_value: int) -> Value:
+    def row_in_bounds(self, epi_m: Value, row_half: int, rows_per_value: int) -> Value:
         """Return whether `row` is in bounds."""
-        return (self.row(epi_m, half, rows_per_value) < self.problem_m // rows_per_value).named("row_in_bounds")
+        return (self.row(epi_m, row_half, rows_per_value) < self.problem_m // rows_per_value).named("row_in_bounds")
 
 
 @dataclass
 class SubtileCoord:
-    """Position of a subtile: its index in the tile, its group of 64 rows and its first column.
+    """Position of a subtile: its index in the tile, its group of 64 rows and its first column in the tile.
 
     `buffers` are the shared-memory addresses through which its results are stored, by the results' names.
     """
@@ -119,7 +122,7 @@ class VisitCoord:
     epi_m: Value
     column: Value
     n8: Value
-    n8_count: int
+    n8_in_step: int
     bounds: dict[tuple[int, int], tuple[Value, Value]] = field(default_factory=dict)
     """Results of `WarpgroupTile.columns_in_bounds` for this visit, by its other arguments."""
 
@@ -139,18 +142,22 @@ class ScalarBroadcast:
     def __init__(self, operand: Operand) -> None:
         argument, dtype = operand_argument(operand.name), operand.dtype
         self.number = current_builder().parameter(argument, F32, lambda p: Pointer(argument)) if dtype is None else None
-        self.array = None if dtype is None else GlobalArray(argument, operand.name, dtype, m=False, n=False)
+        self.array = (
+            None
+            if dtype is None
+            else (GlobalArray(argument, operand.name, dtype, varies_along_m=False, varies_along_n=False))
+        )
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> None:
         """Load the element, unless it is a kernel argument."""
         if self.array:
-            self.registers = current_builder().registers(F32, 1, "scalar")
+            self.registers = current_builder().registers(F32, 1, f"{self.array.name}_scalar")
             self.registers[0] = self.array.load(self.array.element_address(wg_tile.work.batch), Constant(PRED, True))
 
     def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
         """Do nothing: the element stays in a register."""
 
-    def element(self, wg_tile: WarpgroupTile, epi_m: Value, half: int) -> Value:
+    def element(self, wg_tile: WarpgroupTile, epi_m: Value, row_half: int) -> Value:
         """Return the scalar."""
         return self.number if self.number is not None else self.registers[0]
 
@@ -164,10 +171,9 @@ class VectorBroadcast:
     def __init__(self, operand: Operand, values_per_tile: int, consumers: int) -> None:
         assert operand.dtype is not None
         self.values_per_tile, self.dims, self.name = values_per_tile, operand.broadcast_dims, operand.name
-        self.columns_per_value = operand.broadcast_dims.columns_per_value
-        argument = operand_argument(operand.name)
+        along_m, along_n = self.dims.varies_along_m, self.dims.varies_along_n
         self.array = GlobalArray(
-            argument, operand.name, operand.dtype, m=not self.columns_per_value, n=bool(self.columns_per_value)
+            operand_argument(operand.name), operand.name, operand.dtype, varies_along_m=along_m, varies_along_n=along_n
         )
         self.buffer: SharedBuffer = current_builder().shared(4 * values_per_tile, stages=consumers, name=operand.name)
         self.loads_per_thread = ceil_div(values_per_tile, THREADS_PER_WARPGROUP)
@@ -182,13 +188,13 @@ class VectorBroadcast:
     def issue_loads(self, wg_tile: WarpgroupTile) -> None:
         """Load this thread's elements of the tile's vector into registers."""
         k, batch = current_builder(), wg_tile.work.batch
-        self.registers = k.registers(F32, self.loads_per_thread, f"{self.name}_to_stage")
+        self.registers = k.registers(F32, self.loads_per_thread, f"{self.name}_prefetched")
         with k.unroll(self.loads_per_thread, name="load") as load:
             index, in_tile = self._element(load)
-            if self.columns_per_value:
-                column = (wg_tile.work.n // self.columns_per_value + index).with_name_hint("column")
+            if self.dims.varies_along_n:
+                column = (wg_tile.work.n // self.dims.columns_per_value + index).with_name_hint("column")
                 address = self.array.element_address(batch, column=column)
-                in_bounds = column < wg_tile.problem_n // self.columns_per_value
+                in_bounds = column < wg_tile.problem_n // self.dims.columns_per_value
             else:
                 row = (wg_tile.m // self.dims.rows_per_value + index).with_name_hint("row")
                 address = self.array.element_address(batch, row)
@@ -208,18 +214,18 @@ class VectorBroadcast:
         """Load this thread's elements of a subtile from shared memory."""
         k = current_builder()
         address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{self.array.name}_buffer")
-        if not self.columns_per_value:
+        if not self.dims.varies_along_n:
             halves = 2 // self.dims.rows_per_value
             rows = k.registers(F32, halves, f"{self.name}_frag")
             with k.unroll(halves, name="row_half") as row_half:
                 row = wg_tile.row_in_wg_tile(epi_m, row_half, self.dims.rows_per_value)
                 hw.load_shared(rows.slice(row_half, 1), address + (row * 4).to(U32))
-            return lambda n8, half: (rows[half], rows[half])
+            return lambda n8, row_half: (rows[row_half], rows[row_half])
         registers = k.registers(F32, 2 * n8_count, f"{self.name}_frag")
         with k.unroll(n8_count, name="n8") as n8:
             thread_column = n8 * N8_COLUMNS + column + fragment_column(k.lane)
             hw.load_shared(registers.slice(n8 * 2, 2), address + (thread_column * 4).to(U32))
-        return lambda n8, half: (registers[n8 * 2], registers[n8 * 2 + 1])
+        return lambda n8, row_half: (registers[n8 * 2], registers[n8 * 2 + 1])
 
 
 class GmemAuxLoad:
@@ -227,7 +233,7 @@ class GmemAuxLoad:
 
     def __init__(self, operand: Operand) -> None:
         assert operand.dtype is not None
-        self.array = GlobalArray(operand_argument(operand.name), operand.name, operand.dtype, m=True, n=True)
+        self.array = GlobalArray(operand_argument(operand.name), operand.name, operand.dtype)
         self.rows_per_value, self.columns_per_value = (
             operand.broadcast_dims.rows_per_value,
             operand.broadcast_dims.columns_per_value,
@@ -246,23 +252,23 @@ class GmemAuxLoad:
         registers = k.registers(F32, 2 * halves * n8_count, f"{self.array.name}_frag")
         column_end = wg_tile.problem_n // self.columns_per_value
         with k.unroll(n8_count, name="n8") as n8:
-            for half in range(halves):
+            for row_half in range(halves):
                 row, in_bounds = (
-                    wg_tile.row(epi_m, half, self.rows_per_value),
-                    wg_tile.row_in_bounds(epi_m, half, self.rows_per_value),
+                    wg_tile.row(epi_m, row_half, self.rows_per_value),
+                    wg_tile.row_in_bounds(epi_m, row_half, self.rows_per_value),
                 )
                 first = (
                     wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
                 ).with_name_hint("column")
                 for i in range(2):
                     address = self.array.element_address(wg_tile.work.batch, row, first + i)
-                    registers[n8 * (2 * halves) + (2 * half + i)] = self.array.load(
+                    registers[n8 * (2 * halves) + (2 * row_half + i)] = self.array.load(
                         address, in_bounds & (first + i < column_end)
                     )
         return fragment.pairs_from_registers(registers, halves)
 
 
-def _tensor_map_with_full_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+def _tensor_map_with_tile_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
     """Return the tensor map of a matrix operand, with boxes as high as the tile, so the bytes per load are constant."""
     return make_tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
 
@@ -287,7 +293,7 @@ class TmaAuxLoad:
         k = current_builder()
         self.loads, self.operand_dims = loads, operand_dims
         self.load_stages, self.subtiles, self.subtiles_n, self.consumers = load_stages, subtiles, subtiles_n, consumers
-        self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_full_boxes, name, tile))
+        self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_tile_boxes, name, tile))
                      for name, tile in loads}  # fmt: skip
         self.buffers = {name: k.shared(tile, stages=load_stages * consumers, name=name) for name, tile in loads}
         self.bytes = sum(tile.bytes for _, tile in loads)

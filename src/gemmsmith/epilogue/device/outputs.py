@@ -70,7 +70,7 @@ class Stores:
                     result_argument(name), partial(_tensor_map_with_clipped_boxes, name, tile)
                 )
             else:
-                self.arrays_without_tma[name] = GlobalArray(result_argument(name), name, tile.dtype, m=True, n=True)
+                self.arrays_without_tma[name] = GlobalArray(result_argument(name), name, tile.dtype)
         buffer_count = self.subtiles_per_store * self.store_stages * consumers
         self.buffers: dict[str, SharedBuffer] = {}
         offset = stages_range.start if stages_range else None
@@ -135,16 +135,16 @@ class Stores:
         thread = (k.thread % THREADS_PER_WARPGROUP).with_name_hint("warpgroup_thread")
         partition = ThreadCopyPartition(tile, thread, THREADS_PER_WARPGROUP, "out")
         (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
-        m.with_name_hint("subtile_row")
-        n.with_name_hint("subtile_column")
+        m.with_name_hint("subtile_m")
+        n.with_name_hint("subtile_n")
         rows, columns = wg_tile.problem_m // dims.rows_per_value, wg_tile.problem_n // dims.columns_per_value
         vector_elements = VECTOR_BYTES // tile.dtype.bytes
         for step in partition.copy_steps():
             inner = (partition.box + step.box) * tile.box_inner + partition.vector_idx * vector_elements
             outer = partition.row + step.row
             row, col = (outer, inner) if tile.major == "K" else (inner, outer)
-            row.with_name_hint("row")
-            col.with_name_hint("column")
+            row.with_name_hint("row_in_subtile")
+            col.with_name_hint("column_in_subtile")
             in_bounds = (m + row < rows) & (n + col < columns)
             with nullcontext() if step.pred is None else k.when(step.pred):
                 values = k.registers(U32, VECTOR_BYTES // 4, "values")
@@ -186,10 +186,13 @@ def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, d
     hw.store_global_u8_or_u16(gmem_address, value, in_bounds, dtype.bits)
 
 
-def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType) -> None:
-    """Store an fp32 value, rounded to fp32, fp16 or bf16, or an int32, at a global address if `in_bounds`."""
+def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType, name: str = "value") -> None:
+    """Store an fp32 value, rounded to fp32, fp16 or bf16, or an int32, at a global address if `in_bounds`.
+
+    `name` is what the kernel calls the value.
+    """
     if dtype.bits == 32:
-        hw.store_global_word(address, value, in_bounds, "stored")
+        hw.store_global_word(address, value, in_bounds, name)
     else:
         hw.store_global_u8_or_u16(address, hw.pack(value, value, dtype).to(U16), in_bounds, 16)
 
@@ -198,7 +201,7 @@ class ScaleStore:
     """The scales of a quantized result: one per row and subtile."""
 
     def __init__(self, name: str, dtype: DType, columns: int) -> None:
-        self.array, self.columns = GlobalArray(result_argument(name), name, dtype, m=True, n=True), columns
+        self.array, self.columns = GlobalArray(result_argument(name), name, dtype), columns
 
     def write(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, scales: list[Value]) -> None:
         """Store the scales of a subtile's rows, with one lane per row."""
@@ -208,4 +211,4 @@ class ScaleStore:
             row = wg_tile.row(epi_m, row_half, 1)
             in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < wg_tile.problem_m) & (first < wg_tile.problem_n)
             address = self.array.element_address(wg_tile.work.batch, row, first // self.columns)
-            store_rounded(scale, address, in_bounds, self.array.dtype)
+            store_rounded(scale, address, in_bounds, self.array.dtype, "dequantization_scale")

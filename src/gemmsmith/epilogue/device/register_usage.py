@@ -39,4 +39,4 @@ def extra_registers(graph: EpilogueGraph, columns: int) -> int:
     """
     dims, consumers = graph.broadcast_dims(), accumulator_consumers(graph)
     extra = {i for i in row_function_inputs(graph).values() if consumers != {i}}
-    return sum(WGMMA_M * columns // (dims[i].columns_per_value or 1) // THREADS_PER_WARPGROUP for i in extra)
+    return sum(WGMMA_M * columns // dims[i].column_divisor // THREADS_PER_WARPGROUP for i in extra)

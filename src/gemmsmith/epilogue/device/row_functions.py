@@ -18,10 +18,10 @@ from gemmsmith.lang.types import F32, I32
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, as_value
 
 
-def quad_reduce(x: Value, merge: Callable[[Value, Value], Value]) -> Value:
-    """Reduce over the four lanes that share a row."""
+def quad_reduce(x: Value, merge: Callable[[Value, Value], Value], name: str) -> Value:
+    """Reduce over the four lanes that share a row. `name` is the kernel's for the value after a step."""
     for mask in QUAD_XOR_MASKS:
-        x = merge(x, hw.shuffle_xor_fp32(x, mask))
+        x = merge(x, hw.shuffle_xor_fp32(x, mask)).with_name_hint(name)
     return x
 
 
@@ -61,14 +61,14 @@ class RowFragment:
             self.register_index(n8, row_half, 1)
         ]
 
-    def row_reduce(self, row_half: int, start: float, step: Callable[[Value, Value], Value]) -> Value:
-        """Return step(... step(start, x0) ..., xn) over the elements of a row."""
-        result = current_builder().registers(F32, 1, "row_result")
+    def row_reduce(self, row_half: int, start: float, step: Callable[[Value, Value], Value], name: str) -> Value:
+        """Return step(... step(start, x0) ..., xn) over the elements of a row. `name`: what it is, in the kernel."""
+        result = current_builder().registers(F32, 1, f"lane_{name}")
         result[0] = start
         with current_builder().unroll(self.n8_count, name="n8") as n8:
             for x in self.load_pair(n8, row_half):
                 result[0] = step(result[0], x)
-        return quad_reduce(result[0], step)
+        return quad_reduce(result[0], step, f"quad_{name}")
 
 
 class QuantizeRows:
@@ -77,7 +77,7 @@ class QuantizeRows:
     masked_value = 0.0
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        self.dtype: DType = node.value[0]
+        self.dtype: DType = node.attribute[0]
         self.fragment = fragment
 
     def compute(self) -> None:
@@ -86,10 +86,12 @@ class QuantizeRows:
         self.scales, self.reciprocals = [], []
         max_finite = MAX_FINITE[self.dtype]
         for row_half in range(2):
-            amax = self.fragment.row_reduce(row_half, 0.0, _max_magnitude).named("amax")
-            bounded = hw.maximum_nan(amax, max_finite * MIN_SCALE)
-            self.scales.append(k.select(amax == 0.0, 1.0, bounded * (1 / max_finite)))
-            self.reciprocals.append(k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, max_finite), bounded)))
+            amax = self.fragment.row_reduce(row_half, 0.0, _max_magnitude, "amax").named("amax")
+            clamped = hw.maximum_nan(amax, max_finite * MIN_SCALE).with_name_hint("clamped_amax")
+            scale = k.select(amax == 0.0, 1.0, clamped * (1 / max_finite))
+            reciprocal = k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, max_finite), clamped))
+            self.scales.append(scale.with_name_hint("dequantization_scale"))
+            self.reciprocals.append(reciprocal.with_name_hint("quantization_scale"))
 
     def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
         """Return a pair of quantized elements, before rounding."""
@@ -106,7 +108,7 @@ class TopKSoftmax:
     masked_value = -math.inf
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        self.top_k = node.value
+        self.top_k = node.attribute
         self.fragment = fragment
 
     def compute(self) -> None:
@@ -118,15 +120,15 @@ class TopKSoftmax:
         self.first_column = fragment_column(current_builder().lane).to(F32).named("first_column")
         self.row_maxima, self.reciprocals, self.thresholds = [], [], []
         for row_half in range(2):
-            row_max = self.fragment.row_reduce(row_half, -math.inf, hw.maximum_nan).named("row_max")
-            total = current_builder().registers(F32, 1, "total")
+            row_max = self.fragment.row_reduce(row_half, -math.inf, hw.maximum_nan, "max").named("row_max")
+            total = current_builder().registers(F32, 1, "sum_exp")
             total[0], threshold = 0.0, None
             for _ in range(self.top_k):
                 threshold = self._find_next(row_half, threshold)
                 total[0] = total[0] + fast_exp(threshold[0] - row_max)
             assert threshold
             self.row_maxima.append(row_max)
-            self.reciprocals.append(hw.sfu_approximation("rcp.approx.ftz", total[0]).named("inverse"))
+            self.reciprocals.append(hw.sfu_approximation("rcp.approx.ftz", total[0]).named("reciprocal"))
             self.thresholds.append(threshold)
 
     def _find_next(self, row_half: int, previous: tuple[Value, Value] | None) -> tuple[Value, Value]:
@@ -159,18 +161,18 @@ class TopKSoftmax:
 
     def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
         """Return a pair of the softmax."""
-        inverse, (value, column), result = self.reciprocals[row_half], self.thresholds[row_half], []
+        reciprocal, (value, column), result = self.reciprocals[row_half], self.thresholds[row_half], []
         for i, x in enumerate(self.fragment.load_pair(n8, row_half)):
             is_selected = (x > value) | ((x == value) & (_column_offset(n8, i) <= column - self.first_column))
             weight = current_builder().select(is_selected, fast_exp(x - self.row_maxima[row_half]), 0.0)
-            result.append(weight * inverse)
+            result.append(weight * reciprocal)
         return result[0], result[1]
 
 
 def _column_offset(n8: ValueLike, i: int) -> Value:
     """Return an element's column minus the thread's first, in fp32 (exact): a constant in unrolled loops."""
     offset: Value = as_value(n8, I32) * N8_COLUMNS + i
-    return offset.to(F32)
+    return offset.to(F32).with_name_hint("column_offset")
 
 
 def _max_magnitude(amax: Value, x: Value) -> Value:

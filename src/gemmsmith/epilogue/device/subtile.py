@@ -33,12 +33,12 @@ from gemmsmith.lang.values import RegisterArray, Value
 
 MAX_N8_AT_ONCE = 8
 """Maximum groups of 8 columns for which operands are loaded, and columns reduced, at once. Wider subtiles (up to 32
-groups) are processed in slabs, since the largest accumulators leave no more registers. Chosen so that fused kernels
-with tiles of up to 256 x 184 compile without spills."""
+groups) are processed in ranges of N8_PER_RANGE groups, since the largest accumulators leave no more registers. Chosen
+so that fused kernels with tiles of up to 256 x 184 compile without spills."""
 MAX_N8_AT_ONCE_ROW_FUNCTIONS = 16
 """Maximum groups of 8 columns processed at once in epilogues with row functions. Chosen to compile without spills."""
-SLAB_N8 = 4
-"""Groups of 8 columns per slab of a wider subtile. Chosen to compile without spills."""
+N8_PER_RANGE = 4
+"""Groups of 8 columns that are processed at once in a wider subtile. Chosen to compile without spills."""
 ALWAYS_TRUE_MARGIN = 4096
 """Columns: more than those by which a cluster's tile may start past the matrix's end, plus a tile's groups of 8
 columns, so that `always_true` in `EpilogueSubtile.run` holds."""
@@ -76,23 +76,25 @@ class EpilogueSubtile:
         """Functions of whole rows that have been computed, by node."""
         self.row_fragments: dict[int, RowFragment] = {}
         self.operand_fragments: dict[int, fragment.LoadPair] = {}
-        self._slab = (0, 0)
+        self._loaded_n8_range = (0, 0)
 
     def run(self) -> None:
         """Compute the subtile's results and write them."""
         e, wg_tile = self.epilogue, self.wg_tile
         if e.tma_loads:
             e.tma_loads.wait(wg_tile, self.index)
-        split_into_slabs = bool(self.graph.operands) or any(x.axis == "m" for x in e.reductions)
+        uses_registers_per_column = bool(self.graph.operands) or any(x.axis == "m" for x in e.reductions)
         max_n8 = MAX_N8_AT_ONCE_ROW_FUNCTIONS if self._row_function_nodes else MAX_N8_AT_ONCE
-        slab = SLAB_N8 if split_into_slabs and self.n8_count > max_n8 else self.n8_count
-        slabs = [(first, min(first + slab, self.n8_count)) for first in range(0, self.n8_count, slab)]
+        n8_per_range = N8_PER_RANGE if uses_registers_per_column and self.n8_count > max_n8 else self.n8_count
+        n8_ranges = [
+            (first, min(first + n8_per_range, self.n8_count)) for first in range(0, self.n8_count, n8_per_range)
+        ]
         for i in self._row_function_nodes:
-            self.row_functions[i] = self._compute_row_function(i, slabs)
-        for first, stop in slabs:
-            # An opaque always-true condition per slab: the branch stops ptxas from interleaving slabs and spilling.
+            self.row_functions[i] = self._compute_row_function(i, n8_ranges)
+        for first, stop in n8_ranges:
+            # An opaque always-true condition: the branch stops ptxas from interleaving the ranges and spilling.
             if e.reductions:
-                current_builder().comment("always true: keeps ptxas from interleaving slabs")
+                current_builder().comment("always true: keeps ptxas from interleaving these columns with the next ones")
             always_true = wg_tile.problem_n - wg_tile.work.n > self.index * self.n8_count + (first - ALWAYS_TRUE_MARGIN)
             with current_builder().when(always_true) if e.reductions else nullcontext():
                 self._compute(first, stop)
@@ -117,8 +119,8 @@ class EpilogueSubtile:
 
         Operands that only a computed row function needs are not loaded again.
         """
-        if self._slab != (first, stop):
-            self.operand_fragments, self._slab = {}, (first, stop)
+        if self._loaded_n8_range != (first, stop):
+            self.operand_fragments, self._loaded_n8_range = {}, (first, stop)
         needed: set[int] = set()
         stack = list(roots)
         while stack:
@@ -129,7 +131,7 @@ class EpilogueSubtile:
             node = self.graph.nodes[i]
             if node.op == "operand" and i not in self.operand_fragments:
                 self.operand_fragments[i] = self._load_operand(
-                    node.value, self.broadcast_dims[i].columns_per_value or 1, first, stop
+                    node.attribute, self.broadcast_dims[i].column_divisor, first, stop
                 )
 
     def _load_operand(self, name: str, columns_per_value: int, first: int, stop: int) -> fragment.LoadPair:
@@ -143,10 +145,13 @@ class EpilogueSubtile:
         else:
             assert e.tma_loads
             pair = e.tma_loads.load_fragment(name, self.wg_tile, self.index, first_n8, count)
-        return partial(_slab_pair, pair, first_n8)
+        return partial(_pair_in_range, pair, first_n8)
 
     def _visit_coord(self, n8: Value, columns_per_value: int) -> VisitCoord:
-        """Return the coordinate of a step, which begins at the group of 8 columns `n8`, in an operand's own columns."""
+        """Return the coordinate of a step, which begins at the group of 8 columns `n8`.
+
+        It counts the columns of an operand (or result) with one value per `columns_per_value` columns.
+        """
         operand_n8 = (n8 // columns_per_value).with_name_hint("operand_n8") if columns_per_value > 1 else n8
         return VisitCoord(
             self.epi_m, self.column // columns_per_value, operand_n8, self.n8_per_step // columns_per_value
@@ -156,11 +161,11 @@ class EpilogueSubtile:
         """Return the graph's evaluation in one step: `self.n8_per_step` groups of 8 columns, from group `n8` on."""
         sources: dict[int, Source] = {}
         for i, node in enumerate(self.graph.nodes):
-            first_n8 = self._visit_coord(n8, self.broadcast_dims[i].columns_per_value or 1).n8
+            first_n8 = self._visit_coord(n8, self.broadcast_dims[i].column_divisor).n8
             if i in self.row_fragments:
                 sources[i] = partial(_pair_at, self.row_fragments[i].load_pair, first_n8)
             elif node.op == "accumulator":
-                first_n8 = (n8 + (self.column // 8).with_name_hint("column_n8")).named("acc_n8")
+                first_n8 = (n8 + (self.column // 8).with_name_hint("subtile_n8")).named("acc_n8")
                 sources[i] = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8)
             elif i in self.operand_fragments:
                 sources[i] = partial(_pair_at, self.operand_fragments[i], first_n8)
@@ -173,29 +178,29 @@ class EpilogueSubtile:
         columns = partial(self.wg_tile.columns, self._visit_coord(n8, 1), columns_per_value=1)
         return Evaluation(self.graph, self.epilogue.lowerings, sources, columns)
 
-    def _compute_row_function(self, index: int, slabs: list[tuple[int, int]]) -> QuantizeRows | TopKSoftmax:
-        """Compute a row function: evaluate its input in the whole subtile, slab by slab."""
+    def _compute_row_function(self, index: int, n8_ranges: list[tuple[int, int]]) -> QuantizeRows | TopKSoftmax:
+        """Compute a row function: evaluate its input in the whole subtile, one range of `n8_ranges` after the other."""
         k, node = current_builder(), self.graph.nodes[index]
-        source, columns_per_value = node.inputs[0], self.broadcast_dims[index].columns_per_value or 1
+        source, columns_per_value = node.inputs[0], self.broadcast_dims[index].column_divisor
         row_fragment = self.row_fragments.get(source)
         if not row_fragment:
             registers = None
             if accumulator_consumers(self.graph) == {source} and self.accumulator.dtype == FP32:
                 registers = self.accumulator.fragments[self.epi_m]  # nothing else reads the accumulator any more
-            first, stride = (self.column // 2, columns_per_value) if registers else (0, 1)
-            row_fragment = RowFragment(self.n8_count // columns_per_value, registers, first, stride)
+            first_register, stride = (self.column // 2, columns_per_value) if registers else (0, 1)
+            row_fragment = RowFragment(self.n8_count // columns_per_value, registers, first_register, stride)
         row_function: QuantizeRows | TopKSoftmax = ROW_FUNCTIONS[node.op](node, row_fragment)
-        for first, stop in slabs:
+        for first, stop in n8_ranges:
             self._load_operands([source], first, stop)
             with k.unroll(first, stop, self.n8_per_step, name="n8") as n8:
                 values, coord = self._evaluate_at(n8), self._visit_coord(n8, columns_per_value)
-                for n8_offset in range(coord.n8_count):
+                for n8_offset in range(coord.n8_in_step):
                     in_bounds = self.wg_tile.columns_in_bounds(coord, n8_offset, columns_per_value)
-                    for half in range(2):
+                    for row_half in range(2):
                         row_fragment.store_pair(
-                            coord.n8 + n8_offset,
-                            half,
-                            values.pair(source, n8_offset, half),
+                            fragment.n8_plus(coord.n8, n8_offset),
+                            row_half,
+                            values.pair(source, n8_offset, row_half),
                             in_bounds,
                             row_function.masked_value,
                         )
@@ -211,54 +216,66 @@ class EpilogueSubtile:
             if r.name in tiles and e.stores and r.dtype:
                 coord = self._visit_coord(n8, e.result_dims[r.name].columns_per_value)
                 buffer = self.buffers[r.name]
-                for first in range(0, coord.n8_count, 2):
+                for first in range(0, coord.n8_in_step, 2):
                     pair = partial(_value_pair, values, r.node, first)
                     pack: partial[None] = partial(_pack, pair, 2 // e.result_dims[r.name].rows_per_value, r.dtype)
                     if r.dtype == INT32:  # the accumulator itself, not rounded through fp32
-                        pair = partial(_int32_pair, self.accumulator, self.epi_m, n8 + (self.column // 8 + first))
+                        first_n8 = (n8 + (self.column // 8 + first)).with_name_hint("acc_n8")
+                        pair = partial(_int32_pair, self.accumulator, self.epi_m, first_n8)
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_n8 = (n8 + (self.column // 8 + first)).named("acc_n8")
                         pack = partial(_pack_accumulator, self.accumulator, self.epi_m, first_n8, r.dtype)
-                    fragment.write(tiles[r.name], buffer, coord.n8 + first, min(2, coord.n8_count - first), pair, pack)
+                    fragment.write(
+                        tiles[r.name],
+                        buffer,
+                        fragment.n8_plus(coord.n8, first),
+                        min(2, coord.n8_in_step - first),
+                        pair,
+                        pack,
+                    )
         for reduction in e.reductions:
             index = self.graph.nodes[reduction.result.node].inputs[0]
             coord = self._visit_coord(n8, reduction.columns_per_value)
-            for n8_offset in range(coord.n8_count):
-                for half in range(reduction.halves):
-                    reduction.add(wg_tile, coord, n8_offset, half, values.pair(index, n8_offset, half))
+            for n8_offset in range(coord.n8_in_step):
+                for row_half in range(reduction.halves):
+                    reduction.add(wg_tile, coord, n8_offset, row_half, values.pair(index, n8_offset, row_half))
             reduction.fence()
 
 
 def _accumulator_pair(
-    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, half: int
+    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
 ) -> tuple[Value, Value]:
-    i = ((n8 + n8_offset) * 2 + half).named("pair_idx")
+    i = ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
     return accumulator.element(epi_m, i, 0), accumulator.element(epi_m, i, 1)
 
 
-def _int32_pair(accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return accumulator.int32_pair(epi_m, ((n8 + n8_offset) * 2 + half).named("pair_idx"))
+def _int32_pair(
+    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
+) -> tuple[Value, Value]:
+    return accumulator.int32_pair(epi_m, ((n8 + n8_offset) * 2 + row_half).named("pair_idx"))
 
 
-def _slab_pair(pair: fragment.LoadPair, first_n8: int, n8: Value, half: int) -> tuple[Value, Value]:
-    return pair((n8 - first_n8).with_name_hint("n8_in_slab"), half)
+def _pair_in_range(pair: fragment.LoadPair, first_n8: int, n8: Value, row_half: int) -> tuple[Value, Value]:
+    return pair((n8 - first_n8).with_name_hint("n8_in_range"), row_half)
 
 
-def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return pair((n8 + n8_offset).with_name_hint(f"n8_{n8_offset}"), half)
+def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    return pair(fragment.n8_plus(n8, n8_offset), row_half)
 
 
-def _scale_pair(quantized: QuantizeRows, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return quantized.scales[half], quantized.scales[half]
+def _scale_pair(quantized: QuantizeRows, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    return quantized.scales[row_half], quantized.scales[row_half]
 
 
-def _scalar_pair(x: ScalarBroadcast, wg_tile: WarpgroupTile, epi_m: Value, n8: Value, half: int) -> tuple[Value, Value]:
-    value = x.element(wg_tile, epi_m, half)
+def _scalar_pair(
+    x: ScalarBroadcast, wg_tile: WarpgroupTile, epi_m: Value, n8: Value, row_half: int
+) -> tuple[Value, Value]:
+    value = x.element(wg_tile, epi_m, row_half)
     return value, value
 
 
-def _value_pair(values: Evaluation, node: int, first: int, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return values.pair(node, first + n8_offset, half)
+def _value_pair(values: Evaluation, node: int, first: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    return values.pair(node, first + n8_offset, row_half)
 
 
 def _pack(pair: fragment.LoadPair, halves: int, dtype: DType, packed: RegisterArray) -> None:

@@ -51,6 +51,6 @@ def _no_broadcast_message(name: str, shape: tuple[int, ...], acc_shape: tuple[in
 def describe(broadcast_dims: BroadcastDims) -> str:
     """Describe an operand's kind and shape, without its batch."""
     columns = {0: "1", 1: "N", 2: "N/2"}[broadcast_dims.columns_per_value]
-    if broadcast_dims.rows_per_value:
-        return f"a {'matrix' if broadcast_dims.columns_per_value else 'column'} (M, {columns})"
-    return f"a row ({columns},)" if broadcast_dims.columns_per_value else "a scalar"
+    if broadcast_dims.varies_along_m:
+        return f"a {'matrix' if broadcast_dims.varies_along_n else 'column'} (M, {columns})"
+    return f"a row ({columns},)" if broadcast_dims.varies_along_n else "a scalar"

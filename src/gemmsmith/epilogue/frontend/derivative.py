@@ -95,7 +95,7 @@ def minmax_results(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> 
     """Return the results that are maxima or minima of values that have a gradient."""
     has_gradient = nodes_with_gradient(graph, wrt)
     reduced = [r for r in graph.results if graph.is_reduction(r) and has_gradient[r.node]]
-    return [r for r in reduced if graph.nodes[r.node].value[0] in ("max", "min")]
+    return [r for r in reduced if graph.nodes[r.node].attribute[0] in ("max", "min")]
 
 
 def tie_count_graph(
@@ -104,9 +104,9 @@ def tie_count_graph(
     """Return the graph that counts the elements that are equal to the maximum or minimum `result_name`."""
     d = _DerivativeBuilder(graph, (), saved, default_dtype, full_matrix_grads=False)
     result = next(r for r in graph.results if r.name == result_name)
-    axis = graph.nodes[result.node].value[1]
+    axis = graph.nodes[result.node].attribute[1]
     equal = d.minmax_mask(result)
-    count = d.tracer.add("reduce", equal.broadcast_dims.reduced(axis), equal, value=("sum", axis))
+    count = d.tracer.add("reduce", equal.broadcast_dims.reduced(axis), equal, attribute=("sum", axis))
     return d.build([Result("out", count.node, FP32, keepdim=True)])
 
 
@@ -144,14 +144,16 @@ def _round_before_logsumexp(graph: EpilogueGraph, saved: Collection[str], defaul
 
     exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
     """
-    under = _ancestors(graph, [i for i, n in enumerate(graph.nodes) if n.op == "reduce" and n.value[0] == "logsumexp"])
+    under = _ancestors(
+        graph, [i for i, n in enumerate(graph.nodes) if n.op == "reduce" and n.attribute[0] == "logsumexp"]
+    )
     read = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in under}
 
     def rule(editor: Editor, node: Node) -> int | None:
         if read.get(editor.index, FP32) == FP32:
             return None
         editor.nodes.append(node)
-        return editor.add("cast", len(editor.nodes) - 1, value=read[editor.index])
+        return editor.add("cast", len(editor.nodes) - 1, attribute=read[editor.index])
 
     return cse(fold(rewrite(graph, rule)))
 
@@ -188,7 +190,8 @@ def _choose_saved(
     has_gradient = nodes_with_gradient(graph, wrt)
     outputs = [r.name for r in graph.results if has_gradient[r.node] and not r.name.startswith(SAVED_PREFIX)]
     matrices = graph.matrix_result_names
-    needed = {*must_read, *(base.name for r in minmax_results(graph, wrt) if (base := _stored_minmax_input(graph, r)))}
+    stored_inputs = (_stored_minmax_input(graph, r) for r in minmax_results(graph, wrt))
+    needed = {*must_read, *(x.name for x in stored_inputs if x)}
     best: tuple[_DerivativeCost, tuple[str, ...]] | None = None
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):
@@ -225,7 +228,7 @@ class _DerivativeBuilder:
         result_at = {r.node: r for r in graph.results if r.name in saved}
         casts = {i: graph.nodes[i] for i in result_at if graph.nodes[i].op == "cast"}
         # A saved result that is a cast to its own dtype also is the value before the cast.
-        result_at |= {n.inputs[0]: result_at[i] for i, n in casts.items() if n.value == self.dtype(result_at[i])}
+        result_at |= {n.inputs[0]: result_at[i] for i, n in casts.items() if n.attribute == self.dtype(result_at[i])}
         for i, node in enumerate(graph.nodes):
             self.values.append(self._recompute_or_read(i, node, result_at.get(i)))
         for r in graph.results:
@@ -234,7 +237,7 @@ class _DerivativeBuilder:
         for i in range(len(graph.nodes) - 1, -1, -1):
             if half_grads := self.half_grads.get(i):
                 both = [half_grads[which] if which in half_grads else self.tracer.value(0.0) for which in range(2)]
-                self._accumulate(i, self.tracer.add("interleave", self.broadcast_dims[i], *both, value="n"))
+                self._accumulate(i, self.tracer.add("interleave", self.broadcast_dims[i], *both, attribute="n"))
             if i in self.grads:
                 self._backpropagate(i, graph.nodes[i])
 
@@ -256,7 +259,7 @@ class _DerivativeBuilder:
             dtype = operand.dtype if operand.dtype in (BF16, FP16) else FP32
             if not operand.broadcast_dims.is_matrix:
                 axis = _reduced_axis(operand.broadcast_dims)
-                total = self.tracer.add("reduce", total.broadcast_dims.reduced(axis), total, value=("sum", axis))
+                total = self.tracer.add("reduce", total.broadcast_dims.reduced(axis), total, attribute=("sum", axis))
             results.append(Result(f"{GRAD_PREFIX}{name}", total.node, dtype, not operand.broadcast_dims.is_matrix))
         return self.build(results)
 
@@ -266,7 +269,7 @@ class _DerivativeBuilder:
 
     def operand(self, name: str, broadcast_dims: BroadcastDims, dtype: DType | None) -> Traced:
         self.operands[name] = Operand(name, broadcast_dims, dtype)
-        return self.tracer.add("operand", broadcast_dims, value=name)
+        return self.tracer.add("operand", broadcast_dims, attribute=name)
 
     def dtype(self, result: Result) -> DType:
         return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default_dtype)
@@ -276,19 +279,19 @@ class _DerivativeBuilder:
 
         Both are read as stored, since recomputed values may be rounded differently.
         """
-        node, base = self.forward.nodes[result.node], _stored_minmax_input(self.forward, result)
-        if base is None or base.name not in self.saved:
-            message = f"{node.value[0]}: its gradient needs its input, saved by the forward pass"
+        node, stored_input = self.forward.nodes[result.node], _stored_minmax_input(self.forward, result)
+        if stored_input is None or stored_input.name not in self.saved:
+            message = f"{node.attribute[0]}: its gradient needs its input, saved by the forward pass"
             raise epilogue_error(f"{message}; use recompute=False and fewer results", node.location)
         x, y = self.values[node.inputs[0]], self._reduction_value(result)
-        low_precision = {self.dtype(base), self.dtype(result)} - {FP32}
+        low_precision = {self.dtype(stored_input), self.dtype(result)} - {FP32}
         if len(low_precision) > 1:
             listed = " and ".join(sorted(map(str, low_precision)))
             raise epilogue_error(
-                f"{node.value[0]}: got values and a result in {listed}; use one dtype, or fp32", node.location
+                f"{node.attribute[0]}: got values and a result in {listed}; use one dtype, or fp32", node.location
             )
         for dtype in low_precision:
-            x, y = (self.tracer.add("cast", v.broadcast_dims, v, value=dtype) for v in (x, y))
+            x, y = (self.tracer.add("cast", v.broadcast_dims, v, attribute=dtype) for v in (x, y))
         return self.tracer("eq", x, y)
 
     def _recompute_or_read(self, index: int, node: Node, saved: Result | None) -> Traced:
@@ -296,9 +299,11 @@ class _DerivativeBuilder:
         if saved:
             return self.operand(OUTPUT_PREFIX + saved.name, broadcast_dims, self.dtype(saved))
         if node.op == "operand":
-            return self.operand(INPUT_PREFIX + node.value, broadcast_dims, self.forward.operand(node.value).dtype)
+            return self.operand(
+                INPUT_PREFIX + node.attribute, broadcast_dims, self.forward.operand(node.attribute).dtype
+            )
         inputs = [self.values[i] for i in node.inputs]
-        return self.tracer.add(node.op, broadcast_dims, *inputs, value=node.value, location=node.location)
+        return self.tracer.add(node.op, broadcast_dims, *inputs, attribute=node.attribute, location=node.location)
 
     def _reduction_value(self, result: Result) -> Traced:
         """Read the value of a reduction."""
@@ -310,7 +315,7 @@ class _DerivativeBuilder:
         if node.op != "reduce":
             self._accumulate(r.node, self.operand(name, self.broadcast_dims[r.node], self.dtype(r)))
             return
-        (inner,), (kind, _) = node.inputs, node.value
+        (inner,), (kind, _) = node.inputs, node.attribute
         broadcast_dims = self.broadcast_dims[inner] if self.full_matrix_grads else self.broadcast_dims[r.node]
         g = self.operand(name, broadcast_dims, self.dtype(r))
         if kind in ("max", "min"):
@@ -333,12 +338,14 @@ class _DerivativeBuilder:
                 self._accumulate(node.inputs[0], g)
             case "chunk":
                 half_grads = self.half_grads.setdefault(node.inputs[0], {})
-                which = node.value[0]
+                which = node.attribute[0]
                 half_grads[which] = self.tracer("add", half_grads[which], g) if which in half_grads else g
             case "interleave":
                 for which, source in enumerate(node.inputs):
                     broadcast_dims = g.broadcast_dims._replace(columns_per_value=2)
-                    self._accumulate(source, self.tracer.add("chunk", broadcast_dims, g, value=(which, node.value)))
+                    self._accumulate(
+                        source, self.tracer.add("chunk", broadcast_dims, g, attribute=(which, node.attribute))
+                    )
             case "quantize" | "scale" | "top_k_softmax":
                 raise epilogue_error(f"{node.op}: it has no gradient; call it under torch.no_grad()", node.location)
             case _ if (function := FUNCTIONS.get(node.op)) and function.gradient:
@@ -354,14 +361,14 @@ class _DerivativeBuilder:
 
 
 def _leaf_name(node: Node) -> str | None:
-    return ACCUMULATOR if node.op == "accumulator" else node.value if node.op == "operand" else None
+    return ACCUMULATOR if node.op == "accumulator" else node.attribute if node.op == "operand" else None
 
 
 def _reduced_axis(broadcast_dims: BroadcastDims) -> str:
     """Return the axis over which the gradient of a broadcast operand is summed."""
-    if broadcast_dims.columns_per_value:
+    if broadcast_dims.varies_along_n:
         return "m"
-    return "n" if broadcast_dims.rows_per_value or broadcast_dims.batch else "all"
+    return "n" if broadcast_dims.varies_along_m or broadcast_dims.batch else "all"
 
 
 def _input_dims(graph: EpilogueGraph, result: Result) -> BroadcastDims:

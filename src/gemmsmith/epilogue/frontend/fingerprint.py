@@ -19,7 +19,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.epilogue.frontend.math_patching import is_module
-from gemmsmith.epilogue.frontend.purity import find_reads, is_stable
+from gemmsmith.epilogue.frontend.purity import find_reads, is_listed_as_constant
 from gemmsmith.epilogue.source_location import format_location, user_stacklevel
 
 _LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
@@ -94,8 +94,8 @@ def _fingerprint_value(x: Any, seen: SeenIds) -> Hashable:
         )
     if is_module(x):
         return _fingerprint_module(x, seen)
-    if is_stable(x):
-        return _fingerprint_stable(x)
+    if is_listed_as_constant(x):
+        return _fingerprint_by_identity(x)
     raise _CannotFingerprintError(f"it reads {_describe(x)}, which may change")
 
 
@@ -109,7 +109,7 @@ def _fingerprint_module(x: Any, seen: SeenIds) -> Hashable:
     # hooks, parameters and buffers are dictionaries, which are left out if empty
     attributes = {name: y for name, y in vars(x).items() if not (isinstance(y, (dict, set)) and not y)}
     return (
-        _fingerprint_stable(type(x)),
+        _fingerprint_by_identity(type(x)),
         _fingerprint_items(attributes.pop("_modules", {}), seen),
         _fingerprint_items(attributes, seen),
     )
@@ -127,8 +127,8 @@ def _fingerprint_function(f: Any, seen: SeenIds) -> Hashable:
     """Return the fingerprint of a function; an error that it raises names the innermost function."""
     if reference := _back_reference(f, seen):
         return reference
-    if f.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES and is_stable(f):
-        return _fingerprint_stable(f)
+    if f.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES and is_listed_as_constant(f):
+        return _fingerprint_by_identity(f)
     try:
         return _fingerprint_function_parts(f, seen)
     except _CannotFingerprintError as error:
@@ -137,7 +137,7 @@ def _fingerprint_function(f: Any, seen: SeenIds) -> Hashable:
 
 
 def _fingerprint_function_parts(f: Any, seen: SeenIds) -> Hashable:
-    parts: list[Hashable] = [_fingerprint_stable(f.__code__), None, None, None]
+    parts: list[Hashable] = [_fingerprint_by_identity(f.__code__), None, None, None]
     if f.__defaults__:
         parts[1] = _fingerprint_value(f.__defaults__, seen)
     if f.__kwdefaults__:
@@ -195,7 +195,7 @@ _STABLE_OBJECTS: dict[int, _IdentityKey] = BoundedCache(4096)
 """Keys of objects that do not change, by id, which is not reused while the entry keeps the object alive."""
 
 
-def _fingerprint_stable(x: Any) -> _IdentityKey:
+def _fingerprint_by_identity(x: Any) -> _IdentityKey:
     """Return the fingerprint of an object that does not change, and register its id."""
     key = _STABLE_OBJECTS.get(id(x))
     if key is None:

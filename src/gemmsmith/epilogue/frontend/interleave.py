@@ -61,7 +61,7 @@ def deinterleave(packed: Any) -> tuple[Any, Any]:
     """
     if isinstance(packed, Traced) or is_compile_proxy(packed):
         return deinterleave_traced(packed)
-    _library("packed", packed)
+    _library("packed", packed)  # raises ArgumentError if it is no array
     *leading, pairs, width = _grouped_shape("packed", packed, 2 * INTERLEAVE_COLUMNS)
     groups = packed.reshape(*leading, pairs, 2, width // 2)
     shape = (*leading, pairs * width // 2)

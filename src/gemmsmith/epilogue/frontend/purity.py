@@ -101,7 +101,7 @@ def _find_unknown_reads(code: CodeType, names: set[str]) -> Iterator[str]:
             yield from _find_unknown_reads(constant, names)
 
 
-def is_stable(x: Any) -> bool:
+def is_listed_as_constant(x: Any) -> bool:
     """Return whether x is a listed module or builtin, or a listed attribute of such a module."""
     if isinstance(x, ModuleType):
         return x.__name__ in STABLE_MODULES and sys.modules.get(x.__name__) is x

@@ -25,29 +25,29 @@ def node_label(graph: EpilogueGraph, node: Node) -> str:
         case "accumulator":
             return "AccFetch"
         case "constant":
-            return f"ScalarBroadcast({node.value:.6g})"
+            return f"ScalarBroadcast({node.attribute:.6g})"
         case "operand":
-            dims = graph.operand(node.value).broadcast_dims
-            varies = bool(dims.rows_per_value), bool(dims.columns_per_value)
+            dims = graph.operand(node.attribute).broadcast_dims
+            varies = dims.varies_along_m, dims.varies_along_n
             kinds = {(True, True): "AuxLoad", (False, True): "RowBroadcast", (True, False): "ColBroadcast"}
-            return f"{kinds.get(varies, 'ScalarBroadcast')}({node.value})"
+            return f"{kinds.get(varies, 'ScalarBroadcast')}({node.attribute})"
         case "reduce":
-            kind, axis = node.value
+            kind, axis = node.attribute
             batched = ", of all batches" * (axis in ("b", "bm", "bn"))
             names = {"n": "ColReduction", "m": "RowReduction", "": "BatchReduction"}
             return f"{names.get(axis.removeprefix('b'), 'ScalarReduction')}({kind}{batched})"
         case "chunk":
-            return "Chunk(up)" if node.value[0] else "Chunk(gate)"
+            return "Chunk(up)" if node.attribute[0] else "Chunk(gate)"
         case "interleave":
             return "Interleave"
         case "cast":
-            return f"Cast({node.value})"
+            return f"Cast({node.attribute})"
         case "quantize":
-            return f"Quantize({node.value[0]}, {node.value[1]} columns)"
+            return f"Quantize({node.attribute[0]}, {node.attribute[1]} columns)"
         case "scale":
             return "Scale"
         case "top_k_softmax":
-            return f"TopKSoftmax({node.value})"
+            return f"TopKSoftmax({node.attribute})"
     return f"Compute({node.op})"
 
 

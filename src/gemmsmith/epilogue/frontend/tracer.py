@@ -57,7 +57,7 @@ def trace_with_shape_dependence(
         if name not in operands:
             continue
         broadcast_dims, dtype = operands[name]
-        values[name] = tracer.add("operand", broadcast_dims, value=name, location=location)
+        values[name] = tracer.add("operand", broadcast_dims, attribute=name, location=location)
         values[name].is_bool, values[name].is_number = dtype == BOOL, dtype is None
     positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
     keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}

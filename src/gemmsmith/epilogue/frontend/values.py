@@ -54,7 +54,7 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
         raise epilogue_error(f"quantize: dtype: got {dtype!r}; use 'fp8_e4m3' or 'fp8_e5m2'")
     if not isinstance(block, int) or block < 1:
         raise epilogue_error(f"quantize: block: got {block!r}; use a number of columns, such as 128")
-    q = tracer.add("quantize", x.broadcast_dims, tracer.value(x), value=(quantized_dtype, block))
+    q = tracer.add("quantize", x.broadcast_dims, tracer.value(x), attribute=(quantized_dtype, block))
     return q.with_pending_cast(quantized_dtype), tracer.add("scale", x.broadcast_dims, q)
 
 
@@ -76,7 +76,7 @@ def top_k_softmax(x: Any, k: int) -> Any:
     tracer = _tracer_of_matrix("top_k_softmax", x)
     if not isinstance(k, int) or not 1 <= k <= x.shape[-1]:
         raise epilogue_error(f"top_k_softmax: k: got {k!r}; use an integer from 1 to {x.shape[-1]}")
-    return tracer.add("top_k_softmax", x.broadcast_dims, tracer.value(x), value=k)
+    return tracer.add("top_k_softmax", x.broadcast_dims, tracer.value(x), attribute=k)
 
 
 def deinterleave(packed: Any) -> tuple[Any, Any]:
@@ -91,7 +91,7 @@ def deinterleave(packed: Any) -> tuple[Any, Any]:
             f"deinterleave: got {received}; use the accumulator, with a multiple of 16 columns (8 of each half)"
         )
     gate, up = (
-        tracer.add("chunk", x.broadcast_dims._replace(columns_per_value=2), x, value=(i, "n")) for i in range(2)
+        tracer.add("chunk", x.broadcast_dims._replace(columns_per_value=2), x, attribute=(i, "n")) for i in range(2)
     )
     return gate, up
 
@@ -107,7 +107,7 @@ def interleave(gate: Any, up: Any) -> Any:
             "interleave: got a value with all columns; use the halves that deinterleave returns, or values of them"
         )
     broadcast_dims = broadcast([x.broadcast_dims for x in halves])._replace(columns_per_value=1)
-    return tracer.add("interleave", broadcast_dims, *halves, value="n")
+    return tracer.add("interleave", broadcast_dims, *halves, attribute="n")
 
 
 class Tracer:
@@ -121,10 +121,15 @@ class Tracer:
         self.nodes: list[Node] = []
 
     def add(
-        self, op: str, broadcast_dims: BroadcastDims, *inputs: Traced, value: Any = None, location: str | None = None
+        self,
+        op: str,
+        broadcast_dims: BroadcastDims,
+        *inputs: Traced,
+        attribute: Any = None,
+        location: str | None = None,
     ) -> Traced:
         """Add a node and return its value."""
-        self.nodes.append(Node(op, tuple(x.node for x in inputs), value, location or user_source_line()))
+        self.nodes.append(Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line()))
         return Traced(self, len(self.nodes) - 1, broadcast_dims, is_bool=op in PREDICATES)
 
     def __call__(self, op: str, *inputs: Any) -> Traced:
@@ -155,14 +160,14 @@ class Tracer:
                 )
             if x.pending_cast in (None, FP32):
                 return x
-            return self.add("cast", x.broadcast_dims, x.with_pending_cast(None), value=x.pending_cast)
+            return self.add("cast", x.broadcast_dims, x.with_pending_cast(None), attribute=x.pending_cast)
         if is_array(x):
             raise epilogue_error(
                 f"got {type(x).__name__} of shape {tuple(x.shape)}; make it a parameter and pass it as an operand"
             )
         if not isinstance(x, (numbers.Real, np.generic, np.ndarray)):
             raise epilogue_error(f"got {x!r}; use a traced value or a number")
-        return self.add("constant", BroadcastDims(), value=x)
+        return self.add("constant", BroadcastDims(), attribute=x)
 
     def expect_bools(self, op: str, inputs: tuple[Any, ...]) -> None:
         """Raise EpilogueError unless all inputs are booleans."""
@@ -195,7 +200,7 @@ class Tracer:
             )
         axis = "all" if len(reduced) == rank else axis_of_dims(["bmn"[max(d - rank + 3, 0)] for d in reduced])
         broadcast_dims = x.broadcast_dims.reduced(axis)
-        result = self.add("reduce", broadcast_dims, x, value=(kind, axis))
+        result = self.add("reduce", broadcast_dims, x, attribute=(kind, axis))
         result.keepdim = bool(keepdim)
         return result if dtype is None else result.with_pending_cast(_dtype(dtype))
 
@@ -215,9 +220,9 @@ class Tracer:
         x is a column of integer labels; one outside [0, N), such as an ignored -100, labels no column.
         """
         x, n = self.value(x), self.acc_shape[-1]
-        if n == 1 and x.broadcast_dims.columns_per_value:  # a column has the accumulator's shape
+        if n == 1 and x.broadcast_dims.varies_along_n:  # a column has the accumulator's shape
             return self("eq", x, 0)
-        if not x.broadcast_dims.rows_per_value or x.broadcast_dims.columns_per_value:
+        if not x.broadcast_dims.varies_along_m or x.broadcast_dims.varies_along_n:
             raise epilogue_error(
                 f"one_hot: input: got a value of shape {x.shape}; use one label per row, an operand (M, 1)"
             )
@@ -329,11 +334,11 @@ class Traced:
         if self.op in ("reduce", "scale"):
             raise epilogue_error("the shape of a reduction's result is only known after the kernel; return it")
         self.tracer.shape_dependent = True
-        *b, m, n = self.tracer.acc_shape
-        width = self.broadcast_dims.columns_per_value
-        if self.broadcast_dims.batch and b:
-            return (*b, m if self.broadcast_dims.rows_per_value else 1, n // width if width else 1)
-        return (m, n // width if width else 1) if self.broadcast_dims.rows_per_value else (n // width,) if width else ()
+        (*batch, m, n), dims = self.tracer.acc_shape, self.broadcast_dims
+        rows, columns = m if dims.varies_along_m else 1, n // dims.column_divisor if dims.varies_along_n else 1
+        if dims.batch and batch:
+            return (*batch, rows, columns)
+        return (rows, columns) if dims.varies_along_m else (columns,) if dims.varies_along_n else ()
 
     @property
     def ndim(self) -> int:
@@ -344,7 +349,7 @@ class Traced:
     def values(self) -> Traced:
         """Value of max(dim) and min(dim), which return a (values, indices) pair in torch."""
         node = self.tracer.nodes[self.node]
-        if node.op == "reduce" and node.value[0] in ("max", "min"):
+        if node.op == "reduce" and node.attribute[0] in ("max", "min"):
             return self
         raise epilogue_error(".values: only max(dim) and min(dim) have it", error_type=EpilogueAttributeError)
 
@@ -402,7 +407,7 @@ class Traced:
     def __getitem__(self, key: Any) -> Traced:
         """Return the values of `x.max(dim)` for index 0, as in torch."""
         node = self.tracer.nodes[self.node]
-        if node.op == "reduce" and node.value[0] in ("max", "min") and isinstance(key, int) and key == 0:
+        if node.op == "reduce" and node.attribute[0] in ("max", "min") and isinstance(key, int) and key == 0:
             return self
         raise epilogue_error(f"a traced value cannot be indexed; {_ELEMENTWISE_HINT}")
 

@@ -65,7 +65,7 @@ class Visitor(ABC):
         broadcast_dims, needed = graph.broadcast_dims(), graph.reachable()
         for i, node in enumerate(graph.nodes):
             if node.op == "operand" and i not in needed:
-                raise epilogue_error(f"{node.value!r}: no result needs it; leave it out", node.location)
+                raise epilogue_error(f"{node.attribute!r}: no result needs it; leave it out", node.location)
         for result in graph.results:
             node = graph.nodes[result.node]
             matrix = node.inputs[0] if node.op == "reduce" else result.node

@@ -74,5 +74,5 @@ def _digests(graph: EpilogueGraph) -> list[str]:
     digests: list[str] = []
     for node in graph.nodes:
         input_digests = [digests[i] for i in _sorted_inputs(node, digests.__getitem__)]
-        digests.append(sha256(f"{node.op}|{node.value!r}|{'|'.join(input_digests)}".encode()).hexdigest())
+        digests.append(sha256(f"{node.op}|{node.attribute!r}|{'|'.join(input_digests)}".encode()).hexdigest())
     return digests

@@ -45,7 +45,7 @@ def _fold_once(editor: Editor, node: Node) -> int | None:
 
 def _cast(editor: Editor, node: Node) -> int | None:
     """Remove a cast of values that are exact in its dtype."""
-    return node.inputs[0] if _is_exact_in(editor, node.value, node.inputs[0]) else None
+    return node.inputs[0] if _is_exact_in(editor, node.attribute, node.inputs[0]) else None
 
 
 def _is_exact_in(editor: Editor, dtype: DType, x: int) -> bool:
@@ -54,8 +54,8 @@ def _is_exact_in(editor: Editor, dtype: DType, x: int) -> bool:
     if node.op in ("neg", "abs", "relu"):
         return _is_exact_in(editor, dtype, node.inputs[0])
     if node.op == "operand":
-        return editor.old.operand(node.value).dtype == dtype
-    return node.op == "cast" and bool(node.value == dtype)
+        return editor.old.operand(node.attribute).dtype == dtype
+    return node.op == "cast" and bool(node.attribute == dtype)
 
 
 def _unary(editor: Editor, node: Node) -> int | None:

@@ -25,9 +25,9 @@ class Matcher:
 
     def match(self, pattern: Pattern, node: Node) -> dict[str, int] | None:
         """Return the variables' nodes if `node` matches, else None."""
-        return self._node(pattern, node, {})
+        return self._match_node(pattern, node, {})
 
-    def _node(self, pattern: Pattern, node: Node, bindings: dict[str, int]) -> dict[str, int] | None:
+    def _match_node(self, pattern: Pattern, node: Node, bindings: dict[str, int]) -> dict[str, int] | None:
         op, *operands = pattern
         if node.op != op or len(node.inputs) != len(operands):
             return None
@@ -38,20 +38,20 @@ class Matcher:
         for inputs in orders:
             extended: dict[str, int] | None = dict(bindings)
             for operand, index in zip(operands, inputs, strict=True):
-                extended = self._input(operand, index, extended) if extended is not None else None
+                extended = self._match_input(operand, index, extended) if extended is not None else None
             if extended is not None:
                 return extended
         return None
 
-    def _input(self, pattern: Pattern, index: int, bindings: dict[str, int]) -> dict[str, int] | None:
+    def _match_input(self, pattern: Pattern, index: int, bindings: dict[str, int]) -> dict[str, int] | None:
         node = self.nodes[index]
         if isinstance(pattern, str):
             if bindings.setdefault(pattern, index) != index:
                 return None
             return bindings
         if isinstance(pattern, (int, float)):
-            is_equal = node.op == "constant" and math.isclose(node.value, pattern, rel_tol=1e-6)
+            is_equal = node.op == "constant" and math.isclose(node.attribute, pattern, rel_tol=1e-6)
             return bindings if is_equal else None
         if self.uses[index] > 1:
             return None
-        return self._node(pattern, node, bindings)
+        return self._match_node(pattern, node, bindings)

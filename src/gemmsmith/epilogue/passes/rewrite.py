@@ -21,19 +21,19 @@ class Editor:
         self.index = 0
         """Index of the old node being visited."""
 
-    def add(self, op: str, *inputs: int, value: object = None, location: str = "") -> int:
+    def add(self, op: str, *inputs: int, attribute: object = None, location: str = "") -> int:
         """Add a node, by default at the visited node's source location, and return its index."""
-        self.nodes.append(Node(op, inputs, value, location or self.old.nodes[self.index].location))
+        self.nodes.append(Node(op, inputs, attribute, location or self.old.nodes[self.index].location))
         return len(self.nodes) - 1
 
     def constant(self, x: float) -> int:
         """Add a constant and return its index."""
-        return self.add("constant", value=x)
+        return self.add("constant", attribute=x)
 
     def constant_value(self, index: int) -> float | None:
         """Return the value of a constant node, or None for other nodes."""
         node = self.nodes[index]
-        return node.value if node.op == "constant" else None
+        return node.attribute if node.op == "constant" else None
 
 
 def rewrite(graph: EpilogueGraph, rule: Rule) -> EpilogueGraph:
@@ -57,7 +57,7 @@ def eliminate_dead_code(graph: EpilogueGraph) -> EpilogueGraph:
     renumbered = {old: i for i, old in enumerate(needed)}
     live = (graph.nodes[old] for old in needed)
     nodes = tuple(replace(node, inputs=tuple(renumbered[j] for j in node.inputs)) for node in live)
-    read = {n.value for n in nodes if n.op == "operand"}
+    read = {n.attribute for n in nodes if n.op == "operand"}
     return replace(
         graph, nodes=nodes, operands=tuple(o for o in graph.operands if o.name in read),
         results=tuple(replace(r, node=renumbered[r.node]) for r in graph.results),

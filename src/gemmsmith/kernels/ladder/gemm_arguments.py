@@ -53,8 +53,8 @@ class GemmArguments:
         k = current_builder()
         k.work_clusters, k.persistent = lambda p: ceil_div(p.m, rows) * ceil_div(p.n, columns), False
         self.m, self.n, self.k = (k.parameter(x, compute=attrgetter(x)) for x in "mnk")
-        self.a, self.b = GlobalArray("a", "a", dtype, m=True, n=True), GlobalArray("b", "b", dtype, m=True, n=True)
-        self.d = GlobalArray("d", "d", output, m=True, n=True)
+        self.a, self.b = GlobalArray("a", "a", dtype), GlobalArray("b", "b", dtype)
+        self.d = GlobalArray("d", "d", output)
         hw.grid_dependency_wait()
         self.tiles_m, self.tiles_n = (self.m + (rows - 1)) // rows, (self.n + (columns - 1)) // columns
         self._rows, self._columns = rows, columns

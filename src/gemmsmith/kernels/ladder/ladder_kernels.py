@@ -68,10 +68,10 @@ LADDER_KERNELS = {
 
 
 def ladder_launches(name: str, a: Matrix, b: Matrix, d: Matrix, chip: Chip) -> Launches:
-    """Return the launches of D (m, n) = A (m, k) @ B (k, n) by a kernel of the ladder.
+    """Return the launches of D (m, n) = A (m, k) @ B (k, n) by a kernel of the ladder (docs/ladder.md).
 
-    They are packings of operands whose layout it does not support, and the kernel. The matrices are stored at the
-    Pointers "a", "b" and "d".
+    First a packing launch for each operand whose layout the kernel does not support, then the kernel's. The matrices
+    are stored at the Pointers "a", "b" and "d".
 
     Raises:
         ArgumentError: The kernel does not support the operands.
@@ -79,11 +79,11 @@ def ladder_launches(name: str, a: Matrix, b: Matrix, d: Matrix, chip: Chip) -> L
     kernel = LADDER_KERNELS[name]
     if a.dtype not in kernel.dtypes:
         raise ArgumentError(f"{name}: got {a.dtype}; use {' or '.join(map(str, kernel.dtypes))}")
-    rows_and_columns = (a.row_stride, a.col_stride), (b.row_stride, b.col_stride), (d.row_stride, d.col_stride)
+    strides_of_matrices = (a.row_stride, a.col_stride), (b.row_stride, b.col_stride), (d.row_stride, d.col_stride)
     if kernel.multiple_of > 1 and (
         any(x % kernel.multiple_of for x in (a.rows, b.cols, a.cols))
         or (a.col_stride, b.row_stride, d.col_stride) != (1, 1, 1)
-        or any(max(strides) % kernel.multiple_of for strides in rows_and_columns)
+        or any(max(strides) % kernel.multiple_of for strides in strides_of_matrices)
     ):
         raise ArgumentError(
             f"{name}: got {a.rows}x{b.cols}x{a.cols}; use multiples of {kernel.multiple_of}, A and D row-major, B "

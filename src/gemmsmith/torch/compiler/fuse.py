@@ -42,7 +42,7 @@ class Outcome:
         """The operations of the epilogue, such as "gelu" and "sum m" (a sum over rows)."""
         if self.epilogue is None:
             return ()
-        names = (" ".join(node.value) if node.op == "reduce" else node.op for node in self.epilogue.nodes)
+        names = (" ".join(node.attribute) if node.op == "reduce" else node.op for node in self.epilogue.nodes)
         return tuple(x for x in names if x not in ("accumulator", "operand", "constant", "cast"))
 
 

@@ -84,7 +84,7 @@ class FxEpilogueTracer(Tracer):
                 self.numbers[names[operand.name]] = operand_value
             else:
                 names[operand.name] = self._operand(operand_value, operand.broadcast_dims, operand.dtype).name
-        self.nodes = [replace(n, value=names[n.value]) if n.op == "operand" else n for n in graph.nodes]
+        self.nodes = [replace(n, attribute=names[n.attribute]) if n.op == "operand" else n for n in graph.nodes]
         self.inputs_read[self.matmul.node] = frozenset(self.operands)
         for r in graph.results:
             if r.name in self.matmul.results:
@@ -266,7 +266,7 @@ class FxEpilogueTracer(Tracer):
             raise epilogue_error(f"{node.name}: it is {dtype(node)} on {fake_tensor(node).device}")
         self.inputs_read[node] = frozenset({node})
         operand = self._operand(node, dims, graph_dtype(dtype(node)))
-        value = self.add("operand", dims, value=operand.name)
+        value = self.add("operand", dims, attribute=operand.name)
         value.is_bool = dtype(node) == torch.bool
         return value
 
@@ -302,10 +302,10 @@ class FxEpilogueTracer(Tracer):
     def operand_shape(self, dims: BroadcastDims) -> tuple[Any, ...]:
         """Return the shape in which an operand with these broadcast dims is passed to the operator."""
         *batch, m, n = self.acc_shape
-        lengths = (m if dims.rows_per_value else 1, n if dims.columns_per_value else 1)
+        lengths = (m if dims.varies_along_m else 1, n if dims.varies_along_n else 1)
         if batch and dims.batch:
             return (batch[0], *lengths)
-        return lengths if dims.rows_per_value else lengths[1:] if dims.columns_per_value else ()
+        return lengths if dims.varies_along_m else lengths[1:] if dims.varies_along_n else ()
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 def hoist_scalar_grad(graph: torch.fx.Graph) -> None:
     """Hoist the scalar gradients out of the matmuls of a joint forward and backward graph, in place."""
-    scalars = [x for x in graph.nodes if x.op == "placeholder" and "tangents" in x.name and _is_scalar(x)]
+    scalars = [x for x in graph.nodes if x.op == "placeholder" and "tangents" in x.name and _is_float_scalar(x)]
     for scalar in scalars:
         hoister = _ScalarHoister(graph, scalar)
         for node in list(graph.nodes):
@@ -37,7 +37,8 @@ def hoist_scalar_grad(graph: torch.fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _is_scalar(node: Node) -> bool:
+def _is_float_scalar(node: Node) -> bool:
+    """Return whether a node is a 0-dimensional tensor of bf16, fp32 or fp64."""
     return (
         fake_tensor(node) is not None
         and shape(node) == ()

@@ -71,7 +71,10 @@ def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
         with graph.inserting_before(x.logsumexp):
             emit = Emitter(graph)
             shift = x.shift
-            if not x.log.users:  # inf - inf is NaN: an infinite maximum is replaced by 0
+            if (
+                not x.log.users
+            ):  # no shift of the graph is needed: shift by the maximum, or by 0 if it is infinite, since
+                # inf - inf is NaN
                 largest = emit(aten.amax.default, inner, dims, True)
                 zero = emit(aten.full.default, [], 0.0, dtype=dtype(inner), device=fake_tensor(inner).device)
                 infinite = emit(aten.eq.Scalar, emit(aten.abs.default, largest), float("inf"))
@@ -80,8 +83,8 @@ def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
             log = emit(aten.log.default, emit(aten.sum.dim_IntList, exp, dims, *keepdim))
             x.log.replace_all_uses_with(log)
             if set(x.logsumexp.users) - {x.log}:
-                back = shift if any(keepdim) else emit(aten.squeeze.dims, shift, dims)
-                x.logsumexp.replace_all_uses_with(emit(aten.add.Tensor, log, back))
+                reduced_shift = shift if any(keepdim) else emit(aten.squeeze.dims, shift, dims)
+                x.logsumexp.replace_all_uses_with(emit(aten.add.Tensor, log, reduced_shift))
     graph.eliminate_dead_code()
 
 

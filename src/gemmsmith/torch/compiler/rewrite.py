@@ -28,7 +28,7 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> Node:
     tensors = [(nodes[o.name], o.broadcast_dims) for o in fused.operands if o.dtype is not None]
     numbers = [epilogue.numbers[o.name] for o in fused.operands if o.dtype is None]
     shapes = [_shape_argument(shape(x), matmul.node) for x in candidate.outputs]
-    operand_shapes = [epilogue.operand_shape(extent) for _, extent in tensors]
+    operand_shapes = [epilogue.operand_shape(broadcast_dims) for _, broadcast_dims in tensors]
     graph = matmul.node.graph
     move_before([x for x, _ in tensors], matmul.node)
     with graph.inserting_before(matmul.node):
