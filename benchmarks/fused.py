@@ -274,7 +274,7 @@ def swept(job: Job, configs: Sequence[Config], pace: contest.Pace, device: str =
         **job._asdict(), "us": us[selected], "best_us": us[best],
         "best_ratio": statistics.median(b / c for b, c in zip(times[best], times[selected], strict=True)),
         "config": str(selected), "best": str(best), "sm_mhz": mhz, "sets": len(sets), "wrong": wrong,
-        "configs": [{"config": vars(c), "us": round(us[c], 3), "final": c in final} for c in ordered],
+        "configs": [{"config": str(c), "us": round(us[c], 3), "final": c in final} for c in ordered],
         "times": {str(c): [round(x, 3) for x in t] for c, t in times.items()},
     }  # fmt: skip
 

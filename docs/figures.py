@@ -58,15 +58,19 @@ def stand_in(rows: int, columns: int, layout: str, dtype: str, batch: int = 1) -
 
 def plain(r: Row) -> gemmsmith.Plan:
     """Plan a GEMM without an epilogue, as benchmarks/dense.py and benchmarks/kinds.py have it."""
-    kind, batch = r.get("kind", "bf16"), r.get("batch", 1)
-    dtype = {"tf32": "fp32", "fp8_fast": "fp8_e4m3", "fp8_rows": "fp8_e4m3"}.get(
-        kind, DTYPES.get(r.get("dtype"), "bf16")
-    )
-    options: dict[str, Any] = {"precision": "tf32"} if kind == "tf32" else {}
-    if dtype == "fp8_e4m3":
+    kind, batch = r.get("kind") or DTYPES.get(r.get("dtype"), "bf16"), r.get("batch", 1)
+    if kind == "fp8_blocks":
+        return block_scaled(r)
+    options: dict[str, Any] = {}
+    if kind.startswith("fp8"):
+        dtype = "fp8_e4m3"
         shapes: Any = ((r["m"], 1), (1, r["n"])) if kind == "fp8_rows" else ((), ())
-        options = {"accumulate": "fast", "out_dtype": "bf16"}
+        options = {"accumulate": "promoted" if kind == "fp8" else "fast", "out_dtype": "bf16"}
         options |= {name: Spec(x, "fp32") for name, x in zip(("scale_a", "scale_b"), shapes, strict=True)}
+    elif kind in ("tf32", "3xtf32"):
+        dtype, options = "fp32", {"precision": kind}
+    else:
+        dtype = "bf16" if kind == "bmm" else kind
     layout = r.get("layout", "nt")
     a = stand_in(r["m"], r["k"], layout[0], dtype, batch)
     return gemmsmith.plan(a, stand_in(r["k"], r["n"], layout[1], dtype, batch), **options)
@@ -185,22 +189,27 @@ def suite() -> str:
     return table(f"bf16, layout nt | GEMMs | {RATIOS}", cells) + "\n\n" + source("dense-suite-h200", len(rows))
 
 
-KINDS = {"bmm": "bf16, batched", "fp8_fast": "fp8, one scale, fast", "fp8_rows": "fp8, row and column scales, fast",
-         "tf32": "TF32"}  # fmt: skip
+KINDS = {"bmm": "bf16, batched", "fp8_fast": "fp8, one scale, fast", "fp8": "fp8, one scale, promoted",
+         "fp8_rows": "fp8, row and column scales, fast", "fp8_blocks": "fp8, block scales", "int8": "int8",
+         "tf32": "TF32", "3xtf32": "3xTF32; torch: fp32", "fp32": "fp32"}  # fmt: skip
 
 
 def layouts() -> str:
-    layers, kinds = mostly_current("layers-h100"), mostly_current("kinds-h100")
+    layers, squares, kinds = (mostly_current(f"{x}-h100") for x in ("layers", "layouts", "kinds"))
     groups: dict[tuple[str, str], list[Row]] = {}
     for r in layers:
         groups.setdefault((f"bf16, {r['role']}", r["layout"]), []).append(r)
+    for r in squares:
+        groups.setdefault((f"{r['kind']}, square and oblong", r["layout"]), []).append(r)
     for r in kinds:
-        groups.setdefault((KINDS[r["kind"]], r["layout"]), []).append(r)
+        if r["kind"] in KINDS:
+            groups.setdefault((KINDS[r["kind"]], r["layout"]), []).append(r)
     cells = (f"{title} | {layout} | {len(x)} | {means(x, 'torch_ratio', 'lt_ratio')}"
              for (title, layout), x in sorted(groups.items()))  # fmt: skip
     return "\n\n".join((
         table(f"GEMM | layout | count | {RATIOS.replace('.mm', '')}", cells),
-        "bf16: " + source("layers-h100", len(layers)), "The others: " + source("kinds-h100", len(kinds)),
+        "Training steps: " + source("layers-h100", len(layers)),
+        "Square and oblong: " + source("layouts-h100", len(squares)), "The others: " + source("kinds-h100", len(kinds)),
     ))  # fmt: skip
 
 
@@ -293,16 +302,6 @@ def ceilings() -> str:
     ))  # fmt: skip
 
 
-def dropped() -> str:
-    rows = [r for name in ("layers-h100", "kinds-h100") for r in load(name)["rows"]
-            if r not in current(name) and r.get("torch_ratio", 1) < 0.95]  # fmt: skip
-    kinds = {"bf16": "bf16", **KINDS}
-    return table(
-        "GEMM | layout | M x N x K | torch",
-        (f"{kinds[r['kind']]} | {r['layout']} | {shape(r)} | {r['torch_ratio']:.3f}" for r in rows),
-    )
-
-
 WITHDRAWN = {
     "dense-unseen-h200": ("200 GEMMs of layers that are not in the table of tuned configs", plain),
     "dense-ragged-h200": ("40 GEMMs of random sizes", plain),
@@ -345,5 +344,5 @@ def losses() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     f.__name__: f
-    for f in (headline, losses, suite, layouts, dropped, half, epilogues, fp8, fp8_losses, host, ceilings, withdrawn)
+    for f in (headline, losses, suite, layouts, half, epilogues, fp8, fp8_losses, host, ceilings, withdrawn)
 }
