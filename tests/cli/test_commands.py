@@ -57,8 +57,8 @@ def test_run_prints_a_table_and_writes_the_files(call, tmp_path: Path, design: s
 def test_rows_that_do_not_depend_on_m(call) -> None:
     """K is summed by one CTA, which otherwise several share; splits are refused."""
     words = ["show", "--m", "128", "--n", "512", "--k", "16384"]
-    assert "split-K" in good(call(*words)).splitlines()[3]
-    assert "split-K" not in good(call(*words, "--batch-invariant")).splitlines()[3]
+    assert "split" in good(call(*words)).splitlines()[3]
+    assert "split" not in good(call(*words, "--batch-invariant")).splitlines()[3]
     refused = call(*words, "--batch-invariant", "--splits", "4")
     assert refused.exit_code != 0
     assert "splits: got 4 with batch_invariant" in refused.output
