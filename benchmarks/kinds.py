@@ -284,7 +284,7 @@ def measure(job: Job, pace: contest.Pace, device: str = "cuda") -> contest.Row:
 
     row = contest.compared(ours, {"torch": kind.torch}, algorithms, sets, check, pace)
     flops = 2 * job.batch * job.m * job.n * job.k
-    about = {"tflops": flops / row["us"] / 1e6, "config": str(plan.config), "origin": plan._config_source}
+    about = {"tflops": flops / row["us"] / 1e6, "config": str(plan.config), "origin": plan.origin}
     return {**job._asdict(), **row, **about}
 
 

@@ -18,6 +18,7 @@ from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import BroadcastDims, identity_graph
 from gemmsmith.core.problem import Matrix, Problem
+from gemmsmith.request import Request
 
 bf16 = ml_dtypes.bfloat16
 
@@ -29,7 +30,7 @@ def memory(x: Matrix, address: int) -> np.ndarray:
 
 
 def problem_of(a: Any, b: Any, out: Any = None) -> Problem:
-    return bind(a, b, out).problem
+    return bind(Request(a, b, out)).problem
 
 
 def carry_out(f: Binding, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
@@ -70,7 +71,7 @@ def test_any_layout_is_the_same_product(
     out = data.draw(laid_out(want.shape, np.float32, False))
     out[...] = np.nan
 
-    f = bind(a, b, out)
+    f = bind(Request(a, b, out))
     carry_out(f, a, b, out)
     assert np.array_equal(out, want)
     assert f.shape == want.shape
@@ -102,7 +103,7 @@ def test_any_layout_is_the_same_product(
 def test_shapes_are_torchs(
     a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...], mnk: tuple[int, int, int], batch: int
 ) -> None:
-    f = bind(Spec(a, "bf16"), Spec(b, "bf16"))
+    f = bind(Request(Spec(a, "bf16"), Spec(b, "bf16")))
     assert f.shape == shape
     assert (f.problem.m, f.problem.n, f.problem.k) == mnk
     assert f.problem.batch == batch
@@ -120,21 +121,21 @@ def test_agrees_with_torch_matmul() -> None:
                 want = None
             if want is None:
                 with pytest.raises(ArgumentError, match=r"^[ab]: got shape|^b: got a batch"):
-                    bind(a, b)
+                    bind(Request(a, b))
             else:
-                assert bind(a, b).shape == want
+                assert bind(Request(a, b)).shape == want
 
 
 def test_column_major_out_is_transposed() -> None:
     a, b = np.ones((4, 8), np.float16), np.ones((8, 5), np.float16)
-    assert not bind(a, b, np.empty((4, 5), np.float16)).swapped
-    f = bind(a, b, np.empty((5, 4), np.float16).T)
+    assert not bind(Request(a, b, np.empty((4, 5), np.float16))).swapped
+    f = bind(Request(a, b, np.empty((5, 4), np.float16).T))
     assert f.swapped
     assert (f.problem.m, f.problem.n, f.shape) == (5, 4, (4, 5))
     assert f.problem.d == Matrix(FP16, 5, 4, 4, 1)
     assert f.problem.a == describe_matrix(b).T
     strided = np.empty((4, 10), np.float16)[:, ::2]
-    assert not bind(a, b, strided).swapped
+    assert not bind(Request(a, b, strided)).swapped
 
 
 def describe_matrix(x: np.ndarray) -> Matrix:
@@ -154,13 +155,13 @@ def test_a_batch_that_does_not_continue_the_rows_stays_a_batch() -> None:
 
 
 def test_one_row_a_batch_folds_whatever_its_row_stride() -> None:
-    f = bind(Spec((3, 1, 8), "bf16", (16, 999, 1)), Spec((8, 5), "bf16"))
+    f = bind(Request(Spec((3, 1, 8), "bf16", (16, 999, 1)), Spec((8, 5), "bf16")))
     assert f.problem.a == Matrix(BF16, 3, 8, 16, 1)
 
 
 def test_a_column_major_batched_out_folds_on_the_other_side() -> None:
     """out[b] = A @ B[b], stored by columns: one problem with the batch in its rows."""
-    f = bind(Spec((4, 8), "fp16"), Spec((3, 8, 5), "fp16", (40, 1, 8)), Spec((3, 4, 5), "fp16", (20, 1, 4)))
+    f = bind(Request(Spec((4, 8), "fp16"), Spec((3, 8, 5), "fp16", (40, 1, 8)), Spec((3, 4, 5), "fp16", (20, 1, 4))))
     assert f.swapped
     assert (f.problem.m, f.problem.n, f.problem.batch) == (15, 4, 1)
 
@@ -189,7 +190,7 @@ def test_alignment_comes_from_the_address() -> None:
     ],
 )
 def test_dtypes(operand: str, options: dict[str, Any], output: Any, accumulate: Any) -> None:
-    f = bind(Spec((4, 8), operand), Spec((8, 5), operand), **options)
+    f = bind(Request(Spec((4, 8), operand), Spec((8, 5), operand), **options))
     assert f.out_dtype is f.problem.d.dtype is output
     assert f.problem.accumulator_dtype is accumulate
 
@@ -252,23 +253,23 @@ def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
     a, b, *rest = arguments
     options = dict(zip(("out", "out_dtype", "accumulate"), rest, strict=False))
     with pytest.raises(ArgumentError, match=message):
-        bind(a, b, **options)
+        bind(Request(a, b, **options))
 
 
 def test_out_must_be_writable_and_of_its_own() -> None:
     whole = np.zeros((40, 40), bf16)
     a, b, out = whole[:4, :8], whole[10:18, :5], whole[:4, 8:13]
-    assert bind(a, b, out).problem.d.row_stride == 40  # beside a, in a's rows, but sharing nothing
+    assert bind(Request(a, b, out)).problem.d.row_stride == 40  # beside a, in a's rows, but sharing nothing
     for bad, name in [(whole[:4, 7:12], "a"), (whole[17:21, 4:9], "b")]:
         with pytest.raises(ArgumentError, match=f"out: overlaps {name}; pass a separate array"):
-            bind(a, b, bad)
+            bind(Request(a, b, bad))
     out.flags.writeable = False
     with pytest.raises(ArgumentError, match="out: got a read-only array"):
-        bind(a, b, out)
-    bind(a[:0], b, whole[:0, :5])
+        bind(Request(a, b, out))
+    bind(Request(a[:0], b, whole[:0, :5]))
     square = np.zeros((4, 4), bf16)
     with pytest.raises(ArgumentError, match="out: overlaps a"):
-        bind(square, np.zeros((4, 4), bf16), square)
+        bind(Request(square, np.zeros((4, 4), bf16), square))
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), min_size=3, max_size=3))
@@ -279,7 +280,7 @@ def test_no_out_with_an_element_twice_gets_through(dimensions: list[tuple[int, i
     operands = Spec((batch, m, 3), "bf16"), Spec((batch, 3, n), "bf16")
     offsets = sum(i * s for i, s in zip(np.indices(shape), strides, strict=True))
     try:
-        bind(*operands, Spec(shape, "bf16", strides))
+        bind(Request(*operands, Spec(shape, "bf16", strides)))
     except ArgumentError:
         assert 0 not in shape
     else:
@@ -293,19 +294,19 @@ def test_no_out_with_an_element_twice_gets_through(dimensions: list[tuple[int, i
 @pytest.mark.parametrize("column_major", [False, True])
 def test_the_bare_product_is_the_graph_with_one_node(shapes: Any, column_major: bool) -> None:
     a, b = (Spec(shape, "bf16") for shape in shapes)
-    shape = bind(a, b).shape
+    shape = bind(Request(a, b)).shape
     out = Spec(shape, "fp32", (*([shape[-1] * shape[-2]] * (len(shape) - 2)), 1, shape[-2]) if column_major else None)
-    product = bind(a, b, out)
+    product = bind(Request(a, b, out))
     for epilogue in (lambda acc: acc, identity_graph(FP32)):
-        same = bind(a, b, out, epilogue=epilogue, out_dtype="fp32")
+        same = bind(Request(a, b, out, epilogue=epilogue, out_dtype="fp32"))
         assert same.graph == product.graph == identity_graph(FP32)
         assert (same.problem, same.spec, same.swapped) == (product.problem, product.spec, product.swapped)
         assert (same.arrays, same.arguments) == (product.arrays, product.arguments)
 
 
 def test_options_without_a_function_change_no_kernel() -> None:
-    assert bind(A, B, fast_math=False, deterministic=False).spec == bind(A, B).spec
-    fused = bind(A, B, epilogue=lambda acc: acc.exp(), fast_math=False).spec
+    assert bind(Request(A, B, fast_math=False, deterministic=False)).spec == bind(Request(A, B)).spec
+    fused = bind(Request(A, B, epilogue=lambda acc: acc.exp(), fast_math=False)).spec
     assert not fused.fast_math
 
 
@@ -315,7 +316,7 @@ def test_twice_transposed_is_the_same(fused: bool) -> None:
         "epilogue": lambda acc, c: (acc + c, acc.sum(-1)),
         "operands": {"c": Spec((5,), "bf16")},
     }
-    there = bind(A, B, **(arguments if fused else {}))
+    there = bind(Request(A, B, **(arguments if fused else {})))
     back = there.transposed()
     assert back.swapped
     assert back.problem == there.problem.T
@@ -325,25 +326,29 @@ def test_twice_transposed_is_the_same(fused: bool) -> None:
 
 
 def test_a_graph_that_needs_whole_rows_has_no_transpose() -> None:
-    there = bind(Spec((4, 8), "bf16"), Spec((8, 16), "bf16"), epilogue=lambda acc: gemmsmith.top_k_softmax(acc, 2))
+    there = bind(
+        Request(Spec((4, 8), "bf16"), Spec((8, 16), "bf16"), epilogue=lambda acc: gemmsmith.top_k_softmax(acc, 2))
+    )
     with pytest.raises(ConfigError, match="swap_ab: got True for an epilogue that needs full rows"):
         there.transposed()
 
 
 def test_the_transpose_of_halves_pairs_rows() -> None:
-    there = bind(Spec((4, 8), "bf16"), Spec((8, 32), "bf16"), epilogue=lambda acc: gemmsmith.deinterleave(acc)[0])
+    there = bind(
+        Request(Spec((4, 8), "bf16"), Spec((8, 32), "bf16"), epilogue=lambda acc: gemmsmith.deinterleave(acc)[0])
+    )
     back = there.transposed()
     assert there.graph.broadcast_dims()[-1] == BroadcastDims(True, 1, 2)
     assert back.spec.graph.broadcast_dims()[-1] == BroadcastDims(True, 2, 1)
     assert back.spec.graph.transposed() == there.graph
     with pytest.raises(gemmsmith.EpilogueError, match="epilogue: got a chunk of rows; use one of columns"):
-        bind(Spec((32, 8), "bf16"), Spec((8, 4), "bf16"), epilogue=back.spec.graph)
+        bind(Request(Spec((32, 8), "bf16"), Spec((8, 4), "bf16"), epilogue=back.spec.graph))
 
 
 def test_the_kernel_computes_d_of_the_epilogue() -> None:
     """Of its dtype and layout, also where it is not the first result; only results may be written."""
     out = {"y": Spec((4,), "fp32"), "z": Spec((4, 5), "fp32", (1, 4))}
-    there = bind(A, B, out, epilogue=lambda acc: {"y": acc.sum(-1), "z": acc.to("fp32")})
+    there = bind(Request(A, B, out, epilogue=lambda acc: {"y": acc.sum(-1), "z": acc.to("fp32")}))
     assert there.swapped
     assert there.problem.d == there.arrays["z"]
     assert (there.problem.d.rows, there.problem.d.dtype) == (5, FP32)
@@ -354,7 +359,7 @@ def test_the_kernel_computes_d_of_the_epilogue() -> None:
 def test_results_are_made_at_last(rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((4, 8)).astype(np.float16), rng.standard_normal((8, 5)).astype(np.float16)
     out = np.full((4, 5), np.nan, np.float32)
-    there = bind(a, b, out, epilogue=lambda acc: (acc.to("fp32"), acc.sum(-1)))
+    there = bind(Request(a, b, out, epilogue=lambda acc: (acc.to("fp32"), acc.sum(-1))))
     assert list(there.unallocated_results) == ["out1"]
     whole = there.allocate_results(a)
     assert not whole.unallocated_results
@@ -382,7 +387,7 @@ HERE = WHOLE[:4, :8], WHOLE[10:18, :5]
 )  # fmt: skip
 def test_bad_results_of_an_epilogue(out: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        bind(*HERE, out, epilogue=lambda acc: {"y": acc * 2.0})
+        bind(Request(*HERE, out, epilogue=lambda acc: {"y": acc * 2.0}))
 
 
 def test_a_result_may_be_an_operands_array() -> None:
@@ -390,16 +395,20 @@ def test_a_result_may_be_an_operands_array() -> None:
     for c_out, good in ((c, True), (other, False)):
         arguments = (*HERE, c_out, {"c": c})
         if good:
-            assert bind(*arguments, epilogue=lambda acc, c: acc + c).results["out"] is c
+            assert bind(Request(*arguments, epilogue=lambda acc, c: acc + c)).results["out"] is c
         else:
             with pytest.raises(ArgumentError, match="out: overlaps c; .*, or exactly c's"):
-                bind(*arguments, epilogue=lambda acc, c: acc + c)
+                bind(Request(*arguments, epilogue=lambda acc, c: acc + c))
 
 
 def test_an_operand_needs_an_epilogue() -> None:
     a, b = np.zeros((4, 8), bf16), np.zeros((8, 5), bf16)
     plan = gemmsmith.plan(a, b)
-    for way in (lambda: bind(a, b, None, {"c": a}), lambda: plan.run(a, b, c=a), lambda: plan.prepare(a, b, c=a)):
+    for way in (
+        lambda: bind(Request(a, b, None, {"c": a})),
+        lambda: plan.run(a, b, c=a),
+        lambda: plan.prepare(a, b, c=a),
+    ):
         with pytest.raises(ArgumentError, match="c: operands need an `epilogue` that reads them"):
             way()
 
@@ -421,11 +430,11 @@ def test_a_function_is_traced_again_where_rows_may_matter(monkeypatch: pytest.Mo
     graphs = []
     for m in (64, 96, 64):
         a, b = Spec((m, 64), "bf16"), Spec((64, 48), "bf16")
-        bind(a, b, None, {"bias": Spec((48,), "fp32")}, epilogue=plain)
-        graphs.append(bind(a, b, epilogue=sized).graph)
+        bind(Request(a, b, None, {"bias": Spec((48,), "fp32")}, epilogue=plain))
+        graphs.append(bind(Request(a, b, epilogue=sized)).graph)
     assert traced == ["plain", "sized", "sized", "sized"]
     assert graphs[0] == graphs[2] != graphs[1]
-    bind(a, b, None, {"bias": Spec((64, 1), "fp32")}, epilogue=plain)  # a column is another operand
-    bind(a, Spec((64, 64), "bf16"), None, {"bias": Spec((64,), "fp32")}, epilogue=plain)
-    bind(a, b, None, {"bias": Spec((48,), "fp32")}, epilogue=plain, out_dtype="fp32")
+    bind(Request(a, b, None, {"bias": Spec((64, 1), "fp32")}, epilogue=plain))  # a column is another operand
+    bind(Request(a, Spec((64, 64), "bf16"), None, {"bias": Spec((64,), "fp32")}, epilogue=plain))
+    bind(Request(a, b, None, {"bias": Spec((48,), "fp32")}, epilogue=plain, out_dtype="fp32"))
     assert traced[4:] == ["plain"] * 3

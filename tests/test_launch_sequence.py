@@ -7,14 +7,15 @@ import pytest
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Spec
 from gemmsmith.binding import bind
-from gemmsmith.launch_sequence import build_kernel_spec, build_launches
+from gemmsmith.launch_sequence import build_launches
+from gemmsmith.request import Request
 
 
 def test_a_stage_is_the_bytes_of_its_boxes() -> None:
     config = Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, raster="n")
     for m, expected in ((1, 2 * 1 + 64), (16, 16 + 64), (20, 2 * 16 + 64), (64, 128), (300, 128)):
-        p = bind(Spec((m, 512), "bf16"), Spec((512, 4096), "bf16", (1, 512)))
-        arguments = build_launches(p, build_kernel_spec(p, config)).all[0].arguments
+        p = bind(Request(Spec((m, 512), "bf16"), Spec((512, 4096), "bf16", (1, 512))))
+        arguments = build_launches(p, p.kernel_spec(config)).all[0].arguments
         assert arguments["stage_bytes"] == expected * 128
 
 

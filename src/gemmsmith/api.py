@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from gemmsmith import checks
 from gemmsmith.arrays import describe
+from gemmsmith.backends import Backend
 from gemmsmith.binding import bind, outputs_by_name
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
-from gemmsmith.plans import Backend, Plan, Simulation, read_signatures, run_reference
+from gemmsmith.plans import Plan, Simulation, read_signatures, run_reference
+from gemmsmith.request import Request
 from gemmsmith.scaling import with_scales
 
 if TYPE_CHECKING:
@@ -105,20 +107,17 @@ def gemm(
         # None if the result has another name than in `results`
         _PLAN_CACHE[source, options] = plan_, plan_.cached_launches(key)
         return value
+    request = Request(
+        a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
+        batch_invariant, backend,
+    )  # fmt: skip
     try:
-        plan_ = Plan(
-            a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue,
-            operands=all_operands, fast_math=fast_math, deterministic=deterministic, config=config,
-            batch_invariant=batch_invariant, backend=backend,
-        )  # fmt: skip
+        plan_ = Plan(request)
     except ConfigError:  # no kernel computes it, but the reference, which has none, does
         on_cpu = describe(a, "a").device == "cpu"
         if config is not None or not on_cpu or backend not in ("auto", "reference"):
             raise
-        binding = bind(
-            a, b, out, all_operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
-            fast_math=fast_math, deterministic=deterministic,
-        ).allocate_results(a)  # fmt: skip
+        binding = bind(request).allocate_results(a)
         run_reference(binding)
         return binding.value
     binding = plan_.detach_arrays()
@@ -164,11 +163,10 @@ def plan(
         ConfigError: If no config, or not the given one, can compute it.
     """
     all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
-    plan_ = Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue,
-        operands=all_operands, fast_math=fast_math, deterministic=deterministic, config=config,
-        batch_invariant=batch_invariant, backend=backend,
-    )  # fmt: skip
+    plan_ = Plan(Request(
+        a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
+        batch_invariant, backend,
+    ))  # fmt: skip
     plan_.detach_arrays()
     return plan_
 
@@ -208,12 +206,11 @@ def simulate(
         ConfigError: If no config, or not the given one, can compute it.
     """
     all_operands = checks.merge_operands(operands, named_operands)
-    plan_ = plan(
-        a, b, scale_a=scale_a, scale_b=scale_b, epilogue=epilogue, operands=all_operands, out=out, out_dtype=out_dtype,
-        accumulate=accumulate, precision=precision, fast_math=fast_math, deterministic=deterministic, config=config,
-        batch_invariant=batch_invariant, backend="sim",
+    request = Request(
+        a, b, out, with_scales(all_operands, scale_a, scale_b), epilogue, out_dtype, accumulate, precision, fast_math,
+        deterministic, config, batch_invariant, "sim",
     )  # fmt: skip
-    return plan_.simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed)
+    return Plan(request).simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed)
 
 
 def tune(
@@ -243,9 +240,4 @@ def tune(
     """
     from gemmsmith.tuning.search import tune as tune_on_gpu
 
-    binding = bind(a, b, accumulate=accumulate, precision=precision)
-
-    def plan_with(config: Config) -> Plan:
-        return Plan(a, b, config=config, accumulate=accumulate, precision=precision)
-
-    return tune_on_gpu(a, b, binding, plan_with, max_configs, on_progress)
+    return tune_on_gpu(Request(a, b, accumulate=accumulate, precision=precision), Plan, max_configs, on_progress)

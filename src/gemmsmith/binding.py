@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 from gemmsmith import checks, scaling
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, is_array
 from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, did_you_mean
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result, identity_graph, reduced_dims
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import Mma
-from gemmsmith.core.problem import SCALE_NAMES, TMA_ALIGNMENT_BYTES, Matrix, Problem
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT_BYTES, Matrix, Problem
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.epilogue_plan import check_quantize_blocks
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.outputs import result_argument
@@ -26,11 +27,10 @@ from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.epilogue.frontend.tracer import trace_with_shape_dependence
 from gemmsmith.epilogue.passes import optimize
 from gemmsmith.epilogue.source_location import epilogue_error
+from gemmsmith.kernels.pack import operand_packings, tf32_residual_packings, with_packed_operands
 from gemmsmith.matrices import orient_problem
+from gemmsmith.request import Request
 from gemmsmith.scaling import argument_name
-
-Epilogue = Callable[..., Any] | EpilogueGraph | Any
-"""A function, a graph, a visitor tree (any object with a method `graph()` that returns an EpilogueGraph), or None."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,22 @@ class Binding:
         )  # fmt: skip
         return replace(self, **oriented._asdict())
 
+    def kernel_spec(self, config: Config) -> KernelSpec:
+        """Return the GEMM kernel's compile-time parameters, with operands packed that TMA cannot load.
+
+        Raises ConfigError if the config cannot work, ArgumentError if a packed operand would be too large.
+        """
+        for name, packing in zip("ab", operand_packings(self.problem, config), strict=True):
+            if packing and packing.total_vectors > MAX_EXTENT:
+                raise ArgumentError(
+                    f"{name}: TMA cannot read its strides or address and it is too large to pack; "
+                    "use rows that are multiples of 16 bytes at a 16-byte aligned address"
+                )
+        for name, packing in zip("ab", tf32_residual_packings(self.problem, config), strict=False):
+            if packing.total_vectors > MAX_EXTENT:
+                raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
+        return KernelSpec.from_problem(with_packed_operands(self.problem, config), config, self.spec)
+
     def in_orientation_of(self, other: Binding) -> Binding:
         """Return the binding in `other`'s orientation, with the strides of length-1 dimensions taken from `other`."""
         binding = self if self.swapped == other.swapped else self.transposed()
@@ -127,11 +143,7 @@ class Binding:
         return replace(self, results={**self.results, **allocated}, arguments={**self.arguments, **arguments})
 
 
-def bind(
-    a: Any, b: Any, out: Any = None, operands: Mapping[str, Any] | None = None, *, epilogue: Epilogue = None,
-    out_dtype: Any = None, accumulate: Any = None, precision: Any = None, fast_math: bool = True,
-    deterministic: bool = True, planned_granularity: Mapping[str, int] | None = None,
-) -> Binding:  # fmt: skip
+def bind(request: Request, planned_granularity: Mapping[str, int] | None = None) -> Binding:
     """Bind out = epilogue(a @ b) to arrays, as a problem of strided matrices, with everything checked.
 
     Nothing is allocated. Two changes make the problem faster. If D is column-major and its epilogue can be transposed,
@@ -140,18 +152,9 @@ def bind(
     continues the rows of a, of its block scales and of D: one problem of batch * m rows.
 
     Args:
-        a: (m, k) or (batch, m, k), an array, Spec or ArrayInfo, as in `gemm`.
-        b: (k, n) or (batch, k, n), an array, Spec or ArrayInfo; a batch of 1, or none, is broadcast (stride 0).
-            Extents may be 0.
-        out: The array of the first result that is not a reduction, or, with an epilogue, also a dict or tuple of
-            arrays. Each must have its result's shape, be writable, and not overlap itself, a, b or another result.
-        operands: All epilogue operands by name, with scales under the names in `SCALE_NAMES`.
-        epilogue: As in `gemm`.
-        out_dtype: As in `gemm`; without an epilogue the default is out's dtype.
-        accumulate: As in `gemm`.
-        precision: As in `gemm`.
-        fast_math: As in `gemm`.
-        deterministic: As in `gemm`.
+        request: What the caller asks for. A batch of 1, or none, is broadcast (stride 0); extents may be 0. Each array
+            of `out` must have its result's shape, be writable, and not overlap itself, a, b or another result. Without
+            an epilogue the default of `out_dtype` is out's dtype.
         planned_granularity: The `scale_granularity` of the plan that the binding is for, to resolve ambiguous shapes.
 
     Returns:
@@ -161,20 +164,21 @@ def bind(
         ArgumentError: If an argument is invalid; the message names it, what was given and what would work.
         EpilogueError: If the epilogue cannot be traced.
     """
-    scales = {name: x for name, x in (operands or {}).items() if name in SCALE_NAMES}
-    operands = {name: x for name, x in (operands or {}).items() if name not in scales}
+    out, epilogue = request.out, request.epilogue
+    scales = {name: x for name, x in request.operands.items() if name in SCALE_NAMES}
+    operands = {name: x for name, x in request.operands.items() if name not in scales}
     if epilogue is None and operands:
         names, hint = ", ".join(operands), next(filter(None, map(did_you_mean, operands)), "")
         raise ArgumentError(f"{names}: operands need an `epilogue` that reads them{hint}")
-    a_info, b_info = describe(a, "a"), describe(b, "b")
-    mma = checks.resolve_mma(a_info, b_info, accumulate, precision)
+    a_info, b_info = describe(request.a, "a"), describe(request.b, "b")
+    mma = checks.resolve_mma(a_info, b_info, request.accumulate, request.precision)
     out_info = None if out is None or epilogue is not None else describe(out, "out")
     shape = checks.gemm_shape(a_info, b_info)
-    promoted = checks.is_promoted(a_info, accumulate, precision)
+    promoted = checks.is_promoted(a_info, request.accumulate, request.precision)
     factors, block_scales, granularity = _split_scales(
         scales, a_info, b_info, shape[:-2], promoted, planned_granularity or {}
     )
-    dtype = checks.resolve_out_dtype(mma, out_info, out_dtype, fused=epilogue is not None or bool(factors))
+    dtype = checks.resolve_out_dtype(mma, out_info, request.out_dtype, fused=epilogue is not None or bool(factors))
     operand_infos = {name: _describe_operand(name, x, a_info) for name, x in operands.items()}
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
@@ -196,8 +200,9 @@ def bind(
     arguments |= {operand_argument(name): x for name, x in (operand_infos | block_scales).items()}
     arguments = {name: ArrayInfo(*x[:-1], False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
     arguments |= {result_argument(name): x for name, x in result_infos.items()}
-    if not graph.has_operations:  # the options make no difference: one kernel for all
-        fast_math = deterministic = True
+    # Without operations the options make no difference: one kernel for all
+    fast_math = request.fast_math or not graph.has_operations
+    deterministic = request.deterministic or not graph.has_operations
     spec = EpilogueSpec(graph, frozenset(), frozenset(), fast_math, deterministic)
     oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity)
     return Binding(shape, dtype, mma, promoted, granularity, source_graph, graph, arguments, outputs, *oriented)

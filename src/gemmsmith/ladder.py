@@ -25,6 +25,7 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
 from gemmsmith.output_kernels import to_canonical_matrix
 from gemmsmith.plans import Plan
+from gemmsmith.request import Request
 
 Sizes = tuple[int, int, int]
 SIZE_MULTIPLE = 16
@@ -56,7 +57,7 @@ class RungCase:
     def launches(self, a: Any, b: Any, d: Any) -> tuple[Launches, Mapping[str, ArrayInfo | float]]:
         """Return the launches that compute D = A @ B, and their arguments by name."""
         if self.config:
-            plan = Plan(a, b, d, config=self.config, precision="tf32" if self.dtype == TF32 else None)
+            plan = Plan(Request(a, b, d, config=self.config, precision="tf32" if self.dtype == TF32 else None))
             return plan.launches, plan.binding.arguments
         arrays = {"a": describe(a, "a"), "b": describe(b, "b"), "d": describe(d, "d")}
         matrix_a, matrix_b, matrix_d = (to_canonical_matrix(x) for x in arrays.values())

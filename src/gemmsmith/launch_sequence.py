@@ -7,12 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from gemmsmith.binding import Binding
-from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, overflow_as_fp32
-from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Result, reduced_dims
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import MAX_EXTENT, BoundProblem, Problem
+from gemmsmith.core.problem import BoundProblem, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.epilogue.device.reductions import (
@@ -29,23 +27,6 @@ from gemmsmith.kernels.reduce import BoundReduction, reduce_kernel
 from gemmsmith.kernels.reduce import launch_shape as reduction_launch_shape
 from gemmsmith.lang.kernel import align_scratch
 from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
-
-
-def build_kernel_spec(binding: Binding, config: Config) -> KernelSpec:
-    """Return the GEMM kernel's spec, with operands packed that TMA cannot load.
-
-    Raises ConfigError if the config cannot work, ArgumentError if a packed operand would be too large.
-    """
-    for name, packing in zip("ab", operand_packings(binding.problem, config), strict=True):
-        if packing and packing.total_vectors > MAX_EXTENT:
-            raise ArgumentError(
-                f"{name}: TMA cannot read its strides or address and it is too large to pack; "
-                "use rows that are multiples of 16 bytes at a 16-byte aligned address"
-            )
-    for name, packing in zip("ab", tf32_residual_packings(binding.problem, config), strict=False):
-        if packing.total_vectors > MAX_EXTENT:
-            raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
-    return KernelSpec.from_problem(with_packed_operands(binding.problem, config), config, binding.spec)
 
 
 def build_launches(binding: Binding, spec: KernelSpec) -> Launches:

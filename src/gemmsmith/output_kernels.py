@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 from gemmsmith.arrays import ArrayInfo, address_of, cache_key_and_address, describe, empty_like_kind
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.errors import HazardError
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix
 from gemmsmith.lang.launch import Launches
 from gemmsmith.matrices import to_matrix
-from gemmsmith.plans import BACKENDS
 
 T = TypeVar("T")
 MAX_CACHED_RUNS = 1024
@@ -111,20 +110,6 @@ def describe_no_grad(x: Any, argument: str) -> ArrayInfo:
     """Return the array's info. Raises ArgumentError also for a torch tensor whose gradient would be lost."""
     cache_key_and_address(x, argument)
     return describe(x, argument)
-
-
-def resolve_backend(backend: str, x: ArrayInfo, argument: str) -> str:
-    """Return the backend for an array: "auto" is "cuda" on a GPU and "reference" on the CPU."""
-    if backend not in BACKENDS:
-        raise ArgumentError(f"backend: got {backend!r}; use one of {', '.join(BACKENDS)}")
-    if not x.has_data:
-        raise ArgumentError(f"{argument}: got a Spec, which has no data; use an array")
-    if backend == "auto":
-        return "cuda" if x.device == "cuda" else "reference"
-    if (backend == "cuda") != (x.device == "cuda"):
-        device = "a GPU" if backend == "cuda" else "the CPU"
-        raise ArgumentError(f"backend: got {backend!r} with {argument} on {x.device_name}; use an array on {device}")
-    return backend
 
 
 def to_canonical_matrix(x: ArrayInfo) -> Matrix:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from gemmsmith import checks, plans
+from gemmsmith import checks
 from gemmsmith.arrays import as_numpy, empty_like_kind
+from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8
 from gemmsmith.core.errors import ArgumentError
@@ -20,7 +21,6 @@ from gemmsmith.output_kernels import (
     OutputSpec,
     describe_no_grad,
     get_or_create,
-    resolve_backend,
     to_canonical_matrix,
 )
 
@@ -30,7 +30,7 @@ _CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
 """Kernels that have run, by the array's signature."""
 
 
-def pack(b: Any, *, backend: str = "auto") -> Any:
+def pack(b: Any, *, backend: Backend = "auto") -> Any:
     """Return b in column-major layout with 16-byte aligned columns: b itself if it already is, else a copy.
 
     The tensor cores read fp8, int8 and fp32 operands K-major only (one TF32 operand may be MN-major), so `gemm` repacks
@@ -65,7 +65,7 @@ def pack(b: Any, *, backend: str = "auto") -> Any:
         copy = packed.view(empty_like_kind(b, packed.allocated_shape, x.dtype))
         as_numpy(copy)[...] = as_numpy(b, "b")
         return copy
-    packing = Packing(matrix, chip=plans.chip_of(x))
+    packing = Packing(matrix, chip=chip_of(x))
     if packing.total_vectors > MAX_EXTENT:
         raise ArgumentError(f"b: got shape {tuple(x.shape)}; a copy has at most {MAX_EXTENT} vectors of 16 bytes")
 

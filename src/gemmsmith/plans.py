@@ -6,19 +6,17 @@ import numbers
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmsmith import checks
-from gemmsmith.arrays import ArrayInfo, address_of, cache_key_and_address, describe, empty_like_kind, is_array
+from gemmsmith.arrays import address_of, cache_key_and_address, describe, empty_like_kind, is_array
+from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import Binding, arrange_results, bind, outputs_by_name, primary_result_name
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
-from gemmsmith.core.chip import HOPPER, Chip
-from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import FP32, DType, validate_fp32_scalar
-from gemmsmith.core.errors import ArgumentError, ConfigError, HazardError
+from gemmsmith.core.dtypes import DType, validate_fp32_scalar
+from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
@@ -27,8 +25,14 @@ from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
-from gemmsmith.launch_sequence import build_kernel_spec, build_launches
+from gemmsmith.launch_sequence import build_launches
+from gemmsmith.request import Request
 from gemmsmith.scaling import SCALE_ARGUMENTS, argument_name, with_scales
+from gemmsmith.tuning.batch_invariant import check_batch_invariant
+from gemmsmith.tuning.choice import Choice, choose_config
+from gemmsmith.tuning.choose import estimate_us
+from gemmsmith.tuning.explain_config import explain_config
+from gemmsmith.tuning.gpus import gpu_at
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
@@ -37,9 +41,6 @@ if TYPE_CHECKING:
     from gemmsmith.backends.sim.hazards import Hazard
     from gemmsmith.backends.sim.timeline import Timeline
 
-Backend = Literal["auto", "cuda", "sim", "reference"]
-BACKENDS = ("auto", "cuda", "sim", "reference")
-"""Names of the backends."""
 MAX_CACHED_CALLS = 4096
 """Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""
 
@@ -68,26 +69,16 @@ class Plan:
     have the same alignment if the lengths of both, or of neither, are multiples of 8.)
 
     Args:
-        a: (m, k) or (batch, m, k), an array or a Spec.
-        b: (k, n) or (batch, k, n), an array or a Spec.
-        out: As in `gemm`; arrays or Specs.
-        out_dtype: As in `gemm`.
-        accumulate: As in `gemm`.
-        precision: As in `gemm`.
-        epilogue: As in `gemm`.
-        operands: All epilogue operands by name, with scales under their operands' names (see `scaling.with_scales`).
-        fast_math: As in `gemm`.
-        deterministic: As in `gemm`.
-        config: As in `gemm`.
-        batch_invariant: As in `gemm`.
-        backend: As in `gemm`.
+        request: What the caller of `plan` asks for; its arrays may be Specs.
 
     Attributes:
         config: The kernel's configuration.
+        origin: Where the config comes from, in words.
         problem: The GEMM of strided matrices that the kernel computes.
         spec: The kernel's compile-time parameters.
         out_dtype: Dtype of matrix results that the epilogue does not convert.
         accumulator_dtype: Dtype of the accumulator.
+        fingerprint: Hash key of the epilogue's source and captured values; None if it has none.
 
     Raises:
         ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
@@ -95,88 +86,27 @@ class Plan:
         ConfigError: If no config, or not the given one, can compute it.
     """
 
-    def __init__(
-        self, a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, accumulate: Any = None,
-        precision: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None, fast_math: bool = True,
-        deterministic: bool = True, config: Config | None = None, batch_invariant: bool = False,
-        backend: Backend = "auto",
-    ) -> None:  # fmt: skip
-        fast_math, deterministic, batch_invariant = as_bools(
-            fast_math=fast_math, deterministic=deterministic, batch_invariant=batch_invariant
-        )
-        if backend not in BACKENDS:
-            raise ArgumentError(f"backend: got {backend!r}; use one of {', '.join(BACKENDS)}")
-        if config is not None and not isinstance(config, Config):
-            raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
-        self.backend: Backend = backend
-        self.fingerprint: Hashable
-        """Hash key of the epilogue's source and captured values; None if it has none."""
-        epilogue, self.fingerprint = snapshot(epilogue)
-        binding = bind(
-            a, b, out, operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
-            fast_math=fast_math, deterministic=deterministic,
-        )  # fmt: skip
-        self._config_source = "given"
-        if batch_invariant:
-            from gemmsmith.tuning.batch_invariant import check_batch_invariant
-
-            check_batch_invariant(config, binding.spec)
+    def __init__(self, request: Request) -> None:
+        epilogue, self.fingerprint = snapshot(request.epilogue)
+        binding, a = bind(replace(request, epilogue=epilogue)), describe(request.a, "a")
+        if request.batch_invariant:
+            check_batch_invariant(request.config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
-        self._configure(binding, config, describe(a, "a"), batch_invariant)
+        self._gpu = gpu_at(a.device_index if a.device == "cuda" else 0)
+        if request.config is None:
+            choice = choose_config(binding, chip_of(a), self._gpu, batch_invariant=request.batch_invariant)
+        else:
+            choice = Choice.of(binding, request.config)
+        self.binding, self.config, self.origin = choice.binding, choice.config, choice.origin
+        self.spec: KernelSpec = choice.spec
         self.problem: Problem = self.binding.problem
         self.out_dtype: DType = self.binding.out_dtype
         self.accumulator_dtype: DType = self.problem.accumulator_dtype
+        self._request = replace(request.with_arrays(None, None), epilogue=epilogue, out_dtype=self.out_dtype)
         self._has_epilogue = epilogue is not None
-        self._options = {
-            "epilogue": epilogue, "out_dtype": self.out_dtype, "accumulate": accumulate, "precision": precision,
-            "fast_math": fast_math, "deterministic": deterministic,
-        }  # fmt: skip
         self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
         self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
         self._has_single_result = self._result_names == ["out"]
-
-    def _configure(self, binding: Binding, config: Config | None, a: ArrayInfo, batch_invariant: bool) -> None:
-        """Choose a config for a's GPU if none is given, and transpose the GEMM if the config says so."""
-        from gemmsmith.tuning.batch_invariant import batch_invariant_config
-        from gemmsmith.tuning.choose import choose
-        from gemmsmith.tuning.choose_sm80 import choose_sm80, lookup_sm80
-        from gemmsmith.tuning.full_rows import check_full_rows_fit, explain_full_row_limit
-        from gemmsmith.tuning.gpus import gpu_at
-        from gemmsmith.tuning.stage_count import fit_stages
-        from gemmsmith.tuning.tuned_table import lookup_tuned
-
-        is_given, problem, epilogue = config is not None, binding.problem, binding.spec
-        chip, self._gpu = chip_of(a), gpu_at(a.device_index if a.device == "cuda" else 0)
-        uses_sm80_model = chip != HOPPER or problem.a.dtype == FP32
-        select = partial(choose, gpu=self._gpu)
-        if uses_sm80_model:
-            select = partial(choose_sm80, chip=chip, invariant=batch_invariant)
-        try:
-            if config is None and uses_sm80_model:
-                config = None if batch_invariant else lookup_sm80(problem, epilogue, chip)
-                self._config_source = f"{'tuned' if config else 'chosen'} for {chip}"
-                config = config or select(problem, epilogue)
-            if config is None and batch_invariant:
-                config, self._config_source = batch_invariant_config(binding, self._gpu), "batch-invariant"
-            if config is None:
-                config = lookup_tuned(problem, epilogue, self._gpu)
-                if config:
-                    self._config_source = "tuned" if binding.graph.is_identity else "tuned without its epilogue"
-                else:
-                    self._config_source = "chosen by the model"
-                config = config or select(problem, epilogue)
-            self.binding: Binding = binding.transposed() if config.swap_ab else binding
-            self.config: Config = config
-            self.spec: KernelSpec = build_kernel_spec(self.binding, config)
-            """The kernel's compile-time parameters."""
-            if not is_given and (fitted := fit_stages(config, self.spec)) != config:
-                self.config, self.spec = fitted, build_kernel_spec(self.binding, fitted)
-            if not is_given:
-                check_full_rows_fit(self.spec)
-        except ConfigError as error:
-            if is_given:
-                raise
-            raise explain_full_row_limit(error, problem, epilogue, select) from None
 
     # -- kernels ---------------------------------------------------------------------------------------
     @cached_property
@@ -229,20 +159,16 @@ class Plan:
     @property
     def why(self) -> str:
         """The source of the config, and the model's estimates for it and for alternatives."""
-        from gemmsmith.tuning.explain_config import explain_config
-
         if self.spec.mma.kind != "wgmma":  # the model covers wgmma only
-            return f"{self.config}: {self._config_source}"
+            return f"{self.config}: {self.origin}"
         binding = self._unswapped_binding
         return explain_config(
-            binding.problem, self.config, binding.spec, self._config_source, gpu=self._gpu, swapped=binding.swapped
+            binding.problem, self.config, binding.spec, self.origin, gpu=self._gpu, swapped=binding.swapped
         )  # fmt: skip
 
     @property
     def estimated_us(self) -> float:
         """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds."""
-        from gemmsmith.tuning.choose import estimate_us
-
         return estimate_us(self._unswapped_binding.problem, self.config, self._unswapped_binding.spec, self._gpu)
 
     @property
@@ -408,13 +334,12 @@ class Plan:
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
         """Bind the arrays in the plan's orientation (a D with one row or column fits both)."""
-        return bind(
-            a, b, out, operands, planned_granularity=self.binding.scale_granularity, **self._options
-        ).in_orientation_of(self.binding)
+        request = self._request.with_arrays(a, b, out, operands)
+        return bind(request, self.binding.scale_granularity).in_orientation_of(self.binding)
 
     def _prepare_run(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
         """Return the backend, the binding with all results allocated, and the launches."""
-        backend = self._resolve_backend(describe(a, "a"))
+        backend = resolve_backend(self._request.backend, describe(a, "a"), "a")
         return backend, binding.allocate_results(a), self._launches(binding)
 
     def _launches(self, binding: Binding) -> Launches:
@@ -448,7 +373,7 @@ class Plan:
 
     def _required_spec(self, binding: Binding) -> KernelSpec:
         """Return the spec that the arrays require, with the plan's scale loaders if they accept the arrays' scales."""
-        spec = build_kernel_spec(binding, self.config)
+        spec = binding.kernel_spec(self.config)
         both = zip(self.spec.scales, spec.scales, strict=True)
         scale_a, scale_b = (
             planned if planned and needed and planned.is_compatible_with(needed) else needed for planned, needed in both
@@ -464,18 +389,6 @@ class Plan:
         result = run(launches, binding.arguments, seed, progress, counters)
         return Simulation(binding.value, result.hazards, result.timeline, result.cycles)
 
-    def _resolve_backend(self, a: ArrayInfo) -> Backend:
-        if not a.has_data:
-            raise ArgumentError("a: got a Spec, which has no data; run takes arrays")
-        if self.backend == "auto":
-            return "cuda" if a.device == "cuda" else "reference"
-        if (self.backend == "cuda") != (a.device == "cuda"):
-            raise ArgumentError(
-                f"backend: got {self.backend!r} with arrays on {a.device_name}; "
-                + ("use arrays on a GPU" if self.backend == "cuda" else "use arrays on the CPU")
-            )
-        return self.backend
-
 
 def run_reference(binding: Binding) -> None:
     """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
@@ -483,13 +396,6 @@ def run_reference(binding: Binding) -> None:
 
     is_3xtf32 = binding.problem.is_3xtf32
     run(binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity, is_3xtf32=is_3xtf32)
-
-
-def chip_of(a: ArrayInfo) -> Chip:
-    """Return the chip of the array's GPU; Hopper without a GPU. DeviceError below compute capability 8.0."""
-    from gemmsmith.backends.cuda import driver
-
-    return driver.get_device_chip(a.device_index) if a.device == "cuda" and driver.is_available() else HOPPER
 
 
 def read_signatures(

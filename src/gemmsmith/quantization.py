@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, as_numpy, cache_key_and_address, describe, empty_like_kind
+from gemmsmith.backends import Backend, resolve_backend
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType, as_dtype
@@ -32,7 +33,6 @@ from gemmsmith.output_kernels import (
     OutputSpec,
     describe_no_grad,
     get_or_create,
-    resolve_backend,
     to_canonical_matrix,
 )
 
@@ -58,7 +58,7 @@ _QUANTIZE_CACHE: dict[Hashable, _CachedQuantize] = BoundedCache(MAX_CACHED_RUNS)
 def quantize(
     x: Any, recipe: Recipe | str = "1x128", dtype: Any = "fp8_e4m3", *, transposed: bool = False,
     scale_dtype: Any = "fp32", scale_order: Literal["K", "M"] | None = None, scale_padding: int | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Any, ...]:  # fmt: skip
     """Quantize an array to 8 bits with scales, so that x is about values * scales.
 
@@ -255,7 +255,7 @@ def _build_launches(options: _Options, source: Matrix, outputs: dict[str, Output
     return Launches(None, False, (first, *launches), 4 * MAX_AMAX_PARTIALS)
 
 
-def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: str = "auto") -> Any:
+def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: Backend = "auto") -> Any:
     """Return values * scales, each rounded to fp32 and then to dtype.
 
     Args:

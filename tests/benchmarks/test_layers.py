@@ -23,7 +23,7 @@ def test_products_of_a_step_are_sixty_and_none_is_tuned() -> None:
     jobs = layers.products(TRAINED)
     assert len(set(jobs)) == 60
     assert [sum(job.layout == layout for job in jobs) for layout in layers.ROLES] == [20, 20, 20]
-    assert {kinds.planned(job)._config_source for job in jobs} == {"chosen by the model"}
+    assert {kinds.planned(job).origin for job in jobs} == {"chosen by the model"}
 
 
 def test_layouts_are_eight_of_each_shape() -> None:

@@ -25,6 +25,7 @@ from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.options import Sizes
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
+from gemmsmith.request import Request
 from gemmsmith.tuning.measure import Measured
 from gemmsmith.tuning.tuned_table import save_tuned
 
@@ -137,7 +138,7 @@ def test_reference(call) -> None:
 
 
 def test_a_gpus_time_is_a_number_with_its_unit() -> None:
-    plan = Plan(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
+    plan = Plan(Request(Spec((64, 64), "bf16"), Spec((64, 64), "bf16")))
     report = Report(float("inf"), float("inf"), 3, 0.5, 0.25, "none")
     outcome = Outcome((64, 64, 64), "cuda", report, [], {"time_us": 10.04, "tflops": 105.2}, {"source": "a.cu"})
     assert outcome.to_rows(plan)["speed"] == "10.0 us, 105 TFLOP/s (one buffer, back to back)"
@@ -448,7 +449,9 @@ def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytes
     assert row["configs"][1]["tflops"] == pytest.approx(2 * 512 * 1000 * 1024 / 20e6)
     assert row["configs"][1]["config"]["tile"] == [64, 64, 64]
     assert other["m"] == 64
-    save_tuned(bind(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024))).problem, slow, 20.0, "none")
+    save_tuned(
+        bind(Request(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024)))).problem, slow, 20.0, "none"
+    )
     assert "tuned before" in good(call("tune", "512x1000x1024"))
     before = json.loads(good(call("tune", "512x1000x1024", "--json")))
     assert before["tuned_before"]

@@ -15,6 +15,7 @@ from gemmsmith.core.problem import BoundProblem, Problem
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.request import Request
 
 
 @given(rows=some.sampled_from([8, 16, 64, 96, 128, 256]), extent=some.integers(1, 400), log=some.integers(0, 2))
@@ -41,7 +42,7 @@ def kernel_of(parts: int) -> tuple[Kernel, TmaOperand]:
 
 
 def bound(m: int, k: int) -> BoundProblem:
-    p: Problem = bind(Spec((m, k), "bf16"), Spec((k, 64), "bf16")).problem
+    p: Problem = bind(Request(Spec((m, k), "bf16"), Spec((k, 64), "bf16"))).problem
     return BoundProblem.from_problem(p, Pointer("a"), Pointer("b"), {"out": p.d})
 
 

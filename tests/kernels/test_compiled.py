@@ -15,6 +15,7 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding import bind
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.kernels.pack import strided_copy, transpose
+from gemmsmith.request import Request
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import configs_for_epilogue
 
@@ -500,7 +501,7 @@ def test_the_largest_swapped_tiles(output: str) -> None:
         Spec((4096, 4096), "bf16", (1, 4096)),
         Spec((4096, 4096), output),
     )
-    every = configs_for_epilogue(bind(a, b, d).spec).configs
+    every = configs_for_epilogue(bind(Request(a, b, d)).spec).configs
     tried = [c for c in every if c.swap_ab and c.cluster == (1, 2) and c.splits == c.cluster_splits == 1]
     largest = [c for c in tried if c.design == "pingpong" and c.tile[0] * c.tile[1] >= 128 * 136]
     largest += [c for c in tried if c.tile[0] * c.tile[1] >= 256 * 168]

@@ -21,7 +21,8 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec, ScaleSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.launch_sequence import build_kernel_spec, build_launches
+from gemmsmith.launch_sequence import build_launches
+from gemmsmith.request import Request
 
 CONFIGS = [
     Config(design, (128, 64, 64), cluster, 3, 2)  # type: ignore[arg-type]
@@ -182,9 +183,11 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     for name, x in scales.items():
         whole_rows = x if x.base is None else x.base
         addresses[operand_argument(name)] = memory.add_buffer(whole_rows, name, writable=False)
-    product = bind(a, b.T, d, scales, precision="3xtf32" if spec.is_3xtf32 else "tf32" if spec.a_in_registers else None)
+    product = bind(
+        Request(a, b.T, d, scales, precision="3xtf32" if spec.is_3xtf32 else "tf32" if spec.a_in_registers else None)
+    )
     product = product.transposed() if spec.config.swap_ab else product
-    assert build_kernel_spec(product, spec.config) == spec
+    assert product.kernel_spec(spec.config) == spec
     found = build_launches(product, spec)
     space = np.zeros(max(found.workspace_bytes, 4), np.uint8)
     addresses["workspace"] = memory.add_buffer(space, "workspace", uninitialized=True)

@@ -15,6 +15,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant
+from gemmsmith.request import Request
 from gemmsmith.tile_scheduler import sync_clusters
 from gemmsmith.tile_scheduler.sync_clusters import SYNC_INTERVAL_K_TILES
 from gemmsmith.tile_scheduler.tiles import TileScheduler
@@ -24,7 +25,7 @@ TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1, sync_clusters=True)
 
 def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
     """The CTA of each k-tile of a product of m x n x k tiles, in the order in which they were begun."""
-    problem = bind(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k))).problem
+    problem = bind(Request(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k)))).problem
     spec = KernelSpec.from_problem(problem, TILE)
     with Builder("walk", threads=32) as b:
         scheduler = TileScheduler(spec)

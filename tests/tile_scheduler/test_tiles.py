@@ -12,6 +12,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
+from gemmsmith.request import Request
 from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
 
 TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1)
@@ -19,7 +20,7 @@ TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1)
 
 def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list[int]]]:
     """For each CTA, for each of its tiles, the k-tiles in order, where a product has m x n x k tiles."""
-    problem = bind(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k))).problem
+    problem = bind(Request(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k)))).problem
     spec = KernelSpec.from_problem(problem, config)
     room = m * n * k * 2
     with Builder("walk", threads=32, cluster=(config.cluster_splits, 1, 1)) as b:
@@ -57,7 +58,7 @@ def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list
 def visited(config: Config, m: int, n: int, batch: int, ctas: int) -> list[list[tuple[int, int, int]]]:
     """For each CTA, the (m, n, batch) of its tiles, where each of `batch` products has m x n of them."""
     a, b = Spec((batch, 64 * m, 16), "bf16"), Spec((batch, 16, 8 * n), "bf16", (128 * n, 1, 16))
-    problem = bind(a, b).problem
+    problem = bind(Request(a, b)).problem
     spec = KernelSpec.from_problem(problem, config)
     room = 2 * m * n * batch
     with Builder("walk", threads=32, cluster=(spec.cluster_size, 1, 1)) as k:
@@ -114,7 +115,7 @@ def test_ctas_of_a_cluster_have_neighboring_tiles(cluster: tuple[int, int]) -> N
 @pytest.mark.parametrize("splits", [1, 2, 0])
 def test_tiles_that_int32_cannot_count_are_refused(splits: int, batch: int, m: int, counted: bool) -> None:
     """2^31 - 4096 can be counted, one more cannot."""
-    p = bind(Spec((batch, 64 * m, 16), "bf16", (0, 16, 1)), Spec((batch, 16, 8), "bf16", (0, 1, 16))).problem
+    p = bind(Request(Spec((batch, 64 * m, 16), "bf16", (0, 16, 1)), Spec((batch, 16, 8), "bf16", (0, 1, 16)))).problem
     with Builder("walk", threads=32):
         scheduler = make_tile_scheduler(KernelSpec.from_problem(p, TILE.replace(splits=splits)))
     if counted:
@@ -126,7 +127,7 @@ def test_tiles_that_int32_cannot_count_are_refused(splits: int, batch: int, m: i
 
 @pytest.mark.parametrize("splits", [2, 0])
 def test_sums_that_int32_cannot_count_are_refused(splits: int) -> None:
-    p = bind(Spec((64 * 64, 1 << 30), "bf16"), Spec((1 << 30, 8), "bf16", (1, 1 << 30))).problem
+    p = bind(Request(Spec((64 * 64, 1 << 30), "bf16"), Spec((1 << 30, 8), "bf16", (1, 1 << 30)))).problem
     with Builder("walk", threads=32):
         scheduler = make_tile_scheduler(KernelSpec.from_problem(p, TILE.replace(splits=splits)))
     with pytest.raises(ArgumentError, match=f"K is too large for {splits or 'stream-K'} splits; use splits=1"):

@@ -8,12 +8,13 @@ import pytest
 
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
+from gemmsmith.request import Request
 from gemmsmith.tuning.choose import DEFAULT_MAX_STAGES, choose, complete_config, rank_configs
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
 def test_as_many_as_asked_for_and_the_best_first(most: int) -> None:
-    p = bind(Spec((1024, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))).problem
+    p = bind(Request(Spec((1024, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)))).problem
     found = rank_configs(p, limit=most)
     assert len(found) == most
     assert found == rank_configs(p, limit=20)[:most]
@@ -22,7 +23,7 @@ def test_as_many_as_asked_for_and_the_best_first(most: int) -> None:
 
 def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
     batch = 1 << 24
-    tall = bind(Spec((batch, 1 << 18, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1))).problem
+    tall = bind(Request(Spec((batch, 1 << 18, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))).problem
     assert rank_configs(tall) == []
     assert choose(tall) == Config()
 

@@ -14,7 +14,8 @@ from gemmsmith import ArgumentError, Config, Spec
 from gemmsmith.binding import Binding, bind
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.launch_sequence import build_kernel_spec, build_launches
+from gemmsmith.launch_sequence import build_launches
+from gemmsmith.request import Request
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import MIN_MN_FOR_L2_REUSE, ConfigTable, configs_for, configs_for_epilogue
 from gemmsmith.tuning.correction import corrected_cycles
@@ -25,7 +26,7 @@ from gemmsmith.tuning.stage_count import spec_for
 
 
 def product(m: int, n: int, k: int) -> Binding:
-    return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+    return bind(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))))
 
 
 def problem(m: int, n: int, k: int) -> Problem:
@@ -42,7 +43,7 @@ def read_for(p: Binding, config: Config) -> Binding:
 def clusters(p: Binding, config: Config) -> int:
     """How many have work."""
     p = read_for(p, config)
-    return build_launches(p, build_kernel_spec(p, config)).all[-1].work_clusters
+    return build_launches(p, p.kernel_spec(config)).all[-1].work_clusters
 
 
 @given(
@@ -52,7 +53,7 @@ def clusters(p: Binding, config: Config) -> int:
 def test_ranked_configs_can_be_built(m: int, n: int, k: int, of_a: str, of_b: str) -> None:
     """Of operands that are row-major, column-major, or strided both ways, so that they are packed first."""
     a, b = {"r": (k, 1), "c": (1, m), "s": (2 * k, 2)}, {"r": (n, 1), "c": (1, k), "s": (2 * n, 2)}
-    bound = bind(Spec((m, k), "bf16", a[of_a]), Spec((k, n), "bf16", b[of_b]))
+    bound = bind(Request(Spec((m, k), "bf16", a[of_a]), Spec((k, n), "bf16", b[of_b])))
     p = bound.problem
     found = rank_configs(p, limit=12)
     assert found
@@ -78,7 +79,7 @@ def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, countable: bool
     """2^14 rows of 2^24 matrices are 2^31 tiles of 128 x 8; with half as many matrices they can be counted. Of 2^25
     only wide tiles of D^T in clusters can be, of 2^26 none."""
     batch = 1 << log
-    tall = bind(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))
+    tall = bind(Request(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1))))
     every = configs_for_epilogue(EpilogueSpec.identity(tall.problem.d))
     narrow = Config(tile=(128, 8, 64), cluster=(1, 1), consumers=1)
     assert (narrow.tile in [c.tile for c in rank_configs(tall.problem, limit=200) if not c.swap_ab]) == countable
@@ -121,7 +122,7 @@ def test_every_kind_is_there(shape: tuple[int, int, int], kinds: set[str]) -> No
 
 @given(*[some.sampled_from([*range(1, 130), 512, 513, 3001, 4096, 8192, 20000])] * 3, some.sampled_from([1, 3]))
 def test_what_is_kept_for_many_problems_has_all_that_is_sensible(m: int, n: int, k: int, batch: int) -> None:
-    p = bind(Spec((batch, m, k), "bf16"), Spec((batch, k, n), "bf16")).problem
+    p = bind(Request(Spec((batch, m, k), "bf16"), Spec((batch, k, n), "bf16"))).problem
     epilogue = EpilogueSpec.identity(p.d)
     every, some_of_them = configs_for_epilogue(epilogue), configs_for(epilogue, p)
     want, got = every.valid_for(p), some_of_them.valid_for(p)

@@ -9,13 +9,14 @@ from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.request import Request
 from gemmsmith.tuning.config_table import ConfigTable, configs_for
 from gemmsmith.tuning.correction import FEATURE_NAMES, MAX_LOG_CORRECTION, coefficients, corrected_cycles, features
 from gemmsmith.tuning.model import estimate
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).problem
+    return bind(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))).problem
 
 
 def test_a_coefficient_for_each_number_and_each_product_of_two() -> None:

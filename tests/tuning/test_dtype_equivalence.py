@@ -12,6 +12,7 @@ from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, INT8, TF32, DType, as_dtype
 from gemmsmith.core.problem import Problem
+from gemmsmith.request import Request
 from gemmsmith.tuning.choose import choose, rank_configs
 from gemmsmith.tuning.config_table import ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit, config_for_dtype
@@ -22,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"fp8_e4m3": {"accumulate": "fast"}, "int8"
 
 def problem(dtype: str, m: int, n: int, k: int, *, output: str = "bf16", k_major: bool = True) -> Problem:
     b = Spec((k, n), dtype, (1, k) if k_major else None)
-    return bind(Spec((m, k), dtype), b, out_dtype=output, **OPTIONS.get(dtype, {})).problem
+    return bind(Request(Spec((m, k), dtype), b, out_dtype=output, **OPTIONS.get(dtype, {}))).problem
 
 
 @pytest.mark.parametrize(("dtype", "k"), [("fp8_e4m3", 8192), ("int8", 8192), ("fp32", 2048)])

@@ -10,6 +10,7 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
+from gemmsmith.request import Request
 from gemmsmith.tuning import model
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import ConfigTable
@@ -20,7 +21,7 @@ from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).problem
+    return bind(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))).problem
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_swapped_plan_is_explained_with_its_epilogue() -> None:
 
     a, b, bias = Spec((16, 4096), "bf16"), Spec((4096, 28672), "bf16", (1, 4096)), Spec((28672,), "bf16")
     plan = gemmsmith.plan(a, b, epilogue=epilogue, bias=bias, config=Config(tile=(128, 16, 64), swap_ab=True))
-    p = bind(a, b, operands={"bias": bias}, epilogue=epilogue)
+    p = bind(Request(a, b, operands={"bias": bias}, epilogue=epilogue))
     assert plan.why == explain_config(p.problem, plan.config, p.spec, "given")
     assert plan.why != explain_config(p.problem, plan.config, None, "given")
 

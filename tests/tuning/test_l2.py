@@ -19,6 +19,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64
+from gemmsmith.request import Request
 from gemmsmith.tile_scheduler.tiles import TileScheduler
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.l2 import plot_waves, simulate_traffic, tile_order, wave_bytes, waves
@@ -27,7 +28,7 @@ COUNTERS = Path(__file__).parents[2] / "benchmarks" / "results" / "counters-h200
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).problem
+    return bind(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))).problem
 
 
 @given(m=some.integers(1, 20), n=some.integers(1, 20), raster=some.sampled_from("mn"), raster_group=some.integers(1, 9))

@@ -16,6 +16,7 @@ from gemmsmith.binding import bind
 from gemmsmith.core.spec import operand_major
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.kernels.pack import with_packed_operands
+from gemmsmith.request import Request
 from gemmsmith.tuning import model
 from gemmsmith.tuning.choose import choose, estimate_us
 from gemmsmith.tuning.gpus import GPUS, Gpu
@@ -64,7 +65,7 @@ def test_no_choice_reads_narrow_rows_without_need(m: int, n: int, k: int, layout
     where the L2's do, the model says that tiles in steps of 64 are no faster."""
     a = Spec((m, k), "bf16", (1, m) if layout[0] == "t" else None)
     b = Spec((k, n), "bf16", (1, k) if layout[1] == "t" else None)
-    problem = bind(a, b).problem
+    problem = bind(Request(a, b)).problem
     config = choose(problem, gpu=gpu)
     spec, oriented = spec_for(config, problem), with_packed_operands(problem.T if config.swap_ab else problem)
     for operand, tile in zip(oriented.operands, spec.tiles, strict=True):

@@ -13,6 +13,7 @@ from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.request import Request
 from gemmsmith.tuning import model
 from gemmsmith.tuning.config_table import NUM_SMS, ConfigTable
 from gemmsmith.tuning.gpus import H200
@@ -22,7 +23,7 @@ TILE = Config(tile=(128, 256, 64), cluster=(1, 1), stages=4)
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).problem
+    return bind(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))).problem
 
 
 def of(config: Config, m: int, n: int, k: int) -> Estimate:

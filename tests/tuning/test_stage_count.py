@@ -11,6 +11,7 @@ from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.epilogue_plan import plan_epilogue
+from gemmsmith.request import Request
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import configs_for_epilogue
 from gemmsmith.tuning.stage_count import fit_stages
@@ -47,7 +48,7 @@ def test_what_is_chosen_suits_columns_of_8_bits(m: int) -> None:
     def twice(acc: Any) -> Any:
         return acc, acc.to("fp8_e4m3")
 
-    p = bind(a, b, out, epilogue=twice)
+    p = bind(Request(a, b, out, epilogue=twice))
     found = rank_configs(p.problem, p.spec, limit=20)
     assert {c.swap_ab for c in found} == {True, False}
     for config in found:
@@ -61,7 +62,7 @@ def test_stages_that_fit_stay(n: int, strides: str) -> None:
     """What is kept is what was measured."""
     a = Spec((304, 520), "fp16", (520, 1) if strides[0] == "n" else (1, 304))
     b = Spec((520, 1000), "fp16", (1000, 1) if strides[1] == "n" else (1, 520))
-    p = bind(a, b).problem
+    p = bind(Request(a, b)).problem
     config = Config(tile=(64, n, 64), cluster=(1, 1), consumers=1, stages=16)
     once = fit_stages(config, KernelSpec.from_problem(p, config))
     assert fit_stages(once, KernelSpec.from_problem(p, once)) == once
@@ -84,9 +85,9 @@ def test_stages_come_before_the_second_piece(
         Spec((4096, 4096), "bf16"),
     )
     if matrices == 1:
-        p = bind(a, b, epilogue=lambda acc, c: acc + c, operands={"c": c})
+        p = bind(Request(a, b, epilogue=lambda acc, c: acc + c, operands={"c": c}))
     else:
-        p = bind(a, b, epilogue=lambda acc, c, d: (acc * c, acc * d, c * d), operands={"c": c, "d": c})
+        p = bind(Request(a, b, epilogue=lambda acc, c, d: (acc * c, acc * d, c * d), operands={"c": c, "d": c}))
     found = {
         (x.design, *x.tile[:2]): (x.stages, plan_epilogue(KernelSpec.from_problem(p.problem, x, p.spec)).load_stages)
         for x in configs_for_epilogue(p.spec).configs

@@ -16,6 +16,7 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
+from gemmsmith.request import Request
 from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.gpus import H100, H200, Gpu, nearest_gpu
 from gemmsmith.tuning.tuned_table import (
@@ -34,7 +35,7 @@ ROWS = [
 
 
 def problem(m: int, n: int, k: int, dtype: str = "bf16") -> Problem:
-    return bind(Spec((m, k), dtype), Spec((k, n), dtype, (1, k))).problem
+    return bind(Request(Spec((m, k), dtype), Spec((k, n), dtype, (1, k)))).problem
 
 
 def problem_with_scales(m: int, n: int, k: int) -> Problem:
@@ -193,7 +194,7 @@ def test_each_kind_of_operands_has_its_own(
               ("fp32", {"precision": "3xtf32"}), ("bf16", {})]  # fmt: skip
     before = [gemmsmith.plan(a(d), b(d), **o).config for d, o in others]
     for us in (20.0, 12.5):  # the later one counts
-        save_tuned(bind(a(dtype), b(dtype), **options).problem, config, us, "a GPU")
+        save_tuned(bind(Request(a(dtype), b(dtype), **options)).problem, config, us, "a GPU")
     for (d, o), was in zip(others, before, strict=True):
         own = d[:3] == dtype[:3] and o == options
         assert gemmsmith.plan(a(d), b(d), **o).config == (config if own else was)
@@ -203,7 +204,7 @@ def test_a_tuned_config_serves_scales_it_has_registers_for(tmp_path, monkeypatch
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
     a, b = Spec((512, 1024), "fp8_e4m3"), Spec((1024, 4096), "fp8_e4m3", (1, 1024))
     wide = Config(tile=(128, 256, 128), cluster=(1, 1), stages=3)
-    save_tuned(bind(a, b).problem, wide, 12.5, "a GPU")
+    save_tuned(bind(Request(a, b)).problem, wide, 12.5, "a GPU")
     coarse, each = Spec((8, 32), "fp32"), Spec((8, 4096), "fp32")
     assert gemmsmith.plan(a, b, scale_b=coarse).config == wide
     assert gemmsmith.plan(a, b, scale_b=each).config.tile != wide.tile
@@ -311,7 +312,7 @@ def test_what_is_no_file_is_not_waited_for(make: Any, tmp_path, monkeypatch) -> 
 
 def in_layout(layout: str, m: int = 4096, n: int = 4096, k: int = 4096) -> Problem:
     a = Spec((m, k), "bf16", (1, m) if layout[0] == "t" else None)
-    return bind(a, Spec((k, n), "bf16", (1, k) if layout[1] == "t" else None)).problem
+    return bind(Request(a, Spec((k, n), "bf16", (1, k) if layout[1] == "t" else None))).problem
 
 
 def test_an_entry_belongs_to_its_layout() -> None:

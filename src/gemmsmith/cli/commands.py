@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from gemmsmith.arrays import Spec
+from gemmsmith.backends import BACKENDS
 from gemmsmith.backends.cuda.mnemonics import Code
 from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.binding import bind
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import RandomOperands, execute, resources, scale_shapes
 from gemmsmith.cli.explain import explain
@@ -23,7 +25,8 @@ from gemmsmith.cli.tune import tune
 from gemmsmith.core.chip import HOPPER, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
-from gemmsmith.plans import BACKENDS, Plan
+from gemmsmith.plans import Plan
+from gemmsmith.request import Request
 from gemmsmith.scaling import with_scales
 
 GPU_SIZES = (8192, 8192, 8192)
@@ -60,7 +63,7 @@ main.add_command(tune)
 @options.problem
 @click.option(
     "--backend",
-    type=click.Choice(BACKENDS),
+    type=click.Choice(["auto", *BACKENDS]),
     default="auto",
     show_default=True,
     help="auto: the GPU if there is one, else the simulator.",
@@ -175,20 +178,20 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
     shapes = scale_shapes((m, n, k), (choices["scale_a"], choices["scale_b"]))
     scales = [shape if shape is None else Spec(shape, "fp32") for shape in shapes]
     names = "out_dtype", "accumulate", "precision", "batch_invariant"
-    arguments = {name: choices[name] for name in names} | {"operands": with_scales({}, *scales)}
+    request = Request(a, b, operands=with_scales({}, *scales), **{name: choices[name] for name in names})
     fixed = {f.name: choices[f.name] for f in fields(Config) if choices[f.name] is not None}
     choose_automatically = "tile" not in fixed and (sizes == GPU_SIZES or a.dtype.bits != 16)
     if choose_automatically and not fixed:
-        return Plan(a, b, **arguments), (m, n, k)
+        return Plan(request), (m, n, k)
     from gemmsmith.tuning.dtype_equivalence import config_for_dtype
 
-    config: Config = Plan(a, b, **arguments).config if choose_automatically else config_for_dtype(Config(), a.dtype)
+    config: Config = Plan(request).config if choose_automatically else config_for_dtype(Config(), a.dtype)
     chip, fixed_fields = get_chip(fixed.get("chip", HOPPER.name)), set(fixed)
     without_wgmma = chip != HOPPER or get_design(fixed.get("design", config.design)).mma_kind != "wgmma"
     if without_wgmma and "tile" not in fixed:
         from gemmsmith.tuning.choose_sm80 import choose_sm80
 
-        binding = Plan(a, b, **arguments).binding
+        binding = bind(request)
         config = choose_sm80(binding.problem, binding.spec, chip)
         fixed_fields |= {"design", "tile", "cluster", "consumers"}
     if fixed:
@@ -197,8 +200,8 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
 
         config = complete_config(replace(config, **fixed), fixed_fields, fp16=choices["accumulate"] == "fp16")
         if "stages" not in fixed:
-            config = fit_stages(config, Plan(a, b, config=config, **arguments).spec)
-    return Plan(a, b, config=config, **arguments), (m, n, k)
+            config = fit_stages(config, Plan(replace(request, config=config)).spec)
+    return Plan(replace(request, config=config)), (m, n, k)
 
 
 def operand_specs(

@@ -22,6 +22,7 @@ from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS, amax
 from gemmsmith.epilogue.frontend.show import format_tree, plot_graphs
 from gemmsmith.epilogue.passes import optimize, trace_passes
 from gemmsmith.plans import Plan
+from gemmsmith.request import Request
 
 PACKAGE_FOLDER = str(Path(gemmsmith.__file__).parent)
 OPERAND_KINDS = ("number", "scalar", "row", "column", "matrix")
@@ -56,7 +57,7 @@ def explain(
     operand_dtype = dtype if a.dtype.bits > 8 else "bf16"
     arrays = {name: 1.0 if kind == "number" else Spec(shapes[kind], operand_dtype) for name, kind in kinds.items()}
     try:
-        plan = Plan(a, b, epilogue=function, operands=arrays, precision=precision)
+        plan = Plan(Request(a, b, operands=arrays, epilogue=function, precision=precision))
     except GemmsmithError:
         raise
     except Exception as error:

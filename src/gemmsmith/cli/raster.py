@@ -17,6 +17,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.plans import Plan
+from gemmsmith.request import Request
 from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, plot_waves, simulate_traffic
 
 RASTER_GROUPS = (1, 2, 4, 8, 16, 32)
@@ -38,7 +39,7 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
     \b
     Example: gemmsmith raster --m 4096 --n 14336 --picture raster.png
     """
-    plan = Plan(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, max(k, 1))))
+    plan = Plan(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, max(k, 1)))))
     steps = (*plan.config.tile[:2], L2_MODEL_K_STEP)
     reads = math.prod(ceil_div(size, step) for size, step in zip((m, n, k), steps, strict=True))
     if reads > MAX_TILE_READS:

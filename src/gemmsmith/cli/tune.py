@@ -13,6 +13,7 @@ from gemmsmith.arrays import Spec
 from gemmsmith.binding import bind
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
+from gemmsmith.request import Request
 from gemmsmith.tuning.measure import HALVING_ROUNDS
 from gemmsmith.tuning.search import require_gpu
 from gemmsmith.tuning.tuned_table import user_table
@@ -41,7 +42,7 @@ def tune(
     precision_options: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
     for m, n, k in shapes:
         a, b = Spec((m, k), dtype), Spec((k, n), dtype, (1, max(k, 1)))
-        problem = bind(a, b, **precision_options).problem
+        problem = bind(Request(a, b, **precision_options)).problem
         chip = require_gpu()
         shape_label, flops = f"{m}x{n}x{k}", 2 * m * n * k
         before = None if force else user_table().get(problem, chip)

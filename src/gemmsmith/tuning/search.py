@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from gemmsmith.arrays import Spec, row_major
-from gemmsmith.binding import Binding
+from gemmsmith.binding import bind
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, INT8, DType
@@ -17,6 +18,7 @@ from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.request import Request
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import rank_sm80
 from gemmsmith.tuning.gpus import gpu_at
@@ -30,30 +32,23 @@ RANDOM_PATTERN_ELEMENTS = 1 << 22
 
 
 def tune(
-    a: Spec,
-    b: Spec,
-    binding: Binding,
-    plan_with: Callable[[Config], Any],
-    max_configs: int,
-    on_progress: Callable[[str], None],
+    request: Request, make_plan: Callable[[Request], Any], max_configs: int, on_progress: Callable[[str], None]
 ) -> list[Measured]:
-    """Tune as `gemmsmith.tune`, with data that exceed the L2.
-
-    `binding`: the GEMM of a and b; `plan_with(config)` returns its Plan with a config.
-    """
+    """Tune as `gemmsmith.tune`, with data that exceed the L2; `make_plan` returns the Plan of a request."""
     from gemmsmith.backends.cuda import driver, kernel_loader
 
+    binding = bind(request)
     chip, problem = require_gpu(), binding.problem
     plans: dict[Config, Any] = {}
     for config in _top_candidates(problem, chip, max_configs):
         try:
-            plans[config] = plan_with(config)
+            plans[config] = make_plan(replace(request, config=config))
         except GemmsmithError:  # it does not suit these layouts
             continue
     kernels = ((p.source, p.kernel.name, chip.target) for p in plans.values())
     compile_all(kernels, lambda: on_progress("compile"))
     with kernel_loader.device_guard(0):
-        bench = _Bench(a, b, binding.out_dtype, plans)
+        bench = _Bench(request.a, request.b, binding.out_dtype, plans)
         measured = successive_halving(list(plans), bench.measure, on_progress=lambda: on_progress("measure"))
     if measured:
         save_tuned(problem, measured[0].config, measured[0].us, driver.device_attributes(0).name)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, api, arrays, output_kernels, plans
+from gemmsmith import ArgumentError, Config, api, arrays, output_kernels, packing, plans
 from gemmsmith.backends.cuda import launch_template, run
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.core.chip import CHIPS
@@ -384,7 +384,7 @@ def test_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: t
 
 
 def test_packing_on_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
+    monkeypatch.setattr(packing, "chip_of", lambda a: CHIPS["sm_86"])
     asked = []
     monkeypatch.setattr(run.driver, "require_chip", lambda device, chip: asked.append(chip.name))
     made = OnGpu((9, 16), 0x50000)

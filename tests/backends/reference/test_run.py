@@ -12,6 +12,7 @@ from gemmsmith.backends.reference.matmul import matmul_float64, rounded
 from gemmsmith.backends.reference.run import run
 from gemmsmith.binding import bind
 from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.request import Request
 
 
 @pytest.mark.parametrize("column_major", [False, True])
@@ -24,7 +25,7 @@ def test_results_are_written_where_they_lie(rng: np.random.Generator, column_maj
     def f(acc: Any, bias: Any, scale: Any) -> Any:
         return acc * scale + bias, acc.sum(-1)
 
-    there = bind(a, b, (out, sums), {"bias": bias, "scale": 0.5}, epilogue=f)
+    there = bind(Request(a, b, (out, sums), {"bias": bias, "scale": 0.5}, epilogue=f))
     assert there.swapped == column_major
     run(there.source_graph, there.mma, there.arguments)
     product = matmul_float64(a, b)
@@ -34,6 +35,6 @@ def test_results_are_written_where_they_lie(rng: np.random.Generator, column_maj
 
 def test_nothing_is_written_for_no_elements() -> None:
     a, b, out = np.zeros((0, 4), np.float16), np.zeros((4, 9), np.float16), np.zeros((0, 9), np.float16)
-    there = bind(a, b, out)
+    there = bind(Request(a, b, out))
     run(there.source_graph, there.mma, there.arguments)
     assert out.shape == (0, 9)

@@ -13,6 +13,7 @@ from gemmsmith.backends.sim import Hazard
 from gemmsmith.backends.sim.shadow import Shadow
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.plans import Plan
+from gemmsmith.request import Request
 
 SMALL = Config(tile=(64, 64, 32), cluster=(1, 1), stages=3, consumers=1)
 
@@ -38,7 +39,7 @@ def row_sums(acc: Any) -> Any:
 def test_progress_ends_at_one(rng: np.random.Generator, config: Config, m: int, n: int, k: int, epilogue: Any) -> None:
     a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
     told: list[float] = []
-    assert not Plan(a, b, config=config, epilogue=epilogue).simulate(a, b, progress=told.append).hazards
+    assert not Plan(Request(a, b, config=config, epilogue=epilogue)).simulate(a, b, progress=told.append).hazards
     assert told == sorted(told)
     if k:
         assert len(told) > 4

@@ -16,6 +16,7 @@ from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import select_mma
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.epilogue_plan import plan_epilogue
+from gemmsmith.request import Request
 from gemmsmith.tuning.config_table import configs_for_epilogue
 from gemmsmith.tuning.stage_count import stages_that_fit
 
@@ -79,7 +80,7 @@ def test_rows_of_boxes_are_multiples_of_16_bytes(gated: bool) -> None:
         else:
             with pytest.raises(ConfigError, match=f"got {n}; this epilogue needs a multiple of {least}"):
                 _ = gemmsmith.plan(a, b, epilogue=narrow, config=config).source
-    configs = configs_for_epilogue(bind(a, b, epilogue=narrow).spec).configs
+    configs = configs_for_epilogue(bind(Request(a, b, epilogue=narrow)).spec).configs
     assert all(c.tile[1] % (16 if c.swap_ab else least) == 0 for c in configs)  # D^T pairs rows, not columns
 
 
@@ -127,8 +128,10 @@ def test_a_clusters_ctas_finish_a_part_of_the_columns_each() -> None:
     assert [columns(64, 2), columns(64, 4), columns(16, 2), columns(80, 2)] == [32, 16, 8, 40]
     assert [columns(24, 2), columns(64, 3)] == [24, 64]
     a, b = Spec((64, 64), "bf16"), Spec((64, 3072), "bf16", (1, 64))
-    gated = bind(a, b, epilogue=lambda acc: gemmsmith.deinterleave(acc)[0] * gemmsmith.deinterleave(acc)[1]).spec
-    small = bind(a, b, epilogue=lambda acc: acc.to("fp8_e4m3")).spec
+    gated = bind(
+        Request(a, b, epilogue=lambda acc: gemmsmith.deinterleave(acc)[0] * gemmsmith.deinterleave(acc)[1])
+    ).spec
+    small = bind(Request(a, b, epilogue=lambda acc: acc.to("fp8_e4m3"))).spec
     assert columns(64, 2, gated) == 64
     assert [columns(32, 2, small), columns(16, 2, small)] == [16, 16]
 

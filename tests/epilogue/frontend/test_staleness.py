@@ -28,6 +28,7 @@ from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.request import Request
 
 pytestmark = pytest.mark.filterwarnings("ignore::gemmsmith.RetraceWarning")
 
@@ -355,7 +356,7 @@ def test_nests_follow(name: str, wrappers: list[str], before: float, after: floa
     """Whatever is wrapped around it: what is bound is the graph that a new trace gives."""
 
     def bound(f: Epilogue) -> EpilogueGraph:
-        return bind(A, B, epilogue=f).source_graph
+        return bind(Request(A, B, epilogue=f)).source_graph
 
     def traced(f: Epilogue) -> EpilogueGraph:
         return trace(f, (2, 2), {})
@@ -388,7 +389,7 @@ def test_closures_of_one_factory(steps: list[tuple[str, float]], data: st.DataOb
     i = data.draw(st.integers(0, len(steps) - 1))
     other = [*numbers[:i], data.draw(NUMBERS), *numbers[i + 1 :]]
     for each in (numbers, other):
-        assert bind(A, B, epilogue=made(each)).source_graph == trace(made(each), (2, 2), {})
+        assert bind(Request(A, B, epilogue=made(each))).source_graph == trace(made(each), (2, 2), {})
 
 
 def scale(k: float, inner: Epilogue | None = None) -> Epilogue:
@@ -498,13 +499,13 @@ def test_a_closure_that_changes_while_it_is_traced() -> None:
     thread.start()
     try:
         for _ in range(20):
-            bind(A, B, epilogue=epilogue)
+            bind(Request(A, B, epilogue=epilogue))
     finally:
         going = False
         thread.join()
         sys.setswitchinterval(interval)
     for k in (1.0, 2.0, 3.0):  # noqa: B007
-        assert bind(A, B, epilogue=epilogue).source_graph == trace(epilogue, (2, 2), {})
+        assert bind(Request(A, B, epilogue=epilogue)).source_graph == trace(epilogue, (2, 2), {})
 
 
 @given(st.sampled_from(sorted(PLACES)), st.lists(st.sampled_from(sorted(WRAPPERS)), max_size=3))

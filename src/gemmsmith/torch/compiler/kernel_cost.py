@@ -16,6 +16,7 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.plans import Plan
+from gemmsmith.request import Request
 from gemmsmith.torch.compiler.nodes import fake_tensor, size_hints
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.ops import fp32_precision
@@ -83,7 +84,7 @@ def _cached_plan(
     fp32_precision: str | None,
 ) -> Plan:
     """Return the plan of a matmul; layers of equal shapes share it."""
-    return Plan(a, b, epilogue=epilogue, operands=dict(operands), precision=fp32_precision)
+    return Plan(Request(a, b, operands=dict(operands), epilogue=epilogue, precision=fp32_precision))
 
 
 def _spec(x: Any) -> Spec:

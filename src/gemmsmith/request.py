@@ -1,0 +1,62 @@
+"""A request: what the caller of `gemm`, `plan` or `simulate` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gemmsmith.backends import Backend, check_backend
+from gemmsmith.core.bools import as_bools
+from gemmsmith.core.config import Config
+from gemmsmith.core.errors import ArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """The arrays and options of out = epilogue(a @ b), each as in `gemm`.
+
+    Attributes:
+        a: (m, k) or (batch, m, k), an array, a Spec or an ArrayInfo.
+        b: (k, n) or (batch, k, n), likewise.
+        out: The array of the first result that is not a reduction, or a tuple, list or dict of arrays; None: new ones.
+        operands: All epilogue operands by name, with scales under their operands' names (see `scaling.with_scales`).
+        epilogue: A function, a graph, a visitor tree (an object with a method `graph()` that returns one), or None.
+        out_dtype: Dtype of matrix results that the epilogue does not convert.
+        accumulate: "fp32", "fp16", "promoted", "fast", or None.
+        precision: "tf32", "3xtf32", or None.
+        fast_math: Approximate functions in the epilogue.
+        deterministic: Reductions in a fixed order.
+        config: The kernel's configuration; None: chosen.
+        batch_invariant: Bits of a row that do not depend on m.
+        backend: One of `backends.BACKENDS`, or "auto".
+
+    Raises:
+        ArgumentError: If an option has a wrong type.
+    """
+
+    a: Any
+    b: Any
+    out: Any = None
+    operands: Mapping[str, Any] = field(default_factory=dict)
+    epilogue: Any = None
+    out_dtype: Any = None
+    accumulate: Any = None
+    precision: Any = None
+    fast_math: bool = True
+    deterministic: bool = True
+    config: Config | None = None
+    batch_invariant: bool = False
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        names = ("fast_math", "deterministic", "batch_invariant")
+        for name, value in zip(names, as_bools(**{name: getattr(self, name) for name in names}), strict=True):
+            object.__setattr__(self, name, value)
+        check_backend(self.backend)
+        if self.config is not None and not isinstance(self.config, Config):
+            raise ArgumentError(f"config: got {type(self.config).__name__}; use a gemmsmith.Config")
+
+    def with_arrays(self, a: Any, b: Any, out: Any = None, operands: Mapping[str, Any] | None = None) -> Request:
+        """Return the same request for other arrays."""
+        return replace(self, a=a, b=b, out=out, operands=operands or {})
