@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import gemmsmith
-from gemmsmith import Spec
+from gemmsmith import Spec, plans
 from gemmsmith.tuning import gpus
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -44,7 +44,7 @@ def load(name: str) -> dict[str, Any]:
 @contextmanager
 def choosing_for(gpu: Any) -> Iterator[None]:
     """Let gemmsmith choose configs for `gpu`, whatever this machine has, and without configs that its user tuned."""
-    with mock.patch.object(gpus, "gpu_at", return_value=gpu):
+    with mock.patch.object(plans, "gpu_at", return_value=gpu):
         yield
 
 
