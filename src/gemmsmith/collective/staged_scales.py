@@ -259,7 +259,7 @@ def _make_tensor_map(name: str, matrix: Matrix, p: BoundProblem, box: tuple[int,
     """Return the tensor map of a row-major matrix of scales."""
     if not p.k:
         return TensorMap(0, FP32, (16, 1, 1), (64, 0), (16, 1, 1), 0)
-    extents, strides = (matrix.cols, matrix.rows, p.batch), (matrix.row_stride * 4, matrix.batch_stride * 4)
+    extents, strides = (matrix.cols, matrix.rows, matrix.batch), (matrix.row_stride * 4, matrix.batch_stride * 4)
     return TensorMap(Pointer(name), FP32, extents, strides, box, 0)
 
 

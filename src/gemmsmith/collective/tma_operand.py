@@ -134,7 +134,7 @@ class TmaOperand:
         matrix, address = source(p)
         if not p.k:  # no k-tile is ever loaded, and extents of zero cannot be encoded
             return TensorMap(0, matrix.dtype, (16, 1, 1), (64, 0), (16, 1, 1), 0)
-        return make_tensor_map(matrix, self.tile, self._box_rows(matrix), address, p.batch)
+        return make_tensor_map(matrix, self.tile, self._box_rows(matrix), address)
 
     def _box_rows(self, matrix: Matrix) -> int:
         return box_rows(self.tile, matrix.rows, multicast_slice_rows(self.tile, matrix.rows, self._multicast_ctas))
@@ -159,13 +159,13 @@ def box_rows(tile: Tile, extent: int, slice_rows: int) -> int:
     return slice_rows if tile.major == "MN" else min(slice_rows, extent)
 
 
-def make_tensor_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer, batch: int) -> TensorMap:
-    """Return the tensor map of a (M or N) x K matrix that is loaded or stored in a tile's boxes of `rows` rows."""
+def make_tensor_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer) -> TensorMap:
+    """Return the tensor map of a batch of (M or N) x K matrices that a tile's boxes of `rows` rows load or store."""
     inner, outer, stride = matrix.cols, matrix.rows, matrix.row_stride
     if tile.major == "MN":
         inner, outer, stride = matrix.rows, matrix.cols, matrix.col_stride
     size = matrix.dtype.bytes
     return TensorMap(
-        address, matrix.dtype, (inner, outer, batch), (stride * size, matrix.batch_stride * size),
+        address, matrix.dtype, (inner, outer, matrix.batch), (stride * size, matrix.batch_stride * size),
         (tile.box_inner, rows, 1), tile.swizzle,
     )  # fmt: skip

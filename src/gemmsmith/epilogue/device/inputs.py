@@ -270,7 +270,7 @@ class GmemAuxLoad:
 
 def _tensor_map_with_tile_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
     """Return the tensor map of a matrix operand, with boxes as high as the tile, so the bytes per load are constant."""
-    return make_tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
+    return make_tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)))
 
 
 def box_at(tile: Tile, m: Value, n: Value, box: Value) -> tuple[Value, Value]:

@@ -39,7 +39,7 @@ def _tensor_map_with_clipped_boxes(name: str, tile: Tile, p: BoundProblem) -> Te
     """Return the tensor map of a matrix result, with boxes of no more rows than the matrix."""
     matrix = p.arrays[name]
     rows = box_rows(tile, matrix.rows, tile.outer)
-    return make_tensor_map(matrix, tile, rows, Pointer(result_argument(name)), p.batch)
+    return make_tensor_map(matrix, tile, rows, Pointer(result_argument(name)))
 
 
 class Stores:
