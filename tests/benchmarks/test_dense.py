@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-import dense  # noqa: E402
-
 import gemmsmith  # noqa: E402
+from benchmarks import timing  # noqa: E402
+from benchmarks.rows import load  # noqa: E402
+from benchmarks.speed import dense  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -98,9 +97,9 @@ def test_the_summary_has_both_ratios_of_a_class() -> None:
     assert "   2 shapes   cuBLASLt / ours   geometric mean 1.414   least 1.000 at 16x4096x4096" in text
 
 
-@pytest.mark.parametrize("name", ["dense-ragged-h200.json", "dense-half-h200.json"])
+@pytest.mark.parametrize("name", ["dense-ragged-h200", "dense-half-h200"])
 def test_rows_without_cublaslt_have_a_summary(name: str) -> None:
-    lines = dense.summary(json.loads((RESULTS / name).read_text())["rows"])
+    lines = dense.summary(load(name)["rows"])
     assert lines
     assert not any("cuBLASLt" in line for line in lines)
     assert all("geometric mean" in line for line in lines)
@@ -119,7 +118,7 @@ def test_resuming_measures_the_shapes_that_are_missing(tmp_path: Path, monkeypat
 
     file = tmp_path / "rows.json"
     monkeypatch.setattr(dense, "measure", measure)
-    monkeypatch.setattr(dense, "machine", dict)
+    monkeypatch.setattr(timing, "machine", dict)
     for shapes in (["1x16x16"], ["1x16x16", "2x16x16"], ["1x16x16", "2x16x16"]):
         words = [word for shape in shapes for word in ("--shape", shape)]
         monkeypatch.setattr(sys, "argv", ["dense.py", *words, "--json", str(file), "--resume"])

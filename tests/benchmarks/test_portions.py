@@ -12,16 +12,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-import dense
-import invariant
-import ladder
-import operands
-import portions
-import quantize
-from suite import block_scaled
-
-import epilogues
 import gemmsmith
+from benchmarks import portions, timing
+from benchmarks.ladder import speed as ladder
+from benchmarks.speed import epilogues, invariant, operands, quantize
+from benchmarks.suite import block_scaled
 
 pytestmark = pytest.mark.torch
 
@@ -73,7 +68,7 @@ def test_a_run_goes_on_where_one_was_ended(
 
     monkeypatch.setattr(script, "measure", measure)
     monkeypatch.setattr(invariant, "require_same_rows", lambda n, k: None)
-    monkeypatch.setattr(dense, "machine", dict)  # there is no GPU to name
+    monkeypatch.setattr(timing, "machine", dict)  # there is no GPU to name
     file = tmp_path / "rows.json"
     monkeypatch.setattr(sys, "argv", ["script", "--json", str(file), "--resume"])
     with pytest.raises(KeyboardInterrupt):
