@@ -2,7 +2,7 @@
 
 Also the cost of the first call with a new M when the kernel exists: each odd M once, after all even ones.
 
-python -m benchmarks.speed.launch --json benchmarks/results/launch-h200.json
+    python -m benchmarks.speed.launch --json benchmarks/results/launch-h200.json
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ from torch import nn
 
 import gemmsmith
 import gemmsmith.torch as gt
-from benchmarks import portions
-from benchmarks.speed import dense, launch
+from benchmarks import portions, timing
+from benchmarks.speed import launch
 from benchmarks.torch.models import GeluMLP, Head, Labels, SwiGLU, Transformer
 
 THEIRS = {
@@ -232,8 +232,8 @@ def timed(
     if not torch.cuda.is_available():
         return {name: [launch.once(run)] for name, run in runs.items()}, []
     if training:
-        return dense.shuffled({n: SimpleNamespace(replay=run) for n, run in runs.items()}, 1, seconds, rounds)
-    return dense.shuffled({n: dense.captured(run, [()]) for n, run in runs.items()}, 1, seconds, rounds)
+        return timing.shuffled({n: SimpleNamespace(replay=run) for n, run in runs.items()}, 1, seconds, rounds)
+    return timing.shuffled({n: timing.captured(run, [()]) for n, run in runs.items()}, 1, seconds, rounds)
 
 
 def measure(name: str, is_tiny: bool, seconds: float, rounds: int) -> list[dict[str, Any]]:
@@ -319,7 +319,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = dense.options(__doc__)
+    parser = timing.options(__doc__)
     parser.add_argument("--case", action="append", choices=["host", *CASES], help="instead of all; may be repeated")
     parser.add_argument("--block", type=float, default=1.05, help="seconds of a block")
     parser.add_argument("--rounds", type=int, default=5)
@@ -337,7 +337,7 @@ def main() -> None:
         for row in rows:
             if row["case"] == name:
                 print(shown(row), flush=True)
-        dense.save(arguments.json, rows)
+        timing.save(arguments.json, rows)
 
 
 if __name__ == "__main__":
