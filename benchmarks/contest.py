@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cublaslt
-import portions
 import torch
-from dense import L2_BYTES, captured, fastest, machine, options, replayed, save, sm_clock
 
 import gemmsmith
+from benchmarks import cublaslt, portions
+from benchmarks.timing import L2_BYTES, captured, fastest, machine, options, replayed, save, sm_clock
 from gemmsmith.tuning.measure import compile_all
 
 Call = Callable[[Any], Any]

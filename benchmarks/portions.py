@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
+
+from benchmarks.rows import read
 
 Job = TypeVar("Job", bound=Hashable)
 
@@ -24,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def load_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of earlier runs with --resume, otherwise none."""
     if arguments.resume and arguments.json and arguments.json.exists():
-        rows: list[dict[str, Any]] = json.loads(arguments.json.read_text())["rows"]
+        rows: list[dict[str, Any]] = read(arguments.json)["rows"]
         return rows
     return []
 

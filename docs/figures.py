@@ -6,39 +6,22 @@ the tables into the pages; tests/test_docs.py compares them.
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import gemmsmith
+from benchmarks.rows import Row, find, load
 from gemmsmith import Spec, plans
 from gemmsmith.tuning import gpus
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-Row = dict[str, Any]
-
-FORMER = {
-    "warp_specialized": "cooperative",
-    "lockstep": "sync_clusters",
-    "swapped": "swap_ab",
-    "reuse": "alias_epilogue",
-}
-"""Words of configs in old files -> today's."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 MIN_CURRENT = 0.9
 """A geometric mean is shown if at least this fraction of its file's rows has the config that is chosen today."""
-
-
-def load(name: str) -> dict[str, Any]:
-    """Return a results file."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 @contextmanager
@@ -57,7 +40,7 @@ def stand_in(rows: int, columns: int, layout: str, dtype: str, batch: int = 1) -
 
 
 def plain(r: Row) -> gemmsmith.Plan:
-    """Plan a GEMM without an epilogue, as benchmarks/dense.py and benchmarks/kinds.py have it."""
+    """Plan a GEMM without an epilogue, as benchmarks/speed/dense.py and benchmarks/speed/kinds.py have it."""
     kind, batch = r.get("kind") or DTYPES.get(r.get("dtype"), "bf16"), r.get("batch", 1)
     if kind == "fp8_blocks":
         return block_scaled(r)
@@ -77,7 +60,7 @@ def plain(r: Row) -> gemmsmith.Plan:
 
 
 def block_scaled(r: Row) -> gemmsmith.Plan:
-    """Plan an FP8 GEMM with block scales, as benchmarks/fp8.py has it."""
+    """Plan an FP8 GEMM with block scales, as benchmarks/speed/fp8.py has it."""
     m, n, k = r["m"], r["n"], r["k"]
     blocks, wide = -(-k // 128), -(-n // 128)
     a, b = stand_in(m, k, "n", "fp8_e4m3"), stand_in(k, n, "t", "fp8_e4m3")
@@ -113,7 +96,7 @@ EPILOGUES: dict[str, tuple[str, Callable[..., Any], tuple[str, ...]]] = {
 
 
 def fused(r: Row) -> gemmsmith.Plan:
-    """Plan a GEMM with an epilogue, as benchmarks/epilogues.py has it."""
+    """Plan a GEMM with an epilogue, as benchmarks/speed/epilogues.py has it."""
     m, n, k = r["m"], r["n"], r["k"]
     _, epilogue, names = EPILOGUES[r["epilogue"]]
     operands = {name: Spec({"bias": (n,), "residual": (m, n)}[name], "bf16") for name in names}
@@ -124,8 +107,7 @@ def fused(r: Row) -> gemmsmith.Plan:
 
 def is_current(r: Row, planned: Callable[[Row], gemmsmith.Plan]) -> bool:
     """Return whether gemmsmith still chooses the config that the row was measured with."""
-    measured = re.sub(r"\w+", lambda word: FORMER.get(word.group(), word.group()), r["config"])
-    return measured == str(planned(r).config)
+    return r["config"] == str(planned(r).config)
 
 
 @cache
@@ -167,7 +149,7 @@ def source(name: str, used: int | None = None) -> str:
     left_out = "" if used in (None, count) else f" {used} of {count} rows; the config of the others has changed since."
     return (
         f"*{gpu}, CUDA {machine['cuda']}, torch {torch}, commit {commit}, "
-        f"[rows](../benchmarks/results/{name}.json).{left_out}*"
+        f"[rows](../benchmarks/results/{find(name).name}).{left_out}*"
     )
 
 
@@ -306,7 +288,7 @@ def chosen() -> str:
     rows = load("fused-h100")["rows"]
     over = [1 / r["best_ratio"] for r in rows]
     text = (
-        f"Of {len(rows)} fused GEMMs (`python benchmarks/fused.py`) the chosen config takes "
+        f"Of {len(rows)} fused GEMMs (`python -m benchmarks.speed.fused`) the chosen config takes "
         f"{statistics.geometric_mean(over):.3f} of the time of the fastest of 60, in the mean, and at most "
         f"{max(over):.3f}."
     )
@@ -324,7 +306,7 @@ WITHDRAWN = {
 def withdrawn() -> str:
     cells = (
         f"{what} | {len(current(name, planned))} of {len(load(name)['rows'])} | "
-        f"[{name}](../benchmarks/results/{name}.json)"
+        f"[{name}](../benchmarks/results/{find(name).name})"
         for name, (what, planned) in WITHDRAWN.items()
     )
     return table("what was measured | rows whose config is still chosen | file", cells)

@@ -5,38 +5,26 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+from benchmarks.rows import find, load, names
 
 FILES: dict[str, tuple[str, str, str]] = {
     # file: question, commit, date of that commit
-    "before-h200": ("Did three changes to arrivals, waits and counters cost speed? Earlier kernels against later ones.",
-                    "d32e437", "2026-11-22"),
-    "before-printed-h200": ("Did printing repeated code once cost speed? Earlier kernels against later ones.",
-                            "c2a8341", "2026-11-23"),
-    "boxes-h200": ("What do TMA boxes save that are no taller than the operand?", "ea12b56", "2026-11-21"),
     "chain-h200": ("Does programmatic dependent launch speed up a chain of GEMMs?", "4e90d00", "2026-11-21"),
     "counters-h200": ("Does the L2 model predict the bytes that hardware counters measure, by raster order?",
                       "0afc505", "2026-11-22"),
-    "dense-h200": ("Four large GEMMs against torch.mm, an early version.", "3db7638", "2026-11-21"),
     "dense-half-h200": ("fp16 operands: fp16 against fp32 accumulation, and torch.mm.", "3401c88", "2026-11-22"),
     "dense-layouts-h200": ("4096 x 4096 x 4096 in the layouts nn, nt, tn and tt.", "3401c88", "2026-11-22"),
-    "dense-order-h200": ("Does the order of the measured blocks change the ratio?", "e252a3e", "2026-11-21"),
     "dense-ragged-h200": ("40 GEMMs of random sizes against torch.mm and against padding.", "3401c88", "2026-11-22"),
     "dense-suite-h200": ("122 GEMMs of the suite against torch.mm and cuBLASLt.", "e7bc595", "2026-11-23"),
-    "dense-swapped-h200": ("Five shapes with `swap_ab` against cuBLASLt's fastest algorithm.", "c2a8341", "2026-11-23"),
-    "dense-unseen-corrected-h200": ("16 of the unseen GEMMs with the model's correction.", "0915fb4", "2026-11-23"),
     "dense-unseen-h200": ("200 GEMMs of layers that are not in the table of tuned configs.", "70205cb", "2026-11-23"),
     "epilogues-h200": ("Fused epilogues against plain GEMMs, torch eager and torch.compile.", "c9d5e26", "2026-11-24"),
     "epilogues-tuned-h200": ("The same with an earlier choice of configs, eager only.", "3401c88", "2026-11-22"),
     "fp8-h200": ("FP8 with block scales against torch, cuBLASLt and DeepGEMM, by layer.", "c9d5e26", "2026-11-24"),
     "fp8-unseen-h200": ("FP8 with block scales on layers that are not in the table.", "c9d5e26", "2026-11-24"),
     "fused-h100": ("Fused GEMMs: the chosen config against the best of a sweep of 60.", "beb0790", "2026-11-26"),
-    "fuzz-h200": ("Random problems: which results were wrong?", "7939d60", "2026-11-22"),
     "kinds-h100": ("Every kind of GEMM against torch and cuBLASLt.", "beb0790", "2026-11-26"),
     "ladder-counters-h200": ("Are the simulator's counters those of Nsight Compute?", "3a74253", "2026-11-24"),
     "ladder-h200": ("How fast is each kernel of the ladder, and loops of its instructions alone?",
@@ -44,20 +32,14 @@ FILES: dict[str, tuple[str, str, str]] = {
     "launch-h200": ("What does a call cost on the host?", "c9d5e26", "2026-11-24"),
     "ladder-h100": ("sgemm and mma_multistage on an H100.", "66e0bfd", "2026-11-26"),
     "launch-h100": ("What does a call cost on the host of an H100?", "66e0bfd", "2026-11-26"),
-    "layers-first-h100": ("The three GEMMs of a training step for 20 layers that the choice was fitted to later.",
-                          "66e0bfd", "2026-11-26"),
     "layers-h100": ("The three GEMMs of a training step for 20 layers.", "beb0790", "2026-11-26"),
     "layouts-h100": ("20 square and oblong GEMMs in bf16 and fp16, in all layouts.", "beb0790", "2026-11-26"),
     "lockstep-h200": ("What does `sync_clusters` gain, by tile, raster group and interval? With L2 counters.",
                       "0afc505", "2026-11-22"),
     "mma-h200": ("Which bits do mma.sync and wmma compute? Single instructions on chosen and random vectors.",
                  "2243e53", "2026-11-23"),
-    "parts-h200": ("How fast is a kernel without its loads of A, or its stores?", "d43b215", "2026-11-22"),
     "predicated-producer-h200": ("Unaligned operands: packing against a producer of predicated loads.",
                                  "2384011", "2026-11-21"),
-    "stamps-h200": ("Where do the cycles of a CTA go, step by step?", "be3e25c", "2026-11-21"),
-    "stress-h100": ("The same on an H100, two processes.", "beb0790", "2026-11-26"),
-    "stress-h200": ("Threads, streams, graphs and processes at once: any wrong result?", "dd4fa3d", "2026-11-22"),
     "survey-fp8-h200": ("30 and more configs of 60 FP8 shapes, to fit the model.", "cb9190c", "2026-11-23"),
     "survey-fp8-layers-h200": ("About 30 more configs for each of 12 slow FP8 layers.", "a6d1eef", "2026-11-23"),
     "survey-h200": ("64 configs for each of 324 shapes, to fit the model.", "884b1de", "2026-11-23"),
@@ -82,13 +64,9 @@ FILES: dict[str, tuple[str, str, str]] = {
     "sweep-third-h200": ("Third sweep: tiles of 256 rows, pingpong of 128 x 176.", "f9e8d1b", "2026-11-21"),
     "sweep-unseen-h200": ("Two corrections of the model on 48 unseen shapes, blocks of a second.",
                           "c9d5e26", "2026-11-24"),
-    "swing-h200": ("Does a chip at its power limit hold one clock?", "dffbaf4", "2026-11-21"),
     "tries-fp32-h100": ("fp32 on CUDA cores: 756 configs and torch.mm.", "a7889f1", "2026-11-25"),
-    "tries-fp8-h200": ("Variants of the FP8 mainloop with block scales.", "f49e5f8", "2026-11-23"),
     "tries-h200": ("Variants of the bf16 kernels that were tried, one by one.", "d43b215", "2026-11-22"),
     "tries-ladder-h200": ("Variants of sgemm, mma_multistage and wmma.", "bf9e60b", "2026-11-23"),
-    "tries-loss-h100": ("What exact logits cost FusedLinearCrossEntropy in time and memory.", "ded3878", "2026-11-25"),
-    "tries-promoted-h200": ("Variants of the promoted mainloop against DeepGEMM.", "445c248", "2026-11-23"),
     "tries-stores-h100": ("`streaming_stores` on batches with little K.", "97e1f5b", "2026-11-25"),
     "tries-tf32-h100": ("TF32 with MN-major operands: fragments of A loaded by threads.", "97e1f5b", "2026-11-25"),
     "untuned-h200": ("The model's choice against the table's on the suite.", "d43b215", "2026-11-22"),
@@ -100,23 +78,21 @@ INTRODUCTION = """\
 # Measured rows
 
 Which file answers which question. Each was written by a script of `benchmarks/` (its `machine` entry has the command,
-the GPU and the versions). Measured values are never changed; configs may have names of that time. *Commit*: the tree
+the GPU and the versions). Measured values are never changed; configs are written as `str(Config)`
+has them today, texts in the words of their time. *Commit*: the tree
 that was measured if the file records it, else the one that added the rows; a file that was resumed may have rows of
 earlier trees. The pages that use a file are in the last column. Everything ran with CUDA 13.0 and torch 2.11.0.
-`python docs/generate.py` writes this page from `docs/results.py`.
+`benchmarks/rows.py` reads the files; those larger than 20 kB are compressed by xz, and sweeps are one file, with a row
+for each config that was timed. `python docs/generate.py` writes this page from `docs/results.py`.
 
 | file | question | GPU | rows | commit | date | used in |
 | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
-def _about(path: Path) -> tuple[str, int | str]:
+def _about(name: str) -> tuple[str, int | str]:
     """Return the GPU and the number of rows of a file."""
-    gpu = path.stem.rsplit("-", 1)[1].upper()
-    if path.suffix != ".json":
-        return gpu, "bits"
-    file: Any = json.loads(path.read_text())
-    return gpu, len(file if isinstance(file, list) else file["rows"])
+    return name.rsplit("-", 1)[1].upper(), "bits" if ".npz" in find(name).suffixes else len(load(name)["rows"])
 
 
 def _users(name: str, pages: dict[str, str]) -> list[str]:
@@ -132,10 +108,10 @@ def index(root: Path) -> str:
     pages = {str(page.relative_to(root)): page.read_text()
              for page in (root / "README.md", *sorted((root / "docs").rglob("*.md")))}  # fmt: skip
     lines = []
-    for path in sorted(RESULTS.glob("*-h*0.*")):
-        question, commit, date = FILES[path.stem]
-        gpu, count = _about(path)
+    for name in names():
+        question, commit, date = FILES[name]
+        gpu, count = _about(name)
         users = ", ".join(f"[{page.removeprefix('docs/').removesuffix('.md')}](../../{page})"
-                          for page in _users(path.stem, pages))  # fmt: skip
-        lines.append(f"| [{path.stem}]({path.name}) | {question} | {gpu} | {count} | {commit} | {date} | {users} |\n")
+                          for page in _users(name, pages))  # fmt: skip
+        lines.append(f"| [{name}]({find(name).name}) | {question} | {gpu} | {count} | {commit} | {date} | {users} |\n")
     return INTRODUCTION + "".join(lines)

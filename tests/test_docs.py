@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from docs import figures, generate, results
+from docs import generate, results
 from PIL import Image
 
 import gemmsmith
+from benchmarks.rows import find, load, names
 from gemmsmith.cli import ladder, main
 from gemmsmith.ladder import RUNG_CASES, RungCase
 from gemmsmith.tuning import roofline
@@ -251,16 +252,11 @@ def test_prose_has_no_figures_of_speed(name: str) -> None:
 
 def test_every_file_of_rows_is_in_the_index() -> None:
     """And the commit of a file is the one that it records, if it does."""
-    files = {path.stem: path for path in results.RESULTS.iterdir() if path.suffix in (".json", ".npz")}
-    assert files.keys() == results.FILES.keys()
-    for name, path in files.items():
-        machine = json.loads(path.read_text()) if path.suffix == ".json" else []
-        recorded = (
-            machine["machine"].get("commit")
-            if isinstance(machine, dict) and isinstance(machine["machine"], dict)
-            else None
-        )
-        assert recorded in (None, results.FILES[name][1]), name
+    assert names() == sorted(results.FILES)
+    for name, (_, commit, _) in results.FILES.items():
+        machine = load(name)["machine"] if ".json" in find(name).suffixes else {}
+        if isinstance(machine, dict):  # not of several runs
+            assert machine.get("commit", commit) == commit, name
 
 
 def test_the_notebooks_rows_exist() -> None:
@@ -294,14 +290,10 @@ def test_the_ladder_quotes_its_files() -> None:
         assert any(textwrap.indent(block, " " * depth) in source for depth in range(4, 32, 4)), (file, block)
 
 
-def rows_of(name: str) -> list[dict[str, Any]]:
-    return figures.load(name.removesuffix(".json"))["rows"]
-
-
 def test_the_figures_of_the_ladder_are_those_of_its_rows() -> None:
     """The tables, and below each rung its counts, its bound, and what was measured."""
-    text, name = LADDER.read_text(), "ladder-h200.json"
-    measured = ladder.load_measurements(ROOT / "benchmarks" / "results" / name, (4096, 4096, 4096))
+    text, name = LADDER.read_text(), "ladder-h200"
+    measured = ladder.load_measurements(find(name), (4096, 4096, 4096))
     for row in json.loads((ROOT / "docs" / "ladder.json").read_text()):
         cells = ladder.format_counts(row)[:-1]
         own = ladder.format_measurements(row | measured.get((row["rung"], row["dtype"]), {}))
@@ -318,7 +310,7 @@ def test_the_figures_of_the_ladder_are_those_of_its_rows() -> None:
         "FFMA {fma:.1f}, dp4a {dp4a:.1f}, mma.sync {mma_bf16:.1f} of bf16, {mma_tf32:.1f} of TF32, {mma_int8:.1f} of "
         "int8, wgmma {wgmma_bf16:.1f}."
     )
-    wanted = loops.format(**{x["loop"]: x["loop_tflops"] for x in rows_of(name)})
+    wanted = loops.format(**{x["loop"]: x["loop_tflops"] for x in load(name)["rows"]})
     assert wanted in " ".join(text.split()), wanted
 
 
@@ -337,7 +329,7 @@ def test_the_rates_of_the_ladder_are_those_of_its_bounds() -> None:
 
 def test_what_nsight_compute_counts() -> None:
     """How many numbers were compared, and how many are equal."""
-    rows = [(x["part"] == "probes", y) for x in rows_of("ladder-counters-h200.json") for y in x["compared"]]
+    rows = [(x["part"] == "probes", y) for x in load("ladder-counters-h200")["rows"] for y in x["compared"]]
     groups = {
         "sectors of global memory": lambda probe, counter: counter.startswith("sectors"),
         "bytes of TMA": lambda probe, counter: counter.startswith("bytes"),

@@ -9,7 +9,7 @@ import pytest
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[str]:
     """Replace the timing of modules, and return the names of what was replayed, in order."""
-    import contest
+    from benchmarks import contest
 
     replayed: list[str] = []
 

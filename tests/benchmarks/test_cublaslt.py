@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-import cublaslt  # noqa: E402
+from benchmarks import cublaslt  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,20 +11,19 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-import dense  # noqa: E402
-
 import gemmsmith  # noqa: E402
+from benchmarks import timing  # noqa: E402
+from benchmarks.rows import load  # noqa: E402
+from benchmarks.speed import dense  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_result_is_right_only_where_every_element_is(dtype: torch.dtype, rng: np.random.Generator) -> None:
     m, n, k = 48, 80, 512
     a, b = (torch.from_numpy(rng.standard_normal(size)).to(dtype) for size in ((m, k), (k, n)))
-    d, product = torch.empty(m, n, dtype=dtype), dense.exact(a, b)
+    d, product = torch.empty(m, n, dtype=dtype), timing.exact(a, b)
 
     def right(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
         d.copy_(a.float() @ b.float())
@@ -38,9 +37,9 @@ def test_a_result_is_right_only_where_every_element_is(dtype: torch.dtype, rng: 
     def all_is_a_little_larger(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
         d.copy_(1.05 * (a.float() @ b.float()))
 
-    assert dense.is_right(right, a, b, d, product)
+    assert timing.is_right(right, a, b, d, product)
     for wrong in (one_is_missing, a_step_is_missing, all_is_a_little_larger):
-        assert not dense.is_right(wrong, a, b, d, product), wrong
+        assert not timing.is_right(wrong, a, b, d, product), wrong
 
 
 def test_algorithms_that_fail_or_are_wrong_are_left_out(
@@ -59,7 +58,7 @@ def test_algorithms_that_fail_or_are_wrong_are_left_out(
 
     monkeypatch.setattr(dense.cublaslt, "algorithms", lambda a, b, d: [failing, wrong, right])
     monkeypatch.setattr(dense, "captured", lambda call, sets: call)
-    lt_graphs = dense.lt_graphs([(a, b, torch.empty(64, 64, dtype=torch.bfloat16))], dense.exact(a, b))
+    lt_graphs = dense.lt_graphs([(a, b, torch.empty(64, 64, dtype=torch.bfloat16))], timing.exact(a, b))
     assert list(lt_graphs) == [right]
     assert "result is wrong" in capsys.readouterr().err
 
@@ -68,7 +67,7 @@ def test_the_fastest_algorithm_is_found_in_ever_longer_blocks(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shorter a block, the further off it may be, as on a chip at its power limit."""
-    noise = dict(zip((seconds for _, seconds in dense.SELECTION), (0.05, 0.009, 0), strict=True))
+    noise = dict(zip((seconds for _, seconds in timing.SELECTION), (0.05, 0.009, 0), strict=True))
     measured: list[float] = []
 
     def block(graph: float, calls: int, seconds: float, warm_up: float) -> float:
@@ -77,12 +76,12 @@ def test_the_fastest_algorithm_is_found_in_ever_longer_blocks(
         measured.append(seconds)
         return float(graph * rng.uniform(1, 1 + noise[seconds]))
 
-    monkeypatch.setattr(dense, "block", block)
+    monkeypatch.setattr(timing, "block", block)
     graphs: dict[Any, Any] = {f"algorithm {i}": 10 + 0.1 * i for i in range(32)}
-    assert dense.fastest(graphs, 3) == "algorithm 0"
-    assert [measured.count(seconds) for _, seconds in dense.SELECTION] == [32, 8, 2]
-    assert dense.fastest({}, 3) is None
-    assert dense.fastest({"only": 1.0}, 3) == "only"
+    assert timing.fastest(graphs, 3) == "algorithm 0"
+    assert [measured.count(seconds) for _, seconds in timing.SELECTION] == [32, 8, 2]
+    assert timing.fastest({}, 3) is None
+    assert timing.fastest({"only": 1.0}, 3) == "only"
 
 
 def test_the_summary_has_both_ratios_of_a_class() -> None:
@@ -98,9 +97,9 @@ def test_the_summary_has_both_ratios_of_a_class() -> None:
     assert "   2 shapes   cuBLASLt / ours   geometric mean 1.414   least 1.000 at 16x4096x4096" in text
 
 
-@pytest.mark.parametrize("name", ["dense-ragged-h200.json", "dense-half-h200.json"])
+@pytest.mark.parametrize("name", ["dense-ragged-h200", "dense-half-h200"])
 def test_rows_without_cublaslt_have_a_summary(name: str) -> None:
-    lines = dense.summary(json.loads((RESULTS / name).read_text())["rows"])
+    lines = dense.summary(load(name)["rows"])
     assert lines
     assert not any("cuBLASLt" in line for line in lines)
     assert all("geometric mean" in line for line in lines)
@@ -119,7 +118,7 @@ def test_resuming_measures_the_shapes_that_are_missing(tmp_path: Path, monkeypat
 
     file = tmp_path / "rows.json"
     monkeypatch.setattr(dense, "measure", measure)
-    monkeypatch.setattr(dense, "machine", dict)
+    monkeypatch.setattr(timing, "machine", dict)
     for shapes in (["1x16x16"], ["1x16x16", "2x16x16"], ["1x16x16", "2x16x16"]):
         words = [word for shape in shapes for word in ("--shape", shape)]
         monkeypatch.setattr(sys, "argv", ["dense.py", *words, "--json", str(file), "--resume"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch")
-import fp8  # noqa: E402
+from benchmarks.speed import fp8  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

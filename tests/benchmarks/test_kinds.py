@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-import contest  # noqa: E402
-import kinds  # noqa: E402
-import layers  # noqa: E402
-from kinds import KINDS, Case, Job  # noqa: E402
 from tests.benchmarks.stubs import on_the_cpu  # noqa: E402
+
+from benchmarks import contest  # noqa: E402
+from benchmarks.speed import kinds, layers  # noqa: E402
+from benchmarks.speed.kinds import KINDS, Case, Job  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

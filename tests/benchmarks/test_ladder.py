@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-import ladder  # noqa: E402
-
+from benchmarks.ladder import speed as ladder  # noqa: E402
 from gemmsmith.ladder import RUNG_CASES  # noqa: E402
 
 pytestmark = pytest.mark.torch

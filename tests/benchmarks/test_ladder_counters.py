@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import ladder_counters
-import nsight
 import pytest
-from ladder_metrics import COUNTERS, METRICS, OPCODES, REASONS, compared, differ, reason
-from probe_shared import Probe, probes
 
+from benchmarks.ladder import counters as ladder_counters
+from benchmarks.ladder.metrics import COUNTERS, METRICS, OPCODES, REASONS, compared, differ, reason
+from benchmarks.probe import nsight
+from benchmarks.probe.shared import Probe, probes
+from benchmarks.rows import load
 from gemmsmith.backends.cuda.listing import build_listing
 from gemmsmith.ladder import RUNG_CASES
 
@@ -89,8 +88,7 @@ def test_what_ncu_complains_of_is_left_out(complaint: str, monkeypatch: pytest.M
 @pytest.fixture(scope="module")
 def stored() -> list[dict[str, Any]]:
     """What was measured on an H200, and counted."""
-    results = Path(ladder_counters.__file__).with_name("results") / "ladder-counters-h200.json"
-    return list(json.loads(results.read_text())["rows"])
+    return list(load("ladder-counters-h200")["rows"])
 
 
 def test_stored_rows_agree(stored: list[dict[str, Any]]) -> None:

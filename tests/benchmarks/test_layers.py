@@ -7,12 +7,11 @@ import json
 import pytest
 
 torch = pytest.importorskip("torch")
-import contest  # noqa: E402
-import fused  # noqa: E402
-import kinds  # noqa: E402
-import layers  # noqa: E402
-from suite import OBLONG, SQUARES, TRAINED  # noqa: E402
 from tests.benchmarks.stubs import on_the_cpu  # noqa: E402
+
+from benchmarks import contest  # noqa: E402
+from benchmarks.speed import fused, kinds, layers  # noqa: E402
+from benchmarks.suite import OBLONG, SQUARES, TRAINED  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -12,16 +12,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-import dense
-import invariant
-import ladder
-import operands
-import portions
-import quantize
-from suite import block_scaled
-
-import epilogues
 import gemmsmith
+from benchmarks import portions, timing
+from benchmarks.ladder import speed as ladder
+from benchmarks.speed import epilogues, fp8_epilogues, invariant, quantize
+from benchmarks.suite import block_scaled
 
 pytestmark = pytest.mark.torch
 
@@ -73,7 +68,7 @@ def test_a_run_goes_on_where_one_was_ended(
 
     monkeypatch.setattr(script, "measure", measure)
     monkeypatch.setattr(invariant, "require_same_rows", lambda n, k: None)
-    monkeypatch.setattr(dense, "machine", dict)  # there is no GPU to name
+    monkeypatch.setattr(timing, "machine", dict)  # there is no GPU to name
     file = tmp_path / "rows.json"
     monkeypatch.setattr(sys, "argv", ["script", "--json", str(file), "--resume"])
     with pytest.raises(KeyboardInterrupt):
@@ -87,19 +82,18 @@ def test_a_run_goes_on_where_one_was_ended(
 
 
 def test_jobs_are_mixed() -> None:
-    jobs = operands.jobs()
-    assert len(jobs) == len(set(jobs)) == sum(map(len, operands.SUITE.values()))
-    assert {what for what, *_ in jobs[: len(operands.SUITE)]} == set(operands.SUITE)
+    jobs = fp8_epilogues.jobs()
+    assert len(jobs) == len(set(jobs)) == sum(map(len, fp8_epilogues.SUITE.values()))
+    assert {what for what, *_ in jobs[: len(fp8_epilogues.SUITE)]} == set(fp8_epilogues.SUITE)
 
 
 def test_a_summary_of_what_was_measured() -> None:
     row = {"m": 1, "n": 1, "k": 1, "us": 1.0}
-    rows = [{**row, "what": "fast", "torch_ratio": x, "ours_error": 2.0, "torch_error": 1.0} for x in (2.0, 0.5)]
-    rows.append({**row, "what": "along_k", "along_m_ratio": 0.99})
-    assert operands.summary(rows) == [
-        "fast         2 shapes   torch / ours 1.000, least 0.500",
-        "fast         2 shapes   error, ours / torch's, at most 2.00",
+    rows = [{**row, "what": "along_k", "along_m_ratio": 0.99}]
+    rows += [{**row, "what": "gelu", "bare_ratio": x} for x in (2.0, 0.5)]
+    assert fp8_epilogues.summary(rows) == [
         "along_k      1 shapes   along_m / ours 0.990, least 0.990",
+        "gelu         2 shapes   bare / ours 1.000, least 0.500",
     ]
 
 
@@ -109,12 +103,12 @@ def test_quantizing_is_measured_each_way_once() -> None:
     assert (1, 2, "", "row-major", True) in jobs
 
 
-@pytest.mark.parametrize("what", ["along_k", *operands.EPILOGUES])
+@pytest.mark.parametrize("what", ["along_k", *fp8_epilogues.EPILOGUES])
 def test_epilogues_have_kernels(what: str) -> None:
     """For stand-ins of the arrays that a GPU would have."""
     (a, b), scales = block_scaled((300, 512, 384))
     bias, c = gemmsmith.Spec((512,), "bf16"), gemmsmith.Spec((300, 512), "bf16")
     given = {"gelu": {"bias": bias}, "added": {"c": c}}.get(what, {})
-    plan = gemmsmith.plan(a, b, **scales, epilogue=operands.EPILOGUES.get(what), operands=given)
+    plan = gemmsmith.plan(a, b, **scales, epilogue=fp8_epilogues.EPILOGUES.get(what), operands=given)
     assert plan.spec.promoted
     assert plan.source

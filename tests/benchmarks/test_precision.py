@@ -1,4 +1,4 @@
-"""benchmarks/precision.py plots what kernels compute."""
+"""benchmarks/tools/precision.py plots what kernels compute."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import precision
 import pytest
 
 import gemmsmith
+from benchmarks.tools import precision
 
 DEPTH = 384
 

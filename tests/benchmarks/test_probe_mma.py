@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import probe_mma
 import pytest
-from probe_findings import Measured
-from probe_models import Model, assumed, ranked, unequal
-from probe_vectors import numbers, random_tiles, selected_vectors
 
+from benchmarks.probe import mma as probe_mma
+from benchmarks.probe.findings import Measured
+from benchmarks.probe.models import Model, assumed, ranked, unequal
+from benchmarks.probe.vectors import numbers, random_tiles, selected_vectors
 from gemmsmith.core.dtypes import BF16, FP16, FP32, TF32
 from gemmsmith.core.mma import Mma, select_mma
 from gemmsmith.hw.fused_sum import fused_sum

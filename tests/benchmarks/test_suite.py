@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from importlib import resources
-from pathlib import Path
 
-from suite import (
+from benchmarks.rows import load, names
+from benchmarks.suite import (
     CUBES,
     LARGEST,
     LAYERS,
@@ -22,8 +22,6 @@ from suite import (
     classes,
     roles,
 )
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def is_power_of_two(m: int) -> bool:
@@ -61,8 +59,8 @@ def test_unseen_products_take_less_than_3_ms_at_700_tflops() -> None:
 def fitted_to() -> set[tuple[int, int]]:
     """(N, K) of the table of tuned configs, of the model's training, and of all surveys and sweeps; those of gradients
     are of the training's layers."""
-    paths = [resources.files("gemmsmith.tuning") / "tuned.json", *RESULTS.glob("survey-*"), *RESULTS.glob("sweep-*")]
-    files = [json.loads(path.read_text()) for path in paths]
+    table = json.loads((resources.files("gemmsmith.tuning") / "tuned.json").read_text())
+    files = [table, *(load(name) for name in names() if name.startswith(("survey-", "sweep-")))]
     rows = [row for file in files if file.get("operands") not in ("nn", "tn", "tt") for row in file["rows"]]
     return {(row["n"], row["k"]) for row in rows} | {(n, k) for _, n, k in (*TRAINING, *UNSEEN)}
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-import dense  # noqa: E402
-import torch_layers  # noqa: E402
 from torch import nn  # noqa: E402
+
+from benchmarks import timing  # noqa: E402
+from benchmarks.torch import layers as torch_layers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 def rows(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> list[dict[str, Any]]:
-    monkeypatch.setattr(dense, "machine", dict)  # there is no GPU to name
+    monkeypatch.setattr(timing, "machine", dict)  # there is no GPU to name
     monkeypatch.setattr(sys, "argv", ["torch_layers.py", "--tiny", "--json", str(place / "rows.json"), *words])
     torch_layers.main()
     return json.loads((place / "rows.json").read_text())["rows"]

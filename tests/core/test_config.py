@@ -96,3 +96,29 @@ def test_a_field_that_there_is_not(name: str, meant: str) -> None:
     for make in (lambda: Config(**{name: 4}), lambda: Config().replace(**{name: 4})):
         with pytest.raises(ConfigError, match=f"^{name}: a Config has no such field; use {meant}"):
             make()
+
+
+SIZES = some.integers(1, 512)
+FIELDS: dict[str, Any] = {
+    "design": some.sampled_from(["cooperative", "pingpong", "mma_multistage", "sgemm"]),
+    "tile": some.tuples(SIZES, SIZES, SIZES), "cluster": some.tuples(SIZES, SIZES), "stages": SIZES,
+    "consumers": SIZES, "raster": some.sampled_from("mn"), "raster_group": SIZES, "splits": some.integers(0, 32),
+    "cluster_splits": SIZES, "swap_ab": some.booleans(),
+    "evict": some.tuples(*[some.sampled_from(["first", "normal", "last"])] * 2),
+    **dict.fromkeys(["streaming_stores", "pdl", "alias_epilogue", "serpentine", "sync_clusters"], some.booleans()),
+    "chip": some.sampled_from(["sm_80", "sm_90"]),
+}  # fmt: skip
+"""All fields of a Config, with values that need not suit one another."""
+
+
+@given(some.fixed_dictionaries({}, optional=FIELDS))
+def test_a_config_is_what_its_text_says(fields: dict[str, Any]) -> None:
+    assert list(Config.__dataclass_fields__) == list(FIELDS)
+    config = Config(**fields)
+    assert Config.parse(str(config)) == config
+
+
+@pytest.mark.parametrize("text", ["", f"{Config()} ", f"{Config()} splits", "cooperative 128x256", f"x{Config()}"])
+def test_a_text_of_no_config(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Config.parse(text)

@@ -1,24 +1,23 @@
-"""The simulator's tensor cores give the bits that benchmarks/probe_mma.py measured on an H200."""
+"""The simulator's tensor cores give the bits that benchmarks/probe/mma.py measured on an H200."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.rows import RESULTS, read_arrays
 from gemmsmith.core.dtypes import INT32, TF32, TF32_BITS, DType
 from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma
 from gemmsmith.hw.fused_sum import fused_mma, fused_sum
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TABLES = {"wgmma": WGMMA, "mma": MMA_SYNC, "wmma": MMA_SYNC}
 MEASURED = [
     pytest.param(path, mma, id=f"{name}-{mma}")
     for name, table in TABLES.items()
-    if (path := RESULTS / f"{name}-h200.npz").exists()
+    if (path := RESULTS / f"{name}-h200.npz.xz").exists()
     for mma in table
     if mma.d != INT32
 ]
@@ -27,7 +26,7 @@ each_instruction = pytest.mark.parametrize(("measured", "mma"), MEASURED, indire
 
 @pytest.fixture(scope="module")
 def measured(request: pytest.FixtureRequest) -> Mapping[str, np.ndarray]:
-    return np.load(request.param)
+    return read_arrays(request.param)
 
 
 def of(measured: Mapping[str, np.ndarray], mma: Mma, name: str) -> np.ndarray:

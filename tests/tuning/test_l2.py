@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from benchmarks.rows import load
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.binding import bind
@@ -23,8 +22,6 @@ from gemmsmith.request import Request
 from gemmsmith.tile_scheduler.tiles import TileScheduler
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.l2 import plot_waves, simulate_traffic, tile_order, wave_bytes, waves
-
-COUNTERS = Path(__file__).parents[2] / "benchmarks" / "results" / "counters-h200.json"
 
 
 def problem(m: int, n: int, k: int) -> Problem:
@@ -77,11 +74,11 @@ def test_traffic_where_neighbors_share_what_is_multicast() -> None:
     assert found.l2_bytes / 32 == pytest.approx(33.7e6, rel=0.05)
 
 
-@pytest.mark.parametrize("row", json.loads(COUNTERS.read_text())["rows"], ids=str)
+@pytest.mark.parametrize("row", load("counters-h200")["rows"], ids=str)
 def test_against_hardware_counters(row) -> None:
-    """What an H200 counted (benchmarks/counters.py); with hints, as the table's configs, a little less well, and more
-    than that where clusters drift apart."""
-    config = Config.from_table_row(row["config"])
+    """What an H200 counted (benchmarks/probe/counters.py); with hints, as the table's configs, a little less well, and
+    more than that where clusters drift apart."""
+    config = Config.parse(row["config"])
     found = simulate_traffic(problem(row["m"], row["n"], row["k"]), config)
     if config.sync_clusters or "first" not in config.evict:
         assert found.dram_bytes == pytest.approx(row["dram_bytes"], rel=0.07 if config.sync_clusters else 0.05)
@@ -108,7 +105,7 @@ def test_to_and_fro_reads_more_where_a_wave_just_fits() -> None:
 
 
 def test_a_hint_keeps_what_the_next_wave_reads_again() -> None:
-    """As counted where clusters keep step (benchmarks/results/lockstep-h200.json)."""
+    """As counted where clusters keep step (benchmarks/results/lockstep-h200.json.xz)."""
     p, config = problem(8192, 8192, 8192), Config(tile=(256, 192, 64), cluster=(1, 2), raster="n", serpentine=True)
     plain, hinted, wrong = (
         simulate_traffic(p, config.replace(evict=evict)).dram_bytes

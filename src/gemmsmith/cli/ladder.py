@@ -22,7 +22,7 @@ COUNT_KEYS = (
 )  # fmt: skip
 """Keys of a rung's counts, in addition to ACCESS_COUNTS."""
 MEASURED_KEYS = ("us", "tflops", "of_cublas", "of_roofline")
-"""Keys of a rung's measurement, as benchmarks/ladder.py writes them."""
+"""Keys of a rung's measurement, as benchmarks/ladder/speed.py writes them."""
 COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78a8"), strict=True))
 
 
@@ -30,7 +30,7 @@ COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78
 @options.sizes(minimum=1, m=4096, n=4096, k=4096)
 @click.option("--rung", "names", multiple=True, type=click.Choice(RUNG_NAMES), help="Show only this rung (repeatable).")
 @click.option("--measured", "measured_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Show measurements, as benchmarks/ladder.py writes them, next to the counts.")  # fmt: skip
+              help="Show measurements, as benchmarks/ladder/speed.py writes them, next to the counts.")  # fmt: skip
 @click.option("--from-json", "counts_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Reuse the counts of an earlier --json output.")  # fmt: skip
 @options.picture

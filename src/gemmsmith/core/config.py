@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -78,6 +79,22 @@ class Config:
         """Return the Config of a stored table row, which holds fields by name."""
         return cls(**row)
 
+    @classmethod
+    def parse(cls, text: str) -> Config:
+        """Return the Config whose `str` is `text`. Raises ConfigError."""
+        found = _TEXT.fullmatch(text)
+        if not found:
+            raise ConfigError(f"{text!r} is not the text of a Config, such as {str(cls())!r}")
+        fields: dict[str, Any] = {name: x for name, x in found.groupdict().items() if x is not None}
+        fields |= {name: int(fields[name]) for name in _INT_FIELDS if name in fields}
+        fields |= {name: tuple(map(int, fields[name].split("x"))) for name in ("tile", "cluster")}
+        fields |= {name: True for name in _BOOL_FIELDS if name in fields}
+        if "evict" in fields:
+            fields["evict"] = tuple(fields["evict"].split())
+        if fields.pop("stream_k", None):
+            fields["splits"] = 0
+        return cls(**fields)
+
     def __post_init__(self) -> None:
         for name in _FIELDS:
             object.__setattr__(self, name, _parse_field(name, getattr(self, name)))
@@ -139,6 +156,15 @@ def _parse_tuple(x: Any, parse: Callable[[Any], Any], count: int) -> tuple[Any, 
 _EVICTIONS = {x: x for x in get_args(Eviction)}
 _INT_FIELDS = ("stages", "consumers", "raster_group", "splits", "cluster_splits")
 _BOOL_FIELDS = ("swap_ab", "streaming_stores", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
+_TEXT = re.compile(
+    r"(?P<design>\w+) (?P<tile>\d+x\d+x\d+) cluster (?P<cluster>\d+x\d+) stages (?P<stages>\d+) "
+    r"consumers (?P<consumers>\d+) raster (?P<raster>[mn])(?P<raster_group>\d+)"
+    r"(?: splits (?P<splits>\d+)|(?P<stream_k> stream-K))?(?: cluster splits (?P<cluster_splits>\d+))?"
+    r"(?P<swap_ab> swap_ab)?(?: evict (?P<evict>\w+ \w+))?"
+    + "".join(f"(?P<{name}> {name})?" for name in _BOOL_FIELDS if name != "swap_ab")
+    + r"(?: chip (?P<chip>\w+))?"
+)
+"""What `Config.__str__` writes; a group is a field."""
 _FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "design": (lambda x: get_design(x).name, "the name of a registered design"),
     "chip": (lambda x: get_chip(x).name, "the name of a chip"),

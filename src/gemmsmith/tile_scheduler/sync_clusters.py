@@ -16,7 +16,7 @@ from gemmsmith.lang.values import Constant, Value
 
 SYNC_INTERVAL_K_TILES = 4
 """K-tiles between two synchronizations. With 2, 4, 8 and 16 large GEMMs take the same time within 0.6 %
-(benchmarks/results/tries-h200.json)."""
+(tries-h200)."""
 MAX_POLLS_PER_SYNC = 32
 """Reads of the counter per synchronization, about 10 us at the L2's latency: several times the difference between the
 start times of a launch's clusters on an otherwise idle GPU."""

@@ -33,7 +33,7 @@ PINGPONG_TILES = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in ran
 """Pingpong tiles (M, N)."""
 CLUSTER_SHAPES = [(1, 1), (1, 2), (2, 1)]
 """Cluster shapes. Clusters of four CTAs, fewer of which are active at once, were the fastest for 3 of 324 shapes
-(survey-h200.json)."""
+(survey-h200)."""
 MAX_EXCHANGED_COLUMNS = 192
 """Maximum tile N of a cluster split if the epilogue needs full rows in registers; wider tiles spill (by ptxas)."""
 SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -198,7 +198,7 @@ def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
     """Return whether an epilogue needs so few registers that the largest accumulators are tried.
 
     That is the plain GEMM, or little more, stored by TMA. An epilogue that loads a matrix would have too few or too
-    narrow subtiles of it in flight (tries-h200.json).
+    narrow subtiles of it in flight (tries-h200).
     """
     graph = epilogue.graph
     vectors = [o for o in graph.operands if o.broadcast_dims.varies_along_m or o.broadcast_dims.varies_along_n]
@@ -276,7 +276,7 @@ def with_aliased_epilogue(epilogue: EpilogueSpec, config: Config) -> Config:
     """Adapt a plain GEMM's single-wave config to an epilogue: set `alias_epilogue` and the stages.
 
     The results are stored through the stages if the plain GEMM's are, and if a matrix is loaded whenever they fit: six
-    such GEMMs are 0.3 to 1.3 % faster (tries-h200.json).
+    such GEMMs are 0.3 to 1.3 % faster (tries-h200).
     """
     stages = count_aliased_stages(config, epilogue) if config.alias_epilogue or _loads_matrix(epilogue) else 0
     return config.replace(alias_epilogue=stages > 0, stages=stages or config.stages)

@@ -77,9 +77,9 @@ def rank_configs(
     With `fixed_k_order` only configs that accumulate a tile in one CTA, from its first k-tile to its last.
 
     Options that do not change the ranking are set here. Single-wave configs have `alias_epilogue` if they can: 1.1 %
-    in the mean of 12 shapes (benchmarks/results/sweep-fifth-h200.json). Configs of several waves, if a wave needs more
-    than the L2 holds and later waves read it again, have `serpentine`: 0.5 to 0.8 % of large GEMMs (tries-h200.json);
-    and, if warpgroups share a tile, `sync_clusters`: 0.7 % in the mean of 29 (lockstep-h200.json). GEMMs that are bound
+    in the mean of 12 shapes (sweep-fifth-h200). Configs of several waves, if a wave needs more
+    than the L2 holds and later waves read it again, have `serpentine`: 0.5 to 0.8 % of large GEMMs (tries-h200);
+    and, if warpgroups share a tile, `sync_clusters`: 0.7 % in the mean of 29 (lockstep-h200). GEMMs that are bound
     by the stores of their results have `streaming_stores`.
     """
     epilogue = epilogue or EpilogueSpec.identity(problem.d)

@@ -27,7 +27,7 @@ MMA_TILES += [(64, 128, 1), (64, 256, 1)]
 """Tiles of mma_multistage (M, N, consumers); the last ones for row functions, since one warpgroup has full rows."""
 ROW_BYTES_AND_STAGES = [(128, 3), (64, 4)]
 """Bytes of a k-tile's rows, and their maximum stages. Full lines of 128 bytes are 3 to 5 % faster on an H200
-(tries-ladder-h200.json) if shared memory holds three stages of them."""
+(tries-ladder-h200) if shared memory holds three stages of them."""
 SGEMM_TILES = [(256, 128, 2), (256, 64, 1), (128, 128, 2), (128, 64, 1), (128, 64, 2), (256, 32, 1), (128, 32, 1)]
 SGEMM_TILES += [(256, 16, 1), (64, 128, 1), (64, 64, 1), (64, 32, 1)]
 """Tiles of sgemm (M, N, consumers)."""
@@ -41,7 +41,7 @@ MAX_SPLITS = 64
 """Maximum splits of a tile's K; chosen, not measured."""
 LARGE_TILE_K_TILES = {(128, 128, 2), (128, 64, 2)}
 """Tiles that are also tried with the larger tile K. 256x128 is 2 to 11 % slower with it, of 23 GEMMs; 256x64 takes 1.9
-times as long, since its stages leave one CTA per SM, which needs eight warps (tries-fp32-h100.json)."""
+times as long, since its stages leave one CTA per SM, which needs eight warps (tries-fp32-h100)."""
 BATCH_INVARIANT_M = 1024
 """M for which batch-invariant configs are ranked; chosen, not measured."""
 REGISTER_BUDGET = 116

@@ -36,7 +36,7 @@ MIN_K_FOR_TILE_K_128 = 512
 """K from which a tile K of 128 is tried; chosen, not measured."""
 MIN_MN_FOR_L2_REUSE = 128
 """M or N up to which waves read nothing again from the L2, so `sync_clusters` and `serpentine` only cost time: 128 x
-57344 x 8192 loses 1.4 % with sync_clusters, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
+57344 x 8192 loses 1.4 % with sync_clusters, 2.8 % with serpentine too (lockstep-h200)."""
 M_GRANULARITY = 8
 """M is rounded up to this number of rows: all tile extents are multiples of 8, so the choice is the same."""
 MIN_K_TILES_PER_SPLIT = 4

@@ -1,8 +1,8 @@
 """Learned correction of the cost model: ridge regression on nine features of a config and their products.
 
-An estimate is multiplied by exp(x^T C x + c^T x). benchmarks/fit.py --correction fits the coefficients and writes them
-to correction.json: to the GEMMs of survey-h200.json in benchmarks/results that are not power-limited, and to the
-power-limited ones of the third, fourth, fifth, seventh and eighth sweep.
+An estimate is multiplied by exp(x^T C x + c^T x). benchmarks/fit/fit.py --correction fits the coefficients and writes
+them to correction.json: to the GEMMs of survey-h200 and survey-??-h100 that are not power-limited, to the power-limited
+ones of the third, fourth, fifth, seventh and eighth sweep, and to sweep-layouts-h100 and sweep-choice-h100.
 """
 
 from __future__ import annotations

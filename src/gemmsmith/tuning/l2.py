@@ -2,9 +2,9 @@
 
 The clusters of a wave advance along K together, so a wave reads each of its row and column panels from DRAM at most
 once. From wave to wave the L2 keeps the most recently used data, and less of the data with the policy evict_first. For
-DRAM an H200's counters (benchmarks/counters.py) are within 5 % of the model. With eviction hints they are within 7 %
-with `sync_clusters`; without it up to twice the model, since data are evicted before all clusters have read them. The
-chip merges a fraction of what the SMs of a GPC read from the L2 at one time, unless it is multicast; that is within
+DRAM an H200's counters (benchmarks/probe/counters.py) are within 5 % of the model. With eviction hints they are within
+7 % with `sync_clusters`; without it up to twice the model, since data are evicted before all clusters have read them.
+The chip merges a fraction of what the SMs of a GPC read from the L2 at one time, unless it is multicast; that is within
 15 %.
 """
 
@@ -26,12 +26,12 @@ from gemmsmith.tuning.gpus import H200, Gpu
 FLOPS_PER_STORED_BYTE = 280
 """16-bit FLOPs that an H100 computes in the time of storing a byte: 700 TFLOP/s and 2.5 TB/s."""
 EVICT_FIRST_RESIDENT_BYTES = 7_000_000
-"""Bytes of the L2 that data with the policy evict_first occupy all the same; by the counters in lockstep-h200.json."""
+"""Bytes of the L2 that data with the policy evict_first occupy all the same; by the counters in lockstep-h200."""
 L2_MODEL_K_STEP = 512
 """Elements of K that a wave reads at about the same time; chosen, not measured."""
 GPC_MERGED_READ_FRACTIONS = {False: 0.4, True: 0.65}
 """Fraction of the repeated reads of a panel by the clusters of a GPC that the chip merges, without and with
-`sync_clusters`; by the counters in counters-h200.json and lockstep-h200.json."""
+`sync_clusters`; by the counters in counters-h200 and lockstep-h200."""
 
 
 class L2Traffic(NamedTuple):
@@ -85,7 +85,7 @@ def prefers_streaming_stores(problem: Problem, epilogue: EpilogueSpec, gpu: Gpu)
 
     They should if they exceed the L2 and storing them takes longer than the tensor cores: with evict_first they are
     written to DRAM in about the order in which they are computed. Such GEMMs are 2 to 13 % faster
-    (tries-stores-h100.json), while others are 0.5 % slower (sweep-layouts-h100.json).
+    (tries-stores-h100), while others are 0.5 % slower (sweep-layouts-h100).
     """
     stored = sum(
         r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.graph.matrix_result_names

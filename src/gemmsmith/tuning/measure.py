@@ -13,7 +13,7 @@ from gemmsmith.core.errors import CompileError
 
 HALVING_ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (4, 1_050_000.0))
 """(Configs, microseconds per config) of each round of successive halving; chosen. The last duration is one period of an
-H200's clock, which oscillates by 5 to 8 % at the power limit (benchmarks/dense.py)."""
+H200's clock, which oscillates by 5 to 8 % at the power limit (benchmarks/speed/dense.py)."""
 MIN_WARMUP_FLOPS = 5e9
 """FLOPs from which a warm-up of the same duration precedes the measurement, since the chip reaches the clock of its
 power limit only after a while; chosen, not measured."""

@@ -4,9 +4,9 @@ CTAs work in waves of tiles. A wave takes as long as the largest of three bounds
 slower of copies and math; its fraction of the bytes over the DRAM bandwidth; its fraction of the energy over the power
 limit. A cycle is 1/1600 us.
 
-"Fitted by fit.py" means: by benchmarks/fit.py to survey-h200.json (A row-major, B column-major), survey-??-h100.json
-(all layouts) and the power-limited shapes of sweep-{third,fourth,fifth,seventh,eighth}-h200.json and
-sweep-layouts-h100.json, all in benchmarks/results.
+"Fitted by fit.py" means: by benchmarks/fit/fit.py to survey-h200 (A row-major, B column-major), survey-??-h100
+(all layouts) and the power-limited shapes of sweep-{third,fourth,fifth,seventh,eighth}-h200 and
+sweep-layouts-h100, all in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ EPILOGUE_CYCLES_PER_ELEMENT = 1.87
 """Cycles of an epilogue per element of a thread. Fitted by fit.py."""
 EPILOGUE_CYCLES_PER_NODE = 4.5
 """Cycles of an epilogue per element of a thread and graph node: of 1.5, 3, 4.5, 6 and 9 the value nearest to the costs
-in epilogues-tuned-h200.json."""
+in epilogues-tuned-h200."""
 TRANSPOSED_STORE_BYTES_PER_CYCLE = 0.7
 """Bytes per cycle of a transposed tile that threads, not TMA, store along D's contiguous dimension. Set by hand
-after the eighth sweep (sweep-eighth-h200.json), not fitted."""
+after the eighth sweep (sweep-eighth-h200), not fitted."""
 SPLIT_REDUCTION_CYCLES = 4583
 """Cycles of a split-K or stream-K reduction through global memory for its flags, per tile. Fitted by fit.py."""
 CLUSTER_SPLIT_CYCLES = 466
@@ -82,25 +82,25 @@ TILE_K_256_SLOWDOWN = 1.089
 """As `TILE_K_128_SLOWDOWN`, for k-tiles of 256. Fitted by fit.py."""
 A_LOAD_SLOWDOWN_PER_64_ROWS = 0.12
 """Relative slowdown of a k-tile whose fragments of A threads load, per 64 rows of a warpgroup beyond the first 64.
-Nearest to the times in tries-tf32-h100.json."""
+Nearest to the times in tries-tf32-h100."""
 A_LOAD_SLOWDOWN_ONE_WARPGROUP = 0.12
-"""Relative slowdown of such a k-tile if one warpgroup multiplies at a time. Nearest to tries-tf32-h100.json."""
+"""Relative slowdown of such a k-tile if one warpgroup multiplies at a time. Nearest to tries-tf32-h100."""
 A_LOAD_SLOWDOWN_NO_MULTICAST = 0.25
 """Relative slowdown of such a k-tile if B is not multicast. From one GEMM, 2048 x 11008 x 5120 tt
-(kinds-h100.json)."""
+(kinds-h100)."""
 PROMOTION_CYCLES = 50.5
-"""Cycles of a warpgroup to promote a subtile, besides its FFMAs. Fitted to survey-fp8-h200.json."""
+"""Cycles of a warpgroup to promote a subtile, besides its FFMAs. Fitted to survey-fp8-h200."""
 PROMOTION_ISSUE_CYCLES = 12.5
-"""Cycles between two subtiles in which no wgmma of the warpgroup runs. Fitted to survey-fp8-h200.json."""
+"""Cycles between two subtiles in which no wgmma of the warpgroup runs. Fitted to survey-fp8-h200."""
 SCALE_BOUNDARY_CYCLES = 33.3
-"""Additional such cycles per halving of the 64 columns that share a scale of B. Fitted to survey-fp8-h200.json."""
+"""Additional such cycles per halving of the 64 columns that share a scale of B. Fitted to survey-fp8-h200."""
 COLUMN_SCALE_CYCLES = 3.86
-"""Cycles per column with block scales of its own. Fitted to survey-fp8-h200.json."""
+"""Cycles per column with block scales of its own. Fitted to survey-fp8-h200."""
 MMA_PROMOTION_NORM_EXPONENT = 2.27
 """Exponent of the norm that combines the tensor cores' cycles and a warpgroup's own, which may coincide. Fitted to
-survey-fp8-h200.json."""
+survey-fp8-h200."""
 PROMOTION_ENERGY_FACTOR = 1.73
-"""Energy of a promoted FLOP relative to one that is not. Fitted to survey-fp8-h200.json."""
+"""Energy of a promoted FLOP relative to one that is not. Fitted to survey-fp8-h200."""
 FLOPS_PER_CYCLE_AT_700W = 650_000
 """FLOPs per cycle of the chip that alone would draw 700 W. Fitted by fit.py."""
 L2_BYTES_PER_CYCLE_AT_700W = 51_100
@@ -113,7 +113,7 @@ DRAM_BYTES_PER_CYCLE_AT_700W = 12_370
 """Bytes of DRAM traffic per cycle that alone would draw 700 W. Fitted by fit.py."""
 STREAM_K_ENERGY_OVERHEAD = 0.082
 """Relative additional energy of stream-K, which cannot have `sync_clusters`. Fitted by fit.py; without it the model
-chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200.json)."""
+chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200)."""
 
 
 class Estimate(NamedTuple):
@@ -195,7 +195,7 @@ def estimate(
     tiles = problem.batch * tiles_m * tiles_n
     schedule = _wave_schedule(table, tiles, k_tiles, tile.cycles, _store_cycles(problem, table, cost))
 
-    # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100.json).
+    # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100).
     stored = cost.bytes_per_element * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
     reread_bytes = 2 * problem.batch * problem.k * (problem.m * (tiles_n > 1) + problem.n * (tiles_m > 1))

@@ -20,9 +20,9 @@ from gemmsmith.tuning.model import FLOPS_PER_CYCLE
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 L2_TO_SM_BYTES_PER_CYCLE = 100
-"""Maximum bytes per cycle from the L2 to one SM (survey-h200.json)."""
+"""Maximum bytes per cycle from the L2 to one SM (survey-h200)."""
 SMEM_FILL_BYTES_PER_CYCLE = 110
-"""Maximum bytes per cycle into one SM's shared memory, including multicast (survey-h200.json)."""
+"""Maximum bytes per cycle into one SM's shared memory, including multicast (survey-h200)."""
 SCHEDULERS_PER_SM = 4
 """Instructions that an SM issues per cycle."""
 L1_SECTORS_PER_CYCLE = 4

@@ -1,6 +1,6 @@
 """Cost model of sgemm by issued instructions: an FFMA takes an issue slot as any other instruction does.
 
-Instructions are counted in SASS; the other constants were fitted to tries-fp32-h100.json. Of the configs with tile K 8
+Instructions are counted in SASS; the other constants were fitted to tries-fp32-h100. Of the configs with tile K 8
 the choice is at most 3.5 % slower than the fastest of a shape, in the mean 0.5 %.
 """
 
@@ -36,7 +36,7 @@ MAX_REGISTERS = 255
 """Registers that a thread can have (CUDA)."""
 SINGLE_WARP_IDLE_FRACTION = 0.14
 """Fraction of cycles in which a scheduler with one warp issues nothing; with n warps it is divided by n^2. This and the
-rest fitted to tries-fp32-h100.json."""
+rest fitted to tries-fp32-h100."""
 CYCLES_PER_LINE = 0.6
 """Cycles of an SM per line of memory that a warp's copy touches."""
 COPY_LATENCY_CYCLES = 900

@@ -33,8 +33,8 @@ from gemmsmith.tuning.packing_cost import packs_needlessly
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
 
 BUILTIN_TABLE_FILE = "tuned.json"
-"""File of the built-in table, in this folder, measured on an H200: for 16-bit operands by benchmarks/sweep.py, for FP8
-with block scales the fastest in benchmarks/results/survey-fp8-layers-h200.json and fp8-h200.json."""
+"""File of the built-in table, in this folder, measured on an H200: for 16-bit operands by benchmarks/fit/sweep.py, for
+FP8 with block scales the fastest in survey-fp8-layers-h200 and fp8-h200."""
 VERSION = 6
 """Version of the user's file. Its configs are a Config's fields; up to 5 all were for 16-bit operands."""
 READABLE_VERSIONS = (5, 6)
@@ -163,7 +163,7 @@ def lookup_tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gp
     """Look up a tuned config: in the user's table, then in the built-in table; None if there is none.
 
     A GEMM with an epilogue reuses the plain GEMM's entry if the epilogue fits its registers and stages: in the mean of
-    29 single-wave GEMMs it is 1.6 % faster than the model's choice (tries-h200.json). If need be, tile N is rounded up
+    29 single-wave GEMMs it is 1.6 % faster than the model's choice (tries-h200). If need be, tile N is rounded up
     to a multiple of 16 for an epilogue that stores halves of it, as gated activations do. Entries with swap_ab are not
     reused.
     """

@@ -1,6 +1,6 @@
 """Memory wavefronts and sectors, and multiply-adds, counted by source line, next to the ideal counts.
 
-The rules, as Nsight Compute counts on an H200 (benchmarks/ladder_counters.py):
+The rules, as Nsight Compute counts on an H200 (benchmarks/ladder/counters.py):
 
 - Shared memory has 32 banks of 4 bytes. A wavefront reads or writes one word per bank for any number of lanes; a warp's
   access takes as many wavefronts as the most words that it accesses in one bank (CUDA C++ Programming Guide, "Shared

@@ -1,0 +1,271 @@
+"""Fit the constants of tuning/model.py to surveys, and report the regret of its choices on held-out shapes.
+
+The objective is, for each shape, the squared errors of the logarithms of the estimated times, up to an error that all
+its configs share; slower configs have smaller weights. The logarithms of the constants are optimized by damped least
+squares with numerical derivatives of the model itself. `regret` is how much slower the choice is than the fastest
+config of its shape, as a mean of logarithms; the fastest of many noisy times is too fast, so part of it is noise.
+
+All GPUs have equal weight. A survey's blocks are too short for the power limit, so power-limited GEMMs are taken from
+sweeps, whose finalists ran in longer ones. With --correction the constants stay, and the remaining error is fitted by
+ridge regression (tuning/correction.py) and written to correction.json, after a cross-validation over shapes.
+
+    python -m benchmarks.fit.fit survey-h200 survey-{nn,nt,tn,tt}-h100 \\
+        --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200 sweep-{layouts,choice}-h100 [--correction]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import gemmsmith
+from benchmarks.rows import by_shape, load
+from benchmarks.suite import POWER_LIMITED, SMALL, Shape, block_scaled, specs
+from gemmsmith import Config
+from gemmsmith.core.dtypes import as_dtype
+from gemmsmith.core.problem import Problem
+from gemmsmith.tuning import correction, model
+from gemmsmith.tuning.config_table import ConfigTable
+from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
+from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
+
+FITTED = (
+    "L2_TO_SM_BYTES_PER_CYCLE",
+    "SMEM_FILL_BYTES_PER_CYCLE",
+    "GPC_MERGED_READ_FRACTION",
+    "UNALIGNED_128B_OVERHEAD",
+    "UNALIGNED_32B_OVERHEAD",
+    "REREAD_FRACTION",
+    "SHORT_ROW_OVERHEAD",
+    "IDLE_SM_OVERHEAD",
+    "LAUNCH_AND_FILL_CYCLES",
+    "CLUSTER_SYNC_CYCLES",
+    "FILL_CYCLES_PER_STAGE",
+    "EPILOGUE_BYTES_PER_CYCLE",
+    "EPILOGUE_CYCLES_PER_ELEMENT",
+    "SPLIT_REDUCTION_CYCLES",
+    "CLUSTER_SPLIT_CYCLES",
+    "SPLIT_REDUCTION_BYTES_PER_CYCLE",
+    "BOUND_NORM_EXPONENT",
+    "LOOP_CYCLES",
+    "LOOP_CYCLES_PER_K",
+    "TILE_K_128_SLOWDOWN",
+    "TILE_K_256_SLOWDOWN",
+    "FLOPS_PER_CYCLE_AT_700W",
+    "L2_BYTES_PER_CYCLE_AT_700W",
+    "SMEM_FILL_BYTES_PER_CYCLE_AT_700W",
+    "WGMMA_READ_BYTES_PER_CYCLE_AT_700W",
+    "DRAM_BYTES_PER_CYCLE_AT_700W",
+    "STREAM_K_ENERGY_OVERHEAD",
+)
+"""Names of the fitted constants in tuning/model.py."""
+SLOWER = 0.15
+"""A config that is slower than the fastest by this, in logarithms, has weight 1/e. Chosen; not measured."""
+CONSTANT_CHANGE_COST = 3e-4
+"""Penalty on the squared change of a constant's logarithm. Chosen; not measured."""
+DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
+"""Dtypes of the operands of surveys; bf16 for surveys that are named by a layout."""
+LONG = 2
+"""Weight of a sweep's shape. Chosen; not measured."""
+LONG_IN_CORRECTION = 4
+"""Weight of a sweep's shape when the correction is fitted: of 1, 2, 4 and 8 the one with the least regret of held out
+shapes."""
+HELD_OUT = 5
+"""Every HELD_OUT-th shape is held out; also the number of parts of the cross-validation."""
+RIDGE = 5000
+"""Ridge penalty of the correction, for features with standard deviation 1: of 200, 500, 1500 and 5000 the one with the
+least regret of held out shapes."""
+CONFIGS = 64
+"""Number of configs as which each shape counts in the ridge regression. Chosen; not measured."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A shape's configs, their times and their weights, which add up to 1."""
+
+    problem: Problem
+    space: ConfigTable
+    log_us: np.ndarray[Any, Any]
+    weight: np.ndarray[Any, Any]
+    gpu: Gpu = H200
+
+    @property
+    def power_limited(self) -> bool:
+        """Return whether the GEMM is power-limited."""
+        return 2 * self.problem.m * self.problem.n * self.problem.k >= POWER_LIMITED
+
+    def estimates(self) -> np.ndarray[Any, Any]:
+        """Return the logarithms of the model's times."""
+        return np.log(model.estimate(self.problem, self.space, gpu=self.gpu).cycles)
+
+    def errors(self) -> np.ndarray[Any, Any]:
+        """Return the weighted errors without their mean."""
+        errors = self.estimates() - self.log_us
+        return np.asarray(np.sqrt(self.weight) * (errors - np.sum(self.weight * errors)))
+
+    def regret(self, correction: Any = 0) -> float:
+        """Return the regret of the choice, with a correction of the estimates' logarithms."""
+        return float(self.log_us[np.argmin(self.estimates() + correction)] - self.log_us.min())
+
+    def numbers(self) -> np.ndarray[Any, Any]:
+        """Return the features of the correction for each config."""
+        return correction.features(self.problem, self.space, model.estimate(self.problem, self.space, gpu=self.gpu))
+
+
+def problem(operands: str, shape: Shape) -> Problem:
+    """Return the problem of bf16 operands in a layout ("bf16" is nt), or of fp8 operands with block scales."""
+    if operands == "fp8":
+        (a, b), scales = block_scaled(shape)
+        return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=SMALL).problem
+    return gemmsmith.plan(*specs(shape, layout="nt" if operands == "bf16" else operands), config=SMALL).problem
+
+
+def contests(survey: str) -> list[Contest]:
+    """Return the contests of a survey, as 16-bit problems."""
+    results, file = [], load(survey)
+    operands = file.get("operands", "bf16")
+    configs = [config_for_16bit(Config.parse(c), as_dtype(DTYPES.get(operands, "bf16"))) for c in file["configs"]]
+    for row in file["rows"]:
+        m, n, k = (row[name] for name in "mnk")
+        results.append(contest(operands, (m, n, k), [(configs[i], us) for i, us in row["us"]], gpu_of(file)))
+    return results
+
+
+def gpu_of(file: dict[str, Any]) -> Gpu:
+    """Return the GPU on which a file's times were measured."""
+    gpu = find_gpu(str(file["machine"]))
+    assert gpu
+    return gpu
+
+
+def contest(operands: str, shape: Shape, timed: list[tuple[Config, float]], gpu: Gpu) -> Contest:
+    """Return the contest of a shape's configs and their times."""
+    space = replace(
+        ConfigTable.from_configs([c for c, _ in timed]), stages=np.array([c.stages for c, _ in timed], float)
+    )
+    log_us = np.log([us for _, us in timed])
+    weight = np.exp((log_us.min() - log_us) / SLOWER)
+    return Contest(as_16bit_problem(problem(operands, shape)), space, log_us, weight / weight.sum(), gpu)
+
+
+def finalists(name: str) -> list[Contest]:
+    """Return the contests of a sweep's shapes and finalists.
+
+    Sweeps of one layout only: the power-limited shapes, without swap_ab, whose stores were slow then, and without
+    split-K.
+    """
+    results, file = [], load(name)
+    of_layouts = "layout" in file["rows"][0]
+    for rows in by_shape(file["rows"]):
+        m, n, k = (rows[0][name] for name in "mnk")
+        timed = [(Config.parse(r["config"]), r["us"]) for r in rows if r["ratio"]]
+        if not of_layouts:
+            timed = [(c, us) for c, us in timed if c.splits == 1 and not c.swap_ab]
+        if len(timed) > 1:
+            results.append(contest(rows[0].get("layout", "bf16"), (m, n, k), timed, gpu_of(file)))
+    return [c for c in results if c.power_limited or of_layouts]
+
+
+def fit(contests: list[Contest], rounds: int = 12) -> None:
+    """Move the model's constants to the minimum of the errors."""
+    start = np.log([getattr(model, name) for name in FITTED])
+
+    def residuals(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        for name, value in zip(FITTED, np.exp(x), strict=True):
+            setattr(model, name, float(value))
+        errors = np.concatenate([c.errors() for c in contests]) / len(contests) ** 0.5
+        return np.concatenate([errors, CONSTANT_CHANGE_COST**0.5 * (x - start)])
+
+    x, damping = start, 1e-3
+    now = residuals(x)
+    for _ in range(rounds):
+        steps = 1e-3 * np.eye(len(x))
+        jacobian = np.stack([(residuals(x + step) - now) / 1e-3 for step in steps], axis=1)
+        square = jacobian.T @ jacobian
+        move = np.linalg.solve(square + damping * np.diag(np.diag(square)), -jacobian.T @ now)
+        tried = residuals(x + np.clip(move, -0.3, 0.3))
+        if tried @ tried < now @ now:
+            x, now, damping = x + np.clip(move, -0.3, 0.3), tried, damping / 3
+        else:
+            damping *= 10
+        print(f"error {(now @ now) ** 0.5:.4f}", flush=True)
+    residuals(x)
+
+
+def fit_correction(contests: list[Contest]) -> np.ndarray[Any, Any]:
+    """Return the coefficients of tuning/correction.py, by ridge regression."""
+    rows, errors = [], []
+    for c in contests:
+        weight = np.sqrt(c.weight * CONFIGS)[:, None]
+        x, y = c.numbers(), (c.log_us - c.estimates())[:, None]
+        rows.append(weight * (x - c.weight @ x))
+        errors.append(weight * (y - c.weight @ y))
+    x, y = np.concatenate(rows), np.concatenate(errors)
+    deviation = np.sqrt(np.mean(x**2, axis=0)) + 1e-6
+    x = x / deviation
+    return np.asarray(np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)[:, 0] / deviation)
+
+
+def cross_validated(contests: list[Contest]) -> list[Any]:
+    """Return for each contest the correction that is fitted to the other shapes."""
+    shapes = list(dict.fromkeys((c.problem.m, c.problem.n, c.problem.k) for c in contests))
+    random.Random(0).shuffle(shapes)
+    part = {shape: i % HELD_OUT for i, shape in enumerate(shapes)}
+    parts = [part[c.problem.m, c.problem.n, c.problem.k] for c in contests]
+    fitted = [fit_correction([c for c, p in zip(contests, parts, strict=True) if p != i]) for i in range(HELD_OUT)]
+    return [
+        np.clip(c.numbers() @ fitted[p], -correction.MAX_LOG_CORRECTION, correction.MAX_LOG_CORRECTION)
+        for c, p in zip(contests, parts, strict=True)
+    ]
+
+
+def balanced(contests: list[Contest]) -> list[Contest]:
+    """Repeat contests so that all GPUs have equal weight."""
+    counts = Counter(c.gpu for c in contests)
+    return [c for c in contests for _ in range(round(max(counts.values()) / counts[c.gpu]))]
+
+
+def regrets(contests: list[Contest], corrections: list[Any] | None = None) -> str:
+    """Return the mean regrets by number of rows."""
+    parts = []
+    pairs = list(zip(contests, corrections or [0] * len(contests), strict=True))
+    for fewest, most in ((1, 64), (65, 512), (513, 1 << 20)):
+        results = [c.regret(x) for c, x in pairs if fewest <= c.problem.m <= most]
+        parts.append(f"M {fewest} to {most}: {np.mean(results) if results else 0:.4f} of {len(results)}")
+    return "   ".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("surveys", nargs="+", help="names of results of survey.py")
+    parser.add_argument("--correction", action="store_true", help="leave the constants, fit what they miss")
+    parser.add_argument("--sweep", nargs="+", default=[], help="names of results of sweep.py")
+    arguments = parser.parse_args()
+    all_contests = [c for name in arguments.surveys for c in contests(name)]
+    short = balanced([c for c in all_contests if not c.power_limited])
+    long = [c for name in arguments.sweep for c in finalists(name)]
+    if arguments.correction:
+        long = balanced(long)
+        corrections = cross_validated(short + LONG_IN_CORRECTION * long)[: len(short) + len(long)]
+        for name, part, of in (("surveys", short, corrections), ("sweeps", long, corrections[len(short) :])):
+            print(f"regret, {name}, of the model alone: {regrets(part)}")
+            print(f"cross-validated, corrected: {regrets(part, of[: len(part)])}")
+        results = [float(f"{x:.4g}") for x in fit_correction(short + LONG_IN_CORRECTION * long)]
+        correction.COEFFICIENTS_FILE.write_text(json.dumps(results) + "\n")
+        return
+    validation = all_contests[::HELD_OUT]
+    print(f"regret, held out: before   {regrets(validation)}")
+    fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long)
+    print(f"regret, held out: after    {regrets(validation)}")
+    for name in FITTED:
+        print(f"{name} = {getattr(model, name):.4g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,348 @@
+"""Fused GEMMs of a training step: the chosen config against the fastest of a sweep of configs.
+
+| epilogue | results |
+| --- | --- |
+| bare | the GEMM's |
+| swiglu | silu(gate) up, (M, N / 2), and the GEMM's, whose columns interleave gate and up |
+| dswiglu | from the GEMM and two matrices, gate and up: the gradients of both, and silu(gate) up |
+| bias_gelu, residual | gelu(a @ b + bias), a @ b + a matrix |
+
+The chosen config, the model's first configs and plain ones, with tiles in steps of 64, run in CUDA graphs that rotate
+operands beyond the L2, in blocks that grow as slower configs are dropped. The last few and the chosen one then run in
+rounds of blocks, timed as in contest.py. Each result is checked against float64. Kernels are compiled while others are
+timed.
+
+    python -m benchmarks.speed.fused --json benchmarks/results/fused-h100.json.xz --seconds 400 [--resume]
+    python -m benchmarks.speed.fused --epilogue bare --layout nn --layout tn --shape 8192x4608x4544 --json ...
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import gemmsmith
+from benchmarks import contest
+from benchmarks.fit.sweep import varied
+from benchmarks.speed.kinds import matrix
+from benchmarks.suite import SMALL, Shape, specs
+from benchmarks.timing import captured, replayed
+from gemmsmith import Config
+from gemmsmith.tuning.choose import rank_configs
+from gemmsmith.tuning.measure import steady_state_us, successive_halving
+
+LAYERS: list[Shape] = [(8192, 14336, 4096), (4096, 11008, 4096), (2048, 28672, 4096), (8192, 5120, 5120),
+                       (16384, 6144, 2048)]  # fmt: skip
+ROUNDS = ((128, 4_000.0), (12, 20_000.0), (6, 60_000.0))
+"""Rounds of `successive_halving`: configs, and microseconds of a block. Chosen; not measured."""
+FINALISTS = 3
+"""Configs that run in the rounds of blocks, in addition to the chosen one. Chosen; not measured."""
+DEEPEST = 8
+"""Stages that plain configs have at most; they get as many as fit."""
+
+
+def plain(design: str, tiles: Sequence[tuple[int, int]], clusters: Sequence[tuple[int, int]]) -> list[Config]:
+    """Return configs with tiles 64 deep, in clusters, without other options."""
+    return [
+        Config(design=design, tile=(*tile, 64), cluster=cluster, stages=DEEPEST, raster="n" if cluster[0] < 2 else "m")
+        for tile, cluster in product(tiles, clusters)
+    ]
+
+
+PLAIN = [
+    *plain("cooperative", [(128, 256), (256, 128)], [(2, 1), (1, 2)]),
+    *plain("cooperative", [(128, 192), (256, 192), (128, 128)], [(2, 1)]),
+    *plain("pingpong", [(64, 256), (64, 192), (64, 128), (128, 128)], [(2, 1)]),
+    *plain("pingpong", [(128, 128)], [(1, 2)]),
+]
+"""Plain configs that work well for any layout: wide tiles in steps of 64."""
+
+
+def swiglu(acc: Any) -> Any:
+    gate, up = gemmsmith.deinterleave(acc)
+    return F.silu(gate) * up, acc
+
+
+def dswiglu(acc: Any, gate: Any, up: Any) -> Any:
+    s = torch.sigmoid(gate)
+    hidden = gate * s
+    return acc * up * (s + hidden * (1 - s)), acc * hidden, hidden * up
+
+
+def bias_gelu(acc: Any, bias: Any) -> Any:
+    return F.gelu(acc + bias, approximate="tanh")
+
+
+def residual(acc: Any, x: Any) -> Any:
+    return acc + x
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A function, the operands it reads, and N divided by each result's number of columns (1 all, 2 half)."""
+
+    function: Callable[..., Any] | None
+    rows: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
+    parts: tuple[int, ...] = (1,)
+
+
+EPILOGUES = {
+    "bare": Epilogue(None),
+    "swiglu": Epilogue(swiglu, parts=(2, 1)),
+    "dswiglu": Epilogue(dswiglu, matrices=("gate", "up"), parts=(1, 1, 1)),
+    "bias_gelu": Epilogue(bias_gelu, rows=("bias",)),
+    "residual": Epilogue(residual, matrices=("x",)),
+}
+OF_LAYOUTS = {"nt": ("bare", "swiglu", "dswiglu", "bias_gelu"), "nn": ("bare", "swiglu", "dswiglu", "residual")}
+
+
+class Job(NamedTuple):
+    epilogue: str
+    layout: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} {self.layout}"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the epilogue's operands."""
+        epilogue = EPILOGUES[self.epilogue]
+        return {**dict.fromkeys(epilogue.rows, (self.n,)), **dict.fromkeys(epilogue.matrices, (self.m, self.n))}
+
+
+def job_of(row: contest.Row) -> Job:
+    return Job(*(row[name] for name in Job._fields))
+
+
+def jobs(
+    shapes: Sequence[tuple[int, ...]] = (), layouts: Sequence[str] = (), epilogues: Sequence[str] = ()
+) -> list[Job]:
+    """Return the jobs of these shapes, layouts and epilogues, or of LAYERS and OF_LAYOUTS."""
+    return [
+        Job(epilogue, layout, *shape)
+        for shape in shapes or LAYERS
+        for layout in layouts or OF_LAYOUTS
+        for epilogue in epilogues or OF_LAYOUTS.get(layout, EPILOGUES)
+    ]
+
+
+def planned(job: Job, config: Config | None = None) -> gemmsmith.Plan:
+    """Return the plan for stand-ins of a Case's arrays."""
+    operands = {name: gemmsmith.Spec(shape, "bf16") for name, shape in job.shapes().items()}
+    a, b = specs((job.m, job.n, job.k), "bf16", job.layout)
+    function = EPILOGUES[job.epilogue].function
+    return gemmsmith.plan(a, b, epilogue=function, operands=operands, config=config)
+
+
+def contenders(job: Job, most: int) -> list[Config]:
+    """Return at most `most` configs: the chosen one, those of PLAIN that can be built, and the model's first."""
+    small = planned(job, SMALL).binding
+    timings = [planned(job).config, *(c for c in (deepest(job, c) for c in PLAIN) if c)]
+    timings += varied(rank_configs(small.problem, small.spec, limit=4 * most), most)
+    return list(dict.fromkeys(timings))[:most]
+
+
+def deepest(job: Job, config: Config) -> Config | None:
+    """Return a config with as many stages, up to its own, as a kernel can be built with; None if there is none.
+
+    This may be more than `fit_stages` leaves.
+    """
+    for stages in range(config.stages, 1, -1):
+        fewer = config.replace(stages=stages)
+        try:
+            planned(job, fewer).kernel  # noqa: B018
+        except gemmsmith.GemmsmithError:
+            continue
+        return fewer
+    return None
+
+
+class Case:
+    """Random A and B of a GEMM, its epilogue's operands, and its results, full of NaN."""
+
+    def __init__(self, job: Job, device: str = "cuda") -> None:
+        m, n, k = job[2:]
+        self.a = matrix(1, m, k, torch.bfloat16, job.layout[0], device)
+        self.b = matrix(1, k, n, torch.bfloat16, job.layout[1], device)
+        self.operands = {
+            name: torch.randn(shape, device=device, dtype=torch.bfloat16) for name, shape in job.shapes().items()
+        }
+        shapes = [(m, n // part) for part in EPILOGUES[job.epilogue].parts]
+        self.results = [torch.empty(shape, device=device, dtype=torch.bfloat16) for shape in shapes]
+        self.poison()
+
+    @property
+    def out(self) -> Any:
+        """The results as `run` takes them."""
+        return self.results[0] if len(self.results) == 1 else tuple(self.results)
+
+    @property
+    def bytes(self) -> int:
+        return 2 * sum(x.numel() for x in (self.a, self.b, *self.operands.values(), *self.results))
+
+    def poison(self) -> None:
+        for x in self.results:
+            x.fill_(float("nan"))
+
+
+def check_of(case: Case, job: Job) -> Callable[[Case], str]:
+    """Return a function that compares a case's results with float64 and then fills them with NaN.
+
+    The tolerance allows for bf16's 8 bits and for the epilogues' approximate functions.
+    """
+    value: Any = case.a.double() @ case.b.double()
+    if function := EPILOGUES[job.epilogue].function:
+        value = function(value, **{name: x.double() for name, x in case.operands.items()})
+    exact = [x.float() for x in (value if isinstance(value, tuple) else (value,))]
+    sizes = [x.square().mean().sqrt() for x in exact]
+
+    def check(case: Case) -> str:
+        off = [
+            bool(((actual.float() - expected).abs_() <= (expected.abs() + size) * 2.0**-6).all())
+            for actual, expected, size in zip(case.results, exact, sizes, strict=True)
+        ]
+        case.poison()
+        return "" if all(off) else f"results are right: {off}"
+
+    return check
+
+
+def compiled(job: Job, configs: Sequence[Config]) -> None:
+    """Fills the cubin cache with the kernels of these configs."""
+    from gemmsmith.backends.cuda.compiler import compile_source
+
+    for config in configs:
+        try:
+            for source, name in contest.kernels([planned(job, config)]):
+                compile_source(source, name)
+        except gemmsmith.GemmsmithError:
+            continue  # the same error is raised when it is measured
+
+
+def swept(job: Job, configs: Sequence[Config], pace: contest.Pace, device: str = "cuda") -> contest.Row:
+    """Return the row of a GEMM: microseconds of the first config, the chosen one, and of all others.
+
+    Configs that ran correctly are listed fastest first. `rounds` are the blocks' times of the last few, `final` marks
+    their medians.
+    """
+    first = Case(job, device)
+    sets, check = contest.sets_of(first, lambda: Case(job, device), first.bytes), check_of(first, job)
+    graphs: dict[Config, Any] = {}
+    alive, wrong = [], {}
+
+    def measure(config: Config, microseconds: float) -> float:
+        if config not in graphs:
+            plan = planned(job, config)
+
+            def call(c: Case) -> None:
+                plan.run(c.a, c.b, c.out, operands=c.operands)
+
+            if why := contest.refusal(call, first, check):
+                wrong[str(config)] = why
+                print(f"    {job} {config}: {why}", flush=True)
+                raise contest.WrongError(why)
+            graphs[config] = captured(call, [(s,) for s in sets])
+            alive.append(plan)
+        return steady_state_us(partial(replayed, graphs[config]), microseconds, 1e12) / len(sets)
+
+    timings = successive_halving(configs, measure, ROUNDS)
+    selected = configs[0]
+    if selected not in graphs:
+        raise contest.WrongError(f"{selected}: {wrong.get(str(selected), 'did not run')}")
+    last = list(dict.fromkeys([selected, *(x.config for x in timings[:FINALISTS])]))
+    times, mhz = contest.timed({c: graphs[c] for c in last}, len(sets), pace)
+    final = {c: statistics.median(t) for c, t in times.items()}
+    us = {x.config: x.us for x in timings} | final
+    ordered = sorted(us, key=lambda c: (c not in final, us[c]))
+    best = ordered[0]
+    return {
+        **job._asdict(), "us": us[selected], "best_us": us[best],
+        "best_ratio": statistics.median(b / c for b, c in zip(times[best], times[selected], strict=True)),
+        "config": str(selected), "best": str(best), "sm_mhz": mhz, "sets": len(sets), "wrong": wrong,
+        "configs": [{"config": str(c), "us": round(us[c], 3), "final": c in final} for c in ordered],
+        "times": {str(c): [round(x, 3) for x in t] for c, t in times.items()},
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[contest.Row]) -> list[str]:
+    """Return a line per epilogue and layout, and one for all: the chosen config's time over the fastest's."""
+    rows = [r for r in rows if "error" not in r]
+    groups: dict[str, list[contest.Row]] = {}
+    for row in rows:
+        groups.setdefault(f"{row['epilogue']} {row['layout']}", []).append(row)
+    lines = []
+    for title, members in {**groups, "all": rows}.items():
+        if members:
+            over = {job_of(r): 1 / r["best_ratio"] for r in members}
+            worst = max(over, key=over.__getitem__)
+            mean = statistics.geometric_mean(over.values())
+            lines.append(f"{title:<14} {len(over):>3} GEMMs   chosen / fastest   geometric mean {mean:.3f}   "
+                         f"maximum {over[worst]:.3f} at {worst.epilogue} {worst.name}")  # fmt: skip
+    return lines
+
+
+def told(row: contest.Row) -> str:
+    job = job_of(row)
+    return (f"{job.epilogue:<10} {job.name:<20} chosen {row['us']:8.1f} us   fastest {row['best_us']:8.1f} us   "
+            f"{1 / row['best_ratio']:.3f}   {row['sm_mhz']} MHz   {row['config']} / {row['best']}")  # fmt: skip
+
+
+def main() -> None:
+    parser = contest.parser_for(__doc__)
+    parser.add_argument("--layout", action="append", choices=["nn", "nt", "tn", "tt"], help="may be repeated")
+    parser.add_argument("--epilogue", action="append", choices=list(EPILOGUES), help="may be repeated")
+    parser.add_argument("--configs", type=int, default=24, help="a product, at most")
+    arguments = parser.parse_args()
+    pace, configs_of = contest.pace_of(arguments), dict[Job, list[Config]]()
+    asked = jobs(contest.shapes_of(arguments), arguments.layout or (), arguments.epilogue or ())
+    building: dict[Job, list[Future[None]]] = {}
+    workers = max(1, (os.cpu_count() or 1) - 1)
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+    def prepare(left: list[Job]) -> None:
+        """Starts compiling, in the order of the jobs."""
+        for job, configs in [(job, pool.submit(contenders, job, arguments.configs)) for job in left]:
+            configs_of[job] = configs.result()
+            compiled_now = (
+                configs_of[job][: 2 if arguments.dry else None] if job in left[:2] or not arguments.dry else []
+            )
+            building[job] = [pool.submit(compiled, job, [config]) for config in compiled_now]
+            if arguments.dry:
+                print(
+                    f"{job.epilogue} {job.name}: {len(configs_of[job])} configs, chosen {configs_of[job][0]}",
+                    flush=True,
+                )
+
+    def row(job: Job) -> contest.Row:
+        begun = time.perf_counter()
+        for future in building[job]:
+            future.result()
+        waited = time.perf_counter() - begun
+        return swept(job, configs_of[job], pace) | {"waited_s": round(waited, 1)}
+
+    try:
+        rows = contest.measured(arguments, asked, job_of, prepare, row, told)
+        if arguments.dry:
+            wait([future for futures in building.values() for future in futures])
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    contest.write_down(arguments.json, rows, summary(rows))
+
+
+if __name__ == "__main__":
+    main()
