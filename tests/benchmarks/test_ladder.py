@@ -65,5 +65,5 @@ def test_a_result_is_right_only_where_every_element_is(dtype: str, output: str) 
 
 
 def test_help() -> None:
-    words = [sys.executable, str(Path(ladder.__file__)), "--help"]
-    assert "--rung" in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    words, root = [sys.executable, "-m", ladder.__name__, "--help"], Path(__file__).parents[2]
+    assert "--rung" in subprocess.run(words, capture_output=True, text=True, check=True, cwd=root).stdout
