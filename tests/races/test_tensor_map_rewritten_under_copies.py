@@ -15,9 +15,9 @@ from tests.backends.sim.tiny import kinds, run
 from gemmsmith import hw
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.instruction import Instruction, u32, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Machine
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Value
+from gemmsmith.machine import Access, AsyncOperation, Machine
 
 MAP_BYTES = 128
 BYTES = 128

@@ -28,6 +28,9 @@ from gemmsmith.hw.register import opaque as opaque
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.wgmma import descriptor as descriptor
 from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.location import hide_frames
+
+hide_frames(__file__)
 
 mbarrier_init = mbarrier.MbarrierInit.emit
 fence_mbarrier_init = mbarrier.FenceMbarrierInit.emit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith.lang.instruction import Instruction, i32
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.machine import Blocking, Machine
 
 
 class SyncThreads(Instruction):

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from gemmsmith.hw.memory import numpy_dtype, register_bytes
-from gemmsmith.lang.instruction import Instruction, cluster_permutation, i32, registers_in, registers_out, u32
-from gemmsmith.lang.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
-from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.instruction import Instruction, i32, registers_in, registers_out, u32
+from gemmsmith.lang.types import I32, U32, ScalarType
+from gemmsmith.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
+
+MAX_CLUSTERS = 288
+"""Maximum clusters of a persistent kernel's grid, and entries of a cluster permutation: twice the 144 SMs of a full
+GH100 (NVIDIA H100 whitepaper)."""
+CLUSTER_PERMUTATION = ScalarType(
+    "cluster_permutation", "ClusterPermutation", 16 * MAX_CLUSTERS, "l",
+    struct=f"struct ClusterPermutation {{ uint16_t cluster_idx[{MAX_CLUSTERS}]; }};"
+    "  // logical index of each launched cluster\n",
+)  # fmt: skip
+"""Table passed by value as a kernel parameter: entry c is the raster position of the first tile of cluster c."""
 
 
 class ClusterRank(Instruction):
@@ -49,7 +59,7 @@ class GridSize(Instruction):
 class LoadClusterPermutation(Instruction):
     """Loads entry `index` of the cluster permutation."""
 
-    table: cluster_permutation
+    table: Annotated[Any, CLUSTER_PERMUTATION]
     index: i32
     result = I32
     pure = True

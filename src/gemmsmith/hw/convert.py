@@ -10,9 +10,9 @@ import numpy as np
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, MAX_FINITE, TF32_BITS, DType
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, u16, u32
-from gemmsmith.lang.machine import Machine
 from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Constant, Value
+from gemmsmith.machine import Machine
 
 _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
 """The fp8 dtypes by the PTX names of their formats."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, u32, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
+from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine
 
 
 class CpAsync(Instruction):

@@ -9,8 +9,8 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_out, u32
-from gemmsmith.lang.machine import Machine
 from gemmsmith.lang.values import RegisterArray
+from gemmsmith.machine import Machine
 
 
 def _check(values: RegisterArray) -> None:

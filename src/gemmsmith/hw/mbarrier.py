@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gemmsmith.lang.instruction import Instruction, u32
-from gemmsmith.lang.machine import Blocking, Machine, Scope
 from gemmsmith.lang.types import PRED
+from gemmsmith.machine import Blocking, Machine, Scope
 
 
 class MbarrierInit(Instruction):

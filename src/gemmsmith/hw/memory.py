@@ -9,9 +9,9 @@ import numpy as np
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
-from gemmsmith.lang.machine import Blocking, Machine, Scope
 from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
 from gemmsmith.lang.values import RegisterArray, Value, ValueLike
+from gemmsmith.machine import Blocking, Machine, Scope
 
 
 def _vector(registers: RegisterArray) -> str:

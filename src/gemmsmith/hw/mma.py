@@ -14,7 +14,7 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import LANES_PER_QUAD, MMA_SYNC, Mma, fragment_element
 from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_inout
-from gemmsmith.lang.machine import Machine
+from gemmsmith.machine import Machine
 
 M = 16
 """Rows of A and of D."""

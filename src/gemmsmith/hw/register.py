@@ -10,10 +10,12 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.hw.convert import AsFloat, AsUnsigned
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32, i64, u32
-from gemmsmith.lang.kernel import max_registers_per_thread
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.kernel import Kernel, max_registers_per_thread
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.lang.statements import Role, instructions
 from gemmsmith.lang.types import I32, I64, PRED, U32
 from gemmsmith.lang.values import Value
+from gemmsmith.machine import Blocking, Machine
 
 
 class SetMaxNReg(Instruction):
@@ -27,6 +29,19 @@ class SetMaxNReg(Instruction):
     def check(self) -> None:
         if self.register_budget % 8 or not 24 <= self.register_budget <= 256:
             raise KernelError(f"setmaxnreg: got {self.register_budget}; use a multiple of 8 from 24 to 256")
+
+    def check_kernel(self, kernel: Kernel, location: SourceLocation) -> None:
+        """Check that the budgets of all warpgroups fit the registers that the CTA was launched with."""
+        total, per_thread, warpgroups = 0, kernel.max_registers_per_thread, kernel.threads // 128
+        for role in kernel.body.statements:
+            if isinstance(role, Role) and role.unit == "warpgroup":
+                budgets = [x.register_budget for x, _ in instructions(role.body) if isinstance(x, SetMaxNReg)]
+                total += role.count * [per_thread, *budgets][-1]
+        if total > per_thread * warpgroups:
+            raise KernelError(
+                f"setmaxnreg at {location}: the warpgroups request {total} registers per thread in total, "
+                f"{total - per_thread * warpgroups} more than the pool of {warpgroups} x {per_thread}"
+            )
 
     def simulate(self, m: Machine) -> Blocking:
         yield from m.set_register_budget(self.register_budget, self.action)

@@ -13,10 +13,10 @@ from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import swizzled
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine, MbarrierTx
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U64
 from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine, MbarrierTx
 
 EVICT_FIRST = Constant(U64, 0x12F0000000000000, "EVICT_FIRST")
 EVICT_NORMAL = Constant(U64, 0x1000000000000000, "EVICT_NORMAL")

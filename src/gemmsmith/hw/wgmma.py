@@ -13,16 +13,20 @@ from gemmsmith.core.mma import MMA_K_BITS, THREADS_PER_WARPGROUP, WGMMA, Mma, fr
 from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike
+from gemmsmith.lang.values import Builtin, Constant, RegisterArray, Value, ValueLike
+from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine
 
 K_STEP_BYTES = MMA_K_BITS // 8
 """Bytes along K of one instruction."""
 _LAYOUT_TYPES = {0: 0, 128: 1, 64: 2, 32: 3}
 """Layout type of a matrix descriptor by swizzle in bytes (PTX ISA, "Matrix descriptor format")."""
 _SWIZZLE = {code: swizzle for swizzle, code in _LAYOUT_TYPES.items()}
+# Shared addresses hold the cluster rank of the CTA above the 18 address bits of a matrix descriptor.
+_SMEM_DESCRIPTOR_BASE = Builtin(
+    U32, "smem_descriptor_base", "((uint32_t)__cvta_generic_to_shared(shared_memory) & 0x3ffff) >> 4"
+)
 
 
 def descriptor(view: SharedView, step: ValueLike) -> Value:
@@ -43,7 +47,8 @@ def descriptor(view: SharedView, step: ValueLike) -> Value:
     high_constant = Constant(
         U64, (stride >> 4) << 32 | _LAYOUT_TYPES[tile.swizzle] << 62, f"DESCRIPTOR_SBO_{stride}_SWIZZLE_{tile.swizzle}B"
     )
-    return (view.at(k_step_descriptor_offset(tile, step), 16).descriptor_address + low_constant).to(U64) | high_constant
+    address = view.at(k_step_descriptor_offset(tile, step), 16).sum(_SMEM_DESCRIPTOR_BASE, unit=16)
+    return (address + low_constant).to(U64) | high_constant
 
 
 def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:

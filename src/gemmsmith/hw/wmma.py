@@ -19,8 +19,8 @@ from gemmsmith.core.mma import MMA_SYNC, Mma
 from gemmsmith.hw.memory import numpy_dtype
 from gemmsmith.hw.mma import decode_elements, multiply
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_inout, registers_out, u32, u64
-from gemmsmith.lang.machine import Machine, Space
 from gemmsmith.lang.values import RegisterArray
+from gemmsmith.machine import Machine, Space
 
 TILE_MN = 16
 """Rows of A and columns of B."""

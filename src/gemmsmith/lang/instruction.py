@@ -2,13 +2,10 @@
 
 A subclass lists its operands as annotated fields, in the order of its wrapper's parameters:
 
-    class CpAsyncWait(Instruction):
-        pending: int                      # a modifier: part of the text
-        ptx = "cp.async.wait_group {pending};"
-
-    class MbarrierArrive(Instruction):
-        barrier: u32                      # a value operand
-        ptx = "mbarrier.arrive.shared::cta.b64 _, [{barrier}];"
+    class Prefetch(Instruction):
+        level: str                        # a modifier: part of the text
+        address: u64                      # a value operand
+        ptx = "prefetch.global.{level} [{address}];"
 
         def simulate(self, m): ...
 
@@ -24,9 +21,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import (
-    CLUSTER_PERMUTATION,
     F32,
-    FAST_DIVMOD,
     I32,
     I64,
     PRED,
@@ -54,8 +49,6 @@ u64 = Annotated[Any, U64]
 u16 = Annotated[Any, U16]
 f32 = Annotated[Any, F32]
 tensor_map = Annotated[Any, TENSOR_MAP]
-cluster_permutation = Annotated[Any, CLUSTER_PERMUTATION]
-fast_divmod = Annotated[Any, FAST_DIVMOD]
 registers_in = Annotated[Any, RegisterOperand("in")]
 registers_out = Annotated[Any, RegisterOperand("out")]
 registers_inout = Annotated[Any, RegisterOperand("inout")]
@@ -105,6 +98,9 @@ class Instruction:
 
     def check(self) -> None:
         """Raise KernelError for invalid modifiers. Subclasses override it."""
+
+    def check_kernel(self, kernel: Any, location: Any) -> None:
+        """Raise KernelError if the recorded kernel cannot have the instruction. Subclasses override it."""
 
     # -- recording -----------------------------------------------------------------------------
     @classmethod

@@ -16,7 +16,7 @@ from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.backends.sim.operations import InFlightOperation
 from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.timeline import Span
-from gemmsmith.lang.machine import Access, AsyncOperation
+from gemmsmith.machine import Access, AsyncOperation
 
 ENGINE_ROWS = {"tma": "TMA", "tensor": "tensor core", "copy": "copy"}
 """Row of the timeline, by engine."""

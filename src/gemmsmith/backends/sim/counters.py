@@ -33,8 +33,8 @@ from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.machine import Access, AsyncOperation
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.machine import Access, AsyncOperation
 
 BANKS = 32
 """Banks of shared memory. CUDA C++ Programming Guide, "Shared Memory"."""

@@ -20,7 +20,8 @@ from gemmsmith.backends.sim.operations import InFlightOperation, Operations
 from gemmsmith.backends.sim.timeline import Timeline
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Block, SourceLocation
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.lang.statements import Block
 
 MAX_SCHEDULER_STEPS = 5_000_000
 """Scheduler steps after which a kernel is assumed never to finish. Chosen; not measured."""

@@ -15,7 +15,7 @@ from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.values import Values
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, Result
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.values import (
     LoopIndexedRow,
     Operation,
@@ -25,6 +25,7 @@ from gemmsmith.lang.values import (
     Value,
     VariableRead,
 )
+from gemmsmith.machine import Blocking, Machine
 
 PREEMPTION_PROBABILITY = 0.2
 """Probability, for seeds other than 0, of switching to another group after an instruction that others can observe.
@@ -37,7 +38,7 @@ class CompiledStatement(NamedTuple):
     `is_preemption_point`: whether another group may run after it, since others can observe its effects.
     """
 
-    location: st.SourceLocation
+    location: SourceLocation
     is_preemption_point: bool
     handler: Callable[[Interpreter, Any], Blocking | None]
     argument: Any

@@ -19,7 +19,7 @@ from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, RegisterSlice
 
 
 class LockstepMachine:
-    """Implements `lang.machine.Machine` for a lockstep group.
+    """Implements `machine.Machine` for a lockstep group.
 
     Methods that one component implements are bound to it in the constructor (without the cost of another call);
     methods that need several are defined here.

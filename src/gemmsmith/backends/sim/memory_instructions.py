@@ -16,7 +16,7 @@ from gemmsmith.backends.sim.events import Event, LaneAccesses
 from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup, Wait
 from gemmsmith.backends.sim.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.sync_variables import ReleasedClock, synchronizing_scope
-from gemmsmith.lang.machine import Access, Blocking, Space
+from gemmsmith.machine import Access, Blocking, Space
 
 LOG2_STEPS_PER_POLL = (-6, 8)
 """Range of log2 of the scheduler steps in the time of one poll, for waits with a poll limit; drawn by the seed, since
@@ -33,7 +33,7 @@ class MemoryInstructions:
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
         mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
-        """Load (threads, nbytes) bytes; see `lang.machine.Machine.load`."""
+        """Load (threads, nbytes) bytes; see `machine.Machine.load`."""
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
         self.group.time += self.group.state.cost_model.memory_instruction
         strong = None if order == "weak" else scope_of(scope)
@@ -51,7 +51,7 @@ class MemoryInstructions:
         self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak",
         scope: str = "gpu", mask: Any = None,
     ) -> None:  # fmt: skip
-        """Store (threads, nbytes) bytes; see `lang.machine.Machine.store`."""
+        """Store (threads, nbytes) bytes; see `machine.Machine.store`."""
         self.group.time += self.group.state.cost_model.memory_instruction
         strong_scope = None if order == "weak" else scope_of(scope)
         for access, thread_indices, by_warp in self._accesses(space, address, data.shape[1], rank, mask):
@@ -67,7 +67,7 @@ class MemoryInstructions:
         self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: str = "relaxed", scope: str = "gpu", returns: bool = True,
     ) -> np.ndarray:  # fmt: skip
-        """Update memory atomically; see `lang.machine.Machine.atomic`."""
+        """Update memory atomically; see `machine.Machine.atomic`."""
         kind = np.dtype(dtype)
         old = np.zeros(len(self.group.threads), kind)
         self.group.time += self.group.state.cost_model.memory_instruction
@@ -91,7 +91,7 @@ class MemoryInstructions:
         self, address: Any, ready: Callable[[int], bool], description: str, order: str, scope: str = "gpu",
         max_polls: int | None = None,
     ) -> Blocking:  # fmt: skip
-        """Poll a word of global memory; see `lang.machine.Machine.spin_wait`."""
+        """Poll a word of global memory; see `machine.Machine.spin_wait`."""
         group, address = self.group, int(address)
         polls_left: float = math.inf
         if max_polls is not None and group.state.seed:  # the cost model's schedule waits

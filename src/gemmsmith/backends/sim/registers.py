@@ -6,9 +6,9 @@ import numpy as np
 
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.operations import InFlightOperation
-from gemmsmith.lang.machine import Blocking
 from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import RegisterArray
+from gemmsmith.machine import Blocking
 
 POISON = 0x7FC1_7FC1
 """Bits of uninitialized registers: an fp32 NaN that no 16-bit NaN widens to. Chosen; not measured."""
