@@ -78,9 +78,9 @@ def test_a_map_is_rewritten_for_the_next_group(waits: bool, seed: int, rng: np.r
             for group in range(2):
                 if group and waits:
                     hw.mbarrier_wait(full[group - 1], 0)
-                ReplaceAddress.emit(out, out + 1024 * (group + 1))
+                ReplaceAddress(out, out + 1024 * (group + 1)).issue()
                 hw.mbarrier_arrive_expect_tx(full[group], BYTES)
-                LoadByMap.emit(out, tile[group], full[group])
+                LoadByMap(out, tile[group], full[group]).issue()
         got = k.registers(U32, 1, "got")
         for group in range(2):
             hw.mbarrier_wait(full[group], 0)

@@ -323,7 +323,7 @@ class RedAddU32(Instruction):
 def load_global_word(address: Value, predicate: ValueLike, scalar_type: ScalarType, name: str) -> Value:
     """Load 4 bytes with LoadGlobal and return them as a value. `name` is the name of the register."""
     word = current_builder().registers(scalar_type, 1, name)
-    LoadGlobal.emit(word, address, predicate)
+    LoadGlobal(word, address, predicate).issue()
     return word[0]
 
 
@@ -331,13 +331,13 @@ def store_global_word(address: Value, value: Value, predicate: ValueLike, name: 
     """Store a 4-byte value with StoreGlobal. `name` is the name of the register."""
     word = current_builder().registers(value.type, 1, name)
     word[0] = value
-    StoreGlobal.emit(word, address, predicate)
+    StoreGlobal(word, address, predicate).issue()
 
 
 def load_shared_word(address: Value, scalar_type: ScalarType, name: str) -> Value:
     """Load 4 bytes with LoadShared and return them as a value. `name` is the name of the register."""
     word = current_builder().registers(scalar_type, 1, name)
-    LoadShared.emit(word, address)
+    LoadShared(word, address).issue()
     return word[0]
 
 
@@ -345,4 +345,4 @@ def store_shared_word(address: Value, value: Value, name: str) -> None:
     """Store a 4-byte value with StoreShared. `name` is the name of the register."""
     word = current_builder().registers(value.type, 1, name)
     word[0] = value
-    StoreShared.emit(word, address)
+    StoreShared(word, address).issue()

@@ -51,7 +51,7 @@ def set_registers(count: int | None) -> None:
     """Emit setmaxnreg for `count` registers per thread. None keeps the registers of the launch bounds."""
     if count is None:
         return
-    SetMaxNReg.emit("dec" if count < max_registers_per_thread(current_builder().threads) else "inc", count)
+    SetMaxNReg("dec" if count < max_registers_per_thread(current_builder().threads) else "inc", count).issue()
 
 
 class ElectOne(Instruction):
@@ -97,7 +97,7 @@ class ShuffleXor(Instruction):
 
 def shuffle_xor_fp32(x: Value, mask: int) -> Value:
     """Return `shuffle_xor` of an fp32 value."""
-    return AsFloat.emit(ShuffleXor.emit(AsUnsigned.emit(x), mask))
+    return AsFloat(ShuffleXor(AsUnsigned(x).issue(), mask).issue()).issue()
 
 
 class ShuffleIndex(Instruction):
@@ -152,4 +152,4 @@ class OpaqueI64(Opaque):
 
 def opaque(value: Value) -> Value:
     """Return a copy of an I32 or I64 value that the compiler cannot see through."""
-    return (OpaqueI64 if value.type == I64 else Opaque).emit(value)
+    return (OpaqueI64 if value.type == I64 else Opaque)(value).issue()

@@ -150,7 +150,7 @@ def load(
     From sm_100 on it uses `.shared::cta`; with `.shared::cluster` ptxas emits a function call on sm_120.
     """
     space = "cta" if current_builder().chip.supports("sm_100") else "cluster"
-    TmaLoad.emit(map, x, y, z, destination, barrier, cache_hint, space)
+    TmaLoad(map, x, y, z, destination, barrier, cache_hint, space).issue()
 
 
 class TmaLoadMulticast(Instruction):

@@ -15,7 +15,7 @@ from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Builtin, Constant, RegisterArray, Value, ValueLike
+from gemmsmith.lang.values import Builtin, Constant, Value, ValueLike
 from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine
 
 K_STEP_BYTES = MMA_K_BITS // 8
@@ -114,10 +114,9 @@ class _Wgmma(Instruction):
     """Common base of the SS and RS forms."""
 
     required_arch = "sm_90a"
-    if TYPE_CHECKING:  # each form declares them in the order of its wrapper's parameters
-        d: RegisterArray
-        n: int
-        mma: Mma
+    if TYPE_CHECKING:  # each form declares d, n and mma, in the order of its wrapper's parameters
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def majors(self) -> dict[str, str]:
@@ -138,7 +137,7 @@ class _Wgmma(Instruction):
 
     @property
     def macs_per_thread(self) -> int:
-        return self.mma.m * self.n * self.mma.k // THREADS_PER_WARPGROUP
+        return int(self.mma.m * self.n * self.mma.k) // THREADS_PER_WARPGROUP
 
     @property
     def shape(self) -> str:

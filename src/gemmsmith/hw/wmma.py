@@ -97,12 +97,9 @@ class _WmmaTransfer(Instruction):
     """
 
     space: ClassVar[Space] = "shared"
-    if TYPE_CHECKING:  # each instruction declares them in the order of its wrapper's parameters
-        values: RegisterArray
-        address: Any
-        stride: Any
-        layout: WmmaLayout
-        mma: Mma
+    if TYPE_CHECKING:  # each instruction declares the fields, in the order of its wrapper's parameters
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def check(self) -> None:
         if self.mma not in MMA_SYNC:

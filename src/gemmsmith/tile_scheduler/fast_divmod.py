@@ -52,7 +52,7 @@ class FastDivmod:
 
     def divide(self, x: Value) -> Value:
         """Return x / divisor, rounded down."""
-        return FastDivide.emit(x, self.parameter)
+        return FastDivide(x, self.parameter).issue()
 
 
 def _pack(multiplier: int, shift: int) -> int:
