@@ -33,7 +33,7 @@ class ReplaceAddress(Instruction):
     def simulate(self, m: Machine) -> None:
         words = np.zeros((len(m.threads), MAP_BYTES // 8), np.uint64)
         words[:, 0] = m.per_thread(self.data).astype(np.uint64)
-        m.store("global", m.per_thread(self.map), words.view(np.uint8))
+        m.memory.store("global", m.per_thread(self.map), words.view(np.uint8))
 
 
 class LoadByMap(Instruction):
@@ -48,13 +48,13 @@ class LoadByMap(Instruction):
         map = Access("global", np.array([m.uniform(self.map)]), MAP_BYTES)
 
         def data() -> Access:
-            return Access("global", m.peek(map).view(np.int64)[0, :1], BYTES)
+            return Access("global", m.memory.peek(map).view(np.int64)[0, :1], BYTES)
 
-        m.start(
+        m.async_operations.start(
             AsyncOperation(
                 "TMA load by a map in memory",
                 "tma",
-                perform=lambda: m.poke(destination, m.peek(data())),
+                perform=lambda: m.memory.poke(destination, m.memory.peek(data())),
                 reads=[map, data()],
                 writes=[destination],
                 complete_tx=[(None, m.uniform(self.barrier), BYTES)],

@@ -76,7 +76,7 @@ class ClusterArrive(Instruction):
     ptx = "barrier.cluster.arrive.release.aligned;"
 
     def simulate(self, m: Machine) -> None:
-        m.cluster_arrive()
+        m.barriers.cluster_arrive()
 
 
 class ClusterArriveRelaxed(Instruction):
@@ -90,7 +90,7 @@ class ClusterArriveRelaxed(Instruction):
     ptx = "barrier.cluster.arrive.relaxed.aligned;"
 
     def simulate(self, m: Machine) -> None:
-        m.cluster_arrive(relaxed=True)
+        m.barriers.cluster_arrive(relaxed=True)
 
 
 class ClusterWait(Instruction):
@@ -100,7 +100,7 @@ class ClusterWait(Instruction):
     ptx = "barrier.cluster.wait.acquire.aligned;"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.cluster_wait()
+        yield from m.barriers.cluster_wait()
 
 
 class Mapa(Instruction):
@@ -135,8 +135,8 @@ class LoadCluster(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, rank = _split_rank(m.per_thread(self.address))
-        data = np.ascontiguousarray(m.load("shared", address, 4 * self.values.count, rank=rank))
-        m.registers(self.values, write=True)[m.active] = data.view(numpy_dtype(self.values))[m.active]
+        data = np.ascontiguousarray(m.memory.load("shared", address, 4 * self.values.count, rank=rank))
+        m.registers.view(self.values, write=True)[m.active] = data.view(numpy_dtype(self.values))[m.active]
 
 
 class StoreCluster(Instruction):
@@ -152,7 +152,7 @@ class StoreCluster(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, rank = _split_rank(m.per_thread(self.address))
-        m.store("shared", address, register_bytes(m, self.values), rank=rank)
+        m.memory.store("shared", address, register_bytes(m, self.values), rank=rank)
 
 
 class StoreAsync(Instruction):
@@ -185,8 +185,8 @@ class StoreAsync(Instruction):
             )
         data = register_bytes(m, self.values)[m.active]
         target = Access("shared", addresses[m.active], data.shape[1], int(rank), np.flatnonzero(m.active))
-        m.start(
-            AsyncOperation("st.async", "copy", lambda: m.poke(target, data), writes=[target],
+        m.async_operations.start(
+            AsyncOperation("st.async", "copy", lambda: m.memory.poke(target, data), writes=[target],
                            complete_tx=[MbarrierTx(int(rank), int(barrier), data.size)], proxy="generic",
                            nbytes=data.size)
         )  # fmt: skip

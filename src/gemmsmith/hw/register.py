@@ -44,7 +44,7 @@ class SetMaxNReg(Instruction):
             )
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.set_register_budget(self.register_budget, self.action)
+        yield from m.registers.set_budget(self.register_budget, self.action)
 
 
 def set_registers(count: int | None) -> None:

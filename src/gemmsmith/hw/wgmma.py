@@ -88,7 +88,7 @@ def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
 
 def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
     """Return an operand (rows, k) as it is multiplied: float64, in which products are exact; int64 for integers."""
-    return _decode_operand(np.ascontiguousarray(m.peek(access)), rows, mn_major, dtype)
+    return _decode_operand(np.ascontiguousarray(m.memory.peek(access)), rows, mn_major, dtype)
 
 
 def _decode_operand(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
@@ -170,7 +170,7 @@ class _Wgmma(Instruction):
 
     def _multiply(self, m: Machine, a: np.ndarray, b: np.ndarray, scale_d: bool) -> None:
         """Compute D = A B^T + (scale_d ? D : 0): a (64, k), b (n, k)."""
-        registers, (elements, positions) = m.registers_unchecked(self.d), _fragment_maps(self.n // 2, self.n)
+        registers, (elements, positions) = m.registers.view_unchecked(self.d), _fragment_maps(self.n // 2, self.n)
         if self.mma.d.is_integer:  # sums wrap
             product = np.take(a @ b.T, elements)
             registers[:] = (registers + product if scale_d else product).astype(np.int32)
@@ -183,7 +183,7 @@ class _Wgmma(Instruction):
         registers[:] = d.view(np.uint32) if is_fp16 else d
 
     def _start(self, m: Machine, reads: list[Access], perform: Any, registers: list[Any]) -> None:
-        m.start(
+        m.async_operations.start(
             AsyncOperation(
                 f"wgmma {self.shape}",
                 "tensor",
@@ -245,7 +245,7 @@ class WgmmaRS(_Wgmma):
         scale_d = bool(m.uniform(self.scale_d))
 
         def perform() -> None:
-            registers = np.ascontiguousarray(m.registers_unchecked(self.a)).astype(np.uint32)
+            registers = np.ascontiguousarray(m.registers.view_unchecked(self.a)).astype(np.uint32)
             words = registers.view(np.uint16)  # the fragment of a 64 x 16 matrix of 16-bit words
             a_matrix = _decode_operand(np.take(words, _fragment_maps(8, K_STEP_BYTES // 2)[1]), 64, False, self.mma.a)
             self._multiply(m, a_matrix, operand_matrix(m, b, self.n, mn_major, self.mma.b), scale_d)
@@ -270,7 +270,7 @@ class WgmmaCommit(Instruction):
     ptx = "wgmma.commit_group.sync.aligned;"
 
     def simulate(self, m: Machine) -> None:
-        m.commit_group("wgmma")
+        m.async_operations.commit("wgmma")
 
 
 class WgmmaWait(Instruction):
@@ -281,7 +281,7 @@ class WgmmaWait(Instruction):
     ptx = "wgmma.wait_group.sync.aligned {pending};"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.wait_group("wgmma", self.pending)
+        yield from m.async_operations.wait("wgmma", self.pending)
 
 
 class FenceOperand(Instruction):
@@ -294,4 +294,4 @@ class FenceOperand(Instruction):
     ptx = ""
 
     def simulate(self, m: Machine) -> None:
-        m.fence_operand(self.d)
+        m.registers.fence_operand(self.d)
