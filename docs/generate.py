@@ -198,7 +198,7 @@ def consumer_loop() -> str:
 def instruction() -> str:
     """Return a class of an instruction."""
     return excerpt(
-        "hw/mbarrier.py", "class MbarrierArriveExpectTx", "m.mbarrier_arrive(m.value(self.barrier), expect_tx"
+        "hw/mbarrier.py", "class MbarrierArriveExpectTx", "m.mbarriers.arrive(m.value(self.barrier), expect_tx"
     )
 
 

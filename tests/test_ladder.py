@@ -14,7 +14,7 @@ from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS
 from gemmsmith.ladder import RUNG_CASES, RungCase, simulate_rung
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
 from gemmsmith.tuning.roofline import compute_roofline
 
 NUMBERS = ("instructions", "macs", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")

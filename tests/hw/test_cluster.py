@@ -10,8 +10,9 @@ from tests.hw.one import Forms, ptx, registers
 
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.hw.cluster import CLUSTER_PERMUTATION, MAX_CLUSTERS
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import CLUSTER_PERMUTATION, MAX_CLUSTERS, U32
+from gemmsmith.lang.types import U32
 from gemmsmith.lang.values import Value
 
 ASYNC = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"

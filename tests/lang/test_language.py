@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gemmsmith import hw
+from gemmsmith import hw, lang
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, init_barriers
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32
@@ -102,6 +103,12 @@ def test_register_budgets_must_fit_the_pool_and_name_the_line() -> None:
             hw.set_registers(240)
         with pytest.raises(KernelError, match=r"setmaxnreg at test_language\.py:\d+: .* 24 more than the pool"):
             k.finish()
+
+
+def test_the_language_names_no_instruction() -> None:
+    family = re.compile(r"wgmma|\bw?mma|\btma\b|mbarrier|cp.async|setmaxnreg|swizzle", re.IGNORECASE)
+    for path in Path(lang.__path__[0]).glob("*.py"):
+        assert not family.findall(path.read_text()), path
 
 
 def test_a_barrier_nobody_arrives_on() -> None:

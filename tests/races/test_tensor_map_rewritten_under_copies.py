@@ -15,9 +15,9 @@ from tests.backends.sim.tiny import kinds, run
 from gemmsmith import hw
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.instruction import Instruction, u32, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Machine
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Value
+from gemmsmith.machine import Access, AsyncOperation, Machine
 
 MAP_BYTES = 128
 BYTES = 128
@@ -33,7 +33,7 @@ class ReplaceAddress(Instruction):
     def simulate(self, m: Machine) -> None:
         words = np.zeros((len(m.threads), MAP_BYTES // 8), np.uint64)
         words[:, 0] = m.per_thread(self.data).astype(np.uint64)
-        m.store("global", m.per_thread(self.map), words.view(np.uint8))
+        m.memory.store("global", m.per_thread(self.map), words.view(np.uint8))
 
 
 class LoadByMap(Instruction):
@@ -48,13 +48,13 @@ class LoadByMap(Instruction):
         map = Access("global", np.array([m.uniform(self.map)]), MAP_BYTES)
 
         def data() -> Access:
-            return Access("global", m.peek(map).view(np.int64)[0, :1], BYTES)
+            return Access("global", m.memory.peek(map).view(np.int64)[0, :1], BYTES)
 
-        m.start(
+        m.async_operations.start(
             AsyncOperation(
                 "TMA load by a map in memory",
                 "tma",
-                perform=lambda: m.poke(destination, m.peek(data())),
+                perform=lambda: m.memory.poke(destination, m.memory.peek(data())),
                 reads=[map, data()],
                 writes=[destination],
                 complete_tx=[(None, m.uniform(self.barrier), BYTES)],
@@ -78,9 +78,9 @@ def test_a_map_is_rewritten_for_the_next_group(waits: bool, seed: int, rng: np.r
             for group in range(2):
                 if group and waits:
                     hw.mbarrier_wait(full[group - 1], 0)
-                ReplaceAddress.emit(out, out + 1024 * (group + 1))
+                ReplaceAddress(out, out + 1024 * (group + 1)).issue()
                 hw.mbarrier_arrive_expect_tx(full[group], BYTES)
-                LoadByMap.emit(out, tile[group], full[group])
+                LoadByMap(out, tile[group], full[group]).issue()
         got = k.registers(U32, 1, "got")
         for group in range(2):
             hw.mbarrier_wait(full[group], 0)

@@ -125,5 +125,6 @@ class Accumulator:
         """Return element 2 * pair + i of a fragment, as fp32. `i`: 0 or 1, an int if the elements are fp16."""
         fragment = self.fragments[mma_m]
         if self.dtype == FP16:
+            assert isinstance(i, int)
             return hw.unpack_fp16(fragment[pair], i)
         return fragment[2 * pair + i].to(F32)

@@ -17,10 +17,10 @@ from typing import Protocol
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.machine import Scope
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, PRED, U32
 from gemmsmith.lang.values import Value, ValueLike, Variable
+from gemmsmith.machine import Scope
 
 MBARRIER_BYTES = 8
 

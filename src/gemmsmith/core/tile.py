@@ -94,6 +94,16 @@ class Tile:
         return self.outer * self.pitch
 
     @property
+    def row_granularity(self) -> int:
+        """Rows of M or N in a swizzle atom (K-major) or in a box (MN-major)."""
+        return ATOM_ROWS if self.major == "K" else self.box_inner
+
+    @property
+    def row_step(self) -> int:
+        """Bytes from one row of M or N to the next, for multiples of `row_granularity` rows."""
+        return self.pitch if self.major == "K" else self.box_bytes // self.box_inner
+
+    @property
     def bytes(self) -> int:
         """Bytes of the tile, padding included."""
         return self.boxes * self.box_bytes

@@ -28,124 +28,128 @@ from gemmsmith.hw.register import opaque as opaque
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.wgmma import descriptor as descriptor
 from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.instruction import emitter
+from gemmsmith.lang.location import hide_frames
 
-mbarrier_init = mbarrier.MbarrierInit.emit
-fence_mbarrier_init = mbarrier.FenceMbarrierInit.emit
-mbarrier_arrive = mbarrier.MbarrierArrive.emit
-mbarrier_arrive_remote = mbarrier.MbarrierArriveRemote.emit
-mbarrier_arrive_expect_tx = mbarrier.MbarrierArriveExpectTx.emit
-mbarrier_expect_tx = mbarrier.MbarrierExpectTx.emit
-mbarrier_test_wait = mbarrier.MbarrierTestWait.emit
-mbarrier_wait = mbarrier.MbarrierWait.emit
+hide_frames(__file__)
+
+mbarrier_init = emitter(mbarrier.MbarrierInit)
+fence_mbarrier_init = emitter(mbarrier.FenceMbarrierInit)
+mbarrier_arrive = emitter(mbarrier.MbarrierArrive)
+mbarrier_arrive_remote = emitter(mbarrier.MbarrierArriveRemote)
+mbarrier_arrive_expect_tx = emitter(mbarrier.MbarrierArriveExpectTx)
+mbarrier_expect_tx = emitter(mbarrier.MbarrierExpectTx)
+mbarrier_test_wait = emitter(mbarrier.MbarrierTestWait)
+mbarrier_wait = emitter(mbarrier.MbarrierWait)
 
 tma_load = tma.load
-tma_load_multicast = tma.TmaLoadMulticast.emit
-tma_store = tma.TmaStore.emit
-tma_store_hint = tma.TmaStoreHint.emit
-bulk_commit = tma.BulkCommit.emit
-bulk_wait = tma.BulkWait.emit
-bulk_wait_read = tma.BulkWaitRead.emit
-prefetch_tensor_map = tma.PrefetchTensorMap.emit
+tma_load_multicast = emitter(tma.TmaLoadMulticast)
+tma_store = emitter(tma.TmaStore)
+tma_store_hint = emitter(tma.TmaStoreHint)
+bulk_commit = emitter(tma.BulkCommit)
+bulk_wait = emitter(tma.BulkWait)
+bulk_wait_read = emitter(tma.BulkWaitRead)
+prefetch_tensor_map = emitter(tma.PrefetchTensorMap)
 
-wgmma_mma = wgmma.Wgmma.emit
-wgmma_mma_rs = wgmma.WgmmaRS.emit
-wgmma_fence = wgmma.WgmmaFence.emit
-wgmma_commit = wgmma.WgmmaCommit.emit
-wgmma_wait = wgmma.WgmmaWait.emit
-fence_operand = wgmma.FenceOperand.emit
+wgmma_mma = emitter(wgmma.Wgmma)
+wgmma_mma_rs = emitter(wgmma.WgmmaRS)
+wgmma_fence = emitter(wgmma.WgmmaFence)
+wgmma_commit = emitter(wgmma.WgmmaCommit)
+wgmma_wait = emitter(wgmma.WgmmaWait)
+fence_operand = emitter(wgmma.FenceOperand)
 
-mma_sync = mma.MmaSync.emit
-wmma_load = wmma.WmmaLoad.emit
-wmma_load_global = wmma.WmmaLoadGlobal.emit
-wmma_mma = wmma.WmmaMma.emit
-wmma_store = wmma.WmmaStore.emit
-wmma_store_global = wmma.WmmaStoreGlobal.emit
+mma_sync = emitter(mma.MmaSync)
+wmma_load = emitter(wmma.WmmaLoad)
+wmma_load_global = emitter(wmma.WmmaLoadGlobal)
+wmma_mma = emitter(wmma.WmmaMma)
+wmma_store = emitter(wmma.WmmaStore)
+wmma_store_global = emitter(wmma.WmmaStoreGlobal)
 
-cluster_rank = cluster.ClusterRank.emit
-load_cluster_permutation = cluster.LoadClusterPermutation.emit
-block_index = cluster.BlockIndex.emit
-grid_size = cluster.GridSize.emit
-cluster_arrive = cluster.ClusterArrive.emit
-cluster_arrive_relaxed = cluster.ClusterArriveRelaxed.emit
-cluster_wait = cluster.ClusterWait.emit
-mapa = cluster.Mapa.emit
-load_cluster = cluster.LoadCluster.emit
-store_cluster = cluster.StoreCluster.emit
-store_async = cluster.StoreAsync.emit
+cluster_rank = emitter(cluster.ClusterRank)
+load_cluster_permutation = emitter(cluster.LoadClusterPermutation)
+block_index = emitter(cluster.BlockIndex)
+grid_size = emitter(cluster.GridSize)
+cluster_arrive = emitter(cluster.ClusterArrive)
+cluster_arrive_relaxed = emitter(cluster.ClusterArriveRelaxed)
+cluster_wait = emitter(cluster.ClusterWait)
+mapa = emitter(cluster.Mapa)
+load_cluster = emitter(cluster.LoadCluster)
+store_cluster = emitter(cluster.StoreCluster)
+store_async = emitter(cluster.StoreAsync)
 
-barrier_sync = barrier.BarrierSync.emit
-barrier_arrive = barrier.BarrierArrive.emit
-sync_warp = barrier.SyncWarp.emit
+barrier_sync = emitter(barrier.BarrierSync)
+barrier_arrive = emitter(barrier.BarrierArrive)
+sync_warp = emitter(barrier.SyncWarp)
 
-fence_proxy_async = fence.FenceProxyAsync.emit
-fence_acq_rel = fence.FenceAcqRel.emit
+fence_proxy_async = emitter(fence.FenceProxyAsync)
+fence_acq_rel = emitter(fence.FenceAcqRel)
 
-elect_one = register.ElectOne.emit
-shuffle_xor = register.ShuffleXor.emit
+elect_one = emitter(register.ElectOne)
+shuffle_xor = emitter(register.ShuffleXor)
 shuffle_xor_fp32 = register.shuffle_xor_fp32
-shuffle_index = register.ShuffleIndex.emit
-shuffle_down = register.ShuffleDown.emit
+shuffle_index = emitter(register.ShuffleIndex)
+shuffle_down = emitter(register.ShuffleDown)
 
-load_global = memory.LoadGlobal.emit
-store_global = memory.StoreGlobal.emit
-load_global_u8_or_u16 = memory.LoadGlobalU8OrU16.emit
-store_global_u8_or_u16 = memory.StoreGlobalU8OrU16.emit
-load_shared = memory.LoadShared.emit
-load_shared_u8_or_u16 = memory.LoadSharedU8OrU16.emit
-store_shared = memory.StoreShared.emit
-store_shared_u16 = memory.StoreSharedU16.emit
-load_strong = memory.LoadStrong.emit
-store_strong = memory.StoreStrong.emit
+load_global = emitter(memory.LoadGlobal)
+store_global = emitter(memory.StoreGlobal)
+load_global_u8_or_u16 = emitter(memory.LoadGlobalU8OrU16)
+store_global_u8_or_u16 = emitter(memory.StoreGlobalU8OrU16)
+load_shared = emitter(memory.LoadShared)
+load_shared_u8_or_u16 = emitter(memory.LoadSharedU8OrU16)
+store_shared = emitter(memory.StoreShared)
+store_shared_u16 = emitter(memory.StoreSharedU16)
+load_strong = emitter(memory.LoadStrong)
+store_strong = emitter(memory.StoreStrong)
 load_global_word = memory.load_global_word
 store_global_word = memory.store_global_word
 load_shared_word = memory.load_shared_word
 store_shared_word = memory.store_shared_word
-spin_until_equal = memory.SpinUntilEqual.emit
-spin_until_at_least = memory.SpinUntilAtLeast.emit
-atom_add_u32 = memory.AtomAddU32.emit
-red_add_f32 = memory.RedAddF32.emit
-red_add_u32 = memory.RedAddU32.emit
+spin_until_equal = emitter(memory.SpinUntilEqual)
+spin_until_at_least = emitter(memory.SpinUntilAtLeast)
+atom_add_u32 = emitter(memory.AtomAddU32)
+red_add_f32 = emitter(memory.RedAddF32)
+red_add_u32 = emitter(memory.RedAddU32)
 
-store_matrix = matrix.StoreMatrix.emit
-load_matrix = matrix.LoadMatrix.emit
+store_matrix = emitter(matrix.StoreMatrix)
+load_matrix = emitter(matrix.LoadMatrix)
 
-cp_async_copy = cp_async.CpAsync.emit
-cp_async_arrive = cp_async.CpAsyncMbarrierArrive.emit
-cp_async_commit = cp_async.CpAsyncCommit.emit
-cp_async_wait = cp_async.CpAsyncWait.emit
+cp_async_copy = emitter(cp_async.CpAsync)
+cp_async_arrive = emitter(cp_async.CpAsyncMbarrierArrive)
+cp_async_commit = emitter(cp_async.CpAsyncCommit)
+cp_async_wait = emitter(cp_async.CpAsyncWait)
 
-fma = arithmetic.FusedMultiplyAdd.emit
-fma_fp16 = arithmetic.FusedMultiplyAddFp16.emit
-dp4a = arithmetic.Dp4a.emit
-maximum_nan = arithmetic.MaximumNan.emit
-minimum_nan = arithmetic.MinimumNan.emit
-divide_full = arithmetic.DivideFull.emit
-sfu_approximation = arithmetic.SfuApproximation.emit
-math_library_call = arithmetic.MathLibraryCall.emit
-power = arithmetic.Power.emit
+fma = emitter(arithmetic.FusedMultiplyAdd)
+fma_fp16 = emitter(arithmetic.FusedMultiplyAddFp16)
+dp4a = emitter(arithmetic.Dp4a)
+maximum_nan = emitter(arithmetic.MaximumNan)
+minimum_nan = emitter(arithmetic.MinimumNan)
+divide_full = emitter(arithmetic.DivideFull)
+sfu_approximation = emitter(arithmetic.SfuApproximation)
+math_library_call = emitter(arithmetic.MathLibraryCall)
+power = emitter(arithmetic.Power)
 
-unpack_fp16 = convert.UnpackFp16.emit
-pack_fp8 = convert.PackFp8.emit
-unpack_fp8 = convert.UnpackFp8.emit
-pack_int8 = convert.PackInt8.emit
-round_tf32 = convert.RoundTf32.emit
+unpack_fp16 = emitter(convert.UnpackFp16)
+pack_fp8 = emitter(convert.PackFp8)
+unpack_fp8 = emitter(convert.UnpackFp8)
+pack_int8 = emitter(convert.PackInt8)
+round_tf32 = emitter(convert.RoundTf32)
 tf32_residual = convert.tf32_residual
-as_float = convert.AsFloat.emit
-as_unsigned = convert.AsUnsigned.emit
+as_float = emitter(convert.AsFloat)
+as_unsigned = emitter(convert.AsUnsigned)
 
 
 def grid_dependency_wait() -> None:
     """Emit griddepcontrol.wait, which waits for the prerequisite grids. Emits nothing before sm_90."""
     if current_builder().chip.supports(fence.GridDependencyWait.required_arch):
-        fence.GridDependencyWait.emit()
+        fence.GridDependencyWait().issue()
 
 
 def launch_dependent_grids() -> None:
     """Emit griddepcontrol.launch_dependents, which lets dependent grids start. Emits nothing before sm_90."""
     if current_builder().chip.supports(fence.LaunchDependentGrids.required_arch):
-        fence.LaunchDependentGrids.emit()
+        fence.LaunchDependentGrids().issue()
 
 
 def sync_threads() -> None:
     """Emit __syncthreads, a barrier of all threads of the CTA."""
-    barrier.SyncThreads.emit(current_builder().threads)
+    barrier.SyncThreads(current_builder().threads).issue()

@@ -14,8 +14,8 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, f32, i32, u32
-from gemmsmith.lang.machine import Machine
 from gemmsmith.lang.types import F32, I32, U32
+from gemmsmith.machine import Machine
 
 Array = np.ndarray[Any, Any]
 

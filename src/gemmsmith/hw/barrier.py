@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith.lang.instruction import Instruction, i32
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.machine import Blocking, Machine
 
 
 class SyncThreads(Instruction):
@@ -13,7 +13,7 @@ class SyncThreads(Instruction):
     cuda = "__syncthreads()"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.barrier_sync(0, self.threads)
+        yield from m.barriers.sync(0, self.threads)
 
 
 class BarrierSync(Instruction):
@@ -24,7 +24,7 @@ class BarrierSync(Instruction):
     ptx = "barrier.cta.sync.aligned {identifier}, {threads};"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.barrier_sync(m.uniform(self.identifier), self.threads)
+        yield from m.barriers.sync(m.uniform(self.identifier), self.threads)
 
 
 class BarrierArrive(Instruction):
@@ -35,7 +35,7 @@ class BarrierArrive(Instruction):
     ptx = "barrier.cta.arrive.aligned {identifier}, {threads};"
 
     def simulate(self, m: Machine) -> None:
-        m.barrier_arrive(m.uniform(self.identifier), self.threads)
+        m.barriers.arrive(m.uniform(self.identifier), self.threads)
 
 
 class SyncWarp(Instruction):
@@ -44,4 +44,4 @@ class SyncWarp(Instruction):
     cuda = "__syncwarp()"
 
     def simulate(self, m: Machine) -> None:
-        m.warp_sync()
+        m.barriers.warp_sync()

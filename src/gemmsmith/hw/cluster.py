@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from gemmsmith.hw.memory import numpy_dtype, register_bytes
-from gemmsmith.lang.instruction import Instruction, cluster_permutation, i32, registers_in, registers_out, u32
-from gemmsmith.lang.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
-from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.instruction import Instruction, i32, registers_in, registers_out, u32
+from gemmsmith.lang.types import I32, U32, ScalarType
+from gemmsmith.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
+
+MAX_CLUSTERS = 288
+"""Maximum clusters of a persistent kernel's grid, and entries of a cluster permutation: twice the 144 SMs of a full
+GH100 (NVIDIA H100 whitepaper)."""
+CLUSTER_PERMUTATION = ScalarType(
+    "cluster_permutation", "ClusterPermutation", 16 * MAX_CLUSTERS, "l",
+    struct=f"struct ClusterPermutation {{ uint16_t cluster_idx[{MAX_CLUSTERS}]; }};"
+    "  // logical index of each launched cluster\n",
+)  # fmt: skip
+"""Table passed by value as a kernel parameter: entry c is the raster position of the first tile of cluster c."""
 
 
 class ClusterRank(Instruction):
@@ -49,7 +59,7 @@ class GridSize(Instruction):
 class LoadClusterPermutation(Instruction):
     """Loads entry `index` of the cluster permutation."""
 
-    table: cluster_permutation
+    table: Annotated[Any, CLUSTER_PERMUTATION]
     index: i32
     result = I32
     pure = True
@@ -66,7 +76,7 @@ class ClusterArrive(Instruction):
     ptx = "barrier.cluster.arrive.release.aligned;"
 
     def simulate(self, m: Machine) -> None:
-        m.cluster_arrive()
+        m.barriers.cluster_arrive()
 
 
 class ClusterArriveRelaxed(Instruction):
@@ -80,7 +90,7 @@ class ClusterArriveRelaxed(Instruction):
     ptx = "barrier.cluster.arrive.relaxed.aligned;"
 
     def simulate(self, m: Machine) -> None:
-        m.cluster_arrive(relaxed=True)
+        m.barriers.cluster_arrive(relaxed=True)
 
 
 class ClusterWait(Instruction):
@@ -90,7 +100,7 @@ class ClusterWait(Instruction):
     ptx = "barrier.cluster.wait.acquire.aligned;"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.cluster_wait()
+        yield from m.barriers.cluster_wait()
 
 
 class Mapa(Instruction):
@@ -125,8 +135,8 @@ class LoadCluster(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, rank = _split_rank(m.per_thread(self.address))
-        data = np.ascontiguousarray(m.load("shared", address, 4 * self.values.count, rank=rank))
-        m.registers(self.values, write=True)[m.active] = data.view(numpy_dtype(self.values))[m.active]
+        data = np.ascontiguousarray(m.memory.load("shared", address, 4 * self.values.count, rank=rank))
+        m.registers.view(self.values, write=True)[m.active] = data.view(numpy_dtype(self.values))[m.active]
 
 
 class StoreCluster(Instruction):
@@ -142,7 +152,7 @@ class StoreCluster(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, rank = _split_rank(m.per_thread(self.address))
-        m.store("shared", address, register_bytes(m, self.values), rank=rank)
+        m.memory.store("shared", address, register_bytes(m, self.values), rank=rank)
 
 
 class StoreAsync(Instruction):
@@ -175,8 +185,8 @@ class StoreAsync(Instruction):
             )
         data = register_bytes(m, self.values)[m.active]
         target = Access("shared", addresses[m.active], data.shape[1], int(rank), np.flatnonzero(m.active))
-        m.start(
-            AsyncOperation("st.async", "copy", lambda: m.poke(target, data), writes=[target],
+        m.async_operations.start(
+            AsyncOperation("st.async", "copy", lambda: m.memory.poke(target, data), writes=[target],
                            complete_tx=[MbarrierTx(int(rank), int(barrier), data.size)], proxy="generic",
                            nbytes=data.size)
         )  # fmt: skip

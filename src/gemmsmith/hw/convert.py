@@ -10,9 +10,9 @@ import numpy as np
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, MAX_FINITE, TF32_BITS, DType
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, u16, u32
-from gemmsmith.lang.machine import Machine
 from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Constant, Value
+from gemmsmith.machine import Machine
 
 _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
 """The fp8 dtypes by the PTX names of their formats."""
@@ -139,7 +139,7 @@ def tf32_residual(bits: Value) -> Value:
 
     CUTLASS's 3xTF32 calls it "small".
     """
-    return AsUnsigned.emit(AsFloat.emit(bits) - AsFloat.emit(bits & int(TF32_BITS)))
+    return AsUnsigned(AsFloat(bits).issue() - AsFloat(bits & int(TF32_BITS)).issue()).issue()
 
 
 class PackFp8(Instruction):
@@ -167,7 +167,7 @@ def unpack_ue8m0(byte: Value) -> Value:
     """Convert ue8m0 (one byte in a u32) to fp32. cvt supports ue8m0 from sm_100 on."""
     k = current_builder()
     bits = k.select(byte == 255, Constant(U32, 0x7FC00000), byte << 23)
-    return AsFloat.emit(k.select(byte == 0, Constant(U32, 0x00400000), bits))  # 2^-127 is subnormal
+    return AsFloat(k.select(byte == 0, Constant(U32, 0x00400000), bits)).issue()  # 2^-127 is subnormal
 
 
 class PackInt8(Instruction):
@@ -210,7 +210,7 @@ class UnpackFp8(Instruction):
 
 def unpack(pair: Value, half: int, dtype: DType) -> Value:
     """Convert half `half` (0 low, 1 high) of a packed pair of `dtype` (bf16 or fp16) to fp32."""
-    return {BF16: UnpackBf16, FP16: UnpackFp16}[dtype].emit(pair, half)
+    return {BF16: UnpackBf16, FP16: UnpackFp16}[dtype](pair, half).issue()
 
 
 def unpack_pair(pair: Value, dtype: DType) -> tuple[Value, Value]:
@@ -220,11 +220,11 @@ def unpack_pair(pair: Value, dtype: DType) -> tuple[Value, Value]:
 
 def pack(low: Value, high: Value, dtype: DType) -> Value:
     """Round two fp32 values to `dtype` (bf16 or fp16) and pack them into a u32."""
-    return {BF16: PackBf16, FP16: PackFp16}[dtype].emit(low, high)
+    return {BF16: PackBf16, FP16: PackFp16}[dtype](low, high).issue()
 
 
 def round_pair(low: Value, high: Value, dtype: DType) -> tuple[Value, Value]:
     """Round two fp32 values to `dtype` and return them as fp32. fp8 saturates to its largest finite value."""
     if dtype.bits == 8:
-        return unpack_pair(UnpackFp8.emit(PackFp8.emit(low, high, dtype.ptx), dtype.ptx), FP16)
+        return unpack_pair(UnpackFp8(PackFp8(low, high, dtype.ptx).issue(), dtype.ptx).issue(), FP16)
     return (low, high) if dtype == FP32 else unpack_pair(pack(low, high, dtype), dtype)

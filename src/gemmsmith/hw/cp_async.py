@@ -6,7 +6,7 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, u32, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
+from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine
 
 
 class CpAsync(Instruction):
@@ -39,10 +39,10 @@ class CpAsync(Instruction):
         def perform() -> None:
             data = np.zeros((len(destination), self.nbytes), np.uint8)
             for access in reads:
-                data[sizes == access.width, : access.width] = m.peek(access)
-            m.poke(writes, data)
+                data[sizes == access.width, : access.width] = m.memory.peek(access)
+            m.memory.poke(writes, data)
 
-        m.start(
+        m.async_operations.start(
             AsyncOperation("cp.async", "copy", perform, reads=reads, writes=[writes], group="cp.async",
                            proxy="generic", nbytes=len(destination) * self.nbytes)
         )  # fmt: skip
@@ -59,7 +59,9 @@ class CpAsyncMbarrierArrive(Instruction):
 
     def simulate(self, m: Machine) -> None:
         arrive_on = m.uniform(self.barrier), int(m.active.sum())
-        m.start(AsyncOperation("cp.async.mbarrier.arrive", "copy", lambda: None, arrive_on=arrive_on, proxy="generic"))
+        m.async_operations.start(
+            AsyncOperation("cp.async.mbarrier.arrive", "copy", lambda: None, arrive_on=arrive_on, proxy="generic")
+        )
 
 
 class CpAsyncCommit(Instruction):
@@ -68,7 +70,7 @@ class CpAsyncCommit(Instruction):
     ptx = "cp.async.commit_group;"
 
     def simulate(self, m: Machine) -> None:
-        m.commit_group("cp.async")
+        m.async_operations.commit("cp.async")
 
 
 class CpAsyncWait(Instruction):
@@ -78,4 +80,4 @@ class CpAsyncWait(Instruction):
     ptx = "cp.async.wait_group {pending};"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.wait_group("cp.async", self.pending)
+        yield from m.async_operations.wait("cp.async", self.pending)

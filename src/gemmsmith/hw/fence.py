@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith.lang.instruction import Instruction
-from gemmsmith.lang.machine import Machine, Scope
+from gemmsmith.machine import Machine, Scope
 
 
 class FenceProxyAsync(Instruction):

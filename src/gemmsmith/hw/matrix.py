@@ -9,8 +9,8 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_out, u32
-from gemmsmith.lang.machine import Machine
 from gemmsmith.lang.values import RegisterArray
+from gemmsmith.machine import Machine
 
 
 def _check(values: RegisterArray) -> None:
@@ -56,12 +56,12 @@ class StoreMatrix(Instruction):
 
     def simulate(self, m: Machine) -> None:
         m.require_converged("stmatrix")
-        rows = _registers_to_matrices(np.asarray(m.registers(self.values)), self.transposed)
+        rows = _registers_to_matrices(np.asarray(m.registers.view(self.values)), self.transposed)
         warps, count = rows.shape[:2]
         data = np.zeros((warps, 32, 16), np.uint8)
         data[:, : 8 * count] = np.ascontiguousarray(rows).view(np.uint8).reshape(warps, 8 * count, 16)
         mask = m.active & (m.threads % 32 < 8 * count)
-        m.store("shared", m.per_thread(self.address), data.reshape(-1, 16), mask=mask)
+        m.memory.store("shared", m.per_thread(self.address), data.reshape(-1, 16), mask=mask)
 
 
 class LoadMatrix(Instruction):
@@ -86,6 +86,6 @@ class LoadMatrix(Instruction):
         m.require_converged("ldmatrix")
         count = self.values.count
         mask = m.active & (m.threads % 32 < 8 * count)
-        data = np.ascontiguousarray(m.load("shared", m.per_thread(self.address), 16, mask=mask))
+        data = np.ascontiguousarray(m.memory.load("shared", m.per_thread(self.address), 16, mask=mask))
         rows = data.view(np.uint16).reshape(-1, 32, 8)[:, : 8 * count].reshape(-1, count, 8, 8)
-        m.registers(self.values, write=True)[m.active] = _matrices_to_registers(rows, self.transposed)[m.active]
+        m.registers.view(self.values, write=True)[m.active] = _matrices_to_registers(rows, self.transposed)[m.active]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gemmsmith.lang.instruction import Instruction, u32
-from gemmsmith.lang.machine import Blocking, Machine, Scope
 from gemmsmith.lang.types import PRED
+from gemmsmith.machine import Blocking, Machine, Scope
 
 
 class MbarrierInit(Instruction):
@@ -17,7 +17,7 @@ class MbarrierInit(Instruction):
     ptx = "mbarrier.init.shared::cta.b64 [{barrier}], {count};"
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_init(m.uniform(self.barrier), m.uniform(self.count))
+        m.mbarriers.init(m.uniform(self.barrier), m.uniform(self.count))
 
 
 class FenceMbarrierInit(Instruction):
@@ -40,7 +40,7 @@ class MbarrierArrive(Instruction):
     ptx = "mbarrier.arrive.shared::cta.b64 _, [{barrier}];"
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_arrive(m.value(self.barrier))
+        m.mbarriers.arrive(m.value(self.barrier))
 
 
 class MbarrierArriveRemote(Instruction):
@@ -68,7 +68,7 @@ class MbarrierArriveRemote(Instruction):
     }}"""
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_arrive(m.value(self.barrier), rank=m.value(self.rank), scope=self.scope)
+        m.mbarriers.arrive(m.value(self.barrier), rank=m.value(self.rank), scope=self.scope)
 
 
 class MbarrierArriveExpectTx(Instruction):
@@ -80,7 +80,7 @@ class MbarrierArriveExpectTx(Instruction):
     ptx = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {tx_bytes};"
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_arrive(m.value(self.barrier), expect_tx=m.value(self.tx_bytes))
+        m.mbarriers.arrive(m.value(self.barrier), expect_tx=m.value(self.tx_bytes))
 
 
 class MbarrierExpectTx(Instruction):
@@ -92,7 +92,7 @@ class MbarrierExpectTx(Instruction):
     ptx = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{barrier}], {tx_bytes};"
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_expect_tx(m.uniform(self.barrier), m.uniform(self.tx_bytes))
+        m.mbarriers.expect_tx(m.uniform(self.barrier), m.uniform(self.tx_bytes))
 
 
 class MbarrierTestWait(Instruction):
@@ -120,7 +120,7 @@ class MbarrierTestWait(Instruction):
         }}"""
 
     def simulate(self, m: Machine) -> Any:
-        return m.mbarrier_test(m.uniform(self.barrier), m.uniform(self.parity), self.scope)
+        return m.mbarriers.test(m.uniform(self.barrier), m.uniform(self.parity), self.scope)
 
 
 def _acquire(scope: Scope) -> str:
@@ -153,4 +153,4 @@ class MbarrierWait(Instruction):
         }}"""
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.mbarrier_wait(m.uniform(self.barrier), m.uniform(self.parity), self.scope)
+        yield from m.mbarriers.wait(m.uniform(self.barrier), m.uniform(self.parity), self.scope)

@@ -9,9 +9,9 @@ import numpy as np
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
-from gemmsmith.lang.machine import Blocking, Machine, Scope
 from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
 from gemmsmith.lang.values import RegisterArray, Value, ValueLike
+from gemmsmith.machine import Blocking, Machine, Scope
 
 
 def _vector(registers: RegisterArray) -> str:
@@ -25,13 +25,13 @@ def _active_mask(m: Machine, predicate: Any) -> np.ndarray:
 
 
 def _load(m: Machine, values: RegisterArray, space: Any, address: Any, mask: Any) -> None:
-    data = m.load(space, m.per_thread(address), 4 * values.count, mask=mask)
-    m.registers(values, write=True)[m.active] = np.ascontiguousarray(data).view(numpy_dtype(values))[m.active]
+    data = m.memory.load(space, m.per_thread(address), 4 * values.count, mask=mask)
+    m.registers.view(values, write=True)[m.active] = np.ascontiguousarray(data).view(numpy_dtype(values))[m.active]
 
 
 def register_bytes(m: Machine, values: RegisterArray) -> np.ndarray:
     """Return the bytes of registers in memory order."""
-    return np.ascontiguousarray(np.asarray(m.registers(values)).astype(numpy_dtype(values))).view(np.uint8)
+    return np.ascontiguousarray(np.asarray(m.registers.view(values)).astype(numpy_dtype(values))).view(np.uint8)
 
 
 def numpy_dtype(registers: RegisterArray) -> Any:
@@ -75,7 +75,7 @@ class StoreGlobal(Instruction):
         }}"""
 
     def simulate(self, m: Machine) -> None:
-        m.store(
+        m.memory.store(
             "global", m.per_thread(self.address), register_bytes(m, self.values), mask=_active_mask(m, self.predicate)
         )
 
@@ -110,7 +110,7 @@ class LoadGlobalU8OrU16(Instruction):
         return f"load_global_u{self.bits}"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("global", m.per_thread(self.address), self.bits // 8, mask=_active_mask(m, self.predicate))
+        data = m.memory.load("global", m.per_thread(self.address), self.bits // 8, mask=_active_mask(m, self.predicate))
         return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
 
 
@@ -136,7 +136,7 @@ class StoreGlobalU8OrU16(Instruction):
 
     def simulate(self, m: Machine) -> None:
         data = m.per_thread(self.value).astype(f"u{self.bits // 8}")[:, None].view(np.uint8)
-        m.store("global", m.per_thread(self.address), data, mask=_active_mask(m, self.predicate))
+        m.memory.store("global", m.per_thread(self.address), data, mask=_active_mask(m, self.predicate))
 
 
 class LoadShared(Instruction):
@@ -162,7 +162,7 @@ class StoreShared(Instruction):
         return f"st.shared{_vector(self.values)}.b32 [{{address}}], {{values}};"
 
     def simulate(self, m: Machine) -> None:
-        m.store("shared", m.per_thread(self.address), register_bytes(m, self.values))
+        m.memory.store("shared", m.per_thread(self.address), register_bytes(m, self.values))
 
 
 class LoadSharedU8OrU16(Instruction):
@@ -182,7 +182,7 @@ class LoadSharedU8OrU16(Instruction):
         return f"load_shared_u{self.bits}"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("shared", m.per_thread(self.address), self.bits // 8)
+        data = m.memory.load("shared", m.per_thread(self.address), self.bits // 8)
         return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
 
 
@@ -194,7 +194,7 @@ class StoreSharedU16(Instruction):
     ptx = "st.shared.b16 [{address}], {value};"
 
     def simulate(self, m: Machine) -> None:
-        m.store(
+        m.memory.store(
             "shared", m.per_thread(self.address), m.per_thread(self.value).astype(np.uint16)[:, None].view(np.uint8)
         )
 
@@ -213,7 +213,7 @@ class LoadStrong(Instruction):
     ptx = "ld.{order}.{scope}.global.b32 {result}, [{address}];"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("global", m.per_thread(self.address), 4, order=self.order, scope=self.scope)
+        data = m.memory.load("global", m.per_thread(self.address), 4, order=self.order, scope=self.scope)
         return np.ascontiguousarray(data).view(np.uint32)[:, 0].astype(np.int64)
 
 
@@ -228,7 +228,7 @@ class StoreStrong(Instruction):
 
     def simulate(self, m: Machine) -> None:
         data = m.per_thread(self.value).astype(np.uint32)[:, None].view(np.uint8)
-        m.store("global", m.per_thread(self.address), data, order=self.order, scope=self.scope)
+        m.memory.store("global", m.per_thread(self.address), data, order=self.order, scope=self.scope)
 
 
 class SpinUntilEqual(Instruction):
@@ -248,7 +248,7 @@ class SpinUntilEqual(Instruction):
 
     def simulate(self, m: Machine) -> Blocking:
         value, address = m.uniform(self.value), m.uniform(self.address)
-        yield from m.spin_wait(address, lambda word: word == value, f"not {value}", "acquire", self.scope)
+        yield from m.memory.spin_wait(address, lambda word: word == value, f"not {value}", "acquire", self.scope)
 
 
 class SpinUntilAtLeast(Instruction):
@@ -276,7 +276,9 @@ class SpinUntilAtLeast(Instruction):
         value, address = m.uniform(self.value), m.uniform(self.address)
         description, max_polls = f"less than {value}", m.uniform(self.max_polls)
         return (
-            yield from m.spin_wait(address, lambda word: word >= value, description, "relaxed", max_polls=max_polls)
+            yield from m.memory.spin_wait(
+                address, lambda word: word >= value, description, "relaxed", max_polls=max_polls
+            )
         )
 
 
@@ -293,7 +295,9 @@ class AtomAddU32(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        return m.atomic("global", address, np.uint32, lambda a, b: a + b, value, order=self.order, scope=self.scope)
+        return m.memory.atomic(
+            "global", address, np.uint32, lambda a, b: a + b, value, order=self.order, scope=self.scope
+        )
 
 
 class RedAddF32(Instruction):
@@ -305,7 +309,7 @@ class RedAddF32(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        m.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False)
+        m.memory.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False)
 
 
 class RedAddU32(Instruction):
@@ -317,13 +321,13 @@ class RedAddU32(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        m.atomic("global", address, np.uint32, lambda a, b: a + b, value, returns=False)
+        m.memory.atomic("global", address, np.uint32, lambda a, b: a + b, value, returns=False)
 
 
 def load_global_word(address: Value, predicate: ValueLike, scalar_type: ScalarType, name: str) -> Value:
     """Load 4 bytes with LoadGlobal and return them as a value. `name` is the name of the register."""
     word = current_builder().registers(scalar_type, 1, name)
-    LoadGlobal.emit(word, address, predicate)
+    LoadGlobal(word, address, predicate).issue()
     return word[0]
 
 
@@ -331,13 +335,13 @@ def store_global_word(address: Value, value: Value, predicate: ValueLike, name: 
     """Store a 4-byte value with StoreGlobal. `name` is the name of the register."""
     word = current_builder().registers(value.type, 1, name)
     word[0] = value
-    StoreGlobal.emit(word, address, predicate)
+    StoreGlobal(word, address, predicate).issue()
 
 
 def load_shared_word(address: Value, scalar_type: ScalarType, name: str) -> Value:
     """Load 4 bytes with LoadShared and return them as a value. `name` is the name of the register."""
     word = current_builder().registers(scalar_type, 1, name)
-    LoadShared.emit(word, address)
+    LoadShared(word, address).issue()
     return word[0]
 
 
@@ -345,4 +349,4 @@ def store_shared_word(address: Value, value: Value, name: str) -> None:
     """Store a 4-byte value with StoreShared. `name` is the name of the register."""
     word = current_builder().registers(value.type, 1, name)
     word[0] = value
-    StoreShared.emit(word, address)
+    StoreShared(word, address).issue()

@@ -14,7 +14,7 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import LANES_PER_QUAD, MMA_SYNC, Mma, fragment_element
 from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_inout
-from gemmsmith.lang.machine import Machine
+from gemmsmith.machine import Machine
 
 M = 16
 """Rows of A and of D."""
@@ -88,9 +88,9 @@ class MmaSync(Instruction):
         warps, mma = len(m.threads) // 32, self.mma
         a, b = np.zeros((warps, M, WORDS), np.uint32), np.zeros((warps, N, WORDS), np.uint32)
         for matrix, words, registers in ((a, _A, self.a), (b, _B, self.b)):
-            matrix[:, words[0], words[1]] = m.registers(registers).reshape(warps, 32, -1).astype(np.uint32)
+            matrix[:, words[0], words[1]] = m.registers.view(registers).reshape(warps, 32, -1).astype(np.uint32)
         c = np.zeros((warps, M, N), np.int64 if mma.d.is_integer else np.float64)
-        d = m.registers(self.d)
+        d = m.registers.view(self.d)
         c[:, _D[0], _D[1]] = unpack_accumulator(d.reshape(warps, 32, -1), mma.d)
         result = multiply(decode_elements(a, mma.a), decode_elements(b, mma.b), c, mma)[:, _D[0], _D[1]]
         d[m.active] = pack_accumulator(result, mma.d).reshape(d.shape)[m.active]

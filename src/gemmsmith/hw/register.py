@@ -10,10 +10,12 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.hw.convert import AsFloat, AsUnsigned
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32, i64, u32
-from gemmsmith.lang.kernel import max_registers_per_thread
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.kernel import Kernel, max_registers_per_thread
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.lang.statements import Role, instructions
 from gemmsmith.lang.types import I32, I64, PRED, U32
 from gemmsmith.lang.values import Value
+from gemmsmith.machine import Blocking, Machine
 
 
 class SetMaxNReg(Instruction):
@@ -28,15 +30,28 @@ class SetMaxNReg(Instruction):
         if self.register_budget % 8 or not 24 <= self.register_budget <= 256:
             raise KernelError(f"setmaxnreg: got {self.register_budget}; use a multiple of 8 from 24 to 256")
 
+    def check_kernel(self, kernel: Kernel, location: SourceLocation) -> None:
+        """Check that the budgets of all warpgroups fit the registers that the CTA was launched with."""
+        total, per_thread, warpgroups = 0, kernel.max_registers_per_thread, kernel.threads // 128
+        for role in kernel.body.statements:
+            if isinstance(role, Role) and role.unit == "warpgroup":
+                budgets = [x.register_budget for x, _ in instructions(role.body) if isinstance(x, SetMaxNReg)]
+                total += role.count * [per_thread, *budgets][-1]
+        if total > per_thread * warpgroups:
+            raise KernelError(
+                f"setmaxnreg at {location}: the warpgroups request {total} registers per thread in total, "
+                f"{total - per_thread * warpgroups} more than the pool of {warpgroups} x {per_thread}"
+            )
+
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.set_register_budget(self.register_budget, self.action)
+        yield from m.registers.set_budget(self.register_budget, self.action)
 
 
 def set_registers(count: int | None) -> None:
     """Emit setmaxnreg for `count` registers per thread. None keeps the registers of the launch bounds."""
     if count is None:
         return
-    SetMaxNReg.emit("dec" if count < max_registers_per_thread(current_builder().threads) else "inc", count)
+    SetMaxNReg("dec" if count < max_registers_per_thread(current_builder().threads) else "inc", count).issue()
 
 
 class ElectOne(Instruction):
@@ -82,7 +97,7 @@ class ShuffleXor(Instruction):
 
 def shuffle_xor_fp32(x: Value, mask: int) -> Value:
     """Return `shuffle_xor` of an fp32 value."""
-    return AsFloat.emit(ShuffleXor.emit(AsUnsigned.emit(x), mask))
+    return AsFloat(ShuffleXor(AsUnsigned(x).issue(), mask).issue()).issue()
 
 
 class ShuffleIndex(Instruction):
@@ -137,4 +152,4 @@ class OpaqueI64(Opaque):
 
 def opaque(value: Value) -> Value:
     """Return a copy of an I32 or I64 value that the compiler cannot see through."""
-    return (OpaqueI64 if value.type == I64 else Opaque).emit(value)
+    return (OpaqueI64 if value.type == I64 else Opaque)(value).issue()

@@ -13,10 +13,10 @@ from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import swizzled
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine, MbarrierTx
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U64
 from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine, MbarrierTx
 
 EVICT_FIRST = Constant(U64, 0x12F0000000000000, "EVICT_FIRST")
 EVICT_NORMAL = Constant(U64, 0x1000000000000000, "EVICT_NORMAL")
@@ -71,9 +71,9 @@ class Box:
         rows, byte_range = self.in_bounds_region
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
         if byte_range.start < byte_range.stop:
-            data[rows, byte_range] = m.peek(source)
+            data[rows, byte_range] = m.memory.peek(source)
         for target in targets:
-            m.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
+            m.memory.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
 
     def _stored_region(self) -> tuple[np.ndarray, slice]:
         """Return the in-bounds rows, with their bytes rounded up to 16.
@@ -86,9 +86,9 @@ class Box:
 
     def store(self, m: Machine, source: Access, target: Access) -> None:
         rows, byte_range = self._stored_region()
-        data = m.peek(source).reshape(len(rows), self.row_bytes)
+        data = m.memory.peek(source).reshape(len(rows), self.row_bytes)
         if byte_range.start < byte_range.stop:
-            m.poke(target, data[rows, byte_range])
+            m.memory.poke(target, data[rows, byte_range])
 
 
 @lru_cache(maxsize=256)
@@ -104,7 +104,7 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     if destination % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
         m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: needs 128- and 16-byte alignment")
     source, targets = box.global_access(), [box.shared_access(destination, rank) for rank in ranks]
-    m.start(
+    m.async_operations.start(
         AsyncOperation(
             f"TMA load of {load.map.name}",
             "tma",
@@ -150,7 +150,7 @@ def load(
     From sm_100 on it uses `.shared::cta`; with `.shared::cluster` ptxas emits a function call on sm_120.
     """
     space = "cta" if current_builder().chip.supports("sm_100") else "cluster"
-    TmaLoad.emit(map, x, y, z, destination, barrier, cache_hint, space)
+    TmaLoad(map, x, y, z, destination, barrier, cache_hint, space).issue()
 
 
 class TmaLoadMulticast(Instruction):
@@ -205,7 +205,7 @@ class TmaStore(Instruction):
                 "no negative coordinate",
             )
         read, written = box.shared_access(source, None), box.global_access(is_store=True)
-        m.start(
+        m.async_operations.start(
             AsyncOperation(
                 f"TMA store of {self.map.name}",
                 "tma",
@@ -235,7 +235,7 @@ class BulkCommit(Instruction):
     ptx = "cp.async.bulk.commit_group;"
 
     def simulate(self, m: Machine) -> None:
-        m.commit_group("bulk")
+        m.async_operations.commit("bulk")
 
 
 class BulkWait(Instruction):
@@ -246,7 +246,7 @@ class BulkWait(Instruction):
     ptx = "cp.async.bulk.wait_group {pending};"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.wait_group("bulk", self.pending)
+        yield from m.async_operations.wait("bulk", self.pending)
 
 
 class BulkWaitRead(Instruction):
@@ -260,7 +260,7 @@ class BulkWaitRead(Instruction):
     ptx = "cp.async.bulk.wait_group.read {pending};"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.wait_group("bulk", self.pending, read=True)
+        yield from m.async_operations.wait("bulk", self.pending, read=True)
 
 
 class PrefetchTensorMap(Instruction):

@@ -13,16 +13,20 @@ from gemmsmith.core.mma import MMA_K_BITS, THREADS_PER_WARPGROUP, WGMMA, Mma, fr
 from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike
+from gemmsmith.lang.values import Builtin, Constant, Value, ValueLike
+from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine
 
 K_STEP_BYTES = MMA_K_BITS // 8
 """Bytes along K of one instruction."""
 _LAYOUT_TYPES = {0: 0, 128: 1, 64: 2, 32: 3}
 """Layout type of a matrix descriptor by swizzle in bytes (PTX ISA, "Matrix descriptor format")."""
 _SWIZZLE = {code: swizzle for swizzle, code in _LAYOUT_TYPES.items()}
+# Shared addresses hold the cluster rank of the CTA above the 18 address bits of a matrix descriptor.
+_SMEM_DESCRIPTOR_BASE = Builtin(
+    U32, "smem_descriptor_base", "((uint32_t)__cvta_generic_to_shared(shared_memory) & 0x3ffff) >> 4"
+)
 
 
 def descriptor(view: SharedView, step: ValueLike) -> Value:
@@ -43,7 +47,8 @@ def descriptor(view: SharedView, step: ValueLike) -> Value:
     high_constant = Constant(
         U64, (stride >> 4) << 32 | _LAYOUT_TYPES[tile.swizzle] << 62, f"DESCRIPTOR_SBO_{stride}_SWIZZLE_{tile.swizzle}B"
     )
-    return (view.at(k_step_descriptor_offset(tile, step), 16).descriptor_address + low_constant).to(U64) | high_constant
+    address = view.at(k_step_descriptor_offset(tile, step), 16).sum(_SMEM_DESCRIPTOR_BASE, unit=16)
+    return (address + low_constant).to(U64) | high_constant
 
 
 def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:
@@ -83,7 +88,7 @@ def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
 
 def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
     """Return an operand (rows, k) as it is multiplied: float64, in which products are exact; int64 for integers."""
-    return _decode_operand(np.ascontiguousarray(m.peek(access)), rows, mn_major, dtype)
+    return _decode_operand(np.ascontiguousarray(m.memory.peek(access)), rows, mn_major, dtype)
 
 
 def _decode_operand(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
@@ -109,10 +114,9 @@ class _Wgmma(Instruction):
     """Common base of the SS and RS forms."""
 
     required_arch = "sm_90a"
-    if TYPE_CHECKING:  # each form declares them in the order of its wrapper's parameters
-        d: RegisterArray
-        n: int
-        mma: Mma
+    if TYPE_CHECKING:  # each form declares d, n and mma, in the order of its wrapper's parameters
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def majors(self) -> dict[str, str]:
@@ -133,7 +137,7 @@ class _Wgmma(Instruction):
 
     @property
     def macs_per_thread(self) -> int:
-        return self.mma.m * self.n * self.mma.k // THREADS_PER_WARPGROUP
+        return int(self.mma.m * self.n * self.mma.k) // THREADS_PER_WARPGROUP
 
     @property
     def shape(self) -> str:
@@ -166,7 +170,7 @@ class _Wgmma(Instruction):
 
     def _multiply(self, m: Machine, a: np.ndarray, b: np.ndarray, scale_d: bool) -> None:
         """Compute D = A B^T + (scale_d ? D : 0): a (64, k), b (n, k)."""
-        registers, (elements, positions) = m.registers_unchecked(self.d), _fragment_maps(self.n // 2, self.n)
+        registers, (elements, positions) = m.registers.view_unchecked(self.d), _fragment_maps(self.n // 2, self.n)
         if self.mma.d.is_integer:  # sums wrap
             product = np.take(a @ b.T, elements)
             registers[:] = (registers + product if scale_d else product).astype(np.int32)
@@ -179,7 +183,7 @@ class _Wgmma(Instruction):
         registers[:] = d.view(np.uint32) if is_fp16 else d
 
     def _start(self, m: Machine, reads: list[Access], perform: Any, registers: list[Any]) -> None:
-        m.start(
+        m.async_operations.start(
             AsyncOperation(
                 f"wgmma {self.shape}",
                 "tensor",
@@ -241,7 +245,7 @@ class WgmmaRS(_Wgmma):
         scale_d = bool(m.uniform(self.scale_d))
 
         def perform() -> None:
-            registers = np.ascontiguousarray(m.registers_unchecked(self.a)).astype(np.uint32)
+            registers = np.ascontiguousarray(m.registers.view_unchecked(self.a)).astype(np.uint32)
             words = registers.view(np.uint16)  # the fragment of a 64 x 16 matrix of 16-bit words
             a_matrix = _decode_operand(np.take(words, _fragment_maps(8, K_STEP_BYTES // 2)[1]), 64, False, self.mma.a)
             self._multiply(m, a_matrix, operand_matrix(m, b, self.n, mn_major, self.mma.b), scale_d)
@@ -266,7 +270,7 @@ class WgmmaCommit(Instruction):
     ptx = "wgmma.commit_group.sync.aligned;"
 
     def simulate(self, m: Machine) -> None:
-        m.commit_group("wgmma")
+        m.async_operations.commit("wgmma")
 
 
 class WgmmaWait(Instruction):
@@ -277,7 +281,7 @@ class WgmmaWait(Instruction):
     ptx = "wgmma.wait_group.sync.aligned {pending};"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.wait_group("wgmma", self.pending)
+        yield from m.async_operations.wait("wgmma", self.pending)
 
 
 class FenceOperand(Instruction):
@@ -290,4 +294,4 @@ class FenceOperand(Instruction):
     ptx = ""
 
     def simulate(self, m: Machine) -> None:
-        m.fence_operand(self.d)
+        m.registers.fence_operand(self.d)

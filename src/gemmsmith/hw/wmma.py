@@ -19,8 +19,8 @@ from gemmsmith.core.mma import MMA_SYNC, Mma
 from gemmsmith.hw.memory import numpy_dtype
 from gemmsmith.hw.mma import decode_elements, multiply
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_inout, registers_out, u32, u64
-from gemmsmith.lang.machine import Machine, Space
 from gemmsmith.lang.values import RegisterArray
+from gemmsmith.machine import Machine, Space
 
 TILE_MN = 16
 """Rows of A and columns of B."""
@@ -97,12 +97,9 @@ class _WmmaTransfer(Instruction):
     """
 
     space: ClassVar[Space] = "shared"
-    if TYPE_CHECKING:  # each instruction declares them in the order of its wrapper's parameters
-        values: RegisterArray
-        address: Any
-        stride: Any
-        layout: WmmaLayout
-        mma: Mma
+    if TYPE_CHECKING:  # each instruction declares the fields, in the order of its wrapper's parameters
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def check(self) -> None:
         if self.mma not in MMA_SYNC:
@@ -184,12 +181,12 @@ class WmmaLoad(_WmmaTransfer):
         rows, vectors_per_row, vector_bytes = self._row_vectors()
         vectors = np.zeros((len(m.threads) // 32, rows, vectors_per_row, vector_bytes), np.uint8)
         for address, active, (in_tile, row, vector) in self._warp_accesses(m, "wmma.load"):
-            data = m.load(self.space, address, vector_bytes, mask=active).reshape(-1, 32, vector_bytes)
+            data = m.memory.load(self.space, address, vector_bytes, mask=active).reshape(-1, 32, vector_bytes)
             vectors[:, row, vector] = data[:, in_tile]
         tile = vectors.reshape(len(vectors), rows, -1).view(_dtype(self.mma, self.operand).numpy)
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
         registers = _pack_fragment(np.ascontiguousarray(tile), m, self.mma, self.operand, self.values)
-        m.registers(self.values, write=True)[m.active] = registers[m.active]
+        m.registers.view(self.values, write=True)[m.active] = registers[m.active]
 
 
 class WmmaLoadGlobal(WmmaLoad):
@@ -216,14 +213,14 @@ class WmmaStore(_WmmaTransfer):
         return f"wmma_store_{self.layout}_{self.mma.d.ptx}_{self.space}"
 
     def simulate(self, m: Machine) -> None:
-        tile = _unpack_fragment(np.asarray(m.registers(self.values)), m, self.mma, "d")
+        tile = _unpack_fragment(np.asarray(m.registers.view(self.values)), m, self.mma, "d")
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
         rows, vectors_per_row, vector_bytes = self._row_vectors()
         vectors = np.ascontiguousarray(tile).view(np.uint8).reshape(-1, rows, vectors_per_row, vector_bytes)
         for address, active, (in_tile, row, vector) in self._warp_accesses(m, "wmma.store"):
             data = np.zeros((len(vectors), 32, vector_bytes), np.uint8)
             data[:, in_tile] = vectors[:, row, vector]
-            m.store(self.space, address, data.reshape(-1, vector_bytes), mask=active)
+            m.memory.store(self.space, address, data.reshape(-1, vector_bytes), mask=active)
 
 
 class WmmaStoreGlobal(WmmaStore):
@@ -266,12 +263,12 @@ class WmmaMma(Instruction):
 
     def simulate(self, m: Machine) -> None:
         m.require_converged("wmma.mma")
-        a = _unpack_fragment(np.asarray(m.registers(self.a)), m, self.mma, "a")
-        b = _unpack_fragment(np.asarray(m.registers(self.b)), m, self.mma, "b")
-        c = _unpack_fragment(np.asarray(m.registers(self.d)), m, self.mma, "d")
+        a = _unpack_fragment(np.asarray(m.registers.view(self.a)), m, self.mma, "a")
+        b = _unpack_fragment(np.asarray(m.registers.view(self.b)), m, self.mma, "b")
+        c = _unpack_fragment(np.asarray(m.registers.view(self.d)), m, self.mma, "d")
         a, b = (decode_elements(np.ascontiguousarray(x).view(f"u{x.itemsize}"), self.mma.a) for x in (a, b))
         result, step = c, k_per_hmma(self.mma)
         for k in range(0, wmma_k(self.mma), step):
             result = multiply(a[..., k : k + step], b[:, k : k + step].swapaxes(1, 2), result, self.mma)
         registers = _pack_fragment(np.ascontiguousarray(result), m, self.mma, "d", self.d)
-        m.registers(self.d, write=True)[m.active] = registers[m.active]
+        m.registers.view(self.d, write=True)[m.active] = registers[m.active]

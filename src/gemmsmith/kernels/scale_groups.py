@@ -185,8 +185,9 @@ def scale_and_reciprocal(amax: Value, values: DType, scales: DType) -> tuple[Val
 
 def pack_4x8bit(x: list[Value], dtype: DType) -> Value:
     """Convert four fp32 values to 8 bits each and pack them into a word, the first in the low byte."""
-    pairs = [hw.pack_int8(*x[i : i + 2]) if dtype == INT8 else hw.pack_fp8(*x[i : i + 2], dtype.ptx) for i in (0, 2)]
-    low, high = (pair.to(U32) for pair in pairs)
+    pairs = [(x[0], x[1]), (x[2], x[3])]
+    packed = [hw.pack_int8(a, b) if dtype == INT8 else hw.pack_fp8(a, b, dtype.ptx) for a, b in pairs]
+    low, high = (pair.to(U32) for pair in packed)
     return low | high << 16
 
 

@@ -6,10 +6,8 @@ The active builder is a context variable, so that instructions and collectives n
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from types import TracebackType
 
 from gemmsmith.core.chip import HOPPER, Chip
@@ -20,6 +18,7 @@ from gemmsmith.lang import statements as st
 from gemmsmith.lang.current_builder import ACTIVE_BUILDER
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA, Kernel, ScratchBuffer
+from gemmsmith.lang.location import current_location, error_location
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.source import print_kernel
 from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, ScalarType
@@ -39,14 +38,6 @@ from gemmsmith.lang.values import (
     operation,
 )
 from gemmsmith.lang.verify import verify
-
-_PACKAGE = str(Path(__file__).parents[1])
-# Stack frames in these paths are skipped when a statement is attributed to a source line.
-_INTERNAL_PATHS = tuple(
-    str(Path(_PACKAGE) / path)
-    for path in ("lang", "hw", "collective", "tile_scheduler", "epilogue", "kernels/ladder/gemm_arguments.py")
-)
-_STDLIB = str(Path(sys.modules["contextlib"].__file__ or "").parent)
 
 
 class Builder:
@@ -85,7 +76,7 @@ class Builder:
         self.thread, self.warpgroup_index = Builtin(I32, "thread"), Builtin(I32, "warpgroup")
         self.lane: Value = Builtin(I32, "lane")
         self.warp_index: Value = Builtin(I32, "warp")
-        self.smem, self.smem_descriptor_base = Builtin(U32, "smem"), Builtin(U32, "smem_descriptor_base")
+        self.smem = Builtin(U32, "smem")
 
     def __enter__(self) -> Builder:
         self._token = ACTIVE_BUILDER.set(self)
@@ -94,9 +85,7 @@ class Builder:
     def __exit__(self, error_type: object, error: BaseException | None, trace: TracebackType | None) -> None:
         ACTIVE_BUILDER.reset(self._token)
         if isinstance(error, KernelError) and not getattr(error, "has_location", False):
-            frames = [(t.tb_frame.f_code.co_filename, t.tb_lineno) for t in _frames(trace)]
-            user_frames = [frame for frame in frames if not frame[0].startswith((*_INTERNAL_PATHS, _STDLIB, "<"))]
-            error.args = (f"{st.SourceLocation(*(user_frames or frames)[-1])}: {error}",)
+            error.args = (f"{error_location(trace)}: {error}",)
             error.has_location = True  # type: ignore[attr-defined]
 
     def finish(self) -> Kernel:
@@ -124,7 +113,7 @@ class Builder:
     # -- recording ---------------------------------------------------------------------------------
     def emit(self, statement: st.Statement) -> None:
         """Append a statement to the current block."""
-        statement.location = _user_location()
+        statement.location = current_location()
         self._blocks[-1].statements.append(statement)
 
     def define(self, value: Value) -> Value:
@@ -178,7 +167,7 @@ class Builder:
         return self.parameters[-1]
 
     def tensor_map(self, name: str, compute: ArgumentFn | None = None) -> Parameter:
-        """Declare a parameter that is a TMA tensor map (CUtensorMap)."""
+        """Declare a parameter that is a tensor map (CUtensorMap)."""
         return self.parameter(name, TENSOR_MAP, compute)
 
     def pointer(self, name: str, compute: ArgumentFn | None = None) -> Parameter:
@@ -397,20 +386,3 @@ class Builder:
         """Number of warps that execute the code being recorded."""
         units = {role.unit: role.count for role in self._roles}
         return units.get("warp", 4 * units.get("warpgroup", 0)) or self.threads // 32
-
-
-def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
-
-
-def _user_location() -> st.SourceLocation:
-    frame = sys._getframe(2)
-    fallback = frame
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_INTERNAL_PATHS) and not file.startswith(_STDLIB):
-            return st.SourceLocation(file, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return st.SourceLocation(fallback.f_code.co_filename, fallback.f_lineno)

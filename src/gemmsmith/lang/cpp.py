@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 
 from gemmsmith.lang.instruction import Instruction
-from gemmsmith.lang.types import PRED, TENSOR_MAP
+from gemmsmith.lang.types import PRED
 from gemmsmith.lang.values import RegisterArray
 
 WIDTH = 120
@@ -97,8 +97,8 @@ def instruction_wrapper(instruction: Instruction) -> str:
                 inputs += [f'"{operand.type.constraint}"({x})' for x in _registers(name, operand.count)]
             continue
         placeholders[name] = next_placeholders(1)
-        if operand.type == TENSOR_MAP:
-            parameters.append(f"const TensorMap* {name}")
+        if operand.type.struct:
+            parameters.append(f"const {operand.type.cpp}* {name}")
             inputs.append(f'"l"({name})')
         else:
             parameters.append(f"{operand.type.cpp} {name}")

@@ -2,13 +2,10 @@
 
 A subclass lists its operands as annotated fields, in the order of its wrapper's parameters:
 
-    class CpAsyncWait(Instruction):
-        pending: int                      # a modifier: part of the text
-        ptx = "cp.async.wait_group {pending};"
-
-    class MbarrierArrive(Instruction):
-        barrier: u32                      # a value operand
-        ptx = "mbarrier.arrive.shared::cta.b64 _, [{barrier}];"
+    class Prefetch(Instruction):
+        level: str                        # a modifier: part of the text
+        address: u64                      # a value operand
+        ptx = "prefetch.global.{level} [{address}];"
 
         def simulate(self, m): ...
 
@@ -18,15 +15,15 @@ A subclass lists its operands as annotated fields, in the order of its wrapper's
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, get_args, get_type_hints
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import (
-    CLUSTER_PERMUTATION,
     F32,
-    FAST_DIVMOD,
     I32,
     I64,
     PRED,
@@ -37,6 +34,17 @@ from gemmsmith.lang.types import (
     ScalarType,
 )
 from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, Value, as_value
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # only type checkers need it
+
+    def dataclass_transform(**_):
+        """Mark the base class of dataclasses."""
+        return lambda cls: cls
+
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,12 @@ u64 = Annotated[Any, U64]
 u16 = Annotated[Any, U16]
 f32 = Annotated[Any, F32]
 tensor_map = Annotated[Any, TENSOR_MAP]
-cluster_permutation = Annotated[Any, CLUSTER_PERMUTATION]
-fast_divmod = Annotated[Any, FAST_DIVMOD]
 registers_in = Annotated[Any, RegisterOperand("in")]
 registers_out = Annotated[Any, RegisterOperand("out")]
 registers_inout = Annotated[Any, RegisterOperand("inout")]
 
 
+@dataclass_transform(eq_default=False)
 class Instruction:
     """Base class of instructions.
 
@@ -81,6 +88,7 @@ class Instruction:
 
     def __init_subclass__(cls) -> None:
         dataclass(eq=False)(cls)
+        cls.__init__.__annotations__["return"] = "Value" if cls.result else None  # for help() on its `emitter`
         hints = get_type_hints(cls, include_extras=True)
         cls.operand_types = {
             f.name: get_args(hints[f.name])[1]
@@ -106,12 +114,10 @@ class Instruction:
     def check(self) -> None:
         """Raise KernelError for invalid modifiers. Subclasses override it."""
 
-    # -- recording -----------------------------------------------------------------------------
-    @classmethod
-    def emit(cls, *args: Any, **kwargs: Any) -> Value:
-        """Create the instruction and record it. The functions of `hw` are this method of each class."""
-        return cls(*args, **kwargs).issue()
+    def check_kernel(self, kernel: Any, location: Any) -> None:
+        """Raise KernelError if the recorded kernel cannot have the instruction. Subclasses override it."""
 
+    # -- recording -----------------------------------------------------------------------------
     def issue(self) -> Value:
         """Record the instruction in the current builder and return its result, if it has one."""
         return current_builder().issue(self)
@@ -161,6 +167,16 @@ class Instruction:
     def simulate(self, m: Any) -> Any:
         """Execute the instruction on the simulator. Returns the result, or a generator if it may block."""
         raise KernelError(f"{self.mnemonic}: simulate() is not implemented")
+
+
+def emitter(instruction: Callable[P, Instruction]) -> Callable[P, Value]:
+    """Return the function that records an instruction of a class, with the class's parameters and docstring."""
+
+    @wraps(instruction, updated=())
+    def emit(*args: P.args, **kwargs: P.kwargs) -> Value:
+        return instruction(*args, **kwargs).issue()
+
+    return emit
 
 
 class Result(Value):

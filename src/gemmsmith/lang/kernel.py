@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gemmsmith.core.chip import HOPPER, Chip
+from gemmsmith.core.chip import Chip
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.occupancy import REGISTERS_PER_SM
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.statements import Block, Function
-from gemmsmith.lang.types import TENSOR_MAP, U64
+from gemmsmith.lang.types import U64
 from gemmsmith.lang.values import ArgumentFn, DeferredConstant, Parameter
 
 NAMED_BARRIERS_PER_CTA = 16
@@ -62,12 +62,12 @@ class Kernel:
     header: list[str]
     printer: Callable[[Kernel, bool], str]
     """`print_kernel`, passed as a value to avoid an import cycle."""
-    scratch_buffers: list[ScratchBuffer] = field(default_factory=list)
-    functions: list[Function] = field(default_factory=list)
-    work_clusters: ArgumentFn = lambda _: 1
-    min_ctas_per_sm: int = 1
-    chip: Chip = HOPPER
-    persistent: bool = True
+    scratch_buffers: list[ScratchBuffer]
+    functions: list[Function]
+    work_clusters: ArgumentFn
+    min_ctas_per_sm: int
+    chip: Chip
+    persistent: bool
 
     def arguments(self, bound: Any, workspace: Any = 0, zeroed_base: Any = 0) -> dict[str, Any]:
         """Return the arguments by name for the problem `bound`.
@@ -104,9 +104,8 @@ class Kernel:
 
     @cached_property
     def parameter_kinds(self) -> tuple[str, ...]:
-        """The kind of each parameter for the launcher: "tensor_map", "pointer" (u64) or the name of the type."""
-        names = {TENSOR_MAP: "tensor_map", U64: "pointer"}
-        return tuple(names.get(p.type, p.type.name) for p in self.parameters)
+        """The kind of each parameter for the launcher: "pointer" (u64) or the name of the type."""
+        return tuple("pointer" if p.type == U64 else p.type.name for p in self.parameters)
 
     @cached_property
     def source(self) -> str:

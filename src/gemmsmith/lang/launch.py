@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
 
@@ -22,7 +21,7 @@ results."""
 class Launch:
     """A kernel, its arguments by name, and its number of work clusters.
 
-    For a persistent kernel the backend caps the grid at what is resident, and at `MAX_CLUSTERS` clusters.
+    For a persistent kernel the backend caps the grid at what is resident.
     """
 
     kernel: Kernel
@@ -43,11 +42,11 @@ class Launch:
 class Launches:
     """All launches of one GEMM, in order, and the device memory that they need.
 
-    The memory is a workspace, and flags that are zero before and after each run. `spec` is that of the GEMM kernel, if
-    there is one. `swapped`: the kernel computes D^T, with A and B exchanged.
+    The memory is a workspace, and flags that are zero before and after each run. `spec`: the KernelSpec of the GEMM,
+    opaque to `lang`, or None. `swapped`: the kernel computes D^T, with A and B exchanged.
     """
 
-    spec: KernelSpec | None
+    spec: Any
     swapped: bool
     all: tuple[Launch, ...]
     workspace_bytes: int = 0

@@ -16,7 +16,8 @@ from itertools import groupby
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.cpp import WIDTH, instruction_wrapper, wrap_line
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
-from gemmsmith.lang.types import F32, I64, PRED, TENSOR_MAP, U32, U64, ScalarType
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.lang.types import F32, I64, PRED, U32, U64, ScalarType
 from gemmsmith.lang.values import (
     Builtin,
     Constant,
@@ -85,7 +86,7 @@ class Printer:
     depth: int = 1
     line_directives: bool = False
     """Precedes each line by a `#line` directive that names the Python line it comes from."""
-    location: st.SourceLocation | None = None
+    location: SourceLocation | None = None
     """Source location of the statement being printed."""
 
     # -- names and expressions ---------------------------------------------------------------------
@@ -229,7 +230,7 @@ class Printer:
                 arguments.append(self.operand_array(operand))
             else:
                 text = self.text(operand) if instruction.cuda else self.argument(operand)
-                arguments.append(f"&{text}" if operand_type == TENSOR_MAP else text)
+                arguments.append(f"&{text}" if operand_type.struct and not instruction.cuda else text)
         if instruction.cuda:
             placeholders = dict(zip(instruction.operand_types, arguments, strict=True))
             return re.sub(r"\{(\w+)\}", lambda m: placeholders.get(m[1], str(getattr(instruction, m[1], m[0]))),
@@ -414,7 +415,8 @@ class Printer:
         return self.names[value]
 
     def _roles(self, roles: list[st.Role]) -> None:
-        """Print consecutive roles as one if/else chain (setmaxnreg requires it), with `else` if they cover all."""
+        """Print consecutive roles as one if/else chain, with `else` if they cover all."""
+        # ptxas requires a chain of roles that change their register budgets.
         self.flush()
         self.builtins.add(roles[0].unit)
         unit_count = self.threads // 128 if roles[0].unit == "warpgroup" else 4

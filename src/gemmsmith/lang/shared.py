@@ -56,18 +56,14 @@ class SharedView:
         """The address in bytes (u32): of a slot of the buffer, if its first term is one, and bytes from there."""
         smem, slot_bytes = current_builder().smem, self.buffer.slot_bytes
         if not self.terms or self.terms[0][1] != slot_bytes:
-            return self._sum(smem, 1)
+            return self.sum(smem)
         (slot, _), *others = self.terms
         nbytes = [(value * step).to(U32) for value, step in others]
         offset = sum(nbytes[1:], nbytes[0]) if nbytes else None
         return shared_slot(smem, slot, slot_bytes, self.buffer.offset_constant, offset) + self.constant
 
-    @property
-    def descriptor_address(self) -> Value:
-        """The address >> 4 (14 bits), as encoded in matrix descriptors (u32)."""
-        return self._sum(current_builder().smem_descriptor_base, 16)
-
-    def _sum(self, base: Value, unit: int) -> Value:
+    def sum(self, base: Value, unit: int = 1) -> Value:
+        """Return the base plus the offset in units of `unit` bytes (u32). Raises KernelError if it is no multiple."""
         if any(x % unit for x in (self.buffer.offset, self.constant, *(step for _, step in self.terms))):
             raise KernelError(f"shared-memory offset is not a multiple of {unit} bytes")
         total = base
@@ -87,14 +83,8 @@ class SharedView:
         tile = self.tile
         if tile is None:
             raise KernelError("rows(): this buffer has no tile layout")
-        if tile.major == "K":
-            if count % 8:
-                raise KernelError(f"rows(): count {count} is not a multiple of 8 rows (a swizzle atom)")
-            step = tile.pitch
-        else:
-            if count % tile.box_inner:
-                raise KernelError(f"rows(): count {count} is not a multiple of {tile.box_inner} rows (a TMA box)")
-            step = tile.box_bytes // tile.box_inner
+        if count % tile.row_granularity:
+            raise KernelError(f"rows(): count {count} is not a multiple of {tile.row_granularity} rows")
         # Rows of several boxes keep the box stride of the tile; rows of a single K-major box are a tile of their own.
         sub_tile = replace(tile, mn=count) if tile.major == "K" and tile.boxes == 1 else tile
-        return replace(self.at(first, step), tile=sub_tile)
+        return replace(self.at(first, tile.row_step), tile=sub_tile)

@@ -10,8 +10,7 @@ from gemmsmith.lang import statements as st
 from gemmsmith.lang.cpp import comment_lines, device_function, join_definitions, wrap_line
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.printer import Printer, identifier_hint, is_pure, literal
-from gemmsmith.lang.types import CLUSTER_PERMUTATION, FAST_DIVMOD, MAX_CLUSTERS, TENSOR_MAP
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Builtin, Value
 
 _PRELUDE = """\
 #ifdef __CUDACC_RTC__  // NVRTC has no headers
@@ -21,18 +20,6 @@ typedef unsigned long long uint64_t; typedef long long int64_t;
 #include <cstdint>
 #endif
 """
-_STRUCTS = {
-    TENSOR_MAP: "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n",
-    CLUSTER_PERMUTATION: f"struct ClusterPermutation {{ uint16_t cluster_idx[{MAX_CLUSTERS}]; }};"
-    "  // logical index of each launched cluster\n",
-    FAST_DIVMOD: """\
-struct FastDivmod {  // division by an integer that the host knows, for 0 <= x < 2^31
-    uint32_t multiplier, shift;
-    __device__ __forceinline__ int divide(int x) const { return (int)((uint64_t)(uint32_t)x * multiplier >> shift); }
-};
-""",
-}
-"""Structs that kernels take as parameters."""
 _SHARED_ARRAY = """\
 template <uint32_t offset, int slot_bytes> struct SharedArray {  // addresses of slots of shared memory
     uint32_t smem;
@@ -48,9 +35,6 @@ _BUILTINS = {
     "warp": "const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // warp-uniform for the compiler",
     "warpgroup": "const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);",
     "smem": "const uint32_t smem = (uint32_t)__cvta_generic_to_shared(shared_memory);",
-    # Shared addresses hold the cluster rank of the CTA above the 18 address bits of a matrix descriptor.
-    "smem_descriptor_base": "const uint32_t smem_descriptor_base = "
-    "((uint32_t)__cvta_generic_to_shared(shared_memory) & 0x3ffff) >> 4;",
 }
 
 
@@ -74,7 +58,7 @@ def _print_function(function: st.Function, threads: int, wrappers: dict[str, Non
     """Print a device function. Several results are returned as a struct with one member each."""
     p = Printer(threads, _count_uses(function.body, function.results), wrappers, used_names=Counter(used_names))
     inputs = [*function.parameters, *function.captured]
-    types = [f"const {v.type.cpp}&" if v.type in _STRUCTS else v.type.cpp for v in inputs]  # no copies of structs
+    types = [f"const {v.type.cpp}&" if v.type.struct else v.type.cpp for v in inputs]  # no copies of structs
     parameters = [f"{kind} {p.name(v, identifier_hint(v))}" for kind, v in zip(types, inputs, strict=True)]
     p.block(function.body)
     results = ", ".join(p.text(r) for r in function.results)
@@ -98,11 +82,16 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
     `line_directives`: add `#line` directives that name the lines of the Python file, for the compiler's line
     information.
     """
-    used_names = {*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)}
+    uses = _count_uses(kernel.body)
+    builtins = _BUILTINS | {
+        v.name or "": f"const {v.type.cpp} {v.name} = {v.initializer};"
+        for v in uses if isinstance(v, Builtin) and v.initializer
+    }  # fmt: skip
+    used_names = {*builtins, "shared_memory", kernel.name, *_function_names(kernel)}
     wrappers: dict[str, None] = {}
     p = Printer(
         kernel.threads,
-        _count_uses(kernel.body),
+        uses,
         wrappers,
         used_names=Counter(used_names),
         line_directives=line_directives,
@@ -110,7 +99,7 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
     parameters = []
     for parameter in kernel.parameters:
         name = p.name(parameter, parameter.name or "p")
-        const = "const __grid_constant__ " if parameter.type in _STRUCTS else "const "
+        const = "const __grid_constant__ " if parameter.type.struct else "const "
         parameters.append(f"{const}{parameter.type.cpp} {name}")
     offsets = [buffer.offset_constant for buffer in kernel.buffers]
     for offset in offsets:
@@ -122,9 +111,9 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, {kernel.min_ctas_per_sm})\n'
         f"{kernel.name}(\n{wrap_line(', '.join(parameters), '    ', '')})\n{{\n"
     )
-    shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
-    opening = [shared] if {"smem", "smem_descriptor_base"} & p.builtins else []
-    opening += [text for name, text in _BUILTINS.items() if name in p.builtins]
+    opening = [text for name, text in builtins.items() if name in p.builtins]
+    if any("shared_memory" in text for text in opening):
+        opening.insert(0, "extern __shared__ __align__(1024) uint8_t shared_memory[];")
     arrays = {name: text for name in map(p.shared_array, offsets) if (text := p.shared_arrays.get(name))}
     opening += [f"const SharedArray<{offset}, {size}> {name}{{smem}};" for name, (offset, size) in arrays.items()]
     header = [
@@ -133,8 +122,7 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
         f"launch: {_grid_text(prod(kernel.cluster))}, block {kernel.threads}, "
         f"{kernel.shared_bytes} bytes of dynamic shared memory",
     ]
-    parameter_types = {q.type for q in kernel.parameters}
-    structs = "".join(text for kind, text in _STRUCTS.items() if kind in parameter_types)
+    structs = "".join(sorted({q.type.struct for q in kernel.parameters}, key=len))
     structs += _SHARED_ARRAY if p.shared_arrays else ""
     sizes = {b.offset_constant.name: f"  // shared memory: {b.count} x {b.slot_bytes} bytes" for b in kernel.buffers}
     constants = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
+from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.values import (
     Constant,
     LoopIndex,
@@ -19,16 +20,6 @@ from gemmsmith.lang.values import (
     Value,
     Variable,
 )
-
-
-class SourceLocation(NamedTuple):
-    """The source line (of a design, or of a user's own kernel) that emitted a statement."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
 
 
 @dataclass(eq=False)

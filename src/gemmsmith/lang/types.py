@@ -1,4 +1,4 @@
-"""Value types of a kernel: register types, and three parameter types that no register holds."""
+"""Value types of a kernel: register types, and structs, which only parameters have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ScalarType:
     """A scalar type: C++ spelling, width and inline-PTX constraint letter.
 
-    Instances are singletons, compared by identity.
+    Instances are singletons, compared by identity. `struct`: the C++ definition of a type that no register holds.
     """
 
     name: str
@@ -17,6 +17,7 @@ class ScalarType:
     bits: int
     constraint: str
     signed: bool = False
+    struct: str = ""
 
     @property
     def is_integer(self) -> bool:
@@ -34,11 +35,7 @@ I64 = ScalarType("i64", "int64_t", 64, "l", signed=True)
 U64 = ScalarType("u64", "uint64_t", 64, "l")
 U16 = ScalarType("u16", "uint16_t", 16, "h")
 F32 = ScalarType("f32", "float", 32, "f")
-MAX_CLUSTERS = 288
-"""Maximum clusters of a persistent kernel's grid, and entries of a cluster permutation: twice the 144 SMs of a full
-GH100 (NVIDIA H100 whitepaper)."""
-CLUSTER_PERMUTATION = ScalarType("cluster_permutation", "ClusterPermutation", 16 * MAX_CLUSTERS, "l")
-"""Table passed by value as a kernel parameter: entry c is the raster position of the first tile of cluster c."""
-FAST_DIVMOD = ScalarType("fast_divmod", "FastDivmod", 64, "l")
-"""A divisor, passed by value as a kernel parameter: multiplier | shift << 32 on the host."""
-TENSOR_MAP = ScalarType("tensor_map", "TensorMap", 1024, "l")
+TENSOR_MAP = ScalarType(
+    "tensor_map", "TensorMap", 1024, "l",
+    struct="struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n",
+)  # fmt: skip

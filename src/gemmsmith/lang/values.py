@@ -119,7 +119,14 @@ class Parameter(Value):
 
 
 class Builtin(Value):
-    """The thread, lane, warp or warpgroup index, or the base address of shared memory."""
+    """The thread, lane, warp or warpgroup index, or the base address of shared memory.
+
+    Others are computed once, at the start of the kernel, by the C++ expression `initializer`.
+    """
+
+    def __init__(self, scalar_type: ScalarType, name: str, initializer: str = "") -> None:
+        super().__init__(scalar_type, name)
+        self.initializer = initializer
 
 
 class LoopIndex(Value):

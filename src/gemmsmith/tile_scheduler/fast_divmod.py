@@ -7,21 +7,29 @@ using Multiplication", 1994.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.instruction import Instruction, fast_divmod, i32
-from gemmsmith.lang.machine import Machine
-from gemmsmith.lang.types import FAST_DIVMOD, I32
+from gemmsmith.lang.instruction import Instruction, i32
+from gemmsmith.lang.types import I32, ScalarType
 from gemmsmith.lang.values import ArgumentFn, Value
+from gemmsmith.machine import Machine
+
+FAST_DIVMOD = ScalarType("fast_divmod", "FastDivmod", 64, "l", struct="""\
+struct FastDivmod {  // division by an integer that the host knows, for 0 <= x < 2^31
+    uint32_t multiplier, shift;
+    __device__ __forceinline__ int divide(int x) const { return (int)((uint64_t)(uint32_t)x * multiplier >> shift); }
+};
+""")  # fmt: skip
+"""A divisor, passed by value as a kernel parameter: multiplier | shift << 32 on the host."""
 
 
 class FastDivide(Instruction):
     """x / divisor for 0 <= x < 2^31, by the FastDivmod struct of the divisor."""
 
     x: i32
-    divmod: fast_divmod
+    divmod: Annotated[Any, FAST_DIVMOD]
     result = I32
     pure = True
     cuda = "{divmod}.divide({x})"
@@ -44,7 +52,7 @@ class FastDivmod:
 
     def divide(self, x: Value) -> Value:
         """Return x / divisor, rounded down."""
-        return FastDivide.emit(x, self.parameter)
+        return FastDivide(x, self.parameter).issue()
 
 
 def _pack(multiplier: int, shift: int) -> int:

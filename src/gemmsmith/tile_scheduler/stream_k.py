@@ -13,8 +13,9 @@ from typing import NamedTuple
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import I32, MAX_CLUSTERS
+from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler.tiles import Split, TileScheduler, WorkTile
 

@@ -16,8 +16,9 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.hw.cluster import CLUSTER_PERMUTATION, MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import CLUSTER_PERMUTATION, I32, MAX_CLUSTERS
+from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.tile_scheduler.fast_divmod import FastDivmod
 from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync

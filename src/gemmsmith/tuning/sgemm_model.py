@@ -16,7 +16,7 @@ from gemmsmith.core.mma import N8_COLUMNS, WGMMA_M
 from gemmsmith.core.occupancy import occupancy
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.lang.types import MAX_CLUSTERS
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.gpus import H100
 

@@ -29,6 +29,7 @@ from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Result
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.values import Constant
 
 PRODUCTS = FusedMultiplyAdd, FusedMultiplyAddFp16, Dp4a, MmaSync, Wgmma, WmmaMma
@@ -69,11 +70,11 @@ def of_k_tile(spec: KernelSpec) -> int:
     return rows // (4 * FRAGMENT_ROWS_PER_WARP) * (columns // N8_COLUMNS) * steps
 
 
-def described(kernel: Kernel) -> Counter[st.SourceLocation]:
+def described(kernel: Kernel) -> Counter[SourceLocation]:
     """How many products a turn of the mainloop has by the kernel's description, by line."""
 
-    def products(block: st.Block) -> Counter[st.SourceLocation]:
-        found: Counter[st.SourceLocation] = Counter()
+    def products(block: st.Block) -> Counter[SourceLocation]:
+        found: Counter[SourceLocation] = Counter()
         for s in block.statements:
             made = s.value if isinstance(s, st.Define) else None
             issued = made.instruction if isinstance(made, Result) else getattr(s, "instruction", None)

@@ -14,9 +14,9 @@ from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.mma import select_mma
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.machine import Access
 from gemmsmith.lang.types import F32, U16, U32, U64
 from gemmsmith.lang.values import Value, as_value
+from gemmsmith.machine import Access
 
 Bytes = Callable[[Value], Value]
 """Where a lane's bytes are."""

@@ -500,9 +500,9 @@ def test_a_dependent_grid_waits_before_it_touches_memory(waits: str) -> None:
 def test_setmaxnreg_the_wrong_way_round_and_by_some_warps() -> None:
     def wrong(k: Builder, out: Value) -> None:
         with k.warpgroup(0):
-            hw.register.SetMaxNReg.emit("dec", 200)
+            hw.register.SetMaxNReg("dec", 200).issue()
         with k.warpgroup(1):
-            hw.register.SetMaxNReg.emit("inc", 24)
+            hw.register.SetMaxNReg("inc", 24).issue()
 
     def some(k: Builder, out: Value) -> None:
         with k.warpgroup(0), k.warp(1):

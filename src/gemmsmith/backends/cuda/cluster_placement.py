@@ -20,7 +20,7 @@ from gemmsmith.backends.cuda.cuda_graph import Stream
 from gemmsmith.backends.cuda.driver import check, device_attributes
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.lang.types import MAX_CLUSTERS
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 
 Array = np.ndarray[Any, Any]
 

@@ -13,7 +13,7 @@ from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.backends.cuda.loops import Loop, find_loops
 from gemmsmith.backends.cuda.mnemonics import Code, classify
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.launch import Launch, Launches
-from gemmsmith.lang.types import MAX_CLUSTERS
 
 Arguments = Mapping[str, ArrayInfo | float]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.operations import InFlightOperation
 from gemmsmith.backends.sim.registers import RegisterFile
-from gemmsmith.lang.machine import AsyncGroupKind, Blocking
+from gemmsmith.machine import AsyncGroupKind, Blocking
 
 Key = AsyncGroupKind | tuple[AsyncGroupKind, int]
 """Key of a list of groups: one per lockstep group for wgmma and cp.async, one per thread (its row) for bulk stores."""

@@ -9,6 +9,7 @@ import numpy as np
 from gemmsmith.backends.sim.async_groups import AsyncGroups
 from gemmsmith.backends.sim.checked_memory import CheckedMemory
 from gemmsmith.backends.sim.clocks import MBARRIER_INIT_FENCED, VectorClock
+from gemmsmith.backends.sim.counters import AccessCounter
 from gemmsmith.backends.sim.events import Event, LaneAccesses
 from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup
 from gemmsmith.backends.sim.mbarriers import Mbarriers
@@ -16,13 +17,13 @@ from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.backends.sim.operations import InFlightOperation
 from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.timeline import Span
-from gemmsmith.lang.machine import Access, AsyncOperation
+from gemmsmith.machine import Access, AsyncOperation
 
 ENGINE_ROWS = {"tma": "TMA", "tensor": "tensor core", "copy": "copy"}
 """Row of the timeline, by engine."""
 
 
-class AsyncIssuer:
+class AsyncIssuer(AsyncGroups):
     """Issues TMA copies, wgmmas and cp.asyncs: checks them, records their accesses and schedules them on an engine."""
 
     def __init__(
@@ -31,21 +32,18 @@ class AsyncIssuer:
         registers: RegisterFile,
         memory: CheckedMemory,
         mbarriers: Mbarriers,
-        async_groups: AsyncGroups,
+        counter: AccessCounter | None,
     ) -> None:
-        self.group, self.registers, self.memory, self.mbarriers, self.async_groups = (
-            group,
-            registers,
-            memory,
-            mbarriers,
-            async_groups,
-        )
+        super().__init__(group, registers)
+        self.group, self.memory, self.mbarriers, self.counter = group, memory, mbarriers, counter
         self.last_wgmma: InFlightOperation | None = None
         self.copies: list[tuple[np.ndarray, InFlightOperation]] = []
 
     def start(self, operation: AsyncOperation) -> None:
         """Issue an operation: check it, record its accesses and schedule its completion."""
         group, operations = self.group, self.group.state.operations
+        if self.counter:
+            self.counter.count_operation(operation)
         self._check_threads(operation)
         clock = self._common_clock()
         end = self._schedule(operation)
@@ -73,7 +71,7 @@ class AsyncIssuer:
             self.copies.append((group.active.copy(), in_flight))
         operations.add(in_flight)
         if operation.group:
-            self.async_groups.add(operation.group, in_flight)
+            self.add(operation.group, in_flight)
 
     def _copies_covered_by(self, threads: np.ndarray) -> tuple[InFlightOperation, ...]:
         """Return the cp.asyncs issued only by these threads since their last cp.async.mbarrier.arrive."""

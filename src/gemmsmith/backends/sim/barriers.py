@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.clocks import EXECUTED, Agent, VectorClock
 from gemmsmith.backends.sim.hazards import Hazards
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
 
 
 class ScopedClocks:

@@ -10,7 +10,7 @@ from gemmsmith.backends.sim.clocks import PREREQUISITE_GRIDS_BIT, VectorClock
 from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup
 from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, alignment, gather, scatter
-from gemmsmith.lang.machine import Access
+from gemmsmith.machine import Access
 
 
 @dataclass(slots=True)

@@ -21,20 +21,19 @@ The L2 lines of 128 bytes that TMA requests, those that each row of a box touche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup
-from gemmsmith.backends.sim.machine import LockstepMachine
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.machine import Access, AsyncOperation
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.machine import Access, AsyncOperation, Space
 
 BANKS = 32
 """Banks of shared memory. CUDA C++ Programming Guide, "Shared Memory"."""
@@ -103,54 +102,39 @@ class Counters:
                 merged[key] = merged[key] + count if key in merged else count
         return sorted(merged.values(), key=lambda count: count.location)
 
-    def instrument(self, group: LockstepGroup, machine: LockstepMachine) -> Callable[[Instruction], Any]:
-        """Instrument a group's machine; return the function that executes an instruction and counts it."""
-        return _InstrumentedMachine(group, machine, self._counts.setdefault(group.state.kernel, {})).execute
+    def of(self, group: LockstepGroup) -> AccessCounter:
+        """Return the counter of a group, which adds to these counts."""
+        return AccessCounter(group, self._counts.setdefault(group.state.kernel, {}))
 
 
-class _InstrumentedMachine:
-    """A lockstep group's machine whose accesses are counted for the instruction that it executes."""
+class AccessCounter:
+    """Counts a lockstep group's instructions, and the accesses of each, which come after it."""
 
-    def __init__(self, group: LockstepGroup, machine: LockstepMachine, counts: dict[Instruction, Count]) -> None:
-        self._group, self._machine, self._counts = group, machine, counts
-        self._load, self._store, self._atomic, self._start = machine.load, machine.store, machine.atomic, machine.start
-        machine.load, machine.store, machine.atomic = self.load, self.store, self.atomic
-        machine.start = self.start
+    def __init__(self, group: LockstepGroup, counts: dict[Instruction, Count]) -> None:
+        self._group, self._counts = group, counts
 
-    def execute(self, instruction: Instruction) -> Any:
+    def begin(self, instruction: Instruction) -> None:
+        """Count an instruction of the active threads; the accesses that follow are its own."""
         group, count = self._group, self._counts.get(instruction)
         if count is None:
             count = self._counts[instruction] = Count(group.location, instruction.wrapper_name)
         self._count = count
         count.instructions += len(group.active_lanes)
         count.macs += instruction.macs_per_thread * int(group.active.sum())
-        return instruction.simulate(self._machine)
 
-    def load(self, space: Any, address: Any, nbytes: int, *, mask: Any = None, **others: Any) -> np.ndarray:
-        self._ordinary(space, address, nbytes, mask, neighbors_share=self._count.instruction == "load_shared")
-        return self._load(space, address, nbytes, mask=mask, **others)
+    def count(self, space: Space, address: Any, width: int, mask: Any = None) -> None:
+        """Count an ordinary access of `width` bytes by the active threads, or by those of `mask`."""
+        group = self._group
+        threads = np.flatnonzero(group.active if mask is None else mask)
+        access = Access(space, group.broadcast(address)[threads], width, threads=threads)
+        self._access(access, neighbors_share=self._count.instruction == "load_shared")
 
-    def store(self, space: Any, address: Any, data: np.ndarray, *, mask: Any = None, **others: Any) -> None:
-        self._ordinary(space, address, data.shape[1], mask)
-        self._store(space, address, data, mask=mask, **others)
-
-    def atomic(self, space: Any, address: Any, dtype: Any, *operation: Any, **others: Any) -> np.ndarray:
-        self._ordinary(space, address, np.dtype(dtype).itemsize, None)
-        return self._atomic(space, address, dtype, *operation, **others)
-
-    def start(self, operation: AsyncOperation) -> None:
+    def count_operation(self, operation: AsyncOperation) -> None:
+        """Count the accesses of an asynchronous operation."""
         for access in operation.reads:
             self._access(access, copy_destinations=operation.writes)
         for access in operation.writes:
             self._access(access, copy_sources=operation.reads)
-        self._start(operation)
-
-    def _ordinary(self, space: Any, address: Any, width: int, mask: Any, *, neighbors_share: bool = False) -> None:
-        group = self._group
-        threads = np.flatnonzero(group.active if mask is None else mask)
-        self._access(
-            Access(space, group.broadcast(address)[threads], width, threads=threads), neighbors_share=neighbors_share
-        )
 
     def _access(
         self,

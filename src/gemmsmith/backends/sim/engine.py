@@ -20,7 +20,8 @@ from gemmsmith.backends.sim.operations import InFlightOperation, Operations
 from gemmsmith.backends.sim.timeline import Timeline
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Block, SourceLocation
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.lang.statements import Block
 
 MAX_SCHEDULER_STEPS = 5_000_000
 """Scheduler steps after which a kernel is assumed never to finish. Chosen; not measured."""
@@ -66,22 +67,13 @@ def simulate(
         KernelError: If the cluster extends along another axis than x.
     """
     check_launch(kernel, grid, arguments)
-    instrument = counters.instrument if counters else None
     state = GridState(
-        kernel,
-        memory,
-        cost_model,
-        seed,
-        Hazards(max_hazards),
-        dict(arguments),
-        grid,
-        Operations(on_mma_cycles),
-        instrument,
+        kernel, memory, cost_model, seed, Hazards(max_hazards), dict(arguments), grid, Operations(on_mma_cycles)
     )
     by_cta = create_ctas(state, is_dependent_launch=is_dependent_launch)
     groups = [group for cta_groups in by_cta.values() for group in cta_groups]
     with suppress(SimulationAborted):
-        _run(state, groups)
+        _run(state, groups, counters)
         check_grid_exit(state, by_cta)
     _break_reference_cycles(state, by_cta)
     for buffer in memory.buffers:
@@ -99,11 +91,11 @@ def _break_reference_cycles(state: GridState, ctas: Iterable[Cta]) -> None:
         del in_flight.operation
 
 
-def _run(state: GridState, groups: list[LockstepGroup]) -> None:
+def _run(state: GridState, groups: list[LockstepGroup], counters: Counters | None) -> None:
     """Execute until all groups have finished."""
     operations = state.operations
     compiled: dict[Block, list[CompiledStatement]] = {}
-    programs = {group: Interpreter(group, compiled).run() for group in groups}
+    programs = {group: Interpreter(group, compiled, counters).run() for group in groups}
     blocked: dict[LockstepGroup, Wait | None] = dict.fromkeys(groups)
     for _ in range(MAX_SCHEDULER_STEPS):
         if not blocked:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmsmith.backends.sim.clocks import ASYNC_PROXY_FENCED, HAPPENS_BEFORE, VectorClock, Warp
 from gemmsmith.backends.sim.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
 
 
 @dataclass(slots=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from gemmsmith.backends.sim.clocks import AGENTS_PER_WARP
 from gemmsmith.backends.sim.cost_model import CostModel
@@ -16,7 +14,6 @@ from gemmsmith.backends.sim.operations import Operations
 from gemmsmith.backends.sim.shadow import Shadow
 from gemmsmith.backends.sim.sync_variables import SyncVariable
 from gemmsmith.backends.sim.timeline import Timeline
-from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.kernel import Kernel
 
 
@@ -24,9 +21,7 @@ from gemmsmith.lang.kernel import Kernel
 class GridState:
     """The launch, global memory, and everything recorded while the grid executes.
 
-    `num_agents`: number of sets of lanes that have a clock, the length of vector clocks. `instrument`:
-    `Counters.instrument`, if given; called with a lockstep group and its machine, it returns the function that executes
-    instructions.
+    `num_agents`: number of sets of lanes that have a clock, the length of vector clocks.
     """
 
     kernel: Kernel
@@ -37,7 +32,6 @@ class GridState:
     arguments: dict[str, object]
     grid: int
     operations: Operations
-    instrument: Callable[..., Callable[[Instruction], Any]] | None = None
     timeline: Timeline = field(default_factory=Timeline)
     sync_variables: defaultdict[int, SyncVariable] = field(default_factory=lambda: defaultdict(SyncVariable))
     _global_shadows: dict[Buffer, Shadow] = field(default_factory=dict)

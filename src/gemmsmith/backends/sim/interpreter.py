@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmsmith.backends.sim.arithmetic import compile_operation
+from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup
 from gemmsmith.backends.sim.machine import LockstepMachine
 from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.values import Values
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, Result
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.values import (
-    LoopIndexedRow,
     Operation,
-    RegisterArray,
     RegisterArray2D,
     RegisterRead,
     Value,
     VariableRead,
 )
+from gemmsmith.machine import Blocking, Machine
 
 PREEMPTION_PROBABILITY = 0.2
 """Probability, for seeds other than 0, of switching to another group after an instruction that others can observe.
@@ -37,7 +37,7 @@ class CompiledStatement(NamedTuple):
     `is_preemption_point`: whether another group may run after it, since others can observe its effects.
     """
 
-    location: st.SourceLocation
+    location: SourceLocation
     is_preemption_point: bool
     handler: Callable[[Interpreter, Any], Blocking | None]
     argument: Any
@@ -49,13 +49,14 @@ class Interpreter:
     `compiled`: the statements of the blocks that some group has executed, shared by all groups of the grid.
     """
 
-    def __init__(self, group: LockstepGroup, compiled: dict[st.Block, list[CompiledStatement]]) -> None:
+    def __init__(
+        self, group: LockstepGroup, compiled: dict[st.Block, list[CompiledStatement]], counters: Counters | None
+    ) -> None:
         self.group, self.compiled = group, compiled
-        self.values, self.registers = Values(group), RegisterFile(group)
-        self.value_of = self.values.value_of
-        machine, instrument = LockstepMachine(group, self.values, self.registers), group.state.instrument
-        self.machine: Machine = machine
-        self.instrumented = instrument(group, machine) if instrument else None
+        self.counter = counters.of(group) if counters else None
+        self.values = Values(group)
+        self.value_of, self.registers = self.values.value_of, RegisterFile(group, self.values)
+        self.machine: Machine = LockstepMachine(group, self.values, self.registers, self.counter)
 
     def run(self) -> Blocking:
         """Execute the whole kernel."""
@@ -78,7 +79,9 @@ class Interpreter:
 
     def simulate(self, instruction: Instruction) -> Any:
         """Execute an instruction; return its result, or a generator if it may block."""
-        return self.instrumented(instruction) if self.instrumented else instruction.simulate(self.machine)
+        if self.counter:
+            self.counter.begin(instruction)
+        return instruction.simulate(self.machine)
 
     def execute(self, statement: st.IssueInstruction) -> Blocking | None:
         """Execute an instruction without a result."""
@@ -97,7 +100,7 @@ class Interpreter:
 
     def read_register(self, x: RegisterRead) -> None:
         """Read an element of a register array."""
-        self.value_of[x] = self.registers.read(self._row(x.registers), int(self.value_of[x.index]))
+        self.value_of[x] = self.registers.read(self.registers.selected_row(x.registers), int(self.value_of[x.index]))
 
     def result(self, x: Result) -> Blocking | None:
         """Execute an instruction and store its result."""
@@ -134,12 +137,9 @@ class Interpreter:
     def assign_register(self, statement: st.AssignRegister) -> None:
         """Assign an element of a register array in the active threads."""
         index, active = int(self.value_of[statement.index]), self.group.active
-        array = self.registers.access(self._row(statement.registers), write=True)
+        array = self.registers.access(self.registers.selected_row(statement.registers), write=True)
         new = self.value_of[statement.value]
         array[active, index] = new[active] if isinstance(new, np.ndarray) else new
-
-    def _row(self, x: RegisterArray) -> RegisterArray:
-        return x.array.rows[int(self.value_of[x.row])] if isinstance(x, LoopIndexedRow) else x
 
     def branch(self, branch: st.If) -> Blocking | None:
         """Execute an if statement."""

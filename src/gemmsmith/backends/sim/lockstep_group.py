@@ -13,7 +13,7 @@ from gemmsmith.backends.sim.cta import Cta
 from gemmsmith.backends.sim.grid_state import GridState
 from gemmsmith.backends.sim.hazards import SimulationAborted
 from gemmsmith.backends.sim.timeline import Span
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
 
 
 def mask_of(lanes: np.ndarray) -> int:

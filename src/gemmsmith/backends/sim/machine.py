@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from gemmsmith.backends.sim.async_groups import AsyncGroups
+from gemmsmith import machine
 from gemmsmith.backends.sim.async_issue import AsyncIssuer
-from gemmsmith.backends.sim.checked_memory import CheckedMemory
 from gemmsmith.backends.sim.clocks import ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, PREREQUISITE_GRIDS_BIT
+from gemmsmith.backends.sim.counters import AccessCounter
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup
 from gemmsmith.backends.sim.mbarriers import Mbarriers
 from gemmsmith.backends.sim.memory_instructions import MemoryInstructions
@@ -15,51 +17,26 @@ from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.scopes import scope_of
 from gemmsmith.backends.sim.thread_barriers import ThreadBarriers
 from gemmsmith.backends.sim.values import Values
-from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, RegisterSlice
+from gemmsmith.lang.values import Value
 
 
 class LockstepMachine:
-    """Implements `lang.machine.Machine` for a lockstep group.
+    """Implements `machine.Machine` for a lockstep group; `counter`, if given, is told of every access to memory."""
 
-    Methods that one component implements are bound to it in the constructor (without the cost of another call);
-    methods that need several are defined here.
-    """
-
-    def __init__(self, group: LockstepGroup, values: Values, registers: RegisterFile) -> None:
-        memory, mbarriers, barriers = CheckedMemory(group), Mbarriers(group), ThreadBarriers(group)
-        memory_instructions, async_groups = MemoryInstructions(group, memory), AsyncGroups(group, registers)
-        self._group, self._registers = group, registers
-
-        self.threads, self.report, self.require_converged = group.threads, group.report, group.require_converged
+    def __init__(
+        self, group: LockstepGroup, values: Values, registers: RegisterFile, counter: AccessCounter | None
+    ) -> None:
+        memory, mbarriers = MemoryInstructions(group, counter), Mbarriers(group)
+        self._group, self._values, self._registers = group, values, registers
+        self.threads, self.seed = group.threads, group.state.seed
         self.block_index, self.grid_size = group.cta.index, group.state.grid
         self.rank, self.cluster_size = group.cta.rank, len(group.cta.cluster.ctas)
         self.elected = group.state.random.randrange(32) if group.state.seed else 0
-
-        self.value, self.per_thread, self.uniform = values.value, values.per_thread, values.uniform
-        self.registers_unchecked, self.seed = registers.registers_unchecked, group.state.seed
-        self.fence_operand, self.set_register_budget = registers.fence_operand, registers.set_budget
-
-        self.load, self.store, self.atomic = (
-            memory_instructions.load, memory_instructions.store, memory_instructions.atomic,
-        )  # fmt: skip
-        self.spin_wait, self.peek, self.poke = memory_instructions.spin_wait, memory.peek, memory.poke
-
-        self.mbarrier_init, self.mbarrier_arrive = mbarriers.init, mbarriers.arrive
-        self.mbarrier_expect_tx = mbarriers.expect_tx
-        self.mbarrier_test, self.mbarrier_wait = mbarriers.test, mbarriers.wait
-        self.barrier_sync, self.barrier_arrive, self.warp_sync = barriers.sync, barriers.arrive, barriers.warp_sync
-        self.cluster_arrive, self.cluster_wait = barriers.cluster_arrive, barriers.cluster_wait
-
-        self.start = AsyncIssuer(group, registers, memory, mbarriers, async_groups).start
-        self.commit_group, self.wait_group = async_groups.commit, async_groups.wait
-
-    def registers(self, x: RegisterArray, write: bool = False) -> np.ndarray:
-        """Return a live view (threads, count) of a register array or a slice of one."""
-        if not isinstance(x, RegisterSlice):
-            return self._registers.access(x, write)
-        sliced, start = x.array, int(self.value(x.start))
-        array = sliced.array.rows[int(self.value(sliced.row))] if isinstance(sliced, LoopIndexedRow) else sliced
-        return self._registers.access(array, write, slice(start, start + x.count))
+        self.registers: machine.Registers = registers
+        self.memory: machine.Memory = memory
+        self.mbarriers: machine.Mbarriers = mbarriers
+        self.barriers: machine.Barriers = ThreadBarriers(group)
+        self.async_operations: machine.AsyncOperations = AsyncIssuer(group, registers, memory, mbarriers, counter)
 
     @property
     def active(self) -> np.ndarray:
@@ -69,6 +46,21 @@ class LockstepMachine:
     @active.setter
     def active(self, active: np.ndarray) -> None:
         self._group.set_active(active)
+
+    def value(self, x: Value) -> Any:
+        return self._values.value_of[x]
+
+    def per_thread(self, x: Value) -> np.ndarray:
+        return self._values.per_thread(x)
+
+    def uniform(self, x: Value) -> Any:
+        return self._values.uniform(x)
+
+    def report(self, kind: str, message: str) -> None:
+        self._group.report(kind, message)
+
+    def require_converged(self, label: str) -> None:
+        self._group.require_converged(label)
 
     def fence(self, kind: str, scope: str = "gpu") -> None:
         """Execute a memory, proxy, mbarrier-init or wgmma fence."""

@@ -21,7 +21,7 @@ from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup, Wa
 from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.backends.sim.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.shadow import MBARRIER_BYTES
-from gemmsmith.lang.machine import Blocking
+from gemmsmith.machine import Blocking
 
 
 class Mbarriers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.lang.machine import CLUSTER_RANK_SHIFT
+from gemmsmith.machine import CLUSTER_RANK_SHIFT
 
 SHARED_BASE = 1024
 """Offset in bytes of a CTA's dynamic shared memory: CUDA reserves the first 1024 bytes."""

@@ -12,33 +12,37 @@ import numpy as np
 
 from gemmsmith.backends.sim.checked_memory import CheckedMemory, ResolvedAccess
 from gemmsmith.backends.sim.clocks import EXECUTED
+from gemmsmith.backends.sim.counters import AccessCounter
 from gemmsmith.backends.sim.events import Event, LaneAccesses
 from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup, Wait
 from gemmsmith.backends.sim.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.sync_variables import ReleasedClock, synchronizing_scope
-from gemmsmith.lang.machine import Access, Blocking, Space
+from gemmsmith.machine import Access, Blocking, Space
 
 LOG2_STEPS_PER_POLL = (-6, 8)
 """Range of log2 of the scheduler steps in the time of one poll, for waits with a poll limit; drawn by the seed, since
 other groups may be delayed for long or arrive immediately. Chosen; not measured."""
 
 
-class MemoryInstructions:
-    """The memory instructions of a lockstep group."""
+class MemoryInstructions(CheckedMemory):
+    """The memory instructions of a lockstep group; `counter`, if given, is told of each."""
 
-    def __init__(self, group: LockstepGroup, memory: CheckedMemory) -> None:
-        self.group, self.memory = group, memory
+    def __init__(self, group: LockstepGroup, counter: AccessCounter | None) -> None:
+        super().__init__(group)
+        self.counter = counter
 
     def load(
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
         mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
-        """Load (threads, nbytes) bytes; see `lang.machine.Machine.load`."""
+        """Load (threads, nbytes) bytes; see `machine.Memory.load`."""
+        if self.counter:
+            self.counter.count(space, address, nbytes, mask)
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
         self.group.time += self.group.state.cost_model.memory_instruction
         strong = None if order == "weak" else scope_of(scope)
         for access, thread_indices, by_warp in self._accesses(space, address, nbytes, rank, mask):
-            resolved = self.memory.resolve(access)
+            resolved = self.resolve(access)
             for lanes, warp_slice in by_warp:
                 self._record(access, thread_indices, lanes, warp_slice, resolved, "read", strong)
                 if strong is not None:
@@ -51,11 +55,13 @@ class MemoryInstructions:
         self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak",
         scope: str = "gpu", mask: Any = None,
     ) -> None:  # fmt: skip
-        """Store (threads, nbytes) bytes; see `lang.machine.Machine.store`."""
+        """Store (threads, nbytes) bytes; see `machine.Memory.store`."""
+        if self.counter:
+            self.counter.count(space, address, data.shape[1], mask)
         self.group.time += self.group.state.cost_model.memory_instruction
         strong_scope = None if order == "weak" else scope_of(scope)
         for access, thread_indices, by_warp in self._accesses(space, address, data.shape[1], rank, mask):
-            resolved = self.memory.resolve(access)
+            resolved = self.resolve(access)
             for lanes, warp_slice in by_warp:
                 event = self._record(access, thread_indices, lanes, warp_slice, resolved, "write", strong_scope)
                 if strong_scope is not None:
@@ -67,13 +73,15 @@ class MemoryInstructions:
         self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: str = "relaxed", scope: str = "gpu", returns: bool = True,
     ) -> np.ndarray:  # fmt: skip
-        """Update memory atomically; see `lang.machine.Machine.atomic`."""
+        """Update memory atomically; see `machine.Memory.atomic`."""
         kind = np.dtype(dtype)
+        if self.counter:
+            self.counter.count(space, address, kind.itemsize)
         old = np.zeros(len(self.group.threads), kind)
         self.group.time += self.group.state.cost_model.memory_instruction
         strong = scope_of(scope)
         for access, thread_indices, by_warp in self._accesses(space, address, kind.itemsize, None, None):
-            resolved = self.memory.resolve(access)
+            resolved = self.resolve(access)
             for lanes, warp_slice in by_warp:
                 event = self._record(access, thread_indices, lanes, warp_slice, resolved, "atomic", strong)
                 if returns:
@@ -82,16 +90,16 @@ class MemoryInstructions:
                 self._strong_write(lanes, access.addresses[warp_slice], event, order, strong, atomic=True)
             for row, at in zip(thread_indices, access.addresses.reshape(-1, 1), strict=True):
                 one = replace(access, addresses=at)
-                old[row] = self.memory.peek(one).view(kind)[0, 0]
+                old[row] = self.peek(one).view(kind)[0, 0]
                 new = np.asarray(update(old[row], kind.type(operand[row])), kind).reshape(1, 1)
-                self.memory.poke(one, new.view(np.uint8))
+                self.poke(one, new.view(np.uint8))
         return old if old.dtype == np.float32 else old.astype(np.int64)
 
     def spin_wait(
         self, address: Any, ready: Callable[[int], bool], description: str, order: str, scope: str = "gpu",
         max_polls: int | None = None,
     ) -> Blocking:  # fmt: skip
-        """Poll a word of global memory; see `lang.machine.Machine.spin_wait`."""
+        """Poll a word of global memory; see `machine.Memory.spin_wait`."""
         group, address = self.group, int(address)
         polls_left: float = math.inf
         if max_polls is not None and group.state.seed:  # the cost model's schedule waits
@@ -99,14 +107,14 @@ class MemoryInstructions:
         access = Access("global", np.array([address]), 4)
 
         def word() -> int:
-            return int(self.memory.peek(access).view(np.uint32)[0, 0])
+            return int(self.peek(access).view(np.uint32)[0, 0])
 
         def done() -> bool:
             nonlocal polls_left
             polls_left -= 1
             return ready(word()) or polls_left < 0
 
-        self.memory.check_aligned(access, 4)
+        self.check_aligned(access, 4)
         start = group.time
         if not done():
             buffer = group.state.memory.buffer_at(address)
@@ -153,7 +161,7 @@ class MemoryInstructions:
             by_warp[0][1] if len(by_warp) == 1 else np.concatenate([thread_indices for _, thread_indices in by_warp])
         )
         access = Access(space, addresses[thread_indices], width, rank)
-        self.memory.check_aligned(access, width)
+        self.check_aligned(access, width)
         starts = [*accumulate((len(thread_indices) for _, thread_indices in by_warp), initial=0)]
         slices = [slice(start, stop) for start, stop in pairwise(starts)]
         return (
@@ -174,7 +182,7 @@ class MemoryInstructions:
         event = Event(agent.index, agent.next_event, 0, label, group.title, group.location, warp=lanes.warp,
                       lanes=accesses, strong=strong, is_read=label == "read")  # fmt: skip
         if resolved:
-            self.memory.record(resolved, label != "read", event, agent.clock, part=warp_slice)
+            self.record(resolved, label != "read", event, agent.clock, part=warp_slice)
         if cta is not group.cta:
             cta.remote.append(event)
             if not any(agent.clock.event_counts[EXECUTED, warp.first_agent] for warp in cta.warps):

@@ -9,8 +9,8 @@ from gemmsmith.backends.sim.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.cta import Cta
 from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.memory import OFFSET_MASK
-from gemmsmith.lang.machine import AsyncOperation
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.machine import AsyncOperation
 
 
 @dataclass(eq=False)

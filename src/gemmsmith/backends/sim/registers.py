@@ -6,9 +6,10 @@ import numpy as np
 
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.operations import InFlightOperation
-from gemmsmith.lang.machine import Blocking
+from gemmsmith.backends.sim.values import Values
 from gemmsmith.lang.types import F32
-from gemmsmith.lang.values import RegisterArray
+from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, RegisterSlice
+from gemmsmith.machine import Blocking
 
 POISON = 0x7FC1_7FC1
 """Bits of uninitialized registers: an fp32 NaN that no 16-bit NaN widens to. Chosen; not measured."""
@@ -27,8 +28,8 @@ class RegisterFile:
     the wait; `accessed_since_fence`: arrays accessed since the last wgmma.fence.
     """
 
-    def __init__(self, group: LockstepGroup) -> None:
-        self.group = group
+    def __init__(self, group: LockstepGroup, values: Values) -> None:
+        self.group, self.values = group, values
         self.arrays: dict[RegisterArray, np.ndarray] = {}
         self.owner: dict[RegisterArray, InFlightOperation] = {}
         self.awaiting_compiler_fence: set[RegisterArray] = set()
@@ -40,6 +41,17 @@ class RegisterFile:
         values = np.full(shape, POISON, np.uint32).view(np.float32) if x.type == F32 else np.full(shape, POISON_INTEGER)
         self.arrays[x] = values
         self.access(x, write=True)
+
+    def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
+        """Return a live view (threads, count) of a register array or a slice of one; report hazards."""
+        if not isinstance(x, RegisterSlice):
+            return self.access(x, write)
+        start = int(self.values.value(x.start))
+        return self.access(self.selected_row(x.array), write, slice(start, start + x.count))
+
+    def selected_row(self, x: RegisterArray) -> RegisterArray:
+        """Return the array, or the row that a loop index selects now."""
+        return x.array.rows[int(self.values.value(x.row))] if isinstance(x, LoopIndexedRow) else x
 
     def access(self, x: RegisterArray, write: bool = False, part: slice = slice(None)) -> np.ndarray:
         """Return a live view (threads, count) of a register array; report hazards."""
@@ -68,7 +80,7 @@ class RegisterFile:
         if np.count_nonzero(poisoned) and poisoned[self.group.active].any():
             self.group.report("uninitialized read", f"read of uninitialized register {x.name}")
 
-    def registers_unchecked(self, x: RegisterArray) -> np.ndarray:
+    def view_unchecked(self, x: RegisterArray) -> np.ndarray:
         """Return a live view without checks, for an operation that owns the array."""
         return self.arrays[x]
 
@@ -94,9 +106,9 @@ class RegisterFile:
                 del self.owner[x]
                 self.awaiting_compiler_fence.add(x)
 
-    def fence_operand(self, registers: RegisterArray) -> None:
+    def fence_operand(self, x: RegisterArray) -> None:
         """Record a compiler fence on a register array."""
-        self.awaiting_compiler_fence.discard(registers)
+        self.awaiting_compiler_fence.discard(x)
 
     # -- setmaxnreg --------------------------------------------------------------------------------
     def set_budget(self, registers: int, action: str) -> Blocking:

@@ -18,7 +18,7 @@ from gemmsmith.backends.sim.timeline import Timeline
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.launch import Launch, Launches
-from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.lang.location import SourceLocation
 
 MAX_RESIDENT_CTAS = 4
 """Resident CTAs of a persistent kernel, few so that small problems exercise its tile loop. Chosen; not measured."""
@@ -48,8 +48,8 @@ def run(
         addresses["workspace"] = memory.add_buffer(space, "workspace", uninitialized=True)
     flags = np.zeros(max(launches.flag_bytes, 4) // 4, np.uint32)
     addresses["flags"] = memory.add_buffer(flags, "flags")
-    spec, done_cycles = launches.spec, 0.0
-    total = sum(_tensor_cycles(spec, launch) for launch in launches.all) if spec else 1
+    done_cycles = 0.0
+    total = sum(_tensor_cycles(launches.spec, launch) for launch in launches.all) if launches.spec else 1
 
     def on_mma_cycles(cycles: float) -> None:
         nonlocal done_cycles

@@ -9,7 +9,7 @@ from gemmsmith.backends.sim.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.scopes import ScopeLevel
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA
-from gemmsmith.lang.machine import Blocking
+from gemmsmith.machine import Blocking
 
 
 class ThreadBarriers:

@@ -9,9 +9,9 @@ import numpy as np
 
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup
 from gemmsmith.backends.sim.memory import SHARED_BASE
-from gemmsmith.lang.machine import CLUSTER_RANK_SHIFT
 from gemmsmith.lang.types import F32, PRED
 from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Parameter, Value, Variable
+from gemmsmith.machine import CLUSTER_RANK_SHIFT
 
 
 class ValueTable(dict[Value, Any]):

@@ -13,9 +13,11 @@ from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Matrix
 from gemmsmith.epilogue.device.outputs import store_rounded
 from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.location import hide_frames
 from gemmsmith.lang.types import F32, I32, U32, ScalarType
 from gemmsmith.lang.values import Constant, RegisterArray, RegisterArray2D, Value, ValueLike
 
+hide_frames(__file__)
 ZERO = Constant(I32, 0)
 """The batch index: the ladder's kernels have no batch."""
 

@@ -84,35 +84,25 @@ class AsyncOperation:
     """Cycles of the tensor core, of the engine tensor."""
 
 
-class Machine(Protocol):
-    """The machine that an instruction runs on: one unit in lockstep."""
+class Registers(Protocol):
+    """The register arrays of the unit, and its register budget."""
 
-    threads: np.ndarray  # (T,) thread index in the CTA
-    active: np.ndarray  # (T,) whether the thread executes this instruction
-    block_index: int  # blockIdx.x
-    grid_size: int  # gridDim.x
-    rank: int  # CTA rank in the cluster
-    cluster_size: int  # CTAs in the cluster
-    elected: int  # the lane that elect.sync chooses
-    seed: int  # selects among behaviors that the ISA leaves unspecified
-
-    # -- values ------------------------------------------------------------------------------------
-    def value(self, x: Value) -> Any:
-        """Return the value: a Python scalar if uniform, else an array (T,); a TensorMap for a tensor-map parameter."""
-
-    def per_thread(self, x: Value) -> np.ndarray:
-        """Return the value per thread as a read-only array (T,) of int64, float32 or bool."""
-
-    def uniform(self, x: Value) -> Any:
-        """Return the value that all active threads share. Reports a hazard if they differ."""
-
-    def registers(self, x: RegisterArray, write: bool = False) -> np.ndarray:
+    def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
         """Return a live view (T, count). Reports a hazard if an asynchronous operation is using the registers."""
 
-    def registers_unchecked(self, x: RegisterArray) -> np.ndarray:
+    def view_unchecked(self, x: RegisterArray) -> np.ndarray:
         """Return a live view (T, count) without checks, for the asynchronous operation that uses the registers."""
 
-    # -- memory, ordinary accesses (generic proxy) by the active threads -----------------------------
+    def fence_operand(self, x: RegisterArray) -> None:
+        """Execute a compiler barrier: no later access to the registers is moved above it."""
+
+    def set_budget(self, registers: int, action: Literal["inc", "dec"]) -> Blocking:
+        """Execute setmaxnreg of a warpgroup, which blocks until the pool has the registers."""
+
+
+class Memory(Protocol):
+    """Shared and global memory: ordinary accesses (generic proxy) by the active threads."""
+
     def load(
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: MemoryOrder = "weak",
         scope: Scope = "gpu", mask: Any = None,
@@ -138,30 +128,6 @@ class Machine(Protocol):
         With `returns` False (red) the old values are not observed.
         """
 
-    def peek(self, access: Access) -> np.ndarray:
-        """Return the current bytes (len(addresses), width) as uint8, unchecked: for `AsyncOperation.perform`."""
-
-    def poke(self, access: Access, data: np.ndarray) -> None:
-        """Write bytes (len(addresses), width), unchecked: for `AsyncOperation.perform`."""
-
-    # -- mbarriers: every active thread arrives, at its own `address`; waits are uniform -----------------
-    def mbarrier_init(self, address: Any, count: int) -> None:
-        """Initialize an mbarrier with an expected arrival count."""
-
-    def mbarrier_arrive(
-        self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: Scope = "cta"
-    ) -> None:
-        """Arrive with release semantics at `scope`. `rank`: the CTA of the cluster that holds the barrier."""
-
-    def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:
-        """Add to the pending bytes of the current phase without an arrival."""
-
-    def mbarrier_test(self, address: Any, parity: Any, scope: Scope = "cta") -> bool:
-        """Return whether the phase of that parity has completed; if so, acquires at `scope`. Never blocks."""
-
-    def mbarrier_wait(self, address: Any, parity: Any, scope: Scope = "cta") -> Blocking:
-        """Wait until the phase of that parity has completed; acquires at `scope`."""
-
     def spin_wait(
         self, address: Any, ready: Callable[[int], bool], description: str, order: Literal["acquire", "relaxed"],
         scope: Scope = "gpu", max_polls: int | None = None,
@@ -171,11 +137,41 @@ class Machine(Protocol):
         `description` names the unmet condition in deadlock reports.
         """
 
-    # -- other synchronization ---------------------------------------------------------------------
-    def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
+    def peek(self, access: Access) -> np.ndarray:
+        """Return the current bytes (len(addresses), width) as uint8, unchecked: for `AsyncOperation.perform`."""
+
+    def poke(self, access: Access, data: np.ndarray) -> None:
+        """Write bytes (len(addresses), width), unchecked: for `AsyncOperation.perform`."""
+
+
+class Mbarriers(Protocol):
+    """The mbarriers. Every active thread arrives, at its own `address`; waits are uniform."""
+
+    def init(self, address: Any, count: int) -> None:
+        """Initialize an mbarrier with an expected arrival count."""
+
+    def arrive(
+        self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: Scope = "cta"
+    ) -> None:
+        """Arrive with release semantics at `scope`. `rank`: the CTA of the cluster that holds the barrier."""
+
+    def expect_tx(self, address: Any, nbytes: Any) -> None:
+        """Add to the pending bytes of the current phase without an arrival."""
+
+    def test(self, address: Any, parity: Any, scope: Scope = "cta") -> bool:
+        """Return whether the phase of that parity has completed; if so, acquires at `scope`. Never blocks."""
+
+    def wait(self, address: Any, parity: Any, scope: Scope = "cta") -> Blocking:
+        """Wait until the phase of that parity has completed; acquires at `scope`."""
+
+
+class Barriers(Protocol):
+    """The barriers of the warp, of the CTA and of the cluster."""
+
+    def sync(self, identifier: Any, threads: int) -> Blocking:
         """Execute bar.sync on a named barrier of the CTA. Barrier 0 with all threads is __syncthreads."""
 
-    def barrier_arrive(self, identifier: Any, threads: int) -> None:
+    def arrive(self, identifier: Any, threads: int) -> None:
         """Execute bar.arrive on a named barrier of the CTA."""
 
     def warp_sync(self) -> None:
@@ -186,6 +182,46 @@ class Machine(Protocol):
 
     def cluster_wait(self) -> Blocking:
         """Wait until all threads of the cluster have arrived at the cluster barrier; acquires."""
+
+
+class AsyncOperations(Protocol):
+    """Asynchronous operations, and the groups by which they are waited for."""
+
+    def start(self, operation: AsyncOperation) -> None:
+        """Start an asynchronous operation."""
+
+    def commit(self, kind: AsyncGroupKind) -> None:
+        """Commit the unit's uncommitted operations of that kind as one group."""
+
+    def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
+        """Wait until at most `pending` groups are pending. `read`: wait only for their source reads."""
+
+
+class Machine(Protocol):
+    """The machine that an instruction runs on: one unit in lockstep, and its parts."""
+
+    threads: np.ndarray  # (T,) thread index in the CTA
+    active: np.ndarray  # (T,) whether the thread executes this instruction
+    block_index: int  # blockIdx.x
+    grid_size: int  # gridDim.x
+    rank: int  # CTA rank in the cluster
+    cluster_size: int  # CTAs in the cluster
+    elected: int  # the lane that elect.sync chooses
+    seed: int  # selects among behaviors that the ISA leaves unspecified
+    registers: Registers
+    memory: Memory
+    mbarriers: Mbarriers
+    barriers: Barriers
+    async_operations: AsyncOperations
+
+    def value(self, x: Value) -> Any:
+        """Return the value: a Python scalar if uniform, else an array (T,); a TensorMap for a tensor-map parameter."""
+
+    def per_thread(self, x: Value) -> np.ndarray:
+        """Return the value per thread as a read-only array (T,) of int64, float32 or bool."""
+
+    def uniform(self, x: Value) -> Any:
+        """Return the value that all active threads share. Reports a hazard if they differ."""
 
     def require_converged(self, label: str) -> None:
         """Report a hazard unless all lanes of each warp are active.
@@ -202,24 +238,8 @@ class Machine(Protocol):
         acq_rel: a memory fence at `scope`.
         """
 
-    def fence_operand(self, registers: RegisterArray) -> None:
-        """Execute a compiler barrier: no later access to `registers` is moved above it."""
-
     def grid_dependency_wait(self) -> None:
         """Wait until the prerequisite grids have completed and their writes are visible."""
-
-    def set_register_budget(self, registers: int, action: Literal["inc", "dec"]) -> Blocking:
-        """Execute setmaxnreg of a warpgroup, which blocks until the pool has the registers."""
-
-    # -- asynchronous operations -----------------------------------------------------------------------
-    def start(self, operation: AsyncOperation) -> None:
-        """Start an asynchronous operation."""
-
-    def commit_group(self, group: AsyncGroupKind) -> None:
-        """Commit the unit's uncommitted operations of that kind as one group."""
-
-    def wait_group(self, group: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
-        """Wait until at most `pending` groups are pending. `read`: wait only for their source reads."""
 
     def report(self, kind: str, message: str) -> None:
         """Report a hazard that the instruction itself detects (a bad descriptor, a misaligned address)."""
