@@ -16,7 +16,8 @@ from unittest import mock
 
 import gemmsmith
 from benchmarks.rows import Row, find, load
-from gemmsmith import Spec, plans
+from gemmsmith import Spec
+from gemmsmith.host import plans
 from gemmsmith.tuning import gpus
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}

@@ -31,8 +31,8 @@ from docs import figures, results  # noqa: E402
 
 from gemmsmith import Spec, plan  # noqa: E402
 from gemmsmith.cli import main  # noqa: E402
-from gemmsmith.epilogue.frontend import op_table  # noqa: E402
-from gemmsmith.epilogue.functions import FUNCTIONS  # noqa: E402
+from gemmsmith.graph.frontend import op_table  # noqa: E402
+from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
 
 PAGES = ("README.md", "docs/performance.md", "docs/internals/kernel-language.md", "docs/internals/extending.md")
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
@@ -43,7 +43,7 @@ OPERATIONS = """\
 What an epilogue may call: look a function up by the name that torch, numpy or math has for it. A function and a method
 of the same name are the same operation (`torch.relu(x)`, `x.relu()`); arguments are torch's. Operators work, too:
 `+ - * / ** < <= > >= == != & | ~ ^`, `abs(x)` and `round(x)`. Everything is computed in fp32. This page is generated
-from `epilogue/functions.py` and `epilogue/frontend/op_table.py` by `python docs/generate.py`.
+from `graph/functions.py` and `graph/frontend/op_table.py` by `python docs/generate.py`.
 
 ## Elementwise functions
 

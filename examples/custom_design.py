@@ -20,7 +20,7 @@ from gemmsmith import Config, Design, hw
 from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.collective_epilogue import Epilogue
+from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
 

@@ -172,7 +172,7 @@ def columns_of(case: Case, n: int) -> int:
 
 def fusion(name: str) -> tuple[Callable[..., Any], dict[str, str]]:
     """A ready-made epilogue and what its operands are."""
-    from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS, bias_activation
+    from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS, bias_activation
 
     needs: dict[str, tuple[Any, ...]] = {
         "LinCombTopKSoftmaxCol": (2,), "LinCombDeEltAct": ("gelu",), "LinCombDeEltActDePerRowBias": ("silu",),
@@ -189,7 +189,7 @@ POSITIVE = {"log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal", "pow"}
 def function_graph(name: str) -> tuple[EpilogueGraph, Callable[[Array], list[Array]]]:
     """The function of the product, made positive where its domain is, and of constants; and its float64 inputs."""
     from gemmsmith.core.graph import Node, Result
-    from gemmsmith.epilogue.functions import FUNCTIONS
+    from gemmsmith.graph.functions import FUNCTIONS
 
     arity = FUNCTIONS[name].arity
     nodes = [Node("accumulator"), Node("constant", (), 0.25), Node("constant", (), 0.7), Node("abs", (0,)),
@@ -216,7 +216,7 @@ def check_function(
     name: str, actual: Array, product: Array, output: str, fast_math: bool, domain: Callable[[Array], list[Array]]
 ) -> None:
     """Within the stated error of the function, what the accumulator's rounding may change, and the output's."""
-    from gemmsmith.epilogue.functions import FUNCTIONS
+    from gemmsmith.graph.functions import FUNCTIONS
 
     f = FUNCTIONS[name]
     with np.errstate(all="ignore"):
@@ -237,7 +237,7 @@ def check_function(
 def disturbed(graph: EpilogueGraph, signs: Sequence[int]) -> EpilogueGraph:
     """The graph with every value off by what a coarse function may lose, up or down."""
     from gemmsmith.core.graph import Node
-    from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
+    from gemmsmith.graph.functions import FUNCTIONS, PREDICATES
 
     nodes: list[Node] = []
     place: list[int] = []

@@ -11,14 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gemmsmith
-from gemmsmith import binding
 from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
-from gemmsmith.binding import Binding, bind
+from gemmsmith.binding import bind as binding
+from gemmsmith.binding.bind import Binding, bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import BroadcastDims, identity_graph
 from gemmsmith.core.problem import Matrix, Problem
-from gemmsmith.request import Request
 
 bf16 = ml_dtypes.bfloat16
 

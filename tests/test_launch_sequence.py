@@ -6,9 +6,9 @@ import pytest
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Spec
-from gemmsmith.binding import bind
-from gemmsmith.launch_sequence import build_launches
-from gemmsmith.request import Request
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
+from gemmsmith.host.launch_sequence import build_launches
 
 
 def test_a_stage_is_the_bytes_of_its_boxes() -> None:

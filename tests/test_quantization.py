@@ -12,9 +12,10 @@ from hypothesis import strategies as some
 from tests.quantities import DTYPES, LAYOUTS, RECIPES, laid_out, numbers, options, same, shapes, with_special
 
 import gemmsmith
-from gemmsmith import ArgumentError, output_kernels
+from gemmsmith import ArgumentError
 from gemmsmith.arrays import as_numpy, empty_like_kind
 from gemmsmith.core.dtypes import DType
+from gemmsmith.host import output_kernels
 
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "int8": 127.0}
 BLOCKS = {"rows": (1, 0), "columns": (0, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, ConfigError, DeviceError, GemmsmithError, Spec, plans
+from gemmsmith import ArgumentError, Config, ConfigError, DeviceError, GemmsmithError, Spec
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.cuda import driver
 from gemmsmith.core.dtypes import BF16
+from gemmsmith.host import plans
 
 
 def multistage(**changes: Any) -> dict[str, Config]:

@@ -30,8 +30,8 @@ from gemmsmith.backends.reference.matmul import matmul_float64
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
-from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
+from gemmsmith.graph.functions import FUNCTIONS
 
 CONFIGS = [
     Config(tile=(128, 64, 64), cluster=(1, 1), stages=3),

@@ -16,7 +16,7 @@ from tests.test_simulated_dtypes import matrix, poisoned
 from tests.test_simulated_epilogues import check, check_graph
 
 import gemmsmith
-from gemmsmith import Config, ConfigError, plans
+from gemmsmith import Config, ConfigError
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.backends.sim.counters import Counters
@@ -24,6 +24,7 @@ from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import FP16, FP32, TF32, as_dtype
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import select_mma
+from gemmsmith.host import plans
 from gemmsmith.hw.fused_sum import fused_mma
 
 OPERANDS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32, "int8": np.int8}

@@ -15,11 +15,11 @@ from gemmsmith.core.errors import (
     KernelError,
     RetraceWarning,
 )
-from gemmsmith.epilogue.frontend.interleave import deinterleave, interleave
-from gemmsmith.epilogue.frontend.values import top_k_softmax
-from gemmsmith.packing import pack
-from gemmsmith.plans import Plan, Simulation
-from gemmsmith.quantization import dequantize, quantize
+from gemmsmith.graph.frontend.interleave import deinterleave, interleave
+from gemmsmith.graph.frontend.values import top_k_softmax
+from gemmsmith.host.packing import pack
+from gemmsmith.host.plans import Plan, Simulation
+from gemmsmith.host.quantization import dequantize, quantize
 
 __version__ = "0.1.0"
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith import checks
 from gemmsmith.arrays import describe
 from gemmsmith.backends import Backend
-from gemmsmith.binding import bind, outputs_by_name
+from gemmsmith.binding import checks
+from gemmsmith.binding.bind import bind, outputs_by_name
+from gemmsmith.binding.request import Request
+from gemmsmith.binding.scaling import with_scales
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.epilogue.frontend.fingerprint import fingerprint
-from gemmsmith.plans import Plan, Simulation, read_signatures, run_reference
-from gemmsmith.request import Request
-from gemmsmith.scaling import with_scales
+from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.host.plans import Plan, Simulation, read_signatures, run_reference
 
 if TYPE_CHECKING:
     from gemmsmith.arrays import Spec

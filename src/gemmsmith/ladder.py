@@ -15,17 +15,17 @@ import numpy as np
 from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.backends.sim.counters import Count, Counters
 from gemmsmith.backends.sim.run import run
+from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.host.output_kernels import to_canonical_matrix
+from gemmsmith.host.plans import Plan
 from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS, ladder_launches
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
-from gemmsmith.output_kernels import to_canonical_matrix
-from gemmsmith.plans import Plan
-from gemmsmith.request import Request
 
 Sizes = tuple[int, int, int]
 SIZE_MULTIPLE = 16

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from gemmsmith import Config, Plan, Spec
 from gemmsmith.backends.reference.bounds import Report
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.options import Sizes
 from gemmsmith.core.chip import HOPPER
-from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
-from gemmsmith.request import Request
+from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
 from gemmsmith.tuning.measure import Measured
 from gemmsmith.tuning.tuned_table import save_tuned
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gemmsmith import Spec
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.collective.tma_operand import TmaOperand, box_rows, multicast_slice_rows
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.pointer import Pointer
@@ -15,7 +16,6 @@ from gemmsmith.core.problem import BoundProblem, Problem
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.request import Request
 
 
 @given(rows=some.sampled_from([8, 16, 64, 96, 128, 256]), extent=some.integers(1, 400), log=some.integers(0, 2))

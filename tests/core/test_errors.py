@@ -11,7 +11,7 @@ import pytest
 import gemmsmith
 from gemmsmith import ArgumentError, Config
 from gemmsmith.core.errors import ARGUMENTS, did_you_mean
-from gemmsmith.epilogue.frontend.visitors import EVT, AccFetch, Compute
+from gemmsmith.graph.frontend.visitors import EVT, AccFetch, Compute
 
 A, B, C = (np.ones(shape, np.float16) for shape in ((4, 8), (8, 4), (4, 4)))
 

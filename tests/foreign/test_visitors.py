@@ -12,7 +12,7 @@ import pytest
 from tests.foreign.comparison import close, wide
 
 import gemmsmith
-from gemmsmith.epilogue.frontend.visitors import (
+from gemmsmith.graph.frontend.visitors import (
     EVT,
     AccFetch,
     AuxLoad,

@@ -37,9 +37,9 @@ from gemmsmith import ArgumentError, Config, ConfigError, Plan
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.binding import primary_result_name, result_shape
+from gemmsmith.binding.bind import primary_result_name, result_shape
 from gemmsmith.core.dtypes import DType, as_dtype
-from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
+from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8_e4m3": torch.float8_e4m3fn,
          "fp8_e5m2": torch.float8_e5m2}  # fmt: skip

@@ -29,8 +29,8 @@ from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.matmul import matmul_float64
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
-from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
+from gemmsmith.graph.functions import FUNCTIONS
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from tests.gpu import fuzz, harness  # noqa: E402
 
 import gemmsmith  # noqa: E402
-from gemmsmith.plans import Plan  # noqa: E402
+from gemmsmith.host.plans import Plan  # noqa: E402
 
 PROBLEMS = int(os.environ.get("GEMMSMITH_FUZZ_PROBLEMS", "200"))
 CPU = fuzz.LIMITS["cpu"]

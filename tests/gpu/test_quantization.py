@@ -11,9 +11,9 @@ from hypothesis import strategies as some
 from tests.quantities import DTYPES, LAYOUTS, RECIPES, options, same, shapes, with_special
 
 import gemmsmith
-from gemmsmith import output_kernels
 from gemmsmith.arrays import as_numpy, empty_like_kind
 from gemmsmith.core.dtypes import DType
+from gemmsmith.host import output_kernels
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

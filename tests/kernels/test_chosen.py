@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import gemmsmith
-from gemmsmith import Spec, plans
+from gemmsmith import Spec
 from gemmsmith.core.chip import CHIPS, HOPPER
+from gemmsmith.host import plans
 
 
 def residual(acc: Any, c: Any) -> Any:

@@ -12,10 +12,10 @@ from hypothesis import strategies as some
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.kernels.pack import strided_copy, transpose
-from gemmsmith.request import Request
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import configs_for_epilogue
 

@@ -8,7 +8,7 @@ import pytest
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.epilogue.device.reductions import PartialsShape
+from gemmsmith.epilogue.reductions import PartialsShape
 from gemmsmith.kernels.reduce import LOADS_IN_FLIGHT, BoundReduction, launch_shape, reduce_kernel
 
 SIMPLE = {"sum": np.sum, "mean": np.sum, "max": np.max, "min": np.min}

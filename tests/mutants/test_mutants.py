@@ -11,18 +11,18 @@ from tests.mutants.mutate import CLASSES, changes_of, kind_of, mutants
 
 from gemmsmith.backends.reference.matmul import blockwise_scaled_matmul
 from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, TF32
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import select_mma
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec, ScaleSpec
-from gemmsmith.epilogue.device.inputs import operand_argument
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.launch_sequence import build_launches
-from gemmsmith.request import Request
 
 CONFIGS = [
     Config(design, (128, 64, 64), cluster, 3, 2)  # type: ignore[arg-type]

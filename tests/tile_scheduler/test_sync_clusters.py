@@ -10,12 +10,12 @@ import pytest
 import gemmsmith
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant
-from gemmsmith.request import Request
 from gemmsmith.tile_scheduler import sync_clusters
 from gemmsmith.tile_scheduler.sync_clusters import SYNC_INTERVAL_K_TILES
 from gemmsmith.tile_scheduler.tiles import TileScheduler

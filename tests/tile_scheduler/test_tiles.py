@@ -7,12 +7,12 @@ import pytest
 
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
-from gemmsmith.request import Request
 from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
 
 TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1)

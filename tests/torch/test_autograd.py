@@ -17,8 +17,8 @@ import gemmsmith
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
-from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
-from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
+from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
+from gemmsmith.graph.functions import FUNCTIONS, PREDICATES
 from gemmsmith.torch import gemm
 from gemmsmith.torch.autograd import differentiable_gemm
 from gemmsmith.torch.graph_serialization import serialize

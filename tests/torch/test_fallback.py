@@ -14,8 +14,8 @@ from tests.torch.test_graph_serialization import SHAPES, kinds_of
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.epilogue.frontend.tracer import trace
-from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.graph.functions import FUNCTIONS
 from gemmsmith.torch.fallback import _FUNCTIONS, evaluate_graph, kernels_unsupported, matmul, round_to_dtype
 
 

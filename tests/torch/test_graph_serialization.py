@@ -12,8 +12,8 @@ from tests.epilogues import CASES
 
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, INT64, as_dtype
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result, identity_graph
-from gemmsmith.epilogue.frontend.classify import classify
-from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.graph.frontend.classify import classify
+from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.graph_serialization import deserialize, digest, serialize
 
 SHAPES = {"scalar": (), "labels": (6, 1), "column": (6, 1), "row": (32,), "matrix": (6, 32), "half_row": (16,),

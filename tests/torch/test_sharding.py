@@ -17,7 +17,7 @@ import gemmsmith.torch
 from gemmsmith.core.dtypes import BF16, INT32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
 from gemmsmith.torch.sharding import partial_sum_operands
 

@@ -16,8 +16,8 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.epilogue.frontend.derivative import GRAD_OUTPUT_PREFIX, GRAD_PREFIX, INPUT_PREFIX, derivative
-from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.graph.frontend.derivative import GRAD_OUTPUT_PREFIX, GRAD_PREFIX, INPUT_PREFIX, derivative
+from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch import gemm
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.epilogue.frontend.test_staleness import PLACES, WRAPPERS, settings_module
+from tests.graph.frontend.test_staleness import PLACES, WRAPPERS, settings_module
 
 from gemmsmith.torch import FusedLinear, gemm
 

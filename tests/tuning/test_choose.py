@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gemmsmith import Config, Spec
-from gemmsmith.binding import bind
-from gemmsmith.request import Request
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.tuning.choose import DEFAULT_MAX_STAGES, choose, complete_config, rank_configs
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import Config, Spec, plans
+from gemmsmith import Config, Spec
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.cuda import driver
 from gemmsmith.backends.cuda.listing import build_listing
@@ -16,6 +16,7 @@ from gemmsmith.backends.reference import bounds
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.host import plans
 from gemmsmith.tuning.choose_sm80 import rank_sm80
 from gemmsmith.tuning.sgemm_model import _kernel_cost
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as some
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Spec
-from gemmsmith.binding import Binding, bind
+from gemmsmith.binding.bind import Binding, bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.launch_sequence import build_launches
-from gemmsmith.request import Request
+from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import MIN_MN_FOR_L2_REUSE, ConfigTable, configs_for, configs_for_epilogue
 from gemmsmith.tuning.correction import corrected_cycles

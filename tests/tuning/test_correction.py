@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from gemmsmith import Config, Spec
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.request import Request
 from gemmsmith.tuning.config_table import ConfigTable, configs_for
 from gemmsmith.tuning.correction import FEATURE_NAMES, MAX_LOG_CORRECTION, coefficients, corrected_cycles, features
 from gemmsmith.tuning.model import estimate

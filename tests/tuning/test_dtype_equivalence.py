@@ -9,10 +9,10 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config, Spec
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, INT8, TF32, DType, as_dtype
 from gemmsmith.core.problem import Problem
-from gemmsmith.request import Request
 from gemmsmith.tuning.choose import choose, rank_configs
 from gemmsmith.tuning.config_table import ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit, config_for_dtype

@@ -8,9 +8,9 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config, Spec
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.problem import Problem
-from gemmsmith.request import Request
 from gemmsmith.tuning import model
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import ConfigTable

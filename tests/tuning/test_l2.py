@@ -12,13 +12,13 @@ from hypothesis import strategies as some
 from benchmarks.rows import load
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.config import Eviction
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.request import Request
 from gemmsmith.tile_scheduler.tiles import TileScheduler
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.l2 import plot_waves, simulate_traffic, tile_order, wave_bytes, waves

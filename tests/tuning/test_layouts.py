@@ -12,11 +12,11 @@ from hypothesis import strategies as some
 import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.backends.sim.counters import Counters
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.spec import operand_major
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.kernels.pack import with_packed_operands
-from gemmsmith.request import Request
 from gemmsmith.tuning import model
 from gemmsmith.tuning.choose import choose, estimate_us
 from gemmsmith.tuning.gpus import GPUS, Gpu

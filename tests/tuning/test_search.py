@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 import gemmsmith
-from gemmsmith import Config, Plan, Spec, plans
+from gemmsmith import Config, Plan, Spec
 from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.cli.commands import main
 from gemmsmith.core.chip import CHIPS
+from gemmsmith.host import plans
 from gemmsmith.tuning import search
 
 

@@ -8,10 +8,10 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config, Spec
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.epilogue_plan import plan_epilogue
-from gemmsmith.request import Request
+from gemmsmith.epilogue.epilogue_plan import plan_epilogue
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import configs_for_epilogue
 from gemmsmith.tuning.stage_count import fit_stages

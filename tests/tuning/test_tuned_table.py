@@ -14,9 +14,9 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config, Spec
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.problem import Problem
-from gemmsmith.request import Request
 from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.gpus import H100, H200, Gpu, nearest_gpu
 from gemmsmith.tuning.tuned_table import (

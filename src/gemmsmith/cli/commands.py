@@ -13,7 +13,9 @@ from gemmsmith.arrays import Spec
 from gemmsmith.backends import BACKENDS
 from gemmsmith.backends.cuda.mnemonics import Code
 from gemmsmith.backends.sim.counters import Counters
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
+from gemmsmith.binding.scaling import with_scales
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import RandomOperands, execute, resources, scale_shapes
 from gemmsmith.cli.explain import explain
@@ -25,9 +27,7 @@ from gemmsmith.cli.tune import tune
 from gemmsmith.core.chip import HOPPER, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
-from gemmsmith.plans import Plan
-from gemmsmith.request import Request
-from gemmsmith.scaling import with_scales
+from gemmsmith.host.plans import Plan
 
 GPU_SIZES = (8192, 8192, 8192)
 """Default m, n, k on a GPU."""

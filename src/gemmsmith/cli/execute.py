@@ -19,7 +19,7 @@ from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.plans import Plan
+from gemmsmith.host.plans import Plan
 
 MAX_SIMULATED_SIZE = 512
 """Largest M, N and K of the problem whose timeline is simulated in addition to a run on the GPU."""

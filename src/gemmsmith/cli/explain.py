@@ -16,13 +16,13 @@ import click
 
 import gemmsmith
 from gemmsmith.arrays import Spec
+from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.core.errors import EpilogueError, GemmsmithError
-from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS, amax
-from gemmsmith.epilogue.frontend.show import format_tree, plot_graphs
-from gemmsmith.epilogue.passes import optimize, trace_passes
-from gemmsmith.plans import Plan
-from gemmsmith.request import Request
+from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS, amax
+from gemmsmith.graph.frontend.show import format_tree, plot_graphs
+from gemmsmith.graph.passes import optimize, trace_passes
+from gemmsmith.host.plans import Plan
 
 PACKAGE_FOLDER = str(Path(gemmsmith.__file__).parent)
 OPERAND_KINDS = ("number", "scalar", "row", "column", "matrix")

@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from gemmsmith.arrays import Spec
+from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.plans import Plan
-from gemmsmith.request import Request
+from gemmsmith.host.plans import Plan
 from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, plot_waves, simulate_traffic
 
 RASTER_GROUPS = (1, 2, 4, 8, 16, 32)

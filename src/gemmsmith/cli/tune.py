@@ -10,10 +10,10 @@ import click
 
 from gemmsmith import api
 from gemmsmith.arrays import Spec
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.request import Request
 from gemmsmith.tuning.measure import HALVING_ROUNDS
 from gemmsmith.tuning.search import require_gpu
 from gemmsmith.tuning.tuned_table import user_table

@@ -109,7 +109,7 @@ class Node:
       "quantize"      (x,)    (DType, block) x over its scale, rounded; one scale per row and `block` columns
       "scale"         (q,)    None           the scale of a "quantize" node: amax of the block over the dtype's maximum
       "top_k_softmax" (x,)    k              softmax over the k largest of a row, 0 elsewhere; N fits a tile
-      any name of epilogue.functions: elementwise, inputs as many as its arity; parameters are constant nodes
+      any name of graph.functions: elementwise, inputs as many as its arity; parameters are constant nodes
     `location`: the user's source line, "file:line: text"; ignored in comparison and in the kernel name.
     """
 

@@ -1,4 +1,4 @@
-"""Epilogues: graphs of what happens to the accumulator, their optimization and their lowering to kernels."""
+"""Device code of epilogues: lowers an epilogue graph to the instructions of a kernel, subtile by subtile."""
 
 from gemmsmith.lang.location import hide_frames
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.epilogue.functions import FUNCTIONS, Lowering
+from gemmsmith.graph.functions import FUNCTIONS, Lowering
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, PRED
 from gemmsmith.lang.values import Constant, Value

@@ -8,8 +8,8 @@ from gemmsmith.core.design import get_design
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.outputs import result_argument
-from gemmsmith.epilogue.device.reductions import is_atomic, shared_partials
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.epilogue.reductions import is_atomic, shared_partials
 from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel

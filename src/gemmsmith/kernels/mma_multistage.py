@@ -10,7 +10,7 @@ from gemmsmith.collective.cp_async_mainloop import CpAsyncMainloop
 from gemmsmith.collective.fragments import Fragments, Tf32x3Fragments
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.collective_epilogue import Epilogue
+from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
 

@@ -13,7 +13,7 @@ from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.collective_epilogue import Epilogue
+from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.kernels.cooperative import SETMAXNREG, producer_warps, promoted_consumer_loop
 from gemmsmith.lang.builder import Builder
 from gemmsmith.tile_scheduler.tiles import TileScheduler

@@ -10,8 +10,8 @@ from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.epilogue.device.outputs import store_rounded
-from gemmsmith.epilogue.device.reductions import MONOIDS, Monoid, PartialsShape, State
+from gemmsmith.epilogue.outputs import store_rounded
+from gemmsmith.epilogue.reductions import MONOIDS, Monoid, PartialsShape, State
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel

@@ -9,7 +9,7 @@ from gemmsmith.collective.cp_async_mainloop import CpAsyncMainloop
 from gemmsmith.collective.simt import SimtFragments, SimtOperand
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.collective_epilogue import Epilogue
+from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant

@@ -10,16 +10,16 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from gemmsmith import checks
 from gemmsmith.api import gemm as launch
+from gemmsmith.binding import checks
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
-from gemmsmith.epilogue.frontend.classify import classify
-from gemmsmith.epilogue.frontend.fingerprint import fingerprint
-from gemmsmith.epilogue.frontend.snapshot import snapshot
+from gemmsmith.graph.frontend.classify import classify
+from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.graph.frontend.snapshot import snapshot
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.autograd import (
     differentiable_gemm,

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.epilogue.frontend.derivative import (
+from gemmsmith.graph.frontend.derivative import (
     GRAD_OUTPUT_PREFIX,
     GRAD_PREFIX,
     INPUT_PREFIX,

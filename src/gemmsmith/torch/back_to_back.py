@@ -12,8 +12,8 @@ import torch
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.epilogue.frontend.derivative import GRAD_PREFIX, INPUT_PREFIX
-from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.graph.frontend.derivative import GRAD_PREFIX, INPUT_PREFIX
+from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.autograd import (
     PLAIN_GEMM,
     check_once_differentiable,

@@ -13,7 +13,7 @@ import torch
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.graph import EpilogueGraph, Node, Result, reduced_dims
-from gemmsmith.epilogue.frontend.derivative import (
+from gemmsmith.graph.frontend.derivative import (
     ACCUMULATOR,
     GRAD_OUTPUT_PREFIX,
     INPUT_PREFIX,
@@ -24,7 +24,7 @@ from gemmsmith.epilogue.frontend.derivative import (
     tie_count_graph,
     with_saved_values,
 )
-from gemmsmith.epilogue.source_location import epilogue_error
+from gemmsmith.graph.source_location import epilogue_error
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.ops import MAX_RESULTS, op_signature
 

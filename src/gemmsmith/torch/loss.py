@@ -9,7 +9,7 @@ import torch
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast, expect_tensor
 from gemmsmith.torch.autograd import (
     PLAIN_GEMM,

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, GATED, resolve_activation
+from gemmsmith.graph.frontend.fusions import ACTIVATIONS, GATED, resolve_activation
 from gemmsmith.torch.api import gemm, gemm_then_linear
 from gemmsmith.torch.loss import as_batched_input, cross_entropy
 

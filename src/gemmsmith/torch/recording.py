@@ -17,8 +17,8 @@ import torch
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
-from gemmsmith.epilogue.frontend.tracer import trace
-from gemmsmith.epilogue.frontend.values import Traced, deinterleave, interleave, quantize, top_k_softmax
+from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.graph.frontend.values import Traced, deinterleave, interleave, quantize, top_k_softmax
 
 Entry = tuple[Any, ...]
 """Kind of call ("function", "gemmsmith", "method", "operator", "attribute", "item", "error"), name, encoded arguments,

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from gemmsmith.binding import build_source_graph
+from gemmsmith.binding.bind import build_source_graph
+from gemmsmith.binding.scaling import multiply_by_scales
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, identity_graph
-from gemmsmith.epilogue.frontend.fingerprint import fingerprint
-from gemmsmith.epilogue.frontend.snapshot import snapshot
-from gemmsmith.scaling import multiply_by_scales
+from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.graph.frontend.snapshot import snapshot
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.recording import Tape, replay

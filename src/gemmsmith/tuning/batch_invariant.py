@@ -13,15 +13,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from gemmsmith.binding import Binding
+from gemmsmith.binding.bind import Binding
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import TF32, DType
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import EpilogueGraph, reduced_dims
 from gemmsmith.core.problem import SCALE_NAMES, Matrix, Problem, Scale
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.epilogue.device.epilogue_plan import supports_tile_n
-from gemmsmith.epilogue.device.inputs import operand_argument
+from gemmsmith.epilogue.epilogue_plan import supports_tile_n
+from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.kernels.pack import with_packed_operands
 from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.config_table import configs_for_epilogue, is_single_wave

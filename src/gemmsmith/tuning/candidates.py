@@ -11,13 +11,13 @@ from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec, num_reducing_ctas, plan_promotion
-from gemmsmith.epilogue.device.epilogue_plan import (
+from gemmsmith.epilogue.epilogue_plan import (
     SWIZZLE_ALIGNMENT_BYTES,
     choose_epi_tile_n,
     has_32bit_matrix,
     supports_tile_n,
 )
-from gemmsmith.epilogue.device.register_usage import extra_registers, row_function_inputs
+from gemmsmith.epilogue.register_usage import extra_registers, row_function_inputs
 from gemmsmith.tuning.stage_count import stages_that_fit, transposed_epilogue
 
 COOPERATIVE_TILES = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in range(192, 56, -8)]

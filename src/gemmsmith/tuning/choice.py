@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gemmsmith.binding import Binding
+from gemmsmith.binding.bind import Binding
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32

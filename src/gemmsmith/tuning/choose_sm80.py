@@ -17,7 +17,7 @@ from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.epilogue.device.register_usage import row_function_inputs
+from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.tuning.sgemm_model import sgemm_cycles
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
 from gemmsmith.tuning.tuned_table import user_table

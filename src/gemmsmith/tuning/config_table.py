@@ -19,7 +19,7 @@ from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import EpilogueSpec, num_reducing_ctas, plan_promotion
-from gemmsmith.epilogue.device.epilogue_plan import MAX_TILE_N
+from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.tuning.candidates import TILE_K_FOR_SMALL_M, candidates, count_aliased_stages
 

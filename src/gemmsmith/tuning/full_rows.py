@@ -10,8 +10,8 @@ from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.epilogue.device.epilogue_plan import MAX_TILE_N, check_quantize_blocks, min_smem_bytes
-from gemmsmith.epilogue.device.register_usage import row_function_inputs
+from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N, check_quantize_blocks, min_smem_bytes
+from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.tuning.stage_count import spec_for
 
 TILE_N_STEP = 8

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.arrays import Spec, row_major
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, INT8, DType
@@ -18,7 +19,6 @@ from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.request import Request
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import rank_sm80
 from gemmsmith.tuning.gpus import gpu_at

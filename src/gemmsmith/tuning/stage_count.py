@@ -10,7 +10,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import BARRIER_PAIR_BYTES, EpilogueSpec, KernelSpec
-from gemmsmith.epilogue.device.epilogue_plan import SWIZZLE_ALIGNMENT_BYTES, has_32bit_matrix, min_smem_bytes
+from gemmsmith.epilogue.epilogue_plan import SWIZZLE_ALIGNMENT_BYTES, has_32bit_matrix, min_smem_bytes
 from gemmsmith.kernels.pack import with_packed_operands
 
 MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS = 128 << 10

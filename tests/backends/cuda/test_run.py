@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, api, arrays, output_kernels, packing, plans
+from gemmsmith import ArgumentError, Config, api, arrays
 from gemmsmith.backends.cuda import launch_template, run
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.host import output_kernels, packing, plans
 
 READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
         "f32": ctypes.c_float, "pointer": ctypes.c_uint64, "fast_divmod": ctypes.c_uint64}  # fmt: skip
@@ -346,7 +347,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
         return {"y": acc * 2.0, "out": acc}
 
     monkeypatch.setattr(plans, "empty_like_kind", lambda like, *_: other)
-    monkeypatch.setattr("gemmsmith.binding.empty_like_kind", lambda like, *_: other)
+    monkeypatch.setattr("gemmsmith.binding.bind.empty_like_kind", lambda like, *_: other)
     for form in ("array", "array", "names", "names", "array", "names"):
         gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})
         known = next(p for (_, options), (p, _) in api._PLAN_CACHE.items() if (options[1] is dict) == (form == "names"))

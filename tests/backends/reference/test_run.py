@@ -10,9 +10,9 @@ import pytest
 
 from gemmsmith.backends.reference.matmul import matmul_float64, rounded
 from gemmsmith.backends.reference.run import run
-from gemmsmith.binding import bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.request import Request
 
 
 @pytest.mark.parametrize("column_major", [False, True])

@@ -11,9 +11,9 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.backends.sim import Hazard
 from gemmsmith.backends.sim.shadow import Shadow
+from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.plans import Plan
-from gemmsmith.request import Request
+from gemmsmith.host.plans import Plan
 
 SMALL = Config(tile=(64, 64, 32), cluster=(1, 1), stages=3, consumers=1)
 

@@ -16,7 +16,7 @@ from gemmsmith.backends.cuda.launch_template import LaunchTemplate
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
-from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.launch import Launch, Launches
 

@@ -10,7 +10,7 @@ import numpy as np
 from gemmsmith.backends.reference.matmul import Array, rounded
 from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE, DType
 from gemmsmith.core.graph import EpilogueGraph, Node, reduced_dims
-from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.graph.functions import FUNCTIONS
 
 
 def execute(graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any]) -> dict[str, Array]:

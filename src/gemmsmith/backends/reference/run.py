@@ -12,8 +12,8 @@ from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import SCALE_NAMES
-from gemmsmith.epilogue.device.inputs import operand_argument
-from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.epilogue.outputs import result_argument
 
 
 def run(

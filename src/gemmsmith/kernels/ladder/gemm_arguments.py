@@ -11,7 +11,7 @@ from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Matrix
-from gemmsmith.epilogue.device.outputs import store_rounded
+from gemmsmith.epilogue.outputs import store_rounded
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.location import hide_frames
 from gemmsmith.lang.types import F32, I32, U32, ScalarType

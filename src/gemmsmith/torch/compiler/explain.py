@@ -63,7 +63,7 @@ class Explanation:
             ImportError: matplotlib is not installed.
             ValueError: no matmul has a fused epilogue.
         """
-        from gemmsmith.epilogue.frontend.show import plot_graphs
+        from gemmsmith.graph.frontend.show import plot_graphs
 
         names: dict[EpilogueGraph, list[str]] = {}
         for outcome in self.fused:

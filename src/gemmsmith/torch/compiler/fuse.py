@@ -11,8 +11,8 @@ import torch
 
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.epilogue.passes import optimize
-from gemmsmith.epilogue.source_location import format_location
+from gemmsmith.graph.passes import optimize
+from gemmsmith.graph.source_location import format_location
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler import kernel_cost
 from gemmsmith.torch.compiler.logsumexp import replace_log_sum_exp, restore

@@ -11,9 +11,9 @@ import torch
 from gemmsmith.core.dtypes import FP32, DType, as_dtype, overflow_as_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
-from gemmsmith.epilogue.frontend.values import Traced, Tracer, call
-from gemmsmith.epilogue.passes.rewrite import eliminate_dead_code
-from gemmsmith.epilogue.source_location import epilogue_error
+from gemmsmith.graph.frontend.values import Traced, Tracer, call
+from gemmsmith.graph.passes.rewrite import eliminate_dead_code
+from gemmsmith.graph.source_location import epilogue_error
 from gemmsmith.torch.api import OPERAND_DTYPES
 from gemmsmith.torch.compiler.matmuls import Matmul
 from gemmsmith.torch.compiler.nodes import (

@@ -13,10 +13,10 @@ from typing import Any
 
 from gemmsmith.arrays import Spec
 from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.binding.request import Request
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.plans import Plan
-from gemmsmith.request import Request
+from gemmsmith.host.plans import Plan
 from gemmsmith.torch.compiler.nodes import fake_tensor, size_hints
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.ops import fp32_precision

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.epilogue.source_location import epilogue_error
+from gemmsmith.graph.source_location import epilogue_error
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler.nodes import Emitter, Node, shape, statically_equal
 from gemmsmith.torch.compiler.region import FusionCandidate, Region

@@ -1,0 +1,1 @@
+"""From what the caller said to a checked problem."""

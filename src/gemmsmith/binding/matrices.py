@@ -1,0 +1,118 @@
+"""Conversion of arrays to the kernel's matrices: chooses D or D^T, and folds the batch into M if possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from gemmsmith.arrays import ArrayInfo, Spec, describe
+from gemmsmith.core.dtypes import TF32, DType
+from gemmsmith.core.mma import Mma
+from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
+from gemmsmith.core.spec import EpilogueSpec, ScaleSpec
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.epilogue.outputs import result_argument
+
+
+class OrientedProblem(NamedTuple):
+    """The GEMM that the kernel computes, D^T if `swapped`, with its epilogue and the matrices of the epilogue."""
+
+    problem: Problem
+    swapped: bool
+    spec: EpilogueSpec
+    arrays: dict[str, Matrix]
+
+
+def orient_problem(
+    spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], out_dtype: DType,
+    mma: Mma, promoted: bool, scale_granularity: Mapping[str, int], swapped: bool | None = None,
+) -> OrientedProblem:  # fmt: skip
+    """Return the GEMM that the kernel computes, for a spec with the user's graph.
+
+    `swapped`: compute D^T; None: choose the faster orientation.
+    """
+    graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
+    arrays: dict[str, Matrix] = {}
+    for operand in graph.operands:
+        if isinstance(x := arguments[operand_argument(operand.name)], ArrayInfo):
+            arrays[operand.name] = to_matrix(x, batch, broadcast=not operand.broadcast_dims.is_matrix)
+    for r in graph.results:
+        if isinstance(x := arguments[result_argument(r.name)], ArrayInfo) and not graph.is_reduction(r):
+            arrays[r.name] = to_matrix(x, batch)
+    d_name = next(iter(graph.matrix_result_names), "")
+    a, b = (
+        to_matrix(x, batch, dtype=dtype)  # fp32 arrays as TF32
+        for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
+        if isinstance(x, ArrayInfo)
+    )
+    d = arrays[d_name] if d_name else to_matrix(describe(Spec(shape, out_dtype)), batch)
+    scale_a, scale_b = (
+        Scale(operand_argument(name), to_matrix(x, batch), scale_granularity[name])
+        if name in scale_granularity and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
+        for name in SCALE_NAMES
+    )  # fmt: skip
+    scale_b = scale_b and replace(scale_b, matrix=scale_b.matrix.T)
+    problem = Problem(a, b, d, mma.d, promoted, (scale_a, scale_b), is_3xtf32=promoted and mma.a == TF32)
+    if graph.is_identity:
+        problem = _fold_batch(problem)
+    if swapped is None:
+        swapped = problem.d.canonical().is_column_major and graph.is_transposable
+    if swapped:
+        problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
+        spec = spec.with_graph(graph.transposed())
+    if graph.is_identity:
+        problem = _fold_batch(problem)
+        arrays[d_name] = problem.d
+    arrays |= {name: arrays[name].canonical() for name in spec.graph.matrix_names}
+    problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical(), d=problem.d.canonical())
+    return OrientedProblem(problem, swapped, spec.for_arrays(arrays), arrays)
+
+
+def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False, dtype: DType | None = None) -> Matrix:
+    """Return an array as a Matrix of (batch, rows, columns).
+
+    `broadcast`: rows and columns of length 1 are broadcast, with stride 0. `dtype` reinterprets the elements.
+    """
+    missing = 3 - len(x.shape)
+    array_batch, m, n = (1,) * missing + tuple(x.shape)
+    array_batch_stride, row_stride, col_stride = (0,) * missing + tuple(x.strides)
+    if broadcast:
+        row_stride, col_stride = row_stride if m != 1 else 0, col_stride if n != 1 else 0
+    batch_stride = array_batch_stride if batch > 1 and array_batch != 1 else 0
+    return Matrix(dtype or x.dtype, m, n, row_stride, col_stride, batch, batch_stride, x.alignment)
+
+
+def _fold_batch(p: Problem) -> Problem:
+    """Return the problem with its batch folded into M, if possible.
+
+    One row stride must reach all rows of a, of its scales and of d; b and its scales must be broadcast.
+    """
+    rows, (scale_a, scale_b) = p.batch * p.m, p.scales
+    if p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT or (scale_b and scale_b.matrix.batch_stride):
+        return p
+    a, d, stacked_scale_a = _stack_batch(p.a), _stack_batch(p.d), scale_a and _stack_scale_batch(scale_a, p.m)
+    if a is None or d is None or (scale_a and not stacked_scale_a):
+        return p
+    scale_b = scale_b and replace(scale_b, matrix=replace(scale_b.matrix, batch=1))
+    return replace(p, a=a, b=replace(p.b, batch=1), d=d, scales=(stacked_scale_a, scale_b))
+
+
+def _stack_scale_batch(x: Scale, m: int) -> Scale | None:
+    """Return scales of a with the batch folded into rows, or None.
+
+    None also if a scale would cover rows of two batches, and if TMA can load the scales of the batch but could not load
+    the stacked ones.
+    """
+    matrix = _stack_batch(x.matrix)
+    stacked = replace(x, matrix=matrix) if matrix and m % x.granularity == 0 else None
+    before, after = ScaleSpec.from_scale(x), ScaleSpec.from_scale(stacked)
+    return None if before and after and before.by_tma and not after.by_tma else stacked
+
+
+def _stack_batch(x: Matrix) -> Matrix | None:
+    """Return the matrix with its batch folded into rows, or None if one row stride does not reach all rows."""
+    row_stride = x.row_stride if x.rows > 1 else x.batch_stride
+    if x.batch_stride <= 0 or x.batch_stride != x.rows * row_stride:
+        return None
+    return replace(x, rows=x.batch * x.rows, row_stride=row_stride, batch=1, batch_stride=0)

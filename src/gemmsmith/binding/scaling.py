@@ -1,0 +1,112 @@
+"""Scales of a GEMM's operands: the granularity that their shapes define, and those that the epilogue applies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from gemmsmith.arrays import ArrayInfo, describe
+from gemmsmith.binding import checks
+from gemmsmith.core.dtypes import FP32, UE8M0, validate_fp32_scalar
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
+
+SCALE_ARGUMENTS = dict(zip(SCALE_NAMES, ("scale_a", "scale_b"), strict=True))
+"""Argument names of the scales, by their operand names in the graph."""
+
+
+def argument_name(operand: str) -> str:
+    """Return the argument name of an epilogue's operand."""
+    return SCALE_ARGUMENTS.get(operand, operand)
+
+
+def with_scales(operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Mapping[str, Any]:
+    """Return the epilogue operands with the given scales added."""
+    if scale_a is None and scale_b is None:
+        return operands
+    scales = zip(SCALE_NAMES, (scale_a, scale_b), strict=True)
+    return {**operands, **{name: x for name, x in scales if x is not None}}
+
+
+def describe_scale(x: Any, name: str, a: ArrayInfo) -> ArrayInfo | float:
+    """Return a scale as a number or an ArrayInfo; an array must be on a's device."""
+    argument = argument_name(name)
+    if isinstance(x, Real):
+        return validate_fp32_scalar(argument, x)
+    info = describe(x, argument)
+    if info.dtype not in (FP32, UE8M0):
+        raise ArgumentError(f"{argument}: got dtype {info.dtype}; use fp32, or ue8m0 (float8_e8m0fnu or uint8)")
+    checks.check_alignment_and_device(argument, info, a)
+    return info
+
+
+def scale_granularity(
+    x: ArrayInfo | float, name: str, operand: ArrayInfo, batch: tuple[int, ...], planned_granularity: int | None = None
+) -> int | None:
+    """Return the rows of a (columns of b) per block scale, 1 or 128; None for tensor, row or column scales.
+
+    An ambiguous shape is resolved as `planned_granularity`, or as the coarsest. Raises ArgumentError for a shape that
+    is none of these, or another batch.
+    """
+    if not isinstance(x, ArrayInfo) or x.shape in ((), (1,)):
+        return None
+    is_transposed = name == SCALE_NAMES[1]
+    rows, k = operand.shape[-2:][::-1] if is_transposed else operand.shape[-2:]
+    blocks = ceil_div(k, SCALE_BLOCK)
+    shapes = [
+        ((1, 1), None), ((rows, 1), None), ((rows, blocks), 1), ((ceil_div(rows, SCALE_BLOCK), blocks), SCALE_BLOCK),
+    ]  # fmt: skip
+    if len(x.shape) == 2 or (len(x.shape) == 3 and batch and x.shape[0] in (1, *batch)):
+        last_dims = tuple(x.shape[-2:][::-1] if is_transposed else x.shape[-2:])
+        matches = [granularity for shape, granularity in shapes if last_dims == shape]
+        if matches:
+            return planned_granularity if planned_granularity in matches else matches[0]
+    alternatives = ", ".join(str(shape[::-1] if is_transposed else shape) for shape, _ in shapes)
+    raise ArgumentError(
+        f"{argument_name(name)}: got shape {tuple(x.shape)}; for {name[-1]} of shape {tuple(operand.shape)} use one of "
+        f"(), {alternatives}"
+        + "".join(f", with or without a batch dimension of {count} or 1 in front" for count in batch)
+    )
+
+
+def scale_broadcast_dims(name: str, shape: tuple[int, ...], gemm_shape: tuple[int, ...]) -> BroadcastDims:
+    """Return the broadcast dimensions of a scale applied in the epilogue.
+
+    Per row for scale_a and per column for scale_b, even if M or N is 1; otherwise scalar.
+    """
+    if len(shape) < 2:
+        return BroadcastDims()
+    batch = len(shape) == 3 and shape[0] == gemm_shape[0]
+    if name == SCALE_NAMES[0]:
+        return BroadcastDims(batch, rows_per_value=1 if shape[-2] == gemm_shape[-2] else 0)
+    return BroadcastDims(batch, columns_per_value=1 if shape[-1] == gemm_shape[-1] else 0)
+
+
+def describe_granularity(name: str, graph: EpilogueGraph, scale_granularity: Mapping[str, int]) -> str:
+    """Return a description of the granularity of a scale, for messages."""
+    if name in scale_granularity:
+        return f"scales of {scale_granularity[name]}x{SCALE_BLOCK} blocks"
+    operand = next((o for o in graph.operands if o.name == name), None)
+    if operand is None:
+        return "none"
+    if operand.broadcast_dims != BroadcastDims():  # it varies along a dimension
+        return "row or column scales"
+    return "a tensor scale" if operand.dtype else "a number"
+
+
+def multiply_by_scales(graph: EpilogueGraph, factors: Iterable[Operand]) -> EpilogueGraph:
+    """Return the graph with the accumulator multiplied by these operands first."""
+    nodes: list[Node] = []
+    new_index: list[int] = []
+    for node in graph.nodes:
+        nodes.append(replace(node, inputs=tuple(new_index[i] for i in node.inputs)))
+        for factor in factors if node.op == "accumulator" else ():
+            nodes.append(Node("operand", (), factor.name))
+            nodes.append(Node("mul", (len(nodes) - 2, len(nodes) - 1)))
+        new_index.append(len(nodes) - 1)
+    results = tuple(replace(r, node=new_index[r.node]) for r in graph.results)
+    return EpilogueGraph(tuple(nodes), (*graph.operands, *factors), results)

@@ -1,1 +1,0 @@
-"""Device code of epilogues: lowers an epilogue graph to the instructions of a kernel, subtile by subtile."""

@@ -1,0 +1,235 @@
+"""How a warpgroup's tile is divided into epilogue subtiles, and the shared memory that its epilogue needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node
+from gemmsmith.core.integers import ceil_div, round_up
+from gemmsmith.core.mma import N8_COLUMNS, WGMMA_M, Major
+from gemmsmith.core.spec import BARRIER_PAIR_BYTES, EpilogueSpec, KernelSpec, num_reducing_ctas
+from gemmsmith.core.tile import Tile
+from gemmsmith.graph.source_location import epilogue_error
+
+MAX_TILE_N = 256
+"""Maximum columns of a tile: the maximum N of a wgmma (PTX ISA)."""
+SWIZZLE_ALIGNMENT_BYTES = 1024
+"""Alignment of swizzled tiles in shared memory: 8 rows of 128 bytes, after which the 128-byte swizzle repeats."""
+TMA_ROW_ALIGNMENT_BYTES = 16
+"""Bytes of which a TMA box's rows are a multiple (CUDA driver API, cuTensorMapEncodeTiled)."""
+MAX_LOAD_STAGES = 8
+"""Maximum subtiles of matrix operands in flight per warpgroup. Chosen, not measured: each has a barrier, whose
+initialization takes time at the kernel's start."""
+
+
+@dataclass(frozen=True)
+class EpiloguePlan:
+    """Division of a warpgroup's tile into `subtiles_m` x `subtiles_n` subtiles of 64 rows x `epi_tile_n` columns.
+
+    `loads` and `stores` are the matrices that go through shared memory, with the layout of a subtile; `broadcasts` the
+    row and column broadcasts, with their elements per tile. Matrix operands are loaded into `load_stages` stages of one
+    subtile (CUTLASS: StagesC). Results are stored in groups of `subtiles_per_store` subtiles, each through one of
+    `store_stages` stages (CUTLASS: StagesD).
+    """
+
+    epi_tile_n: int
+    subtiles_m: int
+    subtiles_n: int
+    loads: tuple[tuple[str, Tile], ...]
+    stores: tuple[tuple[str, Tile], ...]
+    broadcasts: tuple[tuple[str, int], ...]
+    subtiles_per_store: int
+    store_stages: int
+    load_stages: int
+
+    @property
+    def subtiles(self) -> int:
+        """Subtiles of a warpgroup's tile."""
+        return self.subtiles_m * self.subtiles_n
+
+    @property
+    def store_groups(self) -> int:
+        """Groups of subtiles per tile; the last may have fewer subtiles."""
+        return ceil_div(self.subtiles, self.subtiles_per_store)
+
+
+def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> int:
+    """Return the columns of a subtile of a tile that is `n` columns wide.
+
+    They are all `n` if the epilogue needs full rows, else its quantization block, else the first possible of (128, 64,
+    32, 16) with interleaved columns and of (64, 32, 16, n) without: `n` must be a multiple of it, and it a multiple of
+    the minimum for fragments and for the boxes of the matrices `tma_names`. Raises ConfigError if there is none.
+    """
+    broadcast_dims, blocks = graph.broadcast_dims(), _quantize_blocks(graph)
+    has_interleaved_columns = graph.has_interleaved_columns  # as after gemmsmith.deinterleave
+    matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma_names]
+    matrices += [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in tma_names]
+    min_columns = max(
+        [TMA_ROW_ALIGNMENT_BYTES * dims.columns_per_value // dtype.bytes for dims, dtype in matrices if dtype],
+        default=1,
+    )
+    min_columns = max(min_columns, 2 * N8_COLUMNS if has_interleaved_columns else N8_COLUMNS)
+    if graph.requires_full_rows:
+        widths: tuple[int, ...] = (n,)
+    elif blocks:
+        widths = tuple(blocks)
+    elif has_interleaved_columns:
+        widths = (128, 64, 32, 16)
+    else:
+        widths = (64, 32, 16, n)
+    for width in widths:
+        if n % width == 0 and width % min_columns == 0 and blocks.keys() <= {width}:
+            return width
+    if graph.requires_full_rows and blocks:
+        listed = ", ".join(map(str, blocks))
+        raise ConfigError(f"tile N: got {n}; this epilogue needs its quantization block, {listed} columns")
+    multiple = min_columns if widths[-1] == n else max(min_columns, widths[-1])
+    raise ConfigError(f"tile N: got {n}; this epilogue needs a multiple of {multiple}")
+
+
+def _quantize_blocks(graph: EpilogueGraph) -> dict[int, tuple[Node, int]]:
+    """Map accumulator columns that are quantized together to (a node that does so, columns per value of the node)."""
+    nodes = zip(graph.broadcast_dims(), graph.nodes, strict=True)
+    quantized = [(node, dims.column_divisor) for dims, node in nodes if node.op == "quantize"]
+    return {columns_per_value * node.attribute[1]: (node, columns_per_value) for node, columns_per_value in quantized}
+
+
+def check_quantize_blocks(graph: EpilogueGraph) -> None:
+    """Raise EpilogueError for quantization blocks that cannot be subtiles.
+
+    Blocks must be multiples of two groups of 8 columns, at most a tile's width, and all equal.
+    """
+    blocks = _quantize_blocks(graph)
+    for columns, (node, width) in blocks.items():
+        if columns % (2 * N8_COLUMNS * width) or columns > MAX_TILE_N:
+            message = f"quantize: block: got {columns // width}; use a multiple of {2 * N8_COLUMNS}"
+            raise epilogue_error(f"{message}, at most {MAX_TILE_N // width}", node.location)
+    if len(blocks) > 1:
+        listed = " and ".join(map(str, sorted(blocks)))
+        node, _ = blocks[max(blocks)]
+        raise epilogue_error(f"quantize: got blocks of {listed} accumulator columns; use one block size", node.location)
+
+
+def supports_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> bool:
+    """Return whether a tile that is `n` columns wide supports this epilogue."""
+    try:
+        return choose_epi_tile_n(graph, tma_names, n) > 0
+    except ConfigError:
+        return False
+
+
+def has_32bit_matrix(graph: EpilogueGraph) -> bool:
+    """Return whether a matrix that the epilogue reads or stores has 32-bit elements."""
+    dtypes = [o.dtype for o in graph.operands if o.broadcast_dims.is_matrix]
+    dtypes += [r.dtype for r in graph.results if r.name in graph.matrix_result_names]
+    return any(dtype and dtype.bits == 32 for dtype in dtypes)
+
+
+@lru_cache(maxsize=1024)
+def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
+    """Plan a spec's epilogue. Raises ConfigError if the tile does not support it."""
+    graph, config = spec.epilogue.graph, spec.config
+    broadcast_dims = graph.broadcast_dims()
+    n = spec.slice_columns
+    epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
+    subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
+    loads = [
+        (o.name, _subtile(spec.epilogue, o.name, o.dtype, o.broadcast_dims, epi_tile_n))
+        for o in graph.operands
+        if o.broadcast_dims.is_matrix and o.name in spec.tma_names and o.dtype
+    ]
+    stores = [
+        (r.name, _subtile(spec.epilogue, r.name, r.dtype, broadcast_dims[r.node], epi_tile_n))
+        for r in graph.results
+        if r.name in graph.matrix_result_names and r.dtype
+    ]
+    broadcasts = _broadcast_sizes(graph, n, spec.warpgroup_rows)
+    stages = config.stages * (spec.stage_bytes + BARRIER_PAIR_BYTES) + spec.scale_bytes(config.stages)
+    free = spec.chip.max_shared_bytes_per_cta - stages - spec.cluster_reduction_bytes
+    free -= SWIZZLE_ALIGNMENT_BYTES * (spec.cluster_reduction_bytes > 0)  # barriers of the cluster reduction
+    free -= round_up(config.consumers * sum(4 * count for _, count in broadcasts), SWIZZLE_ALIGNMENT_BYTES)
+    free //= config.consumers
+    aliased_bytes = config.stages * spec.stage_bytes // config.consumers if config.alias_epilogue else 0
+    load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
+    subtiles_per_store, store_stages, load_stages = _choose_stages(
+        free, aliased_bytes, subtiles_m * subtiles_n, load_bytes, store_bytes
+    )
+    return EpiloguePlan(
+        epi_tile_n, subtiles_m, subtiles_n, tuple(loads), tuple(stores), broadcasts,
+        subtiles_per_store, store_stages, load_stages,
+    )  # fmt: skip
+
+
+def _subtile(epilogue: EpilogueSpec, name: str, dtype: DType, dims: BroadcastDims, columns: int) -> Tile:
+    """Return the layout of a subtile in shared memory.
+
+    It has its matrix's layout; fp8 is always row-major, since stmatrix can only transpose 16-bit elements.
+    """
+    major: Major = "MN" if name in epilogue.column_major and dtype.bits >= 16 else "K"
+    return Tile(dtype, WGMMA_M // dims.rows_per_value, columns // dims.columns_per_value, major)
+
+
+def _broadcast_sizes(graph: EpilogueGraph, columns: int, rows: int) -> tuple[tuple[str, int], ...]:
+    """Return (name, elements per warpgroup tile) of each row and column broadcast."""
+    sizes = []
+    for operand in graph.operands:
+        dims = operand.broadcast_dims
+        if dims.columns_per_value and not dims.is_matrix:
+            sizes.append((operand.name, columns // dims.columns_per_value))
+        elif dims.rows_per_value and not dims.is_matrix:
+            sizes.append((operand.name, rows // dims.rows_per_value))
+    return tuple(sizes)
+
+
+def _choose_stages(
+    free: int, aliased_bytes: int, subtiles: int, load_bytes: int, store_bytes: int
+) -> tuple[int, int, int]:
+    """Return (subtiles per store, store stages, load stages) for `free` bytes of shared memory per warpgroup.
+
+    Stores use `aliased_bytes` instead, if not 0. All subtiles are stored at once if they fit; otherwise as many as fit
+    twice, so that one stage is written while the other drains. With operands to load, subtiles are stored one by one,
+    and load stages take precedence: loads issued before the mainloop cost nothing.
+    """
+    if load_bytes:
+        load_bytes += BARRIER_PAIR_BYTES
+        candidates = [(a, b) for a in range(1, MAX_LOAD_STAGES + 1) for b in (1, 2) if a <= subtiles]
+        fitting = [
+            (load_stages, store_stages)
+            for load_stages, store_stages in candidates
+            if store_stages * store_bytes <= (aliased_bytes or free - load_stages * load_bytes)
+            and load_stages * load_bytes <= free
+        ]
+        load_stages, store_stages = max(fitting, default=(1, 1))
+        return 1, min(store_stages, subtiles), load_stages
+    buffers = (aliased_bytes or free) // store_bytes if store_bytes else subtiles
+    if buffers >= subtiles:
+        return subtiles, 1, 0
+    return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)
+
+
+def min_smem_bytes(graph: EpilogueGraph, tma_names: frozenset[str], config: Config, min_load_buffers: int = 2) -> int:
+    """Return the shared memory to reserve for the epilogue, in bytes.
+
+    If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are. If it only
+    stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
+    """
+    n, consumers = config.tile[1] // config.warpgroups[1] // num_reducing_ctas(config, graph), config.consumers
+    broadcast_dims, epi_tile_n = graph.broadcast_dims(), choose_epi_tile_n(graph, tma_names, n)
+    loads = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.broadcast_dims.is_matrix and o.name in tma_names]
+    stores = [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in graph.matrix_result_names]
+    staged_matrices = loads + stores * (not config.alias_epilogue)
+    subtile_bytes = sum(
+        WGMMA_M // dims.rows_per_value * epi_tile_n // dims.columns_per_value * dtype.bytes
+        for dims, dtype in staged_matrices
+        if dtype
+    )
+    subtiles_n, rows = n // epi_tile_n, config.tile[0] // config.warpgroups[0]
+    all_subtiles = rows // WGMMA_M * subtiles_n
+    subtiles = min(all_subtiles, min_load_buffers if loads else max(min(subtiles_n, 2), ceil_div(all_subtiles, 4)))
+    bytes_per_warpgroup = sum(4 * count for _, count in _broadcast_sizes(graph, n, rows))
+    broadcast_bytes = round_up(consumers * bytes_per_warpgroup, SWIZZLE_ALIGNMENT_BYTES)
+    return consumers * (subtiles * subtile_bytes + 2 * BARRIER_PAIR_BYTES * bool(subtile_bytes)) + broadcast_bytes

@@ -1,0 +1,379 @@
+"""Operands of an epilogue inside the kernel: scalar, row and column broadcasts; matrices by TMA or by threads.
+
+Each has three steps (CUTLASS EVT: begin, previsit, visit). `issue_loads` starts its loads before the tile's mainloop,
+which hides them; `stage_to_smem` stores a broadcast vector in shared memory after the mainloop; `load_fragment` reads
+the elements of a subtile into registers, before any of them is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.collective.global_array import GlobalArray
+from gemmsmith.collective.tma_operand import make_tensor_map
+from gemmsmith.core.graph import BroadcastDims, Operand
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import (
+    FRAGMENT_HALF_ROWS,
+    N8_COLUMNS,
+    THREADS_PER_WARPGROUP,
+    WGMMA_M,
+    fragment_column,
+    fragment_row,
+)
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tile import Tile
+from gemmsmith.epilogue import fragment
+from gemmsmith.hw.tma import EVICT_FIRST
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.shared import SharedBuffer
+from gemmsmith.lang.types import F32, PRED, U32
+from gemmsmith.lang.values import Constant, Value
+from gemmsmith.tile_scheduler.tiles import WorkTile
+
+
+@dataclass
+class WarpgroupTile:
+    """A warpgroup's rows and columns of a CTA's tile, from row `m` and column `work.n` of the problem on.
+
+    The rows and columns that the methods return are indices of an operand's (or result's) values, of which there is one
+    per `rows_per_value` rows and `columns_per_value` columns of the problem.
+    """
+
+    work: WorkTile
+    m: Value
+    warpgroup: Value
+    problem_m: Value
+    problem_n: Value
+
+    def origin(self, dims: BroadcastDims) -> tuple[Value, Value]:
+        """Return the first row and column in a value with these broadcast dims."""
+        return self.m // dims.rows_per_value, self.work.n // dims.columns_per_value
+
+    def row(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
+        """Return this thread's row in the `row_half` (0 or 1) of the warp's rows of subtile row `epi_m`."""
+        return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, row_half, rows_per_value)).named("row")
+
+    def row_in_wg_tile(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
+        """Return this thread's row as in `row`, relative to the warpgroup's first one.
+
+        If rows are paired (`rows_per_value` 2), the warp's rows have values in one half only, so `row_half` is 0.
+        """
+        k = current_builder()
+        first = epi_m * (WGMMA_M // rows_per_value) + row_half * FRAGMENT_HALF_ROWS
+        row: Value = fragment_row(k.warp_index % 4, k.lane, rows_per_value) + first
+        return row
+
+    def columns(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
+        """Return this thread's two columns of group `n8_offset` of a visit."""
+        first = self.first_column(columns_per_value) + coord.column + (coord.n8 + n8_offset) * N8_COLUMNS
+        return first.with_name_hint("column"), first + 1
+
+    def first_column(self, columns_per_value: int) -> Value:
+        """Return this thread's first column of the tile."""
+        column: Value = self.work.n // columns_per_value + fragment_column(current_builder().lane)
+        return column
+
+    def columns_in_bounds(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
+        """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
+        if (n8_offset, columns_per_value) in coord.bounds:
+            return coord.bounds[n8_offset, columns_per_value]
+        n8 = fragment.n8_plus(coord.n8, n8_offset)
+        first = (coord.column + n8 * N8_COLUMNS).named("n8_column")
+        columns_remaining = (self.problem_n // columns_per_value - self.first_column(columns_per_value)).named(
+            "columns_remaining"
+        )
+        in_bounds = first < columns_remaining, first + 1 < columns_remaining
+        for x in in_bounds:
+            x.with_name_hint("column_in_bounds")
+        coord.bounds[n8_offset, columns_per_value] = in_bounds
+        return in_bounds
+
+    def row_in_bounds(self, epi_m: Value, row_half: int, rows_per_value: int) -> Value:
+        """Return whether `row` is in bounds."""
+        return (self.row(epi_m, row_half, rows_per_value) < self.problem_m // rows_per_value).named("row_in_bounds")
+
+
+@dataclass
+class SubtileCoord:
+    """Position of a subtile: its index in the tile, its group of 64 rows and its first column in the tile.
+
+    `buffers` are the shared-memory addresses through which its results are stored, by the results' names.
+    """
+
+    index: Value
+    epi_m: Value
+    column: Value
+    buffers: dict[str, Value]
+
+
+@dataclass
+class VisitCoord:
+    """What one step of a subtile visits: `n8_count` groups of 8 columns, from group `n8` of the subtile on.
+
+    `column` is the subtile's first column in the tile. All count the operand's own columns, of which there are half as
+    many if it has one value per two columns.
+    """
+
+    epi_m: Value
+    column: Value
+    n8: Value
+    n8_in_step: int
+    bounds: dict[tuple[int, int], tuple[Value, Value]] = field(default_factory=dict)
+    """Results of `WarpgroupTile.columns_in_bounds` for this visit, by its other arguments."""
+
+
+def operand_argument(name: str) -> str:
+    """Return the kernel argument of an operand.
+
+    User names get one of a few prefixes, none of which is a prefix of another, so they cannot collide with each other,
+    with other arguments or with C++ keywords.
+    """
+    return f"in_{name}"
+
+
+class ScalarBroadcast:
+    """A Python number, passed as a kernel argument, or an element in global memory, one per batch or one in total."""
+
+    def __init__(self, operand: Operand) -> None:
+        argument, dtype = operand_argument(operand.name), operand.dtype
+        self.number = current_builder().parameter(argument, F32, lambda p: Pointer(argument)) if dtype is None else None
+        self.array = (
+            None
+            if dtype is None
+            else (GlobalArray(argument, operand.name, dtype, varies_along_m=False, varies_along_n=False))
+        )
+
+    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
+        """Load the element, unless it is a kernel argument."""
+        if self.array:
+            self.registers = current_builder().registers(F32, 1, f"{self.array.name}_scalar")
+            self.registers[0] = self.array.load(self.array.element_address(wg_tile.work.batch), Constant(PRED, True))
+
+    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
+        """Do nothing: the element stays in a register."""
+
+    def element(self, wg_tile: WarpgroupTile, epi_m: Value, row_half: int) -> Value:
+        """Return the scalar."""
+        return self.number if self.number is not None else self.registers[0]
+
+
+class VectorBroadcast:
+    """A row broadcast (N,) or column broadcast (M, 1): loaded once per tile, as fp32.
+
+    Kept in the warpgroup's shared memory, not in registers: otherwise ptxas hoists work of later subtiles and spills.
+    """
+
+    def __init__(self, operand: Operand, values_per_tile: int, consumers: int) -> None:
+        assert operand.dtype is not None
+        self.values_per_tile, self.dims, self.name = values_per_tile, operand.broadcast_dims, operand.name
+        along_m, along_n = self.dims.varies_along_m, self.dims.varies_along_n
+        self.array = GlobalArray(
+            operand_argument(operand.name), operand.name, operand.dtype, varies_along_m=along_m, varies_along_n=along_n
+        )
+        self.buffer: SharedBuffer = current_builder().shared(4 * values_per_tile, stages=consumers, name=operand.name)
+        self.loads_per_thread = ceil_div(values_per_tile, THREADS_PER_WARPGROUP)
+
+    def _element(self, load: Value) -> tuple[Value, Value]:
+        """Return the index in the tile of the element that this thread loads, and whether it is in the tile."""
+        warpgroup_thread = current_builder().thread % THREADS_PER_WARPGROUP
+        index = (warpgroup_thread + load * THREADS_PER_WARPGROUP).with_name_hint("index")
+        is_multiple = self.values_per_tile % THREADS_PER_WARPGROUP == 0
+        return index, Constant(PRED, True) if is_multiple else index < self.values_per_tile
+
+    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
+        """Load this thread's elements of the tile's vector into registers."""
+        k, batch = current_builder(), wg_tile.work.batch
+        self.registers = k.registers(F32, self.loads_per_thread, f"{self.name}_prefetched")
+        with k.unroll(self.loads_per_thread, name="load") as load:
+            index, in_tile = self._element(load)
+            if self.dims.varies_along_n:
+                column = (wg_tile.work.n // self.dims.columns_per_value + index).with_name_hint("column")
+                address = self.array.element_address(batch, column=column)
+                in_bounds = column < wg_tile.problem_n // self.dims.columns_per_value
+            else:
+                row = (wg_tile.m // self.dims.rows_per_value + index).with_name_hint("row")
+                address = self.array.element_address(batch, row)
+                in_bounds = row < wg_tile.problem_m // self.dims.rows_per_value
+            self.registers[load] = self.array.load(address, in_bounds & in_tile)
+
+    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
+        """Store this thread's elements in shared memory."""
+        k = current_builder()
+        with k.unroll(self.loads_per_thread, name="load") as load_idx:
+            index, in_tile = self._element(load_idx)
+            with k.when(in_tile):
+                address = self.buffer[wg_tile.warpgroup].address + (index * 4).to(U32)
+                hw.store_shared(self.registers.slice(load_idx, 1), address)
+
+    def load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        """Load this thread's elements of a subtile from shared memory."""
+        k = current_builder()
+        address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{self.array.name}_buffer")
+        if not self.dims.varies_along_n:
+            halves = 2 // self.dims.rows_per_value
+            rows = k.registers(F32, halves, f"{self.name}_frag")
+            with k.unroll(halves, name="row_half") as row_half:
+                row = wg_tile.row_in_wg_tile(epi_m, row_half, self.dims.rows_per_value)
+                hw.load_shared(rows.slice(row_half, 1), address + (row * 4).to(U32))
+            return lambda n8, row_half: (rows[row_half], rows[row_half])
+        registers = k.registers(F32, 2 * n8_count, f"{self.name}_frag")
+        with k.unroll(n8_count, name="n8") as n8:
+            thread_column = n8 * N8_COLUMNS + column + fragment_column(k.lane)
+            hw.load_shared(registers.slice(n8 * 2, 2), address + (thread_column * 4).to(U32))
+        return lambda n8, row_half: (registers[n8 * 2], registers[n8 * 2 + 1])
+
+
+class GmemAuxLoad:
+    """An (M, N) matrix that TMA cannot read: each thread loads its own elements, with any strides."""
+
+    def __init__(self, operand: Operand) -> None:
+        assert operand.dtype is not None
+        self.array = GlobalArray(operand_argument(operand.name), operand.name, operand.dtype)
+        self.rows_per_value, self.columns_per_value = (
+            operand.broadcast_dims.rows_per_value,
+            operand.broadcast_dims.columns_per_value,
+        )
+
+    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
+        """Do nothing: the elements are loaded by `load_fragment`."""
+
+    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
+        """Do nothing: the elements do not go through shared memory."""
+
+    def load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        """Load this thread's elements of a subtile from global memory."""
+        k = current_builder()
+        halves = 2 // self.rows_per_value
+        registers = k.registers(F32, 2 * halves * n8_count, f"{self.array.name}_frag")
+        column_end = wg_tile.problem_n // self.columns_per_value
+        with k.unroll(n8_count, name="n8") as n8:
+            for row_half in range(halves):
+                row, in_bounds = (
+                    wg_tile.row(epi_m, row_half, self.rows_per_value),
+                    wg_tile.row_in_bounds(epi_m, row_half, self.rows_per_value),
+                )
+                first = (
+                    wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
+                ).with_name_hint("column")
+                for i in range(2):
+                    address = self.array.element_address(wg_tile.work.batch, row, first + i)
+                    registers[n8 * (2 * halves) + (2 * row_half + i)] = self.array.load(
+                        address, in_bounds & (first + i < column_end)
+                    )
+        return fragment.pairs_from_registers(registers, halves)
+
+
+def _tensor_map_with_tile_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+    """Return the tensor map of a matrix operand, with boxes as high as the tile, so the bytes per load are constant."""
+    return make_tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)))
+
+
+def box_at(tile: Tile, m: Value, n: Value, box: Value) -> tuple[Value, Value]:
+    """Return the (inner, outer) coordinates of a box of a subtile that starts at row m, column n of a matrix."""
+    inner, outer = (n, m) if tile.major == "K" else (m, n)
+    return inner + box * tile.box_inner, outer
+
+
+class TmaAuxLoad:
+    """All (M, N) matrices that TMA reads, one subtile per load stage (CUTLASS: StagesC) of each warpgroup.
+
+    The warpgroup's leader issues the copies: those of the first subtiles before the mainloop, the others as stages are
+    freed. A stage's barrier completes once per subtile that is loaded into it.
+    """
+
+    def __init__(
+        self, loads: tuple[tuple[str, Tile], ...], operand_dims: dict[str, BroadcastDims], load_stages: int,
+        subtiles: int, subtiles_n: int, consumers: int,
+    ) -> None:  # fmt: skip
+        k = current_builder()
+        self.loads, self.operand_dims = loads, operand_dims
+        self.load_stages, self.subtiles, self.subtiles_n, self.consumers = load_stages, subtiles, subtiles_n, consumers
+        self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_tile_boxes, name, tile))
+                     for name, tile in loads}  # fmt: skip
+        self.buffers = {name: k.shared(tile, stages=load_stages * consumers, name=name) for name, tile in loads}
+        self.bytes = sum(tile.bytes for _, tile in loads)
+
+    def init(self) -> None:
+        """Declare and initialize the barriers: after all tiles in shared memory, which need a larger alignment."""
+        count = self.load_stages * self.consumers
+        self.barriers = current_builder().shared(8, stages=count, alignment=8, name="epilogue_load_barrier")
+        with current_builder().unroll(count, name="stage") as stage:
+            hw.mbarrier_init(self.barriers[stage], 1)
+
+    def init_phase(self) -> None:
+        """Declare, before the tile loop, the bit that is xor-ed into the parity of some load stages.
+
+        It flips per tile, for the stages that load an odd number of subtiles of a tile; None if there are none.
+        """
+        some_stage_is_odd = self.subtiles % self.load_stages or self.subtiles // self.load_stages % 2
+        self.tile_parity = current_builder().var(U32, 0, "epilogue_load_tile_parity") if some_stage_is_odd else None
+
+    def _base_and_load_stage(self, wg_tile: WarpgroupTile, subtile: Value) -> tuple[Value, Value]:
+        """Return the warpgroup's first stage, and the stage of a subtile relative to it."""
+        base = wg_tile.warpgroup * self.load_stages
+        stage = (
+            (subtile % self.load_stages).with_name_hint("load_stage") if self.load_stages < self.subtiles else subtile
+        )
+        return base, stage
+
+    def load(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+        """Issue the TMA loads of a subtile. Called in the leader."""
+        base, stage = self._base_and_load_stage(wg_tile, subtile)
+        base.with_name_hint("first_stage")
+        barrier = self.barriers[stage].at(base, 8)
+        epi_m = (subtile // self.subtiles_n).with_name_hint("epi_m")
+        epi_n = (subtile % self.subtiles_n).with_name_hint("epi_n")
+        hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
+        for name, tile in self.loads:
+            buffer = self.buffers[name]
+            m, n = wg_tile.origin(self.operand_dims[name])
+            with current_builder().unroll(tile.boxes, name="box") as box:
+                coords = box_at(tile, m + epi_m * tile.mn, n + epi_n * tile.k, box)
+                address = buffer[stage].at(base, buffer.slot_bytes).at(box, tile.box_bytes)
+                # Each element is read once.
+                hw.tma_load(self.maps[name], *coords, wg_tile.work.batch, address, barrier, EVICT_FIRST)
+
+    def issue_loads(self, wg_tile: WarpgroupTile, leader: Value) -> None:
+        """Issue the loads of the first subtiles, if this CTA stores the tile."""
+        split = wg_tile.work.split
+        k = current_builder()
+        stores_tile = leader if split is None else leader & split.runs_epilogue
+        with k.when(stores_tile), k.unroll(self.load_stages, name="subtile") as subtile:
+            self.load(wg_tile, subtile)
+
+    def refill_stage(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+        """Issue the loads of the subtile that reuses the stage of `subtile`, if there is one. Called in the leader."""
+        if self.load_stages < self.subtiles:
+            with current_builder().when(subtile + self.load_stages < self.subtiles):
+                self.load(wg_tile, (subtile + self.load_stages).with_name_hint("next_subtile"))
+
+    def wait(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+        """Wait until a subtile is loaded."""
+        base, stage = self._base_and_load_stage(wg_tile, subtile)
+        per_stage, extra = divmod(self.subtiles, self.load_stages)  # the first `extra` stages load one subtile more
+        parity: Value = Constant(U32, 0)
+        if self.load_stages < self.subtiles:
+            parity = (subtile // self.load_stages % 2).to(U32).with_name_hint("load_parity")
+        if self.tile_parity is not None:
+            flips_per_tile = Constant(PRED, True) if not extra else stage >= extra if per_stage % 2 else stage < extra
+            parity = current_builder().select(flips_per_tile, self.tile_parity.get() ^ parity, parity)
+        hw.mbarrier_wait(self.barriers[stage].at(base, 8), parity)
+
+    def advance_phase(self) -> None:
+        """Flip the bit for the next tile."""
+        if self.tile_parity is not None:
+            self.tile_parity.set(self.tile_parity.get() ^ 1)
+
+    def load_fragment(
+        self, name: str, wg_tile: WarpgroupTile, subtile: Value, first: int, n8_count: int
+    ) -> fragment.LoadPair:
+        """Load this thread's elements of a subtile from its stage."""
+        base, stage = self._base_and_load_stage(wg_tile, subtile)
+        buffer, tile = self.buffers[name], dict(self.loads)[name]
+        address = buffer[stage].at(base, buffer.slot_bytes).address.with_name_hint(f"{name}_buffer")
+        return fragment.read(tile, address, first, n8_count, name)

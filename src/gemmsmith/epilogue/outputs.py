@@ -1,0 +1,214 @@
+"""Stores of matrix results: through swizzled shared memory by TMA, or by threads."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.collective.global_array import GlobalArray
+from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition
+from gemmsmith.collective.tma_operand import box_rows, make_tensor_map
+from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import LANES_PER_QUAD, THREADS_PER_WARPGROUP
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tile import Tile
+from gemmsmith.epilogue import fragment
+from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
+from gemmsmith.epilogue.inputs import SubtileCoord, WarpgroupTile, box_at
+from gemmsmith.hw.tma import EVICT_FIRST
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.shared import SharedBuffer
+from gemmsmith.lang.types import F32, I32, U16, U32
+from gemmsmith.lang.values import Value
+
+
+def result_argument(name: str) -> str:
+    """Return the kernel argument of a matrix result."""
+    return name if re.fullmatch(r"out\d*", name) else f"out_{name}"
+
+
+def _tensor_map_with_clipped_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+    """Return the tensor map of a matrix result, with boxes of no more rows than the matrix."""
+    matrix = p.arrays[name]
+    rows = box_rows(tile, matrix.rows, tile.outer)
+    return make_tensor_map(matrix, tile, rows, Pointer(result_argument(name)))
+
+
+class Stores:
+    """Matrix results, with buffers for `subtiles_per_store` x `store_stages` subtiles per warpgroup.
+
+    By TMA, one thread issues the stores of a group of subtiles, and the next group waits only for its own stage, so
+    the last stores drain during the next tile's mainloop. Without TMA all threads copy: 16 bytes each if rows are
+    aligned as TMA needs them, otherwise single elements, with the lanes along the contiguous index.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, plan: EpiloguePlan, result_dims: dict[str, BroadcastDims], stages_range: range | None
+    ) -> None:
+        """Declare the buffers, which alias the bytes `stages_range` of the mainloop's stages if given."""
+        k, consumers = current_builder(), spec.config.consumers
+        self.stored_tiles, self.result_dims = plan.stores, result_dims
+        self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
+        self._streaming = spec.config.streaming_stores
+        self.column_major, self._vectorizable_names = (
+            spec.epilogue.column_major,
+            spec.epilogue.tma_eligible - spec.tma_names,
+        )
+        self.maps: dict[str, Value] = {}
+        self.arrays_without_tma: dict[str, GlobalArray] = {}
+        for name, tile in self.stored_tiles:
+            if name in spec.tma_names:
+                self.maps[name] = k.tensor_map(
+                    result_argument(name), partial(_tensor_map_with_clipped_boxes, name, tile)
+                )
+            else:
+                self.arrays_without_tma[name] = GlobalArray(result_argument(name), name, tile.dtype)
+        buffer_count = self.subtiles_per_store * self.store_stages * consumers
+        self.buffers: dict[str, SharedBuffer] = {}
+        offset = stages_range.start if stages_range else None
+        for name, tile in self.stored_tiles:
+            buffer = self.buffers[name] = k.shared(tile, stages=buffer_count, name=name, offset=offset)
+            offset = buffer.offset + buffer.bytes if stages_range else None
+        if stages_range and offset not in range(stages_range.stop + 1):
+            raise ConfigError(
+                f"alias_epilogue: results need {offset} bytes, the stages have {stages_range.stop}; use more stages"
+            )
+
+    def subtile_buffers(self, wg_tile: WarpgroupTile, index: Value) -> dict[str, Value]:
+        """Return the addresses of the warpgroup's buffers `index`, by result."""
+        size = self.subtiles_per_store * self.store_stages  # a warpgroup's buffers
+        views = {name: b[index].at(wg_tile.warpgroup, size * b.slot_bytes) for name, b in self.buffers.items()}
+        return {name: view.address.named(f"{name}_buffer") for name, view in views.items()}
+
+    def acquire(self, store_group: Value, store_groups: int) -> None:
+        """Wait until the earlier TMA stores from the group's stage have read it. Called in the leader.
+
+        If a tile's groups are not a multiple of the stages, it starts with the stage that the previous tile used last.
+        """
+        k = current_builder()
+        if store_groups % self.store_stages:
+            with k.when(store_group == 0):
+                hw.bulk_wait_read(0)
+            with k.otherwise():
+                hw.bulk_wait_read(self.store_stages - 1)
+        else:
+            hw.bulk_wait_read(self.store_stages - 1)
+
+    def issue(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
+        """Issue the TMA stores of a subtile. Called in the leader."""
+        for name, tile in self.stored_tiles:
+            if name not in self.maps:
+                continue
+            with current_builder().unroll(tile.boxes, name="box") as box:
+                coords = box_at(tile, *self._origin(name, tile, wg_tile, coord), box)
+                buffer = coord.buffers[name] + (box * tile.box_bytes).to(U32)
+                store = self.maps[name], *coords, wg_tile.work.batch, buffer
+                if self._streaming:
+                    hw.tma_store_hint(*store, EVICT_FIRST)
+                else:
+                    hw.tma_store(*store)
+
+    def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
+        """Store, from all threads, those results of a subtile that are not stored by TMA."""
+        for name, tile in self.stored_tiles:
+            if name in self.arrays_without_tma:
+                store = self._store_vectors if name in self._vectorizable_names else self._store_elements
+                store(self.arrays_without_tma[name], tile, coord, wg_tile)
+
+    def _origin(self, name: str, tile: Tile, wg_tile: WarpgroupTile, coord: SubtileCoord) -> tuple[Value, Value]:
+        """Return the first row and column of a subtile in its matrix."""
+        dims = self.result_dims[name]
+        m, n = wg_tile.origin(dims)
+        return m + coord.epi_m * tile.mn, n + coord.column // dims.columns_per_value
+
+    def _store_vectors(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
+        """Store 16 bytes per thread and step; rows (columns, if MN-major) are multiples of 16 bytes."""
+        k, dims = current_builder(), self.result_dims[array.name]
+        thread = (k.thread % THREADS_PER_WARPGROUP).with_name_hint("warpgroup_thread")
+        partition = ThreadCopyPartition(tile, thread, THREADS_PER_WARPGROUP, "out")
+        (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
+        m.with_name_hint("subtile_m")
+        n.with_name_hint("subtile_n")
+        rows, columns = wg_tile.problem_m // dims.rows_per_value, wg_tile.problem_n // dims.columns_per_value
+        vector_elements = VECTOR_BYTES // tile.dtype.bytes
+        for step in partition.copy_steps():
+            inner = (partition.box + step.box) * tile.box_inner + partition.vector_idx * vector_elements
+            outer = partition.row + step.row
+            row, col = (outer, inner) if tile.major == "K" else (inner, outer)
+            row.with_name_hint("row_in_subtile")
+            col.with_name_hint("column_in_subtile")
+            in_bounds = (m + row < rows) & (n + col < columns)
+            with nullcontext() if step.pred is None else k.when(step.pred):
+                values = k.registers(U32, VECTOR_BYTES // 4, "values")
+                hw.load_shared(values, buffer + step.offset)
+                hw.store_global(values, array.element_address(wg_tile.work.batch, m + row, n + col), in_bounds)
+
+    def _store_elements(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
+        """Store single elements: each warp a quarter of the rows (columns, if column-major), the lanes along them."""
+        k, dims, column_major = current_builder(), self.result_dims[array.name], array.name in self.column_major
+        outer_extent, inner_extent = (tile.k, tile.mn) if column_major else (tile.mn, tile.k)
+        outer_per_warp = ceil_div(outer_extent, 4)
+        first = (k.warp_index % 4) * outer_per_warp
+        (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
+        lines_per_group = next(n for n in (4, 2, 1) if outer_per_warp % n == 0)
+        with (
+            k.range(outer_per_warp // lines_per_group, name="group") as group,
+            k.unroll(lines_per_group, name="line") as line,
+            k.unroll(0, inner_extent, 32, name="start") as start,
+        ):
+            outer = (first + group * lines_per_group + line).with_name_hint("line_idx")
+            row, col = (start + k.lane, outer) if column_major else (outer, start + k.lane)
+            in_bounds = (m + row < wg_tile.problem_m // dims.rows_per_value) & (
+                n + col < wg_tile.problem_n // dims.columns_per_value
+            )
+            if inner_extent % 32 or outer_extent % 4:
+                in_bounds = in_bounds & (row < tile.mn) & (col < tile.k)
+            address = array.element_address(wg_tile.work.batch, m + row, n + col)
+            clamped_col = col if inner_extent % 32 == 0 else k.minimum(col, tile.k - 1)
+            _store_element(buffer + fragment.element_offset(tile, row, clamped_col), address, in_bounds, tile.dtype)
+
+
+def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
+    if dtype.bits == 32:
+        element = current_builder().registers(F32 if dtype == FP32 else I32, 1, "element")
+        hw.load_shared(element, smem_address)
+        hw.store_global(element, gmem_address, in_bounds)
+        return
+    value = hw.load_shared_u8_or_u16(smem_address, dtype.bits)
+    hw.store_global_u8_or_u16(gmem_address, value, in_bounds, dtype.bits)
+
+
+def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType, name: str = "value") -> None:
+    """Store an fp32 value, rounded to fp32, fp16 or bf16, or an int32, at a global address if `in_bounds`.
+
+    `name` is what the kernel calls the value.
+    """
+    if dtype.bits == 32:
+        hw.store_global_word(address, value, in_bounds, name)
+    else:
+        hw.store_global_u8_or_u16(address, hw.pack(value, value, dtype).to(U16), in_bounds, 16)
+
+
+class ScaleStore:
+    """The scales of a quantized result: one per row and subtile."""
+
+    def __init__(self, name: str, dtype: DType, columns: int) -> None:
+        self.array, self.columns = GlobalArray(result_argument(name), name, dtype), columns
+
+    def write(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, scales: list[Value]) -> None:
+        """Store the scales of a subtile's rows, with one lane per row."""
+        k = current_builder()
+        first = (wg_tile.work.n + column).with_name_hint("first_column")
+        for row_half, scale in enumerate(scales):
+            row = wg_tile.row(epi_m, row_half, 1)
+            in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < wg_tile.problem_m) & (first < wg_tile.problem_n)
+            address = self.array.element_address(wg_tile.work.batch, row, first // self.columns)
+            store_rounded(scale, address, in_bounds, self.array.dtype, "dequantization_scale")

@@ -1,0 +1,401 @@
+"""Reductions in an epilogue: each warp reduces its rows and columns of a tile in registers and writes a partial result.
+
+A second kernel (kernels/reduce.py) combines the partials in a fixed order, so that a result does not depend on which
+CTA computed which tile. Partials are stored in fp32 as an array (component, batch, partial, output).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Result, reduced_dims
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import (
+    COLUMN_XOR_MASKS,
+    FRAGMENT_ROWS_PER_WARP,
+    LANES_PER_QUAD,
+    N8_COLUMNS,
+    QUAD_XOR_MASKS,
+    WGMMA_M,
+    fragment_column,
+)
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
+from gemmsmith.epilogue.inputs import VisitCoord, WarpgroupTile
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.graph.functions import LN_2, fast_exp
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import F32, I32, I64, U64
+from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike
+
+FLT_LOWEST_FINITE = -float(np.finfo(np.float32).max)
+"""Most negative finite fp32 value: replaces -Inf (its negative replaces Inf), since Inf - Inf would be NaN."""
+State = tuple[Value, ...]
+"""A partial result: the fp32 values (components) that represent it, e.g. the maximum and the sum of exponentials."""
+MAX_PARTIALS = 2**31 - 2**14
+"""Maximum of batch * partials and of batch * outputs: kernels index them in int32, by up to 2^13 past the end."""
+
+
+def _merge_logsumexp(a: State, b: State) -> State:
+    """Merge two states (m, s) that represent m + log(s).
+
+    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+    m = hw.maximum_nan(a[0], b[0]).with_name_hint("new_max")
+    return m, hw.fma(a[1], fast_exp(a[0] - m), b[1] * fast_exp(b[0] - m))
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """How partial results combine.
+
+    `masked_value` replaces an element outside the matrix, `identity` is the state of no elements, `state_of_element`
+    makes the state of one element, `merge` combines two states and `finish` computes the result of a state.
+    `component_names` names the values of a state in the kernel; a state of one value needs none.
+    """
+
+    masked_value: float
+    identity: tuple[float, ...]
+    state_of_element: Callable[[Value], State]
+    merge: Callable[[State, State], State]
+    finish: Callable[[State], Value]
+    component_names: tuple[str, ...] = ("",)
+
+    def names_of(self, prefix: str, fallback: str, suffix: str = "") -> list[str]:
+        """Return what the kernel calls the components of a state: `fallback` replaces the name of the only one."""
+        return ["_".join(filter(None, (prefix, name or fallback, suffix))) for name in self.component_names]
+
+
+def _scalar_state_monoid(identity: float, merge: Callable[[Value, Value], Value]) -> Monoid:
+    return Monoid(identity, (identity,), lambda x: (x,), lambda a, b: (merge(a[0], b[0]),), lambda s: s[0])
+
+
+_SUM = _scalar_state_monoid(0.0, lambda a, b: a + b)
+MONOIDS: dict[str, Monoid] = {
+    "sum": _SUM,
+    "mean": _SUM,
+    "max": _scalar_state_monoid(-math.inf, hw.maximum_nan),
+    "min": _scalar_state_monoid(math.inf, hw.minimum_nan),
+    "logsumexp": Monoid(
+        -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
+        lambda s: hw.fma(hw.sfu_approximation("lg2.approx.ftz", s[1]), LN_2, s[0]), ("max", "sum_exp"),
+    ),
+}  # fmt: skip
+
+
+def _finite(x: Value) -> Value:
+    """Clamp x to the finite fp32 numbers."""
+    return hw.minimum_nan(hw.maximum_nan(x, FLT_LOWEST_FINITE), -FLT_LOWEST_FINITE).with_name_hint("finite_x")
+
+
+def state_size(kind: str) -> int:
+    """Return the number of fp32 values in a state."""
+    return len(MONOIDS[kind].identity)
+
+
+class _ReductionState:
+    """`count` states of the result `name` in a thread's registers."""
+
+    def __init__(self, monoid: Monoid, count: int, name: str) -> None:
+        self.monoid = monoid
+        self.arrays: list[RegisterArray] = [
+            current_builder().registers(F32, count, x) for x in monoid.names_of("", "acc", name)
+        ]
+        with current_builder().unroll(count) as i:
+            for array, identity in zip(self.arrays, monoid.identity, strict=True):
+                array[i] = identity
+
+    def load(self, i: ValueLike) -> State:
+        return tuple(array[i] for array in self.arrays)
+
+    def store(self, i: ValueLike, state: State) -> None:
+        for array, x in zip(self.arrays, state, strict=True):
+            array[i] = x
+
+    def accumulate(self, i: ValueLike, x: Value) -> None:
+        self.store(i, self.monoid.merge(self.load(i), self.monoid.state_of_element(x)))
+
+    def fence(self) -> None:
+        """Force the additions so far to be done here: ptxas would postpone hundreds of them, and spill."""
+        for array in self.arrays:
+            hw.fence_operand(array)
+
+    def warp_reduce(self, i: ValueLike, masks: tuple[int, ...]) -> None:
+        """Reduce state `i` over the lanes whose indices differ in the bits of `masks`; all of them get the result."""
+        state = self.load(i)
+        for mask in masks:
+            for x, name in zip(state, self.monoid.names_of("lane", "value"), strict=True):
+                x.with_name_hint(name)
+            peer_state = tuple(hw.shuffle_xor_fp32(x, mask) for x in state)
+            for x, name in zip(peer_state, self.monoid.names_of("peer", "value"), strict=True):
+                x.with_name_hint(name)
+            state = self.monoid.merge(state, peer_state)
+        self.store(i, state)
+
+
+class Reduction:
+    """A reduction result.
+
+    `axis` is the index that is reduced within a tile: "n", "m", "mn" for both, or "" for none (only the batch is
+    reduced). Kernel arguments, followed by the result's name: `partials_`, the address of its partials (of the result
+    itself if sums are atomic); `num_partials_`, the partials per element, and `num_elements_`, the elements of the
+    result per batch, or with axis "mn" `tiles_n_`, the tiles along N, and `tiles_per_batch_`; `component_stride_`, the
+    elements between the components of a partial, of which only logsumexp has several; `columns_` if no index of the
+    tile is reduced. A prefix, unlike a suffix, keeps them apart from the results' own arguments.
+    """
+
+    def __init__(
+        self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan
+    ) -> None:
+        k, shape_of = current_builder(), partial(partials_shape, result, spec)
+        self.result, self.spec, self.plan = result, spec, plan
+        self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
+        self.rows_per_value, self.columns_per_value = input_dims.row_divisor, input_dims.column_divisor
+        self.halves = 2 // self.rows_per_value
+        self.monoid = MONOIDS[kind]
+        self.atomic = is_atomic(result, spec)
+        argument = partials_argument(result.name)
+        if self.atomic:
+            self.address = k.pointer(argument, lambda p: Pointer(result_argument(result.name)))
+        else:
+            self.address = k.scratch(argument, lambda p: shape_of(p).bytes)
+        if self.axis == "mn":
+            self.tiles_n = k.parameter(f"tiles_n_{result.name}", compute=lambda p: shape_of(p).tiles_n)
+            self.tiles_per_batch = k.parameter(
+                f"tiles_per_batch_{result.name}", compute=lambda p: shape_of(p).tiles_per_batch
+            )
+        else:
+            self.num_partials = k.parameter(f"num_partials_{result.name}", compute=lambda p: shape_of(p).num_partials)
+            self.num_elements = k.parameter(f"num_elements_{result.name}", compute=lambda p: shape_of(p).num_outputs)
+        self.component_stride = k.parameter(
+            f"component_stride_{result.name}", I64, lambda p: shape_of(p).component_stride
+        )
+        if not self.axis:
+            self.columns = k.parameter(f"columns_{result.name}", compute=lambda p: p.n // self.columns_per_value)
+
+    def begin_tile(self) -> None:
+        """Clear the states of reductions over a whole tile."""
+        if self.axis in ("n", "mn"):
+            count = self.halves * self.plan.subtiles_m if self.axis == "n" else 1
+            self.states = _ReductionState(self.monoid, count, self.result.name)
+
+    def begin_subtile(self, first_n8: int, n8_count: int) -> None:
+        """Clear the column states, before `n8_count` groups of 8 columns of the reduced value, from `first_n8` on."""
+        if self.axis == "m":
+            self.first_n8, self.n8_count = first_n8, n8_count
+            self.states = _ReductionState(self.monoid, 2 * n8_count, self.result.name)
+
+    def add(
+        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]
+    ) -> None:
+        """Accumulate two adjacent elements; out-of-bounds ones along a reduced index count as `masked_value`."""
+        columns = wg_tile.columns_in_bounds(coord, n8_offset, self.columns_per_value)
+        row = wg_tile.row_in_bounds(coord.epi_m, row_half, self.rows_per_value)
+        if not self.axis:
+            self._write_elements(wg_tile, coord, n8_offset, row_half, pair)
+            return
+        for i, x in enumerate(pair):
+            in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[self.axis]
+            masked = current_builder().select(in_bounds, x, self.monoid.masked_value).with_name_hint("masked_x")
+            self.states.accumulate(self._state_index(coord, n8_offset, row_half, i), masked)
+
+    def fence(self) -> None:
+        """Force the additions so far to be done here."""
+        if self.axis:
+            self.states.fence()
+
+    def _write_elements(
+        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]
+    ) -> None:
+        """Write two adjacent elements, each as a partial of its own: only the batch is reduced.
+
+        `row_half`: of the warp's rows, see `fragment_row`.
+        """
+        row = wg_tile.row(coord.epi_m, row_half, self.rows_per_value)
+        columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset, self.columns_per_value)
+        columns = wg_tile.columns(coord, n8_offset, self.columns_per_value)
+        for column_in_bounds, column, x in zip(columns_in_bounds, columns, pair, strict=True):
+            in_bounds = column_in_bounds & wg_tile.row_in_bounds(coord.epi_m, row_half, self.rows_per_value)
+            state = self.monoid.state_of_element(x)
+            self._write(wg_tile, Constant(I32, 0), row * self.columns + column, state, in_bounds)
+
+    def _state_index(self, coord: VisitCoord, n8_offset: int, row_half: int, i: int) -> ValueLike:
+        """Return the index of the state to which an element is added."""
+        if self.axis == "n":
+            return self._named_index(self.halves * coord.epi_m + row_half)
+        if self.axis == "m":
+            return self._named_index((coord.n8 + (n8_offset - self.first_n8)) * 2 + i)
+        return 0
+
+    def _named_index(self, index: Value) -> Value:
+        return index.with_name_hint(f"acc_{self.result.name}_idx")
+
+    def end_subtile(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value) -> None:
+        """Reduce the columns of a subtile that starts at `column`, over 8 lanes (16 rows per warp), and write them."""
+        if self.axis != "m":
+            return
+        k = current_builder()
+        row_group = (wg_tile.m + epi_m * WGMMA_M) // FRAGMENT_ROWS_PER_WARP + k.warp_index % 4
+        row_group.with_name_hint("row_group")
+        with k.unroll(self.n8_count, name="n8") as n8:
+            first = wg_tile.work.n // self.columns_per_value + column
+            n = first + (n8 + self.first_n8) * N8_COLUMNS + fragment_column(k.lane)
+            with k.unroll(2, name="i") as i:
+                n_i = (n + i).with_name_hint("column")
+                index = self._named_index(n8 * 2 + i)
+                self.states.warp_reduce(index, COLUMN_XOR_MASKS)
+                in_bounds = (k.lane < LANES_PER_QUAD) & (row_group < self.num_partials) & (n_i < self.num_elements)
+                self._write(wg_tile, row_group, n_i, self.states.load(index), in_bounds)
+
+    def end_tile(self, wg_tile: WarpgroupTile) -> None:
+        """Reduce rows over quads, or everything over warps, and write the partials."""
+        k = current_builder()
+        if self.axis == "n":
+            tile = (wg_tile.work.n // self.spec.slice_columns).with_name_hint("partial_idx")
+            with (
+                k.unroll(self.plan.subtiles_m, name="epi_m") as epi_m,
+                k.unroll(self.halves, name="row_half") as row_half,
+            ):
+                index = self._named_index(epi_m * self.halves + row_half)
+                self.states.warp_reduce(index, QUAD_XOR_MASKS)
+                row = wg_tile.row(epi_m, row_half, self.rows_per_value)
+                in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < self.num_elements) & (tile < self.num_partials)
+                self._write(wg_tile, tile, row, self.states.load(index), in_bounds)
+        elif self.axis == "mn":
+            self.states.warp_reduce(0, QUAD_XOR_MASKS + COLUMN_XOR_MASKS)
+            self._write(wg_tile, self._global_warp_index(wg_tile), 0, self.states.load(0), k.lane == 0)
+
+    def _global_warp_index(self, wg_tile: WarpgroupTile) -> Value:
+        """Return the index of this warp and tile among all warps of all tiles of all batches."""
+        k = current_builder()
+        m, n, warps = self.spec.config.tile[0], self.spec.slice_columns, 4 * self.spec.config.warpgroups[0]
+        tile = wg_tile.work.batch * self.tiles_per_batch + wg_tile.work.m // m * self.tiles_n + wg_tile.work.n // n
+        warpgroup = wg_tile.warpgroup if self.spec.config.warpgroups[0] > 1 else 0
+        return tile * warps + warpgroup * 4 + k.warp_index % 4
+
+    def _write(
+        self, wg_tile: WarpgroupTile, partial_index: Value, element: ValueLike, state: State, in_bounds: Value
+    ) -> None:
+        """Write a state as partial `partial_index` of output `element`, or add it to the output if it is atomic.
+
+        For a scalar, `partial_index` counts the partials of all batches.
+        """
+        k = current_builder()
+        in_bounds.with_name_hint("in_bounds")
+        if self.axis == "mn":
+            offset = partial_index.to(I64)
+            if self.atomic:
+                offset = (Constant(I32, 0) if self._over_batch else wg_tile.work.batch).to(I64)
+        else:
+            num_partials, batch = 1 if self.atomic else self.num_partials, wg_tile.work.batch
+            if self.atomic:
+                partial_index, batch = Constant(I32, 0), Constant(I32, 0) if self._over_batch else batch
+            offset = (batch * num_partials + partial_index).to(I64) * self.num_elements.to(I64)
+            offset = offset + (element.to(I64) if isinstance(element, Value) else element)
+        if self.atomic:
+            with k.when(in_bounds):
+                hw.red_add_f32(self.address + (offset * 4).to(U64), state[0])
+            return
+        for i, (x, name) in enumerate(zip(state, self.monoid.names_of("partial", ""), strict=True)):
+            offset.with_name_hint("partial_offset")
+            address = self.address + ((offset + self.component_stride * i) * 4).to(U64)
+            hw.store_global_word(address, x, in_bounds, name)
+
+
+def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]:
+    """Map each non-constant reduction to the first one that computes the same partials (a sum and a mean share).
+
+    Atomic reductions have no partials and map to themselves.
+    """
+    first_with_key: dict[tuple[int, str, Monoid], str] = {}
+    shared = {}
+    for r in graph.results:
+        node = graph.nodes[r.node]
+        if node.op == "reduce" and graph.constant_operand_of(r) is None:
+            kind, axis = node.attribute
+            first_name = first_with_key.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
+            shared[r.name] = first_name if deterministic else r.name
+    return shared
+
+
+def is_atomic(result: Result, spec: KernelSpec) -> bool:
+    """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""
+    kind, _ = spec.epilogue.graph.nodes[result.node].attribute
+    return not spec.epilogue.deterministic and kind == "sum" and result.dtype == FP32
+
+
+def partials_argument(name: str) -> str:
+    """Return the name of the kernel argument that holds the address of a reduction's partials."""
+    return f"partials_{name}"
+
+
+@dataclass(frozen=True)
+class PartialsShape:
+    """Shape of a reduction's partials, for the host.
+
+    Each of `batch` x `num_outputs` outputs has `num_partials` partials. For a reduction to one scalar per batch, to
+    which each warp of each tile contributes, `tiles_per_batch` and `tiles_n` are the tiles of the padded grid, in total
+    and along N; otherwise they are 0.
+    """
+
+    kind: str
+    batch: int
+    num_partials: int
+    num_outputs: int
+    tiles_per_batch: int = 0
+    tiles_n: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size of the partials in bytes."""
+        return 4 * state_size(self.kind) * self.component_stride
+
+    @property
+    def component_stride(self) -> int:
+        """Elements between two components of a state."""
+        return self.batch * self.num_partials * self.num_outputs
+
+
+def merge_batches(shape: PartialsShape, axis: str) -> PartialsShape:
+    """Return the shape that the second step reads: if the batch is reduced too, it belongs to the partials."""
+    if "b" not in reduced_dims(axis):
+        return shape
+    return replace(shape, batch=1, num_partials=shape.batch * shape.num_partials)
+
+
+def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShape:
+    """Return the shape of a reduction's partials. Raises ArgumentError if there are more than MAX_PARTIALS."""
+    graph, config = spec.epilogue.graph, spec.config
+    node = graph.nodes[result.node]
+    (kind, axis), dims = node.attribute, graph.broadcast_dims()[node.inputs[0]]
+    m, n = p.m // dims.row_divisor, p.n // dims.column_divisor
+    match reduced_dims(axis).removeprefix("b"):
+        case "n":
+            shape = PartialsShape(kind, p.batch, ceil_div(p.n, spec.slice_columns), m)
+        case "m":
+            shape = PartialsShape(kind, p.batch, ceil_div(p.m, FRAGMENT_ROWS_PER_WARP), n)
+        case "mn":
+            tiles_m = ceil_div(p.m, config.tile[0] * config.cluster[0]) * config.cluster[0]
+            tiles_n_per_cluster = config.cluster[1] * spec.num_reducing_ctas * config.warpgroups[1]
+            tiles_n = ceil_div(p.n, spec.slice_columns * tiles_n_per_cluster) * tiles_n_per_cluster
+            num_partials = tiles_m * tiles_n * 4 * config.warpgroups[0]
+            shape = PartialsShape(kind, p.batch, num_partials, 1, tiles_m * tiles_n, tiles_n)
+        case _:
+            shape = PartialsShape(kind, p.batch, 1, m * n)
+    count = shape.batch * max(shape.num_partials, shape.num_outputs)
+    if count > MAX_PARTIALS:
+        raise ArgumentError(
+            f"{result.name}: got {p}, whose {kind} has {count} partial results, more than the maximum of "
+            f"{MAX_PARTIALS}; split the GEMM along M or N"
+        )
+    return shape

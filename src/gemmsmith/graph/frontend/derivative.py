@@ -1,0 +1,394 @@
+"""Reverse-mode derivative of an epilogue: a graph of vector-Jacobian products.
+
+The derivative's graph computes the gradients with respect to the accumulator and to operands from the gradients of the
+results. It does not depend on sizes: the gradient of a broadcast operand is a sum over rows, columns or both. The rules
+of elementwise functions are in their table (graph/functions.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
+from gemmsmith.graph.frontend.values import Traced, Tracer
+from gemmsmith.graph.functions import FUNCTIONS
+from gemmsmith.graph.passes.cse import cse
+from gemmsmith.graph.passes.fold import fold
+from gemmsmith.graph.passes.rewrite import Editor, eliminate_dead_code, rewrite
+from gemmsmith.graph.source_location import epilogue_error
+
+ACCUMULATOR = ""
+"""Name of the accumulator among the names of operands."""
+INPUT_PREFIX = "x_"
+"""Prefix of the derivative's operands that are the epilogue's operands."""
+OUTPUT_PREFIX = "y_"
+"""Prefix of the derivative's operands that are values of the epilogue's results."""
+GRAD_OUTPUT_PREFIX = "d_"
+"""Prefix of the derivative's operands that are gradients of the epilogue's results."""
+GRAD_PREFIX = "g_"
+"""Prefix of the derivative's results that are gradients of operands. The accumulator's gradient is named "out"."""
+SAVED_PREFIX = "_saved"
+"""Prefix, before a digit, of results that are stored only for the derivative."""
+CANDIDATES_PER_END = 16
+"""Number of the values nearest to the accumulator, and of those nearest to the results, that are considered for saving.
+Chosen; not measured."""
+_COMMUTES_WITH_ROUNDING = frozenset({"abs", "neg", "relu"})
+"""Functions with f(round(x)) == round(f(x))."""
+
+
+class _DerivativeCost(NamedTuple):
+    """Cost of a derivative; costs are compared field by field. The last three are counts."""
+
+    recomputes_gemm: bool
+    matrices: int
+    operands: int
+    nodes: int
+
+
+def derivative(
+    graph: EpilogueGraph, outputs: Collection[str], wrt: Collection[str], saved: Collection[str], default_dtype: DType
+) -> EpilogueGraph:
+    """Return the graph that computes gradients of an epilogue.
+
+    The graph is an epilogue of the same GEMM (of any GEMM, if it does not read the accumulator). Its operands are the
+    epilogue's operands (x_name), gradients of results (d_name) and values of results (y_name). The gradient of a
+    reduction is a column, row or scalar; or a matrix, if some gradient would otherwise be the same in all rows or
+    columns. The caller divides the gradient of a mean by the number of elements, and that of a maximum or minimum by
+    the number of equal elements (see `tie_count_graph`). The results are "out", the accumulator's gradient, and g_name,
+    the gradients of operands, whose sums keep the reduced index. Gradients that are zero everywhere have no result.
+
+    Args:
+        graph: The epilogue.
+        outputs: Names of the results that have gradients.
+        wrt: Names of the operands, or ACCUMULATOR, whose gradients are computed.
+        saved: Names of matrix results that are read (y_name) instead of being recomputed.
+        default_dtype: Dtype of matrices that have none in the graph.
+
+    Raises:
+        EpilogueError: for operations without a gradient, and for a maximum or minimum of values that are not saved.
+    """
+    grad_graph = _DerivativeBuilder(graph, outputs, saved, default_dtype, full_matrix_grads=False).grad_graph(wrt)
+    if all(_input_dims(grad_graph, r).is_matrix for r in grad_graph.results):
+        return grad_graph
+    return _DerivativeBuilder(graph, outputs, saved, default_dtype, full_matrix_grads=True).grad_graph(wrt)
+
+
+def nodes_with_gradient(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> list[bool]:
+    """Return for each node whether it has a gradient with respect to one of `wrt` (None: to any leaf)."""
+    result: list[bool] = []
+    for node in graph.nodes:
+        f = FUNCTIONS.get(node.op)
+        if node.op in ("constant", "one_hot") or (f is not None and f.gradient is None):
+            result.append(False)
+        elif (name := _leaf_name(node)) is not None:
+            result.append(wrt is None or name in wrt)
+        else:
+            result.append(any(result[i] for i in node.inputs[node.op == "where" :]))
+    return result
+
+
+def minmax_results(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> list[Result]:
+    """Return the results that are maxima or minima of values that have a gradient."""
+    has_gradient = nodes_with_gradient(graph, wrt)
+    reduced = [r for r in graph.results if graph.is_reduction(r) and has_gradient[r.node]]
+    return [r for r in reduced if graph.nodes[r.node].attribute[0] in ("max", "min")]
+
+
+def tie_count_graph(
+    graph: EpilogueGraph, result_name: str, saved: Collection[str], default_dtype: DType
+) -> EpilogueGraph:
+    """Return the graph that counts the elements that are equal to the maximum or minimum `result_name`."""
+    d = _DerivativeBuilder(graph, (), saved, default_dtype, full_matrix_grads=False)
+    result = next(r for r in graph.results if r.name == result_name)
+    axis = graph.nodes[result.node].attribute[1]
+    equal = d.minmax_mask(result)
+    count = d.tracer.add("reduce", equal.broadcast_dims.reduced(axis), equal, attribute=("sum", axis))
+    return d.build([Result("out", count.node, FP32, keepdim=True)])
+
+
+def with_saved_values(
+    graph: EpilogueGraph, wrt: Collection[str], default_dtype: DType
+) -> tuple[EpilogueGraph, tuple[str, ...]]:
+    """Add the smallest set of results that lets the derivative avoid recomputing the GEMM.
+
+    The inputs of maxima and minima are always results. Besides, one value is added if those that are stored anyway do
+    not suffice. A logsumexp that depends on a value that is saved rounded is computed from the rounded value, so that
+    both passes agree. Returns the graph and the names of the results to save. Raises EpilogueError as `derivative`.
+
+    `default_dtype`: dtype of matrices that have none in the graph.
+    """
+    graph = _with_minmax_inputs(cse(fold(graph)), wrt)
+    cost, saved = _choose_saved(graph, wrt, default_dtype)
+    if cost.recomputes_gemm:
+        broadcast_dims = graph.broadcast_dims()
+        candidate_nodes = [
+            i for i, n in enumerate(graph.nodes) if broadcast_dims[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")
+        ]
+        candidate_nodes = (
+            candidate_nodes[:CANDIDATES_PER_END] + candidate_nodes[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
+        )
+        with_one_more_output = [_with_output(graph, i) for i in candidate_nodes]
+        candidates = [(*_choose_saved(g, wrt, default_dtype, {g.results[-1].name}), g) for g in with_one_more_output]
+        cost, saved_names, best = min(candidates, key=lambda x: x[0])
+        if not cost.recomputes_gemm:
+            graph, saved = best, saved_names
+    return _round_before_logsumexp(graph, saved, default_dtype), saved
+
+
+def _round_before_logsumexp(graph: EpilogueGraph, saved: Collection[str], default_dtype: DType) -> EpilogueGraph:
+    """Round values that the derivative reads from memory before they are used, if a logsumexp depends on them.
+
+    exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
+    """
+    under = _ancestors(
+        graph, [i for i, n in enumerate(graph.nodes) if n.op == "reduce" and n.attribute[0] == "logsumexp"]
+    )
+    read = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in under}
+
+    def rule(editor: Editor, node: Node) -> int | None:
+        if read.get(editor.index, FP32) == FP32:
+            return None
+        editor.nodes.append(node)
+        return editor.add("cast", len(editor.nodes) - 1, attribute=read[editor.index])
+
+    return cse(fold(rewrite(graph, rule)))
+
+
+def _ancestors(graph: EpilogueGraph, nodes: Collection[int]) -> set[int]:
+    """Return the nodes from which `nodes` are computed."""
+    ancestors: set[int] = set()
+    stack = list(nodes)
+    while stack:
+        inputs = set(graph.nodes[stack.pop()].inputs) - ancestors
+        ancestors |= inputs
+        stack += inputs
+    return ancestors
+
+
+def _with_minmax_inputs(graph: EpilogueGraph, wrt: Collection[str]) -> EpilogueGraph:
+    """Store the inputs of maxima and minima as results: rounded, so that the derivative finds equal elements again."""
+    for r in minmax_results(graph, wrt):
+        if _stored_minmax_input(graph, r) is None:
+            graph = _with_output(graph, _rounding_equivalent_nodes(graph, r)[-1])
+    return graph
+
+
+def _with_output(graph: EpilogueGraph, node: int) -> EpilogueGraph:
+    """Add a node to the results."""
+    count = sum(r.name.startswith(SAVED_PREFIX) for r in graph.results)
+    return replace(graph, results=(*graph.results, Result(f"{SAVED_PREFIX}{count}", node)))
+
+
+def _choose_saved(
+    graph: EpilogueGraph, wrt: Collection[str], default_dtype: DType, must_read: Collection[str] = ()
+) -> tuple[_DerivativeCost, tuple[str, ...]]:
+    """Return the minimum cost of the derivative, and the results that it then reads, which include `must_read`."""
+    has_gradient = nodes_with_gradient(graph, wrt)
+    outputs = [r.name for r in graph.results if has_gradient[r.node] and not r.name.startswith(SAVED_PREFIX)]
+    matrices = graph.matrix_result_names
+    stored_inputs = (_stored_minmax_input(graph, r) for r in minmax_results(graph, wrt))
+    needed = {*must_read, *(x.name for x in stored_inputs if x)}
+    best: tuple[_DerivativeCost, tuple[str, ...]] | None = None
+    for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
+        if needed <= set(names):
+            grad_graph = derivative(graph, outputs, wrt, names, default_dtype)
+            recomputes_gemm = any(n.op == "accumulator" for n in grad_graph.nodes)
+            cost = _DerivativeCost(
+                recomputes_gemm, len(grad_graph.matrix_names), len(grad_graph.operands), len(grad_graph.nodes)
+            )
+            if best is None or cost < best[0]:
+                best = cost, names
+    assert best
+    return best
+
+
+class _DerivativeBuilder:
+    """Builds the derivative: the forward graph's nodes, recomputed or read, followed by those of the gradients."""
+
+    def __init__(
+        self, graph: EpilogueGraph, outputs: Collection[str], saved: Collection[str], default_dtype: DType,
+        full_matrix_grads: bool,
+    ) -> None:  # fmt: skip
+        self.forward, self.saved, self.default_dtype, self.full_matrix_grads = (
+            graph,
+            saved,
+            default_dtype,
+            full_matrix_grads,
+        )
+        self.broadcast_dims = graph.broadcast_dims()
+        self.tracer = Tracer(())
+        self.operands: dict[str, Operand] = {}
+        self.values: list[Traced] = []
+        self.grads: dict[int, Traced] = {}
+        self.half_grads: dict[int, dict[int, Traced]] = {}
+        result_at = {r.node: r for r in graph.results if r.name in saved}
+        casts = {i: graph.nodes[i] for i in result_at if graph.nodes[i].op == "cast"}
+        # A saved result that is a cast to its own dtype also is the value before the cast.
+        result_at |= {n.inputs[0]: result_at[i] for i, n in casts.items() if n.attribute == self.dtype(result_at[i])}
+        for i, node in enumerate(graph.nodes):
+            self.values.append(self._recompute_or_read(i, node, result_at.get(i)))
+        for r in graph.results:
+            if r.name in outputs:
+                self._seed_result(r)
+        for i in range(len(graph.nodes) - 1, -1, -1):
+            if half_grads := self.half_grads.get(i):
+                both = [half_grads[which] if which in half_grads else self.tracer.value(0.0) for which in range(2)]
+                self._accumulate(i, self.tracer.add("interleave", self.broadcast_dims[i], *both, attribute="n"))
+            if i in self.grads:
+                self._backpropagate(i, graph.nodes[i])
+
+    def grad_graph(self, wrt: Collection[str]) -> EpilogueGraph:
+        """Return the graph whose results are the gradients of `wrt`."""
+        results = []
+        for name in wrt:
+            nodes = [i for i, n in enumerate(self.forward.nodes) if _leaf_name(n) == name]
+            grads = [self.grads[i] for i in nodes if i in self.grads]
+            if not grads:
+                continue
+            total = grads[0]
+            for grad in grads[1:]:
+                total = self.tracer("add", total, grad)
+            if name == ACCUMULATOR:
+                results.append(Result("out", total.node))
+                continue
+            operand = self.forward.operand(name)
+            dtype = operand.dtype if operand.dtype in (BF16, FP16) else FP32
+            if not operand.broadcast_dims.is_matrix:
+                axis = _reduced_axis(operand.broadcast_dims)
+                total = self.tracer.add("reduce", total.broadcast_dims.reduced(axis), total, attribute=("sum", axis))
+            results.append(Result(f"{GRAD_PREFIX}{name}", total.node, dtype, not operand.broadcast_dims.is_matrix))
+        return self.build(results)
+
+    def build(self, results: list[Result]) -> EpilogueGraph:
+        graph = EpilogueGraph(tuple(self.tracer.nodes), tuple(self.operands.values()), tuple(results))
+        return cse(fold(eliminate_dead_code(graph)))
+
+    def operand(self, name: str, broadcast_dims: BroadcastDims, dtype: DType | None) -> Traced:
+        self.operands[name] = Operand(name, broadcast_dims, dtype)
+        return self.tracer.add("operand", broadcast_dims, attribute=name)
+
+    def dtype(self, result: Result) -> DType:
+        return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default_dtype)
+
+    def minmax_mask(self, result: Result) -> Traced:
+        """Return a predicate: which elements are equal to the maximum or minimum `result`.
+
+        Both are read as stored, since recomputed values may be rounded differently.
+        """
+        node, stored_input = self.forward.nodes[result.node], _stored_minmax_input(self.forward, result)
+        if stored_input is None or stored_input.name not in self.saved:
+            message = f"{node.attribute[0]}: its gradient needs its input, saved by the forward pass"
+            raise epilogue_error(f"{message}; use recompute=False and fewer results", node.location)
+        x, y = self.values[node.inputs[0]], self._reduction_value(result)
+        low_precision = {self.dtype(stored_input), self.dtype(result)} - {FP32}
+        if len(low_precision) > 1:
+            listed = " and ".join(sorted(map(str, low_precision)))
+            raise epilogue_error(
+                f"{node.attribute[0]}: got values and a result in {listed}; use one dtype, or fp32", node.location
+            )
+        for dtype in low_precision:
+            x, y = (self.tracer.add("cast", v.broadcast_dims, v, attribute=dtype) for v in (x, y))
+        return self.tracer("eq", x, y)
+
+    def _recompute_or_read(self, index: int, node: Node, saved: Result | None) -> Traced:
+        broadcast_dims = self.broadcast_dims[index]
+        if saved:
+            return self.operand(OUTPUT_PREFIX + saved.name, broadcast_dims, self.dtype(saved))
+        if node.op == "operand":
+            return self.operand(
+                INPUT_PREFIX + node.attribute, broadcast_dims, self.forward.operand(node.attribute).dtype
+            )
+        inputs = [self.values[i] for i in node.inputs]
+        return self.tracer.add(node.op, broadcast_dims, *inputs, attribute=node.attribute, location=node.location)
+
+    def _reduction_value(self, result: Result) -> Traced:
+        """Read the value of a reduction."""
+        return self.operand(OUTPUT_PREFIX + result.name, self.broadcast_dims[result.node], self.dtype(result))
+
+    def _seed_result(self, r: Result) -> None:
+        """Add the gradient of a result to that of the node that it stores or reduces."""
+        node, name = self.forward.nodes[r.node], GRAD_OUTPUT_PREFIX + r.name
+        if node.op != "reduce":
+            self._accumulate(r.node, self.operand(name, self.broadcast_dims[r.node], self.dtype(r)))
+            return
+        (inner,), (kind, _) = node.inputs, node.attribute
+        broadcast_dims = self.broadcast_dims[inner] if self.full_matrix_grads else self.broadcast_dims[r.node]
+        g = self.operand(name, broadcast_dims, self.dtype(r))
+        if kind in ("max", "min"):
+            if r not in minmax_results(self.forward):
+                return
+            g = self.tracer(
+                "mul", self.minmax_mask(r), g
+            )  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
+        elif kind == "logsumexp":
+            value = self._reduction_value(r)  # -inf if all of the row is
+            offset = self.tracer("where", self.tracer("eq", value, float("-inf")), 0.0, value)
+            g = self.tracer("mul", g, self.tracer("exp", self.tracer("sub", self.values[inner], offset)))
+        self._accumulate(inner, g)
+
+    def _backpropagate(self, index: int, node: Node) -> None:
+        """Add a node's contributions to the gradients of its inputs."""
+        g, inputs = self.grads[index], [self.values[i] for i in node.inputs]
+        match node.op:
+            case "cast":
+                self._accumulate(node.inputs[0], g)
+            case "chunk":
+                half_grads = self.half_grads.setdefault(node.inputs[0], {})
+                which = node.attribute[0]
+                half_grads[which] = self.tracer("add", half_grads[which], g) if which in half_grads else g
+            case "interleave":
+                for which, source in enumerate(node.inputs):
+                    broadcast_dims = g.broadcast_dims._replace(columns_per_value=2)
+                    self._accumulate(
+                        source, self.tracer.add("chunk", broadcast_dims, g, attribute=(which, node.attribute))
+                    )
+            case "quantize" | "scale" | "top_k_softmax":
+                raise epilogue_error(f"{node.op}: it has no gradient; call it under torch.no_grad()", node.location)
+            case _ if (function := FUNCTIONS.get(node.op)) and function.gradient:
+                grads = function.gradient(g, self.values[index], *inputs)
+                for source, x in zip(node.inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
+                    if x is not None:
+                        self._accumulate(source, x)
+
+    def _accumulate(self, node: int, g: Traced) -> None:
+        if self.forward.nodes[node].op == "constant":
+            return
+        self.grads[node] = self.tracer("add", self.grads[node], g) if node in self.grads else g
+
+
+def _leaf_name(node: Node) -> str | None:
+    return ACCUMULATOR if node.op == "accumulator" else node.attribute if node.op == "operand" else None
+
+
+def _reduced_axis(broadcast_dims: BroadcastDims) -> str:
+    """Return the axis over which the gradient of a broadcast operand is summed."""
+    if broadcast_dims.varies_along_n:
+        return "m"
+    return "n" if broadcast_dims.varies_along_m or broadcast_dims.batch else "all"
+
+
+def _input_dims(graph: EpilogueGraph, result: Result) -> BroadcastDims:
+    """Return the broadcast dims of the node that a result stores or reduces."""
+    node = graph.nodes[result.node]
+    return graph.broadcast_dims()[node.inputs[0] if node.op == "reduce" else result.node]
+
+
+def _rounding_equivalent_nodes(graph: EpilogueGraph, result: Result) -> list[int]:
+    """Return the nodes whose rounded values identify a maximum's or minimum's elements.
+
+    These are its input, and inputs of that through functions that commute with rounding.
+    """
+    nodes = list(graph.nodes[result.node].inputs)
+    while graph.nodes[nodes[-1]].op in _COMMUTES_WITH_ROUNDING:
+        nodes += graph.nodes[nodes[-1]].inputs
+    return nodes
+
+
+def _stored_minmax_input(graph: EpilogueGraph, result: Result) -> Result | None:
+    """Return the result that stores one of these nodes, or None."""
+    nodes = _rounding_equivalent_nodes(graph, result)
+    return next((r for r in graph.results if r.node in nodes), None)

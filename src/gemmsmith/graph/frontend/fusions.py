@@ -1,0 +1,448 @@
+"""Ready-made epilogues: those of CUTLASS's epilogue/fusion/operations.hpp for Hopper, and others by common names.
+
+Each factory returns an ordinary function of the accumulator and named operands, which works in gemmsmith.gemm(...,
+epilogue=...) and on torch tensors. The kind of an operand follows from its shape: the same function takes a bias with
+one value per column, (N,), which CUTLASS calls PerCol, and one per row, (M, 1), PerRow. Scalars may be numbers or 0-d
+tensors. `NAMED_FUSIONS` maps CUTLASS's names to these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, wraps
+from numbers import Real
+from typing import Any
+
+from gemmsmith.core.bools import as_bools
+from gemmsmith.core.errors import EpilogueError
+from gemmsmith.graph.frontend.interleave import deinterleave
+from gemmsmith.graph.frontend.values import Traced, is_compile_proxy, quantize, top_k_softmax
+from gemmsmith.graph.functions import FUNCTIONS
+
+EpilogueFunction = Callable[..., Any]
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+
+def _method(name: str, **arguments: Any) -> EpilogueFunction:
+    """Return a function that calls a method of a traced value, or torch's function of that name for a tensor."""
+
+    def call(x: Any) -> Any:
+        if hasattr(x, name):
+            return getattr(x, name)(**arguments)
+        from torch.nn import functional
+
+        return getattr(functional, name)(x, **arguments)
+
+    return call
+
+
+def _derivative_rule(name: str, forward: EpilogueFunction, *parameters: float) -> EpilogueFunction:
+    """Return the function (dy, z) -> dy * forward'(z), by the rule of the functions' table."""
+    rule = FUNCTIONS[name].gradient
+    assert rule
+
+    def derivative(dy: Any, z: Any) -> Any:
+        grads = rule(dy, forward(z), z, *parameters)
+        return grads[0] if parameters else grads
+
+    return derivative
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation: `forward(z)`, `derivative(dy, z)` = dy * forward'(z), and the source of its definition."""
+
+    forward: EpilogueFunction
+    derivative: EpilogueFunction
+    source: str
+
+
+def _activation(forward: EpilogueFunction, source: str, name: str, *parameters: float) -> Activation:
+    return Activation(forward, _derivative_rule(name, forward, *parameters), source)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "identity": Activation(lambda z: z, lambda dy, z: dy, "none"),
+    "relu": _activation(_method("relu"), "Nair and Hinton, ICML 2010; the derivative at 0 is 0, as in torch", "relu"),
+    "leaky_relu": _activation(_method("leaky_relu", negative_slope=0.01),
+                              "Maas, Hannun and Ng, ICML 2013; slope 0.01", "leaky_relu", 0.01),
+    "elu": _activation(_method("elu", alpha=1.0),
+                       "Clevert, Unterthiner and Hochreiter, ICLR 2016; alpha 1", "elu", 1.0),
+    "gelu": _activation(_method("gelu"), "Hendrycks and Gimpel, arXiv:1606.08415, by erf", "gelu"),
+    "gelu_tanh": _activation(_method("gelu", approximate="tanh"), "Hendrycks and Gimpel, arXiv:1606.08415, by tanh; "
+                             "CUTLASS's GELU_taylor and dGELU", "gelu_tanh"),
+    "silu": _activation(_method("silu"), "Elfwing, Uchibe and Doya, Neural Networks 107, 2018; swish", "silu"),
+    "sigmoid": _activation(_method("sigmoid"), "the logistic function", "sigmoid"),
+    "tanh": _activation(_method("tanh"), "the hyperbolic tangent", "tanh"),
+    "hardswish": _activation(_method("hardswish"), "Howard et al., MobileNetV3, ICCV 2019", "hardswish"),
+    "mish": _activation(_method("mish"), "Misra, BMVC 2020", "mish"),
+    "softplus": _activation(_method("softplus"), "Dugas et al., NIPS 2000", "softplus"),
+}  # fmt: skip
+
+
+def resolve_activation(activation: str | EpilogueFunction | None) -> EpilogueFunction:
+    """Return the function of an activation's name (None: the identity); a function is returned as it is."""
+    return activation if callable(activation) else _get_activation(activation or "identity").forward
+
+
+def _resolve_derivative(activation: str | EpilogueFunction) -> EpilogueFunction:
+    return activation if callable(activation) else _get_activation(activation).derivative
+
+
+def _get_activation(name: str) -> Activation:
+    if name not in ACTIVATIONS:
+        raise EpilogueError(f"activation: got {name!r}; use a function or one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    return x if dtype is None else x.to(dtype)
+
+
+def _source_unless_beta_zero(c: Any, beta: Any) -> Any:
+    """Return c, or zeros if beta is the number 0: c's values, even NaN, have no effect then, as in BLAS and CUTLASS.
+
+    If beta is on the device, c is always read.
+    """
+    if not isinstance(beta, Real):
+        return c.where(beta != 0, 0.0) if getattr(beta, "is_number", False) is True else c
+    if beta:
+        return c
+    return c.where(False, 0.0) if isinstance(c, Traced) or is_compile_proxy(c) else c.new_zeros(c.shape)
+
+
+# -- CUTLASS's --------------------------------------------------------------------------------------------------------
+
+
+def scaled_acc(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(alpha * acc)."""
+    act = resolve_activation(activation)
+
+    def epilogue(acc: Any, alpha: Any = 1.0) -> Any:
+        return act(acc * alpha)
+
+    return epilogue
+
+
+def linear_combination(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(alpha * acc + beta * c)."""
+    act = resolve_activation(activation)
+
+    def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        return act(acc * alpha + _source_unless_beta_zero(c, beta) * beta)
+
+    return epilogue
+
+
+def linear_combination_bias(
+    activation: str | EpilogueFunction | None = None, aux: bool = False, aux_dtype: Any = None
+) -> EpilogueFunction:
+    """Return the epilogue activation(z), z = alpha * acc + beta * c + bias.
+
+    With `aux` it returns (activation(z), z), with z stored as aux_dtype.
+
+    alpha, beta and bias may be scalars, rows or columns.
+    """
+    (aux,), act = as_bools(aux=aux), resolve_activation(activation)
+
+    def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        z = acc * alpha + _source_unless_beta_zero(c, beta) * beta + bias
+        return (act(z), _cast(z, aux_dtype)) if aux else act(z)
+
+    return epilogue
+
+
+def residual_add_bias(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(alpha * acc + bias) + beta * c."""
+    act = resolve_activation(activation)
+
+    def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        return act(acc * alpha + bias) + _source_unless_beta_zero(c, beta) * beta
+
+    return epilogue
+
+
+def linear_combination_top_k_softmax(k: int) -> EpilogueFunction:
+    """Return the epilogue top_k_softmax(alpha * acc + beta * c, k). N must fit one tile."""
+
+    def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        return top_k_softmax(acc * alpha + _source_unless_beta_zero(c, beta) * beta, k)
+
+    return epilogue
+
+
+def scaled_linear_combination_bias(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the fp8 epilogue scale_d * activation(z), z = scale_a * scale_b * alpha * acc + scale_c * beta * c + bias.
+
+    A scale that is not given is 1; so is scale_d if D is not fp8.
+    """
+    act = resolve_activation(activation)
+
+    def epilogue(
+        acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
+        scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0,
+    ) -> Any:  # fmt: skip
+        return (
+            act(acc * (scale_a * scale_b * alpha) + _source_unless_beta_zero(c, beta) * (scale_c * beta) + bias)
+            * scale_d
+        )
+
+    return epilogue
+
+
+def scaled_linear_combination_bias_amax_aux(
+    activation: str | EpilogueFunction | None = None, aux_dtype: Any = None
+) -> EpilogueFunction:
+    """Return the fp8 epilogue (scale_d * y, scale_aux * z, max |y|, max |z|), with scale_aux * z stored as aux_dtype.
+
+    y = activation(z), z as in `scaled_linear_combination_bias`.
+    """
+    act = resolve_activation(activation)
+
+    def epilogue(
+        acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
+        scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0, scale_aux: Any = 1.0,
+    ) -> Any:  # fmt: skip
+        z = acc * (scale_a * scale_b * alpha) + _source_unless_beta_zero(c, beta) * (scale_c * beta) + bias
+        y = act(z)
+        return y * scale_d, _cast(z * scale_aux, aux_dtype), y.abs().max(), z.abs().max()
+
+    return epilogue
+
+
+def linear_combination_gradient(activation: str | EpilogueFunction, *, bias_gradient: bool = False) -> EpilogueFunction:
+    """Return the epilogue dz = (alpha * acc + beta * c) * activation'(aux), aux the forward pass's pre-activation.
+
+    With `bias_gradient` it returns (dz, row sums of dz), the latter the gradient of a bias with one value per row.
+    """
+    (bias_gradient,), d_act = as_bools(bias_gradient=bias_gradient), _resolve_derivative(activation)
+
+    def epilogue(acc: Any, c: Any, aux: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        dz = d_act(acc * alpha + _source_unless_beta_zero(c, beta) * beta, aux)
+        return (dz, dz.sum(-1)) if bias_gradient else dz
+
+    return epilogue
+
+
+# -- by plain names ---------------------------------------------------------------------------------------------------
+
+
+def bias_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(acc + bias)."""
+    act = resolve_activation(activation)
+
+    def epilogue(acc: Any, bias: Any) -> Any:
+        return act(acc + bias)
+
+    return epilogue
+
+
+def residual_pre_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(acc + bias + residual)."""
+    act = resolve_activation(activation)
+
+    def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
+        return act(acc + bias + residual)
+
+    return epilogue
+
+
+def residual_post_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(acc + bias) + residual."""
+    act = resolve_activation(activation)
+
+    def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
+        return act(acc + bias) + residual
+
+    return epilogue
+
+
+def gated(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(gate) * up, (M, N/2), of acc + bias with columns packed by `interleave`.
+
+    Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202.
+    """
+    act = resolve_activation(activation)
+
+    def epilogue(acc: Any, bias: Any = 0.0) -> Any:
+        gate, up = deinterleave(acc + bias)
+        return act(gate) * up
+
+    return epilogue
+
+
+def activation_gradient(activation: str | EpilogueFunction, *, bias_gradient: bool = False) -> EpilogueFunction:
+    """Return the epilogue dz = acc * activation'(z), z a matrix; with `bias_gradient`, (dz, column sums of dz)."""
+    (bias_gradient,), d_act = as_bools(bias_gradient=bias_gradient), _resolve_derivative(activation)
+
+    def epilogue(acc: Any, z: Any) -> Any:
+        dz = d_act(acc, z)
+        return (dz, dz.sum(-2)) if bias_gradient else dz
+
+    return epilogue
+
+
+def amax(acc: Any) -> Any:
+    """Return (acc, max |acc|)."""
+    return acc, acc.abs().max()
+
+
+def quantized(
+    activation: str | EpilogueFunction | None = None, dtype: Any = None, amax: bool = False
+) -> EpilogueFunction:
+    """Return the epilogue scale_d * y, y = activation(acc + bias), as dtype (None: D's); with `amax`, also max |y|."""
+    (amax,), act = as_bools(amax=amax), resolve_activation(activation)
+
+    def epilogue(acc: Any, bias: Any = 0.0, scale_d: Any = 1.0) -> Any:
+        y = act(acc + bias)
+        d = _cast(y * scale_d, dtype)
+        return (d, y.abs().max()) if amax else d
+
+    return epilogue
+
+
+def block_quantized(epilogue: EpilogueFunction, dtype: Any = "fp8_e4m3", block: int = 128) -> EpilogueFunction:
+    """Return `epilogue` with D quantized to fp8, with one scale per row and `block` columns.
+
+    The scales, (M, N / block), follow D in the results.
+    """
+
+    @wraps(epilogue)
+    def with_scales(*args: Any, **operands: Any) -> Any:
+        results = epilogue(*args, **operands)
+        d, *others = results if isinstance(results, (tuple, list)) else (results,)
+        return (*quantize(d, dtype, block), *others)
+
+    return with_scales
+
+
+_NAMED_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+"""Activations whose epilogues are functions of this module."""
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
+"""Gated linear units -> the activation of their gate."""
+bias_relu, bias_gelu, bias_gelu_tanh, bias_silu = map(bias_activation, _NAMED_ACTIVATIONS)
+bias_residual = residual_pre_activation()
+swiglu, geglu, geglu_tanh, reglu = map(gated, GATED.values())
+drelu, dgelu, dgelu_tanh, dsilu = map(activation_gradient, _NAMED_ACTIVATIONS)
+drelu_dbias, dgelu_dbias, dgelu_tanh_dbias, dsilu_dbias = (
+    activation_gradient(name, bias_gradient=True) for name in _NAMED_ACTIVATIONS
+)
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NamedFusion:
+    """A named fusion: `make(...)` returns the epilogue function; `operands` and `results` map names to kinds.
+
+    A kind is "scalar", "row" (N,), "column" (M, 1), "matrix" (M, N) or "half" (M, N/2); a reduced column is (M,).
+    """
+
+    make: Callable[..., EpilogueFunction]
+    formula: str
+    operands: Mapping[str, str]
+    results: Mapping[str, str]
+
+
+_SOURCE_OPERANDS = {"c": "matrix", "alpha": "scalar", "beta": "scalar"}
+_SCALE_OPERANDS = {f"scale_{x}": "scalar" for x in "abcd"}
+_BIAS = {"bias": "row"}
+_RESIDUAL = {"residual": "matrix", "bias": "row"}
+_Z = {"z": "matrix"}
+_D = {"D": "matrix"}
+_D_AUX = {"D": "matrix", "aux": "matrix"}
+_D_AMAX = {"D": "matrix", "amax_d": "scalar"}
+
+
+def _vector_fusions(vector_kind: str, shape_kind: str) -> dict[str, NamedFusion]:
+    """Return CUTLASS's fusions with PerRow (one value per row: column vectors) or PerCol (row vectors)."""
+    bias = {**_SOURCE_OPERANDS, "bias": shape_kind}
+    z, scaled = "alpha * acc + beta * c + bias", "scale_a * scale_b * alpha * acc + scale_c * beta * c + bias"
+    return {
+        f"LinComb{vector_kind}Bias": NamedFusion(linear_combination_bias, z, bias, _D),
+        f"LinComb{vector_kind}BiasEltAct": NamedFusion(linear_combination_bias, f"activation({z})", bias, _D),
+        f"LinComb{vector_kind}BiasEltActAux": NamedFusion(
+            partial(linear_combination_bias, aux=True), f"D = activation(aux), aux = {z}", bias, _D_AUX
+        ),
+        f"{vector_kind}LinComb{vector_kind}BiasEltAct": NamedFusion(
+            linear_combination_bias, f"activation({z})", {**bias, "alpha": shape_kind, "beta": shape_kind}, _D
+        ),
+        f"ScaledLinComb{vector_kind}BiasEltAct": NamedFusion(
+            scaled_linear_combination_bias, f"scale_d * activation({scaled})", {**bias, **_SCALE_OPERANDS}, _D
+        ),
+        f"ScaledLinComb{vector_kind}BiasEltActAmaxAux": NamedFusion(
+            scaled_linear_combination_bias_amax_aux,
+            f"D = scale_d * y, aux = scale_aux * z, max |y|, max |z|; y = activation(z), z = {scaled}",
+            {**bias, **_SCALE_OPERANDS, "scale_aux": "scalar"},
+            {**_D_AUX, "amax_d": "scalar", "amax_aux": "scalar"},
+        ),
+    }
+
+
+NAMED_FUSIONS: dict[str, NamedFusion] = {
+    "ScaledAcc": NamedFusion(scaled_acc, "alpha * acc", {"alpha": "scalar"}, _D),
+    "LinearCombination": NamedFusion(linear_combination, "alpha * acc + beta * c", _SOURCE_OPERANDS, _D),
+    "LinCombEltAct": NamedFusion(linear_combination, "activation(alpha * acc + beta * c)", _SOURCE_OPERANDS, _D),
+    "LinCombTopKSoftmaxCol": NamedFusion(
+        linear_combination_top_k_softmax, "softmax over the k largest elements of each row of alpha * acc + beta * c",
+        _SOURCE_OPERANDS, _D,
+    ),
+    **_vector_fusions("PerRow", "column"),
+    **_vector_fusions("PerCol", "row"),
+    "PerColResAddPerColBiasEltAct": NamedFusion(
+        residual_add_bias, "activation(alpha * acc + bias) + beta * c",
+        {"c": "matrix", "alpha": "row", "beta": "row", "bias": "row"}, _D,
+    ),
+    "LinCombDeEltAct": NamedFusion(
+        linear_combination_gradient, "(alpha * acc + beta * c) * activation'(aux)",
+        {**_SOURCE_OPERANDS, "aux": "matrix"}, _D,
+    ),
+    "LinCombDeEltActDePerRowBias": NamedFusion(
+        partial(linear_combination_gradient, bias_gradient=True),
+        "D = (alpha * acc + beta * c) * activation'(aux), dbias = row sums of D",
+        {**_SOURCE_OPERANDS, "aux": "matrix"}, {**_D, "dbias": "column"},
+    ),
+    "bias_residual": NamedFusion(residual_pre_activation, "acc + bias + residual", _RESIDUAL, _D),
+    "residual_pre_activation": NamedFusion(residual_pre_activation, "activation(acc + bias + residual)", _RESIDUAL, _D),
+    "residual_post_activation": NamedFusion(
+        residual_post_activation, "activation(acc + bias) + residual", _RESIDUAL, _D
+    ),
+    "amax": NamedFusion(lambda: amax, "D = acc, max |acc|", {}, _D_AMAX),
+    "quantized": NamedFusion(quantized, "scale_d * activation(acc + bias)", {**_BIAS, "scale_d": "scalar"}, _D),
+    "block_quantized": NamedFusion(
+        block_quantized, "another epilogue with D quantized to fp8, one scale per row and 128 columns",
+        {}, {**_D, "scale": "matrix (M, N/128)"},
+    ),
+    **{
+        f"bias_{name}": NamedFusion(partial(bias_activation, name), f"{name}(acc + bias)", _BIAS, _D)
+        for name in _NAMED_ACTIVATIONS
+    },
+    **{
+        glu: NamedFusion(partial(gated, name), f"{name}(gate) * up of acc + bias", _BIAS, {"D": "half"})
+        for glu, name in GATED.items()
+    },
+    **{
+        f"d{name}": NamedFusion(partial(activation_gradient, name), f"acc * {name}'(z)", _Z, _D)
+        for name in _NAMED_ACTIVATIONS
+    },
+    **{
+        f"d{name}_dbias": NamedFusion(
+            partial(activation_gradient, name, bias_gradient=True),
+            f"D = acc * {name}'(z), dbias = column sums of D", _Z, {**_D, "dbias": "row"},
+        )
+        for name in _NAMED_ACTIVATIONS
+    },
+}  # fmt: skip
+"""Fusions by CUTLASS's names, then by common names; those without parameters are also functions of this module."""
+
+UNSUPPORTED_FUSIONS: dict[str, str] = {
+    "LinearCombinationGroupedWgrad": "not an epilogue alone: it moves blocks of the accumulator within a tile of a "
+    "grouped convolution",
+    **{
+        f"LinComb{which}BlockScaleFactor": "Blackwell only, scales of 16 or 32 elements; here: block_quantized"
+        for which in ("", "EltAct", "PerRowBias", "PerColBias", "PerRowBiasEltAct", "PerColBiasEltAct")
+    },
+}
+"""Other names of operations.hpp -> why they are not in `NAMED_FUSIONS`."""

@@ -1,0 +1,209 @@
+"""Display of a graph as text (a visitor tree with CUTLASS's names) and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gemmsmith.core.graph import EpilogueGraph, Node
+from gemmsmith.graph.passes.fission import SPECIAL_FUNCTION_OPERATIONS
+
+_NODE_STYLES: dict[str, tuple[str, str]] = {
+    "input": ("#cfe3f7", "read"),
+    "compute": ("#f6f1e7", "compute"),
+    "special": ("#fbd9b5", "compute, on the special-function unit"),
+    "reduce": ("#d9efd2", "reduce"),
+    "result": ("#e9dcf4", "store"),
+}
+
+
+def node_label(graph: EpilogueGraph, node: Node) -> str:
+    """Return a node's label: its name as a CUTLASS visitor."""
+    match node.op:
+        case "accumulator":
+            return "AccFetch"
+        case "constant":
+            return f"ScalarBroadcast({node.attribute:.6g})"
+        case "operand":
+            dims = graph.operand(node.attribute).broadcast_dims
+            varies = dims.varies_along_m, dims.varies_along_n
+            kinds = {(True, True): "AuxLoad", (False, True): "RowBroadcast", (True, False): "ColBroadcast"}
+            return f"{kinds.get(varies, 'ScalarBroadcast')}({node.attribute})"
+        case "reduce":
+            kind, axis = node.attribute
+            batched = ", of all batches" * (axis in ("b", "bm", "bn"))
+            names = {"n": "ColReduction", "m": "RowReduction", "": "BatchReduction"}
+            return f"{names.get(axis.removeprefix('b'), 'ScalarReduction')}({kind}{batched})"
+        case "chunk":
+            return "Chunk(up)" if node.attribute[0] else "Chunk(gate)"
+        case "interleave":
+            return "Interleave"
+        case "cast":
+            return f"Cast({node.attribute})"
+        case "quantize":
+            return f"Quantize({node.attribute[0]}, {node.attribute[1]} columns)"
+        case "scale":
+            return "Scale"
+        case "top_k_softmax":
+            return f"TopKSoftmax({node.attribute})"
+    return f"Compute({node.op})"
+
+
+def format_tree(graph: EpilogueGraph) -> str:
+    """Format a graph with one line per node, below its user; a node with several users is printed once, as %3."""
+    lines: list[str] = []
+    used = [0] * len(graph.nodes)
+    for source, _ in graph.edges():
+        used[source] += 1
+    printed: set[int] = set()
+
+    def visit(root: int) -> None:
+        stack = [(root, 1)]
+        while stack:
+            i, depth = stack.pop()
+            node = graph.nodes[i]
+            if i in printed and node.inputs:
+                lines.append("  " * depth + f"%{i}")
+                continue
+            printed.add(i)
+            is_shared = used[i] > 1 and bool(node.inputs)
+            lines.append("  " * depth + node_label(graph, node) + (f"  -> %{i}" if is_shared else ""))
+            stack += [(j, depth + 1) for j in reversed(node.inputs)]
+
+    for r in graph.results:
+        reduced = graph.is_reduction(r)
+        dtype = f", {r.dtype}" if r.dtype else ""
+        lines.append(
+            f"{r.name} = {'' if reduced else f'AuxStore({r.name}{dtype})' if r.name != 'out' else f'D{dtype}'}"
+        )
+        visit(r.node)
+    return "\n".join(lines)
+
+
+def plot_graphs(graphs: Sequence[tuple[str, EpilogueGraph]], path: Path | str) -> None:
+    """Plot (title, graph) pairs side by side into a file; data flow downwards. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    layouts = [_layout(graph) for _, graph in graphs]
+    widest = [max(len(layer) for layer in rows) for rows, _ in layouts]
+    num_layers = max(len(rows) for rows, _ in layouts)
+    figure, axes = pyplot.subplots(
+        1, len(graphs), figsize=(sum(2.0 * w for w in widest) + 0.8, 0.8 * num_layers + 1.0), squeeze=False,
+        width_ratios=widest,
+    )  # fmt: skip
+    for (title, graph), (rows, paths), ax in zip(graphs, layouts, axes[0], strict=True):
+        _draw(graph, rows, paths, ax, title, num_layers)
+    handles = [Patch(facecolor=color, edgecolor="#555555", label=text) for color, text in _NODE_STYLES.values()]
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+Item = tuple[str, int]
+"""("node", index), ("result", index), or ("via", n): a point where an arrow crosses a layer."""
+Arrow = list[Item]
+"""The items from a node to its user, one per layer."""
+
+
+def _layout(graph: EpilogueGraph) -> tuple[list[list[Item]], list[Arrow]]:
+    """Return the items of each layer, and the arrows, which have an item in every layer (Sugiyama et al., 1981)."""
+    depth = [0] * len(graph.nodes)
+    for i, node in enumerate(graph.nodes):
+        depth[i] = max((depth[j] + 1 for j in node.inputs), default=0)
+    for i, node in enumerate(graph.nodes):  # leaves move down to the layer above their first user
+        users = [depth[u] for source, u in graph.edges() if source == i]
+        if users and not node.inputs:
+            depth[i] = min(users) - 1
+    rows: list[list[Item]] = [[] for _ in range(max(depth) + 2)]
+    layer_of: dict[Item, int] = {("node", i): d for i, d in enumerate(depth)}
+    layer_of |= {("result", r): depth[result.node] + 1 for r, result in enumerate(graph.results)}
+    for item, d in layer_of.items():
+        rows[d].append(item)
+    arrows: list[tuple[Item, Item]] = [(("node", source), ("node", user)) for source, user in graph.edges()]
+    arrows += [(("node", result.node), ("result", r)) for r, result in enumerate(graph.results)]
+    paths: list[Arrow] = []
+    vias = 0
+    for source, user in dict.fromkeys(arrows):
+        path = [source]
+        for d in range(layer_of[source] + 1, layer_of[user]):
+            rows[d].append(("via", vias))
+            path.append(("via", vias))
+            vias += 1
+        paths.append([*path, user])
+    return _barycenter_ordered(rows, paths), paths
+
+
+def _barycenter_ordered(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
+    """Sort each layer by the mean position of its neighbors, in the layer above and below alternately."""
+    above: dict[Item, list[Item]] = {}
+    below: dict[Item, list[Item]] = {}
+    for path in paths:
+        for upper, lower in pairwise(path):
+            above.setdefault(lower, []).append(upper)
+            below.setdefault(upper, []).append(lower)
+    for sweep in range(12):
+        position = {item: j - (len(row) - 1) / 2 for row in rows for j, item in enumerate(row)}
+        neighbors = above if sweep % 2 == 0 else below
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            mean = {
+                x: sum(position[y] for y in neighbors[x]) / len(neighbors[x]) if neighbors.get(x) else position[x]
+                for x in row
+            }
+            row.sort(key=mean.__getitem__)
+            position |= {item: j - (len(row) - 1) / 2 for j, item in enumerate(row)}
+    return rows
+
+
+def _draw(
+    graph: EpilogueGraph, rows: list[list[Item]], paths: list[Arrow], ax: Any, title: str, num_layers: int
+) -> None:
+    positions = {
+        item: (j - (len(row) - 1) / 2, -float(depth)) for depth, row in enumerate(rows) for j, item in enumerate(row)
+    }
+    for path in paths:
+        points = [(positions[path[0]][0], positions[path[0]][1] - 0.24)]
+        for item in path[1:-1]:
+            x, y = positions[item]
+            points += [(x, y + 0.24), (x, y - 0.24)]
+        if len(points) > 1:
+            ax.plot(*zip(*points, strict=True), color="#777777", lw=0.9, zorder=1)
+        (x0, y0), (x1, y1) = points[-1], positions[path[-1]]
+        ax.annotate(
+            "", xy=(x1, y1 + 0.24), xytext=(x0, y0), zorder=1,
+            arrowprops={"arrowstyle": "-|>", "color": "#777777", "lw": 0.9, "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
+    for item, (x, y) in positions.items():
+        if item[0] == "via":
+            continue
+        text, style = _label_and_style(graph, item)
+        color, _ = _NODE_STYLES[style]
+        ax.text(
+            x, y, text, ha="center", va="center", fontsize=7.5, zorder=2,
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": color, "edgecolor": "#555555", "linewidth": 0.8},
+        )  # fmt: skip
+    width = max(len(row) for row in rows)
+    ax.set_xlim(-width / 2, width / 2)
+    ax.set_ylim(-num_layers + 0.4, 0.6)
+    ax.set_title(title, fontsize=10)
+    ax.axis("off")
+
+
+def _label_and_style(graph: EpilogueGraph, item: Item) -> tuple[str, str]:
+    kind, i = item
+    if kind == "result":
+        result = graph.results[i]
+        return f"{result.name}{f': {result.dtype}' if result.dtype else ''}", "result"
+    node = graph.nodes[i]
+    text = node_label(graph, node).replace("(", "\n(", 1)
+    if not node.inputs:
+        return text, "input"
+    if node.op == "reduce":
+        return text, "reduce"
+    return text, "special" if SPECIAL_FUNCTION_OPERATIONS.get(node.op) else "compute"

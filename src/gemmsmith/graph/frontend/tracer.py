@@ -1,0 +1,187 @@
+"""Tracing of a Python epilogue function into a graph.
+
+The function runs once, on traced values that record its operations (values.py). Functions of the math module are
+replaced by versions that accept traced values (math_patching.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gemmsmith.core.dtypes import BOOL, DType
+from gemmsmith.core.errors import did_you_mean
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
+from gemmsmith.graph.frontend.math_patching import PatchedFunctions, is_module
+from gemmsmith.graph.frontend.values import Traced, Tracer, call
+from gemmsmith.graph.passes.rewrite import eliminate_dead_code
+from gemmsmith.graph.source_location import epilogue_error, format_location, user_source_line
+
+
+def trace(
+    function: Callable[..., Any], acc_shape: tuple[int, ...], operands: Mapping[str, tuple[BroadcastDims, DType | None]]
+) -> EpilogueGraph:
+    """Trace an epilogue function and return its graph.
+
+    Args:
+        function: A callable whose first parameter is the accumulator and whose others are operands of those names. A
+            default is used for an operand that is not given, and **kwargs takes operands that no parameter names. It
+            returns a value, a tuple or list of values (out, out1, out2 ...), or a dict; a final cast is the result's
+            dtype. Bound methods, functools.partial, objects with __call__, and the forward of a torch.nn.Module without
+            parameters work, too.
+        acc_shape: The accumulator's shape, (M, N) or (B, M, N).
+        operands: (broadcast dims, dtype) by name; the dtype of a Python number is None.
+
+    Raises:
+        EpilogueError: for what cannot be fused; it quotes the function's line.
+    """
+    return trace_with_shape_dependence(function, acc_shape, operands)[0]
+
+
+def trace_with_shape_dependence(
+    function: Callable[..., Any], acc_shape: tuple[int, ...], operands: Mapping[str, tuple[BroadcastDims, DType | None]]
+) -> tuple[EpilogueGraph, bool]:
+    """Trace an epilogue function as `trace` does; return the graph and whether it depends on the shape.
+
+    A function that reads a shape may have another graph for another M.
+    """
+    function = _resolve_callable(function)
+    location = _definition_location(function)
+    parameters = _parameters(function, operands, location)
+    tracer = Tracer(acc_shape)
+    accumulator = tracer.add("accumulator", BroadcastDims(True, 1, 1), location=location)
+    values: dict[str, Traced] = {}
+    for name in parameters:
+        if name not in operands:
+            continue
+        broadcast_dims, dtype = operands[name]
+        values[name] = tracer.add("operand", broadcast_dims, attribute=name, location=location)
+        values[name].is_bool, values[name].is_number = dtype == BOOL, dtype is None
+    positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
+    keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
+    try:
+        returned = PatchedFunctions(_traced_version_of).patched(function)(accumulator, *positional, **keywords)
+    except TypeError as error:
+        raise epilogue_error(
+            f"{error}; use traced values and numbers", user_source_line(error.__traceback__)
+        ) from error
+    except RecursionError:
+        message = "its functions are nested deeper than sys.getrecursionlimit(); raise that, or nest them less"
+        raise epilogue_error(message, location) from None
+    results = _named_results(returned, tracer, location)
+    graph_results = tuple(Result(name, x.node, x.pending_cast, x.keepdim) for name, x in results.items())
+    graph = eliminate_dead_code(
+        EpilogueGraph(tuple(tracer.nodes), tuple(Operand(name, *operands[name]) for name in values), graph_results)
+    )
+    read = {operand.name for operand in graph.operands}
+    for name in values:
+        if name not in read:
+            raise epilogue_error(f"{name}: no result needs this operand; use it, or do not pass it", location)
+        if name in results:
+            raise epilogue_error(f"{name}: is the name of an operand and of a result; rename the result", location)
+    return graph, tracer.shape_dependent
+
+
+def _traced_version_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of a function of the math module that also accepts traced values."""
+
+    @functools.wraps(function)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, Traced) for x in args):
+            return call(f"math.{function.__name__}", function.__name__, args, kwargs)
+        return function(*args, **kwargs)
+
+    return dispatch
+
+
+def _resolve_callable(function: Any) -> Any:
+    """Return the function that is called: a module's forward, since its __call__ has no named parameters."""
+    if isinstance(function, functools.partial):
+        return functools.partial(_resolve_callable(function.func), *function.args, **function.keywords)
+    if not is_module(function):
+        return function
+    kind = type(function).__name__
+    state_names = [name for name, _ in (*function.named_parameters(), *function.named_buffers())]
+    if state_names:
+        message = (
+            f"{kind} has parameters or buffers ({', '.join(state_names)}); write a function that takes them as operands"
+        )
+        raise epilogue_error(message, _definition_location(function.forward))
+    if function._forward_hooks or function._forward_pre_hooks:  # hooks of its submodules do run
+        raise epilogue_error(
+            f"{kind} has hooks; write a function that computes what they do", _definition_location(function.forward)
+        )
+    return function.forward
+
+
+def _definition_location(function: Any) -> str:
+    """Return the source location where a function is defined."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code:
+        return format_location(code.co_filename, code.co_firstlineno)
+    return getattr(function, "__name__", repr(function))
+
+
+def _parameters(
+    function: Callable[..., Any], operands: Mapping[str, Any], location: str
+) -> dict[str, inspect.Parameter]:
+    """Return the parameters by name, without the accumulator; **kwargs stands for operands that nothing else names."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a builtin without a signature
+        parameters = [inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)]
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        received = parameters[0] if parameters else "no parameters"
+        raise epilogue_error(
+            f"got {received}; the first parameter is the accumulator: use def epilogue(acc, ...)", location
+        )
+    first, *others = parameters
+    named: dict[str, inspect.Parameter] = {}
+    for p in others:
+        if p.kind == p.VAR_POSITIONAL:
+            raise epilogue_error(f"{p}: operands are passed by name; name each of them", location)
+        if p.kind == p.VAR_KEYWORD:
+            named_explicitly = {first.name, *(q.name for q in others)}
+            extra = [name for name in operands if name not in named_explicitly]
+            named.update({name: inspect.Parameter(name, p.KEYWORD_ONLY) for name in extra})
+        elif p.name not in operands and p.default is p.empty:
+            operand_names = ", ".join(operands) or "none"
+            raise epilogue_error(
+                f"{p.name}: no operand has this name; pass {p.name}=..., the operands are {operand_names}", location
+            )
+        else:
+            named[p.name] = p
+    for name in operands:
+        if name not in named:
+            expected = ", ".join(named) or "none"
+            message = f"{name}: the function takes no operand of this name; those it takes are {expected}"
+            raise epilogue_error(message + did_you_mean(name), location)
+    return named
+
+
+def _named_results(returned: Any, tracer: Tracer, location: str) -> dict[str, Traced]:
+    """Return the values that the function returned, by result name."""
+    if isinstance(returned, Mapping):
+        results = dict(returned)
+    else:
+        several = returned if isinstance(returned, (tuple, list)) else (returned,)
+        results = {f"out{i or ''}": x for i, x in enumerate(several)}
+    for name, x in results.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise epilogue_error(f"a result is named {name!r}; use a string that could be a variable's name", location)
+        if not isinstance(x, Traced) or x.tracer is not tracer:
+            raise epilogue_error(
+                f"{name}: the function returns {x!r}; return values computed from its parameters", location
+            )
+    if not results:
+        raise epilogue_error("the function returns nothing; return values computed from its parameters", location)
+    return results

@@ -1,0 +1,450 @@
+"""Traced values: an epilogue function computes with them while it is traced, and they record its operations.
+
+Python operators, methods, and functions of torch (`__torch_function__`) and numpy (`__array_ufunc__`,
+`__array_function__`) are all looked up in op_table.py. No state is kept between calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.graph import BroadcastDims, Node, axis_of_dims, broadcast
+from gemmsmith.graph.frontend.op_table import ARGUMENT_ALIASES, DEFAULT_HINT, METHODS, OPS, UNSUPPORTED_HINTS
+from gemmsmith.graph.functions import PREDICATES
+from gemmsmith.graph.source_location import epilogue_error, user_source_line
+
+TRACED_DTYPE = replace(FP32)
+"""The `.dtype` of all traced values: fp32. A cast to this very object does nothing."""
+
+MAX_EXACT_FP32_INT = 1 << 24
+"""Maximum integer up to which all integers are exact in fp32 (24 significant bits)."""
+
+
+def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, Any]:
+    """Quantize x to fp8 with one scale per row and `block` columns, in an epilogue.
+
+    A scale is the block's largest magnitude divided by the dtype's maximum. Scales are contiguous along M, padded to 16
+    bytes, unless `out` says otherwise.
+
+    Args:
+        x: A matrix: the accumulator, or a value computed from it.
+        dtype: "fp8_e4m3" or "fp8_e5m2".
+        block: Columns per scale: a multiple of 16, at most 256 (128 for halves of `deinterleave`). All blocks of an
+            epilogue have one size.
+
+    Returns:
+        The values, of x's shape, and the scales, (M, N / block).
+
+    Raises:
+        EpilogueError: for other dtypes and blocks.
+    """
+    if is_compile_proxy(x):
+        return x.record("quantize", x, dtype, block)  # type: ignore[no-any-return]
+    tracer = _tracer_of_matrix("quantize", x)
+    quantized_dtype = _dtype(dtype)
+    if quantized_dtype.bits != 8:
+        raise epilogue_error(f"quantize: dtype: got {dtype!r}; use 'fp8_e4m3' or 'fp8_e5m2'")
+    if not isinstance(block, int) or block < 1:
+        raise epilogue_error(f"quantize: block: got {block!r}; use a number of columns, such as 128")
+    q = tracer.add("quantize", x.broadcast_dims, tracer.value(x), attribute=(quantized_dtype, block))
+    return q.with_pending_cast(quantized_dtype), tracer.add("scale", x.broadcast_dims, q)
+
+
+def top_k_softmax(x: Any, k: int) -> Any:
+    """Compute the softmax over the k largest elements of each row of a matrix x, and 0 elsewhere, in an epilogue.
+
+    Args:
+        x: A matrix: the accumulator, or a value computed from it. N must fit one tile.
+        k: Number of elements, from 1 to N; the first ones are selected among equals.
+
+    Returns:
+        A matrix of x's shape.
+
+    Raises:
+        EpilogueError: for another k, or if x is not a matrix.
+    """
+    if is_compile_proxy(x):
+        return x.record("top_k_softmax", x, k)
+    tracer = _tracer_of_matrix("top_k_softmax", x)
+    if not isinstance(k, int) or not 1 <= k <= x.shape[-1]:
+        raise epilogue_error(f"top_k_softmax: k: got {k!r}; use an integer from 1 to {x.shape[-1]}")
+    return tracer.add("top_k_softmax", x.broadcast_dims, tracer.value(x), attribute=k)
+
+
+def deinterleave(packed: Any) -> tuple[Any, Any]:
+    """Return the even and the odd groups of 8 columns, (M, N/2) each: the inverse of `interleave`, in an epilogue."""
+    if is_compile_proxy(packed):
+        return packed.record("deinterleave", packed)  # type: ignore[no-any-return]
+    tracer = packed.tracer
+    x, n = tracer.value(packed), tracer.acc_shape[-1]
+    if x.broadcast_dims.columns_per_value != 1 or n % 16:
+        received = f"{n} columns" if x.broadcast_dims.columns_per_value == 1 else "a value without all columns"
+        raise epilogue_error(
+            f"deinterleave: got {received}; use the accumulator, with a multiple of 16 columns (8 of each half)"
+        )
+    gate, up = (
+        tracer.add("chunk", x.broadcast_dims._replace(columns_per_value=2), x, attribute=(i, "n")) for i in range(2)
+    )
+    return gate, up
+
+
+def interleave(gate: Any, up: Any) -> Any:
+    """Interleave two halves in groups of 8 columns: the inverse of `deinterleave`, in an epilogue."""
+    if is_compile_proxy(gate):
+        return gate.record("interleave", gate, up)
+    tracer = gate.tracer
+    halves = [tracer.value(x) for x in (gate, up)]
+    if any(x.broadcast_dims.columns_per_value != 2 for x in halves):
+        raise epilogue_error(
+            "interleave: got a value with all columns; use the halves that deinterleave returns, or values of them"
+        )
+    broadcast_dims = broadcast([x.broadcast_dims for x in halves])._replace(columns_per_value=1)
+    return tracer.add("interleave", broadcast_dims, *halves, attribute="n")
+
+
+class Tracer:
+    """The graph of one run of an epilogue function, under construction.
+
+    Calling it, t("exp", x), adds an elementwise node. `acc_shape` is the accumulator's shape (..., M, N).
+    """
+
+    def __init__(self, acc_shape: tuple[int, ...]) -> None:
+        self.acc_shape, self.shape_dependent = acc_shape, False
+        self.nodes: list[Node] = []
+
+    def add(
+        self,
+        op: str,
+        broadcast_dims: BroadcastDims,
+        *inputs: Traced,
+        attribute: Any = None,
+        location: str | None = None,
+    ) -> Traced:
+        """Add a node and return its value."""
+        self.nodes.append(Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line()))
+        return Traced(self, len(self.nodes) - 1, broadcast_dims, is_bool=op in PREDICATES)
+
+    def __call__(self, op: str, *inputs: Any) -> Traced:
+        """Add an elementwise node and return its value."""
+        values = [self.value(x) for x in inputs]
+        if op in ("add", "sub", "neg") and all(x.is_bool for x in values):
+            raise epilogue_error(f"{op}: got booleans only; use & or | or ~, or .float() to count them")
+        widths = {x.broadcast_dims.columns_per_value for x in values} - {0}
+        if len(widths) > 1:
+            *_, m, n = self.acc_shape
+            rows = any(x.op == "operand" and x.broadcast_dims[1:] == (0, 2) for x in values) and 2 * m == n
+            column = f"; an operand with one value per row has the shape ({m}, 1)" * rows
+            raise epilogue_error(
+                f"{op}: got {n} and {n // 2} columns; use halves of deinterleave, or all columns, for both{column}"
+            )
+        return self.add(op, broadcast([x.broadcast_dims for x in values]), *values)
+
+    def value(self, x: Any) -> Traced:
+        """Return x as an input of another node: a number becomes a constant, a pending cast a node."""
+        if isinstance(x, Traced):
+            if x.tracer is not self:
+                raise epilogue_error("got a value of another call; values cannot be kept from one call to the next")
+            if x.op in ("reduce", "scale"):
+                description = "a reduction's result" if x.op == "reduce" else "a scale"
+                raise epilogue_error(
+                    f"{description} is only known after the kernel; return it, and apply this operation to what gemm "
+                    "returns"
+                )
+            if x.pending_cast in (None, FP32):
+                return x
+            return self.add("cast", x.broadcast_dims, x.with_pending_cast(None), attribute=x.pending_cast)
+        if is_array(x):
+            raise epilogue_error(
+                f"got {type(x).__name__} of shape {tuple(x.shape)}; make it a parameter and pass it as an operand"
+            )
+        if not isinstance(x, (numbers.Real, np.generic, np.ndarray)):
+            raise epilogue_error(f"got {x!r}; use a traced value or a number")
+        return self.add("constant", BroadcastDims(), attribute=x)
+
+    def expect_bools(self, op: str, inputs: tuple[Any, ...]) -> None:
+        """Raise EpilogueError unless all inputs are booleans."""
+        for x in inputs:
+            if not (x.is_bool if isinstance(x, Traced) else isinstance(x, (bool, np.bool_))):
+                raise epilogue_error(
+                    f"{op}: got a number; use comparisons on both sides, in parentheses: (x > 0) & (x < 1)"
+                )
+
+    def reduce(self, kind: str, x: Any, dim: Any, keepdim: Any, dtype: Any = None) -> Traced:
+        """Add a reduction, with torch's `dim` and `keepdim`."""
+        x, rank = self.value(x), len(self.acc_shape)
+        if not x.broadcast_dims.is_matrix or (rank > 2 and not x.broadcast_dims.batch):
+            raise epilogue_error(
+                f"{kind}: expected a value of the accumulator's shape {self.acc_shape}; reduce others before the call, "
+                "and pass the result as an operand"
+            )
+        if not isinstance(keepdim, (bool, np.bool_)):
+            raise epilogue_error(f"{kind}: keepdim: got {keepdim!r}; use True or False, and dtype= for a dtype")
+        dims = range(rank) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
+        if not all(isinstance(d, (int, np.integer)) and -rank <= d < rank for d in dims):
+            raise epilogue_error(
+                f"{kind}: dim: got {dim!r}; use dimensions of the accumulator from {-rank} to {rank - 1}, or None"
+            )
+        reduced = {int(d) % rank for d in dims}
+        if not reduced or 0 < len(reduced & set(range(rank - 2))) < rank - 2:
+            raise epilogue_error(
+                f"{kind}: dim: got {dim!r} of {rank}; use -1 (one value per row), -2 (one per column), all dimensions "
+                "before these, or several"
+            )
+        axis = "all" if len(reduced) == rank else axis_of_dims(["bmn"[max(d - rank + 3, 0)] for d in reduced])
+        broadcast_dims = x.broadcast_dims.reduced(axis)
+        result = self.add("reduce", broadcast_dims, x, attribute=(kind, axis))
+        result.keepdim = bool(keepdim)
+        return result if dtype is None else result.with_pending_cast(_dtype(dtype))
+
+    def cast(self, x: Traced, dtype: Any) -> Traced:
+        """Return x with a pending cast."""
+        target = None if dtype is TRACED_DTYPE or isinstance(dtype, Traced) else _dtype(dtype)
+        is_final = x.op in ("reduce", "scale")
+        if is_final and x.pending_cast not in (None, FP32, target):
+            raise epilogue_error(
+                f"got a second cast of a value in {x.pending_cast}; return it, and cast it again afterwards"
+            )
+        return (x if is_final else self.value(x)).with_pending_cast(target)
+
+    def one_hot(self, x: Any, num_classes: Any) -> Traced:
+        """Add a node that is 1 in each row's labeled column and 0 elsewhere.
+
+        x is a column of integer labels; one outside [0, N), such as an ignored -100, labels no column.
+        """
+        x, n = self.value(x), self.acc_shape[-1]
+        if n == 1 and x.broadcast_dims.varies_along_n:  # a column has the accumulator's shape
+            return self("eq", x, 0)
+        if not x.broadcast_dims.varies_along_m or x.broadcast_dims.varies_along_n:
+            raise epilogue_error(
+                f"one_hot: input: got a value of shape {x.shape}; use one label per row, an operand (M, 1)"
+            )
+        if num_classes != n or n > MAX_EXACT_FP32_INT:
+            raise epilogue_error(
+                f"one_hot: num_classes: got {num_classes!r}; use {n}, the accumulator's columns, at most 2^24"
+            )
+        return self.add("one_hot", x.broadcast_dims._replace(columns_per_value=1), x)
+
+
+def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: bool = False) -> Any:
+    """Call the operation `name` of the table; `display_name` is the user's name for it, for error messages."""
+    all_arguments = [*args, *kwargs.values()]
+    arrays = [x for x in all_arguments if is_array(x)]
+    first = next((x for x in all_arguments if isinstance(x, Traced)), None)
+    if arrays and first is not None:
+        first.tracer.value(arrays[0])  # raises
+    entry = METHODS.get(name) if method else None
+    entry = entry or OPS.get(name)
+    if entry is None or first is None:
+        raise epilogue_error(
+            f"{display_name} cannot be part of an epilogue; {UNSUPPORTED_HINTS.get(name, DEFAULT_HINT)}"
+        )
+    named = {ARGUMENT_ALIASES.get(key, key): x for key, x in kwargs.items()}
+    if named.pop("out", None) is not None or named.pop("inplace", False):
+        raise epilogue_error(f"{display_name}: values cannot be changed in place; use what it returns")
+    try:
+        inspect.signature(entry).bind(first.tracer, *args, **named)
+    except TypeError as error:
+        raise epilogue_error(f"{display_name}: {error}; its arguments are {_list_arguments(entry)}") from None
+    return entry(first.tracer, *args, **named)
+
+
+def is_compile_proxy(x: Any) -> bool:
+    """Return whether x is a proxy value of an epilogue that torch.compile traces (torch/recording.py)."""
+    return hasattr(type(x), "record")
+
+
+def is_array(x: Any) -> bool:
+    """Return whether x is an array, which must be an operand; numpy's scalars and 0-d arrays count as numbers."""
+    if isinstance(x, (Traced, np.generic, type)):
+        return False
+    return x.ndim > 0 if isinstance(x, np.ndarray) else hasattr(x, "shape")
+
+
+def _binary_operator(symbol: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the methods of an operator and of its reflected form."""
+    return (
+        lambda self, *other: call(symbol, name, (self, *other), {}),
+        lambda self, other: call(symbol, name, (other, self), {}),
+    )
+
+
+def _unsupported(problem: str, instead: str) -> Any:
+    def method(self: Traced, *args: Any, **kwargs: Any) -> Any:
+        raise epilogue_error(f"{problem}; {instead}")
+
+    return method
+
+
+_NO_VALUE_HINT = "use traced functions (import math, if you do, outside of the function), or where(condition, a, b)"
+_ELEMENTWISE_HINT = (
+    "the same operations apply to every element; use operands, where(condition, a, b), gate, up = "
+    "gemmsmith.deinterleave(x), or max(dim).values"
+)
+
+
+class EpilogueAttributeError(EpilogueError, AttributeError):
+    """Error for an attribute that traced values do not have; an AttributeError, so that hasattr works."""
+
+
+class Traced:
+    """A value of an epilogue function while it is traced.
+
+    `pending_cast` is a cast that becomes a node at the value's next use, or the dtype of the result.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        node: int,
+        broadcast_dims: BroadcastDims,
+        is_bool: bool = False,
+        pending_cast: DType | None = None,
+    ) -> None:
+        self.tracer, self.node, self.broadcast_dims = tracer, node, broadcast_dims
+        self.is_bool, self.pending_cast = is_bool, pending_cast
+        self.keepdim = False
+        """True for a reduction whose reduced dimensions are kept, with length 1."""
+        self.is_number = False
+        """True for an operand that is passed as a Python number."""
+
+    @property
+    def op(self) -> str:
+        """Operation of the value's node."""
+        return self.tracer.nodes[self.node].op
+
+    def with_pending_cast(self, dtype: DType | None) -> Traced:
+        """Return the value, to be cast to a dtype at its next use; it is a number, not a predicate."""
+        cast_value = Traced(self.tracer, self.node, self.broadcast_dims, pending_cast=dtype)
+        cast_value.keepdim = self.keepdim
+        return cast_value
+
+    dtype = TRACED_DTYPE
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape that broadcasts to the accumulator's, without leading dimensions of length 1."""
+        if self.op in ("reduce", "scale"):
+            raise epilogue_error("the shape of a reduction's result is only known after the kernel; return it")
+        self.tracer.shape_dependent = True
+        (*batch, m, n), dims = self.tracer.acc_shape, self.broadcast_dims
+        rows, columns = m if dims.varies_along_m else 1, n // dims.column_divisor if dims.varies_along_n else 1
+        if dims.batch and batch:
+            return (*batch, rows, columns)
+        return (rows, columns) if dims.varies_along_m else (columns,) if dims.varies_along_n else ()
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of `shape`."""
+        return len(self.shape)
+
+    @property
+    def values(self) -> Traced:
+        """Value of max(dim) and min(dim), which return a (values, indices) pair in torch."""
+        node = self.tracer.nodes[self.node]
+        if node.op == "reduce" and node.attribute[0] in ("max", "min"):
+            return self
+        raise epilogue_error(".values: only max(dim) and min(dim) have it", error_type=EpilogueAttributeError)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in OPS or name in METHODS:
+            return lambda *args, **kwargs: call(f".{name}()", name, (self, *args), kwargs, method=True)
+        out_of_place = name.removesuffix("_")
+        if out_of_place in OPS:
+            hint = f"a value cannot be changed in place; use {out_of_place}"
+        elif name in ("T", "mT", "H", "mH", "indices"):
+            hint = "use .values alone" if name == "indices" else "store the result in a transposed array: out=d.T"
+        else:
+            hint = UNSUPPORTED_HINTS.get(name, DEFAULT_HINT)
+        raise epilogue_error(f".{name} cannot be part of an epilogue; {hint}", error_type=EpilogueAttributeError)
+
+    def __repr__(self) -> str:
+        return f"<traced {self.op}>"
+
+    __hash__ = object.__hash__
+    __add__, __radd__ = _binary_operator("+", "add")
+    __sub__, __rsub__ = _binary_operator("-", "sub")
+    __mul__, __rmul__ = _binary_operator("*", "mul")
+    __truediv__, __rtruediv__ = _binary_operator("/", "div")
+    __pow__, __rpow__ = _binary_operator("**", "pow")
+    __and__, __rand__ = _binary_operator("&", "bitwise_and")
+    __or__, __ror__ = _binary_operator("|", "bitwise_or")
+    __xor__, __rxor__ = _binary_operator("^", "bitwise_xor")
+    __neg__, _ = _binary_operator("-", "neg")
+    __pos__, _ = _binary_operator("+", "positive")
+    __abs__, _ = _binary_operator("abs", "abs")
+    __invert__, _ = _binary_operator("~", "bitwise_not")
+    __round__, _ = _binary_operator("round", "round")
+    __lt__, _ = _binary_operator("<", "lt")
+    __le__, _ = _binary_operator("<=", "le")
+    __gt__, _ = _binary_operator(">", "gt")
+    __ge__, _ = _binary_operator(">=", "ge")
+    __eq__, _ = _binary_operator("==", "eq")
+    __ne__, _ = _binary_operator("!=", "ne")
+    __floordiv__ = __rfloordiv__ = _unsupported("// cannot be part of an epilogue", "use floor(x / y)")
+    __mod__ = __rmod__ = _unsupported("% cannot be part of an epilogue", "use x - floor(x / y) * y")
+    __matmul__ = __rmatmul__ = _unsupported("@ cannot be part of an epilogue", UNSUPPORTED_HINTS["matmul"])
+    __bool__ = _unsupported(
+        "a condition differs from element to element, so if, while, and, or, not, min() and max() cannot ask for it",
+        "use where(condition, a, b), & | ~, minimum and maximum",
+    )
+    __float__ = __int__ = __index__ = __complex__ = __array__ = _unsupported(
+        "a traced value has no number yet", _NO_VALUE_HINT
+    )
+    __len__ = __iter__ = __contains__ = __setitem__ = _unsupported(
+        "a traced value has no elements yet", _ELEMENTWISE_HINT
+    )
+
+    def __getitem__(self, key: Any) -> Traced:
+        """Return the values of `x.max(dim)` for index 0, as in torch."""
+        node = self.tracer.nodes[self.node]
+        if node.op == "reduce" and node.attribute[0] in ("max", "min") and isinstance(key, int) and key == 0:
+            return self
+        raise epilogue_error(f"a traced value cannot be indexed; {_ELEMENTWISE_HINT}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", str(function))
+        if name.startswith("__"):
+            name = name.strip("_")
+        elif name.endswith("_"):
+            raise epilogue_error(f"torch.{name}: a value cannot be changed in place; use {name.rstrip('_')}")
+        return call(f"torch.{name}", name.removeprefix("_").removeprefix("special_"), args, kwargs or {})
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method != "__call__":
+            raise epilogue_error(f"numpy.{ufunc.__name__}.{method} cannot be part of an epilogue; use sum, max or min")
+        name = ufunc.__name__
+        return call(f"numpy.{name}", "eq" if name == "equal" else name, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return call(f"numpy.{function.__name__}", function.__name__, args, kwargs)
+
+
+def _tracer_of_matrix(name: str, x: Any) -> Tracer:
+    if not isinstance(x, Traced) or not x.broadcast_dims.is_matrix:
+        description = "a value that is not a matrix" if isinstance(x, Traced) else type(x).__name__
+        raise epilogue_error(
+            f"{name}: got {description}; use the accumulator, or a value computed from it, in an epilogue"
+        )
+    return x.tracer
+
+
+def _dtype(value: Any) -> DType:
+    try:
+        return as_dtype(value)
+    except ArgumentError as error:
+        raise epilogue_error(str(error)) from None
+
+
+def _list_arguments(entry: Callable[..., Any]) -> str:
+    return ", ".join(str(p) for p in list(inspect.signature(entry).parameters.values())[1:])

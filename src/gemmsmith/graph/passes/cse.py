@@ -1,0 +1,78 @@
+"""Common subexpression elimination, and a canonical form of graphs.
+
+Inputs of commutative functions are sorted and nodes are numbered in post-order from the results, so that a function
+and an equivalent hand-built visitor tree result in the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from gemmsmith.core.graph import EpilogueGraph, Node
+from gemmsmith.graph.passes.rewrite import Editor, rewrite
+
+COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"})
+
+
+def _sorted_inputs(node: Node, key: Callable[[int], Any]) -> list[int]:
+    """Return a node's inputs, with interchangeable ones sorted by a key."""
+    count = len(node.inputs) if node.op in COMMUTATIVE else 2 if node.op == "fma" else 0
+    return [*sorted(node.inputs[:count], key=key), *node.inputs[count:]]
+
+
+def cse(graph: EpilogueGraph) -> EpilogueGraph:
+    """Merge equal nodes and sort nodes into a canonical order."""
+    return _renumber(_merge_equal_nodes(graph))
+
+
+def _merge_equal_nodes(graph: EpilogueGraph) -> EpilogueGraph:
+    canonical: dict[Node, int] = {}
+
+    def rule(editor: Editor, node: Node) -> int:
+        node = replace(node, inputs=tuple(_sorted_inputs(node, int)))
+        if node not in canonical:
+            editor.nodes.append(node)
+            canonical[node] = len(editor.nodes) - 1
+        return canonical[node]
+
+    return rewrite(graph, rule)
+
+
+def _renumber(graph: EpilogueGraph) -> EpilogueGraph:
+    """Renumber nodes in post-order from the results, with commutative inputs sorted by digest."""
+    digests = _digests(graph)
+    order: list[int] = []
+    renumbered: dict[int, int] = {}
+
+    def inputs(node: Node) -> list[int]:
+        return _sorted_inputs(node, digests.__getitem__)
+
+    for r in graph.results:
+        stack = [(r.node, False)]
+        while stack:
+            i, done = stack.pop()
+            if i in renumbered:
+                continue
+            if done:
+                renumbered[i] = len(order)
+                order.append(i)
+                continue
+            stack.append((i, True))
+            stack += [(j, False) for j in reversed(inputs(graph.nodes[i]))]
+    nodes = tuple(replace(graph.nodes[i], inputs=tuple(renumbered[j] for j in inputs(graph.nodes[i]))) for i in order)
+    return replace(
+        graph, nodes=nodes, operands=tuple(sorted(graph.operands, key=lambda o: o.name)),
+        results=tuple(replace(r, node=renumbered[r.node]) for r in graph.results),
+    )  # fmt: skip
+
+
+def _digests(graph: EpilogueGraph) -> list[str]:
+    """Return a digest of each node's expression, which does not depend on the numbering."""
+    digests: list[str] = []
+    for node in graph.nodes:
+        input_digests = [digests[i] for i in _sorted_inputs(node, digests.__getitem__)]
+        digests.append(sha256(f"{node.op}|{node.attribute!r}|{'|'.join(input_digests)}".encode()).hexdigest())
+    return digests

@@ -1,0 +1,99 @@
+"""Operator fusion: replace several operations by one that takes fewer instructions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from gemmsmith.core.graph import EpilogueGraph, Node
+from gemmsmith.graph.functions import GELU_A, GELU_B
+from gemmsmith.graph.passes.patterns import Matcher, Pattern
+from gemmsmith.graph.passes.rewrite import Editor, eliminate_dead_code, rewrite, use_counts
+
+_SQUARES: list[Pattern] = [("mul", GELU_B, ("mul", "x", "x")), ("mul", ("mul", GELU_B, "x"), "x")]
+_CUBES: list[Pattern] = [
+    ("mul", GELU_B, ("mul", ("mul", "x", "x"), "x")),
+    ("mul", GELU_B, ("pow", "x", 3)),
+    *(("mul", square, "x") for square in _SQUARES),
+]
+_TANH_ARGUMENTS: list[Pattern] = [
+    *(("mul", GELU_A, ("add", "x", cube)) for cube in _CUBES),
+    *(("mul", GELU_A, ("mul", "x", ("add", 1, square))) for square in _SQUARES),
+    *(("mul", ("mul", GELU_A, "x"), ("add", 1, square)) for square in _SQUARES),
+]
+"""Patterns of sqrt(2 / pi) (x + 0.044715 x^3)."""
+
+
+def _halves(inner: Pattern) -> list[Pattern]:
+    """Return the patterns of 0.5 x (1 + inner)."""
+    one = ("add", 1, inner)
+    return [("mul", ("mul", 0.5, "x"), one), ("mul", 0.5, ("mul", "x", one)), ("mul", "x", ("mul", 0.5, one))]
+
+
+FUSION_PATTERNS: list[tuple[Pattern, Pattern]] = [
+    (("detach", "x"), "x"),
+    (("reciprocal", ("add", 1, ("exp", ("neg", "x")))), ("sigmoid", "x")),
+    (("div", 1, ("add", 1, ("exp", ("neg", "x")))), ("sigmoid", "x")),
+    (("mul", 0.5, ("add", 1, ("tanh", ("mul", 0.5, "x")))), ("sigmoid", "x")),
+    (("div", "x", ("add", 1, ("exp", ("neg", "x")))), ("silu", "x")),
+    (("mul", "x", ("sigmoid", "x")), ("silu", "x")),
+    (("mul", "x", ("tanh", ("softplus", "x"))), ("mish", "x")),
+    *((half, ("gelu", "x")) for half in _halves(("erf", ("mul", math.sqrt(0.5), "x")))),
+    *((half, ("gelu", "x")) for half in _halves(("erf", ("div", "x", math.sqrt(2))))),
+    *((half, ("gelu_tanh", "x")) for t in _TANH_ARGUMENTS for half in _halves(("tanh", t))),
+    (("log", ("add", 1, ("exp", "x"))), ("softplus", "x")),
+    (("log1p", ("exp", "x")), ("softplus", "x")),
+    (("log", ("add", 1, "x")), ("log1p", "x")),
+    (("sub", ("exp", "x"), 1), ("expm1", "x")),
+    (("div", 1, ("sqrt", "x")), ("rsqrt", "x")),
+    (("reciprocal", ("sqrt", "x")), ("rsqrt", "x")),
+    (("div", 1, "x"), ("reciprocal", "x")),
+    (("maximum", "x", 0), ("relu", "x")),
+]
+"""(pattern, replacement); the first pattern that matches is used."""
+FMA_PATTERNS: list[tuple[Pattern, Pattern]] = [
+    (("add", ("mul", "x", "y"), "z"), ("fma", "x", "y", "z")),
+    (("sub", ("mul", "x", "y"), "z"), ("fma", "x", "y", ("neg", "z"))),
+    (("sub", "z", ("mul", "x", "y")), ("fma", ("neg", "x"), "y", "z")),
+]
+"""(pattern, replacement) of fused multiply-adds, in which a negation is free. Used last, so that no other pattern loses
+its multiplication."""
+
+
+def fuse(graph: EpilogueGraph) -> EpilogueGraph:
+    """Replace known functions that are written out."""
+    return _apply(graph, FUSION_PATTERNS)
+
+
+def multiply_add(graph: EpilogueGraph) -> EpilogueGraph:
+    """Replace multiplications whose only use is an addition by fused multiply-adds."""
+    return _apply(graph, FMA_PATTERNS)
+
+
+def _apply(graph: EpilogueGraph, table: list[tuple[Pattern, Pattern]]) -> EpilogueGraph:
+    graph = eliminate_dead_code(graph)  # nodes that no result needs do not count as users
+    uses = use_counts(graph)
+    old_of: dict[int, int] = {}
+
+    def rewrite_node(editor: Editor, node: Node) -> int:
+        # Uses are counted in the old graph; a new node has as many as the old node that it replaces.
+        matcher = Matcher(editor.nodes, Counter({new: uses[old] for new, old in old_of.items()}))
+        for pattern, replacement in table:
+            bindings = matcher.match(pattern, node)
+            if bindings is not None:
+                new = _instantiate(editor, replacement, bindings)
+                break
+        else:
+            editor.nodes.append(node)
+            new = len(editor.nodes) - 1
+        old_of[new] = editor.index  # the index of the old node that is rewritten
+        return new
+
+    return rewrite(graph, rewrite_node)
+
+
+def _instantiate(editor: Editor, pattern: Pattern, bindings: dict[str, int]) -> int:
+    if isinstance(pattern, str):
+        return bindings[pattern]
+    op, *operands = pattern
+    return editor.add(op, *(_instantiate(editor, operand, bindings) for operand in operands))

@@ -1,0 +1,99 @@
+"""The launch sequence of a GEMM: operand repacking, the GEMM, and the second pass of each reduction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from gemmsmith.binding.bind import Binding
+from gemmsmith.core.dtypes import FP32, overflow_as_fp32
+from gemmsmith.core.graph import Result, reduced_dims
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem, Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.epilogue.reductions import (
+    PartialsShape,
+    is_atomic,
+    merge_batches,
+    partials_argument,
+    partials_shape,
+    shared_partials,
+)
+from gemmsmith.kernels.build import build
+from gemmsmith.kernels.pack import BoundPacking, operand_packings, tf32_residual_packings, with_packed_operands
+from gemmsmith.kernels.reduce import BoundReduction, reduce_kernel
+from gemmsmith.kernels.reduce import launch_shape as reduction_launch_shape
+from gemmsmith.lang.kernel import align_scratch
+from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
+
+
+def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
+    """Return the launches of a GEMM whose kernel has that spec. Raises ArgumentError if partial results are too large.
+
+    Packed operands are at the start of the workspace. For an empty GEMM only the identities of reductions are written.
+    """
+    problem, graph = binding.problem, spec.epilogue.graph
+    reduced = [
+        (r, merge_batches(partials_shape(r, spec, problem), graph.nodes[r.node].attribute[1]))
+        for r in graph.results if graph.is_reduction(r)
+    ]  # fmt: skip
+    if 0 in (problem.batch, problem.m, problem.n):
+        written_reductions = [(r, shape) for r, shape in reduced if shape.batch * shape.num_outputs]
+        return Launches(
+            spec,
+            binding.swapped,
+            tuple(_identity_reduction(r, spec, problem, shape) for r, shape in written_reductions),
+        )
+    pointers, workspace, packing_launches = (Pointer("a"), Pointer("b")), WORKSPACE, []
+    residual_packings = tf32_residual_packings(problem, spec.config)
+    packings = [*operand_packings(problem, spec.config), *residual_packings]
+    operand_pointers = [*pointers, *pointers[: len(packings) - 2]]
+    for i, packing in enumerate(packings):
+        if packing and packing.total_vectors:
+            kernel = replace(packing, chip=spec.chip).make_kernel()
+            packing_launches.append(Launch.from_kernel(kernel, BoundPacking(packing, operand_pointers[i], workspace)))
+            operand_pointers[i], workspace = workspace, workspace + align_scratch(packing.bytes)
+    residuals = tuple(
+        (packing.packed, pointer) for packing, pointer in zip(residual_packings, operand_pointers[2:], strict=True)
+    )
+    bound = BoundProblem.from_problem(
+        with_packed_operands(problem, spec.config), operand_pointers[0], operand_pointers[1], binding.arrays, residuals
+    )
+    kernel = build(spec)
+    gemm = Launch.from_kernel(kernel, bound, workspace)
+    shared = shared_partials(graph, spec.epilogue.deterministic)
+    zero_fills, final_reductions = [], []
+    for r, shape in reduced:
+        if is_atomic(r, spec) and r.name in shared:
+            zero_fills.append(_identity_reduction(r, spec, problem, shape))
+        else:  # without partials if the value is a constant
+            source = gemm.arguments[partials_argument(shared[r.name])] if r.name in shared else 0
+            final_reductions.append(_final_reduction(r, spec, problem, shape, source))
+    scratch, flags = kernel.scratch_bytes(bound), kernel.scratch_bytes(bound, zero_initialized=True)
+    ordered = (*packing_launches, *zero_fills, gemm, *final_reductions)
+    return Launches(spec, binding.swapped, ordered, workspace.offset + scratch, flags)
+
+
+def _identity_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape) -> Launch:
+    """Return a launch that writes the identity of a reduction."""
+    return _final_reduction(result, spec, problem, replace(shape, num_partials=0), 0)
+
+
+def _final_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape, source: Any) -> Launch:
+    """Return the second pass of a reduction, whose partials are stored at `source`."""
+    graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
+    node, constant = graph.nodes[result.node], graph.constant_operand_of(result)
+    kind, axis = node.attribute
+    dims = graph.broadcast_dims()[node.inputs[0]]
+    m, n = problem.m // dims.row_divisor, problem.n // dims.column_divisor
+    count = math.prod({"b": problem.batch, "m": m, "n": n}[dim] for dim in reduced_dims(axis))  # reduced elements
+    scale, offset = 1.0, 0.0
+    if constant is not None and count:
+        offset = {"sum": constant * count, "logsumexp": constant + math.log(count)}.get(kind, constant)
+        kind, shape = "sum", replace(shape, num_partials=0)
+    elif kind == "mean":
+        scale = 1 / count if count else math.nan
+    kernel = reduce_kernel(kind, result.dtype or FP32, *reduction_launch_shape(shape), spec.chip)
+    return Launch.from_kernel(kernel, BoundReduction(shape, source, out, scale, overflow_as_fp32(offset)))

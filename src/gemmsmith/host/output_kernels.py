@@ -1,0 +1,117 @@
+"""Kernels that compute new arrays from given ones, on a GPU or in the simulator, without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from gemmsmith.arrays import ArrayInfo, address_of, cache_key_and_address, describe, empty_like_kind
+from gemmsmith.binding.matrices import to_matrix
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.errors import HazardError
+from gemmsmith.core.integers import round_up
+from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix
+from gemmsmith.lang.launch import Launches
+
+T = TypeVar("T")
+MAX_CACHED_RUNS = 1024
+"""Cache size per kind of kernel. Chosen; not measured."""
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """An output array to allocate.
+
+    `shape`: as the caller sees it; `column_major`: memory order; `padding`: rows (columns) are padded to a multiple of
+    this number of elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    column_major: bool = False
+    padding: int = 1
+
+    @classmethod
+    def for_tma(cls, shape: tuple[int, ...], dtype: DType, column_major: bool = False) -> OutputSpec:
+        """Return a spec whose rows (columns) are padded to 16 bytes, so that TMA can load the array."""
+        return cls(shape, dtype, column_major, TMA_ALIGNMENT_BYTES // dtype.bytes)
+
+    @cached_property
+    def allocated_shape(self) -> tuple[int, ...]:
+        """The shape in memory, with padding."""
+        if len(self.shape) < 2:
+            return self.shape
+        *batch, rows, columns = self.shape
+        outer, inner = (columns, rows) if self.column_major else (rows, columns)
+        return *batch, outer, round_up(inner, self.padding)
+
+    @property
+    def matrix(self) -> Matrix:
+        """The array as a kernel's argument."""
+        if len(self.shape) < 2:
+            return Matrix(self.dtype, 1, 1, 1, 1)
+        *batch, rows, columns = self.shape
+        pitch = self.allocated_shape[-1]
+        row_stride, col_stride = (1, pitch) if self.column_major else (pitch, 1)
+        return Matrix(
+            self.dtype,
+            rows,
+            columns,
+            row_stride,
+            col_stride,
+            *((batch[0], self.allocated_shape[-2] * pitch) if batch else ()),
+        )
+
+    def view(self, allocated: Any) -> Any:
+        """Return the caller's view of the allocated array: padding cut off, transposed if column-major."""
+        if len(self.shape) < 2:
+            return allocated
+        inner = self.shape[-2] if self.column_major else self.shape[-1]
+        unpadded = allocated if inner == self.allocated_shape[-1] else allocated[..., :inner]
+        return unpadded.swapaxes(-1, -2) if self.column_major else unpadded
+
+
+class OutputKernels:
+    """Launches for arrays of one signature; `output_specs`: the arrays that they write, by their Pointers' names."""
+
+    def __init__(self, launches: Launches, output_specs: Mapping[str, OutputSpec]) -> None:
+        self.launches, self.output_specs = launches, output_specs
+        self._bound_launches: Any = None
+
+    def __call__(self, backend: str, inputs: Mapping[str, Any], like: Any) -> dict[str, Any]:
+        """Allocate the outputs in `like`'s library, run the kernels, and return the outputs by name."""
+        allocated = {name: empty_like_kind(like, x.allocated_shape, x.dtype) for name, x in self.output_specs.items()}
+        if self.launches.all and backend == "cuda":
+            from gemmsmith.backends.cuda.run import BoundLaunches
+
+            self._bound_launches = self._bound_launches or BoundLaunches(self.launches, {}, like, {})
+            self._bound_launches.launch(
+                {name: address_of(x) for name, x in (*inputs.items(), *allocated.items())}, like, None
+            )
+        elif self.launches.all:
+            from gemmsmith.backends.sim.run import run
+
+            infos = {name: describe(x, name) for name, x in (*inputs.items(), *allocated.items())}
+            if hazards := run(self.launches, infos, 0, None).hazards:
+                raise HazardError(hazards)
+        return {name: x.view(allocated[name]) for name, x in self.output_specs.items()}
+
+
+def get_or_create(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    """Return the cache's entry for the key, created by `make` if there is none."""
+    if key not in cache:
+        cache[key] = make()
+    return cache[key]
+
+
+def describe_no_grad(x: Any, argument: str) -> ArrayInfo:
+    """Return the array's info. Raises ArgumentError also for a torch tensor whose gradient would be lost."""
+    cache_key_and_address(x, argument)
+    return describe(x, argument)
+
+
+def to_canonical_matrix(x: ArrayInfo) -> Matrix:
+    """Return an array as a kernel's argument, with canonical strides."""
+    return to_matrix(x, x.shape[0] if len(x.shape) == 3 else 1).canonical()

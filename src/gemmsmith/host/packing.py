@@ -1,0 +1,78 @@
+"""pack(): repacks a weight once into the layout that the kernels read directly."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from gemmsmith.arrays import as_numpy, empty_like_kind
+from gemmsmith.backends import Backend, chip_of, resolve_backend
+from gemmsmith.binding import checks
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import MAX_EXTENT
+from gemmsmith.host.output_kernels import (
+    MAX_CACHED_RUNS,
+    OutputKernels,
+    OutputSpec,
+    describe_no_grad,
+    get_or_create,
+    to_canonical_matrix,
+)
+from gemmsmith.kernels.pack import BoundPacking, Packing
+from gemmsmith.lang.launch import Launch, Launches
+
+OPERAND_DTYPES = (BF16, FP16, FP32, E4M3, E5M2, INT8)
+"""Dtypes that `pack` accepts."""
+_CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
+"""Kernels that have run, by the array's signature."""
+
+
+def pack(b: Any, *, backend: Backend = "auto") -> Any:
+    """Return b in column-major layout with 16-byte aligned columns: b itself if it already is, else a copy.
+
+    The tensor cores read fp8, int8 and fp32 operands K-major only (one TF32 operand may be MN-major), so `gemm` repacks
+    a row-major b of these in every call, as it does any b whose columns (rows, if it is row-major) do not start at
+    multiples of 16 bytes; this repacks a weight once. For a, use pack(a.T).T.
+
+    Args:
+        b: (k, n) or (batch, k, n), of a dtype that `gemm` multiplies, with any strides >= 0.
+        backend: As in `gemm`.
+
+    Returns:
+        (k, n) or (batch, k, n), column-major, with columns padded to 16 bytes.
+
+    Raises:
+        ArgumentError: If b has a wrong dtype, shape or device.
+        DeviceError: If the GPU or driver does not support it.
+        HazardError: With backend="sim", if the simulator finds hazards.
+    """
+    x = describe_no_grad(b, "b")
+    checks.check_addressable({"b": x})
+    if len(x.shape) not in (2, 3):
+        raise ArgumentError(f"b: got shape {tuple(x.shape)}; use (k, n) or (batch, k, n)")
+    if x.dtype not in OPERAND_DTYPES:
+        raise ArgumentError(f"b: got dtype {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
+    backend, matrix = resolve_backend(backend, x, "b"), to_canonical_matrix(x).T
+    if matrix.is_tma_compatible and not matrix.is_column_major:
+        return b
+    if matrix.batch > 1 and not matrix.batch_stride and 0 not in x.shape:
+        raise ArgumentError("b: got one matrix broadcast over a batch; pack that matrix, which gemm broadcasts too")
+    packed = OutputSpec.for_tma(tuple(x.shape), x.dtype, column_major=True)
+    if backend == "reference":
+        copy = packed.view(empty_like_kind(b, packed.allocated_shape, x.dtype))
+        as_numpy(copy)[...] = as_numpy(b, "b")
+        return copy
+    packing = Packing(matrix, chip=chip_of(x))
+    if packing.total_vectors > MAX_EXTENT:
+        raise ArgumentError(f"b: got shape {tuple(x.shape)}; a copy has at most {MAX_EXTENT} vectors of 16 bytes")
+
+    def make_kernels() -> OutputKernels:
+        bound = BoundPacking(packing, Pointer("source"), Pointer("packed"))
+        launches = (Launch.from_kernel(packing.make_kernel(), bound),) if packing.total_vectors else ()
+        return OutputKernels(Launches(None, False, launches), {"packed": packed})
+
+    kernels = get_or_create(_CACHE, x._replace(address=x.alignment), make_kernels)
+    return kernels(backend, {"source": b}, b)["packed"]

@@ -1,0 +1,430 @@
+"""Plans: a problem, the kernels that compute it, and their execution on a GPU, in the simulator or by the reference."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmsmith.arrays import address_of, cache_key_and_address, describe, empty_like_kind, is_array
+from gemmsmith.backends import Backend, chip_of, resolve_backend
+from gemmsmith.binding import checks
+from gemmsmith.binding.bind import Binding, arrange_results, bind, outputs_by_name, primary_result_name
+from gemmsmith.binding.request import Request
+from gemmsmith.binding.scaling import SCALE_ARGUMENTS, argument_name, with_scales
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dtypes import DType, validate_fp32_scalar
+from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.graph.frontend.snapshot import snapshot
+from gemmsmith.host.launch_sequence import build_launches
+from gemmsmith.kernels.build import build
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.launch import Launches
+from gemmsmith.tuning.batch_invariant import check_batch_invariant
+from gemmsmith.tuning.choice import Choice, choose_config
+from gemmsmith.tuning.choose import estimate_us
+from gemmsmith.tuning.explain_config import explain_config
+from gemmsmith.tuning.gpus import gpu_at
+
+if TYPE_CHECKING:
+    from gemmsmith.backends.cuda.compiler import Compiled, Resources
+    from gemmsmith.backends.cuda.run import BoundLaunches
+    from gemmsmith.backends.sim.counters import Counters
+    from gemmsmith.backends.sim.hazards import Hazard
+    from gemmsmith.backends.sim.timeline import Timeline
+
+MAX_CACHED_CALLS = 4096
+"""Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Result of a simulated GEMM.
+
+    Attributes:
+        result: The results, in the form that `gemm` returns.
+        hazards: The errors found, an empty list for a correct kernel.
+        timeline: The spans of all CTAs, in cycles of the cost model.
+        cycles: Cycles of the cost model.
+    """
+
+    result: Any
+    hazards: list[Hazard]
+    timeline: Timeline
+    cycles: int
+
+
+class Plan:
+    """A compiled GEMM with its epilogue.
+
+    One plan serves every problem with the same dtypes, layouts and alignment, of any size. (Rows of 16-bit elements
+    have the same alignment if the lengths of both, or of neither, are multiples of 8.)
+
+    Args:
+        request: What the caller of `plan` asks for; its arrays may be Specs.
+
+    Attributes:
+        config: The kernel's configuration.
+        origin: Where the config comes from, in words.
+        problem: The GEMM of strided matrices that the kernel computes.
+        spec: The kernel's compile-time parameters.
+        out_dtype: Dtype of matrix results that the epilogue does not convert.
+        accumulator_dtype: Dtype of the accumulator.
+        fingerprint: Hash key of the epilogue's source and captured values; None if it has none.
+
+    Raises:
+        ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
+        EpilogueError: If the epilogue cannot be traced.
+        ConfigError: If no config, or not the given one, can compute it.
+    """
+
+    def __init__(self, request: Request) -> None:
+        epilogue, self.fingerprint = snapshot(request.epilogue)
+        binding, a = bind(replace(request, epilogue=epilogue)), describe(request.a, "a")
+        if request.batch_invariant:
+            check_batch_invariant(request.config, binding.spec)
+            binding = binding.transposed() if binding.swapped else binding
+        self._gpu = gpu_at(a.device_index if a.device == "cuda" else 0)
+        if request.config is None:
+            choice = choose_config(binding, chip_of(a), self._gpu, batch_invariant=request.batch_invariant)
+        else:
+            choice = Choice.of(binding, request.config)
+        self.binding, self.config, self.origin = choice.binding, choice.config, choice.origin
+        self.spec: KernelSpec = choice.spec
+        self.problem: Problem = self.binding.problem
+        self.out_dtype: DType = self.binding.out_dtype
+        self.accumulator_dtype: DType = self.problem.accumulator_dtype
+        self._request = replace(request.with_arrays(None, None), epilogue=epilogue, out_dtype=self.out_dtype)
+        self._has_epilogue = epilogue is not None
+        self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
+        self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
+        self._has_single_result = self._result_names == ["out"]
+
+    # -- kernels ---------------------------------------------------------------------------------------
+    @cached_property
+    def launches(self) -> Launches:
+        """The launches for the problem that was planned for."""
+        return build_launches(self.binding, self.spec)
+
+    @property
+    def kernel(self) -> Kernel:
+        """The GEMM kernel's description."""
+        return build(self.spec)
+
+    @property
+    def source(self) -> str:
+        """The GEMM kernel as one CUDA C++ file."""
+        return self.kernel.source
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """The GEMM kernel's cubin and compiler log, compiled on first use; needs no GPU."""
+        from gemmsmith.backends.cuda.compiler import compile_source
+
+        return compile_source(self.source, self.kernel.name, self.kernel.chip.target)
+
+    @property
+    def ptx(self) -> str:
+        """The GEMM kernel's PTX."""
+        from gemmsmith.backends.cuda.compiler import compile_ptx
+
+        return compile_ptx(self.source, self.kernel.name, self.kernel.chip.target)
+
+    @property
+    def sass(self) -> str:
+        """The GEMM kernel's machine code (SASS), disassembled."""
+        from gemmsmith.backends.cuda.disassembler import disassemble
+
+        return disassemble(self.compiled.cubin)
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, spills, compiler advisories, and shared memory in bytes, static and dynamic."""
+        resources = self.compiled.resources
+        return replace(resources, shared_bytes=resources.shared_bytes + self.kernel.shared_bytes)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Workspace in bytes: packed operands, partial reductions, split-K partial sums."""
+        return self.launches.workspace_bytes
+
+    @property
+    def why(self) -> str:
+        """The source of the config, and the model's estimates for it and for alternatives."""
+        if self.spec.mma.kind != "wgmma":  # the model covers wgmma only
+            return f"{self.config}: {self.origin}"
+        binding = self._unswapped_binding
+        return explain_config(
+            binding.problem, self.config, binding.spec, self.origin, gpu=self._gpu, swapped=binding.swapped
+        )  # fmt: skip
+
+    @property
+    def estimated_us(self) -> float:
+        """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds."""
+        return estimate_us(self._unswapped_binding.problem, self.config, self._unswapped_binding.spec, self._gpu)
+
+    @property
+    def _unswapped_binding(self) -> Binding:
+        """The binding in the orientation whose A and B `config.swap_ab` exchanges: that in which D is row-major."""
+        return self.binding.transposed() if self.config.swap_ab else self.binding
+
+    @property
+    def epilogue(self) -> str:
+        """The epilogue as a visitor tree, after the passes."""
+        from gemmsmith.graph.frontend.show import format_tree
+
+        return format_tree(self.binding.graph)
+
+    # -- running -----------------------------------------------------------------------------------------
+    def run(
+        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
+        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named_operands: Any,
+    ) -> Any:  # fmt: skip
+        """Compute out = epilogue(a @ b).
+
+        Arrays on a GPU are computed there, on the caller's current stream; arrays on the CPU by the plan's backend.
+
+        Args:
+            a: (m, k) or (batch, m, k). Shapes may differ from those planned for, but not dtypes, layouts, alignment and
+                the granularity of scales.
+            b: (k, n) or (batch, k, n), with the same restrictions.
+            out: As in `gemm`.
+            scale_a: As in `gemm`.
+            scale_b: As in `gemm`.
+            operands: As in `gemm`.
+            workspace: Device array of at least `workspace_bytes` of these arrays' problem. Default: allocated per run.
+            **named_operands: As in `gemm`.
+
+        Returns:
+            `out`, or new arrays of a's library.
+
+        Raises:
+            ArgumentError: If an argument does not match the plan.
+            HazardError: With backend="sim", if the simulator finds hazards.
+        """
+        return self.run_checked(
+            a, b, out, with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b), workspace
+        )
+
+    def run_checked(self, a: Any, b: Any, out: Any, all_operands: Mapping[str, Any], workspace: Any = None) -> Any:
+        """Run with operands whose names have been checked, and which include the scales."""
+        results = outputs_by_name(out, self._primary_result, self._has_epilogue)
+        cache_key, addresses = read_signatures(a, b, results, all_operands)
+        call = self._cached_launches.get(cache_key)
+        if call is not None and call.outputs_do_not_overlap(addresses):
+            return self.launch(call, addresses, results, a, workspace)
+        return self.run_bound(self._bind(a, b, out, all_operands), a, workspace, cache_key)
+
+    def prepare(
+        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
+        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named_operands: Any,
+    ) -> Callable[[], Any]:  # fmt: skip
+        """Prepare a run of these arrays without launching it; return a function that launches it.
+
+        Each call replays one CUDA graph on the current stream and returns `out`. The arrays must not be moved or
+        resized, and the returned function keeps references to them; scalar operands keep their values. Calls outside of
+        a stream capture do not overlap one another, not even on two streams; the default workspace belongs to the
+        stream that is current now. Arrays on the CPU run as in `run`.
+
+        Args:
+            a: As in `run`.
+            b: As in `run`.
+            out: As in `run`.
+            scale_a: As in `run`.
+            scale_b: As in `run`.
+            operands: As in `run`.
+            workspace: As in `run`.
+            **named_operands: As in `run`.
+
+        Returns:
+            A function without arguments, whose calls may be captured into a CUDA graph.
+
+        Raises:
+            ArgumentError: If an argument does not match the plan.
+            DeviceError: If the stream is being captured.
+        """
+        all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
+        self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
+        backend, binding, launches = self._prepare_run(self._bind(a, b, out, all_operands), a)
+        if backend != "cuda":
+            return partial(self.run_checked, a, b, binding.value, all_operands)
+        from gemmsmith.backends.cuda.run import PreparedRun
+
+        return PreparedRun(launches, binding.arguments, a, workspace, binding.value, (b, all_operands))
+
+    def simulate(
+        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
+        operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
+        counters: Counters | None = None, **named_operands: Any,
+    ) -> Simulation:  # fmt: skip
+        """Execute the kernels on the CPU, and check every barrier and asynchronous access.
+
+        Args:
+            a: As in `run`, an array on the CPU.
+            b: As in `run`, an array on the CPU.
+            out: As in `run`.
+            scale_a: As in `run`.
+            scale_b: As in `run`.
+            operands: As in `run`.
+            seed: Schedule of the execution: 0 follows the cost model, others are random.
+            progress: Called from time to time with the completed fraction.
+            counters: Counters of instructions, shared-memory wavefronts and global-memory sectors, if given.
+            **named_operands: As in `run`.
+
+        Returns:
+            The result, hazards, timeline and cycles.
+
+        Raises:
+            ArgumentError: If an argument does not match the plan.
+        """
+        all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
+        self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
+        binding = self._bind(a, b, out, all_operands).allocate_results(a)
+        return self._simulate_launches(binding, self._launches(binding), seed, progress, counters)
+
+    def cache_key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
+        """Return the cache key of a run: everything except addresses and scalars. Raises ArgumentError."""
+        return read_signatures(a, b, outputs_by_name(out, self._primary_result, self._has_epilogue), operands)[0]
+
+    def cached_launches(self, cache_key: Hashable) -> BoundLaunches | None:
+        """Return the launches that an earlier run of arrays with that cache key has prepared, if any."""
+        return self._cached_launches.get(cache_key)
+
+    def launch(
+        self, call: BoundLaunches, addresses: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
+    ) -> Any:
+        """Launch a run whose launches are cached; allocate missing results into `addresses` and `results`."""
+        for name, pointer, layout in call.unallocated_results:
+            results[name] = array = empty_like_kind(like, *layout)
+            addresses[pointer] = address_of(array)
+        call.launch(addresses, like, workspace)
+        return results["out"] if self._has_single_result else arrange_results(results, self._result_names)
+
+    def detach_arrays(self) -> Binding:
+        """Return the binding and drop the plan's references to the arrays."""
+        binding = self.binding
+        self.binding = replace(binding, results={})
+        return binding
+
+    def run_bound(self, binding: Binding, a: Any, workspace: Any = None, cache_key: Hashable = None) -> Any:
+        """Run arrays that are bound already, with their cache key."""
+        backend, complete, launches = self._prepare_run(binding, a)
+        if backend == "reference":
+            run_reference(complete)
+        elif backend == "cuda":
+            from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
+
+            call = BoundLaunches(launches, complete.arguments, a, binding.unallocated_results)
+            call.launch(pointer_values(complete.arguments), a, workspace)
+            if cache_key is not None and 0 not in binding.shape:
+                self._cached_launches[cache_key] = call
+        else:
+            simulation = self._simulate_launches(complete, launches)
+            if simulation.hazards:
+                raise HazardError(simulation.hazards)
+        return complete.value
+
+    def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
+        """Bind the arrays in the plan's orientation (a D with one row or column fits both)."""
+        request = self._request.with_arrays(a, b, out, operands)
+        return bind(request, self.binding.scale_granularity).in_orientation_of(self.binding)
+
+    def _prepare_run(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
+        """Return the backend, the binding with all results allocated, and the launches."""
+        backend = resolve_backend(self._request.backend, describe(a, "a"), "a")
+        return backend, binding.allocate_results(a), self._launches(binding)
+
+    def _launches(self, binding: Binding) -> Launches:
+        """Return the launches for arrays in the plan's layouts."""
+        same = binding.problem == self.problem and binding.arrays == self.binding.arrays
+        if same and binding.graph == self.binding.graph:
+            return self.launches
+        for name, planned, actual in zip(SCALE_ARGUMENTS.values(), self.binding.scales, binding.scales, strict=True):
+            if actual != planned:
+                raise ArgumentError(
+                    f"{name}: got {actual}, this plan has {planned}; make a plan from arrays like these"
+                )
+        if 0 not in binding.shape and (spec := self._required_spec(binding)) != self.spec:
+            if binding.graph != self.binding.graph:
+                raise ArgumentError(
+                    "epilogue: for these operands, sizes or constants it differs from the plan's; make a plan from "
+                    "arrays like these"
+                )
+            names = list(SCALE_ARGUMENTS.values())[:: -1 if binding.swapped else 1]
+            for name, planned_scale, scale in zip(names, self.spec.scales, spec.scales, strict=True):
+                if scale != planned_scale:
+                    raise ArgumentError(
+                        f"{name}: got scales of {scale}, this plan has a kernel for {planned_scale}; make a plan from "
+                        "arrays like these"
+                    )
+            raise ArgumentError(
+                f"a, b, out: their layouts need the kernel {spec.name} ({spec.layout_summary}), this plan has "
+                f"{self.spec.name} ({self.spec.layout_summary}); make a plan from arrays like these"
+            )
+        return build_launches(binding, self.spec)
+
+    def _required_spec(self, binding: Binding) -> KernelSpec:
+        """Return the spec that the arrays require, with the plan's scale loaders if they accept the arrays' scales."""
+        spec = binding.kernel_spec(self.config)
+        both = zip(self.spec.scales, spec.scales, strict=True)
+        scale_a, scale_b = (
+            planned if planned and needed and planned.is_compatible_with(needed) else needed for planned, needed in both
+        )
+        return replace(spec, scales=(scale_a, scale_b))
+
+    def _simulate_launches(
+        self, binding: Binding, launches: Launches, seed: int = 0, progress: Callable[[float], None] | None = None,
+        counters: Counters | None = None,
+    ) -> Simulation:  # fmt: skip
+        from gemmsmith.backends.sim.run import run
+
+        result = run(launches, binding.arguments, seed, progress, counters)
+        return Simulation(binding.value, result.hazards, result.timeline, result.cycles)
+
+
+def run_reference(binding: Binding) -> None:
+    """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
+    from gemmsmith.backends.reference.run import run
+
+    is_3xtf32 = binding.problem.is_3xtf32
+    run(binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity, is_3xtf32=is_3xtf32)
+
+
+def read_signatures(
+    a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]
+) -> tuple[Hashable, dict[str, Any]]:
+    """Return (cache key of a run, addresses and scalars by their Pointers' names)."""
+    a_signature, a_address = cache_key_and_address(a, "a")
+    b_signature, b_address = cache_key_and_address(b, "b")
+    arguments: dict[str, Any] = {"a": a_address, "b": b_address}
+    key: tuple[Hashable, ...] = a_signature, a_address & 15, b_signature, b_address & 15
+    for name, x in operands.items():
+        key += name, _operand_signature(x, argument_name(name), operand_argument(name), arguments)
+    for name, x in out.items():
+        array_signature, address = cache_key_and_address(x, name)
+        arguments[result_argument(name)] = address
+        key += name, array_signature, address & 15
+    return key, arguments
+
+
+def _operand_signature(x: Any, name: str, parameter: str, arguments: dict[str, Any]) -> Hashable:
+    """Return an operand's signature; its address, or the number, is added to `arguments`."""
+    if not is_array(x) and (
+        isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
+    ):
+        try:
+            arguments[parameter] = float(x)
+        except OverflowError:
+            arguments[parameter] = validate_fp32_scalar(name, x)  # raises
+        return "number"
+    array_signature, address = cache_key_and_address(x, name)
+    arguments[parameter] = address
+    return array_signature, address & 15

@@ -1,0 +1,367 @@
+"""quantize() and dequantize(): conversion of arrays to 8 bits with scales, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from gemmsmith.arrays import ArrayInfo, as_numpy, cache_key_and_address, describe, empty_like_kind
+from gemmsmith.backends import Backend, resolve_backend
+from gemmsmith.binding import checks
+from gemmsmith.binding.matrices import to_matrix
+from gemmsmith.core.bools import as_bools
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.problem import Matrix
+from gemmsmith.graph.frontend.values import Traced, is_compile_proxy
+from gemmsmith.graph.frontend.values import quantize as quantize_traced
+from gemmsmith.graph.source_location import epilogue_error
+from gemmsmith.host.output_kernels import (
+    MAX_CACHED_RUNS,
+    OutputKernels,
+    OutputSpec,
+    describe_no_grad,
+    get_or_create,
+    to_canonical_matrix,
+)
+from gemmsmith.kernels.dequantize import BoundDequantize, DequantizeSpec
+from gemmsmith.kernels.dequantize import dequantize as dequantize_kernel
+from gemmsmith.kernels.quantize import MAX_AMAX_PARTIALS, BoundQuantize, QuantizeSpec, ScaleGranularity
+from gemmsmith.kernels.quantize import amax as amax_kernel
+from gemmsmith.kernels.quantize import quantize as quantize_kernel
+from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK, VECTOR_ELEMENTS
+from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
+
+VALUE_DTYPES = (E4M3, E5M2, INT8)
+"""Dtypes of quantized values."""
+Recipe = Literal["tensor", "rows", "columns", "1x128", "128x1", "128x128"]
+RECIPES: dict[str, tuple[ScaleGranularity, ScaleGranularity]] = {
+    "tensor": ("tensor", "tensor"), "rows": ("row", "column"), "1x128": ("row", "column"), "128x128": ("tile", "tile"),
+}  # fmt: skip
+"""Scale granularity by recipe, for the copy in the source's layout and for the transposed copy."""
+TRANSPOSED_RECIPES = {"columns": "rows", "128x1": "1x128"}
+"""Recipes implemented as another recipe on the transposed array."""
+DEFAULT_SCALE_LAYOUT = {"1x128": ("M", 4), "128x128": ("K", 4)}
+"""Default (order, padding) of the scales by recipe; ("K", 1) for recipes not listed."""
+OPPOSITE_ORDER: dict[Any, Literal["K", "M"] | None] = {"K": "M", "M": "K", None: None}
+"""Order of the scales of the transposed array, by order."""
+ROW_TILE_COLUMNS = (128, 512, 2048, 4096, 8192, 16384)
+"""Columns of a tile that has full rows; the smallest that fits is used. Chosen; not measured."""
+_QUANTIZE_CACHE: dict[Hashable, _CachedQuantize] = BoundedCache(MAX_CACHED_RUNS)
+"""Kernels of `quantize`, by the array's signature and the options."""
+
+
+def quantize(
+    x: Any, recipe: Recipe | str = "1x128", dtype: Any = "fp8_e4m3", *, transposed: bool = False,
+    scale_dtype: Any = "fp32", scale_order: Literal["K", "M"] | None = None, scale_padding: int | None = None,
+    backend: Backend = "auto",
+) -> tuple[Any, ...]:  # fmt: skip
+    """Quantize an array to 8 bits with scales, so that x is about values * scales.
+
+    A scale is amax / 448 (57344 for e5m2, 127 for int8), computed as amax * fp32(1 / 448), and at least 2^-126, but 1
+    if amax is 0. Values are x * (448 / amax), with ue8m0 x / scale, rounded to nearest even. If x has an infinity the
+    scale is infinite, if it has NaN the scale is NaN, with ue8m0 NaN in both cases: all elements that share the scale
+    dequantize to NaN.
+
+    In an epilogue x is a traced matrix, and recipe "1x128" or with another number of columns; (values, scales) are
+    results.
+
+    Args:
+        x: (m, k) or (batch, m, k), bf16, fp16 or fp32, with any strides >= 0.
+        recipe: Granularity of the scales, whose shape is as `gemm` accepts it: "tensor" (), "rows" (m, 1), "columns"
+            (1, k), "1x128" (m, ceil(k / 128)), "128x1" (ceil(m / 128), k), "128x128" (ceil(m / 128), ceil(k / 128));
+            with the batch in front for all but "tensor".
+        dtype: "fp8_e4m3", "fp8_e5m2" or "int8".
+        transposed: Whether to return (values, scales, values_t, scales_t), the latter two being those of x transposed
+            with the same recipe: with "1x128" they have separate scales, along the other dimension. x is read once for
+            both; with "rows" and "columns" twice.
+        scale_dtype: "fp32", or "ue8m0": powers of two, rounded up.
+        scale_order: The dimension along which scales are contiguous: "K", the last, or "M", the other. Default: "M" for
+            "1x128", padded to 4, which `gemm` reads fastest; "K" for "128x128", padded to 4, as in torch; "K" for
+            others.
+        scale_padding: The contiguous dimension is padded to a multiple of this number of scales. Default: see
+            `scale_order`; 1 with an explicit order.
+        backend: As in `gemm`.
+
+    Returns:
+        (values, scales), on x's device, in x's library. Values are row-major, with rows padded to 16 bytes; those of
+        "columns" and "128x1" are column-major, as `gemm` reads b. For b with another recipe quantize b.T, and pass .T
+        of both.
+
+    Raises:
+        ArgumentError: If an argument has a wrong type, dtype, shape or device.
+        DeviceError: If the GPU or driver does not support it.
+        HazardError: With backend="sim", if the simulator finds hazards.
+    """
+    if isinstance(x, Traced) or is_compile_proxy(x):
+        for name, value, default in (
+            ("transposed", transposed, False), ("scale_dtype", scale_dtype, "fp32"), ("scale_order", scale_order, None),
+            ("scale_padding", scale_padding, None), ("backend", backend, "auto"),
+        ):  # fmt: skip
+            if value != default:
+                raise EpilogueError(f"epilogue: quantize: {name}: got {value!r}; leave it out, it is for arrays")
+        return quantize_traced(x, dtype, _block_columns(recipe))
+    (transposed,) = as_bools(transposed=transposed)
+    array_signature, address = cache_key_and_address(x, "x")
+    options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding
+    key: Hashable = array_signature, address & 15, *options, backend
+    try:
+        cached = _QUANTIZE_CACHE.get(key)
+    except TypeError:  # an option is not hashable, which raises below
+        cached = key = None
+    if cached is not None:
+        return cached.run(x)
+    checked = _Options(describe(x, "x"), *options)
+    if checked.recipe in TRANSPOSED_RECIPES:
+        results = quantize(
+            _transposed(x), TRANSPOSED_RECIPES[checked.recipe], dtype, transposed=transposed, scale_dtype=scale_dtype,
+            scale_order=OPPOSITE_ORDER[scale_order], scale_padding=scale_padding, backend=backend,
+        )  # fmt: skip
+        return tuple(map(_transposed, results))
+    if checked.recipe == "rows" and transposed:
+        others: dict[str, Any] = {"scale_dtype": scale_dtype, "scale_order": scale_order,
+                                  "scale_padding": scale_padding, "backend": backend}  # fmt: skip
+        return *quantize(x, recipe, dtype, **others), *quantize(_transposed(x), recipe, dtype, **others)
+    return get_or_create(
+        _QUANTIZE_CACHE, key, lambda: _CachedQuantize(checked, resolve_backend(backend, checked.x, "x"))
+    ).run(x)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of `quantize`, checked."""
+
+    x: ArrayInfo
+    recipe: str
+    dtype: DType
+    transposed: bool
+    scale_dtype: DType
+    scale_order: str
+    scale_padding: int
+
+    def __init__(
+        self,
+        x: ArrayInfo,
+        recipe: Any,
+        dtype: Any,
+        transposed: Any,
+        scale_dtype: Any,
+        scale_order: Any,
+        scale_padding: Any,
+    ) -> None:
+        checks.check_addressable({"x": x})
+        if len(x.shape) not in (2, 3):
+            raise ArgumentError(f"x: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
+        if x.dtype not in (BF16, FP16, FP32):
+            raise ArgumentError(f"x: got dtype {x.dtype}; use bf16, fp16 or fp32")
+        if recipe not in (*RECIPES, *TRANSPOSED_RECIPES):
+            raise ArgumentError(f"recipe: got {recipe!r}; use one of {', '.join((*RECIPES, *TRANSPOSED_RECIPES))}")
+        value_dtype, checked_scale_dtype = (
+            as_dtype(x, name, allow_integers=True) for x, name in ((dtype, "dtype"), (scale_dtype, "scale_dtype"))
+        )
+        if value_dtype not in VALUE_DTYPES:
+            raise ArgumentError(f"dtype: got {dtype!r}; use one of {', '.join(map(str, VALUE_DTYPES))}")
+        if checked_scale_dtype not in (FP32, UE8M0):
+            raise ArgumentError(f"scale_dtype: got {scale_dtype!r}; use fp32 or ue8m0")
+        default = DEFAULT_SCALE_LAYOUT.get(recipe, ("K", 1)) if scale_order is None else (scale_order, 1)
+        scale_order, scale_padding = default[0], default[1] if scale_padding is None else scale_padding
+        if scale_order not in ("K", "M"):
+            raise ArgumentError(
+                f"scale_order: got {scale_order!r}; use 'K' (scales contiguous along K) or 'M' (along M)"
+            )
+        if not isinstance(scale_padding, int) or scale_padding < 1:
+            raise ArgumentError(
+                f"scale_padding: got {scale_padding!r}; use a positive int: the stride is padded to a multiple of it"
+            )
+        for name, value in (
+            ("x", x), ("recipe", recipe), ("dtype", value_dtype), ("transposed", transposed),
+            ("scale_dtype", checked_scale_dtype), ("scale_order", scale_order), ("scale_padding", scale_padding),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    def output_specs(self, shape: tuple[int, ...]) -> tuple[OutputSpec, OutputSpec]:
+        """Return the specs of the values and the scales of an array of that shape."""
+        *batch, rows, columns = shape
+        scales: dict[str, tuple[int, ...]] = {
+            "tensor": (),
+            "rows": (*batch, rows, 1),
+            "1x128": (*batch, rows, num_blocks(columns)),
+            "128x128": (*batch, num_blocks(rows), num_blocks(columns)),
+        }
+        scale_spec = OutputSpec(scales[self.recipe], self.scale_dtype, self.scale_order == "M", self.scale_padding)
+        return OutputSpec.for_tma(shape, self.dtype), scale_spec
+
+
+class _CachedQuantize:
+    """The kernels of `quantize` for arrays of one signature."""
+
+    def __init__(self, options: _Options, backend: str) -> None:
+        self.options, self.backend = options, backend
+        matrix = to_canonical_matrix(options.x)
+        source_is_column_major = matrix.is_column_major
+        directions = ("columnwise", "rowwise") if source_is_column_major else ("rowwise", "columnwise")
+        self.directions = directions if options.transposed else directions[:1]
+        outputs, *batch, m, k = {}, *options.x.shape
+        for direction, shape in zip(self.directions, ((*batch, m, k), (*batch, k, m)), strict=False):
+            outputs[direction], outputs[f"{direction}_scales"] = options.output_specs(shape)
+        self.quantize = OutputKernels(
+            _build_launches(options, matrix.T if source_is_column_major else matrix, outputs), outputs
+        )
+
+    def run(self, x: Any) -> tuple[Any, ...]:
+        """Return the values and scales of an array."""
+        if self.backend == "reference":
+            return self._reference(x)
+        outputs = self.quantize(self.backend, {"source": x}, x)
+        return tuple(outputs[name] for direction in self.directions for name in (direction, f"{direction}_scales"))
+
+    def _reference(self, x: Any) -> tuple[Any, ...]:
+        from gemmsmith.backends.reference.quantize import quantize as reference
+
+        o, source = self.options, as_numpy(x, "x")
+        results: list[Any] = []
+        for array in (source, source.swapaxes(-1, -2))[: len(self.directions)]:
+            quantized = reference(array, o.recipe, o.dtype, o.scale_dtype)
+            for output, data in zip(o.output_specs(array.shape), quantized, strict=True):
+                allocated = empty_like_kind(x, output.allocated_shape, output.dtype)
+                results.append(output.view(allocated))
+                as_numpy(results[-1])[...] = data
+        return tuple(results)
+
+
+def _build_launches(options: _Options, source: Matrix, outputs: dict[str, OutputSpec]) -> Launches:
+    """Return the launches for a matrix that is row-major or has no contiguous dimension."""
+    rowwise, columnwise = (
+        RECIPES[options.recipe][i] if direction in outputs else None
+        for i, direction in enumerate(("rowwise", "columnwise"))
+    )
+    full_rows, tile_columns = options.recipe == "rows", QUANTIZATION_BLOCK
+    if full_rows and rowwise:
+        tile_columns = next((x for x in ROW_TILE_COLUMNS if x >= source.cols), ROW_TILE_COLUMNS[-1])
+    vectorized = has_vector_rows(source)
+    spec = QuantizeSpec(
+        source.dtype, options.dtype, options.scale_dtype, rowwise, columnwise, full_rows, tile_columns, vectorized
+    )
+    arrays = {"source": source, **{name: x.matrix for name, x in outputs.items()}}
+    bound = BoundQuantize(arrays, tile_columns, spec.serial_axis, WORKSPACE)
+    launches = [Launch.from_kernel(quantize_kernel(spec), bound)]
+    if options.recipe != "tensor":
+        return Launches(None, False, tuple(launches) if prod(bound.grid) else ())
+    first = Launch.from_kernel(amax_kernel(source.dtype, vectorized), bound)
+    return Launches(None, False, (first, *launches), 4 * MAX_AMAX_PARTIALS)
+
+
+def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: Backend = "auto") -> Any:
+    """Return values * scales, each rounded to fp32 and then to dtype.
+
+    Args:
+        values: (m, k) or (batch, m, k), fp8_e4m3, fp8_e5m2 or int8, with any strides >= 0.
+        scales: fp32 or ue8m0, of a shape that `quantize` returns for any recipe: (), (1,) or (1, 1), or for each of the
+            last two dimensions 1, its extent or its blocks of 128, with or without the values' batch in front; with any
+            strides >= 0.
+        dtype: bf16, fp16 or fp32.
+        backend: As in `gemm`.
+
+    Returns:
+        (m, k) or (batch, m, k), row-major or column-major as the values are, with rows (columns) padded to 16 bytes.
+
+    Raises:
+        ArgumentError: If an argument has a wrong type, dtype, shape or device.
+        DeviceError: If the GPU or driver does not support it.
+        HazardError: With backend="sim", if the simulator finds hazards.
+    """
+    infos = {name: describe_no_grad(x, name) for name, x in (("values", values), ("scales", scales))}
+    checks.check_addressable(infos)
+    x, s, out = infos["values"], infos["scales"], as_dtype(dtype)
+    if x.dtype not in VALUE_DTYPES:
+        raise ArgumentError(f"values: got dtype {x.dtype}; use one of {', '.join(map(str, VALUE_DTYPES))}")
+    if s.dtype not in (FP32, UE8M0):
+        raise ArgumentError(f"scales: got dtype {s.dtype}; use fp32 or ue8m0")
+    if out not in (BF16, FP16, FP32):
+        raise ArgumentError(f"dtype: got {dtype!r}; use bf16, fp16 or fp32")
+    if len(x.shape) not in (2, 3):
+        raise ArgumentError(f"values: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
+    elements_per_scale = _elements_per_scale(x, s)
+    if (backend := resolve_backend(backend, x, "values")) == "reference":
+        from gemmsmith.backends.reference.quantize import dequantize as reference
+
+        output = OutputSpec.for_tma(tuple(x.shape), out, to_canonical_matrix(x).is_column_major)
+        result = output.view(empty_like_kind(values, output.allocated_shape, out))
+        factors = as_numpy(scales, "scales")
+        as_numpy(result)[...] = reference(
+            as_numpy(values, "values"), factors.reshape(factors.shape or (1, 1)), elements_per_scale, out
+        )
+        return result
+    key: Hashable = x._replace(address=x.alignment), s._replace(address=0), out
+    kernels = get_or_create(_DEQUANTIZE_CACHE, key, lambda: _make_dequantize(x, s, elements_per_scale, out))
+    return kernels(backend, {"source": values, "scales": scales}, values)["out"]
+
+
+_DEQUANTIZE_CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
+"""Kernels of `dequantize`, by the arrays' signatures and the result's dtype."""
+
+
+def _elements_per_scale(x: ArrayInfo, scales: ArrayInfo) -> tuple[int, int]:
+    """Return the rows and columns per scale: 1, 128, or all."""
+    shape = tuple(scales.shape)
+    if shape in ((), (1,)):
+        shape = (1, 1)
+    elements_per_scale = [
+        1 if count == extent else QUANTIZATION_BLOCK if count == num_blocks(extent) else extent if count == 1 else None
+        for count, extent in zip(shape[-2:], x.shape[-2:], strict=False)
+    ]
+    batches = (1, x.shape[0]) if len(x.shape) == 3 else ()
+    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in batches) or None in elements_per_scale:
+        raise ArgumentError(
+            f"scales: got shape {tuple(scales.shape)} for values {tuple(x.shape)}; use (), (r, c) or (batch, r, c), "
+            "where r is 1, the rows or ceil(rows / 128), and c likewise for the columns"
+        )
+    return elements_per_scale[0] or 1, elements_per_scale[1] or 1
+
+
+def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, int], out: DType) -> OutputKernels:
+    source = to_canonical_matrix(x)
+    output = OutputSpec.for_tma(tuple(x.shape), out, source.is_column_major)
+    scales = to_matrix(s, source.batch, broadcast=True)
+    matrices, shifts = (
+        [source, scales, output.matrix],
+        [7 * (count == QUANTIZATION_BLOCK) for count in elements_per_scale],
+    )
+    if output.column_major:
+        matrices, shifts = [matrix.T for matrix in matrices], shifts[::-1]
+    arrays = dict(zip(("source", "scales", "out"), matrices, strict=True))
+    per_column = shifts[1] == 0 and arrays["scales"].col_stride != 0
+    spec = DequantizeSpec(x.dtype, s.dtype, out, per_column, has_vector_rows(arrays["source"]))
+    bound = BoundDequantize(arrays, (shifts[0], shifts[1]))
+    launch = (Launch.from_kernel(dequantize_kernel(spec), bound),) if prod(bound.grid) else ()
+    return OutputKernels(Launches(None, False, launch), {"out": output})
+
+
+def has_vector_rows(matrix: Matrix) -> bool:
+    """Return whether rows consist of aligned vectors of 16 bytes, as kernels load them."""
+    return matrix.is_row_major and matrix.is_tma_compatible and matrix.cols % VECTOR_ELEMENTS == 0
+
+
+def num_blocks(extent: int) -> int:
+    """Return the number of blocks of 128, the last of which may be shorter."""
+    return ceil_div(extent, QUANTIZATION_BLOCK)
+
+
+def _transposed(x: Any) -> Any:
+    if not hasattr(x, "swapaxes"):
+        raise ArgumentError(f"x: got {type(x).__name__}, which has no swapaxes; use an array of torch, CuPy or numpy")
+    return x.swapaxes(-1, -2)
+
+
+def _block_columns(recipe: Any) -> int:
+    """Return the columns per scale of an epilogue's recipe."""
+    rows, _, columns = str(recipe).partition("x")
+    if rows != "1" or not columns.isdecimal():
+        raise epilogue_error(
+            f"quantize: recipe: got {recipe!r}; in an epilogue use '1x128', or another number of columns"
+        )
+    return int(columns)

@@ -1,0 +1,71 @@
+"""Operands of an epilogue: every kind in every dtype, by TMA and by threads, at the edges of the product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.epilogue.identity import TILE, small, through
+
+SHAPES = {
+    "row": lambda m, n: (n,),
+    "column": lambda m, n: (m, 1),
+    "matrix": lambda m, n: (m, n),
+    "one": lambda m, n: (),
+}
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.int32, np.int64, np.bool_]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda x: np.dtype(x).name)
+def test_every_kind_in_every_dtype(dtype: Any, rng: np.random.Generator) -> None:
+    x = small(rng, (70, 56))
+    given = {kind: np.asarray(np.abs(small(rng, of(70, 56), np.float32))).astype(dtype) for kind, of in SHAPES.items()}
+    found = through(x, lambda acc, row, column, matrix, one: acc + row - 2 * column + 3 * matrix - 4 * one,
+                    out_dtype="fp32", **given)  # fmt: skip
+    wide = {kind: value.astype(np.float32) for kind, value in given.items()}
+    want = x.astype(np.float32) + wide["row"] - 2 * wide["column"] + 3 * wide["matrix"] - 4 * wide["one"]
+    np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 8), (65, 49), (63, 47), (130, 96)])
+def test_at_the_edges(m: int, n: int, rng: np.random.Generator) -> None:
+    """Rows that TMA cannot read, and tiles that stick out."""
+    x, row, column, matrix = (small(rng, shape) for shape in ((m, n), (n,), (m, 1), (m, n)))
+    found = through(x, lambda acc, row, column, matrix: (acc - matrix) * row + column,
+                    row=row, column=column, matrix=matrix, out_dtype="fp32")  # fmt: skip
+    np.testing.assert_array_equal(found, (x.astype(np.float32) - matrix) * row + column)
+
+
+@pytest.mark.parametrize("form", ["padded", "column-major", "spread", "offset", "backwards"])
+def test_any_strides(form: str, rng: np.random.Generator) -> None:
+    x, store = small(rng, (70, 56)), small(rng, (160, 160))
+    c = {
+        "padded": store[:70, :56], "column-major": store.T[:70, :56], "spread": store[: 2 * 70 : 2, : 2 * 56 : 2],
+        "offset": store[3:73, 5:61], "backwards": store[:70, :56][::-1, ::-1],
+    }[form]  # fmt: skip
+    found = through(x, lambda acc, c: acc - c, c=c, out_dtype="fp32")
+    np.testing.assert_array_equal(found, x.astype(np.float32) - c.astype(np.float32))
+
+
+def test_many_operands_at_once(rng: np.random.Generator) -> None:
+    x = small(rng, (70, 56))
+    given = {f"{kind}_{i}": small(rng, of(70, 56)) for kind, of in SHAPES.items() for i in range(2)}
+
+    def everything(acc, row_0, row_1, column_0, column_1, matrix_0, matrix_1, one_0, one_1):
+        return acc + row_0 - row_1 + column_0 * 2 + column_1 + matrix_0 - matrix_1 * 2 + one_0 - one_1
+
+    wide = {name: value.astype(np.float64) for name, value in given.items()}
+    found = through(x, everything, out_dtype="fp32", **given)
+    np.testing.assert_array_equal(found, everything(x.astype(np.float64), **wide))
+
+
+@pytest.mark.parametrize(
+    "design", [{"design": "tma"}, {"design": "pingpong", "consumers": 2}, {"alias_epilogue": True}]
+)
+def test_in_every_design(design: dict[str, Any], rng: np.random.Generator) -> None:
+    """Several tiles a CTA: the next tile's operands come while this one's are used."""
+    x, row, c = small(rng, (130, 60)), small(rng, (60,)), small(rng, (130, 60))
+    found = through(x, lambda acc, row, c: (acc + row) * c, TILE.replace(**design), row=row, c=c, out_dtype="fp32")
+    np.testing.assert_array_equal(found, (x.astype(np.float32) + row) * c)
