@@ -101,6 +101,28 @@ def test_adjacent_ifs_of_one_condition_are_one() -> None:
     )
 
 
+def test_ifs_of_one_condition_share_a_scope_and_what_is_read_between_them_keeps_them_apart() -> None:
+    with Builder("k", threads=32) as k:
+        out, first = k.pointer("out"), (k.lane == 0).named("first")
+        count = k.var(U32, 1, "count")
+        for merges in (True, True, False):
+            read = None if merges else count.get()
+            with k.when(first):
+                word = k.registers(U32, 1, "word")
+                word[0] = k.lane.to(U32) + 1
+                hw.store_global(word, out, True)
+                if read is not None:
+                    count.set(2)
+                    word[0] = read
+                    hw.store_global(word, out, True)
+    source = k.finish().source
+    assert source.count("if (first) {") == 2
+    assert source.index("const uint32_t count_now = count;") < source.rindex("if (first) {")
+    assert "uint32_t word = lane + 1u;" in source
+    assert "uint32_t word_2 = lane + 1u;" in source
+    compile_source(source, "k", cache=False)
+
+
 def test_offsets_descriptors_and_policies_are_named_constants() -> None:
     source = flagship().source
     body = source[source.index("\n{\n") :]

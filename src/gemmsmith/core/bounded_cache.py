@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -9,13 +10,17 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """A dict used as a cache: it is cleared when an insertion would exceed `max_entries` entries."""
+    """A dict used as a cache: an insertion beyond `max_entries` evicts the oldest one, safely between threads.
+
+    It is not the least recently used one, so that look-ups, which repeated calls wait for, stay those of a dict.
+    """
 
     def __init__(self, max_entries: int) -> None:
         super().__init__()
-        self.max_entries = max_entries
+        self.max_entries, self._lock = max_entries, threading.Lock()
 
     def __setitem__(self, key: K, value: V) -> None:
-        if len(self) >= self.max_entries and key not in self:
-            self.clear()
-        super().__setitem__(key, value)
+        with self._lock:
+            super().__setitem__(key, value)
+            if len(self) > self.max_entries:
+                del self[next(iter(self))]

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.cpp import WIDTH, instruction_wrapper, wrap_line
+from gemmsmith.lang.cpp import instruction_wrapper, wrap_line
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
 from gemmsmith.lang.location import SourceLocation
+from gemmsmith.lang.merge import is_inlined, is_pure
 from gemmsmith.lang.types import F32, I64, PRED, U32, U64, ScalarType
 from gemmsmith.lang.values import (
     Builtin,
@@ -77,13 +78,9 @@ class Printer:
     shared_arrays: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Shared buffers that are indexed by a slot: the name of the offset's constant, and the bytes of a slot."""
     lines: list[str] = field(default_factory=list)
-    last_if: tuple[Value | None, int] = None, 0
-    """Condition of the last `if` without `else`, and len(lines) right after it."""
-    last_call: tuple[Value | None, int, str] = None, 0, ""
-    """Result of the last instruction if it has one use, len(lines) right after it, and its text."""
-    last_declared: tuple[str, int] = "", 0
-    """Name of the last register declared if it is not an array, and len(lines) right after its declaration."""
     depth: int = 1
+    merged_depth: int = 0
+    """Levels without a line of their own, which count for the width of lines."""
     line_directives: bool = False
     """Precedes each line by a `#line` directive that names the Python line it comes from."""
     location: SourceLocation | None = None
@@ -138,7 +135,8 @@ class Printer:
             return value.name or "", _ATOM, set()
         if isinstance(value, (Parameter, LoopIndex)):
             return self.name(value, value.name or "p"), _ATOM, set()
-        raise AssertionError(f"{value} is used before its definition")
+        inlinable = self._compose(value)  # the condition of a merged `if`, which has no definition
+        return inlinable.text, inlinable.precedence, inlinable.reads
 
     def text(self, value: Value) -> str:
         """Return the text of a value."""
@@ -242,7 +240,8 @@ class Printer:
     # -- statements ----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
         """Append a line, indented and wrapped."""
-        text = wrap_line(text, "    " * self.depth)
+        margin = "    " * self.merged_depth
+        text = "\n".join(x[len(margin) :] for x in wrap_line(text, "    " * self.depth + margin).split("\n"))
         if self.line_directives and self.location:
             file = self.location.file.replace("\\", "/")
             text = "\n".join(f'#line {self.location.line} "{file}"\n{segment}' for segment in text.split("\n"))
@@ -263,15 +262,13 @@ class Printer:
         self._fold_or_emit(value, self._compose(value), pure)
 
     def _fold_or_emit(self, value: Value, inlinable: _Inlinable, pure: bool) -> None:
-        if pure and not value.name and (self.uses[value] == 1 or isinstance(value, VariableRead)):
+        if pure and is_inlined(value, self.uses):
             self.inlinable[value] = replace(inlinable, depth=self.depth)
             return
         if not self.uses[value]:
             self.line(f"{inlinable.text};")
         else:
             self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {inlinable.text};")
-            if self.uses[value] == 1 and not value.name:
-                self.last_call = value, len(self.lines), inlinable.text
 
     def block(self, block: st.Block) -> None:
         """Print the statements of a block."""
@@ -317,20 +314,16 @@ class Printer:
                 text = self.text(value)
                 self.flush(st.defs(statement))
                 self.line(_assignment(self.names[variable], variable, value, text))
-            case st.DeclareRegisters(registers=array):
+            case st.DeclareRegisters(registers=array, initial=initial):
+                initial_text = "" if initial is None else f" = {self.text(initial)}"
                 name = self.name(array, array.name)
                 rows = list(array) if isinstance(array, RegisterArray2D) else []
                 self.names.update((row, f"{name}[{i}]" if len(rows) > 1 else name) for i, row in enumerate(rows))
                 sizes = [len(rows)] * (len(rows) > 1) + [array.count] * (array.count > 1)
-                self.line(f"{array.type.cpp} {name}{''.join(f'[{size}]' for size in sizes)};")
-                if not sizes:
-                    self.last_declared = name, len(self.lines)
+                self.line(f"{array.type.cpp} {name}{''.join(f'[{size}]' for size in sizes)}{initial_text};")
             case st.AssignRegister(registers=registers, index=index, value=value):
                 text, element = self.text(value), self.register(registers, self.text(index))
                 self.flush(st.defs(statement))
-                if self.last_declared == (element, len(self.lines)):
-                    self.lines.pop()
-                    element = f"{registers.type.cpp} {element}"
                 self.line(f"{element} = {text};")
             case st.Call():
                 self._call(statement)
@@ -339,45 +332,14 @@ class Printer:
             case st.If():
                 condition = self.text(statement.condition)
                 self.flush(st.defs(statement))
-                if self.last_call[0] is statement.condition and self.last_call[1] == len(self.lines):
-                    self.lines.pop()
-                    condition = self.last_call[2]
-                if self.last_if[0] is statement.condition and self.last_if[1] == len(self.lines):
-                    self.lines.pop()  # continues the preceding `if` of the same condition: values never change
-                else:
-                    self.line(f"if ({condition}) {{")
-                opening = len(self.lines)
+                self.line(f"if ({condition}) {{")
+                self.merged_depth += statement.merged
                 self.nested(statement.then)
+                self.merged_depth -= statement.merged
                 if statement.otherwise:
                     self.line("} else {")
                     self.nested(statement.otherwise)
-                elif len(self.lines) == opening and self.lines[-1].endswith(") {"):
-                    self.lines.pop()  # an empty branch
-                    return
                 self.line("}")
-                if not statement.otherwise and not self._merge_nested_if(opening):
-                    self.last_if = statement.condition, len(self.lines)
-
-    def _merge_nested_if(self, inner_start: int) -> bool:
-        """Merge the `if` on line `inner_start - 1` with an `if` that is the only statement inside it: `if (a && b)`."""
-        indent, inner = "    " * self.depth, self.lines[inner_start:-1]
-        if not inner:
-            return False
-        directive, _, outer = self.lines[inner_start - 1].rpartition("\n")
-        code = [re.sub("(?m)^#line .*\n", "", line) for line in inner]
-        conditions = [re.fullmatch(r" *if \((.*)\) \{", line) for line in (outer, code[0])]
-        is_only_statement = code[-1] == f"{indent}    }}" and not any(
-            re.match(rf"{indent}    \S", line) for line in "\n".join(code[1:-1]).split("\n")
-        )
-        if not (all(conditions) and is_only_statement):
-            return False
-        texts = [f"({x[1]})" if " " in x[1] else x[1] for x in conditions if x]
-        merged = f"{indent}if ({' && '.join(texts)}) {{"
-        if len(merged) > WIDTH:
-            return False
-        body = [re.sub("(?m)^    ", "", line) for line in inner[1:]]
-        self.lines[inner_start - 1 :] = [directive + "\n" * bool(directive) + merged, *body]
-        return True
 
     def _call(self, call: st.Call) -> None:
         if not any(self.uses[r] for r in call.results):
@@ -496,8 +458,3 @@ def _converts_implicitly(source: ScalarType, target: ScalarType) -> bool:
     if not source.is_integer or target not in (U32, I64, U64) or source.bits > target.bits:
         return False
     return not (target == I64 and source == U64)
-
-
-def is_pure(value: Value) -> bool:
-    """Return whether a value is computed without side effects."""
-    return not isinstance(value, Result) or value.instruction.pure

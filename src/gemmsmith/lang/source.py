@@ -9,7 +9,8 @@ from math import prod
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.cpp import comment_lines, device_function, join_definitions, wrap_line
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.printer import Printer, identifier_hint, is_pure, literal
+from gemmsmith.lang.merge import is_pure, merge_statements
+from gemmsmith.lang.printer import Printer, identifier_hint, literal
 from gemmsmith.lang.values import Builtin, Value
 
 _PRELUDE = """\
@@ -104,7 +105,7 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
     offsets = [buffer.offset_constant for buffer in kernel.buffers]
     for offset in offsets:
         p.shared_array(offset)
-    p.block(kernel.body)
+    p.block(merge_statements(kernel.body, uses))
     device_functions = [_print_function(f, kernel.threads, wrappers, used_names) for f in kernel.functions]
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (

@@ -75,9 +75,15 @@ class Assign(Statement):
 
 @dataclass(eq=False)
 class DeclareRegisters(Statement):
-    """Declaration of a register array, one- or two-dimensional."""
+    """Declaration of a register array, one- or two-dimensional, with its value if it is a single register."""
 
     registers: RegisterArray | RegisterArray2D
+    initial: Value | None = None
+
+    def is_scalar(self, registers: RegisterArray) -> bool:
+        """Return whether this declares a single register, and `registers` is its array."""
+        rows = len(self.registers) if isinstance(self.registers, RegisterArray2D) else 1
+        return registers.declaration is self.registers and rows == registers.count == 1
 
 
 @dataclass(eq=False)
@@ -102,11 +108,15 @@ class Loop(Statement):
 
 @dataclass(eq=False)
 class If(Statement):
-    """A branch on a condition that may differ between threads."""
+    """A branch on a condition that may differ between threads.
+
+    `merged`: the branches of which it is the only statement, whose conditions its own includes.
+    """
 
     condition: Value
     then: Block = field(default_factory=Block)
     otherwise: Block | None = None
+    merged: int = 0
 
 
 @dataclass(eq=False)
