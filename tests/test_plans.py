@@ -94,3 +94,13 @@ def test_an_operand_of_another_kind_is_refused(x: np.ndarray) -> None:
     assert (plan.run(a, b, x=3.0) == 192).all()
     with pytest.raises(ArgumentError, match="epilogue: for these operands.* make a plan from arrays like these"):
         plan.run(a, b, x=x)
+
+
+@pytest.mark.parametrize("backend", [["cuda"], {}, 3, None, "gpu"])
+@pytest.mark.parametrize(
+    "function", [gemmsmith.gemm, gemmsmith.plan, lambda a, b, backend: gemmsmith.pack(b, backend=backend)]
+)
+def test_a_backend_that_does_not_exist(function: Any, backend: Any) -> None:
+    a, b = np.zeros((8, 16), np.float16), np.zeros((16, 8), np.float16)
+    with pytest.raises(ArgumentError, match=r"backend: got .*; use one of auto, cuda, sim, reference"):
+        function(a, b, backend=backend)

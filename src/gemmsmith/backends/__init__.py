@@ -17,8 +17,9 @@ BACKENDS_FOR_ARRAYS: dict[str, Backend] = {"cuda": "cuda", "cpu": "reference"}
 
 def check_backend(name: str) -> None:
     """Raise ArgumentError if there is no backend of that name."""
-    if name != "auto" and name not in BACKENDS:
-        raise ArgumentError(f"backend: got {name!r}; use one of auto, {', '.join(BACKENDS)}")
+    names = ("auto", *BACKENDS)
+    if name not in names:
+        raise ArgumentError(f"backend: got {name!r}; use one of {', '.join(names)}")
 
 
 def resolve_backend(name: Backend, x: ArrayInfo, argument: str) -> Backend:
