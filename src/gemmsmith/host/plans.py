@@ -88,7 +88,8 @@ class Plan:
 
     def __init__(self, request: Request) -> None:
         epilogue, self.fingerprint = snapshot(request.epilogue)
-        binding, a = bind(replace(request, epilogue=epilogue)), describe(request.a, "a")
+        request = request if epilogue is request.epilogue else replace(request, epilogue=epilogue)
+        binding, a = bind(request), describe(request.a, "a")
         if request.batch_invariant:
             check_batch_invariant(request.config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
@@ -102,7 +103,7 @@ class Plan:
         self.problem: Problem = self.binding.problem
         self.out_dtype: DType = self.binding.out_dtype
         self.accumulator_dtype: DType = self.problem.accumulator_dtype
-        self._request = replace(request.with_arrays(None, None), epilogue=epilogue, out_dtype=self.out_dtype)
+        self._request = replace(request, a=None, b=None, out=None, operands={}, out_dtype=self.out_dtype)
         self._has_epilogue = epilogue is not None
         self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
         self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
