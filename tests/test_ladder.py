@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.backends.sim.counters import Count, Counters
+from gemmsmith.backends.sim.execute.counters import Count, Counters
 from gemmsmith.backends.sim.run import run
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.errors import ArgumentError

@@ -19,7 +19,7 @@ import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.matmul import truncate_to_tf32
-from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import FP16, FP32, TF32, as_dtype
 from gemmsmith.core.graph import EpilogueGraph

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from gemmsmith.backends.sim.counters import WAVEFRONT_BYTES, Count
+from gemmsmith.backends.sim.execute.counters import WAVEFRONT_BYTES, Count
 from gemmsmith.core.tile import SECTOR_BYTES
 
 GLOBAL, SHARED = "l1tex__t_sectors_pipe_lsu_mem_global_op_", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"

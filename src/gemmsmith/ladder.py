@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, describe
-from gemmsmith.backends.sim.counters import Count, Counters
+from gemmsmith.backends.sim.execute.counters import Count, Counters
 from gemmsmith.backends.sim.run import run
 from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER

@@ -10,7 +10,7 @@ from tests.test_simulated_dtypes import FLOAT, judge, matrix, poisoned
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
-from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.core.spec import KernelSpec
 
 COOPERATIVE = Config("cooperative", (128, 64, 32), (1, 1), 3, 2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 import gemmsmith
 from gemmsmith import Config, Spec
-from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.spec import operand_major

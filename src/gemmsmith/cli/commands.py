@@ -12,7 +12,7 @@ import click
 from gemmsmith.arrays import Spec
 from gemmsmith.backends import BACKENDS
 from gemmsmith.backends.cuda.mnemonics import Code
-from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.binding.scaling import with_scales

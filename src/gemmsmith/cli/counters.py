@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmsmith.backends.sim.counters import Count
+from gemmsmith.backends.sim.execute.counters import Count
 from gemmsmith.cli.table import format_table
 from gemmsmith.core.occupancy import Occupancy, occupancy
 from gemmsmith.lang.kernel import Kernel

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.reference import bounds
-from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.cli.counters import KernelCounts
 from gemmsmith.cli.progress import ProgressCallback
 from gemmsmith.core.dtypes import FP32, DType

@@ -199,7 +199,7 @@ class SimtFragments:
 
     Without double buffering B's fragment is a vector of columns at a time. Lane bits 1 and 2 are swapped so that
     adjacent lanes load the same words (neighbors by 1 those of A, neighbors by 2 those of B), so that more lanes are
-    served at once (backends/sim/counters.py); `unpermute_lanes` restores the fragment's lane order.
+    served at once (backends/sim/execute/counters.py); `unpermute_lanes` restores the fragment's lane order.
     """
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:

@@ -37,9 +37,9 @@ from gemmsmith.tuning.gpus import gpu_at
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
     from gemmsmith.backends.cuda.run import BoundLaunches
-    from gemmsmith.backends.sim.counters import Counters
-    from gemmsmith.backends.sim.hazards import Hazard
-    from gemmsmith.backends.sim.timeline import Timeline
+    from gemmsmith.backends.sim.execute.counters import Counters
+    from gemmsmith.backends.sim.report.hazards import Hazard
+    from gemmsmith.backends.sim.report.timeline import Timeline
 
 MAX_CACHED_CALLS = 4096
 """Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""

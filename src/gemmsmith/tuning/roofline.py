@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gemmsmith.backends.sim.counters import WAVEFRONT_BYTES, Count
+from gemmsmith.backends.sim.execute.counters import WAVEFRONT_BYTES, Count
 from gemmsmith.core.tile import SECTOR_BYTES
 from gemmsmith.tuning.config_table import NUM_SMS
 from gemmsmith.tuning.gpus import H200

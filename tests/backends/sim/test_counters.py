@@ -9,7 +9,7 @@ import pytest
 from tests.backends.sim.tiny import run, word
 
 from gemmsmith import hw
-from gemmsmith.backends.sim.counters import Count, Counters, wavefronts
+from gemmsmith.backends.sim.execute.counters import Count, Counters, wavefronts
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.mma import select_mma
 from gemmsmith.hw.tma import EVICT_NORMAL

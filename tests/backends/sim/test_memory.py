@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gemmsmith.backends.sim.memory import GlobalMemory, alignment, gather, scatter
+from gemmsmith.backends.sim.memory.memory import GlobalMemory, alignment, gather, scatter
 
 
 @given(

@@ -10,7 +10,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.backends.sim import Hazard
-from gemmsmith.backends.sim.shadow import Shadow
+from gemmsmith.backends.sim.memory.shadow import Shadow
 from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.host.plans import Plan

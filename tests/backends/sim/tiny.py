@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gemmsmith.backends.sim import GlobalMemory, SimulationResult, simulate
-from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.builder import Builder

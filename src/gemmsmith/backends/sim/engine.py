@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gemmsmith.backends.sim.cost_model import H200_COST_MODEL, CostModel
-from gemmsmith.backends.sim.counters import Counters
-from gemmsmith.backends.sim.cta import Cta
+from gemmsmith.backends.sim.execute.counters import Counters
+from gemmsmith.backends.sim.execute.interpreter import CompiledStatement, Interpreter
 from gemmsmith.backends.sim.exit_checks import check_grid_exit
 from gemmsmith.backends.sim.grid import check_launch, create_ctas
-from gemmsmith.backends.sim.grid_state import GridState
-from gemmsmith.backends.sim.hazards import Hazard, Hazards, SimulationAborted
-from gemmsmith.backends.sim.interpreter import CompiledStatement, Interpreter
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
-from gemmsmith.backends.sim.memory import GlobalMemory
-from gemmsmith.backends.sim.operations import InFlightOperation, Operations
-from gemmsmith.backends.sim.timeline import Timeline
+from gemmsmith.backends.sim.memory.memory import GlobalMemory
+from gemmsmith.backends.sim.report.cost_model import H200_COST_MODEL, CostModel
+from gemmsmith.backends.sim.report.hazards import Hazard, Hazards, SimulationAborted
+from gemmsmith.backends.sim.report.timeline import Timeline
+from gemmsmith.backends.sim.state.cta import Cta
+from gemmsmith.backends.sim.state.grid_state import GridState
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
+from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gemmsmith.backends.sim.clocks import VectorClock
-from gemmsmith.backends.sim.cta import Cta
-from gemmsmith.backends.sim.grid_state import GridState
-from gemmsmith.backends.sim.hazards import Hazards
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup
+from gemmsmith.backends.sim.memory.clocks import VectorClock
+from gemmsmith.backends.sim.report.hazards import Hazards
+from gemmsmith.backends.sim.state.cta import Cta
+from gemmsmith.backends.sim.state.grid_state import GridState
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 
 
 def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, byte_range
-from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.backends.sim.engine import SimulationResult, simulate
-from gemmsmith.backends.sim.hazards import Hazard
-from gemmsmith.backends.sim.memory import GlobalMemory
-from gemmsmith.backends.sim.timeline import Timeline
+from gemmsmith.backends.sim.execute.counters import Counters
+from gemmsmith.backends.sim.memory.memory import GlobalMemory
+from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.timeline import Timeline
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.launch import Launch, Launches

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import VectorClock
-from gemmsmith.backends.sim.events import Event
-from gemmsmith.backends.sim.hazards import Hazards
-from gemmsmith.backends.sim.memory import MAX_ACCESS_BYTES
+from gemmsmith.backends.sim.memory.clocks import VectorClock
+from gemmsmith.backends.sim.memory.events import Event
+from gemmsmith.backends.sim.memory.memory import MAX_ACCESS_BYTES
+from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.core.integers import ceil_div
 
 MBARRIER_BYTES = 8

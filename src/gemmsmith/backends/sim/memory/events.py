@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY_FENCED, HAPPENS_BEFORE, VectorClock, Warp
-from gemmsmith.backends.sim.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
+from gemmsmith.backends.sim.memory.clocks import ASYNC_PROXY_FENCED, HAPPENS_BEFORE, VectorClock, Warp
+from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 from gemmsmith.lang.location import SourceLocation
 
 

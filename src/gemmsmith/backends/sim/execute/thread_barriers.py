@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmsmith.backends.sim.barriers import ThreadBarrier
-from gemmsmith.backends.sim.clocks import VectorClock, Warp
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
-from gemmsmith.backends.sim.scopes import ScopeLevel
+from gemmsmith.backends.sim.memory.clocks import VectorClock, Warp
+from gemmsmith.backends.sim.memory.scopes import ScopeLevel
+from gemmsmith.backends.sim.state.barriers import ThreadBarrier
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA
 from gemmsmith.machine import Blocking
 

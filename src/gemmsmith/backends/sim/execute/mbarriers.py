@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.barriers import Mbarrier
-from gemmsmith.backends.sim.clocks import (
+from gemmsmith.backends.sim.memory.clocks import (
     ASYNC_PROXY_FENCED,
     EXECUTED,
     HAPPENS_BEFORE,
     MBARRIER_INIT_FENCED,
     VectorClock,
 )
-from gemmsmith.backends.sim.cta import Cta
-from gemmsmith.backends.sim.events import Event
-from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup, Wait, mask_of
-from gemmsmith.backends.sim.memory import OFFSET_MASK
-from gemmsmith.backends.sim.scopes import ScopeLevel, scope_of
-from gemmsmith.backends.sim.shadow import MBARRIER_BYTES
+from gemmsmith.backends.sim.memory.events import Event
+from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
+from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
+from gemmsmith.backends.sim.memory.shadow import MBARRIER_BYTES
+from gemmsmith.backends.sim.state.barriers import Mbarrier
+from gemmsmith.backends.sim.state.cta import Cta
+from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup, Wait, mask_of
 from gemmsmith.machine import Blocking
 
 

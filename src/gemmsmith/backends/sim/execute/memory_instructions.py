@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.checked_memory import CheckedMemory, ResolvedAccess
-from gemmsmith.backends.sim.clocks import EXECUTED
-from gemmsmith.backends.sim.counters import AccessCounter
-from gemmsmith.backends.sim.events import Event, LaneAccesses
-from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup, Wait
-from gemmsmith.backends.sim.scopes import ScopeLevel, scope_of
-from gemmsmith.backends.sim.sync_variables import ReleasedClock, synchronizing_scope
+from gemmsmith.backends.sim.execute.checked_memory import CheckedMemory, ResolvedAccess
+from gemmsmith.backends.sim.execute.counters import AccessCounter
+from gemmsmith.backends.sim.memory.clocks import EXECUTED
+from gemmsmith.backends.sim.memory.events import Event, LaneAccesses
+from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
+from gemmsmith.backends.sim.memory.sync_variables import ReleasedClock, synchronizing_scope
+from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup, Wait
 from gemmsmith.machine import Access, Blocking, Space
 
 LOG2_STEPS_PER_POLL = (-6, 8)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.clocks import VectorClock, Warp
-from gemmsmith.backends.sim.cta import Cta
-from gemmsmith.backends.sim.events import Event
-from gemmsmith.backends.sim.memory import OFFSET_MASK
+from gemmsmith.backends.sim.memory.clocks import VectorClock, Warp
+from gemmsmith.backends.sim.memory.events import Event
+from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
+from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.machine import AsyncOperation
 

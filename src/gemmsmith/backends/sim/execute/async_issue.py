@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from gemmsmith.backends.sim.async_groups import AsyncGroups
-from gemmsmith.backends.sim.checked_memory import CheckedMemory
-from gemmsmith.backends.sim.clocks import MBARRIER_INIT_FENCED, VectorClock
-from gemmsmith.backends.sim.counters import AccessCounter
-from gemmsmith.backends.sim.events import Event, LaneAccesses
-from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup
-from gemmsmith.backends.sim.mbarriers import Mbarriers
-from gemmsmith.backends.sim.memory import OFFSET_MASK
-from gemmsmith.backends.sim.operations import InFlightOperation
-from gemmsmith.backends.sim.registers import RegisterFile
-from gemmsmith.backends.sim.timeline import Span
+from gemmsmith.backends.sim.execute.async_groups import AsyncGroups
+from gemmsmith.backends.sim.execute.checked_memory import CheckedMemory
+from gemmsmith.backends.sim.execute.counters import AccessCounter
+from gemmsmith.backends.sim.execute.mbarriers import Mbarriers
+from gemmsmith.backends.sim.execute.registers import RegisterFile
+from gemmsmith.backends.sim.memory.clocks import MBARRIER_INIT_FENCED, VectorClock
+from gemmsmith.backends.sim.memory.events import Event, LaneAccesses
+from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
+from gemmsmith.backends.sim.report.timeline import Span
+from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup
+from gemmsmith.backends.sim.state.operations import InFlightOperation
 from gemmsmith.machine import Access, AsyncOperation
 
 ENGINE_ROWS = {"tma": "TMA", "tensor": "tensor core", "copy": "copy"}

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemmsmith.backends.sim.barriers import Mbarrier, ThreadBarrier
-from gemmsmith.backends.sim.clocks import Warp
-from gemmsmith.backends.sim.events import Event
-from gemmsmith.backends.sim.shadow import Shadow
+from gemmsmith.backends.sim.memory.clocks import Warp
+from gemmsmith.backends.sim.memory.events import Event
+from gemmsmith.backends.sim.memory.shadow import Shadow
+from gemmsmith.backends.sim.state.barriers import Mbarrier, ThreadBarrier
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.lang.instruction import Instruction

@@ -6,14 +6,14 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.clocks import AGENTS_PER_WARP
-from gemmsmith.backends.sim.cost_model import CostModel
-from gemmsmith.backends.sim.hazards import Hazards
-from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, GlobalMemory
-from gemmsmith.backends.sim.operations import Operations
-from gemmsmith.backends.sim.shadow import Shadow
-from gemmsmith.backends.sim.sync_variables import SyncVariable
-from gemmsmith.backends.sim.timeline import Timeline
+from gemmsmith.backends.sim.memory.clocks import AGENTS_PER_WARP
+from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, Buffer, GlobalMemory
+from gemmsmith.backends.sim.memory.shadow import Shadow
+from gemmsmith.backends.sim.memory.sync_variables import SyncVariable
+from gemmsmith.backends.sim.report.cost_model import CostModel
+from gemmsmith.backends.sim.report.hazards import Hazards
+from gemmsmith.backends.sim.report.timeline import Timeline
+from gemmsmith.backends.sim.state.operations import Operations
 from gemmsmith.lang.kernel import Kernel
 
 

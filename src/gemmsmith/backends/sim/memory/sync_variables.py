@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gemmsmith.backends.sim.clocks import VectorClock
-from gemmsmith.backends.sim.events import Event
-from gemmsmith.backends.sim.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
+from gemmsmith.backends.sim.memory.clocks import VectorClock
+from gemmsmith.backends.sim.memory.events import Event
+from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 
 
 class ReleasedClock(NamedTuple):

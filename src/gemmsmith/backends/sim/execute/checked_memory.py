@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import PREREQUISITE_GRIDS_BIT, VectorClock
-from gemmsmith.backends.sim.events import Event
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup
-from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, alignment, gather, scatter
+from gemmsmith.backends.sim.memory.clocks import PREREQUISITE_GRIDS_BIT, VectorClock
+from gemmsmith.backends.sim.memory.events import Event
+from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, Buffer, alignment, gather, scatter
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.machine import Access
 
 

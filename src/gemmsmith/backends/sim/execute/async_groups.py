@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
-from gemmsmith.backends.sim.operations import InFlightOperation
-from gemmsmith.backends.sim.registers import RegisterFile
+from gemmsmith.backends.sim.execute.registers import RegisterFile
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
+from gemmsmith.backends.sim.state.operations import InFlightOperation
 from gemmsmith.machine import AsyncGroupKind, Blocking
 
 Key = AsyncGroupKind | tuple[AsyncGroupKind, int]

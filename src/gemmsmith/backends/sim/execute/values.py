@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup
-from gemmsmith.backends.sim.memory import SHARED_BASE
+from gemmsmith.backends.sim.memory.memory import SHARED_BASE
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.lang.types import F32, PRED
 from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Parameter, Value, Variable
 from gemmsmith.machine import CLUSTER_RANK_SHIFT

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64, ScalarType
 from gemmsmith.lang.values import Operation, Value
 

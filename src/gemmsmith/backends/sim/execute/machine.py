@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from gemmsmith import machine
-from gemmsmith.backends.sim.async_issue import AsyncIssuer
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, PREREQUISITE_GRIDS_BIT
-from gemmsmith.backends.sim.counters import AccessCounter
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup
-from gemmsmith.backends.sim.mbarriers import Mbarriers
-from gemmsmith.backends.sim.memory_instructions import MemoryInstructions
-from gemmsmith.backends.sim.registers import RegisterFile
-from gemmsmith.backends.sim.scopes import scope_of
-from gemmsmith.backends.sim.thread_barriers import ThreadBarriers
-from gemmsmith.backends.sim.values import Values
+from gemmsmith.backends.sim.execute.async_issue import AsyncIssuer
+from gemmsmith.backends.sim.execute.counters import AccessCounter
+from gemmsmith.backends.sim.execute.mbarriers import Mbarriers
+from gemmsmith.backends.sim.execute.memory_instructions import MemoryInstructions
+from gemmsmith.backends.sim.execute.registers import RegisterFile
+from gemmsmith.backends.sim.execute.thread_barriers import ThreadBarriers
+from gemmsmith.backends.sim.execute.values import Values
+from gemmsmith.backends.sim.memory.clocks import ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, PREREQUISITE_GRIDS_BIT
+from gemmsmith.backends.sim.memory.scopes import scope_of
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.lang.values import Value
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.clocks import EXECUTED, Agent, VectorClock
-from gemmsmith.backends.sim.hazards import Hazards
+from gemmsmith.backends.sim.memory.clocks import EXECUTED, Agent, VectorClock
+from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.lang.location import SourceLocation
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import ALL_LANES, Agent, VectorClock, Warp
-from gemmsmith.backends.sim.cta import Cta
-from gemmsmith.backends.sim.grid_state import GridState
-from gemmsmith.backends.sim.hazards import SimulationAborted
-from gemmsmith.backends.sim.timeline import Span
+from gemmsmith.backends.sim.memory.clocks import ALL_LANES, Agent, VectorClock, Warp
+from gemmsmith.backends.sim.report.hazards import SimulationAborted
+from gemmsmith.backends.sim.report.timeline import Span
+from gemmsmith.backends.sim.state.cta import Cta
+from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.lang.location import SourceLocation
 
 

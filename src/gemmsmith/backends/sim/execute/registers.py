@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
-from gemmsmith.backends.sim.operations import InFlightOperation
-from gemmsmith.backends.sim.values import Values
+from gemmsmith.backends.sim.execute.values import Values
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
+from gemmsmith.backends.sim.state.operations import InFlightOperation
 from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, RegisterSlice
 from gemmsmith.machine import Blocking

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemmsmith.backends.sim.scopes import ScopeLevel
+from gemmsmith.backends.sim.memory.scopes import ScopeLevel
 
 HAPPENS_BEFORE, ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, EXECUTED = range(4)
 """Rows of `VectorClock.event_counts`."""

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmsmith.backends.sim.arithmetic import compile_operation
-from gemmsmith.backends.sim.counters import Counters
-from gemmsmith.backends.sim.lockstep_group import LockstepGroup
-from gemmsmith.backends.sim.machine import LockstepMachine
-from gemmsmith.backends.sim.registers import RegisterFile
-from gemmsmith.backends.sim.values import Values
+from gemmsmith.backends.sim.execute.arithmetic import compile_operation
+from gemmsmith.backends.sim.execute.counters import Counters
+from gemmsmith.backends.sim.execute.machine import LockstepMachine
+from gemmsmith.backends.sim.execute.registers import RegisterFile
+from gemmsmith.backends.sim.execute.values import Values
+from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.location import SourceLocation

@@ -1,0 +1,1 @@
+"""Execution of statements and instructions by a lockstep group."""

@@ -1,0 +1,1 @@
+"""Memory as bytes, and which accesses happen before which."""

@@ -1,0 +1,1 @@
+"""State of a grid while it executes: barriers, CTAs, lockstep groups, operations in flight."""
