@@ -191,8 +191,8 @@ def excerpt(file: str, first: str, last: str) -> str:
 
 
 def consumer_loop() -> str:
-    """Return the loop of a consumer warpgroup of the cooperative design."""
-    return excerpt("kernels/cooperative.py", "with scheduler.", "epilogue.store(accumulator")
+    """Return the loop of a consumer warpgroup over a tile's k-tiles."""
+    return excerpt("kernels/wgmma_mainloop.py", "with k.range(tile.k_tiles", "self.read.advance()")
 
 
 def instruction() -> str:

@@ -58,10 +58,10 @@ def test_the_command_in_its_header_compiles_it(tmp_path: Path) -> None:
 def test_lines_of_the_python_file() -> None:
     """They are all that is added, one before each line of the body that a statement made."""
     kernel = flagship()
-    line = r'#line (\d+) ".*/cooperative\.py"\n'
+    line = r'#line (\d+) ".*/(?:cooperative|wgmma_mainloop)\.py"\n'
     assert re.sub(line, "", kernel.source_with_line_directives) == kernel.source
     found = re.findall(line + r"\s*(\w+)\(", kernel.source_with_line_directives)
-    design = (Path(gemmsmith.__file__).parent / "kernels" / "cooperative.py").read_text().split("\n")
+    design = (Path(gemmsmith.__file__).parent / "kernels" / "wgmma_mainloop.py").read_text().split("\n")
     (waited,) = {number for number, called in found if called == "wgmma_wait_1"}
     assert "accumulator.wait(pending=1)" in design[int(waited) - 1]
 

@@ -10,13 +10,12 @@ from contextlib import nullcontext
 from gemmsmith import hw
 from gemmsmith.collective.block_scales import BlockScales
 from gemmsmith.collective.ordered_sequence_barrier import OrderedSequenceBarrier
-from gemmsmith.collective.pipeline import LaggedRelease
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
+from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Value
@@ -50,7 +49,7 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
             scales.init_consumer()
             promoted_consumer_loop(k, spec, scheduler, mainloop, scales, epilogue, warpgroup)
         else:
-            consumer_loop(k, spec, scheduler, mainloop, epilogue, warpgroup)
+            consumer_loop(spec, scheduler, mainloop, epilogue, warpgroup)
 
 
 def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, scales: BlockScales) -> None:
@@ -74,28 +73,18 @@ def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, 
 
 
 def consumer_loop(
-    k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: TmaMainloop, epilogue: Epilogue, warpgroup: Value
+    spec: KernelSpec, scheduler: TileScheduler, mainloop: TmaMainloop, epilogue: Epilogue, warpgroup: Value
 ) -> None:
-    """Record a consumer warpgroup: it multiplies a k-tile, and releases the previous one."""
+    """Record a consumer warpgroup."""
     warpgroup_row = (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
-    read, release = mainloop.pipeline.consumer_start_state(), LaggedRelease(mainloop.pipeline)
-    accumulator = make_accumulator(spec)
+    consumer = WgmmaMainloop(spec, mainloop, warpgroup_row)
     epilogue.start(warpgroup, warpgroup_row)
     with scheduler.tile_loop() as tile:
         epilogue.load(tile)
-        with k.when(tile.k_tiles == 0):
-            accumulator.clear()
-        k.comment("mainloop")
-        with k.range(tile.k_tiles, name="k_tile") as k_tile:
-            mainloop.pipeline.consumer_wait(read)
-            a, b = mainloop.stage(read)
-            accumulator.multiply(a.rows(warpgroup_row, spec.warpgroup_rows), b, accumulate=k_tile > 0)
-            accumulator.wait(pending=1)
-            release.release_previous(k_tile, read)
-            read.advance()
-        accumulator.wait(pending=0)
-        release.release_last(tile.k_tiles)
-        epilogue.store(accumulator, tile)
+        consumer.clear_if_empty(tile)
+        consumer.mma(tile)
+        consumer.mma_tail(tile)
+        epilogue.store(consumer.accumulator, tile)
     epilogue.finish()
 
 

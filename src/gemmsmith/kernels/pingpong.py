@@ -8,13 +8,12 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.block_scales import BlockScales
 from gemmsmith.collective.ordered_sequence_barrier import OrderedSequenceBarrier
-from gemmsmith.collective.pipeline import LaggedRelease
-from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.kernels.cooperative import SETMAXNREG, producer_warps, promoted_consumer_loop
+from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
 from gemmsmith.lang.builder import Builder
 from gemmsmith.tile_scheduler.tiles import TileScheduler
 
@@ -40,29 +39,19 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             scales.init_consumer()
             promoted_consumer_loop(k, spec, scheduler, mainloop, scales, epilogue, warpgroup, order)
             return
-        read, release = mainloop.pipeline.consumer_start_state(), LaggedRelease(mainloop.pipeline)
-        accumulator = make_accumulator(spec)
+        consumer = WgmmaMainloop(spec, mainloop, warpgroup_row=0)
         epilogue.start(warpgroup, 0)
         order.prime(warpgroup)
-        read.skip(warpgroup * scheduler.k_tiles)
+        consumer.read.skip(warpgroup * scheduler.k_tiles)
         with scheduler.tile_loop(step=2, first=warpgroup) as tile:
             epilogue.load(tile)
-            with k.when(tile.k_tiles == 0):
-                accumulator.clear()
+            consumer.clear_if_empty(tile)
             order.wait(warpgroup)
-            k.comment("mainloop")
-            with k.range(tile.k_tiles, name="k_tile") as k_tile:
-                mainloop.pipeline.consumer_wait(read)
-                a, b = mainloop.stage(read)
-                accumulator.multiply(a, b, accumulate=k_tile > 0)
-                accumulator.wait(pending=1)
-                release.release_previous(k_tile, read)
-                read.advance()
+            consumer.mma(tile)
             order.arrive(warpgroup)
-            accumulator.wait(pending=0)
-            release.release_last(tile.k_tiles)
-            read.skip(tile.k_tiles)
-            epilogue.store(accumulator, tile)
+            consumer.mma_tail(tile)
+            consumer.read.skip(tile.k_tiles)
+            epilogue.store(consumer.accumulator, tile)
         epilogue.finish()
 
 

@@ -1,0 +1,52 @@
+"""The mainloop of a consumer warpgroup (CUTLASS: CollectiveMma, mma and mma_tail)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gemmsmith.collective.pipeline import LaggedRelease
+from gemmsmith.collective.register_a import make_accumulator
+from gemmsmith.collective.tma_mainloop import TmaMainloop
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.values import Value
+from gemmsmith.tile_scheduler.tiles import WorkTile
+
+
+class WgmmaMainloop:
+    """Multiplies the k-tiles of a tile; one wgmma group stays in flight, so each stage is released a k-tile later.
+
+    Attributes:
+        accumulator: The warpgroup's accumulator.
+        read: The consumer's state of the pipeline.
+    """
+
+    def __init__(self, spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int) -> None:
+        """Declare the consumer's variables. `warpgroup_row`: the warpgroup's first row in the CTA's tile."""
+        self._loads, self._rows = loads, (warpgroup_row, spec.warpgroup_rows)
+        self.read, self._release = loads.pipeline.consumer_start_state(), LaggedRelease(loads.pipeline)
+        self.accumulator = make_accumulator(spec)
+
+    def clear_if_empty(self, tile: WorkTile) -> None:
+        """Clear the accumulator of a tile without k-tiles; others overwrite it."""
+        with current_builder().when(tile.k_tiles == 0):
+            self.accumulator.clear()
+
+    def mma(self, tile: WorkTile, after_k_tile: Callable[[WorkTile, Value], None] | None = None) -> None:
+        """Issue the wgmmas of a tile's k-tiles, as their stages become full; `after_k_tile` follows each of them."""
+        k = current_builder()
+        k.comment("mainloop")
+        with k.range(tile.k_tiles, name="k_tile") as k_tile:
+            self._loads.pipeline.consumer_wait(self.read)
+            a, b = self._loads.stage(self.read)
+            self.accumulator.multiply(a.rows(*self._rows), b, accumulate=k_tile > 0)
+            self.accumulator.wait(pending=1)
+            self._release.release_previous(k_tile, self.read)
+            self.read.advance()
+            if after_k_tile:
+                after_k_tile(tile, k_tile)
+
+    def mma_tail(self, tile: WorkTile) -> None:
+        """Wait for the last wgmma group, and release its stage."""
+        self.accumulator.wait(pending=0)
+        self._release.release_last(tile.k_tiles)
