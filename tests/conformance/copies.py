@@ -203,7 +203,7 @@ def tile_load(dtype: DType, mn: int, depth: int, major: str, parts: int = 1) -> 
     image[tile.offset(row, column) // dtype.bytes] = x if major == "K" else x.T
     maps = {"source": Map("x", dtype, (shape[1], shape[0], 1), (shape[1], 0),
                           (tile.box_inner, tile.outer // parts, 1), tile.swizzle)}  # fmt: skip
-    numbers = {"source_multicast_slice_m": tile.outer // parts} if parts > 1 else {}
+    numbers = {f"source_multicast_slice_{'k' if major == 'MN' else 'n'}": tile.outer // parts} if parts > 1 else {}
     return Case(
         f"tma_{name}", record, np.tile(image, parts), {"x": x}, maps, cluster=parts, grid=parts, numbers=numbers
     )

@@ -40,12 +40,30 @@ _BUILTINS = {
 
 
 def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value]:
-    """Count the uses of each value by live statements; `results` count as used."""
+    """Count the uses of each value by live statements; `results` count as used. An `if` without statements is dead."""
     uses = Counter(results)
-    for statement in reversed(list(st.walk(block))):  # in reverse, all uses of a value come before its definition
-        dead = isinstance(statement, st.Define) and is_pure(statement.value) and not uses[statement.value]
-        if not dead and not (isinstance(statement, st.Call) and not any(uses[r] for r in statement.results)):
-            uses.update(st.uses(statement))
+
+    def count(block: st.Block) -> bool:
+        """Count a block's uses, from its end on: a value's uses before its definition. Return whether any is live."""
+        any_live = False
+        for statement in reversed(block.statements):
+            living_blocks = [count(child) for child in reversed(st.children(statement))]
+            live = any(living_blocks)
+            match statement:
+                case st.Define(value=value) if is_pure(value):
+                    live = uses[value] > 0
+                case st.Call(results=returned):
+                    live = any(uses[x] for x in returned)
+                case st.If():
+                    pass
+                case _:
+                    live = True
+            if live:
+                uses.update(st.uses(statement))
+                any_live = True
+        return any_live
+
+    count(block)
     return uses
 
 
