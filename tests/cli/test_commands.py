@@ -261,7 +261,7 @@ def test_show(call) -> None:
 def test_an_annotated_listing(call, code: str, tensor: str) -> None:
     words = ["show", *SMALL, f"--{code}", "--annotate"]
     text = good(call(*words))
-    assert len(re.findall(rf"^{tensor}.* cooperative\.py:\d+$", text, re.MULTILINE)) == 2
+    assert len(re.findall(rf"^{tensor}.* wgmma_mainloop\.py:\d+$", text, re.MULTILINE)) == 2
     assert re.search(r"^class +whole kernel +each k-tile +some k-tiles\ntensor +2 +2 +0$", text, re.MULTILINE)
     found = json.loads(good(call(*words, "--json")))
     assert found["mainloops"][0]["each_k_tile"]["tensor"] == 2
