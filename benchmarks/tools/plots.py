@@ -6,6 +6,7 @@ python -m benchmarks.tools.plots dense-suite-h200 --folder docs/pictures
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def ratios(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("FLOPs of the GEMM")
     axes.set_ylabel("time of torch.mm / time of gemmsmith")
-    _save(figure, path)
+    save(figure, [axes], path)
 
 
 def roofline(rows: list[dict[str, Any]], path: Path) -> None:
@@ -60,12 +61,13 @@ def roofline(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xlabel("FLOPs per byte")
     axes.set_ylabel("TFLOP/s")
     axes.legend(loc="lower right", frameon=False)
-    _save(figure, path)
+    save(figure, [axes], path)
 
 
-def _save(figure: Any, path: Path) -> None:
-    for side in ("top", "right"):
-        figure.axes[0].spines[side].set_visible(False)
+def save(figure: Any, plots: Iterable[Any], path: Path) -> None:
+    """Write a figure with these plots, without the frames' upper and right sides."""
+    for axes in plots:
+        axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 import ml_dtypes
 import numpy as np
 
+from benchmarks.tools.plots import save
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.mma import Mma, select_mma
 from gemmsmith.hw.fused_sum import fused_sum
@@ -131,17 +132,12 @@ def draw(path: Path) -> None:
         axes.set_title(kind, loc="left", fontsize=10)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     for axes in grid[1]:
         axes.set_xlabel("K")
     for axes in grid[:, 0]:
         axes.set_ylabel("relative error")
     grid[0, 0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    print(path)
+    save(figure, grid.flat, path)
 
 
 def main() -> None:

@@ -21,16 +21,22 @@ def is_inlined(value: Value, uses: Counter[Value]) -> bool:
     return not value.name and (uses[value] == 1 or isinstance(value, VariableRead))
 
 
-def _is_line(statement: st.Statement, uses: Counter[Value]) -> bool:
-    """Return whether a statement is printed where it stands."""
+def is_live(statement: st.Statement, uses: Counter[Value]) -> bool:
+    """Return whether a statement has an effect of its own, or a result that is used."""
     match statement:
-        case st.Define(value=value) if not is_pure(value):
-            return True
-        case st.Define(value=value) | st.Call(results=[value]):
-            return uses[value] > 0 and not is_inlined(value, uses)
+        case st.Define(value=value) if is_pure(value):
+            return uses[value] > 0
         case st.Call(results=results):
             return any(uses[x] for x in results)
     return True
+
+
+def _is_line(statement: st.Statement, uses: Counter[Value]) -> bool:
+    """Return whether a statement is printed where it stands."""
+    match statement:
+        case st.Define(value=value) | st.Call(results=[value]) if is_pure(value) and is_inlined(value, uses):
+            return False
+    return is_live(statement, uses)
 
 
 def _last_line(statements: list[st.Statement], uses: Counter[Value]) -> st.Statement | None:

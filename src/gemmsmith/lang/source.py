@@ -9,7 +9,7 @@ from math import prod
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.cpp import comment_lines, device_function, join_definitions, wrap_line
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.merge import is_pure, merge_statements
+from gemmsmith.lang.merge import is_live, merge_statements
 from gemmsmith.lang.printer import Printer, identifier_hint, literal
 from gemmsmith.lang.values import Builtin, Value
 
@@ -48,17 +48,7 @@ def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value
         any_live = False
         for statement in reversed(block.statements):
             living_blocks = [count(child) for child in reversed(st.children(statement))]
-            live = any(living_blocks)
-            match statement:
-                case st.Define(value=value) if is_pure(value):
-                    live = uses[value] > 0
-                case st.Call(results=returned):
-                    live = any(uses[x] for x in returned)
-                case st.If():
-                    pass
-                case _:
-                    live = True
-            if live:
+            if any(living_blocks) if isinstance(statement, st.If) else is_live(statement, uses):
                 uses.update(st.uses(statement))
                 any_live = True
         return any_live
