@@ -26,7 +26,8 @@ from gemmsmith.core.mma import (
     Mma,
     select_mma,
 )
-from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
+from gemmsmith.core.operand import MmaOperand
+from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale, operand_getter
 from gemmsmith.core.rules import check_config, fills_swizzle_rows
 from gemmsmith.core.tile import Tile
 
@@ -243,6 +244,16 @@ class KernelSpec:
         m, n, k = self.config.tile
         operands = zip((self.mma.a, self.mma.b), (m, n), self.majors, strict=True)
         return tuple(Tile(dtype, mn, k, major) for dtype, mn, major in operands)
+
+    @property
+    def operands(self) -> tuple[MmaOperand, ...]:
+        """The operands of the mainloop, A and B."""
+        (a, b), (evict_a, evict_b) = self.tiles, self.config.evict
+        residuals = [operand_getter(f"{name}_residual") if self.is_3xtf32 else None for name in "ab"]
+        return (
+            MmaOperand("a", "a", a, operand_getter("a"), evict_a, residuals[0]),
+            MmaOperand("b", "b", b, operand_getter("b"), evict_b, residuals[1]),
+        )
 
     @property
     def multicast_ctas(self) -> tuple[int, ...]:

@@ -55,9 +55,10 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
             kernel = replace(packing, chip=spec.chip).make_kernel()
             packing_launches.append(Launch.from_kernel(kernel, BoundPacking(packing, operand_pointers[i], workspace)))
             operand_pointers[i], workspace = workspace, workspace + align_scratch(packing.bytes)
-    residuals = tuple(
-        (packing.packed, pointer) for packing, pointer in zip(residual_packings, operand_pointers[2:], strict=True)
-    )
+    residuals = {
+        f"{name}_residual": (packing.packed, pointer)
+        for name, packing, pointer in zip("ab", residual_packings, operand_pointers[2:], strict=False)
+    }
     bound = BoundProblem.from_problem(
         with_packed_operands(problem, spec.config), operand_pointers[0], operand_pointers[1], binding.arrays, residuals
     )
