@@ -7,7 +7,7 @@ from keyword import kwlist
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, arrays_overlap
-from gemmsmith.core.design import join_alternatives
+from gemmsmith.core.design import Design, join_alternatives
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import Mma, select_mma
@@ -105,8 +105,8 @@ def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused:
     return dtype
 
 
-def gemm_shape(a: ArrayInfo, b: ArrayInfo) -> tuple[int, ...]:
-    """Return (m, n) or (batch, m, n), by the rules of torch.matmul."""
+def gemm_shape(a: ArrayInfo, b: ArrayInfo, design: Design | None, arrays: Infos) -> tuple[int, ...]:
+    """Return (m, n) or (batch, m, n), by the rules of the design, or those of torch.matmul."""
     for name, info, expected in (("a", a, "(m, k) or (batch, m, k)"), ("b", b, "(k, n) or (batch, k, n)")):
         if len(info.shape) not in (2, 3):
             hint = "; a vector needs a dimension of 1" if len(info.shape) == 1 else ""
@@ -116,6 +116,8 @@ def gemm_shape(a: ArrayInfo, b: ArrayInfo) -> tuple[int, ...]:
             f"b: got shape {tuple(b.shape)}, whose k is {b.shape[-2]}, with a of shape {tuple(a.shape)}, "
             f"whose k is {a.shape[-1]}; use the same k"
         )
+    if design and design.output_shape:
+        return design.output_shape(a.shape, b.shape, {name: x.shape for name, x in arrays.items()})
     batches = {info.shape[0] for info in (a, b) if len(info.shape) == 3}
     if len(batches - {1}) > 1:
         raise ArgumentError(

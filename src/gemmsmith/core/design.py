@@ -13,6 +13,8 @@ from gemmsmith.core.chip import Chip
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import MmaKind
 
+Shape = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Design:
@@ -29,6 +31,11 @@ class Design:
     design implements.
     `defaults`: values of Config fields if only the design is given.
     `required_arch`: the earliest chip, or with an "a" the only one.
+    `arrays`: names of the arrays that the kernel reads besides A, B and the epilogue's operands, such as the ends of
+    groups or the indices of rows. Callers pass them by name, as they pass the epilogue's operands.
+    `output_shape(a, b, arrays)`: returns the shape of the product from the shapes of a, b and the arrays; None: as in
+    torch.matmul. With it, a and b are never exchanged.
+    `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`), so that threads store the results.
     """
 
     name: str
@@ -42,6 +49,9 @@ class Design:
     mma_kind: MmaKind = "wgmma"
     required_arch: str = "sm_90a"
     warpgroups_split_n: bool = False
+    arrays: tuple[str, ...] = ()
+    output_shape: Callable[[Shape, Shape, Mapping[str, Shape]], Shape] | None = None
+    clips_rows: bool = False
 
     def warpgroups(self, consumers: int) -> tuple[int, int]:
         """Return the consumer warpgroups that share a tile, along M and along N."""

@@ -132,6 +132,7 @@ class Problem:
 
     `promoted`: each SCALE_BLOCK of K is summed separately, multiplied by its `scales`, and added in fp32.
     `is_3xtf32` (3xTF32): also multiply the residuals, what the truncation to TF32 drops of A and of B.
+    `extents`: m and n of a design with an output shape of its own; None: a's rows and b's columns.
     """
 
     a: Matrix
@@ -141,16 +142,17 @@ class Problem:
     promoted: bool = False
     scales: Scales = (None, None)
     is_3xtf32: bool = False
+    extents: tuple[int, int] | None = None
 
     @property
     def m(self) -> int:
-        """Rows of A and D."""
-        return self.a.rows
+        """Rows of A @ B."""
+        return self.extents[0] if self.extents else self.a.rows
 
     @property
     def n(self) -> int:
-        """Columns of B and D."""
-        return self.b.cols
+        """Columns of A @ B."""
+        return self.extents[1] if self.extents else self.b.cols
 
     @property
     def k(self) -> int:
@@ -202,7 +204,8 @@ class BoundProblem(Problem):
     """A problem with TMA-compatible A and B and the Pointers of its arrays: what kernel arguments are computed from.
 
     `bound_operands`: the operands in memory, each as (M or N) x K with its Pointer, by name: "a" and "b", their
-    block scales "scale_a" and "scale_b", with 3xTF32 "a_residual" and "b_residual".
+    block scales "scale_a" and "scale_b", with 3xTF32 "a_residual" and "b_residual"; and the design's arrays, as the
+    caller has them.
     `arrays`: the epilogue's operands and results in memory, by name: (rows, columns) each, 1 if they are broadcast.
     """
 
@@ -212,12 +215,12 @@ class BoundProblem(Problem):
     @classmethod
     def from_problem(
         cls, p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix],
-        residuals: Mapping[str, tuple[Matrix, Pointer]] | None = None,
+        others: Mapping[str, tuple[Matrix, Pointer]] | None = None,
     ) -> BoundProblem:  # fmt: skip
-        """Return the problem with the Pointers of its arrays. `residuals`: with 3xTF32, of the operands by name."""
+        """Return the problem with the Pointers of its arrays. `others`: residuals, and arrays of the design."""
         bound = dict(zip("ab", zip(p.operands, (a, b), strict=True), strict=True))
         bound |= {f"scale_{role}": (x.matrix, Pointer(x.name)) for role, x in zip("ab", p.scales, strict=True) if x}
-        bound |= residuals or {}
+        bound |= others or {}
         problem_fields = {x.name: getattr(p, x.name) for x in fields(Problem)}
         return cls(**problem_fields, bound_operands=bound, arrays=arrays)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from math import gcd
@@ -92,6 +92,12 @@ class EpilogueSpec:
         tma_eligible |= {name for name in self.graph.matrix_result_names if arrays[name].can_tma_store}
         column_major = frozenset(name for name in self.graph.matrix_names if arrays[name].is_column_major)
         return EpilogueSpec(self.graph, frozenset(tma_eligible), column_major, self.fast_math, self.deterministic)
+
+    def with_clipped_rows(self) -> EpilogueSpec:
+        """Return the spec for tiles whose rows may end anywhere: no vectors along rows, no reductions."""
+        if any(self.graph.is_reduction(r) for r in self.graph.results):
+            raise ConfigError("epilogue: got reductions with a design that clips rows; return matrices only")
+        return replace(self, tma_eligible=self.tma_eligible - self.column_major)
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
@@ -226,6 +232,8 @@ class KernelSpec:
         majors = tuple(map(operand_major, problem.operands))
         scale_a, scale_b = map(ScaleSpec.from_scale, problem.scales)
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
+        if get_design(config.design).clips_rows:
+            epilogue = epilogue.with_clipped_rows()
         spec = cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32)
         _check_once(spec)
         columns = spec.warpgroup_columns
@@ -290,8 +298,12 @@ class KernelSpec:
 
     @property
     def tma_names(self) -> frozenset[str]:
-        """Names of the epilogue's matrices that are loaded and stored by TMA; none if the chip does not support it."""
-        return self.epilogue.tma_eligible if self.chip.supports("sm_90") else frozenset()
+        """Names of the epilogue's matrices that are loaded and stored by TMA.
+
+        None if the chip does not support it, or if rows are clipped, which TMA does not do.
+        """
+        uses_tma = self.chip.supports("sm_90") and not get_design(self.config.design).clips_rows
+        return self.epilogue.tma_eligible if uses_tma else frozenset()
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property

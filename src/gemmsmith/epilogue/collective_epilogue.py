@@ -123,7 +123,11 @@ class Epilogue:
         if not isinstance(self._first_column, int):
             work = replace(work, n=(work.n + self._first_column).named("first_column"))
         self.wg_tile = WarpgroupTile(
-            work, (work.m + self._first_row).named("first_row"), self._warpgroup, self.m, self.n
+            work,
+            (work.m + self._first_row).named("first_row"),
+            self._warpgroup,
+            self.m if work.m_end is None else work.m_end,
+            self.n,
         )
         for x in self.inputs.values():
             x.issue_loads(self.wg_tile)

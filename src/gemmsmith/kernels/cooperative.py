@@ -19,7 +19,7 @@ from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Value
-from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
+from gemmsmith.tile_scheduler.stream_k import MakeScheduler, make_tile_scheduler
 from gemmsmith.tile_scheduler.tiles import TileScheduler
 
 SETMAXNREG = {2: (40, 232), 3: (32, 160)}
@@ -28,11 +28,11 @@ SETMAXNREG = {2: (40, 232), 3: (32, 160)}
 With one consumer the 255 registers per thread at launch are enough."""
 
 
-def cooperative(k: Builder, spec: KernelSpec) -> None:
+def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = make_tile_scheduler) -> None:
     """Record the kernel: persistent; stores overlap with the next tile's mainloop."""
     consumers = spec.config.consumers
     producer_registers, consumer_registers = SETMAXNREG.get(consumers, (None, None))
-    scheduler = make_tile_scheduler(spec)
+    scheduler = make_scheduler(spec)
     mainloop = TmaMainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
     scales = BlockScales(spec)  # after the buffers with stricter alignment

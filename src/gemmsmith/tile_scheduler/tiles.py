@@ -76,6 +76,8 @@ class WorkTile:
     """The k-tiles are summed from the last to the first."""
     has_next: Value | None = None
     """The CTA has another tile after this one. None for TileScheduler.first_work_tile."""
+    m_end: Value | None = None
+    """The first row of D after m that is not this tile's, because its group ends; None: D's extent. See Design."""
     is_full_wave: Value | None = None
     """All clusters have a tile in this wave. None if tiles may be split."""
 
@@ -232,7 +234,10 @@ class TileScheduler:
             yield k_tile
 
     def first_work_tile(self) -> WorkTile | None:
-        """Return the work of `tile_loop`'s first iteration, or None if that takes long to compute."""
+        """Return the work of `tile_loop`'s first iteration, whose first k-tiles the prologue loads.
+
+        None if it takes long to compute, or reads memory: arrays may only be read after `hw.grid_dependency_wait`.
+        """
         return self._first_work_tile(self.k_tiles)
 
     def _first_work_tile(self, k_tiles: Value, split: Split | None = None) -> WorkTile:
