@@ -14,6 +14,7 @@ import numpy as np
 import gemmsmith
 from gemmsmith import Config, Design, hw
 from gemmsmith.core.design import get_design
+from gemmsmith.core.dtypes import INT32
 from gemmsmith.core.problem import Problem, operand_getter
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.kernels.cooperative import cooperative
@@ -76,7 +77,7 @@ class GroupedTileScheduler(TileScheduler):
 GROUPED = gemmsmith.register_design(Design(
     "grouped", lambda k, spec: cooperative(k, spec, GroupedTileScheduler), producer_warpgroups=1,
     max_accumulator_registers=get_design("cooperative").max_accumulator_registers,
-    arrays=("ends",), output_shape=lambda a, b, arrays: (a[0], b[2]), clips_rows=True,
+    arrays={"ends": INT32}, shapes="mk,gkn,g->mn", clips_rows=True,
 ))  # fmt: skip
 
 

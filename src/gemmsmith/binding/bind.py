@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -94,7 +94,7 @@ class Binding:
 
     def transposed(self) -> Binding:
         """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
-        if self.design and self.design.output_shape:
+        if self.design and self.design.shapes:
             raise ConfigError(f"swap_ab: got True for the design {self.design.name}, which supports False only")
         if not self.graph.is_transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
@@ -172,15 +172,15 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     out, epilogue = request.out, request.epilogue
     scales = {name: x for name, x in request.operands.items() if name in SCALE_NAMES}
     design = get_design(request.config.design) if request.config else None
-    array_names = design.arrays if design else ()
-    operands = {name: x for name, x in request.operands.items() if name not in (*scales, *array_names)}
+    design_arrays = design.arrays if design else {}
+    operands = {name: x for name, x in request.operands.items() if name not in (*scales, *design_arrays)}
     if epilogue is None and operands:
         names, hint = ", ".join(operands), next(filter(None, map(did_you_mean, operands)), "")
         raise ArgumentError(f"{names}: operands need an `epilogue` that reads them{hint}")
     a_info, b_info = describe(request.a, "a"), describe(request.b, "b")
     mma = checks.resolve_mma(a_info, b_info, request.accumulate, request.precision)
     out_info = None if out is None or epilogue is not None else describe(out, "out")
-    array_infos = _describe_arrays(array_names, request.operands, a_info)
+    array_infos = _describe_arrays(design_arrays, request.operands, a_info)
     shape = checks.gemm_shape(a_info, b_info, design, array_infos)
     promoted = checks.is_promoted(a_info, request.accumulate, request.precision)
     factors, block_scales, granularity = _split_scales(
@@ -250,14 +250,16 @@ def _describe_operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
     return info
 
 
-def _describe_arrays(names: Iterable[str], operands: Mapping[str, Any], a: ArrayInfo) -> dict[str, ArrayInfo]:
+def _describe_arrays(dtypes: Mapping[str, DType], operands: Mapping[str, Any], a: ArrayInfo) -> dict[str, ArrayInfo]:
     """Describe the arrays of the design."""
     infos = {}
-    for name in names:
+    for name, dtype in dtypes.items():
         if name not in operands:
-            raise ArgumentError(f"{name}: got none; the config's design reads this array, pass it by name")
-        infos[name] = describe(operands[name], name)
-        checks.check_alignment_and_device(name, infos[name], a)
+            raise ArgumentError(f"{name}: got none; the config's design reads this array of {dtype}, pass it by name")
+        info = infos[name] = describe(operands[name], name)
+        checks.check_alignment_and_device(name, info, a)
+        if info.dtype != dtype or not checks.is_contiguous(info):
+            raise ArgumentError(f"{name}: got {info.dtype} with strides {info.strides}; use contiguous {dtype}")
     return infos
 
 

@@ -59,7 +59,7 @@ def orient_problem(
     )  # fmt: skip
     scale_b = scale_b and replace(scale_b, matrix=scale_b.matrix.T)
     problem = Problem(a, b, d, mma.d, promoted, (scale_a, scale_b), is_3xtf32=promoted and mma.a == TF32)
-    is_matmul = not (design and design.output_shape)
+    is_matmul = not (design and design.shapes)
     if not is_matmul:
         problem = replace(problem, extents=(shape[-2], shape[-1]))
     if graph.is_identity and is_matmul:

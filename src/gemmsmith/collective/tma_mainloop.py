@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import (
@@ -16,11 +17,11 @@ from gemmsmith.collective.pipeline import (
 from gemmsmith.collective.staged_scales import TmaScales
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.mma import TF32X3_MMAS
-from gemmsmith.core.operand import MmaOperand, Role
+from gemmsmith.core.operand import Role
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.tile_scheduler.tiles import TileScheduler, WorkTile
@@ -33,6 +34,18 @@ MAX_PROLOGUE_TMA_LOADS = 12
 64 rows are 2 to 4 % slower; a limit of 8 or 5 is no better (docs/notebook/kernel-start.md)."""
 
 
+class StagedOperand(Protocol):
+    """An operand with a tile in each stage of the mainloop."""
+
+    @property
+    def role(self) -> Role:
+        """Whether its rows are those of A or those of B."""
+
+    @property
+    def stages(self) -> SharedBuffer:
+        """Its tiles in shared memory."""
+
+
 class TmaMainloop:
     """The stages of the operands, their pipeline, and their TMA loads.
 
@@ -41,7 +54,7 @@ class TmaMainloop:
     """
 
     def __init__(
-        self, spec: KernelSpec, scheduler: TileScheduler, operands: Sequence[MmaOperand] | None = None,
+        self, spec: KernelSpec, scheduler: TileScheduler, operands: Sequence[StagedOperand] | None = None,
         consumer_groups: int = 1,
     ) -> None:  # fmt: skip
         """Allocate the stages.
@@ -49,19 +62,21 @@ class TmaMainloop:
         Args:
             spec: The kernel's config, dtypes and layouts.
             scheduler: The tile scheduler.
-            operands: The operands, whose tiles lie side by side in a stage; None: A and B.
+            operands: The operands, whose tiles lie side by side in a stage; None: A and B, by TMA. What is no
+                TmaOperand is written by other warps, which arrive with `pipeline.non_tma_producer_commit`.
             consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1).
         """
         self.spec, self._scheduler, self._consumer_groups = spec, scheduler, consumer_groups
         position, (cluster_m, cluster_n) = scheduler.position, spec.config.cluster
-        self.operands = [TmaOperand(x, spec.config.stages) for x in operands or spec.operands]
+        self.operands = operands or [TmaOperand(x, spec.config.stages) for x in spec.operands]
+        self._tma_operands = [x for x in self.operands if isinstance(x, TmaOperand)]
         row_mask = sum(1 << cluster_m * n for n in range(cluster_n))  # ranks run along M first
         column_mask = (1 << cluster_m) - 1
         slices: dict[Role, tuple[int, Value | int, Value | int]] = {
             "a": (cluster_n, position.n, _shift(row_mask, position.m + position.split_base_rank)),
             "b": (cluster_m, position.m, _shift(column_mask, position.n * cluster_m + position.split_base_rank)),
         }
-        for operand in self.operands:
+        for operand in self._tma_operands:
             operand.enable_multicast(*slices[operand.role])
         self._scale_loads: Sequence[TmaScales] = ()
         last = self.operands[-1].stages
@@ -153,6 +168,12 @@ class TmaMainloop:
         self.pipeline.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------
+    def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
+        """Wait until a stage is full, and wgmma may read it."""
+        self.pipeline.consumer_wait(state, token)
+        if len(self._tma_operands) < len(self.operands):
+            hw.fence_proxy_async()  # orders what cp.async and st have written before wgmma reads it
+
     def stage(self, stage: PipelineState | Value) -> list[SharedView]:
         """Return the operands' tiles in a stage."""
         index = stage.index if isinstance(stage, PipelineState) else stage
@@ -172,7 +193,7 @@ class TmaMainloop:
             is_tf32_residual = {"a": tf32_product == 0, "b": tf32_product == 1}
         k = (k_tile_idx * self.spec.config.tile[2]).named("k")
         # An operand with few rows is in the L2: the other one, which comes from DRAM, is loaded first.
-        for operand in self.operands if self.spec.config.swap_ab else reversed(self.operands):
+        for operand in self._tma_operands if self.spec.config.swap_ab else reversed(self._tma_operands):
             coord, is_residual = tile.coord(operand.role), is_tf32_residual.get(operand.role)
             first_k = k if coord.k_begin is None else k + coord.k_begin
             operand.load(stage, full, coord, first_k, multicast=multicast, is_tf32_residual=is_residual)
@@ -180,16 +201,16 @@ class TmaMainloop:
             scales.load(stage, full, tile, k_tile, k_tile_idx, in_prologue=not multicast)
 
     def _stage_bytes(self, p: BoundProblem) -> int:
-        return sum(x.stage_bytes(p) for x in self.operands) + sum(x.stage_bytes(p) for x in self._scale_loads)
+        return sum(x.stage_bytes(p) for x in self._tma_operands) + sum(x.stage_bytes(p) for x in self._scale_loads)
 
     @property
     def _tma_loads_per_k_tile(self) -> int:
         """TMA loads of a k-tile without multicast."""
-        return sum(x.loads_per_tile for x in self.operands) + len(self._scale_loads)
+        return sum(x.loads_per_tile for x in self._tma_operands) + len(self._scale_loads)
 
     @property
     def _maps(self) -> list[Value]:
-        return [map for x in self.operands for map in x.maps] + [x.map for x in self._scale_loads]
+        return [map for x in self._tma_operands for map in x.maps] + [x.map for x in self._scale_loads]
 
 
 def _next_tile_loads_stages(tile: WorkTile) -> Value:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemmsmith.core.chip import Chip
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import MmaKind
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,10 @@ class Design:
     design implements.
     `defaults`: values of Config fields if only the design is given.
     `required_arch`: the earliest chip, or with an "a" the only one.
-    `arrays`: names of the arrays that the kernel reads besides A, B and the epilogue's operands, such as the ends of
-    groups or the indices of rows. Callers pass them by name, as they pass the epilogue's operands.
-    `output_shape(a, b, arrays)`: returns the shape of the product from the shapes of a, b and the arrays; None: as in
-    torch.matmul. With it, a and b are never exchanged.
+    `arrays`: dtypes, by name, of the contiguous arrays that the kernel reads besides A, B and the epilogue's operands,
+    such as the ends of groups or the indices of rows. Callers pass them by name, as they pass the epilogue's operands.
+    `shapes`: the shapes of a, b, each of `arrays`, and the product, a letter per dimension as in einsum, such as
+    "mk,gkn,g->mn"; empty: as in torch.matmul. With it, a and b are never exchanged.
     `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`), so that threads store the results.
     """
 
@@ -49,8 +48,8 @@ class Design:
     mma_kind: MmaKind = "wgmma"
     required_arch: str = "sm_90a"
     warpgroups_split_n: bool = False
-    arrays: tuple[str, ...] = ()
-    output_shape: Callable[[Shape, Shape, Mapping[str, Shape]], Shape] | None = None
+    arrays: Mapping[str, DType] = field(default_factory=dict)
+    shapes: str = ""
     clips_rows: bool = False
 
     def warpgroups(self, consumers: int) -> tuple[int, int]:

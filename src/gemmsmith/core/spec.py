@@ -234,6 +234,10 @@ class KernelSpec:
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
         if get_design(config.design).clips_rows:
             epilogue = epilogue.with_clipped_rows()
+            if majors[0] == "MN":
+                raise ConfigError(
+                    f"a: got column-major with {config.design}, whose tiles begin anywhere; use row-major"
+                )
         spec = cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32)
         _check_once(spec)
         columns = spec.warpgroup_columns
