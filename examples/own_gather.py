@@ -63,9 +63,7 @@ class RowCopier:
         k, x, tile, first = current_builder(), self.operand, self.tile, self.first
         pipeline.non_tma_producer_acquire(write)
         for i, step in enumerate(self.steps):
-            byte = (
-                k_tile_idx * (tile.boxes * tile.pitch) + (first.box + step.box) * tile.pitch + first.vector_idx * 16
-            )
+            byte = k_tile_idx * (tile.boxes * tile.pitch) + (first.box + step.box) * tile.pitch + first.vector_idx * 16
             source = x.address + (self.indices[i].to(I64) * x.row_bytes + byte.to(I64)).to(U64)
             valid = k.minimum(k.maximum(x.k_bytes - byte, 0), VECTOR_BYTES).to(U32)
             hw.cp_async_copy(x.stages[write.index].address + step.offset, source, valid, VECTOR_BYTES)
