@@ -8,10 +8,9 @@ tile's mainloop, which hides the loads of the operands, returns a `TileEpilogue`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
@@ -27,7 +26,6 @@ from gemmsmith.epilogue.evaluate import select_lowerings
 from gemmsmith.epilogue.inputs import (
     GmemAuxLoad,
     ScalarBroadcast,
-    SubtileCoord,
     TileAuxLoad,
     TileInput,
     TmaAuxLoad,
@@ -37,6 +35,13 @@ from gemmsmith.epilogue.inputs import (
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.reductions import Reduction, shared_partials
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
+from gemmsmith.epilogue.store_strategies import (
+    AliasedStores,
+    NoStores,
+    StoreGroup,
+    ThreadStores,
+    TmaStores,
+)
 from gemmsmith.epilogue.subtile import EpilogueSubtile, TileParts
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, PRED
@@ -186,94 +191,33 @@ class TileEpilogue:
 
     def _store(self, accumulator: Accumulator) -> None:
         k, e, wg_tile = current_builder(), self._epilogue, self._wg_tile
-        plan, stores = e.plan, e.stores
         barrier = (wg_tile.warpgroup + e.warpgroup_barriers).named("epilogue_barrier")
         k.comment("epilogue")
         for x in self._inputs.values():
             x.stage_to_smem()
         parts = TileParts(wg_tile, self._inputs, self._tma_loads, [x.begin_tile(wg_tile) for x in e.reductions])
-        stores_by_tma = stores and stores.maps
-        if e.alias_epilogue:
-            k.comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
-            hw.barrier_sync(e.all_math_barrier, THREADS_PER_WARPGROUP * e.spec.config.consumers)
-        elif plan.broadcasts and not stores:
-            k.comment("wait until all threads have written the broadcast operands")
-            hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
+        stores = self._store_strategy(barrier)
+        stores.begin_tile()
         with k.unroll(
-            plan.store_groups, name="subtile" if plan.subtiles_per_store == 1 else "store_group"
-        ) as store_group:
-            single_subtile = None
-            if plan.subtiles_per_store == 1:
-                single_subtile = self._subtile_coord(store_group, Constant(I32, 0))
-            subtiles = partial(self._subtiles, store_group, single_subtile)
-            if stores and not (e.alias_epilogue and plan.store_groups == 1):
-                # With alias_epilogue the barrier above is that of the first group.
-                with k.when(store_group > 0) if e.alias_epilogue else nullcontext():
-                    if stores_by_tma:
-                        with k.when(self._leader):
-                            stores.acquire(store_group, plan.store_groups)
-                    k.comment("wait until the buffer may be overwritten: its previous store has read it")
-                    hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
-            with subtiles() as coord:
+            e.plan.store_groups, name="subtile" if e.plan.subtiles_per_store == 1 else "store_group"
+        ) as group_index:
+            group = StoreGroup(e.plan, e.stores, wg_tile, group_index)
+            stores.begin_group(group)
+            with group.subtiles() as coord:
                 EpilogueSubtile(e, parts, accumulator, coord).run()
-            if stores_by_tma:
-                hw.fence_proxy_async()
-            if stores or self._tma_loads:
-                k.comment(
-                    "wait until all threads have written the buffer that is stored next"
-                    if stores
-                    else "wait until all threads have read the buffer that is loaded next"
-                )
-                hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
-            if stores_by_tma or (self._tma_loads and plan.load_stages < plan.subtiles):
-                with k.when(self._leader):
-                    if stores and stores_by_tma:
-                        with subtiles() as coord:
-                            stores.issue(wg_tile, coord)
-                        hw.bulk_commit()
-                    if self._tma_loads:  # a store group has one subtile then
-                        self._tma_loads.refill_stage(store_group)
-            if stores and stores.arrays_without_tma:
-                with subtiles() as coord:
-                    stores.store_with_threads(wg_tile, coord)
-        if plan.broadcasts and not (stores or self._tma_loads):
-            k.comment("wait until all threads have read the broadcast operands, which the next tile overwrites")
-            hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
+            stores.end_group(group)
         for reduction in parts.reductions:
             reduction.end()
         if self._tma_loads:
             self._tma_loads.end()
-        if stores and e.alias_epilogue:
-            self._wait_stores_read(stores)
+        stores.end_tile()
 
-    @contextmanager
-    def _subtiles(self, store_group: Value, single_subtile: SubtileCoord | None) -> Iterator[SubtileCoord]:
-        """Loop over the subtiles of a store group (the last may have fewer), or yield `single_subtile`, if given."""
-        k, plan = current_builder(), self._epilogue.plan
-        if single_subtile:
-            yield single_subtile
-            return
-        with k.unroll(plan.subtiles_per_store, name="subtile" if plan.store_groups == 1 else "subtile_in_group") as i:
-            is_subtile = store_group * plan.subtiles_per_store + i < plan.subtiles
-            with k.when(is_subtile) if plan.subtiles % plan.subtiles_per_store else nullcontext():
-                yield self._subtile_coord(store_group, i)
-
-    def _subtile_coord(self, store_group: Value, i: Value) -> SubtileCoord:
-        plan, stores = self._epilogue.plan, self._epilogue.stores
-        subtile = (store_group * plan.subtiles_per_store + i).with_name_hint("subtile")
-        epi_m: Value = Constant(I32, 0)
-        epi_n = subtile
-        if plan.subtiles_m > 1:
-            epi_m, epi_n = (subtile // plan.subtiles_n).named("epi_m"), subtile % plan.subtiles_n
-        index = (store_group % plan.store_stages * plan.subtiles_per_store + i).named("buffer_index")
-        buffers = stores.subtile_buffers(self._wg_tile, index) if stores else {}
-        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("subtile_column"), buffers)
-
-    def _wait_stores_read(self, stores: Stores) -> None:
-        """Wait until this warp's results have been read from the stages, which the next loads overwrite."""
-        if stores.maps:
-            with current_builder().when(self._leader):
-                hw.bulk_wait_read(0)
-        if stores.arrays_without_tma:
-            hw.fence_proxy_async()
-        hw.sync_warp()
+    def _store_strategy(self, barrier: Value) -> NoStores | AliasedStores:
+        """Return how the tile's results are stored; the warpgroup's threads wait for one another at `barrier`."""
+        e, parts = self._epilogue, (self._epilogue.plan, self._wg_tile, barrier, self._leader, self._tma_loads)
+        if not e.stores:
+            return NoStores(*parts)
+        stores = (TmaStores if e.stores.maps else ThreadStores)(*parts, e.stores)
+        if not e.alias_epilogue:
+            return stores
+        return AliasedStores(stores, e.all_math_barrier, THREADS_PER_WARPGROUP * e.spec.config.consumers)
