@@ -78,14 +78,14 @@ def consumer_loop(
     """Record a consumer warpgroup."""
     warpgroup_row = (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
     consumer = WgmmaMainloop(spec, mainloop, warpgroup_row)
-    epilogue.start(warpgroup, warpgroup_row)
+    warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
     with scheduler.tile_loop() as tile:
-        epilogue.load(tile)
+        tile_epilogue = warpgroup_epilogue.load(tile)
         consumer.clear_if_empty(tile)
         consumer.mma(tile)
         consumer.mma_tail(tile)
-        epilogue.store(consumer.accumulator, tile)
-    epilogue.finish()
+        tile_epilogue.store(consumer.accumulator)
+    warpgroup_epilogue.finish()
 
 
 def promoted_consumer_loop(
@@ -134,12 +134,12 @@ def promoted_consumer_loop(
         scales.skip(scheduler.k_tiles, tiles)
         next_stage_is_full.set(False)
 
-    epilogue.start(warpgroup, warpgroup_row)
+    warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
     if order:
         order.prime(warpgroup)
         skip_peer_tiles(warpgroup)
     with scheduler.tile_loop(2, warpgroup) if order else scheduler.tile_loop() as tile:
-        epilogue.load(tile)
+        tile_epilogue = warpgroup_epilogue.load(tile)
         promotion.begin_tile(tile)
         if order and k_tiles_remaining:
             k_tiles_remaining.set(tile.k_tiles)
@@ -154,8 +154,8 @@ def promoted_consumer_loop(
                 multiply_k_tiles(1)
         if order:
             skip_peer_tiles(1)
-        epilogue.store(promotion.accumulator, tile)
-    epilogue.finish()
+        tile_epilogue.store(promotion.accumulator)
+    warpgroup_epilogue.finish()
 
 
 register_design(Design(
