@@ -23,7 +23,7 @@ from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import FP16, FP32, TF32, as_dtype
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.core.mma import select_mma
+from gemmsmith.core.mma import MMA_SYNC, select_mma
 from gemmsmith.host import plans
 from gemmsmith.hw.fused_sum import fused_mma
 
@@ -104,7 +104,7 @@ def test_3xtf32_of_what_is_not_finite(rng: np.random.Generator) -> None:
 
 def in_registers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """3xTF32 as mma_multistage computes A B^T, instruction by instruction."""
-    mma, total = select_mma(TF32, TF32, FP32, "mma"), np.zeros((len(a), len(b)), np.float32)
+    mma, total = select_mma(TF32, TF32, FP32, MMA_SYNC), np.zeros((len(a), len(b)), np.float32)
     high = [truncate_to_tf32(x) for x in (a, b)]
     low = [truncate_to_tf32(x - y) for x, y in zip((a, b), high, strict=True)]
     for first in range(0, a.shape[1], 16):

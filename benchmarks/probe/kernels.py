@@ -26,7 +26,7 @@ from gemmsmith.lang.values import Constant, RegisterArray, Value
 
 KINDS = {
     name: [mma for mma in table if mma.d != INT32]
-    for name, table in (("wgmma", WGMMA), ("mma", MMA_SYNC), ("wmma", MMA_SYNC))
+    for name, table in (("wgmma", WGMMA.instructions), ("mma", MMA_SYNC.instructions), ("wmma", MMA_SYNC.instructions))
 }
 """The instructions, and for each the types that round."""
 

@@ -57,7 +57,7 @@ class Model:
             c = rounded(total, sum_dtype, min(self.fraction, sum_dtype.mantissa), how)
         if sum_dtype != mma.d:
             c = rounded(c, mma.d, mma.d.mantissa, "nearest")
-        return (c + 0.0 if mma.kind == "mma" else c).astype(mma.d.numpy)  # mma.sync has no -0
+        return (c if mma.signed_zero else c + 0.0).astype(mma.d.numpy)
 
 
 def rounded(x: np.ndarray, dtype: DType, bits: int, how: str) -> np.ndarray:

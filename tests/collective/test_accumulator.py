@@ -11,7 +11,7 @@ from gemmsmith import Config, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32
-from gemmsmith.core.mma import Mma, fragment_element, select_mma
+from gemmsmith.core.mma import D_FRAGMENT, Mma, select_mma
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import F32, U64
 from gemmsmith.lang.values import Constant
@@ -50,7 +50,7 @@ def test_promotion_adds_in_fp32(mma: Mma, rng: np.random.Generator) -> None:
     n, pairs = 16, mma.d == FP16
     given = rng.integers(-100, 100, (64, n)).astype(mma.d.numpy)
     thread, element = np.meshgrid(np.arange(128), np.arange(n // 2), indexing="ij")
-    held = np.ascontiguousarray(given[fragment_element(thread, element)])
+    held = np.ascontiguousarray(given[D_FRAGMENT.element(thread, element)])
     with Builder("promotion", threads=128) as k:
         source, out = k.pointer("source"), k.pointer("out")
         sums, total = Accumulator(mma, 64, n), Accumulator(select_mma(BF16, BF16, FP32), 64, n)

@@ -163,13 +163,13 @@ CASES += [
 ]
 CASES += [wgmma(64, BF16_FP32, majors=m, depth=128, groups=2) for m in LAYOUTS]
 # What is read K-major only.
-K_MAJOR = [mma for mma in WGMMA if mma.majors == ("K",)]
+K_MAJOR = [mma for mma in WGMMA.instructions if mma.majors == ("K",)]
 CASES += [wgmma(n, mma, depth=d * mma.k) for n, mma, d in product((8, 64, 256), K_MAJOR, (1, 4, 8))]
 CASES += [wgmma(n, mma, accumulate=False, depth=2 * mma.k) for n, mma in product((24, 96), K_MAJOR)]
 CASES += [wgmma(n, mma, depth=2 * mma.k, from_registers=True) for n, mma in product((16, 128), K_MAJOR)]
 CASES += [wgmma(64, mma, cluster=2, warpgroups=2, depth=64) for mma in K_MAJOR]
 # Where sums round, every bit is the model's.
-FLOATS = [mma for mma in WGMMA if mma.d != INT32]
+FLOATS = [mma for mma in WGMMA.instructions if mma.d != INT32]
 CASES += [wgmma(256, mma, depth=4 * mma.k, rounds=True) for mma in FLOATS]
 CASES += [wgmma(64, mma, depth=4 * mma.k, accumulate=False, rounds=True) for mma in FLOATS]
 CASES += [wgmma(64, mma, depth=4 * mma.k, from_registers=True, rounds=True) for mma in FLOATS]

@@ -10,7 +10,7 @@ from tests.conformance.case import Case, at, floats, integers, read_word, seeded
 from gemmsmith import hw
 from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.core.dtypes import FP16, INT32, TF32, UINT8, DType
-from gemmsmith.core.mma import MMA_SYNC, Mma, fragment_element
+from gemmsmith.core.mma import D_FRAGMENT, MMA_SYNC, Mma
 from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.hw.wmma import fragment_registers, k_per_hmma, wmma_k
 from gemmsmith.lang.builder import Builder
@@ -58,7 +58,7 @@ def mma_sync(mma: Mma, rounds: bool = False) -> Case:
         d = k.registers(_REGISTERS.get(mma.d, F32), mma.accumulator_registers(8), "d")
         for load in (True, False):
             for i in range(d.count):
-                row, column = fragment_element(k.lane, i * (2 if mma.d == FP16 else 1))
+                row, column = D_FRAGMENT.element(k.lane, i * (2 if mma.d == FP16 else 1))
                 place = (warp * 16 + row) * 8 + column
                 one = k.registers(d.type, 1, "one")
                 if load:
@@ -171,9 +171,9 @@ def _round_tf32() -> Case:
     return Case("round_tf32", record, expected, {"x": x})
 
 
-FLOATS = [mma for mma in MMA_SYNC if mma.d != INT32]
-CASES = [mma_sync(mma) for mma in MMA_SYNC] + [mma_sync(mma, rounds=True) for mma in FLOATS]
-CASES += [wmma(mma, "rcr", space) for mma, space in product(MMA_SYNC, ("shared", "global"))]
-CASES += [wmma(MMA_SYNC[0], layouts, "shared") for layouts in ("rrr", "crc", "ccr")]
+FLOATS = [mma for mma in MMA_SYNC.instructions if mma.d != INT32]
+CASES = [mma_sync(mma) for mma in MMA_SYNC.instructions] + [mma_sync(mma, rounds=True) for mma in FLOATS]
+CASES += [wmma(mma, "rcr", space) for mma, space in product(MMA_SYNC.instructions, ("shared", "global"))]
+CASES += [wmma(MMA_SYNC.instructions[0], layouts, "shared") for layouts in ("rrr", "crc", "ccr")]
 CASES += [wmma(mma, "rcr", "shared", rounds=True) for mma in FLOATS]
 CASES += [_dp4a(), _fma_fp16(), _round_tf32()]

@@ -50,7 +50,7 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
     epilogues += [replace(epilogues[0], fast_math=False), replace(epilogues[0], deterministic=False)]
     specs = [
         KernelSpec(config, mma, (a, b), epilogue)
-        for config, mma, a, b, epilogue in product(configs, WGMMA, ("K", "MN"), ("K", "MN"), epilogues)
+        for config, mma, a, b, epilogue in product(configs, WGMMA.instructions, ("K", "MN"), ("K", "MN"), epilogues)
     ]
     names = {spec.name for spec in specs}
     assert len(names) == len(specs)
@@ -62,5 +62,8 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
 def test_the_line_of_an_epilogue_does_not_name_another_kernel() -> None:
     graph = identity_graph(FP32)
     moved = replace(graph, nodes=tuple(replace(node, location="mine.py:7: acc") for node in graph.nodes))
-    specs = [KernelSpec(Config(), WGMMA[0], ("K", "K"), EpilogueSpec(x, frozenset({"out"}))) for x in (graph, moved)]
+    specs = [
+        KernelSpec(Config(), WGMMA.instructions[0], ("K", "K"), EpilogueSpec(x, frozenset({"out"})))
+        for x in (graph, moved)
+    ]
     assert specs[0].name == specs[1].name

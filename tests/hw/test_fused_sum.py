@@ -13,7 +13,7 @@ from gemmsmith.core.dtypes import INT32, TF32, TF32_BITS, DType
 from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma
 from gemmsmith.hw.fused_sum import fused_mma, fused_sum
 
-TABLES = {"wgmma": WGMMA, "mma": MMA_SYNC, "wmma": MMA_SYNC}
+TABLES = {"wgmma": WGMMA.instructions, "mma": MMA_SYNC.instructions, "wmma": MMA_SYNC.instructions}
 MEASURED = [
     pytest.param(path, mma, id=f"{name}-{mma}")
     for name, table in TABLES.items()
@@ -71,7 +71,7 @@ def test_they_tell_a_bit_more_or_less(measured: Mapping[str, np.ndarray], mma: M
     assert np.count_nonzero(other != of(measured, mma, "d")) > 10
 
 
-@pytest.mark.parametrize("mma", [mma for mma in WGMMA if not mma.d.is_integer], ids=str)
+@pytest.mark.parametrize("mma", [mma for mma in WGMMA.instructions if not mma.d.is_integer], ids=str)
 @pytest.mark.parametrize("largest", [1, 3, 8, 100])
 def test_sums_of_small_integers_need_no_steps(mma: Mma, largest: int, rng: np.random.Generator) -> None:
     """Negative zeros among them; where some are not small, they go the long way."""

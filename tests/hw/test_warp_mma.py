@@ -11,14 +11,14 @@ from gemmsmith import hw
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.mma import WGMMA, Mma, select_mma
+from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma, select_mma
 from gemmsmith.hw.wmma import fragment_registers
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, U32, U64
 from gemmsmith.lang.values import Value
 
-BF16_FP32 = select_mma(BF16, BF16, FP32, "mma")
+BF16_FP32 = select_mma(BF16, BF16, FP32, MMA_SYNC)
 TYPES: dict[DType, object] = {FP32: F32, INT32: I32, FP16: U32}
 
 
@@ -29,9 +29,9 @@ def fragments(k: Builder, mma: Mma):
 
 @pytest.mark.parametrize(("mma", "text"), [
     (BF16_FP32, "row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"),
-    (select_mma(FP16, FP16, FP16, "mma"), "m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}"),
-    (select_mma(TF32, TF32, FP32, "mma"), "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
-    (select_mma(INT8, INT8, INT32, "mma"), "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
+    (select_mma(FP16, FP16, FP16, MMA_SYNC), "m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}"),
+    (select_mma(TF32, TF32, FP32, MMA_SYNC), "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
+    (select_mma(INT8, INT8, INT32, MMA_SYNC), "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
 ])  # fmt: skip
 def test_text(mma: Mma, text: str) -> None:
     def record(k: Builder) -> None:
@@ -62,7 +62,7 @@ def test_int8_sums_wrap() -> None:
     """As those of a product of k >= 131,072 may."""
 
     def summed(start: Value, four: Value) -> Value:
-        k, mma = current_builder(), select_mma(INT8, INT8, INT32, "mma")
+        k, mma = current_builder(), select_mma(INT8, INT8, INT32, MMA_SYNC)
         d, a, b = registers(k, 4, I32), registers(k, 4), registers(k, 2)
         for array, x in ((d, start.to(I32)), (a, four), (b, four)):
             for i in range(len(array)):
@@ -78,7 +78,7 @@ def test_int8_sums_wrap() -> None:
 def test_what_does_not_exist() -> None:
     with Builder("k", threads=128) as k:
         with pytest.raises(KernelError, match="mma.sync: got f32.bf16.bf16; use one of"):
-            hw.mma_sync(registers(k, 4, F32), registers(k, 4), registers(k, 2), WGMMA[0])
+            hw.mma_sync(registers(k, 4, F32), registers(k, 4), registers(k, 2), WGMMA.instructions[0])
         with pytest.raises(KernelError, match=r"mma.sync: got \(4, 4, 4\) .*; use \(4, 4, 2\)"):
             hw.mma_sync(registers(k, 4, F32), registers(k, 4), registers(k, 4), BF16_FP32)
         with pytest.raises(KernelError, match="wmma: got 8 registers of a; use 4"):

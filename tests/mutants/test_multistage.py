@@ -53,8 +53,8 @@ EQUIVALENT = {
 
 
 def spec_of(config: Config, major: Major = "K", *, low_parts: bool = False) -> KernelSpec:
-    out, by = frozenset({"out"}), get_design(config.design).mma_kind
-    dtype = TF32 if low_parts else FP32 if by == "fma" else BF16
+    out, by = frozenset({"out"}), get_design(config.design).mma_op
+    dtype = TF32 if low_parts else FP32 if not by.uses_tensor_cores else BF16
     epilogue = EpilogueSpec(identity_graph(BF16), out)
     return KernelSpec(
         config, select_mma(dtype, dtype, FP32, by), (major, major), epilogue, promoted=low_parts, is_3xtf32=low_parts

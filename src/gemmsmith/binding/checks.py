@@ -10,7 +10,7 @@ from gemmsmith.arrays import ArrayInfo, arrays_overlap
 from gemmsmith.core.design import Design, join_alternatives
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.mma import Mma, select_mma
+from gemmsmith.core.mma import FMA, Mma, select_mma
 from gemmsmith.core.problem import MAX_EXTENT
 
 Infos = Mapping[str, ArrayInfo]
@@ -57,7 +57,7 @@ def resolve_mma(a: ArrayInfo, b: ArrayInfo, accumulate: object, precision: objec
         raise ArgumentError(f"precision: got {precision!r} for operands of {a.dtype}; it is for fp32 operands")
     if a.dtype == FP32 and precision is None:
         _resolve_accumulation(a, accumulate)
-        return select_mma(FP32, FP32, FP32, "fma")
+        return select_mma(FP32, FP32, FP32, FMA)
     mma_dtypes = (TF32, TF32) if a.dtype == FP32 else (a.dtype, b.dtype)
     return select_mma(*mma_dtypes, _ACCUMULATE[a.dtype][_resolve_accumulation(a, accumulate)])
 

@@ -24,10 +24,10 @@ from gemmsmith.cli.ladder import ladder
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
-from gemmsmith.core.chip import HOPPER, get_chip
+from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import get_design
 from gemmsmith.host.plans import Plan
+from gemmsmith.tuning.model import covers_config
 
 GPU_SIZES = (8192, 8192, 8192)
 """Default m, n, k on a GPU."""
@@ -186,13 +186,12 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
     from gemmsmith.tuning.dtype_equivalence import config_for_dtype
 
     config: Config = Plan(request).config if choose_automatically else config_for_dtype(Config(), a.dtype)
-    chip, fixed_fields = get_chip(fixed.get("chip", HOPPER.name)), set(fixed)
-    without_wgmma = chip != HOPPER or get_design(fixed.get("design", config.design)).mma_kind != "wgmma"
-    if without_wgmma and "tile" not in fixed:
+    fixed_fields, chosen = set(fixed), config.replace(**fixed)
+    if "tile" not in fixed and not covers_config(chosen):
         from gemmsmith.tuning.choose_sm80 import choose_sm80
 
         binding = bind(request)
-        config = choose_sm80(binding.problem, binding.spec, chip)
+        config = choose_sm80(binding.problem, binding.spec, get_chip(chosen.chip))
         fixed_fields |= {"design", "tile", "cluster", "consumers"}
     if fixed:
         from gemmsmith.tuning.choose import complete_config

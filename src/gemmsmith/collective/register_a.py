@@ -8,7 +8,7 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.swizzle import VECTOR_BYTES, swizzled_vector_offset
-from gemmsmith.core.mma import A_FRAGMENT_REGISTERS, FRAGMENT_HALF_ROWS, FRAGMENT_ROWS_PER_WARP, LANES_PER_QUAD, WGMMA_M
+from gemmsmith.core.mma import A_FRAGMENT, FRAGMENT_HALF_ROWS, FRAGMENT_ROWS_PER_WARP, LANES_PER_QUAD, WGMMA_M
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
@@ -40,7 +40,7 @@ class RegisterAAccumulator(Accumulator):
         super().__init__(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
         k, num_mma_m = current_builder(), len(self.fragments)
         self._a_fragments = [
-            k.registers_2d(U32, num_mma_m, A_FRAGMENT_REGISTERS, f"a_frag_{i}") for i in range(spec.a_k_steps)
+            k.registers_2d(U32, num_mma_m, A_FRAGMENT.registers, f"a_frag_{i}") for i in range(spec.a_k_steps)
         ]
         self._loader = AFragmentLoader(spec)
 

@@ -12,6 +12,7 @@ from functools import partial
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.mma import (
+    FMA,
     FRAGMENT_HALF_ROWS,
     FRAGMENT_ROWS_PER_WARP,
     LANES_PER_QUAD,
@@ -19,7 +20,7 @@ from gemmsmith.core.mma import (
     WGMMA_M,
 )
 from gemmsmith.core.operand import MmaOperand
-from gemmsmith.core.spec import K_ROW_PADDING_BYTES, KernelSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
@@ -281,4 +282,4 @@ class SimtFragments:
 
 def _smem_k_stride_bytes(tile: Tile) -> int:
     """Return the bytes from one index of K of a tile to the next."""
-    return tile.mn * WORD_BYTES + K_ROW_PADDING_BYTES
+    return tile.mn * WORD_BYTES + FMA.k_padding_bytes

@@ -31,6 +31,15 @@ class Chip:
         """The target for ptxas: sm_90a on Hopper, for its architecture-specific features."""
         return f"{self.name}a" if self.name == "sm_90" else self.name
 
+    @property
+    def has_wgmma(self) -> bool:
+        """True if there is wgmma (PTX ISA)."""
+        return self.supports("sm_90a")
+
+    def runs_on(self, capability: int) -> bool:
+        """Return whether a GPU runs the chip's kernels: a later one does (PTX JIT), unless they need sm_90a."""
+        return self.capability <= capability and (self.target == self.name or capability < 100)
+
     def supports(self, architecture: str) -> bool:
         """Return whether the chip supports `architecture`: "sm_80" means that or later, "sm_90a" exactly that."""
         if architecture.endswith("a"):

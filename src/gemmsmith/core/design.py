@@ -12,7 +12,7 @@ from typing import Any
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.mma import MmaKind
+from gemmsmith.core.mma import WGMMA, MmaOp
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Design:
     `shapes`: the shapes of a, b, each of `arrays`, and the product, a letter per dimension as in einsum, such as
     "mk,gkn,g->mn"; empty: as in torch.matmul. With it, a and b are never exchanged.
     `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`), so that threads store the results.
+    `uses_tma`: A and B are loaded by TMA, so by one thread, which clusters and eviction policies need.
     """
 
     name: str
@@ -45,8 +46,9 @@ class Design:
     supported_options: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     max_promoted_registers: Mapping[int, int] = field(default_factory=dict)
-    mma_kind: MmaKind = "wgmma"
+    mma_op: MmaOp = WGMMA
     required_arch: str = "sm_90a"
+    uses_tma: bool = True
     warpgroups_split_n: bool = False
     arrays: Mapping[str, DType] = field(default_factory=dict)
     shapes: str = ""
@@ -89,16 +91,13 @@ def designs_supporting(option: str) -> str:
 def designs_for_chip(chip: Chip) -> list[str]:
     """Return the designs that run on a chip, those for tensor cores first."""
     names = [name for name in design_names() if chip.supports(_DESIGNS[name].required_arch)]
-    return sorted(names, key=lambda name: _DESIGNS[name].mma_kind == "fma")
+    return sorted(names, key=lambda name: not _DESIGNS[name].mma_op.uses_tensor_cores)
 
 
-def designs_with_promotion(is_3xtf32: bool) -> str:
-    """Return the designs that promote sums of 3xTF32, or of FP8 (not supported by mma.sync), as text for an error."""
-    return join_alternatives(
-        x
-        for x in design_names()
-        if _DESIGNS[x].max_promoted_registers and (is_3xtf32 or _DESIGNS[x].mma_kind == "wgmma")
-    )
+def designs_for_dtype(dtype: DType, *, promoted: bool = False) -> str:
+    """Return the designs that multiply operands of `dtype`, and promote their sums, as text for an error."""
+    designs = (x for x in _DESIGNS.values() if x.max_promoted_registers or not promoted)
+    return join_alternatives(sorted(x.name for x in designs if x.mma_op.multiplies(dtype)))
 
 
 def join_alternatives(choices: Iterable[object]) -> str:

@@ -1,17 +1,15 @@
-"""The tensor-core instructions, and which element of D each register of a thread holds."""
+"""The instructions that multiply tiles, and which element of a matrix each register of a thread holds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any, Literal
 
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, UINT8, DType
 from gemmsmith.core.errors import ConfigError
 
-MmaKind = Literal["wgmma", "mma", "fma"]
-"""Instruction family (CUTLASS: OpClass): wgmma, one instruction of a warpgroup per 64 x n x k (PTX ISA,
-"wgmma.mma_async"); mma, mma.sync m16n8 by each warp, with operands loaded by ldmatrix, for which n is a multiple of 16
-(PTX ISA, "mma.sync"); fma, CUDA cores, one instruction per multiply-add."""
 Major = Literal["K", "MN"]
 """Major-ness of an operand: the dimension with unit stride."""
 THREADS_PER_WARPGROUP = 128
@@ -20,8 +18,6 @@ WGMMA_M = 64
 """Rows of D that one wgmma computes."""
 MMA_K_BITS = 256
 """Bits of K per row of A, or column of B, that one instruction multiplies."""
-A_FRAGMENT_REGISTERS = 4
-"""32-bit registers per thread of A's fragment (64 x k) for one instruction."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,8 @@ class Mma:
 
     `a`, `b`, `d`: the dtypes. `majors`: layouts of A and B that it reads from shared memory. `register_majors`: further
     layouts of A, of which threads load their fragments into registers. `aligned_fraction_bits`: fraction bits that are
-    kept when addends are aligned to the largest exponent (hw/fused_sum.py); integer sums are exact.
+    kept when addends are aligned to the largest exponent (hw/fused_sum.py); integer sums are exact. `n`, `more_n`: the
+    columns that D may have. `signed_zero`: a sum that rounds to zero keeps its sign.
     """
 
     a: DType
@@ -40,7 +37,9 @@ class Mma:
     register_majors: tuple[Major, ...] = ()
     aligned_fraction_bits: int = 25
     m: int = WGMMA_M
-    kind: MmaKind = "wgmma"
+    n: range = range(8, 257, 8)
+    more_n: tuple[int, ...] = ()
+    signed_zero: bool = True
 
     @property
     def k(self) -> int:
@@ -49,17 +48,12 @@ class Mma:
 
     def supports_n(self, n: int) -> bool:
         """Return whether D may have `n` columns."""
-        if self.kind != "wgmma":
-            return 16 <= n <= 256 and n % 16 == 0
-        return 8 <= n <= 256 and n % 8 == 0 and (self.d != INT32 or n <= 24 or n % 16 == 0)
+        return n in self.n or n in self.more_n
 
     @property
     def supported_n_text(self) -> str:
         """The supported n, as text for an error."""
-        if self.kind != "wgmma":
-            return "a multiple of 16 from 16 to 256"
-        steps = "a multiple of 16, or 8 or 24," if self.d == INT32 else "a multiple of 8"
-        return f"{steps} from 8 to 256"
+        return " or ".join([f"a multiple of {self.n.step} from {self.n.start} to {self.n[-1]}", *map(str, self.more_n)])
 
     def accumulator_registers(self, n: int) -> int:
         """Return the 32-bit registers per thread of D with `n` columns; fp16 is packed in pairs."""
@@ -69,48 +63,71 @@ class Mma:
         return f"{self.d.ptx}.{self.a.ptx}.{self.b.ptx}"
 
 
-WGMMA = (
+@dataclass(frozen=True, eq=False)
+class MmaOp:
+    """A family of instructions that multiply, and what kernels with it must know (CUTLASS: OpClass).
+
+    `name`: in messages. `mnemonic`: in a kernel's header. `instructions`: one for each combination of dtypes.
+    `uses_tensor_cores`: else an instruction is one multiply-add of each thread. `reads_smem`: operands are read from
+    shared memory, so 3xTF32's residuals must be there; else threads load fragments into registers. `tile_k_bytes`: what
+    a tile's K is a multiple of. `k_padding_bytes`: padding in shared memory after each index of K. `promotion_k_bytes`:
+    K after which sums are promoted.
+    """
+
+    name: str
+    mnemonic: str
+    instructions: tuple[Mma, ...]
+    uses_tensor_cores: bool = True
+    reads_smem: bool = False
+    tile_k_bytes: int = 32
+    k_padding_bytes: int = 0
+    promotion_k_bytes: int = 128
+
+    def multiplies(self, dtype: DType) -> bool:
+        """Return whether some instruction multiplies operands of `dtype`."""
+        return any(mma.a == dtype for mma in self.instructions)
+
+
+WGMMA = MmaOp("wgmma", "wgmma", (
     Mma(BF16, BF16, FP32, ("K", "MN")),
     Mma(FP16, FP16, FP32, ("K", "MN")),
     Mma(FP16, FP16, FP16, ("K", "MN")),
     Mma(TF32, TF32, FP32, register_majors=("MN",)),
     *(Mma(a, b, d, aligned_fraction_bits=13) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
-    Mma(INT8, INT8, INT32),
-)
-"""wgmma, sm_90a."""
+    Mma(INT8, INT8, INT32, n=range(16, 257, 16), more_n=(8, 24)),
+), reads_smem=True)  # fmt: skip
+"""sm_90a: one instruction of a warpgroup per 64 x n x k (PTX ISA, "wgmma.mma_async")."""
+_WarpMma = partial(Mma, n=range(16, 257, 16), signed_zero=False)
+MMA_SYNC = MmaOp("mma", "mma.sync", (
+    *(_WarpMma(a, a, d, ("K", "MN")) for a, d in ((BF16, FP32), (FP16, FP32), (FP16, FP16))),
+    *(_WarpMma(a, a, d) for a, d in ((TF32, FP32), (INT8, INT32), (UINT8, INT32))),
+), tile_k_bytes=64, promotion_k_bytes=64)  # fmt: skip
+"""sm_80 and later: m16n8 by each warp, with fragments loaded by ldmatrix (PTX ISA, "mma.sync"). Rounding as measured on
+an H200; Ampere sums half as many products per step. 3xTF32 has one accumulator for all three MMAs of a k-tile, while
+wgmma's designs sum each separately; so the short sums that are promoted truncate no more (reference/bounds.py)."""
+FMA = MmaOp("fma", "FFMA", (_WarpMma(FP32, FP32, FP32, ("K", "MN"), aligned_fraction_bits=24),),
+            uses_tensor_cores=False, k_padding_bytes=16)  # fmt: skip
+"""CUDA cores; `k` multiply-adds, each of which rounds once, count as one instruction. The padding makes 8 k-rows x 4
+elements free of bank conflicts."""
 
 
-MMA_SYNC = (
-    *(Mma(a, a, d, ("K", "MN"), kind="mma") for a, d in ((BF16, FP32), (FP16, FP32), (FP16, FP16))),
-    *(Mma(a, a, d, kind="mma") for a, d in ((TF32, FP32), (INT8, INT32), (UINT8, INT32))),
-)
-"""mma.sync, sm_80 and later. Rounding as measured on an H200; Ampere sums half as many products per step."""
-
-
-FMA = (Mma(FP32, FP32, FP32, ("K", "MN"), aligned_fraction_bits=24, kind="fma"),)
-"""CUDA cores. `k` multiply-adds, each of which rounds once, count as one instruction."""
-INSTRUCTIONS_BY_KIND = {"wgmma": WGMMA, "mma": MMA_SYNC, "fma": FMA}
-
-
-def select_mma(a: DType, b: DType, d: DType, kind: MmaKind = "wgmma") -> Mma:
+def select_mma(a: DType, b: DType, d: DType, op: MmaOp = WGMMA) -> Mma:
     """Return the instruction for these dtypes. Raises ConfigError if there is none."""
-    table = INSTRUCTIONS_BY_KIND[kind]
-    for mma in table:
+    for mma in op.instructions:
         if (mma.a, mma.b, mma.d) == (a, b, d):
             return mma
-    raise ConfigError(f"{kind}: got {a} x {b} accumulated in {d}; it supports {', '.join(map(str, table))}")
+    supported = ", ".join(map(str, op.instructions))
+    raise ConfigError(f"{op.name}: got {a} x {b} accumulated in {d}; it supports {supported}")
 
 
 TF32X3_MMAS = 3
 """MMAs per k-tile of 3xTF32: small(A) x big(B), big(A) x small(B), big(A) x big(B); small x small is omitted."""
 
 
-# -- the accumulator fragment --------------------------------------------------------------------------------------
-# Each of the four warps has 16 of D's 64 rows. Its lanes form 8 rows of 4 (a quad shares a row), and a thread holds
-# pairs of neighboring columns: of every 8 columns (an n8 block) one pair in each half of its warp's rows. Element e of
-# a thread is in pair e / 2, which is in n8 block e / 4 and half e / 2 % 2. (PTX ISA, "Register fragments for
-# wgmma.mma_async"; with four warps along M those of mma.sync m16n8 are the same.) The functions accept ints, arrays and
-# a kernel's Values.
+# -- fragments -----------------------------------------------------------------------------------------------------
+# Each of the four warps has 16 of 64 rows. Its lanes form 8 rows of 4 (a quad shares a row). (PTX ISA, "Register
+# fragments for wgmma.mma_async"; with four warps along M those of mma.sync m16n8 are the same.) The functions accept
+# ints, arrays and a kernel's Values.
 
 N8_COLUMNS = 8
 FRAGMENT_HALF_ROWS = 8
@@ -135,7 +152,33 @@ def fragment_column(lane: Any) -> Any:
     return lane % LANES_PER_QUAD * 2
 
 
-def fragment_element(thread: Any, e: Any) -> tuple[Any, Any]:
-    """Return (row, column) of element `e` of a thread of the warpgroup."""
-    row = fragment_row(thread // 32, thread % 32) + FRAGMENT_HALF_ROWS * (e // 2 % 2)
-    return row, N8_COLUMNS * (e // 4) + fragment_column(thread % 32) + e % 2
+@dataclass(frozen=True)
+class Fragment:
+    """The elements of a matrix that the threads of a warpgroup hold (CuTe: thread-value layout).
+
+    `columns_per_lane`: adjacent columns of a thread. `modes`: (count, rows, columns) of its elements, the innermost
+    first: `count` of them, each `rows` below and `columns` right of the one before.
+    """
+
+    columns_per_lane: int
+    modes: tuple[tuple[int, int, int], ...]
+
+    def element(self, thread: Any, i: Any) -> tuple[Any, Any]:
+        """Return (row, column) of element `i` of a thread."""
+        row, column = fragment_row(thread // 32, thread % 32), thread % LANES_PER_QUAD * self.columns_per_lane
+        for count, rows, columns in self.modes:
+            row, column, i = row + i % count * rows, column + i % count * columns, i // count
+        return row, column
+
+    @property
+    def registers(self) -> int:
+        """The number of a thread's registers, if each holds one element."""
+        return prod(count for count, *_ in self.modes)
+
+
+D_FRAGMENT = Fragment(2, ((2, 0, 1), (2, FRAGMENT_HALF_ROWS, 0), (256 // N8_COLUMNS, 0, N8_COLUMNS)))
+"""D: of every 8 columns (an n8 block) a pair in each half of the warp's rows."""
+A_FRAGMENT = Fragment(1, ((2, FRAGMENT_HALF_ROWS, 0), (2, 0, LANES_PER_QUAD)))
+"""A's 8 32-bit words per row of one instruction."""
+B_FRAGMENT = Fragment(1, ((2, 0, LANES_PER_QUAD),))
+"""B's 8 32-bit words per column, a row here, of one mma.sync."""

@@ -14,7 +14,7 @@ MAX_STAGES = HOPPER.max_shared_bytes_per_cta // (2 * 16 * (WGMMA_M + 8))
 """Stages of the smallest tile, 64x8 with rows of 32 bytes, that fit in shared memory."""
 MAX_RASTER_GROUP = 4096
 """Tiles; the kernels multiply it by tile counts in int32."""
-OPERAND_ITEMSIZES = sorted({mma.a.bytes for mma in WGMMA})
+OPERAND_ITEMSIZES = sorted({mma.a.bytes for mma in WGMMA.instructions})
 
 
 def check_config(c: Config) -> None:
@@ -42,7 +42,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"
     yield (any(fills_swizzle_rows(k, size) for size in OPERAND_ITEMSIZES),
            f"tile K: got {k}; use rows of 32, 64, or a multiple of 128 bytes up to 512")  # fmt: skip
-    if design.mma_kind != "wgmma":
+    if not design.uses_tma:
         yield c.cluster == (1, 1), f"cluster: got {c.cluster}; {c.design} does not support clusters, use 1x1"
         yield (
             c.evict == ("normal", "normal"),

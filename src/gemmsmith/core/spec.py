@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import design_names, designs_with_promotion, get_design, join_alternatives
+from gemmsmith.core.design import Design, designs_for_dtype, get_design
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import EpilogueGraph, identity_graph
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import (
-    A_FRAGMENT_REGISTERS,
+    A_FRAGMENT,
     LANES_PER_QUAD,
     TF32X3_MMAS,
     THREADS_PER_WARPGROUP,
@@ -33,15 +33,10 @@ from gemmsmith.core.tile import Tile
 
 SCALES_PER_TMA_BOX = 4
 """Block scales (k-tiles) per TMA box along K: 4 fp32 = 16 bytes, TMA's minimum."""
-K_ROW_PADDING_BYTES = 16
-"""Padding after each k-row of an sgemm stage, which makes 8 k-rows x 4 elements free of bank conflicts."""
 MAX_A_K_STEPS_IN_REGISTERS = 4
 """K-steps of A's fragments in registers at a time: some are multiplied while one is loaded."""
 BARRIER_PAIR_BYTES = 16
 """A stage's full and empty mbarrier, 8 bytes each."""
-TF32X3_PROMOTION_K_BYTES = 64
-"""Bytes of K after which mma_multistage promotes the sums of 3xTF32. It has one accumulator for all three MMAs of a
-k-tile, while wgmma's designs sum each separately; so short sums truncate no more (backends/reference/bounds.py)."""
 PROMOTION_K_TILES_IN_FLIGHT = (4, 2)
 """Candidate numbers of k-tiles in flight per warpgroup with promoted sums. 64x64 tiles at 64x7168x2048 (FP8, H200):
 6.29 us with 4, 6.49 with 2, 7.22 with 1."""
@@ -160,6 +155,17 @@ def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
     return config.cluster_splits if can_slice_columns and config.tile[1] % columns == 0 else 1
 
 
+def mma_of(problem: Problem, config: Config) -> Mma:
+    """Return the instruction of a config's design for a problem. Raises ConfigError if it has none."""
+    op, dtype = get_design(config.design).mma_op, problem.a.dtype
+    if op.multiplies(FP32) != (dtype == FP32):
+        raise ConfigError(
+            f"design: got {config.design} for operands of {dtype}; fp32 operands without `precision` need the design "
+            f"{designs_for_dtype(FP32)}, which takes nothing else"
+        )
+    return select_mma(dtype, problem.b.dtype, problem.accumulator_dtype, op)
+
+
 class PromotionPlan(NamedTuple):
     """Plan for a warpgroup's promoted sums.
 
@@ -185,7 +191,7 @@ def plan_promotion(c: Config, per_column_scales: bool = False) -> PromotionPlan:
     limit = design.max_promoted_registers.get(c.consumers, 0)
     accumulator = rows * n // THREADS_PER_WARPGROUP
     scales = n // LANES_PER_QUAD + 12 if per_column_scales else 0
-    if design.mma_kind == "mma":
+    if not design.mma_op.reads_smem:
         return PromotionPlan(n, 1, 2 * accumulator)
     n_per_pass = n if n % 16 or accumulator + scales + n // 2 <= limit else n // 2
     registers_in_flight = scales + n_per_pass // 2
@@ -221,14 +227,7 @@ class KernelSpec:
 
         Raises ConfigError if the config cannot work with the problem.
         """
-        mma_kind = get_design(config.design).mma_kind
-        if (mma_kind == "fma") != (problem.a.dtype == FP32):
-            for_fp32 = join_alternatives(name for name in design_names() if get_design(name).mma_kind == "fma")
-            raise ConfigError(
-                f"design: got {config.design} for operands of {problem.a.dtype}; fp32 operands without `precision` "
-                f"need the design {for_fp32}, which takes nothing else"
-            )
-        mma = select_mma(problem.a.dtype, problem.b.dtype, problem.accumulator_dtype, mma_kind)
+        mma = mma_of(problem, config)
         majors = tuple(map(operand_major, problem.operands))
         scale_a, scale_b = map(ScaleSpec.from_scale, problem.scales)
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
@@ -276,8 +275,7 @@ class KernelSpec:
     @property
     def stage_bytes(self) -> int:
         """Bytes of shared memory of one stage of a CTA, the peers' multicast slices included."""
-        padding = K_ROW_PADDING_BYTES if self.mma.kind == "fma" else 0
-        return sum(tile.bytes + tile.k * padding for tile in self.tiles)
+        return sum(tile.bytes + tile.k * self.design.mma_op.k_padding_bytes for tile in self.tiles)
 
     def scale_bytes(self, stages: int) -> int:
         """Return the bytes of shared memory for block scales, with barriers of boxes, next to `stages` of A and B."""
@@ -294,6 +292,11 @@ class KernelSpec:
     def warpgroup_columns(self) -> int:
         """Columns of the tile that one consumer warpgroup computes."""
         return self.config.tile[1] // self.config.warpgroups[1]
+
+    @property
+    def design(self) -> Design:
+        """How the kernel's warps share the work."""
+        return get_design(self.config.design)
 
     @property
     def chip(self) -> Chip:
@@ -339,7 +342,7 @@ class KernelSpec:
     @property
     def threads(self) -> int:
         """Threads per CTA."""
-        return THREADS_PER_WARPGROUP * (self.config.consumers + get_design(self.config.design).producer_warpgroups)
+        return THREADS_PER_WARPGROUP * (self.config.consumers + self.design.producer_warpgroups)
 
     @property
     def accumulator_registers(self) -> int:
@@ -368,7 +371,7 @@ class KernelSpec:
     @property
     def a_registers(self) -> int:
         """Registers per thread of A's fragments."""
-        return self.a_k_steps * self.warpgroup_rows // self.mma.m * A_FRAGMENT_REGISTERS
+        return self.a_k_steps * self.warpgroup_rows // self.mma.m * A_FRAGMENT.registers
 
     @property
     def promotion(self) -> PromotionPlan:
@@ -383,8 +386,8 @@ class KernelSpec:
 
     @property
     def mmas_per_k_tile(self) -> int:
-        """MMAs per k-tile: 3 for 3xTF32 with wgmma, which reads the residuals from memory; else 1."""
-        return TF32X3_MMAS if self.is_3xtf32 and self.mma.kind == "wgmma" else 1
+        """MMAs per k-tile: 3 for 3xTF32 if residuals are in shared memory, as for wgmma; else 1."""
+        return TF32X3_MMAS if self.is_3xtf32 and self.design.mma_op.reads_smem else 1
 
     @property
     def name(self) -> str:
@@ -418,9 +421,11 @@ class KernelSpec:
             per_warpgroup = f" for each of {warpgroups_n} warpgroups" if warpgroups_n > 1 else ""
             supported = f"{self.mma.supported_n_text}{per_warpgroup}"
             raise ConfigError(f"tile N: got {c.tile[1]}; {self.mma} supports {supported}")
-        if self.mma.kind == "mma" and c.tile[2] * size % 64:
-            raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} needs a multiple of {64 // size}")
-        if self.mma.kind == "fma" and any(
+        op = self.design.mma_op
+        if c.tile[2] * size % op.tile_k_bytes:
+            multiple = op.tile_k_bytes // size
+            raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} needs a multiple of {multiple}")
+        if not op.uses_tensor_cores and any(
             (self.threads % tile.mn and tile.mn % self.threads) or self.threads % tile.k or self.threads > 8 * tile.mn
             for tile in self.tiles
         ):
@@ -437,11 +442,9 @@ class KernelSpec:
         register_majors = () if self.promoted else self.mma.register_majors, ()
         for name, major, dtype, more in zip("AB", self.majors, (self.mma.a, self.mma.b), register_majors, strict=True):
             if major not in (*self.mma.majors, *more):
-                raise ConfigError(
-                    f"{name}: got {major}-major elements of {dtype}; {self.mma.kind} supports K-major only"
-                )
+                raise ConfigError(f"{name}: got {major}-major elements of {dtype}; {op.name} supports K-major only")
         self._check_conversions()
-        design, needed = get_design(c.design), self.accumulator_registers + self.a_registers
+        design, needed = self.design, self.accumulator_registers + self.a_registers
         limit = design.max_accumulator_registers[c.consumers]
         if self.promoted:
             self._check_promotion()
@@ -465,12 +468,11 @@ class KernelSpec:
                 raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")
 
     def _check_promotion(self) -> None:
-        c, k_bytes = self.config, SCALE_BLOCK if self.mma.kind == "wgmma" else TF32X3_PROMOTION_K_BYTES
-        block = k_bytes // self.mma.a.bytes  # SCALE_BLOCK elements of fp8, as many bytes of TF32
+        c, block = self.config, self.design.mma_op.promotion_k_bytes // self.mma.a.bytes
         argument, value = ("precision", "3xtf32") if self.is_3xtf32 else ("accumulate", "promoted")
-        if c.consumers not in get_design(c.design).max_promoted_registers:
+        if c.consumers not in self.design.max_promoted_registers:
             hint = "" if self.is_3xtf32 else ', or accumulate="fast"'
-            designs = designs_with_promotion(self.is_3xtf32)
+            designs = designs_for_dtype(self.mma.a, promoted=True)
             raise ConfigError(f'{argument}: got "{value}" with {c.design}; use the design {designs}{hint}')
         if c.tile[2] != block:
             raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{value}"; use {block}')

@@ -33,6 +33,7 @@ from gemmsmith.tuning.choice import Choice, choose_config
 from gemmsmith.tuning.choose import estimate_us
 from gemmsmith.tuning.explain_config import explain_config
 from gemmsmith.tuning.gpus import gpu_at
+from gemmsmith.tuning.model import covers_config
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
@@ -160,7 +161,7 @@ class Plan:
     @property
     def why(self) -> str:
         """The source of the config, and the model's estimates for it and for alternatives."""
-        if self.spec.mma.kind != "wgmma":  # the model covers wgmma only
+        if not covers_config(self.config):
             return f"{self.config}: {self.origin}"
         binding = self._unswapped_binding
         return explain_config(

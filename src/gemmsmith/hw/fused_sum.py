@@ -92,7 +92,7 @@ def round_to_accumulator(total: np.ndarray, mma: Mma) -> np.ndarray:
         bits = min(mma.aligned_fraction_bits, 23)
         unit = np.ldexp(1.0, np.maximum(np.frexp(total)[1] - 1, -126) - bits)
         rounded = np.where(np.isfinite(total), np.trunc(total / unit) * unit, total).astype(np.float32)
-    if mma.kind != "wgmma":
+    if not mma.signed_zero:
         rounded += 0  # -0 becomes 0
     rounded.view(f"u{mma.d.bytes}")[np.isnan(total)] = _NAN[mma.d.bits]
     return rounded

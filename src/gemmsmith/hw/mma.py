@@ -1,8 +1,7 @@
 """mma.sync: a warp multiplies fragments in registers. PTX ISA, "Matrix fragments for mma.m16n8k16" and its siblings.
 
-In units of 32-bit words the fragment layout is the same for all types (8 words per row): lane l holds words l % 4 and
-l % 4 + 4 of rows l / 4 and l / 4 + 8 of A, and the same words of column l / 4 of B. So ldmatrix loads A and B of any
-type. D has the fragment layout of core/mma.py.
+In units of 32-bit words the fragment layout is the same for all types (8 words per row), so ldmatrix loads A and B of
+any type.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import FP16, TF32, TF32_BITS, DType
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.mma import LANES_PER_QUAD, MMA_SYNC, Mma, fragment_element
+from gemmsmith.core.mma import A_FRAGMENT, B_FRAGMENT, D_FRAGMENT, MMA_SYNC, Mma
 from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_inout
 from gemmsmith.machine import Machine
@@ -23,9 +22,10 @@ N = 8
 WORDS = 8
 """32-bit words along K, per row of A and per column of B."""
 _LANE = np.arange(32)[:, None]
-_A = _LANE // LANES_PER_QUAD + 8 * (np.arange(4) % 2), _LANE % LANES_PER_QUAD + LANES_PER_QUAD * (np.arange(4) // 2)
-_B = np.broadcast_to(_LANE // LANES_PER_QUAD, (32, 2)), _LANE % LANES_PER_QUAD + LANES_PER_QUAD * np.arange(2)
-_D = fragment_element(_LANE, np.arange(4))
+_A, _B, _D = (
+    fragment.element(_LANE, np.arange(count))
+    for fragment, count in ((A_FRAGMENT, A_FRAGMENT.registers), (B_FRAGMENT, B_FRAGMENT.registers), (D_FRAGMENT, 4))
+)
 
 
 def decode_elements(words: np.ndarray, dtype: DType) -> np.ndarray:
@@ -63,9 +63,9 @@ class MmaSync(Instruction):
     pure = True
 
     def check(self) -> None:
-        if self.mma not in MMA_SYNC:
-            raise KernelError(f"mma.sync: got {self.mma}; use one of {', '.join(map(str, MMA_SYNC))}")
-        expected = self.mma.accumulator_registers(N), 4, 2
+        if self.mma not in MMA_SYNC.instructions:
+            raise KernelError(f"mma.sync: got {self.mma}; use one of {', '.join(map(str, MMA_SYNC.instructions))}")
+        expected = self.mma.accumulator_registers(N), A_FRAGMENT.registers, B_FRAGMENT.registers
         counts = self.d.count, self.a.count, self.b.count
         if counts != expected:
             raise KernelError(f"mma.sync: got {counts} registers of d, a and b; use {expected}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import FP16, TF32, TF32_BITS, DType
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.mma import MMA_K_BITS, THREADS_PER_WARPGROUP, WGMMA, Mma, fragment_element
+from gemmsmith.core.mma import A_FRAGMENT, D_FRAGMENT, MMA_K_BITS, THREADS_PER_WARPGROUP, WGMMA, Fragment, Mma
 from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
@@ -100,12 +100,12 @@ def _decode_operand(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -
 
 
 @lru_cache(maxsize=64)
-def _fragment_maps(elements: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+def _fragment_maps(fragment: Fragment, elements: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (128, elements): the matrix element held by each thread and register; and the inverse permutation.
 
     `columns` are those of the matrix.
     """
-    row, column = fragment_element(np.arange(THREADS_PER_WARPGROUP)[:, None], np.arange(elements)[None, :])
+    row, column = fragment.element(np.arange(THREADS_PER_WARPGROUP)[:, None], np.arange(elements)[None, :])
     matrix_elements = np.asarray(row * columns + column)
     return matrix_elements, np.argsort(matrix_elements, axis=None).reshape(-1, columns)
 
@@ -124,8 +124,8 @@ class _Wgmma(Instruction):
         return {name: getattr(self, f"{name}_major") for name in "ab" if hasattr(self, f"{name}_major")}
 
     def check(self) -> None:
-        if self.mma not in WGMMA:
-            raise KernelError(f"wgmma: got {self.mma}; use one of {', '.join(map(str, WGMMA))}")
+        if self.mma not in WGMMA.instructions:
+            raise KernelError(f"wgmma: got {self.mma}; use one of {', '.join(map(str, WGMMA.instructions))}")
         if not self.mma.supports_n(self.n):
             raise KernelError(f"wgmma n: got {self.n}; use {self.mma.supported_n_text}")
         expected = self.mma.accumulator_registers(self.n)
@@ -170,7 +170,8 @@ class _Wgmma(Instruction):
 
     def _multiply(self, m: Machine, a: np.ndarray, b: np.ndarray, scale_d: bool) -> None:
         """Compute D = A B^T + (scale_d ? D : 0): a (64, k), b (n, k)."""
-        registers, (elements, positions) = m.registers.view_unchecked(self.d), _fragment_maps(self.n // 2, self.n)
+        registers = m.registers.view_unchecked(self.d)
+        elements, positions = _fragment_maps(D_FRAGMENT, self.n // 2, self.n)
         if self.mma.d.is_integer:  # sums wrap
             product = np.take(a @ b.T, elements)
             registers[:] = (registers + product if scale_d else product).astype(np.int32)
@@ -236,8 +237,8 @@ class WgmmaRS(_Wgmma):
 
     def check(self) -> None:
         super().check()
-        if self.a.count != 4:
-            raise KernelError(f"wgmma a: got {self.a.count} registers; use 4")
+        if self.a.count != A_FRAGMENT.registers:
+            raise KernelError(f"wgmma a: got {self.a.count} registers; use {A_FRAGMENT.registers}")
 
     def simulate(self, m: Machine) -> None:
         mn_major = self.b_major == "MN"
@@ -246,8 +247,8 @@ class WgmmaRS(_Wgmma):
 
         def perform() -> None:
             registers = np.ascontiguousarray(m.registers.view_unchecked(self.a)).astype(np.uint32)
-            words = registers.view(np.uint16)  # the fragment of a 64 x 16 matrix of 16-bit words
-            a_matrix = _decode_operand(np.take(words, _fragment_maps(8, K_STEP_BYTES // 2)[1]), 64, False, self.mma.a)
+            words = np.take(registers, _fragment_maps(A_FRAGMENT, A_FRAGMENT.registers, K_STEP_BYTES // 4)[1])
+            a_matrix = _decode_operand(words, 64, False, self.mma.a)
             self._multiply(m, a_matrix, operand_matrix(m, b, self.n, mn_major, self.mma.b), scale_d)
 
         self._start(m, [b], perform, [self.d, self.a])

@@ -102,8 +102,8 @@ class _WmmaTransfer(Instruction):
         def __getattr__(self, name: str) -> Any: ...
 
     def check(self) -> None:
-        if self.mma not in MMA_SYNC:
-            raise KernelError(f"wmma: got {self.mma}; use one of {', '.join(map(str, MMA_SYNC))}")
+        if self.mma not in MMA_SYNC.instructions:
+            raise KernelError(f"wmma: got {self.mma}; use one of {', '.join(map(str, MMA_SYNC.instructions))}")
         expected = fragment_registers(self.mma, self._operand)
         if self.values.count != expected:
             raise KernelError(f"wmma: got {self.values.count} registers of {self._operand}; use {expected}")

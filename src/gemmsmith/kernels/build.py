@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gemmsmith.core.design import get_design
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import KernelSpec
@@ -26,7 +25,7 @@ def build(spec: KernelSpec) -> Kernel:
         KernelError: The recorded kernel is invalid.
     """
     with Builder(spec.name, threads=spec.threads, cluster=(spec.cluster_size, 1, 1), chip=spec.chip) as k:
-        get_design(spec.config.design).record(k, spec)
+        spec.design.record(k, spec)
         k.header += _header(spec, [x.name or "" for x in k.parameters if x.type == TENSOR_MAP])
         return k.finish()
 
@@ -38,7 +37,6 @@ _OPTIONS = {
     "pdl": "pdl",
 }
 _TF32X3 = " (3xTF32: a_residual x b + a x b_residual + a x b)"
-_INSTRUCTIONS = {"wgmma": "wgmma", "mma": "mma.sync", "fma": "FFMA"}
 
 
 def _extents(dims: BroadcastDims) -> str:
@@ -66,7 +64,7 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     ]
     tile, cluster = ("x".join(map(str, x)) for x in (c.tile, c.cluster))
     cluster += f" times {c.cluster_splits} splits" * (c.cluster_splits > 1)
-    role = "math" if mma.kind != "wgmma" else "consumer"  # others copy and multiply in the same threads
+    role = "consumer" if spec.design.uses_tma else "math"  # others copy and multiply in the same threads
     warpgroups = f"{c.consumers} {role} warpgroup{'s' * (c.consumers > 1)}"
     lines = "columns" if c.raster == "m" else "rows"
     options = [
@@ -86,7 +84,7 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     return [
         f"gemmsmith: {spec.name}",
         f"D = epilogue(A @ B): {mma.a} x {mma.b} with {mma.d} accumulators, "
-        f"{_INSTRUCTIONS[mma.kind]}{_TF32X3 * spec.is_3xtf32}; "
+        f"{spec.design.mma_op.mnemonic}{_TF32X3 * spec.is_3xtf32}; "
         f"results: {', '.join(written) or 'none'}",
         *[f"fp32 partials of {', '.join(x.name for x in partials)}, which other kernels combine"] * bool(partials),
         *[f"epilogue operands: {', '.join(f'{x.name} {_extents(x.broadcast_dims)}' for x in graph.operands)}"]

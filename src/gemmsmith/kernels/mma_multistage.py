@@ -9,6 +9,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.cp_async_mainloop import CpAsyncMainloop
 from gemmsmith.collective.fragments import Fragments, Tf32x3Fragments
 from gemmsmith.core.design import Design, register_design
+from gemmsmith.core.mma import MMA_SYNC
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
@@ -62,5 +63,5 @@ register_design(Design(
     "mma_multistage", mma_multistage, max_accumulator_registers={1: 160, 2: 192, 4: 64},
     supported_options=frozenset({"splits"}), max_promoted_registers={1: 128, 2: 128, 4: 64},
     defaults={"tile": (128, 128, 32), "cluster": (1, 1), "consumers": 2},
-    mma_kind="mma", required_arch="sm_80", warpgroups_split_n=True,
+    mma_op=MMA_SYNC, required_arch="sm_80", uses_tma=False, warpgroups_split_n=True,
 ))  # fmt: skip

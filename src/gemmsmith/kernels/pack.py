@@ -16,9 +16,9 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.mma import select_mma
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix, Problem
+from gemmsmith.core.spec import mma_of
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -100,9 +100,8 @@ def operand_packings(problem: Problem, config: Config | None = None) -> list[Pac
     """Return the packings of A and B; None for an operand that the config's design (default: wgmma) can read."""
     if problem.a.dtype == FP32:  # sgemm copies single words
         return [None, None]
-    mma = select_mma(problem.a.dtype, problem.b.dtype, problem.accumulator_dtype)
-    mn_major, wgmma = "MN" in mma.majors, config is None or get_design(config.design).mma_kind == "wgmma"
-    in_registers = "MN" in mma.register_majors and wgmma and not problem.promoted
+    mma = mma_of(problem, config or Config())
+    mn_major, in_registers = "MN" in mma.majors, "MN" in mma.register_majors and not problem.promoted
     a, b = problem.operands
     return [_packing(a, mn_major=mn_major or in_registers), _packing(b, mn_major=mn_major)]
 
@@ -125,8 +124,8 @@ def with_packed_operands(problem: Problem, config: Config | None = None) -> Prob
 
 
 def tf32_residual_packings(problem: Problem, config: Config) -> list[Packing]:
-    """Return the packings of the TF32 residuals of A and B for 3xTF32 with wgmma, which reads B from memory."""
-    if not problem.is_3xtf32 or get_design(config.design).mma_kind != "wgmma":
+    """Return the packings of the TF32 residuals of A and B for 3xTF32, if instructions read B from memory."""
+    if not problem.is_3xtf32 or not get_design(config.design).mma_op.reads_smem:
         return []
     return [Packing(x, tf32_residual=True) for x in problem.operands]
 

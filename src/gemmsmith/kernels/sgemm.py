@@ -8,6 +8,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.cp_async_mainloop import CpAsyncMainloop
 from gemmsmith.collective.simt import SimtFragments, SimtOperand
 from gemmsmith.core.design import Design, register_design
+from gemmsmith.core.mma import FMA
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
@@ -63,5 +64,5 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
 register_design(Design(
     "sgemm", sgemm, max_accumulator_registers={1: 128, 2: 128, 4: 64}, supported_options=frozenset({"splits"}),
     defaults={"tile": (256, 128, 8), "cluster": (1, 1), "consumers": 2},
-    mma_kind="fma", required_arch="sm_80", warpgroups_split_n=True,
+    mma_op=FMA, required_arch="sm_80", uses_tma=False, warpgroups_split_n=True,
 ))  # fmt: skip

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from gemmsmith.binding.bind import Binding
-from gemmsmith.core.chip import HOPPER, Chip
+from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
@@ -18,6 +17,7 @@ from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.choose_sm80 import choose_sm80, lookup_sm80
 from gemmsmith.tuning.full_rows import check_full_rows_fit, explain_full_row_limit
 from gemmsmith.tuning.gpus import Gpu
+from gemmsmith.tuning.model import covers
 from gemmsmith.tuning.stage_count import fit_stages
 from gemmsmith.tuning.tuned_table import lookup_tuned
 
@@ -55,7 +55,7 @@ def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bo
         ConfigError: If no config can compute it.
     """
     problem, epilogue = binding.problem, binding.spec
-    is_sm80 = chip != HOPPER or problem.a.dtype == FP32
+    is_sm80 = not covers(problem.a.dtype, chip)
     model: CostModel = partial(choose, gpu=gpu)
     if is_sm80:
         model = partial(choose_sm80, chip=chip, invariant=batch_invariant)

@@ -80,7 +80,7 @@ def rank_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant
             fitted = _with_fitted_stages(config, problem, epilogue)
             if fitted.stages > 2:
                 spec = spec_for(fitted, problem, epilogue)
-                if spec.mma.kind == "fma":
+                if not spec.design.mma_op.uses_tensor_cores:
                     time = sgemm_cycles(problem, rows, spec, chip)
                 else:
                     time = _estimated_time(problem, rows, config, chip)
@@ -119,7 +119,7 @@ def _spills(spec: KernelSpec) -> bool:
     matrices += graph.requires_full_rows
     matrices += sum(node.op == "reduce" for node in graph.nodes) > MAX_REDUCTIONS
     is_transposed = bool(spec.epilogue.column_major) != spec.config.swap_ab  # column_major is before swap_ab
-    matrices += spec.mma.kind == "fma" and spec.config.splits != 1 and is_transposed
+    matrices += not spec.design.mma_op.uses_tensor_cores and spec.config.splits != 1 and is_transposed
     return matrices > 0 and accumulator + REGISTERS_PER_SUBTILE_MATRIX * matrices > REGISTER_BUDGET
 
 

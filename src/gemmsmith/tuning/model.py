@@ -15,8 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.mma import WGMMA_M
+from gemmsmith.core.chip import Chip, get_chip
+from gemmsmith.core.config import Config
+from gemmsmith.core.design import get_design
+from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.mma import WGMMA, WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, operand_major
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
@@ -114,6 +117,16 @@ DRAM_BYTES_PER_CYCLE_AT_700W = 12_370
 STREAM_K_ENERGY_OVERHEAD = 0.082
 """Relative additional energy of stream-K, which cannot have `sync_clusters`. Fitted by fit.py; without it the model
 chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200)."""
+
+
+def covers(dtype: DType, chip: Chip) -> bool:
+    """Return whether the model is for GEMMs of operands of `dtype` on a chip: those with wgmma."""
+    return chip.has_wgmma and WGMMA.multiplies(dtype)
+
+
+def covers_config(config: Config) -> bool:
+    """Return whether the model is for a config: one of a design with wgmma."""
+    return get_chip(config.chip).has_wgmma and get_design(config.design).mma_op is WGMMA
 
 
 class Estimate(NamedTuple):

@@ -12,9 +12,9 @@ import numpy as np
 from gemmsmith.arrays import Spec, row_major
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.core.chip import HOPPER, Chip
+from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import FP32, INT8, DType
+from gemmsmith.core.dtypes import INT8, DType
 from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
@@ -23,6 +23,7 @@ from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import rank_sm80
 from gemmsmith.tuning.gpus import gpu_at
 from gemmsmith.tuning.measure import Measured, compile_all, steady_state_us, successive_halving
+from gemmsmith.tuning.model import covers
 from gemmsmith.tuning.tuned_table import save_tuned
 
 L2_BYTES = 60 * 2**20
@@ -56,7 +57,7 @@ def tune(
 
 
 def _top_candidates(problem: Problem, chip: Chip, max_configs: int) -> list[Config]:
-    if chip == HOPPER and problem.a.dtype != FP32:
+    if covers(problem.a.dtype, chip):
         return rank_configs(problem, limit=max_configs, gpu=gpu_at(0))
     return list(islice(rank_sm80(problem, EpilogueSpec.identity(problem.d), chip), max_configs))
 

@@ -16,7 +16,6 @@ from gemmsmith.backends.cuda.cache import directory as cache_directory
 from gemmsmith.backends.cuda.cache import read_regular_file, write_atomically
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import E4M3, E5M2
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.integers import round_up
@@ -29,6 +28,7 @@ from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up
 from gemmsmith.tuning.dtype_equivalence import config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores
+from gemmsmith.tuning.model import covers_config
 from gemmsmith.tuning.packing_cost import packs_needlessly
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
 
@@ -114,7 +114,7 @@ def _next_config(entries: list[Entry], problem: Problem, gpu: Gpu) -> Config | N
     if next_index == len(entries) or entries[next_index].m > max(2 * problem.m, SHARED_ENTRY_MAX_M):
         return None
     config = entries[next_index].config
-    if get_design(config.design).mma_kind == "wgmma":
+    if covers_config(config):
         return adapt_config(config, round_up_m(problem), None, gpu)
     try:
         spec_for(config, problem)
@@ -126,8 +126,8 @@ def _next_config(entries: list[Entry], problem: Problem, gpu: Gpu) -> Config | N
 
 @lru_cache(maxsize=1024)
 def _model_agrees(config: Config, problem: Problem, gpu: Gpu) -> bool:
-    """Return whether the model, which covers wgmma only, rates a config about as fast as its own choice."""
-    if get_design(config.design).mma_kind != "wgmma":
+    """Return whether the model, if it covers a config, rates it about as fast as its own choice."""
+    if not covers_config(config):
         return True
     if packs_needlessly(config, problem):
         return False

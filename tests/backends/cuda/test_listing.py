@@ -18,7 +18,7 @@ from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.backends.cuda.listing import Listing, build_listing
 from gemmsmith.backends.cuda.mnemonics import classify
 from gemmsmith.core.chip import HOPPER
-from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP, N8_COLUMNS, WGMMA_M
+from gemmsmith.core.mma import FMA, FRAGMENT_ROWS_PER_WARP, MMA_SYNC, N8_COLUMNS, WGMMA, WGMMA_M
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.arithmetic import Dp4a, FusedMultiplyAdd, FusedMultiplyAddFp16
 from gemmsmith.hw.mma import MmaSync
@@ -62,10 +62,10 @@ def spec_of(dtype: str, config: Config) -> KernelSpec:
 def of_k_tile(spec: KernelSpec) -> int:
     """How many instructions of a warp multiply a k-tile; of a thread, on CUDA cores."""
     rows, columns, depth = spec.warpgroup_rows, spec.warpgroup_columns, spec.config.tile[2]
-    if spec.mma.kind == "fma":
+    if not spec.design.mma_op.uses_tensor_cores:
         return rows * columns * depth // 128
     steps = depth // spec.mma.k
-    if spec.mma.kind == "wgmma":
+    if spec.design.mma_op is WGMMA:
         return rows // WGMMA_M * steps
     return rows // (4 * FRAGMENT_ROWS_PER_WARP) * (columns // N8_COLUMNS) * steps
 
@@ -115,7 +115,7 @@ def test_products_of_a_k_tile(dtype: str, config: Config) -> None:
     for code in ("sass", "ptx"):
         listing = build_listing(kernel, code)  # type: ignore[arg-type]
         assert multiplied(listing) == Counter({str(where): n for where, n in described_.items()}), code
-        loops = 0 if spec.mma.kind == "fma" else 2 if spec.mma.kind == "mma" else 1
+        loops = {FMA: 0, MMA_SYNC: 2, WGMMA: 1}[spec.design.mma_op]
         assert listing.count()["tensor"] == loops * of_k_tile(spec)
 
 

@@ -11,7 +11,7 @@ from tests.backends.sim.tiny import run, word
 from gemmsmith import hw
 from gemmsmith.backends.sim.execute.counters import Count, Counters, wavefronts
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.mma import select_mma
+from gemmsmith.core.mma import MMA_SYNC, select_mma
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import F32, U16, U32, U64
@@ -149,7 +149,7 @@ def test_copies_by_threads(width: int, source: Bytes, place: Bytes, nbytes: int,
 
 def test_wmma() -> None:
     """As ptxas makes it: LDSM of rows, STS.64 of 8 rows of 32 bytes, and LDG of 8 rows of 16, each half a sector."""
-    mma = select_mma(BF16, BF16, FP32, "mma")
+    mma = select_mma(BF16, BF16, FP32, MMA_SYNC)
 
     def record(k: Builder, out: Value) -> None:
         tile, a, d = k.shared(1024, alignment=128)[0], k.registers(U32, 4, "a"), k.registers(F32, 8, "d")
@@ -253,7 +253,7 @@ def test_products() -> None:
             for i in range(array.count):
                 array[i] = 0
         with k.range(3, name="i"):
-            hw.mma_sync(d, a, b, select_mma(BF16, BF16, FP32, "mma"))
+            hw.mma_sync(d, a, b, select_mma(BF16, BF16, FP32, MMA_SYNC))
         with k.when(k.thread < 20):
             d[0] = hw.fma(d[0], d[1], d[2])
 

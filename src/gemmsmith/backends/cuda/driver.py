@@ -47,30 +47,20 @@ def check(result: tuple[Any, ...], call: str = "") -> Any:
 
 @lru_cache(maxsize=64)
 def require_chip(device: int, chip: Chip = HOPPER) -> None:
-    """Raise DeviceError if the device cannot run kernels built for `chip`.
-
-    A later GPU can (PTX JIT), unless they need sm_90a.
-    """
+    """Raise DeviceError if the device cannot run kernels built for `chip`."""
     gpu = device_attributes(device)
     major, minor = gpu.capability
-    is_later = chip != HOPPER and 10 * major + minor >= chip.capability
-    if newest_supported_chip(gpu) != chip and not is_later:
-        required = "on Hopper (9.0): H100, H200, GH200" if chip == HOPPER else f"on {chip}"
+    if not chip.runs_on(10 * major + minor):
+        required = "on Hopper (9.0): H100, H200, GH200" if chip.has_wgmma else f"on {chip}"
         raise DeviceError(
             f"device {device} is a {gpu.name} of compute capability {major}.{minor}; this kernel runs {required}"
         )
 
 
 def newest_supported_chip(gpu: DeviceAttributes) -> Chip | None:
-    """Return the latest chip whose kernels a GPU runs: of the same or an earlier capability; None before 8.0.
-
-    Kernels for Hopper run on Hopper only.
-    """
+    """Return the latest chip whose kernels a GPU runs; None before 8.0."""
     major, minor = gpu.capability
-    supported = [
-        chip for chip in CHIPS.values()
-        if chip.capability <= 10 * major + minor and (chip != HOPPER or major == 9)
-    ]  # fmt: skip
+    supported = [chip for chip in CHIPS.values() if chip.runs_on(10 * major + minor)]
     return max(supported, key=lambda chip: chip.capability, default=None)
 
 

@@ -59,7 +59,7 @@ from gemmsmith.backends.reference.matmul import Array, blockwise_scaled_matmul, 
 from gemmsmith.core.dtypes import FP16, FP32, INT32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.mma import TF32X3_MMAS, Mma, select_mma
+from gemmsmith.core.mma import FMA, TF32X3_MMAS, Mma, select_mma
 from gemmsmith.core.problem import SCALE_BLOCK
 
 STEP_UNDERFLOW_ERROR = {FP32: 2.0**-146, FP16: 2.0**-24, INT32: 0.0}
@@ -113,7 +113,7 @@ class Report:
 def reference_mma(a: DType, b: DType, accumulator_dtype: DType, on_cuda_cores: bool = False) -> Mma:
     """Return the Mma for these dtypes; fp32 means TF32, unless `on_cuda_cores`."""
     if on_cuda_cores:
-        return select_mma(a, b, accumulator_dtype, "fma")
+        return select_mma(a, b, accumulator_dtype, FMA)
     a, b = (TF32 if x == FP32 else x for x in (a, b))
     return select_mma(a, b, accumulator_dtype)
 

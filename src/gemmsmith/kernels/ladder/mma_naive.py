@@ -7,7 +7,7 @@ from itertools import product
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import FP32, DType
-from gemmsmith.core.mma import fragment_element, select_mma
+from gemmsmith.core.mma import D_FRAGMENT, MMA_SYNC, select_mma
 from gemmsmith.kernels.ladder.gemm_arguments import GemmArguments, zeros
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
@@ -39,7 +39,7 @@ def mma_naive(dtype: DType, chip: Chip) -> Kernel:
     Tiles of A and B are both stored along K in shared memory, A row by row and B column by column, 16 elements of 16
     bits each. ldmatrix loads 8 rows of 16 bytes, whose addresses 8 lanes pass, and returns a pair of elements per lane.
     """
-    mma = select_mma(dtype, dtype, FP32, "mma")
+    mma = select_mma(dtype, dtype, FP32, MMA_SYNC)
     with Builder(f"mma_naive_{dtype}", threads=THREADS, chip=chip) as k:
         gemm = GemmArguments(dtype, FP32, TILE_MN, TILE_MN)
         a_tile, b_tile = (k.shared(TILE_MN * PITCH_BYTES, name=name)[0] for name in "AB")
@@ -71,7 +71,7 @@ def mma_naive(dtype: DType, chip: Chip) -> Kernel:
             k.comment("all threads have read the tiles that are overwritten next")
             hw.sync_threads()
         for i, j, e in product(MMA_M_ITERS, MMA_N_ITERS, range(4)):
-            row, column = fragment_element(k.lane, e)
+            row, column = D_FRAGMENT.element(k.lane, e)
             row, column = first_row + i * MMA_M + row, first_column + j * MMA_N + column
             gemm.store(gemm.row + row, gemm.column + column, d[i][j][e])
         return k.finish()

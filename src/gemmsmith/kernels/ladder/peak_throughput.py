@@ -10,7 +10,7 @@ from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import BF16, FP32, INT8, INT32, TF32, DType
-from gemmsmith.core.mma import select_mma
+from gemmsmith.core.mma import MMA_SYNC, select_mma
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
@@ -62,7 +62,7 @@ def multiply_add(instruction: Callable[..., Value], operand: ScalarType, result:
 
 def mma(dtype: DType) -> LoopBody:
     """Return a loop body with 8 result fragments per warp, from two of A and four of B."""
-    instruction = select_mma(dtype, dtype, INT32 if dtype == INT8 else FP32, "mma")
+    instruction = select_mma(dtype, dtype, INT32 if dtype == INT8 else FP32, MMA_SYNC)
     a, b = [random_registers(U32, 4, "a") for _ in range(2)], [random_registers(U32, 2, "b") for _ in range(4)]
     results = [random_registers(I32 if dtype == INT8 else F32, 4, "results") for _ in range(FRAGMENTS_PER_WARP)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import FP32, DType
-from gemmsmith.core.mma import select_mma
+from gemmsmith.core.mma import MMA_SYNC, select_mma
 from gemmsmith.hw.wmma import TILE_MN as FRAGMENT
 from gemmsmith.hw.wmma import fragment_registers
 from gemmsmith.kernels.ladder.gemm_arguments import ZERO, GemmArguments, zeros
@@ -44,7 +44,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
     Copies run some k-tiles ahead, and a step's fragments are loaded while the previous step's are multiplied. Results
     are stored through shared memory, since the layout of fragments is unspecified.
     """
-    mma = select_mma(dtype, dtype, FP32, "mma")
+    mma = select_mma(dtype, dtype, FP32, MMA_SYNC)
     max_shared_bytes = chip.max_shared_bytes_per_cta
     max_stages = {x: max_shared_bytes // ((TILE_M + TILE_N) * (2 * x + ROW_PADDING_BYTES)) for x in TILE_K_CHOICES}
     tile_k = next(x for x in TILE_K_CHOICES if max_stages[x] >= MIN_STAGES)

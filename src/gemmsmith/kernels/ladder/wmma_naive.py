@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import FP32, DType
-from gemmsmith.core.mma import select_mma
+from gemmsmith.core.mma import MMA_SYNC, select_mma
 from gemmsmith.hw.wmma import TILE_MN, fragment_registers
 from gemmsmith.kernels.ladder.gemm_arguments import ZERO, GemmArguments
 from gemmsmith.lang.builder import Builder
@@ -19,7 +19,7 @@ def wmma_naive(dtype: DType, chip: Chip) -> Kernel:
     A and D are row-major, B is column-major; M, N and K are multiples of 16, all strides multiples of 16 bytes, and all
     three matrices are aligned to 32 bytes.
     """
-    mma = select_mma(dtype, dtype, FP32, "mma")
+    mma = select_mma(dtype, dtype, FP32, MMA_SYNC)
     with Builder(f"wmma_naive_{dtype}", threads=32, chip=chip) as k:
         gemm = GemmArguments(dtype, FP32, TILE_MN, TILE_MN)
         assert gemm.a.row_stride is not None
