@@ -5,18 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from examples import own_attention
 from examples.own_gather import GATHER, gather
 from examples.own_grouped import GROUPED, GroupedTileScheduler
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Spec
+from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.reference import bounds
+from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import PipelineTmaAsync
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.dtypes import BF16, FP32
@@ -37,7 +42,7 @@ def ends_of(rng: np.random.Generator, m: int, groups: int) -> Any:
     return np.sort(np.append(rng.integers(0, m + 1, groups - 1), m)).astype(np.int32)
 
 
-@pytest.mark.parametrize(("name", "limit"), [("own_grouped", 100), ("own_gather", 120)])
+@pytest.mark.parametrize(("name", "limit"), [("own_grouped", 100), ("own_gather", 120), ("own_attention", 120)])
 def test_they_are_short(name: str, limit: int) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < limit
 
@@ -103,6 +108,51 @@ def test_a_planted_race_of_gathered_rows_is_reported(
     config, rng = variant(GATHER, plant.__name__, gather), np.random.default_rng(0)
     a, b, rows = bf16(rng, 100, 640), bf16(rng, 640, 64), rng.integers(0, 100, 130, dtype=np.int32)
     assert gemmsmith.simulate(a, b, rows=rows, config=config).hazards
+
+
+def attention_inputs(rng: np.random.Generator, heads: int, queries: int, keys: int) -> dict[str, Any]:
+    rows = {"q": queries, "k": keys, "v": keys}
+    return {
+        name: rng.standard_normal((heads, n, own_attention.DIM)).astype(ml_dtypes.bfloat16) for name, n in rows.items()
+    }
+
+
+def softmax_of_scores_times_values(q: Any, k: Any, v: Any) -> Any:
+    q, k, v = (x.astype(float) for x in (q, k, v))
+    scores = q @ np.swapaxes(k, 1, 2) / np.sqrt(q.shape[2])
+    weights = np.exp(scores - scores.max(2, keepdims=True))
+    return weights @ v / weights.sum(2, keepdims=True)
+
+
+def simulated_attention(inputs: dict[str, Any], seed: int = 0) -> tuple[Any, list[Any]]:
+    memory, out = GlobalMemory(), np.full(inputs["q"].shape, np.nan, ml_dtypes.bfloat16)
+    addresses = {name: memory.add_buffer(x, name, writable=False) for name, x in inputs.items()}
+    addresses["out"] = memory.add_buffer(out, "out")
+    heads, queries, keys = *inputs["q"].shape[:2], inputs["k"].shape[1]
+    kernel, task = own_attention.attention(), own_attention.task(heads, queries, keys, addresses)
+    done = simulate(kernel, kernel.work_clusters(task), kernel.arguments(task), memory, seed=seed)
+    return out, done.hazards
+
+
+@pytest.mark.parametrize(("heads", "queries", "keys"), [(1, 1, 1), (2, 130, 200), (1, 128, 64), (3, 65, 321)])
+def test_attention(heads: int, queries: int, keys: int) -> None:
+    inputs = attention_inputs(np.random.default_rng(queries), heads, queries, keys)
+    out, hazards = simulated_attention(inputs, seed=heads)
+    assert hazards == []
+    np.testing.assert_allclose(out.astype(float), softmax_of_scores_times_values(**inputs), rtol=1e-2, atol=1e-2)
+
+
+def test_a_stage_released_while_its_values_are_multiplied_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, calls = Accumulator.wait, count()
+    monkeypatch.setattr(Accumulator, "wait", lambda self, pending: None if next(calls) else wait(self, pending))
+    _, hazards = simulated_attention(attention_inputs(np.random.default_rng(0), 1, 64, 700))
+    assert any("write after read" in x.message for x in hazards)
+
+
+def test_attention_compiles_without_spills() -> None:
+    kernel = own_attention.attention()
+    resources = compile_source(kernel.source, kernel.name).resources
+    assert (resources.spill_store_bytes, resources.stack_bytes, resources.advisories) == (0, 0, ())
 
 
 GIVEN: dict[str, Any] = {
