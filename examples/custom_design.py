@@ -39,9 +39,9 @@ def serial(k: Builder, spec: KernelSpec) -> None:
         write, read = mainloop.producer_start_state(), mainloop.pipeline.consumer_start_state()
         warpgroup_row = warpgroup * spec.warpgroup_rows
         accumulator = make_accumulator(spec)
-        epilogue.start(warpgroup, warpgroup_row)
+        warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
         with scheduler.tile_loop() as tile:
-            epilogue.load(tile)
+            tile_epilogue = warpgroup_epilogue.load(tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
@@ -57,10 +57,10 @@ def serial(k: Builder, spec: KernelSpec) -> None:
                 mainloop.pipeline.consumer_release(read)
                 read.advance()
             mainloop.prologue_k_tiles.set(0)
-            epilogue.store(accumulator, tile)
+            tile_epilogue.store(accumulator)
         with k.when(producer):
             mainloop.tail(write)
-        epilogue.finish()
+        warpgroup_epilogue.finish()
 
 
 SERIAL = gemmsmith.register_design(Design(

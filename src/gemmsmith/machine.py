@@ -17,6 +17,7 @@ from gemmsmith.lang.values import RegisterArray, Value
 
 Space = Literal["shared", "global"]
 AsyncGroupKind = Literal["wgmma", "bulk", "cp.async"]
+Proxy = Literal["async", "generic"]
 Scope = Literal["cta", "cluster", "gpu"]
 MemoryOrder = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 Blocking = Generator[Any, None, Any]
@@ -77,7 +78,7 @@ class AsyncOperation:
     arrive_on: tuple[int, int] | None = None
     group: AsyncGroupKind | None = None
     register_operands: list[RegisterArray] = field(default_factory=list)
-    proxy: Literal["async", "generic"] = "async"
+    proxy: Proxy = "async"
     nbytes: int = 0
     """Bytes moved, of the engines tma and copy."""
     tensor_cycles: float = 0

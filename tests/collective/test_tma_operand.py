@@ -11,8 +11,9 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.collective.tma_operand import TmaOperand, box_rows, multicast_slice_rows
 from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import BoundProblem, Problem
+from gemmsmith.core.problem import BoundProblem, Problem, operand_getter
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
@@ -36,7 +37,7 @@ def test_parts_bring_every_row_once(rows: int, extent: int, log: int) -> None:
 
 def kernel_of(parts: int) -> tuple[Kernel, TmaOperand]:
     with Builder("operand", threads=128, cluster=(parts, 1, 1)) as k:
-        a = TmaOperand("a", Tile(BF16, 128, 64, "K"), 3, lambda p: (p.a, p.a_pointer))
+        a = TmaOperand(MmaOperand("a", "a", Tile(BF16, 128, 64, "K"), operand_getter("a")), 3)
         a.enable_multicast(parts, k.lane, (1 << parts) - 1)
         return k.finish(), a
 

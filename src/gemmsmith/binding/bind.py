@@ -14,6 +14,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.binding.scaling import argument_name
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import Design, get_design
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, did_you_mean
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result, identity_graph, reduced_dims
@@ -49,9 +50,10 @@ class Binding:
             `result_strides` and address 0; only results are writable.
         results: The given arrays of results, by name.
         problem: The GEMM that the kernel computes; its D is the first matrix result.
+        design: The design that the caller asks for, if any.
         swapped: Whether the kernel computes D^T = B^T @ A^T, so that the problem's `a` is the user's b.
         spec: The epilogue of the kernel.
-        arrays: Matrix operands and results of the kernel, by name.
+        arrays: Matrix operands and results of the kernel, and arrays of the design, by name.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +65,7 @@ class Binding:
     graph: EpilogueGraph
     arguments: Mapping[str, ArrayInfo | float]
     results: Mapping[str, Any]
+    design: Design | None
     problem: Problem
     swapped: bool
     spec: EpilogueSpec
@@ -90,13 +93,15 @@ class Binding:
         return {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo)}
 
     def transposed(self) -> Binding:
-        """Return the binding computed as its transpose. Raises ConfigError if the epilogue cannot be transposed."""
+        """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
+        if self.design and self.design.shapes:
+            raise ConfigError(f"swap_ab: got True for the design {self.design.name}, which supports False only")
         if not self.graph.is_transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(
             spec, self.arguments, self.shape, self.out_dtype, self.mma, self.promoted, self.scale_granularity,
-            swapped=not self.swapped,
+            self.design, swapped=not self.swapped,
         )  # fmt: skip
         return replace(self, **oriented._asdict())
 
@@ -166,14 +171,17 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     """
     out, epilogue = request.out, request.epilogue
     scales = {name: x for name, x in request.operands.items() if name in SCALE_NAMES}
-    operands = {name: x for name, x in request.operands.items() if name not in scales}
+    design = get_design(request.config.design) if request.config else None
+    design_arrays = design.arrays if design else {}
+    operands = {name: x for name, x in request.operands.items() if name not in (*scales, *design_arrays)}
     if epilogue is None and operands:
         names, hint = ", ".join(operands), next(filter(None, map(did_you_mean, operands)), "")
         raise ArgumentError(f"{names}: operands need an `epilogue` that reads them{hint}")
     a_info, b_info = describe(request.a, "a"), describe(request.b, "b")
     mma = checks.resolve_mma(a_info, b_info, request.accumulate, request.precision)
     out_info = None if out is None or epilogue is not None else describe(out, "out")
-    shape = checks.gemm_shape(a_info, b_info)
+    array_infos = _describe_arrays(design_arrays, request.operands, a_info)
+    shape = checks.gemm_shape(a_info, b_info, design, array_infos)
     promoted = checks.is_promoted(a_info, request.accumulate, request.precision)
     factors, block_scales, granularity = _split_scales(
         scales, a_info, b_info, shape[:-2], promoted, planned_granularity or {}
@@ -190,22 +198,22 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
         name if argument_name(name) in operands else argument_name(name): x
         for name, x in operand_infos.items() if isinstance(x, ArrayInfo)
     }  # fmt: skip
-    inputs = {"a": a_info, "b": b_info} | {argument_name(name): x for name, x in block_scales.items()}
-    checks.check_addressable({"a": a_info, "b": b_info} | {name: result_infos[name] for name in outputs})
+    inputs = {"a": a_info, "b": b_info} | {argument_name(name): x for name, x in (block_scales | array_infos).items()}
+    checks.check_addressable({"a": a_info, "b": b_info} | array_infos | {name: result_infos[name] for name in outputs})
     for name in outputs:
         others = {other: result_infos[other] for other in outputs if other != name}
         checks.check_no_overlap(name, result_infos[name], inputs, arrays, others)
 
     arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
-    arguments |= {operand_argument(name): x for name, x in (operand_infos | block_scales).items()}
+    arguments |= {operand_argument(name): x for name, x in (operand_infos | block_scales | array_infos).items()}
     arguments = {name: ArrayInfo(*x[:-1], False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
     arguments |= {result_argument(name): x for name, x in result_infos.items()}
     # Without operations the options make no difference: one kernel for all
     fast_math = request.fast_math or not graph.has_operations
     deterministic = request.deterministic or not graph.has_operations
     spec = EpilogueSpec(graph, frozenset(), frozenset(), fast_math, deterministic)
-    oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity)
-    return Binding(shape, dtype, mma, promoted, granularity, source_graph, graph, arguments, outputs, *oriented)
+    oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity, design)
+    return Binding(shape, dtype, mma, promoted, granularity, source_graph, graph, arguments, outputs, design, *oriented)
 
 
 def primary_result_name(graph: EpilogueGraph) -> str:
@@ -240,6 +248,19 @@ def _describe_operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
     info = describe(x, name)
     checks.check_operand(name, info, a)
     return info
+
+
+def _describe_arrays(dtypes: Mapping[str, DType], operands: Mapping[str, Any], a: ArrayInfo) -> dict[str, ArrayInfo]:
+    """Describe the arrays of the design."""
+    infos = {}
+    for name, dtype in dtypes.items():
+        if name not in operands:
+            raise ArgumentError(f"{name}: got none; the config's design reads this array of {dtype}, pass it by name")
+        info = infos[name] = describe(operands[name], name)
+        checks.check_alignment_and_device(name, info, a)
+        if info.dtype != dtype or not checks.is_contiguous(info):
+            raise ArgumentError(f"{name}: got {info.dtype} with strides {info.strides}; use contiguous {dtype}")
+    return infos
 
 
 _GRAPH_CACHE: dict[Hashable, tuple[EpilogueGraph, EpilogueGraph]] = BoundedCache(1024)

@@ -7,7 +7,7 @@ from keyword import kwlist
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, arrays_overlap
-from gemmsmith.core.design import join_alternatives
+from gemmsmith.core.design import Design, join_alternatives
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import FMA, Mma, select_mma
@@ -105,8 +105,10 @@ def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused:
     return dtype
 
 
-def gemm_shape(a: ArrayInfo, b: ArrayInfo) -> tuple[int, ...]:
-    """Return (m, n) or (batch, m, n), by the rules of torch.matmul."""
+def gemm_shape(a: ArrayInfo, b: ArrayInfo, design: Design | None, arrays: Infos) -> tuple[int, ...]:
+    """Return (m, n) or (batch, m, n), by the rules of the design, or those of torch.matmul."""
+    if design and design.shapes:
+        return _design_shape(design, {"a": a, "b": b, **arrays})
     for name, info, expected in (("a", a, "(m, k) or (batch, m, k)"), ("b", b, "(k, n) or (batch, k, n)")):
         if len(info.shape) not in (2, 3):
             hint = "; a vector needs a dimension of 1" if len(info.shape) == 1 else ""
@@ -123,6 +125,18 @@ def gemm_shape(a: ArrayInfo, b: ArrayInfo) -> tuple[int, ...]:
         )
     batch = (max(batches - {1}, default=1),) if batches else ()
     return (*batch, a.shape[-2], b.shape[-1])
+
+
+def _design_shape(design: Design, arrays: Infos) -> tuple[int, ...]:
+    """Return the product's shape by the letters of a design's `shapes`."""
+    inputs, output = design.shapes.split("->")
+    extents: dict[str, int] = {}
+    for (name, x), letters in zip(arrays.items(), inputs.split(","), strict=True):
+        expected = ", ".join(f"{letter} = {extents[letter]}" if letter in extents else letter for letter in letters)
+        fits = len(x.shape) == len(letters)
+        if not fits or any(extents.setdefault(key, n) != n for key, n in zip(letters, x.shape, strict=True)):
+            raise ArgumentError(f"{name}: got shape {tuple(x.shape)}; the design {design.name} needs ({expected})")
+    return tuple(extents[letter] for letter in output)
 
 
 def check_addressable(infos: Infos) -> None:
@@ -171,7 +185,7 @@ def check_result(name: str, x: ArrayInfo, shape: tuple[int, ...], dtype: DType, 
         raise ArgumentError(f"{name}: got dtype {x.dtype}; the epilogue returns {dtype}")
     if not x.writable:
         raise ArgumentError(f"{name}: got a read-only array; use one that can be written")
-    if contiguous and not _is_contiguous(x):
+    if contiguous and not is_contiguous(x):
         raise ArgumentError(f"{name}: got strides {tuple(x.strides)}; a reduction's result is contiguous")
 
 
@@ -198,7 +212,7 @@ def check_no_overlap(name: str, x: ArrayInfo, inputs: Infos, operands: Infos, ot
             raise ArgumentError(f"{name}: overlaps {other}; pass a separate array, or exactly {other}'s")
 
 
-def _is_contiguous(x: ArrayInfo) -> bool:
+def is_contiguous(x: ArrayInfo) -> bool:
     """Return whether the strides are those of a contiguous array; a dimension of length 1 may have any."""
     step = 1
     for extent, stride in zip(reversed(x.shape), reversed(x.strides), strict=True):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe
+from gemmsmith.core.design import Design
 from gemmsmith.core.dtypes import TF32, DType
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
@@ -26,11 +27,12 @@ class OrientedProblem(NamedTuple):
 
 def orient_problem(
     spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], out_dtype: DType,
-    mma: Mma, promoted: bool, scale_granularity: Mapping[str, int], swapped: bool | None = None,
+    mma: Mma, promoted: bool, scale_granularity: Mapping[str, int], design: Design | None,
+    swapped: bool | None = None,
 ) -> OrientedProblem:  # fmt: skip
     """Return the GEMM that the kernel computes, for a spec with the user's graph.
 
-    `swapped`: compute D^T; None: choose the faster orientation.
+    `design`: the one that the caller asks for. `swapped`: compute D^T; None: choose the faster orientation.
     """
     graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
     arrays: dict[str, Matrix] = {}
@@ -40,6 +42,9 @@ def orient_problem(
     for r in graph.results:
         if isinstance(x := arguments[result_argument(r.name)], ArrayInfo) and not graph.is_reduction(r):
             arrays[r.name] = to_matrix(x, batch)
+    for name in design.arrays if design else ():
+        if isinstance(x := arguments[operand_argument(name)], ArrayInfo):
+            arrays[name] = to_matrix(x, 1)
     d_name = next(iter(graph.matrix_result_names), "")
     a, b = (
         to_matrix(x, batch, dtype=dtype)  # fp32 arrays as TF32
@@ -54,14 +59,17 @@ def orient_problem(
     )  # fmt: skip
     scale_b = scale_b and replace(scale_b, matrix=scale_b.matrix.T)
     problem = Problem(a, b, d, mma.d, promoted, (scale_a, scale_b), is_3xtf32=promoted and mma.a == TF32)
-    if graph.is_identity:
+    is_matmul = not (design and design.shapes)
+    if not is_matmul:
+        problem = replace(problem, extents=(shape[-2], shape[-1]))
+    if graph.is_identity and is_matmul:
         problem = _fold_batch(problem)
     if swapped is None:
-        swapped = problem.d.canonical().is_column_major and graph.is_transposable
+        swapped = is_matmul and problem.d.canonical().is_column_major and graph.is_transposable
     if swapped:
         problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
         spec = spec.with_graph(graph.transposed())
-    if graph.is_identity:
+    if graph.is_identity and is_matmul:
         problem = _fold_batch(problem)
         arrays[d_name] = problem.d
     arrays |= {name: arrays[name].canonical() for name in spec.graph.matrix_names}
@@ -79,8 +87,11 @@ def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False, dtype: DType | 
     array_batch_stride, row_stride, col_stride = (0,) * missing + tuple(x.strides)
     if broadcast:
         row_stride, col_stride = row_stride if m != 1 else 0, col_stride if n != 1 else 0
-    batch_stride = array_batch_stride if batch > 1 and array_batch != 1 else 0
-    return Matrix(dtype or x.dtype, m, n, row_stride, col_stride, batch, batch_stride, x.alignment)
+    if array_batch != 1:  # the arrays of some designs have a batch of their own
+        return Matrix(
+            dtype or x.dtype, m, n, row_stride, col_stride, array_batch, array_batch_stride, x.alignment
+        )  # fmt: skip
+    return Matrix(dtype or x.dtype, m, n, row_stride, col_stride, batch, 0, x.alignment)
 
 
 def _fold_batch(p: Problem) -> Problem:

@@ -46,7 +46,7 @@ class BlockScales:
         """Allocate the stages. `consumer_groups`: consumer warpgroups that take stages in turn."""
         self._row_halves, self._n = 2 * spec.warpgroup_rows // WGMMA_M, spec.config.tile[1]
         self.scaled_operands = make_staged_scales(spec, consumer_groups)
-        self.a, self.b = (next((x for x in self.scaled_operands if x.index == i), None) for i in range(2))
+        self.a, self.b = (next((x for x in self.scaled_operands if x.role == role), None) for role in "ab")
         self.tma_scales = [x for x in self.scaled_operands if isinstance(x, TmaScales)]
         self.lane_copied_scales = [x for x in self.scaled_operands if isinstance(x, LaneCopiedScales)]
         self._num_copying_lanes = min(WARP_THREADS, max((x.num_scales for x in self.lane_copied_scales), default=0))
@@ -64,7 +64,7 @@ class BlockScales:
     def set_tile_for_copies(self, tile: WorkTile) -> None:
         """Make the next copies those of a tile. The copying lanes execute it."""
         for scales in self.lane_copied_scales:
-            scales.set_tile(tile.operands[scales.index], tile)
+            scales.set_tile(tile)
 
     def copy(self, pipeline: PipelineTmaAsync, write_state: PipelineState) -> None:
         """Issue the copies of the tile's next scale block into an acquired stage, and arrive on its full barrier."""
@@ -88,14 +88,14 @@ class BlockScales:
 
     def begin_tile(self, tile: WorkTile, warpgroup_row: Value | int) -> None:
         """Begin a tile. `warpgroup_row`: the warpgroup's first row in the CTA's tile."""
-        k, (coord_a, coord_b) = current_builder(), tile.operands
+        k = current_builder()
         for scales in self.scaled_operands:
             scales.begin_tile(tile)
         if self.a and self.a.scale.granularity == 1:
             self._row = (warpgroup_row + fragment_row(k.warp_index % 4, k.lane)).named("thread_row")
         else:
-            self._row = (coord_a.mn % SCALE_BLOCK + warpgroup_row).named("row_in_scale_block")
-        self._offset_in_scale_block = (coord_b.mn % SCALE_BLOCK).named("column_in_scale_block")
+            self._row = (tile.a.mn % SCALE_BLOCK + warpgroup_row).named("row_in_scale_block")
+        self._offset_in_scale_block = (tile.b.mn % SCALE_BLOCK).named("column_in_scale_block")
 
     def read(self, stage: Value) -> ThreadScales:
         """Load the scales of this thread's elements from a full stage."""

@@ -6,12 +6,14 @@ Loads continue across tiles, so those of a tile's first k-tiles run under the pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import and_
 from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.cp_async_operand import CpAsyncOperand
 from gemmsmith.collective.pipeline import HasBarriers, init_barriers
-from gemmsmith.core.problem import OperandFn, operand_getter
+from gemmsmith.core.operand import MmaOperand, Role
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
@@ -24,6 +26,7 @@ from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkTile
 class CpAsyncSource(Protocol):
     """The interface of a cp.async operand of `mn_extent` rows, with a `tile` in each of its stages."""
 
+    role: Role
     tile: Tile
     mn_extent: Value
     stages: SharedBuffer
@@ -44,25 +47,24 @@ class CpAsyncSource(Protocol):
         """Move to the next k-tile."""
 
 
-OperandFactory = Callable[[str, Tile, int, OperandFn, int], CpAsyncSource]
-"""(name, tile, stages, source, threads) -> an operand that `threads` threads copy."""
+OperandFactory = Callable[[MmaOperand, int, int], CpAsyncSource]
+"""(operand, stages, threads) -> the operand, which `threads` threads copy."""
 
 
 class CpAsyncMainloop:
-    """The stages of A and B, the stage that is read, and the k-tile that is copied next.
+    """The stages of the operands, the stage that is read, and the k-tile that is copied next.
 
     The copies of each k-tile are a cp.async group; past the last tile, groups are of zeros. Kernel arguments: the
     operands', and `k`.
     """
 
     def __init__(
-        self, spec: KernelSpec, scheduler: TileScheduler, make_operand: OperandFactory = CpAsyncOperand
-    ) -> None:
+        self, spec: KernelSpec, scheduler: TileScheduler, make_operand: OperandFactory = CpAsyncOperand,
+        operands: Sequence[MmaOperand] | None = None,
+    ) -> None:  # fmt: skip
+        """Allocate the stages. `operands`: those whose tiles lie side by side in a stage; None: A and B."""
         self.spec, self._scheduler = spec, scheduler
-        self.operands = tuple(
-            make_operand(name, tile, spec.config.stages, operand_getter(i), spec.threads)
-            for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
-        )
+        self.operands = [make_operand(x, spec.config.stages, spec.threads) for x in operands or spec.operands]
         last_buffer = self.operands[-1].stages
         self.smem_range = range(self.operands[0].stages.offset, last_buffer.offset + last_buffer.bytes)
         """The stages' bytes of shared memory."""
@@ -154,7 +156,7 @@ class CpAsyncMainloop:
         self._read_stage.set(current_builder().select(following == self.spec.config.stages, 0, following))
 
     def stage(self) -> list[SharedView]:
-        """Return the tiles of A and B in the current stage."""
+        """Return the operands' tiles in the current stage."""
         return [x.stages[self._read_stage.get()] for x in self.operands]
 
     def drain(self) -> None:
@@ -169,14 +171,12 @@ class CpAsyncMainloop:
         with k.when(self._next_tile.get() < self._stop):
             tile = self._scheduler.work_tile_at(self._next_tile.get())
             first_k = (tile.k_tile_index(Constant(I32, 0)) * self.spec.config.tile[2]).named("first_k")
-            for operand, coord in zip(self.operands, tile.operands, strict=True):
-                operand.set_tile(coord, first_k)
-            a_in_bounds, b_in_bounds = (
-                x.mn_extent - coord.mn >= x.tile.mn for x, coord in zip(self.operands, tile.operands, strict=True)
-            )
+            for operand in self.operands:
+                operand.set_tile(tile.coord(operand.role), first_k)
+            in_bounds = reduce(and_, (x.mn_extent - tile.coord(x.role).mn >= x.tile.mn for x in self.operands))
             k_remaining = (self._k - first_k).named("initial_k_remaining")
             full_k_tiles = k.minimum(tile.k_tiles, k_remaining // self.spec.config.tile[2])
-            self._full_k_tiles_remaining.set(k.select(a_in_bounds & b_in_bounds, full_k_tiles, 0))
+            self._full_k_tiles_remaining.set(k.select(in_bounds, full_k_tiles, 0))
             self._k_tiles_remaining.set(tile.k_tiles)
             self._k_remaining.set(k_remaining)
             self._next_tile.set(self._next_tile.get() + self._step)

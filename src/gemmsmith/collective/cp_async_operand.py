@@ -8,8 +8,7 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.swizzle import VECTOR_BYTES, CopyStep, ThreadCopyPartition
-from gemmsmith.core.problem import OperandFn
-from gemmsmith.core.tile import Tile
+from gemmsmith.core.operand import MmaOperand
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Value
@@ -23,8 +22,9 @@ class CpAsyncOperand:
     `name`_ld_bytes, the bytes between its rows (columns, if MN-major); `name`_batch_stride_bytes.
     """
 
-    def __init__(self, name: str, tile: Tile, stages: int, source: OperandFn, threads: int) -> None:
-        k, self.tile, size = current_builder(), tile, tile.dtype.bytes
+    def __init__(self, operand: MmaOperand, stages: int, threads: int) -> None:
+        k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
+        self.role, self.tile, size = operand.role, tile, tile.dtype.bytes
         leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
         self._address = k.pointer(name, lambda p: source(p)[1])
         self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
@@ -34,7 +34,7 @@ class CpAsyncOperand:
         )
         self.stages = k.shared(tile, stages=stages, name=name.upper())
         self._name, self._threads = name, threads
-        self._line = "row" if (name == "a") == (tile.major == "K") else "column"
+        self._line = "row" if (self.role == "a") == (tile.major == "K") else "column"
         """What is contiguous in the user's A or B: the offsets of a thread's first vector are within one of these."""
 
     def init_copies(self) -> None:

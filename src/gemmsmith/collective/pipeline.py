@@ -75,9 +75,9 @@ class _ArrivalCount:
         self.count = current_builder().deferred_constant(name)
         self.roles: dict[object, int] = {}
 
-    def add_arrivals(self, arrivals: int) -> None:
-        """Count the role being recorded, which arrives `arrivals` times per phase."""
-        role = current_builder().current_role
+    def add_arrivals(self, arrivals: int, by: str = "") -> None:
+        """Count the role being recorded, which arrives `arrivals` times per phase, apart for each of its means `by`."""
+        role = current_builder().current_role, by
         if self.roles.setdefault(role, arrivals) != arrivals:
             raise KernelError(f"{self.count.name}: one role arrives {self.roles[role]} and {arrivals} times a phase")
         self.count.value = sum(self.roles.values())
@@ -179,8 +179,8 @@ class PipelineTmaAsync(_Pipeline):
         self._acquire(state, None)
 
     def non_tma_producer_commit(self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool) -> None:
-        """Arrive for what `lanes` lanes of a warp have written into the stage: by `cp_async`, `st_shared` or both."""
-        self._producers.add_arrivals((cp_async + st_shared) * lanes)
+        """Arrive for what `lanes` threads have written into the stage: by `cp_async`, `st_shared` or both."""
+        self._producers.add_arrivals((cp_async + st_shared) * lanes, by="threads")
         if cp_async:
             hw.cp_async_arrive(self._full[state.index])
         if st_shared:

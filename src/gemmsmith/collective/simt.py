@@ -19,7 +19,7 @@ from gemmsmith.core.mma import (
     N8_COLUMNS,
     WGMMA_M,
 )
-from gemmsmith.core.problem import OperandFn
+from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
@@ -106,8 +106,9 @@ class SimtOperand:
     `name`_batch_stride_bytes.
     """
 
-    def __init__(self, spec: KernelSpec, name: str, tile: Tile, stages: int, source: OperandFn, threads: int) -> None:
-        k, self.tile, self._threads = current_builder(), tile, threads
+    def __init__(self, spec: KernelSpec, operand: MmaOperand, stages: int, threads: int) -> None:
+        k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
+        self.role, self.tile, self._threads = operand.role, tile, threads
         self._address = k.pointer(name, lambda p: source(p)[1])
         self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
         self._mn_stride: Value = Constant(I64, WORD_BYTES)

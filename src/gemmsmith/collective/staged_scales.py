@@ -10,8 +10,9 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import PipelineTmaAsync
 from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.operand import Role
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import BoundProblem, Matrix, Scale
+from gemmsmith.core.problem import BoundProblem, Matrix, operand_getter
 from gemmsmith.core.spec import SCALES_PER_TMA_BOX, KernelSpec, ScaleSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.hw.tma import EVICT_NORMAL
@@ -19,20 +20,21 @@ from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import F32, I32, I64, U32, U64, ScalarType
 from gemmsmith.lang.values import Constant, RegisterArray, Value
-from gemmsmith.tile_scheduler.tiles import OperandCoord, WorkTile
+from gemmsmith.tile_scheduler.tiles import WorkTile
 
 WARP_THREADS = 32
 """Threads of a warp."""
 
 
 class StagedScales:
-    """The fp32 scales of operand `index` (0: A, 1: B) for a tile of `rows` rows, in each stage.
+    """The fp32 scales of the operand of a role, for a tile of `rows` rows, in each stage.
 
     `consumer_groups`: consumer warpgroups that take stages in turn (2 for pingpong, else 1).
     """
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
-        self.index, self.scale, self.name = index, scale, f"scale_{'ab'[index]}"
+    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+        self.role, self.scale, self.name = role, scale, f"scale_{role}"
+        self.source = operand_getter(self.name)
         self.num_scales, self.num_stages = scale.max_scales(rows), scale.num_stages(stages)
         nbytes, alignment = scale.staged_bytes(rows), 128 if scale.by_tma else 16
         self.stages = current_builder().shared(nbytes, stages=self.num_stages, alignment=alignment, name=self.name)
@@ -64,8 +66,8 @@ class TmaScales(StagedScales):
     Kernel argument: `scale_a` or `scale_b`, a tensor map.
     """
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
-        super().__init__(index, scale, rows, stages)
+    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+        super().__init__(role, scale, rows, stages)
         self.map = current_builder().tensor_map(self.name, self._tensor_map)
 
     def limit_prologue(self, k_tiles: Value, tile: WorkTile) -> Value:
@@ -88,7 +90,7 @@ class TmaScales(StagedScales):
             k_block_idx: Index of the k-tile's scale block along the GEMM's K.
             in_prologue: The prologue issues it, in place of the producer.
         """
-        coord = tile.operands[self.index]
+        coord = tile.coord(self.role)
         hw.tma_load(self.map, coord.mn, k_block_idx, coord.batch, self.stages[stage], full, EVICT_NORMAL)
 
     def stage_bytes(self, p: BoundProblem) -> int:
@@ -96,8 +98,8 @@ class TmaScales(StagedScales):
         return self.num_scales * 4 if p.k else 0
 
     def _tensor_map(self, p: BoundProblem) -> TensorMap:
-        scale = scale_of(p, self.index)
-        return _make_tensor_map(scale.name, scale.matrix.T, p, (self.num_scales, 1, 1))
+        scales, pointer = self.source(p)
+        return _make_tensor_map(pointer, scales.T, p, (self.num_scales, 1, 1))
 
 
 class TmaKMajorScales(TmaScales):
@@ -107,8 +109,8 @@ class TmaKMajorScales(TmaScales):
     a mainloop stage and has its own pipeline. Each tile starts a new box.
     """
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
-        super().__init__(index, scale, rows, stages)
+    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+        super().__init__(role, scale, rows, stages)
         self.pipeline = PipelineTmaAsync(
             self.num_stages,
             transaction_bytes=SCALES_PER_TMA_BOX * self.num_scales * 4,
@@ -121,8 +123,8 @@ class TmaKMajorScales(TmaScales):
         return 0
 
     def _tensor_map(self, p: BoundProblem) -> TensorMap:
-        scale = scale_of(p, self.index)
-        return _make_tensor_map(scale.name, scale.matrix, p, (SCALES_PER_TMA_BOX, self.num_scales, 1))
+        scales, pointer = self.source(p)
+        return _make_tensor_map(pointer, scales, p, (SCALES_PER_TMA_BOX, self.num_scales, 1))
 
     def limit_prologue(self, k_tiles: Value, tile: WorkTile) -> Value:
         """Return how many of the first `k_tiles` k-tiles have their scales in the first box."""
@@ -138,7 +140,7 @@ class TmaKMajorScales(TmaScales):
         self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value, *, in_prologue: bool
     ) -> None:
         """Issue the load of a box before its first k-tile. One thread executes it."""
-        k, coord, is_first = current_builder(), tile.operands[self.index], k_tile == 0
+        k, coord, is_first = current_builder(), tile.coord(self.role), k_tile == 0
         with k.when(is_first if in_prologue else is_first | _is_box_boundary(tile, k_block_idx, 0)):
             box = k_tile if in_prologue else self._write_state.index
             if in_prologue:
@@ -201,15 +203,13 @@ class LaneCopiedScales(StagedScales):
     Kernel arguments: `scale_a` or `scale_b`, their address, their extent along M or N (in scales), and the strides.
     """
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
         def parameter(name: str, attribute: str, scalar_type: ScalarType = I64) -> Value:
-            return k.parameter(
-                f"{self.name}_{name}", scalar_type, lambda p: getattr(scale_of(p, index).matrix, attribute)
-            )
+            return k.parameter(f"{self.name}_{name}", scalar_type, lambda p: getattr(self.source(p)[0], attribute))
 
-        super().__init__(index, scale, rows, stages)
+        super().__init__(role, scale, rows, stages)
         k = current_builder()
-        self._address = k.pointer(self.name, lambda p: Pointer(scale_of(p, index).name))
+        self._address = k.pointer(self.name, lambda p: self.source(p)[1])
         self._rows = parameter("mn_extent", "rows", I32)
         self._row_stride = parameter("mn_stride", "row_stride")
         self._k_stride = parameter("k_stride", "col_stride")
@@ -220,9 +220,9 @@ class LaneCopiedScales(StagedScales):
         """False if the scales must be converted on the way to shared memory."""
         return self.scale.dtype == FP32
 
-    def set_tile(self, coord: OperandCoord, tile: WorkTile) -> None:
-        """Make the next copies those of a tile, which begins at `coord` of the operand. A warp executes it."""
-        k, nbytes = current_builder(), self.scale.dtype.bytes
+    def set_tile(self, tile: WorkTile) -> None:
+        """Make the next copies those of a tile. A warp executes it."""
+        k, nbytes, coord = current_builder(), self.scale.dtype.bytes, tile.coord(self.role)
         row = (coord.mn // self.scale.granularity + k.lane).with_name_hint(f"{self.name}_mn")
         k_block = tile.k_tile_index(Constant(I32, 0))
         batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self._row_stride
@@ -255,24 +255,17 @@ class LaneCopiedScales(StagedScales):
             hw.store_shared(scalar, destination.address)
 
 
-def _make_tensor_map(name: str, matrix: Matrix, p: BoundProblem, box: tuple[int, int, int]) -> TensorMap:
+def _make_tensor_map(address: Pointer, matrix: Matrix, p: BoundProblem, box: tuple[int, int, int]) -> TensorMap:
     """Return the tensor map of a row-major matrix of scales."""
     if not p.k:
         return TensorMap(0, FP32, (16, 1, 1), (64, 0), (16, 1, 1), 0)
     extents, strides = (matrix.cols, matrix.rows, matrix.batch), (matrix.row_stride * 4, matrix.batch_stride * 4)
-    return TensorMap(Pointer(name), FP32, extents, strides, box, 0)
+    return TensorMap(address, FP32, extents, strides, box, 0)
 
 
 def make_staged_scales(spec: KernelSpec, consumer_groups: int = 1) -> list[StagedScales]:
     """Return the staged scales of the operands that have block scales, those with the larger alignment first."""
-    scaled = [(i, scale) for i, scale in enumerate(spec.scales) if scale]
-    scaled.sort(key=lambda x: not x[1].by_tma)
+    scaled = [(x.role, x.tile.mn, scale) for x, scale in zip(spec.operands, spec.scales, strict=True) if scale]
+    scaled.sort(key=lambda x: not x[2].by_tma)
     classes = {"MN": TmaScales, "K": TmaKMajorScales, None: LaneCopiedScales}
-    return [classes[x.by_tma](i, x, spec.config.tile[i], spec.config.stages, consumer_groups) for i, x in scaled]
-
-
-def scale_of(p: BoundProblem, index: int) -> Scale:
-    """Return the block scales of an operand that has some."""
-    scale = p.scales[index]
-    assert scale
-    return scale
+    return [classes[x.by_tma](role, x, rows, spec.config.stages, consumer_groups) for role, rows, x in scaled]

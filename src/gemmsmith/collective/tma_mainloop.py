@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import (
@@ -16,17 +17,15 @@ from gemmsmith.collective.pipeline import (
 from gemmsmith.collective.staged_scales import TmaScales
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.mma import TF32X3_MMAS
-from gemmsmith.core.problem import BoundProblem, operand_getter, residual_getter
+from gemmsmith.core.operand import Role
+from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.tile_scheduler.tiles import TileScheduler, WorkTile
 
-EVICTION_POLICIES = {"first": EVICT_FIRST, "normal": EVICT_NORMAL, "last": EVICT_LAST}
-"""The L2 eviction policies of a config's `evict`."""
 MAX_PROLOGUE_K_TILES = 4
 """Maximum k-tiles whose loads the prologue issues; the producer issues the others while these arrive. With 8 kernels
 are no faster (docs/notebook/kernel-start.md)."""
@@ -35,42 +34,50 @@ MAX_PROLOGUE_TMA_LOADS = 12
 64 rows are 2 to 4 % slower; a limit of 8 or 5 is no better (docs/notebook/kernel-start.md)."""
 
 
+class StagedOperand(Protocol):
+    """An operand with a tile in each stage of the mainloop."""
+
+    @property
+    def role(self) -> Role:
+        """Whether its rows are those of A or those of B."""
+
+    @property
+    def stages(self) -> SharedBuffer:
+        """Its tiles in shared memory."""
+
+
 class TmaMainloop:
-    """The stages of A and B, their pipeline, and their TMA loads.
+    """The stages of the operands, their pipeline, and their TMA loads.
 
     The CTAs of a cluster row need the same tile of A, those of a cluster column the same tile of B; they multicast them
     to one another. Kernel arguments: the operands', and stage_bytes.
     """
 
-    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, consumer_groups: int = 1) -> None:
+    def __init__(
+        self, spec: KernelSpec, scheduler: TileScheduler, operands: Sequence[StagedOperand] | None = None,
+        consumer_groups: int = 1,
+    ) -> None:  # fmt: skip
         """Allocate the stages.
 
         Args:
             spec: The kernel's config, dtypes and layouts.
             scheduler: The tile scheduler.
+            operands: The operands, whose tiles lie side by side in a stage; None: A and B, by TMA. What is no
+                TmaOperand is written by other warps, which arrive with `pipeline.non_tma_producer_commit`.
             consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1).
         """
         self.spec, self._scheduler, self._consumer_groups = spec, scheduler, consumer_groups
         position, (cluster_m, cluster_n) = scheduler.position, spec.config.cluster
-        self.operands = tuple(
-            TmaOperand(
-                name,
-                tile,
-                spec.config.stages,
-                operand_getter(i),
-                EVICTION_POLICIES[spec.config.evict[i]],
-                residual_getter(i) if spec.is_3xtf32 else None,
-            )
-            for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
-        )
+        self.operands = operands or [TmaOperand(x, spec.config.stages) for x in spec.operands]
+        self._tma_operands = [x for x in self.operands if isinstance(x, TmaOperand)]
         row_mask = sum(1 << cluster_m * n for n in range(cluster_n))  # ranks run along M first
         column_mask = (1 << cluster_m) - 1
-        slices = (
-            (position.n, _shift(row_mask, position.m + position.split_base_rank)),
-            (position.m, _shift(column_mask, position.n * cluster_m + position.split_base_rank)),
-        )
-        for operand, ctas, (slice_idx, mask) in zip(self.operands, spec.multicast_ctas, slices, strict=True):
-            operand.enable_multicast(ctas, slice_idx, mask)
+        slices: dict[Role, tuple[int, Value | int, Value | int]] = {
+            "a": (cluster_n, position.n, _shift(row_mask, position.m + position.split_base_rank)),
+            "b": (cluster_m, position.m, _shift(column_mask, position.n * cluster_m + position.split_base_rank)),
+        }
+        for operand in self._tma_operands:
+            operand.enable_multicast(*slices[operand.role])
         self._scale_loads: Sequence[TmaScales] = ()
         last = self.operands[-1].stages
         self.smem_range = range(self.operands[0].stages.offset, last.offset + last.bytes)
@@ -161,8 +168,14 @@ class TmaMainloop:
         self.pipeline.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------
+    def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
+        """Wait until a stage is full, and wgmma may read it."""
+        self.pipeline.consumer_wait(state, token)
+        if len(self._tma_operands) < len(self.operands):
+            hw.fence_proxy_async()  # orders what cp.async and st have written before wgmma reads it
+
     def stage(self, stage: PipelineState | Value) -> list[SharedView]:
-        """Return the tiles of A and B in a stage."""
+        """Return the operands' tiles in a stage."""
         index = stage.index if isinstance(stage, PipelineState) else stage
         return [x.stages[index] for x in self.operands]
 
@@ -173,29 +186,31 @@ class TmaMainloop:
                 self._stages_released_barrier.consumer_release()
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, multicast: bool = True) -> None:
-        k_tile_idx, is_tf32_residual = tile.k_tile_index(k_tile), list[Value | None]([None, None])
+        k_tile_idx = tile.k_tile_index(k_tile)
+        is_tf32_residual: dict[Role, Value] = {}
         if self.spec.is_3xtf32:
             tf32_product, k_tile_idx = (k_tile_idx % TF32X3_MMAS).named("tf32_product"), k_tile_idx // TF32X3_MMAS
-            is_tf32_residual = [tf32_product == 0, tf32_product == 1]
+            is_tf32_residual = {"a": tf32_product == 0, "b": tf32_product == 1}
         k = (k_tile_idx * self.spec.config.tile[2]).named("k")
-        loads = list(zip(self.operands, tile.operands, is_tf32_residual, strict=True))
         # An operand with few rows is in the L2: the other one, which comes from DRAM, is loaded first.
-        for operand, coord, is_residual in loads if self.spec.config.swap_ab else reversed(loads):
-            operand.load(stage, full, coord.mn, k, coord.batch, multicast=multicast, is_tf32_residual=is_residual)
+        for operand in self._tma_operands if self.spec.config.swap_ab else reversed(self._tma_operands):
+            coord, is_residual = tile.coord(operand.role), is_tf32_residual.get(operand.role)
+            first_k = k if coord.k_begin is None else k + coord.k_begin
+            operand.load(stage, full, coord, first_k, multicast=multicast, is_tf32_residual=is_residual)
         for scales in self._scale_loads:
             scales.load(stage, full, tile, k_tile, k_tile_idx, in_prologue=not multicast)
 
     def _stage_bytes(self, p: BoundProblem) -> int:
-        return sum(x.stage_bytes(p) for x in self.operands) + sum(x.stage_bytes(p) for x in self._scale_loads)
+        return sum(x.stage_bytes(p) for x in self._tma_operands) + sum(x.stage_bytes(p) for x in self._scale_loads)
 
     @property
     def _tma_loads_per_k_tile(self) -> int:
         """TMA loads of a k-tile without multicast."""
-        return sum(x.loads_per_tile for x in self.operands) + len(self._scale_loads)
+        return sum(x.loads_per_tile for x in self._tma_operands) + len(self._scale_loads)
 
     @property
     def _maps(self) -> list[Value]:
-        return [map for x in self.operands for map in x.maps] + [x.map for x in self._scale_loads]
+        return [map for x in self._tma_operands for map in x.maps] + [x.map for x in self._scale_loads]
 
 
 def _next_tile_loads_stages(tile: WorkTile) -> Value:

@@ -7,19 +7,24 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.core.integers import round_up
+from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, OperandFn
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import ATOM_ROWS, Tile
-from gemmsmith.hw.tma import EVICT_NORMAL
+from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U16
-from gemmsmith.lang.values import Constant, Value, as_value
+from gemmsmith.lang.values import Value, as_value
+from gemmsmith.tile_scheduler.tiles import OperandCoord
+
+EVICTION_POLICIES = {"first": EVICT_FIRST, "normal": EVICT_NORMAL, "last": EVICT_LAST}
+"""The L2 eviction policies of an operand's `evict`."""
 
 
 class TmaOperand:
-    """An operand with a tile in each of `stages` stages, loaded by TMA.
+    """An operand with a tile in each of `stages` stages, which TMA loads.
 
     Kernel arguments: `name`, its tensor map; if CTAs multicast the tile to one another, `name`_multicast_slice_m (_n of
     B, _k if MN-major), the extent of the slice that each of them loads, which is smaller than an equal part of the tile
@@ -27,27 +32,16 @@ class TmaOperand:
     (CUTLASS: small).
     """
 
-    def __init__(
-        self, name: str, tile: Tile, stages: int, source: OperandFn, policy: Constant = EVICT_NORMAL,
-        tf32_residual: OperandFn | None = None,
-    ) -> None:  # fmt: skip
-        """Allocate the stages.
-
-        Args:
-            name: Name of the operand, "a" or "b".
-            tile: The tile of a stage.
-            stages: Stages of the pipeline.
-            source: Returns the matrix and its address for a problem.
-            policy: L2 eviction policy of the loads.
-            tf32_residual: With 3xTF32: returns the matrix of the residuals x - tf32(x), and its address.
-        """
-        k = current_builder()
-        self.name, self.tile, self.policy, self._source = name, tile, policy, source
-        self.map = k.tensor_map(name, partial(self._tensor_map, source))
+    def __init__(self, operand: MmaOperand, stages: int) -> None:
+        """Allocate the stages."""
+        k, name = current_builder(), operand.name
+        self.name, self.role, self.tile, self._source = name, operand.role, operand.tile, operand.source
+        self._policy = EVICTION_POLICIES[operand.evict]
+        self.map = k.tensor_map(name, partial(self._tensor_map, operand.source))
         self.tf32_residual_map = (
-            k.tensor_map(f"{name}_residual", partial(self._tensor_map, tf32_residual)) if tf32_residual else None
+            k.tensor_map(f"{name}_residual", partial(self._tensor_map, operand.residual)) if operand.residual else None
         )
-        self.stages = k.shared(tile, stages=stages, name=name.upper(), allow_uninitialized_reads=True)
+        self.stages = k.shared(operand.tile, stages=stages, name=name.upper(), allow_uninitialized_reads=True)
         self._multicast_ctas = 1
         self._multicast_slice: Value | int = 0
         self._multicast_slice_extent: Value | int = 0
@@ -67,7 +61,7 @@ class TmaOperand:
     @property
     def _slice_dim(self) -> str:
         """The dimension along which slices follow one another: that of the rows of the boxes."""
-        return "k" if self.tile.major == "MN" else "m" if self.name == "a" else "n"
+        return "k" if self.tile.major == "MN" else "m" if self.role == "a" else "n"
 
     @property
     def loads_per_tile(self) -> int:
@@ -80,21 +74,20 @@ class TmaOperand:
         return [x for x in (self.map, self.tf32_residual_map) if x is not None]
 
     def load(
-        self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, *, multicast: bool = True,
+        self, stage: Value, barrier: SharedView, coord: OperandCoord, k: Value, *, multicast: bool = True,
         is_tf32_residual: Value | None = None,
     ) -> None:  # fmt: skip
-        """Issue the loads of the tile at (mn, k) of a batch into a stage. One thread executes it.
+        """Issue the loads of a tile into a stage. One thread executes it.
 
         Args:
             stage: Index of the stage.
             barrier: The stage's full barrier.
-            mn: First row (column of B) of the tile.
+            coord: The tile's first row (column of B), and its batch.
             k: First element along K of the tile.
-            batch: Index of the batch.
             multicast: Load this CTA's slice and multicast it. Otherwise load all slices into this CTA's stage only.
             is_tf32_residual: With 3xTF32: load the tile of the residuals x - tf32(x) instead.
         """
-        load = partial(self._load, stage, barrier, mn, k, batch, multicast=multicast)
+        load = partial(self._load, stage, barrier, coord, k, multicast=multicast)
         if is_tf32_residual is None or self.tf32_residual_map is None:
             load(self.map)
             return
@@ -104,7 +97,7 @@ class TmaOperand:
             load(self.map)
 
     def _load(
-        self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, map: Value, *, multicast: bool
+        self, stage: Value, barrier: SharedView, coord: OperandCoord, k: Value, map: Value, *, multicast: bool
     ) -> None:
         tile, unroll = self.tile, current_builder().unroll
         own_slice = nullcontext(self._multicast_slice)
@@ -112,14 +105,14 @@ class TmaOperand:
             slice_offset = as_value(slice_idx * self._multicast_slice_extent, I32)
             slice_offset.named(f"{self.name}_slice_{self._slice_dim}_offset")
             with unroll(tile.boxes, name="box") as box:
-                inner, outer = (k, mn) if tile.major == "K" else (mn, k)
+                inner, outer = (k, coord.mn) if tile.major == "K" else (coord.mn, k)
                 destination = self.stages[stage].at(slice_offset, tile.pitch).at(box, tile.box_bytes)
-                coords = inner + box * tile.box_inner, outer + slice_offset, batch
+                coords = inner + box * tile.box_inner, outer + slice_offset, coord.batch
                 if multicast and self._multicast_ctas > 1:
                     mask = self._mask if isinstance(self._mask, int) else self._mask.to(U16)
-                    hw.tma_load_multicast(map, *coords, destination, barrier, mask, self.policy)
+                    hw.tma_load_multicast(map, *coords, destination, barrier, mask, self._policy)
                 else:
-                    hw.tma_load(map, *coords, destination, barrier, self.policy)
+                    hw.tma_load(map, *coords, destination, barrier, self._policy)
 
     # -- computed by the host for a problem ----------------------------------------------------------------
     def stage_bytes(self, p: BoundProblem) -> int:

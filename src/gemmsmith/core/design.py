@@ -30,6 +30,11 @@ class Design:
     design implements.
     `defaults`: values of Config fields if only the design is given.
     `required_arch`: the earliest chip, or with an "a" the only one.
+    `arrays`: dtypes, by name, of the contiguous arrays that the kernel reads besides A, B and the epilogue's operands,
+    such as the ends of groups or the indices of rows. Callers pass them by name, as they pass the epilogue's operands.
+    `shapes`: the shapes of a, b, each of `arrays`, and the product, a letter per dimension as in einsum, such as
+    "mk,gkn,g->mn"; empty: as in torch.matmul. With it, a and b are never exchanged.
+    `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`), so that threads store the results.
     `uses_tma`: A and B are loaded by TMA, so by one thread, which clusters and eviction policies need.
     """
 
@@ -45,6 +50,9 @@ class Design:
     required_arch: str = "sm_90a"
     uses_tma: bool = True
     warpgroups_split_n: bool = False
+    arrays: Mapping[str, DType] = field(default_factory=dict)
+    shapes: str = ""
+    clips_rows: bool = False
 
     def warpgroups(self, consumers: int) -> tuple[int, int]:
         """Return the consumer warpgroups that share a tile, along M and along N."""

@@ -132,6 +132,7 @@ class Problem:
 
     `promoted`: each SCALE_BLOCK of K is summed separately, multiplied by its `scales`, and added in fp32.
     `is_3xtf32` (3xTF32): also multiply the residuals, what the truncation to TF32 drops of A and of B.
+    `extents`: m and n of a design with an output shape of its own; None: a's rows and b's columns.
     """
 
     a: Matrix
@@ -141,16 +142,17 @@ class Problem:
     promoted: bool = False
     scales: Scales = (None, None)
     is_3xtf32: bool = False
+    extents: tuple[int, int] | None = None
 
     @property
     def m(self) -> int:
-        """Rows of A and D."""
-        return self.a.rows
+        """Rows of A @ B."""
+        return self.extents[0] if self.extents else self.a.rows
 
     @property
     def n(self) -> int:
-        """Columns of B and D."""
-        return self.b.cols
+        """Columns of A @ B."""
+        return self.extents[1] if self.extents else self.b.cols
 
     @property
     def k(self) -> int:
@@ -199,48 +201,37 @@ class Problem:
 
 @dataclass(frozen=True)
 class BoundProblem(Problem):
-    """A problem with TMA-compatible A and B and their Pointers, from which a kernel's arguments are computed.
+    """A problem with TMA-compatible A and B and the Pointers of its arrays: what kernel arguments are computed from.
 
+    `bound_operands`: the operands in memory, each as (M or N) x K with its Pointer, by name: "a" and "b", their
+    block scales "scale_a" and "scale_b", with 3xTF32 "a_residual" and "b_residual"; and the design's arrays, as the
+    caller has them.
     `arrays`: the epilogue's operands and results in memory, by name: (rows, columns) each, 1 if they are broadcast.
-    `residuals`: the TF32 residuals of the `operands` and their Pointers, if there are any.
     """
 
-    a_pointer: Pointer = field(kw_only=True)
-    b_pointer: Pointer = field(kw_only=True)
+    bound_operands: Mapping[str, tuple[Matrix, Pointer]] = field(kw_only=True)
     arrays: Mapping[str, Matrix] = field(kw_only=True)
-    residuals: tuple[tuple[Matrix, Pointer], ...] = field(default=(), kw_only=True)
-
-    @property
-    def operand_pointers(self) -> tuple[Pointer, Pointer]:
-        """Pointers of the `operands`."""
-        return self.a_pointer, self.b_pointer
 
     @classmethod
     def from_problem(
-        cls,
-        p: Problem,
-        a: Pointer,
-        b: Pointer,
-        arrays: Mapping[str, Matrix],
-        residuals: tuple[tuple[Matrix, Pointer], ...] = (),
-    ) -> BoundProblem:
-        """Return the problem with the Pointers of its arrays."""
+        cls, p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix],
+        others: Mapping[str, tuple[Matrix, Pointer]] | None = None,
+    ) -> BoundProblem:  # fmt: skip
+        """Return the problem with the Pointers of its arrays. `others`: residuals, and arrays of the design."""
+        bound = dict(zip("ab", zip(p.operands, (a, b), strict=True), strict=True))
+        bound |= {f"scale_{role}": (x.matrix, Pointer(x.name)) for role, x in zip("ab", p.scales, strict=True) if x}
+        bound |= others or {}
         problem_fields = {x.name: getattr(p, x.name) for x in fields(Problem)}
-        return cls(**problem_fields, a_pointer=a, b_pointer=b, arrays=arrays, residuals=residuals)
+        return cls(**problem_fields, bound_operands=bound, arrays=arrays)
 
 
 OperandFn = Callable[[BoundProblem], tuple[Matrix, Pointer]]
 """Function that returns an operand of a problem as an (M or N) x K matrix, and its Pointer."""
 
 
-def operand_getter(index: int) -> OperandFn:
-    """Return the function that returns a problem's A (0) or B (1), and its address."""
-    return lambda p: (p.operands[index], p.operand_pointers[index])
-
-
-def residual_getter(index: int) -> OperandFn:
-    """Return the function that returns the TF32 residual of a problem's A (0) or B (1), and its address."""
-    return lambda p: p.residuals[index]
+def operand_getter(name: str) -> OperandFn:
+    """Return the function that returns a problem's bound operand of that name."""
+    return lambda p: p.bound_operands[name]
 
 
 def _fits_tma(stride_bytes: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import gcd
@@ -26,7 +26,8 @@ from gemmsmith.core.mma import (
     Mma,
     select_mma,
 )
-from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
+from gemmsmith.core.operand import MmaOperand
+from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale, operand_getter
 from gemmsmith.core.rules import check_config, fills_swizzle_rows
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
 
@@ -86,6 +87,12 @@ class EpilogueSpec:
         tma_eligible |= {name for name in self.graph.matrix_result_names if arrays[name].can_tma_store}
         column_major = frozenset(name for name in self.graph.matrix_names if arrays[name].is_column_major)
         return EpilogueSpec(self.graph, frozenset(tma_eligible), column_major, self.fast_math, self.deterministic)
+
+    def with_clipped_rows(self) -> EpilogueSpec:
+        """Return the spec for tiles whose rows may end anywhere: no vectors along rows, no reductions."""
+        if any(self.graph.is_reduction(r) for r in self.graph.results):
+            raise ConfigError("epilogue: got reductions with a design that clips rows; return matrices only")
+        return replace(self, tma_eligible=self.tma_eligible - self.column_major)
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
@@ -224,6 +231,12 @@ class KernelSpec:
         majors = tuple(map(operand_major, problem.operands))
         scale_a, scale_b = map(ScaleSpec.from_scale, problem.scales)
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
+        if get_design(config.design).clips_rows:
+            epilogue = epilogue.with_clipped_rows()
+            if majors[0] == "MN":
+                raise ConfigError(
+                    f"a: got column-major with {config.design}, whose tiles begin anywhere; use row-major"
+                )
         spec = cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32)
         _check_once(spec)
         columns = spec.warpgroup_columns
@@ -242,6 +255,16 @@ class KernelSpec:
         m, n, k = self.config.tile
         operands = zip((self.mma.a, self.mma.b), (m, n), self.majors, strict=True)
         return tuple(Tile(dtype, mn, k, major) for dtype, mn, major in operands)
+
+    @property
+    def operands(self) -> tuple[MmaOperand, ...]:
+        """The operands of the mainloop, A and B."""
+        (a, b), (evict_a, evict_b) = self.tiles, self.config.evict
+        residuals = [operand_getter(f"{name}_residual") if self.is_3xtf32 else None for name in "ab"]
+        return (
+            MmaOperand("a", "a", a, operand_getter("a"), evict_a, residuals[0]),
+            MmaOperand("b", "b", b, operand_getter("b"), evict_b, residuals[1]),
+        )
 
     @property
     def multicast_ctas(self) -> tuple[int, ...]:
@@ -282,8 +305,12 @@ class KernelSpec:
 
     @property
     def tma_names(self) -> frozenset[str]:
-        """Names of the epilogue's matrices that are loaded and stored by TMA; none if the chip does not support it."""
-        return self.epilogue.tma_eligible if self.chip.supports("sm_90") else frozenset()
+        """Names of the epilogue's matrices that are loaded and stored by TMA.
+
+        None if the chip does not support it, or if rows are clipped, which TMA does not do.
+        """
+        uses_tma = self.chip.supports("sm_90") and not get_design(self.config.design).clips_rows
+        return self.epilogue.tma_eligible if uses_tma else frozenset()
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property

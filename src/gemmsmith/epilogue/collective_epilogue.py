@@ -1,17 +1,16 @@
 """The collective epilogue: an epilogue graph lowered onto the accumulator, subtile by subtile.
 
-The constructor declares shared memory and kernel arguments; `pipelines` have barriers to initialize, and `maps` are
-prefetched. A design calls, in the consumer warpgroups: `start` before the first tile; `load` before a tile's mainloop,
-which hides the loads of the operands; `store` with the accumulator; `finish` after the last tile. A GEMM without an
-epilogue has a graph of one node.
+`Epilogue` declares shared memory and kernel arguments; its `pipelines` have barriers to initialize, and its `maps` are
+prefetched. In a consumer warpgroup, `start` before the first tile returns a `WarpgroupEpilogue`. Its `load`, before a
+tile's mainloop, which hides the loads of the operands, returns a `TileEpilogue`, which stores the accumulator; its
+`finish` follows the last tile. A GEMM without an epilogue has a graph of one node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
@@ -27,7 +26,8 @@ from gemmsmith.epilogue.evaluate import select_lowerings
 from gemmsmith.epilogue.inputs import (
     GmemAuxLoad,
     ScalarBroadcast,
-    SubtileCoord,
+    TileAuxLoad,
+    TileInput,
     TmaAuxLoad,
     VectorBroadcast,
     WarpgroupTile,
@@ -35,9 +35,16 @@ from gemmsmith.epilogue.inputs import (
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.reductions import Reduction, shared_partials
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
-from gemmsmith.epilogue.subtile import EpilogueSubtile
+from gemmsmith.epilogue.store_strategies import (
+    AliasedStores,
+    NoStores,
+    StoreGroup,
+    ThreadStores,
+    TmaStores,
+)
+from gemmsmith.epilogue.subtile import EpilogueSubtile, TileParts
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import I32
+from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler.tiles import TileScheduler, WorkTile
 
@@ -47,8 +54,8 @@ class Epilogue:
 
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler, mainloop: TmaMainloop | CpAsyncMainloop) -> None:
         """Declare shared memory and arguments; with alias_epilogue the stores reuse the mainloop's stages."""
-        k, self._mainloop = current_builder(), mainloop
-        self.spec, self.graph = spec, spec.epilogue.graph
+        k = current_builder()
+        self.spec, self.graph, self.mainloop = spec, spec.epilogue.graph, mainloop
         self.plan = plan_epilogue(spec)
         self.broadcast_dims = self.graph.broadcast_dims()
         self.lowerings = select_lowerings(self.graph, spec.epilogue.fast_math)
@@ -63,8 +70,8 @@ class Epilogue:
                 plan.loads, operand_dims, plan.load_stages, plan.subtiles, plan.subtiles_n, consumers
             )
         self.alias_epilogue = spec.config.alias_epilogue and bool(plan.stores)
-        self._warpgroup_barriers = k.named_barriers(consumers)  # one per warpgroup
-        self._all_math_barrier = k.named_barriers(1) if self.alias_epilogue else 0
+        self.warpgroup_barriers = k.named_barriers(consumers)  # one per warpgroup
+        self.all_math_barrier = k.named_barriers(1) if self.alias_epilogue else 0
         stages_range = mainloop.smem_range if self.alias_epilogue else None
         self.stores = Stores(spec, plan, self.result_dims, stages_range) if plan.stores else None
         self.inputs = {o.name: self._make_input(o) for o in loads}
@@ -82,7 +89,7 @@ class Epilogue:
         needs_bounds = [*thread_stores, *self.scale_stores, *self.reductions, *self.inputs, *self._row_functions()]
         self.m = k.parameter("m", compute=lambda p: p.m) if needs_bounds else Constant(I32, 0)
         self.n = k.parameter("n", compute=lambda p: p.n) if needs_bounds else Constant(I32, 0)
-        self._split_reduction = make_split_reduction(spec, scheduler)
+        self.split_reduction = make_split_reduction(spec, scheduler)
 
     def _row_functions(self) -> list[str]:
         return [node.op for node in self.graph.nodes if node.op in ROW_FUNCTIONS]
@@ -96,58 +103,86 @@ class Epilogue:
     @property
     def pipelines(self) -> tuple[HasBarriers, ...]:
         """Objects with mbarriers to initialize."""
-        return (*([self.tma_loads] if self.tma_loads else []), *self._split_reduction.pipelines)
+        return (*([self.tma_loads] if self.tma_loads else []), *self.split_reduction.pipelines)
 
     @property
     def maps(self) -> list[Value]:
         """Tensor maps of the matrices that are loaded and stored by TMA."""
         return [x for owner in (self.tma_loads, self.stores) if owner for x in owner.maps.values()]
 
-    def start(self, warpgroup: Value, first_row: Value | int, first_column: Value | int = 0) -> None:
-        """Initialize the state of a consumer warpgroup, before its first tile.
+    def start(self, warpgroup: Value, first_row: Value | int, first_column: Value | int = 0) -> WarpgroupEpilogue:
+        """Declare the state of a consumer warpgroup, before its first tile.
 
         `first_row` and `first_column` are the warpgroup's first row and column in a tile.
         """
-        self._warpgroup, self._first_row, self._first_column = warpgroup, first_row, first_column
-        if self.maps:  # the thread that issues TMA copies
-            self.leader = ((current_builder().warp_index % 4 == 0) & hw.elect_one()).named("epilogue_leader")
-        if self.reductions:
-            hw.launch_dependent_grids()  # CTAs of the second step may start early: they wait for this grid's end
-        if self.tma_loads:
-            self.tma_loads.init_phase()
-        self._split_reduction.init_consumer()
+        return WarpgroupEpilogue(self, warpgroup, first_row, first_column)
 
-    def load(self, tile: WorkTile) -> None:
+
+class WarpgroupEpilogue:
+    """The epilogue in a consumer warpgroup."""
+
+    def __init__(self, epilogue: Epilogue, warpgroup: Value, first_row: Value | int, first_column: Value | int) -> None:
+        self.epilogue, self.warpgroup = epilogue, warpgroup
+        self._first_row, self._first_column = first_row, first_column
+        self.leader: Value = Constant(PRED, False)
+        """Whether this is the thread that issues TMA copies, if there are any."""
+        if epilogue.maps:
+            self.leader = ((current_builder().warp_index % 4 == 0) & hw.elect_one()).named("epilogue_leader")
+        if epilogue.reductions:
+            hw.launch_dependent_grids()  # CTAs of the second step may start early: they wait for this grid's end
+        self._load_parity = epilogue.tma_loads.start_parity() if epilogue.tma_loads else None
+        epilogue.split_reduction.init_consumer()
+
+    def load(self, tile: WorkTile) -> TileEpilogue:
         """Issue the loads of the operands that the tile's epilogue reads."""
-        work = self._split_reduction.output_tile(tile)
+        e = self.epilogue
+        work = e.split_reduction.output_tile(tile)
         if not isinstance(self._first_column, int):
             work = replace(work, n=(work.n + self._first_column).named("first_column"))
-        self.wg_tile = WarpgroupTile(
-            work, (work.m + self._first_row).named("first_row"), self._warpgroup, self.m, self.n
-        )
-        for x in self.inputs.values():
-            x.issue_loads(self.wg_tile)
-        if self.tma_loads:
-            self.tma_loads.issue_loads(self.wg_tile, self.leader)
+        m_end = e.m if work.m_end is None else work.m_end
+        wg_tile = WarpgroupTile(work, (work.m + self._first_row).named("first_row"), self.warpgroup, m_end, e.n)
+        inputs = {name: x.issue_loads(wg_tile) for name, x in e.inputs.items()}
+        tma_loads = e.tma_loads.issue_loads(wg_tile, self.leader, self._load_parity) if e.tma_loads else None
+        return TileEpilogue(self, tile, wg_tile, inputs, tma_loads)
 
-    def store(self, accumulator: Accumulator, tile: WorkTile) -> None:
+    def finish(self) -> None:
+        """Wait until the last TMA stores have read shared memory, which is freed when the CTA exits."""
+        e = self.epilogue
+        if e.stores and e.stores.maps and not e.alias_epilogue:
+            with current_builder().when(self.leader):
+                hw.bulk_wait_read(0)
+        e.split_reduction.tail(self.warpgroup)
+
+
+class TileEpilogue:
+    """The epilogue of a warpgroup's tile, the loads of whose operands have been issued."""
+
+    def __init__(
+        self, warpgroup: WarpgroupEpilogue, work: WorkTile, wg_tile: WarpgroupTile, inputs: Mapping[str, TileInput],
+        tma_loads: TileAuxLoad | None,
+    ) -> None:  # fmt: skip
+        self._epilogue, self._leader = warpgroup.epilogue, warpgroup.leader
+        self._work, self._wg_tile, self._inputs, self._tma_loads = work, wg_tile, inputs, tma_loads
+
+    def store(self, accumulator: Accumulator) -> None:
         """Add the partial sums of other splits, then compute and store the warpgroup's tile.
 
         A CTA that does not reduce the tile hands its partial sums to the CTA that does.
         """
+        split_reduction = self._epilogue.split_reduction
         with (
             self._rematerialized_thread_ids(),
-            self._split_reduction.reduced_accumulator(accumulator, tile, self._warpgroup) as reduced,
+            split_reduction.reduced_accumulator(accumulator, self._work, self._wg_tile.warpgroup) as reduced,
         ):
             self._store(reduced)
-        self._mainloop.release_aliased_stages(tile)
+        self._epilogue.mainloop.release_aliased_stages(self._work)
 
     def _rematerialized_thread_ids(self) -> AbstractContextManager[None]:
         """With promotion, recompute thread-dependent addresses per tile.
 
         Otherwise ptxas would keep them live across the mainloop, which uses most registers, and spill.
         """
-        if not self.spec.promoted:
+        if not self._epilogue.spec.promoted:
             return nullcontext()
         k = current_builder()
         k.comment("opaque copies: keep ptxas from hoisting the epilogue's address computations")
@@ -156,102 +191,34 @@ class Epilogue:
         )
 
     def _store(self, accumulator: Accumulator) -> None:
-        k, plan, wg_tile = current_builder(), self.plan, self.wg_tile
-        barrier = (wg_tile.warpgroup + self._warpgroup_barriers).named("epilogue_barrier")
+        k, e, wg_tile = current_builder(), self._epilogue, self._wg_tile
+        barrier = (wg_tile.warpgroup + e.warpgroup_barriers).named("epilogue_barrier")
         k.comment("epilogue")
-        for x in self.inputs.values():
-            x.stage_to_smem(wg_tile)
-        for reduction in self.reductions:
-            reduction.begin_tile()
-        stores_by_tma = self.stores and self.stores.maps
-        if self.alias_epilogue:
-            k.comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
-            hw.barrier_sync(self._all_math_barrier, THREADS_PER_WARPGROUP * self.spec.config.consumers)
-        elif plan.broadcasts and not self.stores:
-            k.comment("wait until all threads have written the broadcast operands")
-            hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
+        for x in self._inputs.values():
+            x.stage_to_smem()
+        parts = TileParts(wg_tile, self._inputs, self._tma_loads, [x.begin_tile(wg_tile) for x in e.reductions])
+        stores = self._store_strategy(barrier)
+        stores.begin_tile()
         with k.unroll(
-            plan.store_groups, name="subtile" if plan.subtiles_per_store == 1 else "store_group"
-        ) as store_group:
-            single_subtile = None
-            if plan.subtiles_per_store == 1:
-                single_subtile = self._subtile_coord(store_group, Constant(I32, 0))
-            subtiles = partial(self._subtiles, store_group, single_subtile)
-            if self.stores and not (self.alias_epilogue and plan.store_groups == 1):
-                # With alias_epilogue the barrier above is that of the first group.
-                with k.when(store_group > 0) if self.alias_epilogue else nullcontext():
-                    if stores_by_tma:
-                        with k.when(self.leader):
-                            self.stores.acquire(store_group, plan.store_groups)
-                    k.comment("wait until the buffer may be overwritten: its previous store has read it")
-                    hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
-            with subtiles() as coord:
-                EpilogueSubtile(self, accumulator, coord).run()
-            if stores_by_tma:
-                hw.fence_proxy_async()
-            if self.stores or self.tma_loads:
-                k.comment(
-                    "wait until all threads have written the buffer that is stored next"
-                    if self.stores
-                    else "wait until all threads have read the buffer that is loaded next"
-                )
-                hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
-            if stores_by_tma or (self.tma_loads and plan.load_stages < plan.subtiles):
-                with k.when(self.leader):
-                    if self.stores and stores_by_tma:
-                        with subtiles() as coord:
-                            self.stores.issue(wg_tile, coord)
-                        hw.bulk_commit()
-                    if self.tma_loads:  # a store group has one subtile then
-                        self.tma_loads.refill_stage(wg_tile, store_group)
-            if self.stores and self.stores.arrays_without_tma:
-                with subtiles() as coord:
-                    self.stores.store_with_threads(wg_tile, coord)
-        if plan.broadcasts and not (self.stores or self.tma_loads):
-            k.comment("wait until all threads have read the broadcast operands, which the next tile overwrites")
-            hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
-        for reduction in self.reductions:
-            reduction.end_tile(wg_tile)
-        if self.tma_loads:
-            self.tma_loads.advance_phase()
-        if self.stores and self.alias_epilogue:
-            self._wait_stores_read(self.stores)
+            e.plan.store_groups, name="subtile" if e.plan.subtiles_per_store == 1 else "store_group"
+        ) as group_index:
+            group = StoreGroup(e.plan, e.stores, wg_tile, group_index)
+            stores.begin_group(group)
+            with group.subtiles() as coord:
+                EpilogueSubtile(e, parts, accumulator, coord).run()
+            stores.end_group(group)
+        for reduction in parts.reductions:
+            reduction.end()
+        if self._tma_loads:
+            self._tma_loads.end()
+        stores.end_tile()
 
-    @contextmanager
-    def _subtiles(self, store_group: Value, single_subtile: SubtileCoord | None) -> Iterator[SubtileCoord]:
-        """Loop over the subtiles of a store group (the last may have fewer), or yield `single_subtile`, if given."""
-        k, plan = current_builder(), self.plan
-        if single_subtile:
-            yield single_subtile
-            return
-        with k.unroll(plan.subtiles_per_store, name="subtile" if plan.store_groups == 1 else "subtile_in_group") as i:
-            is_subtile = store_group * plan.subtiles_per_store + i < plan.subtiles
-            with k.when(is_subtile) if plan.subtiles % plan.subtiles_per_store else nullcontext():
-                yield self._subtile_coord(store_group, i)
-
-    def _subtile_coord(self, store_group: Value, i: Value) -> SubtileCoord:
-        plan = self.plan
-        subtile = (store_group * plan.subtiles_per_store + i).with_name_hint("subtile")
-        epi_m: Value = Constant(I32, 0)
-        epi_n = subtile
-        if plan.subtiles_m > 1:
-            epi_m, epi_n = (subtile // plan.subtiles_n).named("epi_m"), subtile % plan.subtiles_n
-        index = (store_group % plan.store_stages * plan.subtiles_per_store + i).named("buffer_index")
-        buffers = self.stores.subtile_buffers(self.wg_tile, index) if self.stores else {}
-        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("subtile_column"), buffers)
-
-    def _wait_stores_read(self, stores: Stores) -> None:
-        """Wait until this warp's results have been read from the stages, which the next loads overwrite."""
-        if stores.maps:
-            with current_builder().when(self.leader):
-                hw.bulk_wait_read(0)
-        if stores.arrays_without_tma:
-            hw.fence_proxy_async()
-        hw.sync_warp()
-
-    def finish(self) -> None:
-        """Wait until the last TMA stores have read shared memory, which is freed when the CTA exits."""
-        if self.stores and self.stores.maps and not self.alias_epilogue:
-            with current_builder().when(self.leader):
-                hw.bulk_wait_read(0)
-        self._split_reduction.tail(self._warpgroup)
+    def _store_strategy(self, barrier: Value) -> NoStores | AliasedStores:
+        """Return how the tile's results are stored; the warpgroup's threads wait for one another at `barrier`."""
+        e, parts = self._epilogue, (self._epilogue.plan, self._wg_tile, barrier, self._leader, self._tma_loads)
+        if not e.stores:
+            return NoStores(*parts)
+        stores = (TmaStores if e.stores.maps else ThreadStores)(*parts, e.stores)
+        if not e.alias_epilogue:
+            return stores
+        return AliasedStores(stores, e.all_math_barrier, THREADS_PER_WARPGROUP * e.spec.config.consumers)

@@ -1,14 +1,15 @@
 """Operands of an epilogue inside the kernel: scalar, row and column broadcasts; matrices by TMA or by threads.
 
 Each has three steps (CUTLASS EVT: begin, previsit, visit). `issue_loads` starts its loads before the tile's mainloop,
-which hides them; `stage_to_smem` stores a broadcast vector in shared memory after the mainloop; `load_fragment` reads
-the elements of a subtile into registers, before any of them is used.
+which hides them, and returns the operand's tile; its `stage_to_smem` stores a broadcast vector in shared memory after
+the mainloop; its `load_fragment` reads the elements of a subtile into registers, before any of them is used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
@@ -32,7 +33,7 @@ from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, PRED, U32
-from gemmsmith.lang.values import Constant, Value
+from gemmsmith.lang.values import Constant, RegisterArray, Value, Variable
 from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
@@ -136,6 +137,16 @@ def operand_argument(name: str) -> str:
     return f"in_{name}"
 
 
+class TileInput(Protocol):
+    """An operand's elements of a warpgroup's tile, whose loads have been issued."""
+
+    def stage_to_smem(self) -> None:
+        """Store in shared memory what all threads need, after the mainloop."""
+
+    def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        """Load this thread's elements of `n8_count` groups of 8 columns of a subtile, from `column` of the tile on."""
+
+
 class ScalarBroadcast:
     """A Python number, passed as a kernel argument, or an element in global memory, one per batch or one in total."""
 
@@ -148,18 +159,33 @@ class ScalarBroadcast:
             else (GlobalArray(argument, operand.name, dtype, varies_along_m=False, varies_along_n=False))
         )
 
-    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
+    def issue_loads(self, wg_tile: WarpgroupTile) -> TileScalar:
         """Load the element, unless it is a kernel argument."""
-        if self.array:
-            self.registers = current_builder().registers(F32, 1, f"{self.array.name}_scalar")
-            self.registers[0] = self.array.load(self.array.element_address(wg_tile.work.batch), Constant(PRED, True))
+        if not self.array:
+            assert self.number is not None
+            return TileScalar((self.number,))
+        registers = current_builder().registers(F32, 1, f"{self.array.name}_scalar")
+        registers[0] = self.array.load(self.array.element_address(wg_tile.work.batch), Constant(PRED, True))
+        return TileScalar(registers)
 
-    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
-        """Do nothing: the element stays in a register."""
 
-    def element(self, wg_tile: WarpgroupTile, epi_m: Value, row_half: int) -> Value:
-        """Return the scalar."""
-        return self.number if self.number is not None else self.registers[0]
+@dataclass(frozen=True)
+class TileScalar:
+    """A scalar, in a register or a kernel argument."""
+
+    scalar: RegisterArray | tuple[Value]
+
+    def stage_to_smem(self) -> None:
+        """Do nothing: the element stays in its register."""
+
+    def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        """Return the scalar, as every element."""
+
+        def pair(n8: Value, row_half: int) -> tuple[Value, Value]:
+            value = self.scalar[0]
+            return value, value
+
+        return pair
 
 
 class VectorBroadcast:
@@ -178,19 +204,19 @@ class VectorBroadcast:
         self.buffer: SharedBuffer = current_builder().shared(4 * values_per_tile, stages=consumers, name=operand.name)
         self.loads_per_thread = ceil_div(values_per_tile, THREADS_PER_WARPGROUP)
 
-    def _element(self, load: Value) -> tuple[Value, Value]:
+    def element(self, load: Value) -> tuple[Value, Value]:
         """Return the index in the tile of the element that this thread loads, and whether it is in the tile."""
         warpgroup_thread = current_builder().thread % THREADS_PER_WARPGROUP
         index = (warpgroup_thread + load * THREADS_PER_WARPGROUP).with_name_hint("index")
         is_multiple = self.values_per_tile % THREADS_PER_WARPGROUP == 0
         return index, Constant(PRED, True) if is_multiple else index < self.values_per_tile
 
-    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
+    def issue_loads(self, wg_tile: WarpgroupTile) -> TileVector:
         """Load this thread's elements of the tile's vector into registers."""
         k, batch = current_builder(), wg_tile.work.batch
-        self.registers = k.registers(F32, self.loads_per_thread, f"{self.name}_prefetched")
+        registers = k.registers(F32, self.loads_per_thread, f"{self.name}_prefetched")
         with k.unroll(self.loads_per_thread, name="load") as load:
-            index, in_tile = self._element(load)
+            index, in_tile = self.element(load)
             if self.dims.varies_along_n:
                 column = (wg_tile.work.n // self.dims.columns_per_value + index).with_name_hint("column")
                 address = self.array.element_address(batch, column=column)
@@ -199,29 +225,39 @@ class VectorBroadcast:
                 row = (wg_tile.m // self.dims.rows_per_value + index).with_name_hint("row")
                 address = self.array.element_address(batch, row)
                 in_bounds = row < wg_tile.problem_m // self.dims.rows_per_value
-            self.registers[load] = self.array.load(address, in_bounds & in_tile)
+            registers[load] = self.array.load(address, in_bounds & in_tile)
+        return TileVector(self, wg_tile, registers)
 
-    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
+
+@dataclass(frozen=True)
+class TileVector:
+    """A tile's elements of a vector: `registers` until they are in shared memory."""
+
+    vector: VectorBroadcast
+    wg_tile: WarpgroupTile
+    registers: RegisterArray
+
+    def stage_to_smem(self) -> None:
         """Store this thread's elements in shared memory."""
         k = current_builder()
-        with k.unroll(self.loads_per_thread, name="load") as load_idx:
-            index, in_tile = self._element(load_idx)
+        with k.unroll(self.vector.loads_per_thread, name="load") as load_idx:
+            index, in_tile = self.vector.element(load_idx)
             with k.when(in_tile):
-                address = self.buffer[wg_tile.warpgroup].address + (index * 4).to(U32)
+                address = self.vector.buffer[self.wg_tile.warpgroup].address + (index * 4).to(U32)
                 hw.store_shared(self.registers.slice(load_idx, 1), address)
 
-    def load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+    def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
         """Load this thread's elements of a subtile from shared memory."""
-        k = current_builder()
-        address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{self.array.name}_buffer")
-        if not self.dims.varies_along_n:
-            halves = 2 // self.dims.rows_per_value
-            rows = k.registers(F32, halves, f"{self.name}_frag")
+        k, dims, name = current_builder(), self.vector.dims, self.vector.name
+        address = self.vector.buffer[self.wg_tile.warpgroup].address.with_name_hint(f"{name}_buffer")
+        if not dims.varies_along_n:
+            halves = 2 // dims.rows_per_value
+            rows = k.registers(F32, halves, f"{name}_frag")
             with k.unroll(halves, name="row_half") as row_half:
-                row = wg_tile.row_in_wg_tile(epi_m, row_half, self.dims.rows_per_value)
+                row = self.wg_tile.row_in_wg_tile(epi_m, row_half, dims.rows_per_value)
                 hw.load_shared(rows.slice(row_half, 1), address + (row * 4).to(U32))
             return lambda n8, row_half: (rows[row_half], rows[row_half])
-        registers = k.registers(F32, 2 * n8_count, f"{self.name}_frag")
+        registers = k.registers(F32, 2 * n8_count, f"{name}_frag")
         with k.unroll(n8_count, name="n8") as n8:
             thread_column = n8 * N8_COLUMNS + column + fragment_column(k.lane)
             hw.load_shared(registers.slice(n8 * 2, 2), address + (thread_column * 4).to(U32))
@@ -239,15 +275,26 @@ class GmemAuxLoad:
             operand.broadcast_dims.columns_per_value,
         )
 
-    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
-        """Do nothing: the elements are loaded by `load_fragment`."""
+    def issue_loads(self, wg_tile: WarpgroupTile) -> TileMatrix:
+        """Do nothing yet: the elements are loaded by `load_fragment`."""
+        return TileMatrix(self.array, self.rows_per_value, self.columns_per_value, wg_tile)
 
-    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
+
+@dataclass(frozen=True)
+class TileMatrix:
+    """A tile's elements of a matrix in global memory."""
+
+    array: GlobalArray
+    rows_per_value: int
+    columns_per_value: int
+    wg_tile: WarpgroupTile
+
+    def stage_to_smem(self) -> None:
         """Do nothing: the elements do not go through shared memory."""
 
-    def load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+    def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
         """Load this thread's elements of a subtile from global memory."""
-        k = current_builder()
+        k, wg_tile = current_builder(), self.wg_tile
         halves = 2 // self.rows_per_value
         registers = k.registers(F32, 2 * halves * n8_count, f"{self.array.name}_frag")
         column_end = wg_tile.problem_n // self.columns_per_value
@@ -298,82 +345,92 @@ class TmaAuxLoad:
         self.buffers = {name: k.shared(tile, stages=load_stages * consumers, name=name) for name, tile in loads}
         self.bytes = sum(tile.bytes for _, tile in loads)
 
-    def init(self) -> None:
-        """Declare and initialize the barriers: after all tiles in shared memory, which need a larger alignment."""
+    @cached_property
+    def barriers(self) -> SharedBuffer:
+        """The stages' barriers, declared when first used: after all tiles, which need a larger alignment."""
         count = self.load_stages * self.consumers
-        self.barriers = current_builder().shared(8, stages=count, alignment=8, name="epilogue_load_barrier")
-        with current_builder().unroll(count, name="stage") as stage:
+        return current_builder().shared(8, stages=count, alignment=8, name="epilogue_load_barrier")
+
+    def init(self) -> None:
+        """Initialize the barriers. One thread executes it, before the roles."""
+        with current_builder().unroll(self.barriers.count, name="stage") as stage:
             hw.mbarrier_init(self.barriers[stage], 1)
 
-    def init_phase(self) -> None:
+    def start_parity(self) -> Variable | None:
         """Declare, before the tile loop, the bit that is xor-ed into the parity of some load stages.
 
         It flips per tile, for the stages that load an odd number of subtiles of a tile; None if there are none.
         """
         some_stage_is_odd = self.subtiles % self.load_stages or self.subtiles // self.load_stages % 2
-        self.tile_parity = current_builder().var(U32, 0, "epilogue_load_tile_parity") if some_stage_is_odd else None
+        return current_builder().var(U32, 0, "epilogue_load_tile_parity") if some_stage_is_odd else None
 
-    def _base_and_load_stage(self, wg_tile: WarpgroupTile, subtile: Value) -> tuple[Value, Value]:
+    def issue_loads(self, wg_tile: WarpgroupTile, leader: Value, tile_parity: Variable | None) -> TileAuxLoad:
+        """Issue the loads of the first subtiles, if this CTA stores the tile."""
+        tile, split = TileAuxLoad(self, wg_tile, tile_parity), wg_tile.work.split
+        k = current_builder()
+        stores_tile = leader if split is None else leader & split.runs_epilogue
+        with k.when(stores_tile), k.unroll(self.load_stages, name="subtile") as subtile:
+            tile.load(subtile)
+        return tile
+
+
+class TileAuxLoad:
+    """The subtiles of a warpgroup's tile that TMA loads; `tile_parity` is that of `TmaAuxLoad.start_parity`."""
+
+    def __init__(self, matrices: TmaAuxLoad, wg_tile: WarpgroupTile, tile_parity: Variable | None) -> None:
+        self._matrices, self._wg_tile, self._tile_parity = matrices, wg_tile, tile_parity
+        self._subtiles, self._load_stages = matrices.subtiles, matrices.load_stages
+
+    def _base_and_load_stage(self, subtile: Value) -> tuple[Value, Value]:
         """Return the warpgroup's first stage, and the stage of a subtile relative to it."""
-        base = wg_tile.warpgroup * self.load_stages
-        stage = (
-            (subtile % self.load_stages).with_name_hint("load_stage") if self.load_stages < self.subtiles else subtile
-        )
+        base, stage = self._wg_tile.warpgroup * self._load_stages, subtile
+        if self._load_stages < self._subtiles:
+            stage = (subtile % self._load_stages).with_name_hint("load_stage")
         return base, stage
 
-    def load(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+    def load(self, subtile: Value) -> None:
         """Issue the TMA loads of a subtile. Called in the leader."""
-        base, stage = self._base_and_load_stage(wg_tile, subtile)
+        matrices, (base, stage) = self._matrices, self._base_and_load_stage(subtile)
         base.with_name_hint("first_stage")
-        barrier = self.barriers[stage].at(base, 8)
-        epi_m = (subtile // self.subtiles_n).with_name_hint("epi_m")
-        epi_n = (subtile % self.subtiles_n).with_name_hint("epi_n")
-        hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
-        for name, tile in self.loads:
-            buffer = self.buffers[name]
-            m, n = wg_tile.origin(self.operand_dims[name])
+        barrier = matrices.barriers[stage].at(base, 8)
+        epi_m = (subtile // matrices.subtiles_n).with_name_hint("epi_m")
+        epi_n = (subtile % matrices.subtiles_n).with_name_hint("epi_n")
+        hw.mbarrier_arrive_expect_tx(barrier, matrices.bytes)
+        for name, tile in matrices.loads:
+            buffer = matrices.buffers[name]
+            m, n = self._wg_tile.origin(matrices.operand_dims[name])
             with current_builder().unroll(tile.boxes, name="box") as box:
                 coords = box_at(tile, m + epi_m * tile.mn, n + epi_n * tile.k, box)
                 address = buffer[stage].at(base, buffer.slot_bytes).at(box, tile.box_bytes)
                 # Each element is read once.
-                hw.tma_load(self.maps[name], *coords, wg_tile.work.batch, address, barrier, EVICT_FIRST)
+                hw.tma_load(matrices.maps[name], *coords, self._wg_tile.work.batch, address, barrier, EVICT_FIRST)
 
-    def issue_loads(self, wg_tile: WarpgroupTile, leader: Value) -> None:
-        """Issue the loads of the first subtiles, if this CTA stores the tile."""
-        split = wg_tile.work.split
-        k = current_builder()
-        stores_tile = leader if split is None else leader & split.runs_epilogue
-        with k.when(stores_tile), k.unroll(self.load_stages, name="subtile") as subtile:
-            self.load(wg_tile, subtile)
-
-    def refill_stage(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+    def refill_stage(self, subtile: Value) -> None:
         """Issue the loads of the subtile that reuses the stage of `subtile`, if there is one. Called in the leader."""
-        if self.load_stages < self.subtiles:
-            with current_builder().when(subtile + self.load_stages < self.subtiles):
-                self.load(wg_tile, (subtile + self.load_stages).with_name_hint("next_subtile"))
+        if self._load_stages < self._subtiles:
+            with current_builder().when(subtile + self._load_stages < self._subtiles):
+                self.load((subtile + self._load_stages).with_name_hint("next_subtile"))
 
-    def wait(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+    def wait(self, subtile: Value) -> None:
         """Wait until a subtile is loaded."""
-        base, stage = self._base_and_load_stage(wg_tile, subtile)
-        per_stage, extra = divmod(self.subtiles, self.load_stages)  # the first `extra` stages load one subtile more
+        base, stage = self._base_and_load_stage(subtile)
+        per_stage, extra = divmod(self._subtiles, self._load_stages)  # the first `extra` stages load one subtile more
         parity: Value = Constant(U32, 0)
-        if self.load_stages < self.subtiles:
-            parity = (subtile // self.load_stages % 2).to(U32).with_name_hint("load_parity")
-        if self.tile_parity is not None:
+        if self._load_stages < self._subtiles:
+            parity = (subtile // self._load_stages % 2).to(U32).with_name_hint("load_parity")
+        if self._tile_parity is not None:
             flips_per_tile = Constant(PRED, True) if not extra else stage >= extra if per_stage % 2 else stage < extra
-            parity = current_builder().select(flips_per_tile, self.tile_parity.get() ^ parity, parity)
-        hw.mbarrier_wait(self.barriers[stage].at(base, 8), parity)
+            parity = current_builder().select(flips_per_tile, self._tile_parity.get() ^ parity, parity)
+        hw.mbarrier_wait(self._matrices.barriers[stage].at(base, 8), parity)
 
-    def advance_phase(self) -> None:
-        """Flip the bit for the next tile."""
-        if self.tile_parity is not None:
-            self.tile_parity.set(self.tile_parity.get() ^ 1)
-
-    def load_fragment(
-        self, name: str, wg_tile: WarpgroupTile, subtile: Value, first: int, n8_count: int
-    ) -> fragment.LoadPair:
+    def load_fragment(self, name: str, subtile: Value, first: int, n8_count: int) -> fragment.LoadPair:
         """Load this thread's elements of a subtile from its stage."""
-        base, stage = self._base_and_load_stage(wg_tile, subtile)
-        buffer, tile = self.buffers[name], dict(self.loads)[name]
+        base, stage = self._base_and_load_stage(subtile)
+        buffer, tile = self._matrices.buffers[name], dict(self._matrices.loads)[name]
         address = buffer[stage].at(base, buffer.slot_bytes).address.with_name_hint(f"{name}_buffer")
         return fragment.read(tile, address, first, n8_count, name)
+
+    def end(self) -> None:
+        """Flip the parity for the next tile."""
+        if self._tile_parity is not None:
+            self._tile_parity.set(self._tile_parity.get() ^ 1)

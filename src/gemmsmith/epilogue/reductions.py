@@ -183,99 +183,19 @@ class Reduction:
         if not self.axis:
             self.columns = k.parameter(f"columns_{result.name}", compute=lambda p: p.n // self.columns_per_value)
 
-    def begin_tile(self) -> None:
-        """Clear the states of reductions over a whole tile."""
-        if self.axis in ("n", "mn"):
-            count = self.halves * self.plan.subtiles_m if self.axis == "n" else 1
-            self.states = _ReductionState(self.monoid, count, self.result.name)
+    def begin_tile(self, wg_tile: WarpgroupTile) -> TileReduction:
+        """Return the reduction of a tile's elements; clears the states of reductions over a whole tile."""
+        return TileReduction(self, wg_tile)
 
-    def begin_subtile(self, first_n8: int, n8_count: int) -> None:
-        """Clear the column states, before `n8_count` groups of 8 columns of the reduced value, from `first_n8` on."""
-        if self.axis == "m":
-            self.first_n8, self.n8_count = first_n8, n8_count
-            self.states = _ReductionState(self.monoid, 2 * n8_count, self.result.name)
+    def make_states(self, count: int) -> _ReductionState:
+        """Return `count` states of no elements."""
+        return _ReductionState(self.monoid, count, self.result.name)
 
-    def add(
-        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]
-    ) -> None:
-        """Accumulate two adjacent elements; out-of-bounds ones along a reduced index count as `masked_value`."""
-        columns = wg_tile.columns_in_bounds(coord, n8_offset, self.columns_per_value)
-        row = wg_tile.row_in_bounds(coord.epi_m, row_half, self.rows_per_value)
-        if not self.axis:
-            self._write_elements(wg_tile, coord, n8_offset, row_half, pair)
-            return
-        for i, x in enumerate(pair):
-            in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[self.axis]
-            masked = current_builder().select(in_bounds, x, self.monoid.masked_value).with_name_hint("masked_x")
-            self.states.accumulate(self._state_index(coord, n8_offset, row_half, i), masked)
-
-    def fence(self) -> None:
-        """Force the additions so far to be done here."""
-        if self.axis:
-            self.states.fence()
-
-    def _write_elements(
-        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]
-    ) -> None:
-        """Write two adjacent elements, each as a partial of its own: only the batch is reduced.
-
-        `row_half`: of the warp's rows, see `fragment_row`.
-        """
-        row = wg_tile.row(coord.epi_m, row_half, self.rows_per_value)
-        columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset, self.columns_per_value)
-        columns = wg_tile.columns(coord, n8_offset, self.columns_per_value)
-        for column_in_bounds, column, x in zip(columns_in_bounds, columns, pair, strict=True):
-            in_bounds = column_in_bounds & wg_tile.row_in_bounds(coord.epi_m, row_half, self.rows_per_value)
-            state = self.monoid.state_of_element(x)
-            self._write(wg_tile, Constant(I32, 0), row * self.columns + column, state, in_bounds)
-
-    def _state_index(self, coord: VisitCoord, n8_offset: int, row_half: int, i: int) -> ValueLike:
-        """Return the index of the state to which an element is added."""
-        if self.axis == "n":
-            return self._named_index(self.halves * coord.epi_m + row_half)
-        if self.axis == "m":
-            return self._named_index((coord.n8 + (n8_offset - self.first_n8)) * 2 + i)
-        return 0
-
-    def _named_index(self, index: Value) -> Value:
+    def state_index(self, index: Value) -> Value:
+        """Return the index of a state, named."""
         return index.with_name_hint(f"acc_{self.result.name}_idx")
 
-    def end_subtile(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value) -> None:
-        """Reduce the columns of a subtile that starts at `column`, over 8 lanes (16 rows per warp), and write them."""
-        if self.axis != "m":
-            return
-        k = current_builder()
-        row_group = (wg_tile.m + epi_m * WGMMA_M) // FRAGMENT_ROWS_PER_WARP + k.warp_index % 4
-        row_group.with_name_hint("row_group")
-        with k.unroll(self.n8_count, name="n8") as n8:
-            first = wg_tile.work.n // self.columns_per_value + column
-            n = first + (n8 + self.first_n8) * N8_COLUMNS + fragment_column(k.lane)
-            with k.unroll(2, name="i") as i:
-                n_i = (n + i).with_name_hint("column")
-                index = self._named_index(n8 * 2 + i)
-                self.states.warp_reduce(index, COLUMN_XOR_MASKS)
-                in_bounds = (k.lane < LANES_PER_QUAD) & (row_group < self.num_partials) & (n_i < self.num_elements)
-                self._write(wg_tile, row_group, n_i, self.states.load(index), in_bounds)
-
-    def end_tile(self, wg_tile: WarpgroupTile) -> None:
-        """Reduce rows over quads, or everything over warps, and write the partials."""
-        k = current_builder()
-        if self.axis == "n":
-            tile = (wg_tile.work.n // self.spec.slice_columns).with_name_hint("partial_idx")
-            with (
-                k.unroll(self.plan.subtiles_m, name="epi_m") as epi_m,
-                k.unroll(self.halves, name="row_half") as row_half,
-            ):
-                index = self._named_index(epi_m * self.halves + row_half)
-                self.states.warp_reduce(index, QUAD_XOR_MASKS)
-                row = wg_tile.row(epi_m, row_half, self.rows_per_value)
-                in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < self.num_elements) & (tile < self.num_partials)
-                self._write(wg_tile, tile, row, self.states.load(index), in_bounds)
-        elif self.axis == "mn":
-            self.states.warp_reduce(0, QUAD_XOR_MASKS + COLUMN_XOR_MASKS)
-            self._write(wg_tile, self._global_warp_index(wg_tile), 0, self.states.load(0), k.lane == 0)
-
-    def _global_warp_index(self, wg_tile: WarpgroupTile) -> Value:
+    def global_warp_index(self, wg_tile: WarpgroupTile) -> Value:
         """Return the index of this warp and tile among all warps of all tiles of all batches."""
         k = current_builder()
         m, n, warps = self.spec.config.tile[0], self.spec.slice_columns, 4 * self.spec.config.warpgroups[0]
@@ -283,7 +203,7 @@ class Reduction:
         warpgroup = wg_tile.warpgroup if self.spec.config.warpgroups[0] > 1 else 0
         return tile * warps + warpgroup * 4 + k.warp_index % 4
 
-    def _write(
+    def write(
         self, wg_tile: WarpgroupTile, partial_index: Value, element: ValueLike, state: State, in_bounds: Value
     ) -> None:
         """Write a state as partial `partial_index` of output `element`, or add it to the output if it is atomic.
@@ -310,6 +230,111 @@ class Reduction:
             offset.with_name_hint("partial_offset")
             address = self.address + ((offset + self.component_stride * i) * 4).to(U64)
             hw.store_global_word(address, x, in_bounds, name)
+
+
+class TileReduction:
+    """A reduction of a tile's elements: over columns or over everything in states of the tile, over rows per range."""
+
+    def __init__(self, reduction: Reduction, wg_tile: WarpgroupTile) -> None:
+        self.reduction, self.wg_tile = reduction, wg_tile
+        counts = {"n": reduction.halves * reduction.plan.subtiles_m, "mn": 1}
+        self.states = reduction.make_states(counts[reduction.axis]) if reduction.axis in counts else None
+
+    def begin_range(self, first: int, stop: int) -> RangeReduction:
+        """Return the reduction of the accumulator's groups of 8 columns from `first` to `stop` of a subtile."""
+        return RangeReduction(self, first, stop)
+
+    def end(self) -> None:
+        """Reduce rows over quads, or everything over warps, and write the partials."""
+        k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
+        if self.states is None:
+            return
+        if reduction.axis == "mn":
+            self.states.warp_reduce(0, QUAD_XOR_MASKS + COLUMN_XOR_MASKS)
+            reduction.write(wg_tile, reduction.global_warp_index(wg_tile), 0, self.states.load(0), k.lane == 0)
+            return
+        tile = (wg_tile.work.n // reduction.spec.slice_columns).with_name_hint("partial_idx")
+        with (
+            k.unroll(reduction.plan.subtiles_m, name="epi_m") as epi_m,
+            k.unroll(reduction.halves, name="row_half") as row_half,
+        ):
+            index = reduction.state_index(epi_m * reduction.halves + row_half)
+            self.states.warp_reduce(index, QUAD_XOR_MASKS)
+            row = wg_tile.row(epi_m, row_half, reduction.rows_per_value)
+            in_bounds = (
+                (k.lane % LANES_PER_QUAD == 0) & (row < reduction.num_elements) & (tile < reduction.num_partials)
+            )
+            reduction.write(wg_tile, tile, row, self.states.load(index), in_bounds)
+
+
+class RangeReduction:
+    """A reduction of a range of a subtile's columns: groups of 8 columns, counted in the reduced value's columns."""
+
+    def __init__(self, tile: TileReduction, first: int, stop: int) -> None:
+        self.reduction, self.wg_tile = tile.reduction, tile.wg_tile
+        columns_per_value = tile.reduction.columns_per_value
+        self.first_n8, self.n8_count = first // columns_per_value, (stop - first) // columns_per_value
+        self.states = self.reduction.make_states(2 * self.n8_count) if self.reduction.axis == "m" else tile.states
+        """The states to which elements are added; None if each is written."""
+
+    def add(self, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]) -> None:
+        """Accumulate two adjacent elements; out-of-bounds ones along a reduced index count as `masked_value`."""
+        reduction, wg_tile = self.reduction, self.wg_tile
+        columns = wg_tile.columns_in_bounds(coord, n8_offset, reduction.columns_per_value)
+        row = wg_tile.row_in_bounds(coord.epi_m, row_half, reduction.rows_per_value)
+        if self.states is None:
+            self._write_elements(coord, n8_offset, row_half, pair)
+            return
+        for i, x in enumerate(pair):
+            in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[reduction.axis]
+            masked = current_builder().select(in_bounds, x, reduction.monoid.masked_value).with_name_hint("masked_x")
+            self.states.accumulate(self._state_index(coord, n8_offset, row_half, i), masked)
+
+    def fence(self) -> None:
+        """Force the additions so far to be done here."""
+        if self.states:
+            self.states.fence()
+
+    def end(self, epi_m: Value, column: Value) -> None:
+        """Reduce the columns of a subtile that starts at `column`, over 8 lanes (16 rows per warp), and write them."""
+        k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
+        if reduction.axis != "m" or self.states is None:
+            return
+        row_group = (wg_tile.m + epi_m * WGMMA_M) // FRAGMENT_ROWS_PER_WARP + k.warp_index % 4
+        row_group.with_name_hint("row_group")
+        with k.unroll(self.n8_count, name="n8") as n8:
+            first = wg_tile.work.n // reduction.columns_per_value + column // reduction.columns_per_value
+            n = first + (n8 + self.first_n8) * N8_COLUMNS + fragment_column(k.lane)
+            with k.unroll(2, name="i") as i:
+                n_i = (n + i).with_name_hint("column")
+                index = reduction.state_index(n8 * 2 + i)
+                self.states.warp_reduce(index, COLUMN_XOR_MASKS)
+                rows_in_bounds = (k.lane < LANES_PER_QUAD) & (row_group < reduction.num_partials)
+                in_bounds = rows_in_bounds & (n_i < reduction.num_elements)
+                reduction.write(wg_tile, row_group, n_i, self.states.load(index), in_bounds)
+
+    def _write_elements(self, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]) -> None:
+        """Write two adjacent elements, each as a partial of its own: only the batch is reduced.
+
+        `row_half`: of the warp's rows, see `fragment_row`.
+        """
+        reduction, wg_tile = self.reduction, self.wg_tile
+        row = wg_tile.row(coord.epi_m, row_half, reduction.rows_per_value)
+        columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset, reduction.columns_per_value)
+        columns = wg_tile.columns(coord, n8_offset, reduction.columns_per_value)
+        for column_in_bounds, column, x in zip(columns_in_bounds, columns, pair, strict=True):
+            in_bounds = column_in_bounds & wg_tile.row_in_bounds(coord.epi_m, row_half, reduction.rows_per_value)
+            state = reduction.monoid.state_of_element(x)
+            reduction.write(wg_tile, Constant(I32, 0), row * reduction.columns + column, state, in_bounds)
+
+    def _state_index(self, coord: VisitCoord, n8_offset: int, row_half: int, i: int) -> ValueLike:
+        """Return the index of the state to which an element is added."""
+        match self.reduction.axis:
+            case "n":
+                return self.reduction.state_index(self.reduction.halves * coord.epi_m + row_half)
+            case "m":
+                return self.reduction.state_index((coord.n8 + (n8_offset - self.first_n8)) * 2 + i)
+        return 0
 
 
 def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE, DType
+from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE
 from gemmsmith.core.graph import Node
 from gemmsmith.core.mma import N8_COLUMNS, QUAD_XOR_MASKS, fragment_column
 from gemmsmith.graph.functions import fast_exp
@@ -77,14 +77,12 @@ class QuantizeRows:
     masked_value = 0.0
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        self.dtype: DType = node.attribute[0]
+        """Compute the scales of a fragment in which all elements are stored."""
+        k, dtype = current_builder(), node.attribute[0]
         self.fragment = fragment
-
-    def compute(self) -> None:
-        """Compute the scales, once all elements are stored."""
-        k = current_builder()
-        self.scales, self.reciprocals = [], []
-        max_finite = MAX_FINITE[self.dtype]
+        self.scales: list[Value] = []
+        self.reciprocals: list[Value] = []
+        max_finite = MAX_FINITE[dtype]
         for row_half in range(2):
             amax = self.fragment.row_reduce(row_half, 0.0, _max_magnitude, "amax").named("amax")
             clamped = hw.maximum_nan(amax, max_finite * MIN_SCALE).with_name_hint("clamped_amax")
@@ -108,22 +106,21 @@ class TopKSoftmax:
     masked_value = -math.inf
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        self.top_k = node.attribute
-        self.fragment = fragment
-
-    def compute(self) -> None:
-        """Find the next largest element `top_k` times.
+        """Find the next largest element of a fragment `top_k` times.
 
         Elements are ordered by value, largest first, then by column; the next one is the first that follows the
         previous one in that order, so none is found twice and none needs to be marked.
         """
+        self.fragment = fragment
         self.first_column = fragment_column(current_builder().lane).to(F32).named("first_column")
-        self.row_maxima, self.reciprocals, self.thresholds = [], [], []
+        self.row_maxima: list[Value] = []
+        self.reciprocals: list[Value] = []
+        self.thresholds: list[tuple[Value, Value]] = []
         for row_half in range(2):
             row_max = self.fragment.row_reduce(row_half, -math.inf, hw.maximum_nan, "max").named("row_max")
             total = current_builder().registers(F32, 1, "sum_exp")
             total[0], threshold = 0.0, None
-            for _ in range(self.top_k):
+            for _ in range(node.attribute):
                 threshold = self._find_next(row_half, threshold)
                 total[0] = total[0] + fast_exp(threshold[0] - row_max)
             assert threshold

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -14,17 +15,9 @@ from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.epilogue.evaluate import Evaluation, Source
-from gemmsmith.epilogue.inputs import (
-    GmemAuxLoad,
-    ScalarBroadcast,
-    SubtileCoord,
-    TmaAuxLoad,
-    VectorBroadcast,
-    VisitCoord,
-    WarpgroupTile,
-)
-from gemmsmith.epilogue.outputs import ScaleStore, Stores
-from gemmsmith.epilogue.reductions import Reduction
+from gemmsmith.epilogue.inputs import SubtileCoord, TileAuxLoad, TileInput, VisitCoord, WarpgroupTile
+from gemmsmith.epilogue.outputs import ScaleStore
+from gemmsmith.epilogue.reductions import RangeReduction, TileReduction
 from gemmsmith.epilogue.register_usage import accumulator_consumers
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS, QuantizeRows, RowFragment, TopKSoftmax
 from gemmsmith.graph.functions import Lowering
@@ -52,20 +45,27 @@ class EpilogueContext(Protocol):
     broadcast_dims: tuple[BroadcastDims, ...]
     result_dims: dict[str, BroadcastDims]
     lowerings: dict[int, Lowering]
-    inputs: dict[str, ScalarBroadcast | VectorBroadcast | GmemAuxLoad]
-    tma_loads: TmaAuxLoad | None
-    stores: Stores | None
-    reductions: list[Reduction]
     scale_stores: list[tuple[int, ScaleStore]]
+
+
+@dataclass(frozen=True)
+class TileParts:
+    """What an epilogue has begun for a warpgroup's tile: its operands, by TMA and otherwise, and its reductions."""
+
     wg_tile: WarpgroupTile
+    inputs: Mapping[str, TileInput]
+    tma_loads: TileAuxLoad | None
+    reductions: Sequence[TileReduction]
 
 
 class EpilogueSubtile:
     """64 rows x `epi_tile_n` columns of the accumulator (CUTLASS: epilogue subtile)."""
 
-    def __init__(self, epilogue: EpilogueContext, accumulator: Accumulator, coord: SubtileCoord) -> None:
-        self.epilogue, self.accumulator = epilogue, accumulator
-        self.graph, self.broadcast_dims, self.wg_tile = epilogue.graph, epilogue.broadcast_dims, epilogue.wg_tile
+    def __init__(
+        self, epilogue: EpilogueContext, tile: TileParts, accumulator: Accumulator, coord: SubtileCoord
+    ) -> None:
+        self.epilogue, self.tile, self.accumulator = epilogue, tile, accumulator
+        self.graph, self.broadcast_dims, self.wg_tile = epilogue.graph, epilogue.broadcast_dims, tile.wg_tile
         self.index, self.epi_m, self.column, self.buffers = coord.index, coord.epi_m, coord.column, coord.buffers
         self.n8_count = epilogue.plan.epi_tile_n // 8
         self.n8_per_step = next(
@@ -80,10 +80,10 @@ class EpilogueSubtile:
 
     def run(self) -> None:
         """Compute the subtile's results and write them."""
-        e, wg_tile = self.epilogue, self.wg_tile
-        if e.tma_loads:
-            e.tma_loads.wait(wg_tile, self.index)
-        uses_registers_per_column = bool(self.graph.operands) or any(x.axis == "m" for x in e.reductions)
+        tile, wg_tile = self.tile, self.wg_tile
+        if tile.tma_loads:
+            tile.tma_loads.wait(self.index)
+        uses_registers_per_column = bool(self.graph.operands) or any(x.reduction.axis == "m" for x in tile.reductions)
         max_n8 = MAX_N8_AT_ONCE_ROW_FUNCTIONS if self._row_function_nodes else MAX_N8_AT_ONCE
         n8_per_range = N8_PER_RANGE if uses_registers_per_column and self.n8_count > max_n8 else self.n8_count
         n8_ranges = [
@@ -93,26 +93,24 @@ class EpilogueSubtile:
             self.row_functions[i] = self._compute_row_function(i, n8_ranges)
         for first, stop in n8_ranges:
             # An opaque always-true condition: the branch stops ptxas from interleaving the ranges and spilling.
-            if e.reductions:
+            if tile.reductions:
                 current_builder().comment("always true: keeps ptxas from interleaving these columns with the next ones")
             always_true = wg_tile.problem_n - wg_tile.work.n > self.index * self.n8_count + (first - ALWAYS_TRUE_MARGIN)
-            with current_builder().when(always_true) if e.reductions else nullcontext():
+            with current_builder().when(always_true) if tile.reductions else nullcontext():
                 self._compute(first, stop)
-        for index, scales in e.scale_stores:
+        for index, scales in self.epilogue.scale_stores:
             quantized = self.row_functions[self.graph.nodes[index].inputs[0]]
             assert isinstance(quantized, QuantizeRows)
             scales.write(self.wg_tile, self.epi_m, self.column, quantized.scales)
 
     def _compute(self, first: int, stop: int) -> None:
         """Compute and write the groups of 8 columns from `first` to `stop`."""
-        e = self.epilogue
-        for reduction in e.reductions:
-            reduction.begin_subtile(first // reduction.columns_per_value, (stop - first) // reduction.columns_per_value)
+        reductions = [reduction.begin_range(first, stop) for reduction in self.tile.reductions]
         self._load_operands([r.node for r in self.graph.results], first, stop)
         with current_builder().unroll(first, stop, self.n8_per_step, name="n8") as n8:
-            self._write_results(n8)
-        for reduction in e.reductions:
-            reduction.end_subtile(self.wg_tile, self.epi_m, self.column // reduction.columns_per_value)
+            self._write_results(n8, reductions)
+        for reduction in reductions:
+            reduction.end(self.epi_m, self.column)
 
     def _load_operands(self, roots: Iterable[int], first: int, stop: int) -> None:
         """Load the operands that the nodes `roots` need, in the groups of 8 columns from `first` to `stop`.
@@ -136,15 +134,12 @@ class EpilogueSubtile:
 
     def _load_operand(self, name: str, columns_per_value: int, first: int, stop: int) -> fragment.LoadPair:
         """Load an operand's elements in the subtile's groups of 8 columns from `first` to `stop`."""
-        e = self.epilogue
-        x, first_n8, count = e.inputs.get(name), first // columns_per_value, (stop - first) // columns_per_value
-        if isinstance(x, ScalarBroadcast):
-            return partial(_scalar_pair, x, self.wg_tile, self.epi_m)
-        if x is not None:
-            pair = x.load_fragment(self.wg_tile, self.epi_m, (self.column + first * 8) // columns_per_value, count)
+        tile, first_n8, count = self.tile, first // columns_per_value, (stop - first) // columns_per_value
+        if x := tile.inputs.get(name):
+            pair = x.load_fragment(self.epi_m, (self.column + first * 8) // columns_per_value, count)
         else:
-            assert e.tma_loads
-            pair = e.tma_loads.load_fragment(name, self.wg_tile, self.index, first_n8, count)
+            assert tile.tma_loads
+            pair = tile.tma_loads.load_fragment(name, self.index, first_n8, count)
         return partial(_pair_in_range, pair, first_n8)
 
     def _visit_coord(self, n8: Value, columns_per_value: int) -> VisitCoord:
@@ -189,7 +184,7 @@ class EpilogueSubtile:
                 registers = self.accumulator.fragments[self.epi_m]  # nothing else reads the accumulator any more
             first_register, stride = (self.column // 2, columns_per_value) if registers else (0, 1)
             row_fragment = RowFragment(self.n8_count // columns_per_value, registers, first_register, stride)
-        row_function: QuantizeRows | TopKSoftmax = ROW_FUNCTIONS[node.op](node, row_fragment)
+        row_function = ROW_FUNCTIONS[node.op]
         for first, stop in n8_ranges:
             self._load_operands([source], first, stop)
             with k.unroll(first, stop, self.n8_per_step, name="n8") as n8:
@@ -205,15 +200,14 @@ class EpilogueSubtile:
                             row_function.masked_value,
                         )
         self.row_fragments[source] = row_fragment
-        row_function.compute()
-        return row_function
+        return row_function(node, row_fragment)
 
-    def _write_results(self, n8: Value) -> None:
+    def _write_results(self, n8: Value, reductions: list[RangeReduction]) -> None:
         """Write all results of one step: `self.n8_per_step` groups of 8 columns, from group `n8` on."""
-        e, wg_tile, values = self.epilogue, self.wg_tile, self._evaluate_at(n8)
+        e, values = self.epilogue, self._evaluate_at(n8)
         tiles = dict(e.plan.stores)
         for r in self.graph.results:
-            if r.name in tiles and e.stores and r.dtype:
+            if r.name in tiles and r.dtype:
                 coord = self._visit_coord(n8, e.result_dims[r.name].columns_per_value)
                 buffer = self.buffers[r.name]
                 for first in range(0, coord.n8_in_step, 2):
@@ -233,13 +227,13 @@ class EpilogueSubtile:
                         pair,
                         pack,
                     )
-        for reduction in e.reductions:
-            index = self.graph.nodes[reduction.result.node].inputs[0]
-            coord = self._visit_coord(n8, reduction.columns_per_value)
+        for x in reductions:
+            index = self.graph.nodes[x.reduction.result.node].inputs[0]
+            coord = self._visit_coord(n8, x.reduction.columns_per_value)
             for n8_offset in range(coord.n8_in_step):
-                for row_half in range(reduction.halves):
-                    reduction.add(wg_tile, coord, n8_offset, row_half, values.pair(index, n8_offset, row_half))
-            reduction.fence()
+                for row_half in range(x.reduction.halves):
+                    x.add(coord, n8_offset, row_half, values.pair(index, n8_offset, row_half))
+            x.fence()
 
 
 def _accumulator_pair(
@@ -265,13 +259,6 @@ def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, row_half: int) 
 
 def _scale_pair(quantized: QuantizeRows, n8_offset: int, row_half: int) -> tuple[Value, Value]:
     return quantized.scales[row_half], quantized.scales[row_half]
-
-
-def _scalar_pair(
-    x: ScalarBroadcast, wg_tile: WarpgroupTile, epi_m: Value, n8: Value, row_half: int
-) -> tuple[Value, Value]:
-    value = x.element(wg_tile, epi_m, row_half)
-    return value, value
 
 
 def _value_pair(values: Evaluation, node: int, first: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:

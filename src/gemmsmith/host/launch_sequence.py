@@ -12,6 +12,7 @@ from gemmsmith.core.graph import Result, reduced_dims
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Problem
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.reductions import (
     PartialsShape,
@@ -55,11 +56,14 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
             kernel = replace(packing, chip=spec.chip).make_kernel()
             packing_launches.append(Launch.from_kernel(kernel, BoundPacking(packing, operand_pointers[i], workspace)))
             operand_pointers[i], workspace = workspace, workspace + align_scratch(packing.bytes)
-    residuals = tuple(
-        (packing.packed, pointer) for packing, pointer in zip(residual_packings, operand_pointers[2:], strict=True)
-    )
+    others = {
+        f"{name}_residual": (packing.packed, pointer)
+        for name, packing, pointer in zip("ab", residual_packings, operand_pointers[2:], strict=False)
+    }
+    for name in binding.design.arrays if binding.design else ():
+        others[name] = binding.arrays[name], Pointer(operand_argument(name))
     bound = BoundProblem.from_problem(
-        with_packed_operands(problem, spec.config), operand_pointers[0], operand_pointers[1], binding.arrays, residuals
+        with_packed_operands(problem, spec.config), operand_pointers[0], operand_pointers[1], binding.arrays, others
     )
     kernel = build(spec)
     gemm = Launch.from_kernel(kernel, bound, workspace)

@@ -396,6 +396,10 @@ def run_reference(binding: Binding) -> None:
     """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
     from gemmsmith.backends.reference.run import run
 
+    if binding.design and (binding.design.shapes or binding.design.arrays):
+        raise ArgumentError(
+            f'backend: got "reference" for the design {binding.design.name}, which it cannot compute; use "sim"'
+        )
     is_3xtf32 = binding.problem.is_3xtf32
     run(binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity, is_3xtf32=is_3xtf32)
 

@@ -19,7 +19,7 @@ from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Value
-from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
+from gemmsmith.tile_scheduler.stream_k import MakeScheduler, make_tile_scheduler
 from gemmsmith.tile_scheduler.tiles import TileScheduler
 
 SETMAXNREG = {2: (40, 232), 3: (32, 160)}
@@ -28,11 +28,11 @@ SETMAXNREG = {2: (40, 232), 3: (32, 160)}
 With one consumer the 255 registers per thread at launch are enough."""
 
 
-def cooperative(k: Builder, spec: KernelSpec) -> None:
+def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = make_tile_scheduler) -> None:
     """Record the kernel: persistent; stores overlap with the next tile's mainloop."""
     consumers = spec.config.consumers
     producer_registers, consumer_registers = SETMAXNREG.get(consumers, (None, None))
-    scheduler = make_tile_scheduler(spec)
+    scheduler = make_scheduler(spec)
     mainloop = TmaMainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
     scales = BlockScales(spec)  # after the buffers with stricter alignment
@@ -78,14 +78,14 @@ def consumer_loop(
     """Record a consumer warpgroup."""
     warpgroup_row = (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
     consumer = WgmmaMainloop(spec, mainloop, warpgroup_row)
-    epilogue.start(warpgroup, warpgroup_row)
+    warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
     with scheduler.tile_loop() as tile:
-        epilogue.load(tile)
+        tile_epilogue = warpgroup_epilogue.load(tile)
         consumer.clear_if_empty(tile)
         consumer.mma(tile)
         consumer.mma_tail(tile)
-        epilogue.store(consumer.accumulator, tile)
-    epilogue.finish()
+        tile_epilogue.store(consumer.accumulator)
+    warpgroup_epilogue.finish()
 
 
 def promoted_consumer_loop(
@@ -134,12 +134,12 @@ def promoted_consumer_loop(
         scales.skip(scheduler.k_tiles, tiles)
         next_stage_is_full.set(False)
 
-    epilogue.start(warpgroup, warpgroup_row)
+    warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
     if order:
         order.prime(warpgroup)
         skip_peer_tiles(warpgroup)
     with scheduler.tile_loop(2, warpgroup) if order else scheduler.tile_loop() as tile:
-        epilogue.load(tile)
+        tile_epilogue = warpgroup_epilogue.load(tile)
         promotion.begin_tile(tile)
         if order and k_tiles_remaining:
             k_tiles_remaining.set(tile.k_tiles)
@@ -154,8 +154,8 @@ def promoted_consumer_loop(
                 multiply_k_tiles(1)
         if order:
             skip_peer_tiles(1)
-        epilogue.store(promotion.accumulator, tile)
-    epilogue.finish()
+        tile_epilogue.store(promotion.accumulator)
+    warpgroup_epilogue.finish()
 
 
 register_design(Design(

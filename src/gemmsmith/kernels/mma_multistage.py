@@ -33,9 +33,9 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
         if spec.promoted:
             accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns, "promoted_accumulator")
         fragments = (Tf32x3Fragments if spec.promoted else Fragments)(spec, warpgroup_column)
-        epilogue.start(warpgroup, 0, warpgroup_column)
+        warpgroup_epilogue = epilogue.start(warpgroup, 0, warpgroup_column)
         with scheduler.tile_loop() as tile:
-            epilogue.load(tile)
+            tile_epilogue = warpgroup_epilogue.load(tile)
             for each in dict.fromkeys((mma_accumulator, accumulator)):
                 each.clear()
             fragments.load_first_group(mainloop.stage())
@@ -54,9 +54,9 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
                     if spec.promoted:
                         with k.when(group == fragments.mma_groups - 1):
                             mma_accumulator.add_into_and_clear(accumulator)
-            epilogue.store(accumulator, tile)
+            tile_epilogue.store(accumulator)
         mainloop.drain()
-        epilogue.finish()
+        warpgroup_epilogue.finish()
 
 
 register_design(Design(

@@ -40,19 +40,19 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             promoted_consumer_loop(k, spec, scheduler, mainloop, scales, epilogue, warpgroup, order)
             return
         consumer = WgmmaMainloop(spec, mainloop, warpgroup_row=0)
-        epilogue.start(warpgroup, 0)
+        warpgroup_epilogue = epilogue.start(warpgroup, 0)
         order.prime(warpgroup)
         consumer.read.skip(warpgroup * scheduler.k_tiles)
         with scheduler.tile_loop(step=2, first=warpgroup) as tile:
-            epilogue.load(tile)
+            tile_epilogue = warpgroup_epilogue.load(tile)
             consumer.clear_if_empty(tile)
             order.wait(warpgroup)
             consumer.mma(tile)
             order.arrive(warpgroup)
             consumer.mma_tail(tile)
             consumer.read.skip(tile.k_tiles)
-            epilogue.store(consumer.accumulator, tile)
-        epilogue.finish()
+            tile_epilogue.store(consumer.accumulator)
+        warpgroup_epilogue.finish()
 
 
 register_design(Design(

@@ -32,9 +32,9 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
         warpgroup_column = (warpgroup * spec.warpgroup_columns).named("warpgroup_column")
         accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
         fragments, zero = SimtFragments(spec, warpgroup), Constant(I32, 0)
-        epilogue.start(warpgroup, 0, warpgroup_column)
+        warpgroup_epilogue = epilogue.start(warpgroup, 0, warpgroup_column)
         with scheduler.tile_loop() as tile:
-            epilogue.load(tile)
+            tile_epilogue = warpgroup_epilogue.load(tile)
             accumulator.clear()
             k.comment("mainloop")
             if fragments.double_buffered:
@@ -56,9 +56,9 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
                     with k.when(kk == 0):
                         mainloop.copy_k_tile()
             fragments.unpermute_lanes(accumulator)
-            epilogue.store(accumulator, tile)
+            tile_epilogue.store(accumulator)
         mainloop.drain()
-        epilogue.finish()
+        warpgroup_epilogue.finish()
 
 
 register_design(Design(

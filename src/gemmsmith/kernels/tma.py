@@ -39,18 +39,18 @@ def tma(k: Builder, spec: KernelSpec) -> None:
                     mainloop.load(write, tile, k_tile)
                 write.advance()
 
-        epilogue.start(warpgroup, warpgroup_row)
+        warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
         with scheduler.tile_loop() as tile:
-            epilogue.load(tile)
+            tile_epilogue = warpgroup_epilogue.load(tile)
             with mainloop.remaining_k_tile_loop(tile, lookahead) as k_tile:
                 load_k_tile(tile, k_tile)
             consumer.clear_if_empty(tile)
             consumer.mma(tile, after_k_tile=lambda tile, k_tile: load_k_tile(tile, k_tile + lookahead))
             consumer.mma_tail(tile)
-            epilogue.store(consumer.accumulator, tile)
+            tile_epilogue.store(consumer.accumulator)
         with k.when(is_producer):
             mainloop.tail(write)
-        epilogue.finish()
+        warpgroup_epilogue.finish()
 
 
 register_design(Design(

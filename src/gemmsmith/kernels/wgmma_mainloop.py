@@ -37,7 +37,7 @@ class WgmmaMainloop:
         k = current_builder()
         k.comment("mainloop")
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
-            self._loads.pipeline.consumer_wait(self.read)
+            self._loads.consumer_wait(self.read)
             a, b = self._loads.stage(self.read)
             self.accumulator.multiply(a.rows(*self._rows), b, accumulate=k_tile > 0)
             self.accumulator.wait(pending=1)

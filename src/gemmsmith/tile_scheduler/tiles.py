@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from gemmsmith import hw
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.operand import Role
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.cluster import CLUSTER_PERMUTATION, MAX_CLUSTERS
@@ -48,18 +49,22 @@ class Split:
 
 @dataclass(frozen=True)
 class OperandCoord:
-    """Coordinates of a tile's first element in an operand, seen as (M or N) x K: its row, and its batch."""
+    """Coordinates of a tile's first element in the operands of a role, seen as (M or N) x K."""
 
     mn: Value
+    """The row."""
     batch: Value
+    k_begin: Value | None = None
+    """The element of K at which k-tile 0 begins; None: 0. With TMA a multiple of 16 bytes."""
 
 
 @dataclass(frozen=True)
 class WorkTile:
     """A tile of a CTA, or its split of one: where it begins, and which k-tiles it sums."""
 
-    operands: tuple[OperandCoord, ...]
-    """Coordinates of the first elements of the CTA's tiles of A and B."""
+    a: OperandCoord
+    """Coordinates of the first elements of the CTA's tiles of A, and of other operands with A's role."""
+    b: OperandCoord
     m: Value
     """The first row of D, in elements."""
     n: Value
@@ -71,8 +76,14 @@ class WorkTile:
     """The k-tiles are summed from the last to the first."""
     has_next: Value | None = None
     """The CTA has another tile after this one. None for TileScheduler.first_work_tile."""
+    m_end: Value | None = None
+    """The first row of D after m that is not this tile's, because its group ends; None: D's extent. See Design."""
     is_full_wave: Value | None = None
     """All clusters have a tile in this wave. None if tiles may be split."""
+
+    def coord(self, role: Role) -> OperandCoord:
+        """Return the coordinates of the operands of a role."""
+        return self.a if role == "a" else self.b
 
     def k_tile_index(self, k_tile: Value) -> Value:
         """Return the index along the GEMM's K of the k-tile that is summed as number `k_tile`."""
@@ -223,7 +234,10 @@ class TileScheduler:
             yield k_tile
 
     def first_work_tile(self) -> WorkTile | None:
-        """Return the work of `tile_loop`'s first iteration, or None if that takes long to compute."""
+        """Return the work of `tile_loop`'s first iteration, whose first k-tiles the prologue loads.
+
+        None if it takes long to compute, or reads memory: arrays may only be read after `hw.grid_dependency_wait`.
+        """
         return self._first_work_tile(self.k_tiles)
 
     def _first_work_tile(self, k_tiles: Value, split: Split | None = None) -> WorkTile:
@@ -242,8 +256,7 @@ class TileScheduler:
         batch, m, n = current_builder().call(
             "tile_coordinates", self._tile_coordinates, index, parameter_names=["cluster_tile"]
         )
-        operands = OperandCoord(m, batch), OperandCoord(n, batch)
-        return WorkTile(operands, m, n, batch, k_tiles, split, reverse_k)
+        return WorkTile(OperandCoord(m, batch), OperandCoord(n, batch), m, n, batch, k_tiles, split, reverse_k)
 
     def _tile_coordinates(self, index: Value) -> list[Value]:
         """Return the batch of a cluster's tile `index`, and element (m, n) at which this CTA's tile in it begins."""

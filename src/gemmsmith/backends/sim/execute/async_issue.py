@@ -107,6 +107,7 @@ class AsyncIssuer(AsyncGroups):
             )
             clock.join_executed_events(other)
             clock.completed_bits &= other.completed_bits
+            clock.fenced_bits &= other.fenced_bits
         return clock
 
     def _record(
@@ -116,7 +117,7 @@ class AsyncIssuer(AsyncGroups):
         group, operation = self.group, in_flight.operation
         cta = group.peer(access.rank)
         label = f"{'write' if write else 'read'} of {operation.label}"
-        event = Event(-1, 0, in_flight.bits[write], label, group.title, group.location)
+        event = Event(-1, 0, in_flight.bits[write], label, group.title, group.location, proxy=operation.proxy)
         if lanes:
             event.warp = lanes.warp
             event.lanes = LaneAccesses(access.addresses & OFFSET_MASK, access.width, lanes.thread_indices)

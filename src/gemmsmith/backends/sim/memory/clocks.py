@@ -31,25 +31,28 @@ class VectorClock:
     - MBARRIER_INIT_FENCED: if mbarrier inits, have been made visible to the cluster by a fence;
     - EXECUTED: have been executed, whether or not their accesses are visible.
 
-    `completed_bits` has the bits of the asynchronous operations that have completed.
+    `completed_bits` has the bits of the asynchronous operations that have completed, `fenced_bits` of those that had
+    when a proxy fence was executed later: what cp.async writes, the async proxy sees after a fence only.
     """
 
-    __slots__ = ("completed_bits", "event_counts")
+    __slots__ = ("completed_bits", "event_counts", "fenced_bits")
 
     def __init__(self, num_agents: int) -> None:
         self.event_counts = np.zeros((4, num_agents), np.int32)
-        self.completed_bits = 0
+        self.completed_bits = self.fenced_bits = 0
 
     def copy(self) -> VectorClock:
         """Return a copy."""
         clock = VectorClock.__new__(VectorClock)
-        clock.event_counts, clock.completed_bits = self.event_counts.copy(), self.completed_bits
+        clock.event_counts = self.event_counts.copy()
+        clock.completed_bits, clock.fenced_bits = self.completed_bits, self.fenced_bits
         return clock
 
     def join(self, other: VectorClock) -> None:
         """Join all rows and completed bits of another clock."""
         np.maximum(self.event_counts, other.event_counts, out=self.event_counts)
         self.completed_bits |= other.completed_bits
+        self.fenced_bits |= other.fenced_bits
 
     def join_executed_events(self, other: VectorClock) -> None:
         """Join the EXECUTED and MBARRIER_INIT_FENCED rows: implied by synchronization at too narrow a scope, too."""
@@ -139,6 +142,7 @@ class Warp:
         counts[EXECUTED, column] = min(counts[EXECUTED, column], self.converged_counts[slot])
         np.maximum(clock.event_counts, counts, out=clock.event_counts)
         clock.completed_bits |= clock_then.completed_bits
+        clock.fenced_bits |= clock_then.fenced_bits
 
     def converge(self) -> None:
         """Record that all lanes execute an instruction together."""
@@ -211,6 +215,8 @@ class Warp:
     def fence_proxy(self, row: int, lanes: int) -> None:
         """Mark earlier writes (mbarrier inits) as visible to the async proxy (the cluster); `row`: which of the two."""
         acting = self.agent(lanes)
+        if row == ASYNC_PROXY_FENCED:
+            acting.clock.fenced_bits |= acting.clock.completed_bits
         if lanes == ALL_LANES:  # includes accesses of subsets before the last __syncwarp
             counts = acting.clock.event_counts
             counts[row, self.agent_slice] = np.maximum(

@@ -9,6 +9,7 @@ import numpy as np
 from gemmsmith.backends.sim.memory.clocks import ASYNC_PROXY_FENCED, HAPPENS_BEFORE, VectorClock, Warp
 from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 from gemmsmith.lang.location import SourceLocation
+from gemmsmith.machine import Proxy
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Event:
 
     `bits`: the operation's bits in a clock once it has completed. `row`: the row of a clock that orders the event.
     `warp`, `lanes`: set for accesses by threads. `strong`: (scope, CTA) of a strong access (atomic, relaxed, acquire,
-    release). `is_read`: whether it only reads.
+    release). `is_read`: whether it only reads. `proxy`: the one that an operation writes through.
     """
 
     agent: int
@@ -54,6 +55,7 @@ class Event:
     lanes: LaneAccesses | None = None
     strong: tuple[ScopeLevel, HasClusterRank] | None = None
     is_read: bool = False
+    proxy: Proxy = "generic"
 
     def happens_before(self, clock: VectorClock) -> bool:
         """Return whether this event happens before the events at `clock`."""
@@ -83,8 +85,10 @@ class Event:
         return min(scope, other_scope) >= narrowest_common_scope(cta, other_cta)
 
     def visible_to_async(self, clock: VectorClock) -> bool:
-        """Return whether this write, if an ordinary one, has been made visible to the async proxy by a fence."""
-        return self.agent < 0 or clock.event_counts.item(ASYNC_PROXY_FENCED, self.agent) >= self.count
+        """Return whether this write is visible to the async proxy: through it, or fenced since."""
+        if self.agent < 0:
+            return self.proxy == "async" or clock.fenced_bits & self.bits == self.bits
+        return clock.event_counts.item(ASYNC_PROXY_FENCED, self.agent) >= self.count
 
     def __str__(self) -> str:
         return f"{self.label} by {self.issuer} ({self.location})"

@@ -131,7 +131,8 @@ class _Check:
             return
         kind = "write after write" if self.write else "read after write"
         if self._check_ordered(writer, cells, kind) and self.is_async and not writer.visible_to_async(self.clock):
-            message = f"{self.event} of {self.name} after {writer} without fence.proxy.async by the writer"
+            when = "after its completion" if writer.agent < 0 else "by the writer"
+            message = f"{self.event} of {self.name} after {writer} without fence.proxy.async {when}"
             report("missing proxy fence", message, self.event.location, writer.location)
 
     def _check_strong(self, state: CellState, cells: np.ndarray) -> None:

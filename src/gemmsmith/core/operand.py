@@ -1,0 +1,36 @@
+"""The operands of a mainloop, as values: which matrix each is, and which tile of it a stage holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gemmsmith.core.problem import OperandFn
+from gemmsmith.core.tile import Tile
+
+Role = Literal["a", "b"]
+"""Whose rows an operand has, seen as (M or N) x K: those of A are D's rows, those of B are D's columns."""
+
+
+@dataclass(frozen=True)
+class MmaOperand:
+    """An operand of the mainloop, a tile of which is multiplied per k-tile.
+
+    A mainloop may have several operands of one role, such as the weights of a gate and of its linear half, whose tiles
+    lie side by side in a stage.
+
+    Attributes:
+        name: Prefix of its kernel arguments.
+        role: Whether its rows are those of A or those of B.
+        tile: Its tile in a stage: dtype in memory, extents, major-ness.
+        source: Returns its matrix, with extents and a batch of its own, as (M or N) x K, and its Pointer.
+        evict: L2 eviction policy of its loads: "first", "normal" or "last".
+        residual: Returns the matrix of its TF32 residuals x - tf32(x) and its Pointer; None without 3xTF32.
+    """
+
+    name: str
+    role: Role
+    tile: Tile
+    source: OperandFn
+    evict: str = "normal"
+    residual: OperandFn | None = None

@@ -1,0 +1,177 @@
+"""How a tile's results leave shared memory, group of subtiles by group, and the hazards on the buffers in between.
+
+The results of a group are written to a buffer by all threads of a warpgroup and stored from there: by TMA, by threads,
+or both (some results one way, some the other); with alias_epilogue the buffers are the mainloop's stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+from gemmsmith import hw
+from gemmsmith.core.mma import THREADS_PER_WARPGROUP
+from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
+from gemmsmith.epilogue.inputs import SubtileCoord, TileAuxLoad, WarpgroupTile
+from gemmsmith.epilogue.outputs import Stores
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import I32
+from gemmsmith.lang.values import Constant, Value
+
+
+class StoreGroup:
+    """The `index`-th group of a tile's subtiles, which share a buffer; the last group may have fewer."""
+
+    def __init__(self, plan: EpiloguePlan, stores: Stores | None, wg_tile: WarpgroupTile, index: Value) -> None:
+        self.index, self._plan, self._stores, self._wg_tile = index, plan, stores, wg_tile
+        self._only_subtile = self._coord(Constant(I32, 0)) if plan.subtiles_per_store == 1 else None
+
+    @contextmanager
+    def subtiles(self) -> Iterator[SubtileCoord]:
+        """Loop over the subtiles."""
+        k, plan = current_builder(), self._plan
+        if self._only_subtile:
+            yield self._only_subtile
+            return
+        with k.unroll(plan.subtiles_per_store, name="subtile" if plan.store_groups == 1 else "subtile_in_group") as i:
+            is_subtile = self.index * plan.subtiles_per_store + i < plan.subtiles
+            with k.when(is_subtile) if plan.subtiles % plan.subtiles_per_store else nullcontext():
+                yield self._coord(i)
+
+    def _coord(self, i: Value) -> SubtileCoord:
+        plan = self._plan
+        subtile = (self.index * plan.subtiles_per_store + i).with_name_hint("subtile")
+        epi_m: Value = Constant(I32, 0)
+        epi_n = subtile
+        if plan.subtiles_m > 1:
+            epi_m, epi_n = (subtile // plan.subtiles_n).named("epi_m"), subtile % plan.subtiles_n
+        index = (self.index % plan.store_stages * plan.subtiles_per_store + i).named("buffer_index")
+        buffers = self._stores.subtile_buffers(self._wg_tile, index) if self._stores else {}
+        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("subtile_column"), buffers)
+
+
+@dataclass(frozen=True)
+class NoStores:
+    """The results are reductions only, which need no buffer. `leader` is the thread that issues TMA copies."""
+
+    plan: EpiloguePlan
+    wg_tile: WarpgroupTile
+    barrier: Value
+    leader: Value
+    tma_loads: TileAuxLoad | None
+
+    def begin_tile(self) -> None:
+        """Close the hazard of reads of the broadcast operands before they are written."""
+        if self.plan.broadcasts:
+            self._sync("wait until all threads have written the broadcast operands")
+
+    def begin_group(self, group: StoreGroup) -> None:
+        """Do nothing: no buffer is written."""
+
+    def end_group(self, group: StoreGroup) -> None:
+        """Close the hazard of writes, by loads or by the next tile, before the subtiles' operands are read."""
+        if self.tma_loads:
+            self._sync("wait until all threads have read the buffer that is loaded next")
+            with current_builder().when(self.leader):
+                self.tma_loads.refill_stage(group.index)
+        elif self.plan.broadcasts:  # without loads there is one group
+            self._sync("wait until all threads have read the broadcast operands, which the next tile overwrites")
+
+    def end_tile(self) -> None:
+        """Do nothing: `end_group` has waited."""
+
+    def _sync(self, hazard: str) -> None:
+        current_builder().comment(hazard)
+        hw.barrier_sync(self.barrier, THREADS_PER_WARPGROUP)
+
+
+@dataclass(frozen=True)
+class ThreadStores(NoStores):
+    """All threads store the results. The barriers of a group also separate accesses to the broadcast operands."""
+
+    stores: Stores
+
+    def begin_tile(self) -> None:
+        """Do nothing: `begin_group` waits for the broadcast operands too."""
+
+    def begin_group(self, group: StoreGroup) -> None:
+        """Close the hazard of writes to the buffer before its previous store has read it."""
+        self._sync("wait until the buffer may be overwritten: its previous store has read it")
+
+    def end_group(self, group: StoreGroup) -> None:
+        """Close the hazard of stores that read the buffer before it is written."""
+        self._sync("wait until all threads have written the buffer that is stored next")
+        with current_builder().when(self.leader):
+            self.issue(group)
+        if self.stores.arrays_without_tma:
+            with group.subtiles() as coord:
+                self.stores.store_with_threads(self.wg_tile, coord)
+
+    def issue(self, group: StoreGroup) -> None:
+        """Issue what the leader does after the group's subtiles: a store group has one subtile if there are loads."""
+        if self.tma_loads:
+            self.tma_loads.refill_stage(group.index)
+
+    def wait_read(self) -> None:
+        """Close the hazard of TMA writes to the buffers before this thread's reads of them."""
+        if self.stores.arrays_without_tma:
+            hw.fence_proxy_async()
+
+
+@dataclass(frozen=True)
+class TmaStores(ThreadStores):
+    """The leader issues the TMA stores of a group, which drain while the next subtiles are computed."""
+
+    def begin_group(self, group: StoreGroup) -> None:
+        """Close the hazard of writes to the buffer before its TMA store has read it."""
+        with current_builder().when(self.leader):
+            self.stores.acquire(group.index, self.plan.store_groups)
+        super().begin_group(group)
+
+    def end_group(self, group: StoreGroup) -> None:
+        """Close the hazard of TMA stores, in the async proxy, that read the buffer before it is written."""
+        hw.fence_proxy_async()
+        super().end_group(group)
+
+    def issue(self, group: StoreGroup) -> None:
+        """Issue the group's TMA stores too."""
+        with group.subtiles() as coord:
+            self.stores.issue(self.wg_tile, coord)
+        hw.bulk_commit()
+        super().issue(group)
+
+    def wait_read(self) -> None:
+        """Close the hazard of writes to the buffers before the TMA stores have read them."""
+        with current_builder().when(self.leader):
+            hw.bulk_wait_read(0)
+        super().wait_read()
+
+
+@dataclass(frozen=True)
+class AliasedStores:
+    """Stores from buffers that alias the mainloop's stages; all warpgroups wait for one another at `barrier`."""
+
+    stores: ThreadStores
+    barrier: int
+    threads: int
+
+    def begin_tile(self) -> None:
+        """Close the hazard of writes to the buffers before another warpgroup's wgmma has read the stages."""
+        current_builder().comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
+        hw.barrier_sync(self.barrier, self.threads)
+
+    def begin_group(self, group: StoreGroup) -> None:
+        """Close the hazard of the other groups; `begin_tile` has closed that of the first."""
+        if self.stores.plan.store_groups > 1:
+            with current_builder().when(group.index > 0):
+                self.stores.begin_group(group)
+
+    def end_group(self, group: StoreGroup) -> None:
+        """Store the group."""
+        self.stores.end_group(group)
+
+    def end_tile(self) -> None:
+        """Close the hazard of the next loads into the stages, which the warp then releases."""
+        self.stores.wait_read()
+        hw.sync_warp()
