@@ -122,7 +122,7 @@ def shapes_of(rows: list[Row]) -> dict[Shape, list[Row]]:
 
 def is_candidate(shape: Shape, config: Config) -> bool:
     """Return whether a plan leaves a config of the table its stages."""
-    return fit_stages(config, gemmsmith.plan(*specs(shape), config=config).spec) == config
+    return fit_stages(gemmsmith.plan(*specs(shape), config=config).spec) == config
 
 
 def enter(sweep: Path, table: Path) -> None:

@@ -62,8 +62,8 @@ def test_the_largest_tiles_leave_a_quarter_to_the_epilogue() -> None:
 def test_results_in_the_stages_leave_at_once_and_make_room() -> None:
     config = Config(tile=(256, 192, 64), cluster=(1, 2), stages=4, alias_epilogue=True)
     assert plan_epilogue(spec(config)).store_groups == 1
-    assert stages_that_fit(config.replace(stages=9), EPILOGUE, spec(config).stage_bytes) == 4
-    assert stages_that_fit(config.replace(stages=9, alias_epilogue=False), EPILOGUE, spec(config).stage_bytes) == 3
+    assert stages_that_fit(spec(config.replace(stages=9))) == 4
+    assert stages_that_fit(spec(config.replace(stages=9, alias_epilogue=False))) == 3
 
 
 @pytest.mark.parametrize("gated", [False, True])

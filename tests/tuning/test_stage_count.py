@@ -64,8 +64,8 @@ def test_stages_that_fit_stay(n: int, strides: str) -> None:
     b = Spec((520, 1000), "fp16", (1000, 1) if strides[1] == "n" else (1, 520))
     p = bind(Request(a, b)).problem
     config = Config(tile=(64, n, 64), cluster=(1, 1), consumers=1, stages=16)
-    once = fit_stages(config, KernelSpec.from_problem(p, config))
-    assert fit_stages(once, KernelSpec.from_problem(p, once)) == once
+    once = fit_stages(KernelSpec.from_problem(p, config))
+    assert fit_stages(KernelSpec.from_problem(p, once)) == once
     assert gemmsmith.plan(a, b, config=once).source
     if n == 8:
         assert once.stages == 16

@@ -199,7 +199,7 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
 
         config = complete_config(replace(config, **fixed), fixed_fields, fp16=choices["accumulate"] == "fp16")
         if "stages" not in fixed:
-            config = fit_stages(config, Plan(replace(request, config=config)).spec)
+            config = fit_stages(Plan(replace(request, config=config)).spec)
     return Plan(replace(request, config=config)), (m, n, k)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import gcd
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from gemmsmith.core.mma import (
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale, operand_getter
 from gemmsmith.core.rules import check_config, fills_swizzle_rows
-from gemmsmith.core.tile import Tile
+from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
 
 SCALES_PER_TMA_BOX = 4
 """Block scales (k-tiles) per TMA box along K: 4 fp32 = 16 bytes, TMA's minimum."""
@@ -272,7 +272,7 @@ class KernelSpec:
         rows, columns = self.config.cluster
         return columns, rows
 
-    @property
+    @cached_property
     def stage_bytes(self) -> int:
         """Bytes of shared memory of one stage of a CTA, the peers' multicast slices included."""
         return sum(tile.bytes + tile.k * self.design.mma_op.k_padding_bytes for tile in self.tiles)
@@ -333,7 +333,13 @@ class KernelSpec:
         """Columns of a tile that one warpgroup reduces and stores."""
         return self.warpgroup_columns // self.num_reducing_ctas
 
-    @property
+    def mainloop_bytes(self, stages: int) -> int:
+        """Return the bytes of shared memory of `stages`, of their scales and barriers, and of the cluster reduction."""
+        reduction = self.cluster_reduction_bytes
+        barriers = SWIZZLE_ALIGNMENT_BYTES * (reduction > 0)  # the cluster reduction's, up to the next swizzled tile
+        return stages * (self.stage_bytes + BARRIER_PAIR_BYTES) + self.scale_bytes(stages) + reduction + barriers
+
+    @cached_property
     def cluster_reduction_bytes(self) -> int:
         """Bytes of shared memory for the cluster reduction of split-K partial sums."""
         registers = self.accumulator_registers // self.num_reducing_ctas * self.config.consumers

@@ -16,6 +16,8 @@ SECTOR_BYTES = 32
 """L2 sector."""
 ATOM_ROWS = 8
 """A swizzle atom is 8 rows of `swizzle` bytes."""
+SWIZZLE_ALIGNMENT_BYTES = ATOM_ROWS * LINE_BYTES
+"""Alignment of tiles with the widest swizzle in shared memory."""
 
 
 def swizzle_bits(swizzle: int) -> int:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import N8_COLUMNS, WGMMA_M, Major
-from gemmsmith.core.spec import BARRIER_PAIR_BYTES, EpilogueSpec, KernelSpec, num_reducing_ctas
-from gemmsmith.core.tile import Tile
+from gemmsmith.core.spec import BARRIER_PAIR_BYTES, EpilogueSpec, KernelSpec
+from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
 from gemmsmith.graph.source_location import epilogue_error
 
 MAX_TILE_N = 256
 """Maximum columns of a tile: the maximum N of a wgmma (PTX ISA)."""
-SWIZZLE_ALIGNMENT_BYTES = 1024
-"""Alignment of swizzled tiles in shared memory: 8 rows of 128 bytes, after which the 128-byte swizzle repeats."""
 TMA_ROW_ALIGNMENT_BYTES = 16
 """Bytes of which a TMA box's rows are a multiple (CUDA driver API, cuTensorMapEncodeTiled)."""
 MAX_LOAD_STAGES = 8
@@ -148,11 +145,8 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
         if r.name in graph.matrix_result_names and r.dtype
     ]
     broadcasts = _broadcast_sizes(graph, n, spec.warpgroup_rows)
-    stages = config.stages * (spec.stage_bytes + BARRIER_PAIR_BYTES) + spec.scale_bytes(config.stages)
-    free = spec.chip.max_shared_bytes_per_cta - stages - spec.cluster_reduction_bytes
-    free -= SWIZZLE_ALIGNMENT_BYTES * (spec.cluster_reduction_bytes > 0)  # barriers of the cluster reduction
-    free -= round_up(config.consumers * sum(4 * count for _, count in broadcasts), SWIZZLE_ALIGNMENT_BYTES)
-    free //= config.consumers
+    free = spec.chip.max_shared_bytes_per_cta - spec.mainloop_bytes(config.stages)
+    free = (free - _broadcast_bytes(broadcasts, config.consumers)) // config.consumers
     aliased_bytes = config.stages * spec.stage_bytes // config.consumers if config.alias_epilogue else 0
     load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
     subtiles_per_store, store_stages, load_stages = _choose_stages(
@@ -211,25 +205,30 @@ def _choose_stages(
     return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)
 
 
-def min_smem_bytes(graph: EpilogueGraph, tma_names: frozenset[str], config: Config, min_load_buffers: int = 2) -> int:
+def _broadcast_bytes(broadcasts: tuple[tuple[str, int], ...], consumers: int) -> int:
+    """Return the shared memory of the row and column broadcasts, up to the next swizzled tile."""
+    return round_up(consumers * sum(4 * count for _, count in broadcasts), SWIZZLE_ALIGNMENT_BYTES)
+
+
+def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     """Return the shared memory to reserve for the epilogue, in bytes.
 
     If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are. If it only
     stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
     """
-    n, consumers = config.tile[1] // config.warpgroups[1] // num_reducing_ctas(config, graph), config.consumers
+    graph, tma_names = spec.epilogue.graph, spec.epilogue.tma_eligible
+    n, consumers = spec.slice_columns, spec.config.consumers
     broadcast_dims, epi_tile_n = graph.broadcast_dims(), choose_epi_tile_n(graph, tma_names, n)
     loads = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.broadcast_dims.is_matrix and o.name in tma_names]
     stores = [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in graph.matrix_result_names]
-    staged_matrices = loads + stores * (not config.alias_epilogue)
+    staged_matrices = loads + stores * (not spec.config.alias_epilogue)
     subtile_bytes = sum(
         WGMMA_M // dims.rows_per_value * epi_tile_n // dims.columns_per_value * dtype.bytes
         for dims, dtype in staged_matrices
         if dtype
     )
-    subtiles_n, rows = n // epi_tile_n, config.tile[0] // config.warpgroups[0]
-    all_subtiles = rows // WGMMA_M * subtiles_n
+    subtiles_n = n // epi_tile_n
+    all_subtiles = spec.warpgroup_rows // WGMMA_M * subtiles_n
     subtiles = min(all_subtiles, min_load_buffers if loads else max(min(subtiles_n, 2), ceil_div(all_subtiles, 4)))
-    bytes_per_warpgroup = sum(4 * count for _, count in _broadcast_sizes(graph, n, rows))
-    broadcast_bytes = round_up(consumers * bytes_per_warpgroup, SWIZZLE_ALIGNMENT_BYTES)
+    broadcast_bytes = _broadcast_bytes(_broadcast_sizes(graph, n, spec.warpgroup_rows), consumers)
     return consumers * (subtiles * subtile_bytes + 2 * BARRIER_PAIR_BYTES * bool(subtile_bytes)) + broadcast_bytes

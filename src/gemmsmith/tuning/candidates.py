@@ -8,11 +8,10 @@ from functools import lru_cache
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.core.mma import WGMMA_M
+from gemmsmith.core.mma import WGMMA, WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec, num_reducing_ctas, plan_promotion
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec, plan_promotion
 from gemmsmith.epilogue.epilogue_plan import (
-    SWIZZLE_ALIGNMENT_BYTES,
     choose_epi_tile_n,
     has_32bit_matrix,
     supports_tile_n,
@@ -96,7 +95,7 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
             (*tile_ks, TILE_K_FOR_SMALL_M) if swap and n <= MAX_SWAPPED_TILE_N_FOR_SMALL_M and not promoted else tile_ks
         ):
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MAX_STAGES, swap_ab=swap)
-            stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
+            stages = stages_that_fit(_spec_16bit(tiled, epilogue))
             for cluster in CLUSTER_SHAPES:
                 if stages < 3 or n % (8 * cluster[0]):
                     continue
@@ -231,22 +230,19 @@ def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
     if c.design != "cooperative" or not c.consumers == c.splits == 1 or c.swap_ab:
         return 0
     stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma_eligible)
-    m, n, k = c.tile
-    stage = (m + n) * k * 2
-    fits = 0 < m * n * stored <= 2 * stage
-    alias_epilogue = c.replace(alias_epilogue=True, stages=MAX_STAGES)
-    return stages_that_fit(alias_epilogue, epilogue, stage, _exchange_bytes(c, epilogue)) if fits else 0
+    m, n, _ = c.tile
+    spec = _spec_16bit(c.replace(alias_epilogue=True, stages=MAX_STAGES), epilogue)
+    return stages_that_fit(spec) if 0 < m * n * stored <= 2 * spec.stage_bytes else 0
 
 
-def _exchange_bytes(c: Config, epilogue: EpilogueSpec) -> int:
-    """Return the shared-memory bytes for the partial sums that a cluster's CTAs exchange, and for their barriers."""
-    slots = (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // num_reducing_ctas(c, epilogue.graph)
-    return slots + SWIZZLE_ALIGNMENT_BYTES * (slots > 0)
+def _spec_16bit(config: Config, epilogue: EpilogueSpec) -> KernelSpec:
+    """Return the spec of a config for operands of 16 bits, for which candidates are made."""
+    return KernelSpec(config, WGMMA.instructions[0], ("K", "K"), epilogue)
 
 
 def _split_variants(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
     """Yield a config's variants with splits of K."""
-    m, n, k = base.tile
+    m, n, _ = base.tile
     if "splits" not in get_design(base.design).supported_options or base.consumers == 3:  # three have few registers
         return
     if _is_heavy_over_64_rows(base.design, m, base.consumers, epilogue):
@@ -257,7 +253,7 @@ def _split_variants(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
         return
     for splits in CLUSTER_SPLITS:
         split_config = base.replace(cluster_splits=splits, stages=MAX_STAGES)
-        stages = stages_that_fit(split_config, epilogue, (m + n) * k * 2, _exchange_bytes(split_config, epilogue))
+        stages = stages_that_fit(_spec_16bit(split_config, epilogue))
         if stages >= 3:
             yield split_config.replace(stages=stages)
 

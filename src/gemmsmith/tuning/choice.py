@@ -67,7 +67,7 @@ def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bo
         else:
             config, origin = _hopper_config(binding, gpu, model)
         choice = Choice.of(binding, config, origin)
-        if (fitted := fit_stages(config, choice.spec)) != config:
+        if (fitted := fit_stages(choice.spec)) != config:
             choice = Choice.of(binding, fitted, origin)
         check_full_rows_fit(choice.spec)
     except ConfigError as error:

@@ -115,7 +115,7 @@ def rank_configs(
         except ConfigError:
             continue
         if promotion_leaves_registers(spec) and not spec.releases_stages_to_peers:
-            ranked.append(fit_stages(config, spec))
+            ranked.append(fit_stages(spec))
     return ranked
 
 

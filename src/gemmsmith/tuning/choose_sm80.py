@@ -104,7 +104,7 @@ def lookup_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip) -> Config 
 
 def _with_fitted_stages(config: Config, problem: Problem, epilogue: EpilogueSpec) -> Config:
     """Return the config with as many of its stages as fit into shared memory."""
-    return fit_stages(config, spec_for(config, problem, epilogue))
+    return fit_stages(spec_for(config, problem, epilogue))
 
 
 def _spills(spec: KernelSpec) -> bool:

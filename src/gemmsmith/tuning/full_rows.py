@@ -24,9 +24,8 @@ def check_full_rows_fit(spec: KernelSpec) -> None:
     Raises:
         ConfigError: It does not.
     """
-    graph = spec.epilogue.graph
-    if row_function_inputs(graph):
-        shared_bytes = min_smem_bytes(graph, spec.tma_names, spec.config) + 2 * spec.stage_bytes
+    if row_function_inputs(spec.epilogue.graph):
+        shared_bytes = min_smem_bytes(spec) + 2 * spec.stage_bytes
         if shared_bytes > spec.chip.max_shared_bytes_per_cta:
             raise ConfigError(
                 f"tile: got {spec.config.tile}, which takes {shared_bytes} bytes of shared memory, more than the "

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import BARRIER_PAIR_BYTES, EpilogueSpec, KernelSpec
-from gemmsmith.epilogue.epilogue_plan import SWIZZLE_ALIGNMENT_BYTES, has_32bit_matrix, min_smem_bytes
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.epilogue.epilogue_plan import has_32bit_matrix, min_smem_bytes
 from gemmsmith.kernels.pack import with_packed_operands
 
 MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS = 128 << 10
@@ -18,42 +17,28 @@ MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS = 128 << 10
 three stages and one subtile is among the fastest configs, with two stages it is not."""
 
 
-def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, reserved_bytes: int = 0) -> int:
-    """Return the stages, at most the config's and at least two, that fit with the epilogue and `reserved_bytes`.
+def stages_that_fit(spec: KernelSpec) -> int:
+    """Return the stages, at most the config's and at least two, that fit with the kernel's other shared memory.
 
     The epilogue gets one load buffer (of a subtile) per matrix until the stages take
     MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, then two. 32-bit matrices always get two: with one, the kernel spills
     registers.
     """
-    graph, stage_and_barrier_bytes = epilogue.graph, stage_bytes + BARRIER_PAIR_BYTES
-    free = get_chip(config.chip).max_shared_bytes_per_cta - reserved_bytes
-    two_buffers_bytes = min_smem_bytes(graph, epilogue.tma_eligible, config)
-    one_buffer_bytes = min_smem_bytes(
-        graph, epilogue.tma_eligible, config, min_load_buffers=1 + has_32bit_matrix(graph)
-    )
-    stages_with_one_buffer = min(
-        (free - one_buffer_bytes) // stage_and_barrier_bytes,
-        ceil_div(MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, stage_bytes),
-    )
-    return max(
-        2, min(config.stages, max(stages_with_one_buffer, (free - two_buffers_bytes) // stage_and_barrier_bytes))
-    )
+    free = spec.chip.max_shared_bytes_per_cta
+    free_with_two_buffers = free - min_smem_bytes(spec)
+    free_with_one_buffer = free - min_smem_bytes(spec, 1 + has_32bit_matrix(spec.epilogue.graph))
+    max_with_one_buffer = ceil_div(MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, spec.stage_bytes)
+    for stages in range(min(spec.config.stages, free_with_one_buffer // spec.stage_bytes), 2, -1):
+        free = free_with_one_buffer if stages <= max_with_one_buffer else free_with_two_buffers
+        if spec.mainloop_bytes(stages) <= free:
+            return stages
+    return 2
 
 
 @lru_cache(maxsize=4096)
-def fit_stages(config: Config, spec: KernelSpec) -> Config:
-    """Return the config with as many of its stages as fit the kernel of `spec`.
-
-    The spec gives the bytes per stage, which include the padding of MN-major rows to whole 128-byte lines, and the
-    epilogue, which may be transposed.
-    """
-    alignment_reserve = SWIZZLE_ALIGNMENT_BYTES * (spec.cluster_reduction_bytes > 0)
-    exchange_bytes = spec.cluster_reduction_bytes + alignment_reserve
-    for stages in range(config.stages, 1, -1):
-        candidate, reserved_bytes = config.replace(stages=stages), exchange_bytes + spec.scale_bytes(stages)
-        if stages_that_fit(candidate, spec.epilogue, spec.stage_bytes, reserved_bytes) == stages:
-            break
-    return candidate
+def fit_stages(spec: KernelSpec) -> Config:
+    """Return the spec's config with as many of its stages as fit the kernel."""
+    return spec.config.replace(stages=stages_that_fit(spec))
 
 
 def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:

@@ -154,7 +154,7 @@ def adapt_config(
             config = config.replace(sync_clusters=False, serpentine=False)
         config = config_for_dtype(config, problem.a.dtype)
         spec = spec_for(config, problem, epilogue)
-        return fit_stages(config, spec) if promotion_leaves_registers(spec) else None
+        return fit_stages(spec) if promotion_leaves_registers(spec) else None
     except ConfigError:
         return None
 
