@@ -192,7 +192,7 @@ def excerpt(file: str, first: str, last: str) -> str:
 
 def consumer_loop() -> str:
     """Return the loop of a consumer warpgroup over a tile's k-tiles."""
-    return excerpt("kernels/wgmma_mainloop.py", "with k.range(tile.k_tiles", "self.read.advance()")
+    return excerpt("kernels/wgmma_mainloop.py", "with k.range(tile.k_tiles", "self._read.advance()")
 
 
 def instruction() -> str:

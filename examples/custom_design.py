@@ -18,7 +18,7 @@ import numpy as np
 import gemmsmith
 from gemmsmith import Config, Design, hw
 from gemmsmith.collective.register_a import make_accumulator
-from gemmsmith.collective.tma_mainloop import TmaMainloop
+from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
@@ -29,14 +29,14 @@ def serial(k: Builder, spec: KernelSpec) -> None:
     """Copy a k-tile, wait for it, multiply it and release its stage; then go on with the next k-tile."""
     # The parts of the kernel. Each declares its arguments and its shared memory.
     scheduler = make_tile_scheduler(spec)
-    mainloop = TmaMainloop(spec, scheduler)
-    epilogue = Epilogue(spec, scheduler, mainloop)
+    stages = TmaStages(spec, scheduler)
+    epilogue = Epilogue(spec, scheduler)
     # Prologue: initializes barriers and issues the first copies of the first tile.
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    mainloop = stages.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
-        producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
-        write, read = mainloop.producer_start_state(), mainloop.pipeline.consumer_start_state()
+        is_producer = ((k.warp_index == 0) & hw.elect_one()).named("is_producer")
+        producer, read = mainloop.start_producer(), mainloop.pipeline.consumer_start_state()
         warpgroup_row = warpgroup * spec.warpgroup_rows
         accumulator = make_accumulator(spec)
         warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
@@ -46,10 +46,9 @@ def serial(k: Builder, spec: KernelSpec) -> None:
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 with k.when(k_tile >= mainloop.prologue_k_tiles.get()):  # the prologue has issued the others
-                    with k.when(producer):
-                        mainloop.pipeline.producer_acquire(write)
-                        mainloop.load(write, tile, k_tile)
-                    write.advance()
+                    with k.when(is_producer):
+                        producer.load(tile, k_tile)
+                    producer.advance()
                 mainloop.pipeline.consumer_wait(read)
                 a, b = mainloop.stage(read)
                 accumulator.multiply(a.rows(warpgroup_row, spec.warpgroup_rows), b, accumulate=k_tile > 0)
@@ -58,8 +57,8 @@ def serial(k: Builder, spec: KernelSpec) -> None:
                 read.advance()
             mainloop.prologue_k_tiles.set(0)
             tile_epilogue.store(accumulator)
-        with k.when(producer):
-            mainloop.tail(write)
+        with k.when(is_producer):
+            producer.tail()
         warpgroup_epilogue.finish()
 
 

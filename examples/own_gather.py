@@ -14,7 +14,7 @@ import gemmsmith
 from gemmsmith import Config, Design, hw
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition
-from gemmsmith.collective.tma_mainloop import TmaMainloop
+from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.dtypes import INT32
 from gemmsmith.core.errors import ConfigError
@@ -74,23 +74,25 @@ def gather(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel: the cooperative design with a producer that also copies A's rows."""
     scheduler, stages, (a, b) = TileScheduler(spec), spec.config.stages, spec.operands
     rows = GatheredOperand(a, stages)
-    mainloop = TmaMainloop(spec, scheduler, [rows, TmaOperand(b, stages)])
-    epilogue = Epilogue(spec, scheduler, mainloop)
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    operands = TmaStages(spec, scheduler, [rows, TmaOperand(b, stages)])
+    epilogue = Epilogue(spec, scheduler)
+    mainloop = operands.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
     with k.warpgroup(0, "producer"):
         hw.set_registers(56)  # per thread; with 2 x 224 of the consumers at most 512
-        write, is_leader = mainloop.pipeline.producer_start_state(), (k.warp_index == 0) & hw.elect_one()
+        producer, write = mainloop.start_producer(), mainloop.pipeline.producer_start_state()
+        is_leader = (k.warp_index == 0) & hw.elect_one()
         with scheduler.tile_loop() as tile:
             copier = RowCopier(rows, tile)
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
-                with k.when(is_leader & (k_tile >= mainloop.prologue_k_tiles.get())):
-                    mainloop.pipeline.producer_acquire(write)
-                    mainloop.load(write, tile, k_tile)
+                with k.when(k_tile >= mainloop.prologue_k_tiles.get()):
+                    with k.when(is_leader):
+                        producer.load(tile, k_tile)
+                    producer.advance()
                 copier.copy(mainloop.pipeline, write, tile.k_tile_index(k_tile))
                 write.advance()
             mainloop.prologue_k_tiles.set(0)
         with k.when(is_leader):
-            mainloop.tail(write)
+            producer.tail()
 
     with k.warpgroups(1, 1 + spec.config.consumers, "consumer") as warpgroup:
         hw.set_registers(224)

@@ -18,18 +18,19 @@ def test_warpgroups_take_turns(seed: int) -> None:
     """Each notes its number where the turns before it have left off."""
     rounds = 3
     with Builder("turns", threads=256) as k:
-        out, order = k.pointer("out"), OrderedSequenceBarrier(2)
+        out, barrier = k.pointer("out"), OrderedSequenceBarrier(2)
         with k.warpgroups(0, 2) as group:
-            order.prime(group)
+            order = barrier.of(group)
+            order.prime()
             with k.range(rounds, name="round") as turn:
-                order.wait(group)
+                order.wait()
                 one = k.registers(U32, 1, "one")
                 one[0] = group.to(U32)
                 place = (turn * 2 + group).to(U64) * 4
                 hw.store_global(one, out + place, k.thread % 128 == 0)
-                order.arrive(group)
+                order.arrive()
             with k.when(group == 0):  # takes the last arrival, which is for nobody
-                order.wait(group)
+                order.wait()
         kernel = k.finish()
     memory, found = GlobalMemory(), np.full(2 * rounds, 9, np.uint32)
     done = simulate(kernel, 1, {"out": memory.add_buffer(found, "out")}, memory, seed=seed)

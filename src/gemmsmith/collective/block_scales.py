@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
@@ -14,7 +14,6 @@ from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.collective.staged_scales import (
     WARP_THREADS,
     LaneCopiedScales,
-    StagedScales,
     TmaKMajorScales,
     TmaScales,
     make_staged_scales,
@@ -28,7 +27,7 @@ from gemmsmith.core.mma import (
     fragment_row,
 )
 from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.spec import KernelSpec, ScaleSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32
 from gemmsmith.lang.values import Constant, RegisterArray, Value
@@ -36,20 +35,15 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 class BlockScales:
-    """The block scales of both operands.
-
-    One warp issues the copies (`copying_lanes`, `set_tile_for_copies`, `copy`); the consumer warpgroups use the other
-    methods.
-    """
+    """The block scales of both operands: `start_copies` in the warp that copies, `start` in a consumer warpgroup."""
 
     def __init__(self, spec: KernelSpec, consumer_groups: int = 1) -> None:
         """Allocate the stages. `consumer_groups`: consumer warpgroups that take stages in turn."""
-        self._row_halves, self._n = 2 * spec.warpgroup_rows // WGMMA_M, spec.config.tile[1]
+        self.row_halves, self.n = 2 * spec.warpgroup_rows // WGMMA_M, spec.config.tile[1]
         self.scaled_operands = make_staged_scales(spec, consumer_groups)
-        self.a, self.b = (next((x for x in self.scaled_operands if x.role == role), None) for role in "ab")
         self.tma_scales = [x for x in self.scaled_operands if isinstance(x, TmaScales)]
         self.lane_copied_scales = [x for x in self.scaled_operands if isinstance(x, LaneCopiedScales)]
-        self._num_copying_lanes = min(WARP_THREADS, max((x.num_scales for x in self.lane_copied_scales), default=0))
+        self.num_copying_lanes = min(WARP_THREADS, max((x.num_scales for x in self.lane_copied_scales), default=0))
 
     @property
     def pipelines(self) -> list[PipelineTmaAsync]:
@@ -59,81 +53,109 @@ class BlockScales:
     def copying_lanes(self) -> AbstractContextManager[None]:
         """Enter a branch of the lanes of the scale warp that issue copies; each waits for stages and arrives."""
         k = current_builder()
-        return k.when(k.lane < self._num_copying_lanes) if self._num_copying_lanes < WARP_THREADS else nullcontext()
+        return k.when(k.lane < self.num_copying_lanes) if self.num_copying_lanes < WARP_THREADS else nullcontext()
 
-    def set_tile_for_copies(self, tile: WorkTile) -> None:
-        """Make the next copies those of a tile. The copying lanes execute it."""
-        for scales in self.lane_copied_scales:
-            scales.set_tile(tile)
+    def start_copies(self, tile: WorkTile) -> ScaleCopies:
+        """Start the copies of a tile's scales. The copying lanes execute it."""
+        return ScaleCopies(self, tile)
+
+    def start(self, warpgroup_row: Value | int) -> WarpgroupScales:
+        """Declare a consumer warpgroup's state. `warpgroup_row`: its first row in the CTA's tile."""
+        return WarpgroupScales(self, warpgroup_row)
+
+
+class ScaleCopies:
+    """The copies of a tile's scales by the copying lanes."""
+
+    def __init__(self, scales: BlockScales, tile: WorkTile) -> None:
+        copied = scales.lane_copied_scales
+        self._copies, self._lanes = [x.start_copies(tile) for x in copied], scales.num_copying_lanes
+        self._cp_async, self._st_shared = (any(x.uses_cp_async == y for x in copied) for y in (True, False))
 
     def copy(self, pipeline: PipelineTmaAsync, write_state: PipelineState) -> None:
         """Issue the copies of the tile's next scale block into an acquired stage, and arrive on its full barrier."""
-        for scales in self.lane_copied_scales:
-            scales.load_next(write_state.index)
-        uses_cp_async = any(scales.uses_cp_async for scales in self.lane_copied_scales)
-        uses_st_shared = not all(scales.uses_cp_async for scales in self.lane_copied_scales)
-        pipeline.non_tma_producer_commit(
-            write_state, self._num_copying_lanes, cp_async=uses_cp_async, st_shared=uses_st_shared
-        )
+        for copies in self._copies:
+            copies.copy_next(write_state.index)
+        pipeline.non_tma_producer_commit(write_state, self._lanes, cp_async=self._cp_async, st_shared=self._st_shared)
 
-    def init_consumer(self) -> None:
-        """Declare a consumer warpgroup's state, before its first tile."""
-        for scales in self.scaled_operands:
-            scales.init_consumer()
+
+class WarpgroupScales:
+    """The block scales in a consumer warpgroup."""
+
+    def __init__(self, scales: BlockScales, warpgroup_row: Value | int) -> None:
+        self.scales, self.warpgroup_row = scales, warpgroup_row
+        self.readers = [(x, x.start_reader()) for x in scales.scaled_operands]
 
     def skip(self, k_tiles: Value, tiles: Value | int) -> None:
         """Skip `tiles` tiles of `k_tiles` k-tiles, which are another warpgroup's."""
-        for scales in self.scaled_operands:
-            scales.skip(k_tiles, tiles)
+        for _, reader in self.readers:
+            reader.skip(k_tiles, tiles)
 
-    def begin_tile(self, tile: WorkTile, warpgroup_row: Value | int) -> None:
-        """Begin a tile. `warpgroup_row`: the warpgroup's first row in the CTA's tile."""
-        k = current_builder()
-        for scales in self.scaled_operands:
-            scales.begin_tile(tile)
-        if self.a and self.a.scale.granularity == 1:
-            self._row = (warpgroup_row + fragment_row(k.warp_index % 4, k.lane)).named("thread_row")
+    def begin_tile(self, tile: WorkTile) -> TileScales:
+        """Begin a tile."""
+        return TileScales(self, tile)
+
+
+ReadScales = Callable[[Value, RegisterArray, Value, int], None]
+"""(first, registers, index, count): load `count` scales of a k-tile, from `first` on, into registers from `index`."""
+
+
+class TileScales:
+    """The block scales of a tile in a consumer warpgroup."""
+
+    def __init__(self, warpgroup: WarpgroupScales, tile: WorkTile) -> None:
+        k, self._tile, self._scales, self._readers = current_builder(), tile, warpgroup.scales, warpgroup.readers
+        for _, reader in self._readers:
+            reader.begin_tile()
+        if any(x.role == "a" and x.scale.granularity == 1 for x, _ in self._readers):
+            self._row = (warpgroup.warpgroup_row + fragment_row(k.warp_index % 4, k.lane)).named("thread_row")
         else:
-            self._row = (tile.a.mn % SCALE_BLOCK + warpgroup_row).named("row_in_scale_block")
+            self._row = (tile.a.mn % SCALE_BLOCK + warpgroup.warpgroup_row).named("row_in_scale_block")
         self._offset_in_scale_block = (tile.b.mn % SCALE_BLOCK).named("column_in_scale_block")
 
     def read(self, stage: Value) -> ThreadScales:
-        """Load the scales of this thread's elements from a full stage."""
-        for scales in self.scaled_operands:
-            scales.wait()
-        k = current_builder()
-        rows = self._read_rows(self.a, stage) if self.a else None
-        columns = blocks = None
-        if self.b and self.b.scale.granularity == 1:
-            columns = self._read_columns(self.b, stage)
-        elif self.b:
-            blocks = k.registers(F32, self.b.num_scales, "scale_b_frag")
-            with k.unroll(self.b.num_scales, name="block") as block:
-                self.b.read(stage, block, blocks, block)
-        if self.scaled_operands:
-            k.comment("wait until all lanes have read the stage that is released next")
+        """Load the scales of this thread's elements of the next k-tile from its full stage."""
+        waited = [(x, reader, reader.wait(self._tile)) for x, reader in self._readers]
+        rows = columns = blocks = None
+        for x, reader, k_block in sorted(waited, key=lambda y: y[0].role):
+            read: ReadScales = partial(reader.read, stage, k_block)
+            if x.role == "a":
+                rows = self._read_rows(x.scale, read)
+            elif x.scale.granularity == 1:
+                columns = self._read_columns(read)
+            else:
+                blocks = self._read_blocks(x.num_scales, read)
+        if waited:
+            current_builder().comment("wait until all lanes have read the stage that is released next")
             hw.sync_warp()
-        for scales in self.scaled_operands:
-            scales.release()
-        return ThreadScales(
-            self._row_halves, rows, columns, blocks, gcd(self._n, SCALE_BLOCK), self._offset_in_scale_block
-        )
+        for _, reader, k_block in waited:
+            reader.release(self._tile, k_block)
+        width = gcd(self._scales.n, SCALE_BLOCK)
+        return ThreadScales(self._scales.row_halves, rows, columns, blocks, width, self._offset_in_scale_block)
 
-    def _read_rows(self, scales: StagedScales, stage: Value) -> RegisterArray:
+    def _read_rows(self, scale: ScaleSpec, read: ReadScales) -> RegisterArray:
         """Return the scale of the thread's row in each half of every 64 rows, or of each 64 rows if both have one."""
-        k, per_row = current_builder(), scales.scale.granularity == 1
-        registers = k.registers(F32, self._row_halves if per_row else self._row_halves // 2, "scale_a_frag")
+        k, per_row, row_halves = current_builder(), scale.granularity == 1, self._scales.row_halves
+        registers = k.registers(F32, row_halves if per_row else row_halves // 2, "scale_a_frag")
         with k.unroll(len(registers), name="row_half" if per_row else "mma_m") as i:
             row = self._row + i // 2 * WGMMA_M + i % 2 * FRAGMENT_HALF_ROWS if per_row else self._row + i * WGMMA_M
-            scales.read(stage, row if per_row else row // SCALE_BLOCK, registers, i)
+            read(row if per_row else row // SCALE_BLOCK, registers, i, 1)
         return registers
 
-    def _read_columns(self, scales: StagedScales, stage: Value) -> RegisterArray:
+    def _read_columns(self, read: ReadScales) -> RegisterArray:
         """Return the scales of the thread's two columns in every 8."""
         k = current_builder()
-        registers = k.registers(F32, self._n // LANES_PER_QUAD, "scale_b_frag")
-        with k.unroll(self._n // N8_COLUMNS, name="n8") as n8:
-            scales.read(stage, n8 * N8_COLUMNS + fragment_column(k.lane), registers, n8 * 2, 2)
+        registers = k.registers(F32, self._scales.n // LANES_PER_QUAD, "scale_b_frag")
+        with k.unroll(self._scales.n // N8_COLUMNS, name="n8") as n8:
+            read(n8 * N8_COLUMNS + fragment_column(k.lane), registers, n8 * 2, 2)
+        return registers
+
+    def _read_blocks(self, count: int, read: ReadScales) -> RegisterArray:
+        """Return the scales of the tile's blocks of 128 columns."""
+        k = current_builder()
+        registers = k.registers(F32, count, "scale_b_frag")
+        with k.unroll(count, name="block") as block:
+            read(block, registers, block, 1)
         return registers
 
 

@@ -20,7 +20,7 @@ from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value, ValueLike
-from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkTile
+from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler
 
 
 class CpAsyncSource(Protocol):
@@ -65,9 +65,6 @@ class CpAsyncMainloop:
         """Allocate the stages. `operands`: those whose tiles lie side by side in a stage; None: A and B."""
         self.spec, self._scheduler = spec, scheduler
         self.operands = [make_operand(x, spec.config.stages, spec.threads) for x in operands or spec.operands]
-        last_buffer = self.operands[-1].stages
-        self.smem_range = range(self.operands[0].stages.offset, last_buffer.offset + last_buffer.bytes)
-        """The stages' bytes of shared memory."""
         self._k = current_builder().parameter("k", compute=lambda p: p.k)
 
     def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> None:
@@ -162,9 +159,6 @@ class CpAsyncMainloop:
     def drain(self) -> None:
         """Wait for the groups of zeros, after the last tile."""
         hw.cp_async_wait(0)
-
-    def release_aliased_stages(self, tile: WorkTile) -> None:
-        """Do nothing: no epilogue reuses the stages."""
 
     def _begin_tile(self) -> None:
         k = current_builder()

@@ -15,20 +15,33 @@ class OrderedSequenceBarrier:
 
     def __init__(self, groups: int) -> None:
         self.groups, self.threads = groups, 256
-        self._first_barrier = current_builder().named_barriers(groups)
+        self.first_barrier = current_builder().named_barriers(groups)
 
-    def prime(self, group: Value) -> None:
+    def of(self, group: Value) -> WarpgroupOrder:
+        """Return the barrier as warpgroup `group` uses it."""
+        return WarpgroupOrder(self, group)
+
+
+class WarpgroupOrder:
+    """The barrier in one of the warpgroups."""
+
+    def __init__(self, barrier: OrderedSequenceBarrier, group: Value) -> None:
+        self._barrier, self._group = barrier, group
+
+    def prime(self) -> None:
         """Let the first warpgroup pass its first wait: the last one arrives for it."""
-        with current_builder().when(group == self.groups - 1):
-            hw.barrier_arrive(self._first_barrier, self.threads)
+        x = self._barrier
+        with current_builder().when(self._group == x.groups - 1):
+            hw.barrier_arrive(x.first_barrier, x.threads)
 
-    def wait(self, group: Value) -> None:
-        """Wait until the warpgroup before `group` has arrived."""
+    def wait(self) -> None:
+        """Wait until the warpgroup before this one has arrived."""
         current_builder().comment(
             "wait until the other warpgroup's mainloop is done, so that the two do not compete for the tensor cores"
         )
-        hw.barrier_sync(group + self._first_barrier, self.threads)
+        hw.barrier_sync(self._group + self._barrier.first_barrier, self._barrier.threads)
 
-    def arrive(self, group: Value) -> None:
-        """Let the warpgroup after `group` pass."""
-        hw.barrier_arrive((group + 1) % self.groups + self._first_barrier, self.threads)
+    def arrive(self) -> None:
+        """Let the warpgroup after this one pass."""
+        x = self._barrier
+        hw.barrier_arrive((self._group + 1) % x.groups + x.first_barrier, x.threads)

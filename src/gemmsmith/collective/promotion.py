@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.block_scales import BlockScales, ThreadScales
+from gemmsmith.collective.block_scales import ThreadScales
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.values import Value
-from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 @dataclass(frozen=True)
@@ -30,31 +28,24 @@ class Promotion:
     Each k-tile is multiplied and promoted subtile by subtile. (CUTLASS: GmmaFP8Accumulation, accum_ and accum_temp_.)
     """
 
-    def __init__(self, spec: KernelSpec, scales: BlockScales, warpgroup_row: Value | int) -> None:
-        """Declare the accumulators. `warpgroup_row`: the warpgroup's first row in the CTA's tile."""
+    def __init__(self, spec: KernelSpec) -> None:
         n, (columns, self.k_tiles_in_flight, _) = spec.config.tile[1], spec.promotion
         self.accumulator = Accumulator(spec.mma, spec.warpgroup_rows, n)
         self._accumulator_temps = [
             Accumulator(spec.mma, WGMMA_M, columns, "accumulator_temp") for _ in range(self.k_tiles_in_flight)
         ]
-        self._block_scales, self._warpgroup_row = scales, warpgroup_row
         self._scales: dict[int, ThreadScales] = {}
         mma_ms = range(spec.warpgroup_rows // WGMMA_M)
         self.subtiles = [PromotionSubtile(mma_m, column) for mma_m in mma_ms for column in range(0, n, columns)]
-
-    def begin_tile(self, tile: WorkTile) -> None:
-        """Clear the accumulator, before a tile's k-tiles."""
-        self.accumulator.clear()
-        self._block_scales.begin_tile(tile, self._warpgroup_row)
 
     def multiply(self, slot: int, subtile: PromotionSubtile, a: SharedView, b: SharedView) -> None:
         """Issue a subtile's wgmma of a k-tile, the `slot`-th in flight."""
         temp = self._accumulator_temps[slot]
         temp.multiply(a.rows(subtile.mma_m * WGMMA_M, WGMMA_M), b.rows(subtile.column, temp.n), accumulate=False)
 
-    def read_scales(self, slot: int, stage: Value) -> None:
-        """Load the thread's scales of the `slot`-th k-tile in flight from its stage."""
-        self._scales[slot] = self._block_scales.read(stage)
+    def set_scales(self, slot: int, scales: ThreadScales) -> None:
+        """Set the thread's scales of the `slot`-th k-tile in flight."""
+        self._scales[slot] = scales
 
     def wait(self, slot: int, pending: int) -> None:
         """Wait for the subtile of the `slot`-th k-tile; up to `pending` later wgmma groups may stay in flight."""

@@ -8,7 +8,7 @@ operand's end multiply values that are never stored.
 from __future__ import annotations
 
 from gemmsmith import hw
-from gemmsmith.collective.pipeline import PipelineTmaAsync
+from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.operand import Role
 from gemmsmith.core.pointer import Pointer
@@ -17,9 +17,9 @@ from gemmsmith.core.spec import SCALES_PER_TMA_BOX, KernelSpec, ScaleSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import F32, I32, I64, U32, U64, ScalarType
-from gemmsmith.lang.values import Constant, RegisterArray, Value
+from gemmsmith.lang.values import Constant, RegisterArray, Value, Variable
 from gemmsmith.tile_scheduler.tiles import WorkTile
 
 WARP_THREADS = 32
@@ -39,25 +39,37 @@ class StagedScales:
         nbytes, alignment = scale.staged_bytes(rows), 128 if scale.by_tma else 16
         self.stages = current_builder().shared(nbytes, stages=self.num_stages, alignment=alignment, name=self.name)
 
-    # Only TmaKMajorScales, which has a pipeline of its own, does anything in these five.
-    def init_consumer(self) -> None:
+    def start_reader(self) -> ScaleReader:
         """Declare a consumer warpgroup's state, before its first tile."""
+        return ScaleReader(self.stages)
+
+
+class ScaleReader:
+    """Reads an operand's scales in a consumer warpgroup. Only KMajorScaleReader has to wait for them and release them.
+
+    `k_block`: what `wait` has returned for the k-tile.
+    """
+
+    def __init__(self, stages: SharedBuffer) -> None:
+        self.stages = stages
 
     def skip(self, k_tiles: Value, tiles: Value | int) -> None:
         """Skip `tiles` tiles of `k_tiles` k-tiles, which are another warpgroup's."""
 
-    def begin_tile(self, tile: WorkTile) -> None:
+    def begin_tile(self) -> None:
         """Begin a tile."""
 
-    def wait(self) -> None:
-        """Wait for the scales of the next k-tile, whose mainloop stage is full."""
+    def wait(self, tile: WorkTile) -> Value | None:
+        """Wait for the scales of a tile's next k-tile, whose mainloop stage is full; return its scale block's index."""
 
-    def release(self) -> None:
-        """Release the scales of a k-tile after its last `read`. Called by all lanes of a warp."""
-
-    def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int = 1) -> None:
+    def read(
+        self, stage: Value, k_block: Value | None, first: Value, registers: RegisterArray, index: Value, count: int = 1
+    ) -> None:
         """Load `count` scales of a stage, from the `first` on, into registers from `index` on."""
         hw.load_shared(registers.slice(index, count), self.stages[stage].at(first, 4).address)
+
+    def release(self, tile: WorkTile, k_block: Value | None) -> None:
+        """Release the scales of a tile's k-tile after its last `read`. Called by all lanes of a warp."""
 
 
 class TmaScales(StagedScales):
@@ -74,12 +86,14 @@ class TmaScales(StagedScales):
         """Return how many of the first tile's first `k_tiles` k-tiles the prologue may load."""
         return k_tiles
 
-    def init_producer(self, prologue_k_tiles: Value) -> None:
-        """Declare the producer's state, after the k-tiles that the prologue has loaded."""
+    def producer_start_state(self, prologue_k_tiles: Value) -> PipelineState | None:
+        """Return the producer's state after the k-tiles that the prologue has loaded; None: the mainloop's."""
+        return None
 
     def load(
-        self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value, *, in_prologue: bool
-    ) -> None:
+        self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value,
+        write: PipelineState | None,
+    ) -> None:  # fmt: skip
         """Issue the load of a k-tile's scales into a stage. One thread executes it.
 
         Args:
@@ -88,7 +102,7 @@ class TmaScales(StagedScales):
             tile: The tile.
             k_tile: The tile's k-tile.
             k_block_idx: Index of the k-tile's scale block along the GEMM's K.
-            in_prologue: The prologue issues it, in place of the producer.
+            write: What `producer_start_state` has returned; None: the prologue issues it, in place of the producer.
         """
         coord = tile.coord(self.role)
         hw.tma_load(self.map, coord.mn, k_block_idx, coord.batch, self.stages[stage], full, EVICT_NORMAL)
@@ -131,58 +145,70 @@ class TmaKMajorScales(TmaScales):
         in_first_box = SCALES_PER_TMA_BOX - tile.k_tile_index(Constant(I32, 0)) % SCALES_PER_TMA_BOX
         return current_builder().minimum(k_tiles, in_first_box)
 
-    def init_producer(self, prologue_k_tiles: Value) -> None:
-        """Declare the producer's state, after the box that the prologue has loaded, if it has."""
-        filled_boxes = current_builder().select(prologue_k_tiles > 0, 1, 0)
-        self._write_state = self.pipeline.producer_start_state(filled_boxes)
+    def producer_start_state(self, prologue_k_tiles: Value) -> PipelineState:
+        """Return the producer's state, after the box that the prologue has loaded, if it has."""
+        return self.pipeline.producer_start_state(current_builder().select(prologue_k_tiles > 0, 1, 0))
 
     def load(
-        self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value, *, in_prologue: bool
-    ) -> None:
+        self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value,
+        write: PipelineState | None,
+    ) -> None:  # fmt: skip
         """Issue the load of a box before its first k-tile. One thread executes it."""
         k, coord, is_first = current_builder(), tile.coord(self.role), k_tile == 0
-        with k.when(is_first if in_prologue else is_first | _is_box_boundary(tile, k_block_idx, 0)):
-            box = k_tile if in_prologue else self._write_state.index
-            if in_prologue:
-                self.pipeline.producer_expect_bytes(box)
+        with k.when(is_first | _is_box_boundary(tile, k_block_idx, 0) if write else is_first):
+            box = write.index if write else k_tile
+            if write:
+                self.pipeline.producer_acquire(write)
             else:
-                self.pipeline.producer_acquire(self._write_state)
+                self.pipeline.producer_expect_bytes(box)
             coords = k_block_idx - k_block_idx % SCALES_PER_TMA_BOX, coord.mn, coord.batch
             hw.tma_load(self.map, *coords, self.stages[box], self.pipeline.full_barrier(box), EVICT_NORMAL)
-            if not in_prologue:
-                self._write_state.advance()
+            if write:
+                write.advance()
 
-    def init_consumer(self) -> None:
+    def start_reader(self) -> KMajorScaleReader:
         """Declare a consumer warpgroup's state, before its first tile."""
-        self._read_state = self.pipeline.consumer_start_state()
-        self._k_tile = current_builder().var(I32, 0, f"{self.name}_k_tile")
+        return KMajorScaleReader(self)
+
+
+class KMajorScaleReader(ScaleReader):
+    """Reads scales out of boxes, each of which is released after its last k-tile."""
+
+    def __init__(self, scales: TmaKMajorScales) -> None:
+        super().__init__(scales.stages)
+        self._pipeline, self._name = scales.pipeline, scales.name
+        self._read_state = scales.pipeline.consumer_start_state()
+        self._k_tile = current_builder().var(I32, 0, f"{scales.name}_k_tile")
 
     def skip(self, k_tiles: Value, tiles: Value | int) -> None:
         """Skip the boxes of `tiles` tiles of `k_tiles` k-tiles."""
         self._read_state.skip((k_tiles + (SCALES_PER_TMA_BOX - 1)) // SCALES_PER_TMA_BOX * tiles)
 
-    def begin_tile(self, tile: WorkTile) -> None:
+    def begin_tile(self) -> None:
         """Begin a tile, and a box."""
-        self._tile = tile
         self._k_tile.set(0)
 
-    def wait(self) -> None:
-        """Wait for the box of the next k-tile."""
-        self.pipeline.consumer_wait(self._read_state)
-        self._k_block_idx = self._tile.k_tile_index(self._k_tile.get()).named("k_block_idx")
+    def wait(self, tile: WorkTile) -> Value:
+        """Wait for the box of a tile's next k-tile; return its scale block's index."""
+        self._pipeline.consumer_wait(self._read_state)
+        return tile.k_tile_index(self._k_tile.get()).named("k_block_idx")
 
-    def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int = 1) -> None:
+    def read(
+        self, stage: Value, k_block: Value | None, first: Value, registers: RegisterArray, index: Value, count: int = 1
+    ) -> None:
         """Load `count` scales of the current k-tile out of its box, from the `first` on, into registers."""
-        box = self.stages[self._read_state.index].at(self._k_block_idx % SCALES_PER_TMA_BOX, 4)
+        assert k_block is not None
+        box = self.stages[self._read_state.index].at(k_block % SCALES_PER_TMA_BOX, 4)
         with current_builder().unroll(count) as i:
             hw.load_shared(registers.slice(index + i, 1), box.at(first + i, 4 * SCALES_PER_TMA_BOX).address)
 
-    def release(self) -> None:
+    def release(self, tile: WorkTile, k_block: Value | None) -> None:
         """Advance to the next k-tile, and release the box after its last one."""
-        k, next_k_tile = current_builder(), (self._k_tile.get() + 1).with_name_hint(f"{self.name}_next_k_tile")
-        is_tile_end = next_k_tile == self._tile.k_tiles
-        with k.when(is_tile_end | _is_box_boundary(self._tile, self._k_block_idx, SCALES_PER_TMA_BOX - 1)):
-            self.pipeline.consumer_release(self._read_state)
+        assert k_block is not None
+        k, next_k_tile = current_builder(), (self._k_tile.get() + 1).with_name_hint(f"{self._name}_next_k_tile")
+        is_tile_end = next_k_tile == tile.k_tiles
+        with k.when(is_tile_end | _is_box_boundary(tile, k_block, SCALES_PER_TMA_BOX - 1)):
+            self._pipeline.consumer_release(self._read_state)
             self._read_state.advance()
         self._k_tile.set(next_k_tile)
 
@@ -211,7 +237,7 @@ class LaneCopiedScales(StagedScales):
         k = current_builder()
         self._address = k.pointer(self.name, lambda p: self.source(p)[1])
         self._rows = parameter("mn_extent", "rows", I32)
-        self._row_stride = parameter("mn_stride", "row_stride")
+        self.row_stride = parameter("mn_stride", "row_stride")
         self._k_stride = parameter("k_stride", "col_stride")
         self._batch_stride = parameter("batch_stride", "batch_stride")
 
@@ -220,37 +246,46 @@ class LaneCopiedScales(StagedScales):
         """False if the scales must be converted on the way to shared memory."""
         return self.scale.dtype == FP32
 
-    def set_tile(self, tile: WorkTile) -> None:
-        """Make the next copies those of a tile. A warp executes it."""
+    def start_copies(self, tile: WorkTile) -> LaneCopies:
+        """Start the copies of a tile's scales. A warp executes it."""
         k, nbytes, coord = current_builder(), self.scale.dtype.bytes, tile.coord(self.role)
         row = (coord.mn // self.scale.granularity + k.lane).with_name_hint(f"{self.name}_mn")
         k_block = tile.k_tile_index(Constant(I32, 0))
-        batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self._row_stride
+        batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self.row_stride
         offset = batch_offset + row_offset + k_block.to(I64) * self._k_stride
-        self._rows_remaining = (self._rows - row).named(f"{self.name}_mn_remaining")
-        self._next_address = k.var(I64, self._address.to(I64) + offset * nbytes, f"{self.name}_ptr")
+        rows_remaining = (self._rows - row).named(f"{self.name}_mn_remaining")
+        next_address = k.var(I64, self._address.to(I64) + offset * nbytes, f"{self.name}_ptr")
         step = (self._k_stride * nbytes).with_name_hint(f"{self.name}_k_stride_bytes")
-        reverse_k = tile.reverse_k
-        self._step = step if reverse_k is None else k.select(reverse_k, -step, step).named(f"{self.name}_step")
+        if tile.reverse_k is not None:
+            step = k.select(tile.reverse_k, -step, step).named(f"{self.name}_step")
+        return LaneCopies(self, rows_remaining, next_address, step)
 
-    def load_next(self, stage: Value) -> None:
+
+class LaneCopies:
+    """The copies of a tile's scales by a warp: from the address `next_address` on, `step` bytes per scale block."""
+
+    def __init__(self, scales: LaneCopiedScales, rows_remaining: Value, next_address: Variable, step: Value) -> None:
+        self._scales, self._rows_remaining = scales, rows_remaining
+        self._next_address, self._step = next_address, step
+
+    def copy_next(self, stage: Value) -> None:
         """Issue the copies of the next scale block along K into a stage."""
-        k, address = current_builder(), self._next_address.get()
+        k, x, address = current_builder(), self._scales, self._next_address.get()
         base = hw.opaque(address).with_name_hint(
-            f"{self.name}_opaque_ptr"
+            f"{x.name}_opaque_ptr"
         )  # recompute addresses instead of keeping one register pair per copy
-        with k.unroll(0, self.num_scales, WARP_THREADS, name="first") as first:
-            source = (base + first.to(I64) * self._row_stride * self.scale.dtype.bytes).to(U64)
-            with k.when(first + k.lane < self.num_scales):
-                self._copy(self.stages[stage].at(first + k.lane, 4), source, first < self._rows_remaining)
+        with k.unroll(0, x.num_scales, WARP_THREADS, name="first") as first:
+            source = (base + first.to(I64) * x.row_stride * x.scale.dtype.bytes).to(U64)
+            with k.when(first + k.lane < x.num_scales):
+                self._copy(x.stages[stage].at(first + k.lane, 4), source, first < self._rows_remaining)
         self._next_address.set(address + self._step)
 
     def _copy(self, destination: SharedView, source: Value, pred: Value) -> None:
         k = current_builder()
-        if self.uses_cp_async:
+        if self._scales.uses_cp_async:
             hw.cp_async_copy(destination.address, source, k.select(pred, 4, 0).to(U32), 4)
         else:
-            scalar = k.registers(F32, 1, f"{self.name}_scalar")
+            scalar = k.registers(F32, 1, f"{self._scales.name}_scalar")
             scalar[0] = hw.unpack_ue8m0(hw.load_global_u8_or_u16(source, pred, 8).to(U32))
             hw.store_shared(scalar, destination.address)
 

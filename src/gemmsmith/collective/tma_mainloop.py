@@ -46,8 +46,8 @@ class StagedOperand(Protocol):
         """Its tiles in shared memory."""
 
 
-class TmaMainloop:
-    """The stages of the operands, their pipeline, and their TMA loads.
+class TmaStages:
+    """The stages of the operands, before the prologue has loaded the first of them.
 
     The CTAs of a cluster row need the same tile of A, those of a cluster column the same tile of B; they multicast them
     to one another. Kernel arguments: the operands', and stage_bytes.
@@ -66,127 +66,102 @@ class TmaMainloop:
                 TmaOperand is written by other warps, which arrive with `pipeline.non_tma_producer_commit`.
             consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1).
         """
-        self.spec, self._scheduler, self._consumer_groups = spec, scheduler, consumer_groups
+        self.spec, self.scheduler, self.consumer_groups = spec, scheduler, consumer_groups
         position, (cluster_m, cluster_n) = scheduler.position, spec.config.cluster
         self.operands = operands or [TmaOperand(x, spec.config.stages) for x in spec.operands]
-        self._tma_operands = [x for x in self.operands if isinstance(x, TmaOperand)]
+        self.tma_operands = [x for x in self.operands if isinstance(x, TmaOperand)]
         row_mask = sum(1 << cluster_m * n for n in range(cluster_n))  # ranks run along M first
         column_mask = (1 << cluster_m) - 1
         slices: dict[Role, tuple[int, Value | int, Value | int]] = {
             "a": (cluster_n, position.n, _shift(row_mask, position.m + position.split_base_rank)),
             "b": (cluster_m, position.m, _shift(column_mask, position.n * cluster_m + position.split_base_rank)),
         }
-        for operand in self._tma_operands:
+        for operand in self.tma_operands:
             operand.enable_multicast(*slices[operand.role])
-        self._scale_loads: Sequence[TmaScales] = ()
         last = self.operands[-1].stages
         self.smem_range = range(self.operands[0].stages.offset, last.offset + last.bytes)
         """The stages' bytes of shared memory."""
 
-    def attach_scale_loads(self, scales: Sequence[TmaScales]) -> None:
-        """Load these block scales with each k-tile. Called before `prologue`."""
-        self._scale_loads = scales
+    def prologue(
+        self, *others: HasBarriers, prefetch: Sequence[Value], scales: Sequence[TmaScales] = ()
+    ) -> TmaMainloop:
+        """Initialize all barriers and load the first k-tiles of this CTA's first tile; return the started mainloop.
 
-    def prologue(self, *others: HasBarriers, prefetch: Sequence[Value]) -> None:
+        Args:
+            *others: Other objects whose barriers are initialized.
+            prefetch: Other tensor maps to prefetch.
+            scales: Block scales that are loaded with each k-tile.
+        """
+        mainloop = TmaMainloop(self, scales)
+        mainloop.load_first_k_tiles(*others, prefetch=prefetch)
+        return mainloop
+
+
+class TmaMainloop:
+    """The stages and their pipeline, the first k-tiles loaded: `start_producer` in the producer, `stage` in consumers.
+
+    Attributes:
+        pipeline: The stages' barriers.
+        prologue_k_tiles: K-tiles of the current tile whose loads the prologue has issued: 0 from the second tile on.
+    """
+
+    def __init__(self, stages: TmaStages, scales: Sequence[TmaScales]) -> None:
+        """Allocate the barriers: after the epilogue's buffers, which have a larger alignment."""
+        k, spec, cluster_size = current_builder(), stages.spec, stages.spec.multicast_size
+        self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
+        self._operands, self._tma_operands = stages.operands, stages.tma_operands
+        self._first_work_tile = tile = self.scheduler.first_work_tile()
+        first_rank = self.scheduler.position.split_base_rank
+        self.pipeline = PipelineTmaAsync(
+            spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32, self._stage_bytes),
+            cluster_size=cluster_size, first_rank=first_rank, consumer_groups=stages.consumer_groups,
+            scope="cluster" if spec.releases_stages_to_peers else "cta", name="mainloop",
+        )  # fmt: skip
+        self.stages_released_barrier = (
+            StagesReleasedBarrier("epilogue smem barrier", cluster_size, first_rank)
+            if spec.config.alias_epilogue else None
+        )  # fmt: skip
+        limit = min(
+            MAX_PROLOGUE_K_TILES, max(1, MAX_PROLOGUE_TMA_LOADS // self._tma_loads_per_k_tile), spec.config.stages - 1
+        )
+        prologue_k_tiles: ValueLike = 0
+        if tile is not None:
+            prologue_k_tiles = k.minimum(tile.k_tiles, limit)
+            for x in scales:
+                prologue_k_tiles = x.limit_prologue(prologue_k_tiles, tile)
+        self.prologue_k_tiles = k.var(I32, prologue_k_tiles, "prologue_k_tiles")
+
+    def load_first_k_tiles(self, *others: HasBarriers, prefetch: Sequence[Value]) -> None:
         """Initialize all barriers, those of `others` too, and load the first k-tiles of this CTA's first tile.
 
         The thread that initializes the barriers issues these loads before the cluster barrier, so each CTA loads its
         whole tiles, without multicast. Waits for the global memory of earlier kernels (programmatic dependent launch).
         """
-        tile = self._scheduler.first_work_tile()
-        # The barriers are allocated after the epilogue's buffers, which have a larger alignment.
-        config, cluster_size = self.spec.config, self.spec.multicast_size
-        first_rank = self._scheduler.position.split_base_rank
-        self.pipeline = PipelineTmaAsync(
-            config.stages, transaction_bytes=current_builder().parameter("stage_bytes", U32, self._stage_bytes),
-            cluster_size=cluster_size, first_rank=first_rank, consumer_groups=self._consumer_groups,
-            scope="cluster" if self.spec.releases_stages_to_peers else "cta", name="mainloop",
-        )  # fmt: skip
-        self._stages_released_barrier = (
-            StagesReleasedBarrier("epilogue smem barrier", cluster_size, first_rank) if config.alias_epilogue else None
-        )
-        limit = min(
-            MAX_PROLOGUE_K_TILES, max(1, MAX_PROLOGUE_TMA_LOADS // self._tma_loads_per_k_tile), config.stages - 1
-        )
-        prologue_k_tiles: ValueLike = 0
-        if tile is not None:
-            prologue_k_tiles = current_builder().minimum(tile.k_tiles, limit)
-            for scales in self._scale_loads:
-                prologue_k_tiles = scales.limit_prologue(prologue_k_tiles, tile)
-        self.prologue_k_tiles = current_builder().var(I32, prologue_k_tiles, "prologue_k_tiles")
-        """K-tiles of the current tile whose loads the prologue has issued: 0 from the second tile on."""
+        tile, released = self._first_work_tile, self.stages_released_barrier
 
         def issue_loads() -> None:
             assert tile is not None
             hw.grid_dependency_wait()
             with current_builder().range(self.prologue_k_tiles.get(), name="k_tile") as k_tile:
                 self.pipeline.producer_expect_bytes(k_tile)
-                self._load(k_tile, self.pipeline.full_barrier(k_tile), tile, k_tile, multicast=False)
+                self.load(k_tile, tile, k_tile, [None] * len(self.scales), multicast=False)
 
-        own = (self.pipeline, self._stages_released_barrier) if self._stages_released_barrier else (self.pipeline,)
+        own = (self.pipeline, released) if released else (self.pipeline,)
         init_barriers(*own, *others, prefetch=(*self._maps, *prefetch), after_init=issue_loads if tile else None)
         hw.grid_dependency_wait()
-        if config.pdl:
+        if self.spec.config.pdl:
             hw.launch_dependent_grids()
 
-    # -- producers -------------------------------------------------------------------------------------
-    def producer_start_state(self) -> PipelineState:
-        """Declare the producer's variables and return its state, past the k-tiles that the prologue loads."""
-        if self._stages_released_barrier:
-            self._stages_released_phase = current_builder().var(U32, 0, "epilogue_smem_phase")
-        for scales in self._scale_loads:
-            scales.init_producer(self.prologue_k_tiles.get())
-        return self.pipeline.producer_start_state(self.prologue_k_tiles.get())
+    def start_producer(self) -> TmaProducer:
+        """Declare the variables of the producer."""
+        return TmaProducer(self)
 
-    @contextmanager
-    def k_tile_loop(self) -> Iterator[tuple[WorkTile, Value]]:
-        """Loop over every (tile, k-tile) that the producer warp still has to load."""
-        with self._scheduler.synchronized_tile_loop() as tile, self.remaining_k_tile_loop(tile) as k_tile:
-            yield tile, k_tile
-
-    @contextmanager
-    def remaining_k_tile_loop(self, tile: WorkTile, stop: ValueLike | None = None) -> Iterator[Value]:
-        """Loop over the tile's k-tiles (up to `stop`) whose loads the prologue has not issued. Called once per tile.
-
-        Afterwards, if the epilogue's buffers alias the stages and another tile follows, wait until the epilogue has
-        released the stages.
-        """
-        first = self.prologue_k_tiles.get().named("first_unloaded_k_tile")
-        with self._scheduler.k_tile_loop(tile, first, stop) as k_tile:
-            yield k_tile
-        self.prologue_k_tiles.set(0)
-        if self._stages_released_barrier:
-            with current_builder().when(_next_tile_loads_stages(tile)):
-                self._stages_released_barrier.wait(self._stages_released_phase)
-
-    def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
-        """Issue the loads of a k-tile into an acquired stage. One thread executes it."""
-        self._load(state.index, self.pipeline.full_barrier(state), tile, k_tile)
-
-    def tail(self, state: PipelineState) -> None:
-        """Wait until all CTAs have released this CTA's stages."""
-        self.pipeline.producer_tail(state)
-
-    # -- consumers -------------------------------------------------------------------------------------
-    def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
-        """Wait until a stage is full, and wgmma may read it."""
-        self.pipeline.consumer_wait(state, token)
-        if len(self._tma_operands) < len(self.operands):
-            hw.fence_proxy_async()  # orders what cp.async and st have written before wgmma reads it
-
-    def stage(self, stage: PipelineState | Value) -> list[SharedView]:
-        """Return the operands' tiles in a stage."""
-        index = stage.index if isinstance(stage, PipelineState) else stage
-        return [x.stages[index] for x in self.operands]
-
-    def release_aliased_stages(self, tile: WorkTile) -> None:
-        """Release the stages that a tile's epilogue has reused, if another tile needs them."""
-        if self._stages_released_barrier:
-            with current_builder().when(_next_tile_loads_stages(tile)):
-                self._stages_released_barrier.consumer_release()
-
-    def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, multicast: bool = True) -> None:
-        k_tile_idx = tile.k_tile_index(k_tile)
+    def load(
+        self, stage: Value, tile: WorkTile, k_tile: Value, scale_states: Sequence[PipelineState | None], *,
+        multicast: bool = True,
+    ) -> None:  # fmt: skip
+        """Issue the loads of a k-tile into a stage that is free. One thread executes it."""
+        full, k_tile_idx = self.pipeline.full_barrier(stage), tile.k_tile_index(k_tile)
         is_tf32_residual: dict[Role, Value] = {}
         if self.spec.is_3xtf32:
             tf32_product, k_tile_idx = (k_tile_idx % TF32X3_MMAS).named("tf32_product"), k_tile_idx // TF32X3_MMAS
@@ -197,23 +172,87 @@ class TmaMainloop:
             coord, is_residual = tile.coord(operand.role), is_tf32_residual.get(operand.role)
             first_k = k if coord.k_begin is None else k + coord.k_begin
             operand.load(stage, full, coord, first_k, multicast=multicast, is_tf32_residual=is_residual)
-        for scales in self._scale_loads:
-            scales.load(stage, full, tile, k_tile, k_tile_idx, in_prologue=not multicast)
+        for scales, state in zip(self.scales, scale_states, strict=True):
+            scales.load(stage, full, tile, k_tile, k_tile_idx, state)
 
+    # -- consumers -------------------------------------------------------------------------------------
+    def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
+        """Wait until a stage is full, and wgmma may read it."""
+        self.pipeline.consumer_wait(state, token)
+        if len(self._tma_operands) < len(self._operands):
+            hw.fence_proxy_async()  # orders what cp.async and st have written before wgmma reads it
+
+    def stage(self, stage: PipelineState | Value) -> list[SharedView]:
+        """Return the operands' tiles in a stage."""
+        index = stage.index if isinstance(stage, PipelineState) else stage
+        return [x.stages[index] for x in self._operands]
+
+    def release_aliased_stages(self, tile: WorkTile) -> None:
+        """Release the stages that a tile's epilogue has reused, if another tile needs them."""
+        if self.stages_released_barrier:
+            with current_builder().when(next_tile_loads_stages(tile)):
+                self.stages_released_barrier.consumer_release()
+
+    # -- computed by the host for a problem ----------------------------------------------------------------
     def _stage_bytes(self, p: BoundProblem) -> int:
-        return sum(x.stage_bytes(p) for x in self._tma_operands) + sum(x.stage_bytes(p) for x in self._scale_loads)
+        return sum(x.stage_bytes(p) for x in self._tma_operands) + sum(x.stage_bytes(p) for x in self.scales)
 
     @property
     def _tma_loads_per_k_tile(self) -> int:
         """TMA loads of a k-tile without multicast."""
-        return sum(x.loads_per_tile for x in self._tma_operands) + len(self._scale_loads)
+        return sum(x.loads_per_tile for x in self._tma_operands) + len(self.scales)
 
     @property
     def _maps(self) -> list[Value]:
-        return [map for x in self._tma_operands for map in x.maps] + [x.map for x in self._scale_loads]
+        return [map for x in self._tma_operands for map in x.maps] + [x.map for x in self.scales]
 
 
-def _next_tile_loads_stages(tile: WorkTile) -> Value:
+class TmaProducer:
+    """The producer of a mainloop: which stage it writes next, past the k-tiles that the prologue has loaded."""
+
+    def __init__(self, mainloop: TmaMainloop) -> None:
+        self._mainloop, k_tiles, released = mainloop, mainloop.prologue_k_tiles, mainloop.stages_released_barrier
+        self._released_phase = current_builder().var(U32, 0, "epilogue_smem_phase") if released else None
+        self._scale_states = [x.producer_start_state(k_tiles.get()) for x in mainloop.scales]
+        self._write = mainloop.pipeline.producer_start_state(k_tiles.get())
+
+    @contextmanager
+    def k_tile_loop(self) -> Iterator[tuple[WorkTile, Value]]:
+        """Loop over every (tile, k-tile) that the producer still has to load."""
+        with self._mainloop.scheduler.synchronized_tile_loop() as tile, self.remaining_k_tile_loop(tile) as k_tile:
+            yield tile, k_tile
+
+    @contextmanager
+    def remaining_k_tile_loop(self, tile: WorkTile, stop: ValueLike | None = None) -> Iterator[Value]:
+        """Loop over the tile's k-tiles (up to `stop`) whose loads the prologue has not issued. Called once per tile.
+
+        Afterwards, if the epilogue's buffers alias the stages and another tile follows, wait until the epilogue has
+        released the stages.
+        """
+        x = self._mainloop
+        first = x.prologue_k_tiles.get().named("first_unloaded_k_tile")
+        with x.scheduler.k_tile_loop(tile, first, stop) as k_tile:
+            yield k_tile
+        x.prologue_k_tiles.set(0)
+        if x.stages_released_barrier and self._released_phase:
+            with current_builder().when(next_tile_loads_stages(tile)):
+                x.stages_released_barrier.wait(self._released_phase)
+
+    def load(self, tile: WorkTile, k_tile: Value) -> None:
+        """Wait until the next stage is free, and issue the loads of a k-tile into it. One thread executes it."""
+        self._mainloop.pipeline.producer_acquire(self._write)
+        self._mainloop.load(self._write.index, tile, k_tile, self._scale_states)
+
+    def advance(self) -> None:
+        """Advance to the next stage."""
+        self._write.advance()
+
+    def tail(self) -> None:
+        """Wait until all CTAs have released this CTA's stages."""
+        self._mainloop.pipeline.producer_tail(self._write)
+
+
+def next_tile_loads_stages(tile: WorkTile) -> Value:
     """Return whether loads of another tile follow in the stages.
 
     If a tile has no k-tiles, the tiles after it have none either.

@@ -15,9 +15,7 @@ from dataclasses import replace
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.cluster_split_reduction import make_split_reduction
-from gemmsmith.collective.cp_async_mainloop import CpAsyncMainloop
 from gemmsmith.collective.pipeline import HasBarriers
-from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.spec import KernelSpec
@@ -52,10 +50,10 @@ from gemmsmith.tile_scheduler.tiles import TileScheduler, WorkTile
 class Epilogue:
     """Lowers a kernel's epilogue graph: loads its operands, evaluates it and stores its results, tile by tile."""
 
-    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, mainloop: TmaMainloop | CpAsyncMainloop) -> None:
-        """Declare shared memory and arguments; with alias_epilogue the stores reuse the mainloop's stages."""
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, stages: range | None = None) -> None:
+        """Declare shared memory and arguments. `stages`: bytes of the mainloop's, which alias_epilogue reuses."""
         k = current_builder()
-        self.spec, self.graph, self.mainloop = spec, spec.epilogue.graph, mainloop
+        self.spec, self.graph = spec, spec.epilogue.graph
         self.plan = plan_epilogue(spec)
         self.broadcast_dims = self.graph.broadcast_dims()
         self.lowerings = select_lowerings(self.graph, spec.epilogue.fast_math)
@@ -72,7 +70,7 @@ class Epilogue:
         self.alias_epilogue = spec.config.alias_epilogue and bool(plan.stores)
         self.warpgroup_barriers = k.named_barriers(consumers)  # one per warpgroup
         self.all_math_barrier = k.named_barriers(1) if self.alias_epilogue else 0
-        stages_range = mainloop.smem_range if self.alias_epilogue else None
+        stages_range = stages if self.alias_epilogue else None
         self.stores = Stores(spec, plan, self.result_dims, stages_range) if plan.stores else None
         self.inputs = {o.name: self._make_input(o) for o in loads}
         self.reductions: list[Reduction] = []
@@ -175,7 +173,6 @@ class TileEpilogue:
             split_reduction.reduced_accumulator(accumulator, self._work, self._wg_tile.warpgroup) as reduced,
         ):
             self._store(reduced)
-        self._epilogue.mainloop.release_aliased_stages(self._work)
 
     def _rematerialized_thread_ids(self) -> AbstractContextManager[None]:
         """With promotion, recompute thread-dependent addresses per tile.

@@ -24,7 +24,7 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
     """
     scheduler = make_tile_scheduler(spec)
     mainloop = CpAsyncMainloop(spec, scheduler)
-    epilogue = Epilogue(spec, scheduler, mainloop)
+    epilogue = Epilogue(spec, scheduler)
     mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:

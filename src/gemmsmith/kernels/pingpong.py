@@ -8,12 +8,12 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.block_scales import BlockScales
 from gemmsmith.collective.ordered_sequence_barrier import OrderedSequenceBarrier
-from gemmsmith.collective.tma_mainloop import TmaMainloop
+from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
-from gemmsmith.kernels.cooperative import SETMAXNREG, producer_warps, promoted_consumer_loop
-from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
+from gemmsmith.kernels.cooperative import SETMAXNREG, producer_warps
+from gemmsmith.kernels.promoted_mainloop import make_consumer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.tile_scheduler.tiles import TileScheduler
 
@@ -22,12 +22,11 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel: persistent; both warpgroups have one producer warp and alternate on the tensor cores."""
     producer_registers, consumer_registers = SETMAXNREG[2]
     scheduler = TileScheduler(spec)
-    mainloop = TmaMainloop(spec, scheduler, consumer_groups=2)
-    epilogue = Epilogue(spec, scheduler, mainloop)
+    stages = TmaStages(spec, scheduler, consumer_groups=2)
+    epilogue = Epilogue(spec, scheduler)
     scales = BlockScales(spec, consumer_groups=2)
-    mainloop.attach_scale_loads(scales.tma_scales)
     order = OrderedSequenceBarrier(2)
-    mainloop.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps)
+    mainloop = stages.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps, scales=scales.tma_scales)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
@@ -35,22 +34,16 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroups(1, 3, "consumer") as warpgroup:
         hw.set_registers(consumer_registers)
-        if spec.promoted:
-            scales.init_consumer()
-            promoted_consumer_loop(k, spec, scheduler, mainloop, scales, epilogue, warpgroup, order)
-            return
-        consumer = WgmmaMainloop(spec, mainloop, warpgroup_row=0)
+        consumer = make_consumer(spec, mainloop, 0, scales, order.of(warpgroup))
         warpgroup_epilogue = epilogue.start(warpgroup, 0)
-        order.prime(warpgroup)
-        consumer.read.skip(warpgroup * scheduler.k_tiles)
+        order.of(warpgroup).prime()
+        consumer.skip(warpgroup, scheduler.k_tiles)
         with scheduler.tile_loop(step=2, first=warpgroup) as tile:
             tile_epilogue = warpgroup_epilogue.load(tile)
-            consumer.clear_if_empty(tile)
-            order.wait(warpgroup)
+            consumer.begin_tile(tile)
             consumer.mma(tile)
-            order.arrive(warpgroup)
             consumer.mma_tail(tile)
-            consumer.read.skip(tile.k_tiles)
+            consumer.skip(1, scheduler.k_tiles)
             tile_epilogue.store(consumer.accumulator)
         warpgroup_epilogue.finish()
 

@@ -25,7 +25,7 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
     """
     scheduler, tile_k = make_tile_scheduler(spec), spec.config.tile[2]
     mainloop = CpAsyncMainloop(spec, scheduler, partial(SimtOperand, spec))
-    epilogue = Epilogue(spec, scheduler, mainloop)
+    epilogue = Epilogue(spec, scheduler)
     mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:

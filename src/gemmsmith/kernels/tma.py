@@ -6,7 +6,7 @@ CUTLASS: KernelTma.
 from __future__ import annotations
 
 from gemmsmith import hw
-from gemmsmith.collective.tma_mainloop import TmaMainloop
+from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
@@ -21,13 +21,13 @@ def tma(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel: persistent; loads of k-tiles i+1 .. i+stages-1 are in flight while k-tile i is multiplied."""
     lookahead = spec.config.stages - 1
     scheduler = make_tile_scheduler(spec)
-    mainloop = TmaMainloop(spec, scheduler)
-    epilogue = Epilogue(spec, scheduler, mainloop)
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    stages = TmaStages(spec, scheduler)
+    epilogue = Epilogue(spec, scheduler)
+    mainloop = stages.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "consumer") as warpgroup:
         is_producer = ((k.warp_index == 0) & hw.elect_one()).named("is_producer")
-        write = mainloop.producer_start_state()
+        producer = mainloop.start_producer()
         warpgroup_row = (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
         consumer = WgmmaMainloop(spec, mainloop, warpgroup_row)
 
@@ -35,21 +35,20 @@ def tma(k: Builder, spec: KernelSpec) -> None:
             """Issue the loads of a k-tile, if it exists."""
             with k.when(k_tile < tile.k_tiles):
                 with k.when(is_producer):
-                    mainloop.pipeline.producer_acquire(write)
-                    mainloop.load(write, tile, k_tile)
-                write.advance()
+                    producer.load(tile, k_tile)
+                producer.advance()
 
         warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
         with scheduler.tile_loop() as tile:
             tile_epilogue = warpgroup_epilogue.load(tile)
-            with mainloop.remaining_k_tile_loop(tile, lookahead) as k_tile:
+            with producer.remaining_k_tile_loop(tile, lookahead) as k_tile:
                 load_k_tile(tile, k_tile)
-            consumer.clear_if_empty(tile)
+            consumer.begin_tile(tile)
             consumer.mma(tile, after_k_tile=lambda tile, k_tile: load_k_tile(tile, k_tile + lookahead))
             consumer.mma_tail(tile)
             tile_epilogue.store(consumer.accumulator)
         with k.when(is_producer):
-            mainloop.tail(write)
+            producer.tail()
         warpgroup_epilogue.finish()
 
 

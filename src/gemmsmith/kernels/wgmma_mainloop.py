@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gemmsmith.collective.ordered_sequence_barrier import WarpgroupOrder
 from gemmsmith.collective.pipeline import LaggedRelease
 from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
@@ -18,16 +19,28 @@ class WgmmaMainloop:
 
     Attributes:
         accumulator: The warpgroup's accumulator.
-        read: The consumer's state of the pipeline.
     """
 
-    def __init__(self, spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int) -> None:
-        """Declare the consumer's variables. `warpgroup_row`: the warpgroup's first row in the CTA's tile."""
-        self._loads, self._rows = loads, (warpgroup_row, spec.warpgroup_rows)
-        self.read, self._release = loads.pipeline.consumer_start_state(), LaggedRelease(loads.pipeline)
+    def __init__(
+        self, spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int, order: WarpgroupOrder | None = None
+    ) -> None:
+        """Declare the consumer's variables.
+
+        Args:
+            spec: The kernel's config, dtypes and layouts.
+            loads: The stages.
+            warpgroup_row: The warpgroup's first row in the CTA's tile.
+            order: The order in which warpgroups with tiles of their own multiply.
+        """
+        self._loads, self._rows, self._order = loads, (warpgroup_row, spec.warpgroup_rows), order
+        self._read, self._release = loads.pipeline.consumer_start_state(), LaggedRelease(loads.pipeline)
         self.accumulator = make_accumulator(spec)
 
-    def clear_if_empty(self, tile: WorkTile) -> None:
+    def skip(self, tiles: Value | int, k_tiles: Value) -> None:
+        """Skip `tiles` tiles of `k_tiles` k-tiles, which are another warpgroup's."""
+        self._read.skip(tiles * k_tiles)
+
+    def begin_tile(self, tile: WorkTile) -> None:
         """Clear the accumulator of a tile without k-tiles; others overwrite it."""
         with current_builder().when(tile.k_tiles == 0):
             self.accumulator.clear()
@@ -35,16 +48,20 @@ class WgmmaMainloop:
     def mma(self, tile: WorkTile, after_k_tile: Callable[[WorkTile, Value], None] | None = None) -> None:
         """Issue the wgmmas of a tile's k-tiles, as their stages become full; `after_k_tile` follows each of them."""
         k = current_builder()
+        if self._order:
+            self._order.wait()
         k.comment("mainloop")
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
-            self._loads.consumer_wait(self.read)
-            a, b = self._loads.stage(self.read)
+            self._loads.consumer_wait(self._read)
+            a, b = self._loads.stage(self._read)
             self.accumulator.multiply(a.rows(*self._rows), b, accumulate=k_tile > 0)
             self.accumulator.wait(pending=1)
-            self._release.release_previous(k_tile, self.read)
-            self.read.advance()
+            self._release.release_previous(k_tile, self._read)
+            self._read.advance()
             if after_k_tile:
                 after_k_tile(tile, k_tile)
+        if self._order:
+            self._order.arrive()
 
     def mma_tail(self, tile: WorkTile) -> None:
         """Wait for the last wgmma group, and release its stage."""

@@ -1,0 +1,104 @@
+"""The mainloop of a consumer warpgroup with promoted sums (CUTLASS: CollectiveMma with GmmaFP8Accumulation)."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from gemmsmith.collective.block_scales import BlockScales, TileScales
+from gemmsmith.collective.ordered_sequence_barrier import WarpgroupOrder
+from gemmsmith.collective.promotion import Promotion
+from gemmsmith.collective.tma_mainloop import TmaMainloop
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import I32, PRED
+from gemmsmith.lang.values import Value
+from gemmsmith.tile_scheduler.tiles import WorkTile
+
+
+class PromotedMainloop:
+    """Multiplies the k-tiles of a tile, each separately, and adds it, scaled, to the fp32 accumulator.
+
+    A k-tile is promoted, subtile by subtile, while other wgmma groups run: those of k-tiles in flight, or of other
+    warpgroups.
+
+    Attributes:
+        accumulator: The warpgroup's fp32 accumulator.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, loads: TmaMainloop, scales: BlockScales, warpgroup_row: Value | int,
+        order: WarpgroupOrder | None = None,
+    ) -> None:  # fmt: skip
+        """Declare the consumer's variables. `scales`: those of A and B; the others as for WgmmaMainloop."""
+        k, self._loads, self._order = current_builder(), loads, order
+        self._rows, self._scales = (warpgroup_row, spec.warpgroup_rows), scales.start(warpgroup_row)
+        self._read, self._promotion = loads.pipeline.consumer_start_state(), Promotion(spec)
+        self.accumulator = self._promotion.accumulator
+        self._next_stage_is_full = k.var(PRED, False, "next_stage_is_full")
+        self._k_tiles_remaining = k.var(I32, 0, "k_tiles_remaining") if order else None
+
+    def skip(self, tiles: Value | int, k_tiles: Value) -> None:
+        """Skip `tiles` tiles of `k_tiles` k-tiles, which are another warpgroup's."""
+        self._read.skip(k_tiles * tiles)
+        self._scales.skip(k_tiles, tiles)
+        self._next_stage_is_full.set(False)
+
+    def begin_tile(self, tile: WorkTile) -> None:
+        """Clear the accumulator."""
+        self.accumulator.clear()
+
+    def mma(self, tile: WorkTile) -> None:
+        """Multiply and promote a tile's k-tiles, as their stages become full."""
+        k, in_flight, scales = current_builder(), self._promotion.k_tiles_in_flight, self._scales.begin_tile(tile)
+        if self._order and self._k_tiles_remaining:
+            self._k_tiles_remaining.set(tile.k_tiles)
+            with k.when(tile.k_tiles > 0):
+                self._order.wait()
+        k.comment("mainloop")
+        with k.range(tile.k_tiles // in_flight, name="k_tile_group" if in_flight > 1 else "k_tile"):
+            self._step(scales, in_flight)
+        if in_flight > 1:
+            with k.range((tile.k_tiles % in_flight).named("remaining_k_tiles"), name="k_tile"):
+                self._step(scales, 1)
+
+    def mma_tail(self, tile: WorkTile) -> None:
+        """Do nothing: each k-tile is waited for before it is promoted."""
+
+    def _step(self, scales: TileScales, count: int) -> None:
+        """Multiply and promote `count` k-tiles, whose MMAs are in flight together."""
+        k, pipeline, promotion, stages = current_builder(), self._loads.pipeline, self._promotion, list[Value]()
+        for subtile in promotion.subtiles:
+            is_first, is_last = subtile == promotion.subtiles[0], subtile == promotion.subtiles[-1]
+            for i in range(count):
+                if is_first:
+                    self._loads.consumer_wait(self._read, None if i else self._next_stage_is_full.get())
+                    stages.append(self._read.index.named("stage"))
+                    promotion.set_scales(i, scales.read(stages[i]))  # before wgmma, during which shared memory is slow
+                    self._read.advance()
+                a, b = self._loads.stage(stages[i])
+                promotion.multiply(i, subtile, a.rows(*self._rows), b)
+            if self._order and self._k_tiles_remaining and is_first:
+                self._k_tiles_remaining.set(self._k_tiles_remaining.get() - count)
+                with k.when(self._k_tiles_remaining.get() == 0):  # the tile needs no further stage
+                    self._order.arrive()
+            for i in range(count):
+                promotion.wait(i, pending=count - 1 - i)
+                if is_last:
+                    pipeline.consumer_release(stages[i])
+                    if i == count - 1:
+                        remaining = self._k_tiles_remaining
+                        with k.when(remaining.get() > 0) if remaining else nullcontext():
+                            # tested while promotion.add runs
+                            self._next_stage_is_full.set(pipeline.consumer_test_wait(self._read))
+                promotion.add(i, subtile)
+
+
+def make_consumer(
+    spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int, scales: BlockScales | None = None,
+    order: WarpgroupOrder | None = None,
+) -> WgmmaMainloop | PromotedMainloop:  # fmt: skip
+    """Return the mainloop of a consumer warpgroup, with promoted sums if the spec asks for them."""
+    if spec.promoted:
+        return PromotedMainloop(spec, loads, scales or BlockScales(spec), warpgroup_row, order)
+    return WgmmaMainloop(spec, loads, warpgroup_row, order)
