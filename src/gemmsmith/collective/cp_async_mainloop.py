@@ -28,8 +28,12 @@ class CpAsyncSource(Protocol):
     mn_extent: Value
     stages: SharedBuffer
 
-    def init_copies(self) -> None:
+    def start_copies(self) -> ThreadCopies:
         """Declare this thread's state, before the first tile."""
+
+
+class ThreadCopies(Protocol):
+    """The copies of an operand that a thread issues."""
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
@@ -49,16 +53,12 @@ OperandFactory = Callable[[str, Tile, int, OperandFn, int], CpAsyncSource]
 
 
 class CpAsyncMainloop:
-    """The stages of A and B, the stage that is read, and the k-tile that is copied next.
-
-    The copies of each k-tile are a cp.async group; past the last tile, groups are of zeros. Kernel arguments: the
-    operands', and `k`.
-    """
+    """The stages of A and B. Kernel arguments: the operands', and `k`."""
 
     def __init__(
         self, spec: KernelSpec, scheduler: TileScheduler, make_operand: OperandFactory = CpAsyncOperand
     ) -> None:
-        self.spec, self._scheduler = spec, scheduler
+        self.spec, self.scheduler = spec, scheduler
         self.operands = tuple(
             make_operand(name, tile, spec.config.stages, operand_getter(i), spec.threads)
             for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
@@ -66,25 +66,40 @@ class CpAsyncMainloop:
         last_buffer = self.operands[-1].stages
         self.smem_range = range(self.operands[0].stages.offset, last_buffer.offset + last_buffer.bytes)
         """The stages' bytes of shared memory."""
-        self._k = current_builder().parameter("k", compute=lambda p: p.k)
+        self.k = current_builder().parameter("k", compute=lambda p: p.k)
 
-    def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> None:
+    def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> StartedCpAsyncMainloop:
         """Initialize the barriers of `others`, issue the copies of the first k-tiles, and wait for one of them."""
-        k, config = current_builder(), self.spec.config
+        config = self.spec.config
         if others or prefetch:
             init_barriers(*others, prefetch=prefetch)
         hw.grid_dependency_wait()
         if config.pdl:
             hw.launch_dependent_grids()
+        return StartedCpAsyncMainloop(self)
+
+    def release_aliased_stages(self, tile: WorkTile) -> None:
+        """Do nothing: no epilogue reuses the stages."""
+
+
+class StartedCpAsyncMainloop:
+    """The stage that is read, and the k-tile that is copied next.
+
+    The copies of each k-tile are a cp.async group; past the last tile, groups are of zeros.
+    """
+
+    def __init__(self, mainloop: CpAsyncMainloop) -> None:
+        """Issue the copies of the first k-tiles, and wait for one of them."""
+        k, self.spec, self.operands, self._k = current_builder(), mainloop.spec, mainloop.operands, mainloop.k
+        self._scheduler = mainloop.scheduler
         begin, self._stop, self._step = self._scheduler.persistent_range()
         self._next_tile = k.var(I32, begin, "next_tile")
         # From the k-tile on that is copied next: k-tiles of this work, elements of K, k-tiles that need no predicates.
         self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_to_copy"), k.var(I32, 0, "k_remaining")
         self._full_k_tiles_remaining = k.var(I32, 0, "unpredicated_k_tiles_to_copy")
         self._read_stage = k.var(I32, 0, "read_stage")
-        for operand in self.operands:
-            operand.init_copies()
-        with k.range(config.stages - 1, name="stage") as stage:
+        self._copies = [operand.start_copies() for operand in self.operands]
+        with k.range(self.spec.config.stages - 1, name="stage") as stage:
             self._copy_k_tile(stage)
         self._wait_next_stage()
 
@@ -132,12 +147,12 @@ class CpAsyncMainloop:
 
     def _issue_copies(self, stage: Value, k_remaining: Value | None, slice_idx: int = 0, num_slices: int = 1) -> None:
         """Issue a slice of a k-tile's copies."""
-        copies = [copy for operand in self.operands for copy in operand.copies(stage, k_remaining)]
+        copies = [copy for operand in self._copies for copy in operand.copies(stage, k_remaining)]
         for copy in copies[slice_idx * len(copies) // num_slices : (slice_idx + 1) * len(copies) // num_slices]:
             copy()
 
     def _commit(self) -> None:
-        for operand in self.operands:
+        for operand in self._copies:
             operand.advance()
         hw.cp_async_commit()
 
@@ -161,16 +176,13 @@ class CpAsyncMainloop:
         """Wait for the groups of zeros, after the last tile."""
         hw.cp_async_wait(0)
 
-    def release_aliased_stages(self, tile: WorkTile) -> None:
-        """Do nothing: no epilogue reuses the stages."""
-
     def _begin_tile(self) -> None:
         k = current_builder()
         with k.when(self._next_tile.get() < self._stop):
             tile = self._scheduler.work_tile_at(self._next_tile.get())
             first_k = (tile.k_tile_index(Constant(I32, 0)) * self.spec.config.tile[2]).named("first_k")
-            for operand, coord in zip(self.operands, tile.operands, strict=True):
-                operand.set_tile(coord, first_k)
+            for copies, coord in zip(self._copies, tile.operands, strict=True):
+                copies.set_tile(coord, first_k)
             a_in_bounds, b_in_bounds = (
                 x.mn_extent - coord.mn >= x.tile.mn for x, coord in zip(self.operands, tile.operands, strict=True)
             )

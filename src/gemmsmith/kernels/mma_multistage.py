@@ -24,7 +24,7 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
     scheduler = make_tile_scheduler(spec)
     mainloop = CpAsyncMainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    started_mainloop = mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         warpgroup_column = (warpgroup * spec.warpgroup_columns).named("warpgroup_column")
@@ -37,16 +37,16 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
             tile_epilogue = warpgroup_epilogue.load(tile)
             for each in dict.fromkeys((mma_accumulator, accumulator)):
                 each.clear()
-            fragments.load_first_group(mainloop.stage())
+            fragments.load_first_group(started_mainloop.stage())
             k.comment("mainloop")
-            for first, stop, copy in mainloop.unpredicated_and_tail_loops(tile.k_tiles):
+            for first, stop, copy in started_mainloop.unpredicated_and_tail_loops(tile.k_tiles):
                 with (
                     k.range(first, stop, name="k_tile"),
                     k.unroll(fragments.mma_groups, name=fragments.group_name) as group,
                 ):
                     with k.when(group == fragments.mma_groups - 1):
-                        mainloop.next_stage()
-                    fragments.multiply(mma_accumulator, group, mainloop.stage())
+                        started_mainloop.next_stage()
+                    fragments.multiply(mma_accumulator, group, started_mainloop.stage())
                     for step in range(fragments.k_steps - 1):
                         with k.when(group == step * (fragments.mma_groups // fragments.k_steps)):
                             copy(step, fragments.k_steps - 1)
@@ -54,7 +54,7 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
                         with k.when(group == fragments.mma_groups - 1):
                             mma_accumulator.add_into_and_clear(accumulator)
             tile_epilogue.store(accumulator)
-        mainloop.drain()
+        started_mainloop.drain()
         warpgroup_epilogue.finish()
 
 

@@ -25,7 +25,7 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
     scheduler, tile_k = make_tile_scheduler(spec), spec.config.tile[2]
     mainloop = CpAsyncMainloop(spec, scheduler, partial(SimtOperand, spec))
     epilogue = Epilogue(spec, scheduler, mainloop)
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    started_mainloop = mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         warpgroup_column = (warpgroup * spec.warpgroup_columns).named("warpgroup_column")
@@ -37,26 +37,26 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
             accumulator.clear()
             k.comment("mainloop")
             if fragments.double_buffered:
-                fragments.load(mainloop.stage(), zero, zero)
-                for begin, stop, copy in mainloop.unpredicated_and_tail_loops(tile.k_tiles):
+                fragments.load(started_mainloop.stage(), zero, zero)
+                for begin, stop, copy in started_mainloop.unpredicated_and_tail_loops(tile.k_tiles):
                     with k.range(begin, stop, name="k_tile"), k.unroll(tile_k, name="kk") as kk:
                         with k.when(kk == tile_k - 1):
-                            mainloop.next_stage()
+                            started_mainloop.next_stage()
                         next_kk, next_buffer = ((kk + 1) % tile_k).with_name_hint("next_kk"), (kk + 1) % 2
-                        fragments.load(mainloop.stage(), next_kk, next_buffer.with_name_hint("next_buffer"))
+                        fragments.load(started_mainloop.stage(), next_kk, next_buffer.with_name_hint("next_buffer"))
                         with k.when(kk == 0):
                             copy(0, 1)
                         fragments.multiply(accumulator, (kk % 2).with_name_hint("buffer"))
             else:  # too few registers for two fragments
                 with k.range(tile.k_tiles, name="k_tile"), k.unroll(tile_k, name="kk") as kk:
-                    fragments.load_and_multiply(accumulator, mainloop.stage(), kk)
+                    fragments.load_and_multiply(accumulator, started_mainloop.stage(), kk)
                     with k.when(kk == tile_k - 1):
-                        mainloop.next_stage()
+                        started_mainloop.next_stage()
                     with k.when(kk == 0):
-                        mainloop.copy_k_tile()
+                        started_mainloop.copy_k_tile()
             fragments.unpermute_lanes(accumulator)
             tile_epilogue.store(accumulator)
-        mainloop.drain()
+        started_mainloop.drain()
         warpgroup_epilogue.finish()
 
 
