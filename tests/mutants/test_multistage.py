@@ -13,7 +13,7 @@ from tests.mutants.test_mutants import execute
 
 from gemmsmith import hw
 from gemmsmith.collective import cp_async_mainloop, fragments, simt, swizzle
-from gemmsmith.collective.cp_async_operand import CpAsyncOperand
+from gemmsmith.collective.cp_async_operand import CpAsyncCopies
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import BF16, FP32, TF32
@@ -123,13 +123,13 @@ def a_stage_refilled_while_it_is_read(p: Patch) -> None:
 
 
 def rows_that_are_not_aligned(p: Patch) -> None:
-    set_tile = CpAsyncOperand.set_tile
+    set_tile = CpAsyncCopies.set_tile
 
     def shifted(self: Any, *given: Any) -> None:
         set_tile(self, *given)
         self._gmem_ptr.set(self._gmem_ptr.get() + 2)
 
-    p.setattr(CpAsyncOperand, "set_tile", shifted)
+    p.setattr(CpAsyncCopies, "set_tile", shifted)
 
 
 WRONG = [

@@ -19,7 +19,7 @@ from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, U32
-from gemmsmith.lang.values import RegisterArray, Value
+from gemmsmith.lang.values import RegisterArray, Value, Variable
 from gemmsmith.tile_scheduler.tiles import ClusterPosition, Split, TileScheduler, WorkTile
 
 WARPS_PER_WARPGROUP = 4
@@ -69,26 +69,30 @@ class ClusterSplitReduction:
         return replace(tile, n=(tile.n + self.split_idx * self.spec.slice_columns).named("split_n_offset"))
 
     @contextmanager
-    def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
+    def reduced_accumulator(
+        self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value, tiles_sent: Variable | None
+    ) -> Iterator[Accumulator]:
         """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
         k, split = current_builder(), tile.split
         assert split is not None
+        assert tiles_sent is not None
         with k.when(~split.runs_epilogue) if self.num_slices == 1 else nullcontext():
             self._send(accumulator, split, warpgroup)
-            self.tiles_sent.set(split.tile_ordinal + 1)
+            tiles_sent.set(split.tile_ordinal + 1)
         with k.when(split.runs_epilogue):
             own_columns = self._own_columns(accumulator)
             self._receive(own_columns, tile, warpgroup)
             yield own_columns
 
-    def init_consumer(self) -> None:
-        """Declare a consumer warpgroup's state, before its first tile."""
-        self.tiles_sent = current_builder().var(I32, 0, "tiles_sent")
+    def consumer_start_state(self) -> Variable:
+        """Declare a consumer warpgroup's state, before its first tile: how many tiles it has sent."""
+        return current_builder().var(I32, 0, "tiles_sent")
 
-    def tail(self, warpgroup: Value) -> None:
+    def tail(self, warpgroup: Value, tiles_sent: Variable | None) -> None:
         """Wait until the receivers have released the last slots: no CTA may exit while a peer still arrives on it."""
-        with current_builder().when(self.tiles_sent.get() > 0):
-            hw.mbarrier_wait(self.empty[warpgroup], ((self.tiles_sent.get() + 1) % 2).to(U32))
+        assert tiles_sent is not None
+        with current_builder().when(tiles_sent.get() > 0):
+            hw.mbarrier_wait(self.empty[warpgroup], ((tiles_sent.get() + 1) % 2).to(U32))
 
     def _rank(self, split_idx: Value | int) -> Value:
         """Return the cluster rank of the CTA with the same tile and another split."""

@@ -31,8 +31,12 @@ class CpAsyncSource(Protocol):
     mn_extent: Value
     stages: SharedBuffer
 
-    def init_copies(self) -> None:
+    def start_copies(self) -> ThreadCopies:
         """Declare this thread's state, before the first tile."""
+
+
+class ThreadCopies(Protocol):
+    """The copies of an operand that a thread issues."""
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
@@ -51,39 +55,47 @@ OperandFactory = Callable[[MmaOperand, int, int], CpAsyncSource]
 """(operand, stages, threads) -> the operand, which `threads` threads copy."""
 
 
-class CpAsyncMainloop:
-    """The stages of the operands, the stage that is read, and the k-tile that is copied next.
-
-    The copies of each k-tile are a cp.async group; past the last tile, groups are of zeros. Kernel arguments: the
-    operands', and `k`.
-    """
+class CpAsyncStages:
+    """The stages of the operands. Kernel arguments: the operands', and `k`."""
 
     def __init__(
         self, spec: KernelSpec, scheduler: TileScheduler, make_operand: OperandFactory = CpAsyncOperand,
         operands: Sequence[MmaOperand] | None = None,
     ) -> None:  # fmt: skip
         """Allocate the stages. `operands`: those whose tiles lie side by side in a stage; None: A and B."""
-        self.spec, self._scheduler = spec, scheduler
+        self.spec, self.scheduler = spec, scheduler
         self.operands = [make_operand(x, spec.config.stages, spec.threads) for x in operands or spec.operands]
-        self._k = current_builder().parameter("k", compute=lambda p: p.k)
+        self.k = current_builder().parameter("k", compute=lambda p: p.k)
 
-    def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> None:
+    def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> CpAsyncMainloop:
         """Initialize the barriers of `others`, issue the copies of the first k-tiles, and wait for one of them."""
-        k, config = current_builder(), self.spec.config
+        config = self.spec.config
         if others or prefetch:
             init_barriers(*others, prefetch=prefetch)
         hw.grid_dependency_wait()
         if config.pdl:
             hw.launch_dependent_grids()
+        return CpAsyncMainloop(self)
+
+
+class CpAsyncMainloop:
+    """The stage that is read, and the k-tile that is copied next.
+
+    The copies of each k-tile are a cp.async group; past the last tile, groups are of zeros.
+    """
+
+    def __init__(self, mainloop: CpAsyncStages) -> None:
+        """Issue the copies of the first k-tiles, and wait for one of them."""
+        k, self.spec, self.operands, self._k = current_builder(), mainloop.spec, mainloop.operands, mainloop.k
+        self._scheduler = mainloop.scheduler
         begin, self._stop, self._step = self._scheduler.persistent_range()
         self._next_tile = k.var(I32, begin, "next_tile")
         # From the k-tile on that is copied next: k-tiles of this work, elements of K, k-tiles that need no predicates.
         self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_to_copy"), k.var(I32, 0, "k_remaining")
         self._full_k_tiles_remaining = k.var(I32, 0, "unpredicated_k_tiles_to_copy")
         self._read_stage = k.var(I32, 0, "read_stage")
-        for operand in self.operands:
-            operand.init_copies()
-        with k.range(config.stages - 1, name="stage") as stage:
+        self._copies = [operand.start_copies() for operand in self.operands]
+        with k.range(self.spec.config.stages - 1, name="stage") as stage:
             self._copy_k_tile(stage)
         self._wait_next_stage()
 
@@ -131,12 +143,12 @@ class CpAsyncMainloop:
 
     def _issue_copies(self, stage: Value, k_remaining: Value | None, slice_idx: int = 0, num_slices: int = 1) -> None:
         """Issue a slice of a k-tile's copies."""
-        copies = [copy for operand in self.operands for copy in operand.copies(stage, k_remaining)]
+        copies = [copy for operand in self._copies for copy in operand.copies(stage, k_remaining)]
         for copy in copies[slice_idx * len(copies) // num_slices : (slice_idx + 1) * len(copies) // num_slices]:
             copy()
 
     def _commit(self) -> None:
-        for operand in self.operands:
+        for operand in self._copies:
             operand.advance()
         hw.cp_async_commit()
 
@@ -165,8 +177,8 @@ class CpAsyncMainloop:
         with k.when(self._next_tile.get() < self._stop):
             tile = self._scheduler.work_tile_at(self._next_tile.get())
             first_k = (tile.k_tile_index(Constant(I32, 0)) * self.spec.config.tile[2]).named("first_k")
-            for operand in self.operands:
-                operand.set_tile(tile.coord(operand.role), first_k)
+            for operand, copies in zip(self.operands, self._copies, strict=True):
+                copies.set_tile(tile.coord(operand.role), first_k)
             in_bounds = reduce(and_, (x.mn_extent - tile.coord(x.role).mn >= x.tile.mn for x in self.operands))
             k_remaining = (self._k - first_k).named("initial_k_remaining")
             full_k_tiles = k.minimum(tile.k_tiles, k_remaining // self.spec.config.tile[2])

@@ -26,38 +26,45 @@ class CpAsyncOperand:
         k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
         self.role, self.tile, size = operand.role, tile, tile.dtype.bytes
         leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
-        self._address = k.pointer(name, lambda p: source(p)[1])
+        self.address = k.pointer(name, lambda p: source(p)[1])
         self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
-        self._ld_bytes = k.parameter(f"{name}_ld_bytes", I64, lambda p: getattr(source(p)[0], leading_dimension) * size)
-        self._batch_stride_bytes = k.parameter(
+        self.ld_bytes = k.parameter(f"{name}_ld_bytes", I64, lambda p: getattr(source(p)[0], leading_dimension) * size)
+        self.batch_stride_bytes = k.parameter(
             f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * size
         )
         self.stages = k.shared(tile, stages=stages, name=name.upper())
-        self._name, self._threads = name, threads
-        self._line = "row" if (self.role == "a") == (tile.major == "K") else "column"
+        self.name, self.threads = name, threads
+        self.line = "row" if (self.role == "a") == (tile.major == "K") else "column"
         """What is contiguous in the user's A or B: the offsets of a thread's first vector are within one of these."""
 
-    def init_copies(self) -> None:
+    def start_copies(self) -> CpAsyncCopies:
         """Declare this thread's state, before the first tile."""
-        k, is_k_major = current_builder(), self.tile.major == "K"
-        self._partition = ThreadCopyPartition(self.tile, k.thread, self._threads, self._name)
+        return CpAsyncCopies(self)
+
+
+class CpAsyncCopies:
+    """The copies that a thread issues."""
+
+    def __init__(self, operand: CpAsyncOperand) -> None:
+        k, self._operand, self._tile, self._name = current_builder(), operand, operand.tile, operand.name
+        self._partition = ThreadCopyPartition(operand.tile, k.thread, operand.threads, operand.name)
         # The address of this thread's first vector in the next k-tile.
-        self._gmem_ptr = k.var(U64, self._address, f"{self._name}_gmem_ptr")
+        self._gmem_ptr = k.var(U64, operand.address, f"{operand.name}_gmem_ptr")
         # Rows of the operand from there on; if MN-major, bytes of them.
-        unit = "rows" if is_k_major else "row_bytes"
-        self._rows_remaining = k.var(I32, 0, f"{self._name}_{unit}_remaining")
+        unit = "rows" if operand.tile.major == "K" else "row_bytes"
+        self._rows_remaining = k.var(I32, 0, f"{operand.name}_{unit}_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
-        thread, tile, size = self._partition, self.tile, self.tile.dtype.bytes
+        operand, thread, tile, size = self._operand, self._partition, self._tile, self._tile.dtype.bytes
         outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
         vector_idx, row = hw.opaque(thread.vector_idx), hw.opaque(thread.row)
         line_byte_offset = thread.box * tile.pitch + vector_idx.with_name_hint("opaque_vector") * VECTOR_BYTES
-        line_byte_offset.with_name_hint(f"{self._name}_{self._line}_byte_offset")
-        row_offset = (outer + row.with_name_hint("opaque_row")).to(I64) * self._ld_bytes
+        line_byte_offset.with_name_hint(f"{self._name}_{operand.line}_byte_offset")
+        row_offset = (outer + row.with_name_hint("opaque_row")).to(I64) * operand.ld_bytes
         offset = row_offset + inner.to(I64) * size + line_byte_offset.to(I64)
-        self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride_bytes + offset).to(U64))
-        rows = current_builder().minimum(self.mn_extent - coord.mn, tile.mn)
+        self._gmem_ptr.set(operand.address + (coord.batch.to(I64) * operand.batch_stride_bytes + offset).to(U64))
+        rows = current_builder().minimum(operand.mn_extent - coord.mn, tile.mn)
         self._rows_remaining.set(rows - thread.row if tile.major == "K" else rows * size - line_byte_offset)
 
     def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
@@ -65,10 +72,11 @@ class CpAsyncOperand:
 
         `k_remaining`: valid elements of K from the k-tile's first on; None: the tile is fully in bounds, no predicates.
         """
-        destination, source = self.stages[stage].address.named(f"{self._name}_stage_base"), self._gmem_ptr.get()
+        destination = self._operand.stages[stage].address.named(f"{self._name}_stage_base")
+        source = self._gmem_ptr.get()
 
         def copy(step: CopyStep) -> None:
-            address = source + (self._ld_bytes * step.row + step.box * self.tile.pitch).to(U64)
+            address = source + (self._operand.ld_bytes * step.row + step.box * self._tile.pitch).to(U64)
             nbytes = Constant(U32, VECTOR_BYTES) if k_remaining is None else self._valid_bytes(step, k_remaining)
             with nullcontext() if step.pred is None else current_builder().when(step.pred):
                 hw.cp_async_copy(destination + step.offset, address, nbytes, VECTOR_BYTES)
@@ -77,10 +85,10 @@ class CpAsyncOperand:
 
     def _valid_bytes(self, step: CopyStep, k_remaining: Value) -> Value:
         """Return the bytes of a vector that are in bounds."""
-        k, tile, thread = current_builder(), self.tile, self._partition
+        k, tile, thread = current_builder(), self._tile, self._partition
         if tile.major == "K":
             line_byte_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
-            line_byte_offset.with_name_hint(f"{self._name}_{self._line}_byte_offset")
+            line_byte_offset.with_name_hint(f"{self._name}_{self._operand.line}_byte_offset")
             outer_remaining = self._rows_remaining.get()
             inner_bytes = k.minimum(k_remaining, tile.k) * tile.dtype.bytes - line_byte_offset
         else:
@@ -90,6 +98,6 @@ class CpAsyncOperand:
 
     def advance(self) -> None:
         """Move to the next k-tile."""
-        tile = self.tile
-        step = tile.k * tile.dtype.bytes if tile.major == "K" else (self._ld_bytes * tile.k).to(U64)
+        tile = self._tile
+        step = tile.k * tile.dtype.bytes if tile.major == "K" else (self._operand.ld_bytes * tile.k).to(U64)
         self._gmem_ptr.set(self._gmem_ptr.get() + step)

@@ -17,7 +17,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Constant, RegisterArray, Value
+from gemmsmith.lang.values import Constant, RegisterArray, Value, Variable
 from gemmsmith.tile_scheduler.tiles import Split, TileScheduler, WorkTile
 
 VectorCopy = Callable[[RegisterArray, Value], object]
@@ -52,14 +52,16 @@ class GlobalSplitReduction:
         """Return what this CTA reduces and stores of a tile: all of it."""
         return tile
 
-    def init_consumer(self) -> None:
-        """Do nothing."""
+    def consumer_start_state(self) -> None:
+        """Return a consumer warpgroup's state: none."""
 
-    def tail(self, warpgroup: Value) -> None:
+    def tail(self, warpgroup: Value, tiles_sent: Variable | None) -> None:
         """Do nothing."""
 
     @contextmanager
-    def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
+    def reduced_accumulator(
+        self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value, tiles_sent: Variable | None
+    ) -> Iterator[Accumulator]:
         """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
         k, split = current_builder(), tile.split
         if split is None:

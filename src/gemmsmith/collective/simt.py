@@ -108,43 +108,45 @@ class SimtOperand:
 
     def __init__(self, spec: KernelSpec, operand: MmaOperand, stages: int, threads: int) -> None:
         k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
-        self.role, self.tile, self._threads = operand.role, tile, threads
-        self._address = k.pointer(name, lambda p: source(p)[1])
+        self.role, self.tile, self.threads = operand.role, tile, threads
+        self.address = k.pointer(name, lambda p: source(p)[1])
         self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
-        self._mn_stride: Value = Constant(I64, WORD_BYTES)
+        self.mn_stride: Value = Constant(I64, WORD_BYTES)
         if tile.major == "K":
-            self._mn_stride = k.parameter(
-                f"{name}_mn_stride_bytes", I64, lambda p: source(p)[0].row_stride * WORD_BYTES
-            )
-        self._k_stride = k.parameter(f"{name}_k_stride_bytes", I64, lambda p: source(p)[0].col_stride * WORD_BYTES)
-        self._batch_stride = k.parameter(
+            self.mn_stride = k.parameter(f"{name}_mn_stride_bytes", I64, lambda p: source(p)[0].row_stride * WORD_BYTES)
+        self.k_stride = k.parameter(f"{name}_k_stride_bytes", I64, lambda p: source(p)[0].col_stride * WORD_BYTES)
+        self.batch_stride = k.parameter(
             f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * WORD_BYTES
         )
         self.stages = k.shared(tile.k * _smem_k_stride_bytes(tile), stages=stages, alignment=128, name=name.upper())
-        self._name, self._layout = name, SmemVectorLayout(spec, name)
+        self.name, self.layout = name, SmemVectorLayout(spec, name)
 
-    def init_copies(self) -> None:
-        """Declare this thread's state, before the first tile: which element of a k-tile it copies first.
+    def start_copies(self) -> SimtCopies:
+        """Declare this thread's state, before the first tile."""
+        return SimtCopies(self)
 
-        Consecutive lanes copy consecutive elements along the operand's contiguous dimension. If that is K, a run is at
-        most half a 128-byte line, and the next lanes continue at the next smem index (see `SmemVectorLayout`). The
-        writes to shared memory have no bank conflicts.
-        """
-        k, tile, name = current_builder(), self.tile, self._name
+
+class SimtCopies:
+    """The copies that a thread issues.
+
+    Consecutive lanes copy consecutive elements along the operand's contiguous dimension. If that is K, a run is at most
+    half a 128-byte line, and the next lanes continue at the next smem index (see `SmemVectorLayout`). The writes to
+    shared memory have no bank conflicts.
+    """
+
+    def __init__(self, operand: SimtOperand) -> None:
+        """Declare which element of a k-tile the thread copies first."""
+        k, tile, name, threads = current_builder(), operand.tile, operand.name, operand.threads
+        self._operand, self._tile, self._layout = operand, tile, operand.layout
         k.comment(
             f"shared memory has {name.upper()}'s {'rows' if name == 'a' else 'columns'} in the order of fragments"
         )
         is_k_major = tile.major == "K"
         inner_threads = (
-            min(tile.k, MAX_COPY_LANES_ALONG_K)
-            if is_k_major
-            else min(max(WARP_THREADS, self._threads // tile.k), tile.mn)
+            min(tile.k, MAX_COPY_LANES_ALONG_K) if is_k_major else min(max(WARP_THREADS, threads // tile.k), tile.mn)
         )
         inner_idx = k.thread % inner_threads
-        outer_idx, outer_threads = (
-            (k.thread // inner_threads),
-            self._threads // inner_threads,
-        )
+        outer_idx, outer_threads = k.thread // inner_threads, threads // inner_threads
         smem_index, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
         self._mn_and_k_per_iter = (outer_threads, inner_threads) if is_k_major else (inner_threads, outer_threads)
         """Rows, and elements of K, that the threads copy per iteration."""
@@ -154,16 +156,16 @@ class SimtOperand:
         swizzled_index = smem_index ^ self._layout.xor_mask(tile, self._thread_k)
         smem_offset = self._thread_k * _smem_k_stride_bytes(tile) + swizzled_index * WORD_BYTES
         self._thread_smem_offset = smem_offset.to(U32).named(f"{name}_thread_smem_offset")
-        self._gmem_ptr = k.var(U64, self._address, f"{name}_gmem_ptr")
+        self._gmem_ptr = k.var(U64, operand.address, f"{name}_gmem_ptr")
         # Rows of the operand from this thread's first on.
         self._mn_remaining = k.var(I32, 0, f"{name}_mn_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         """Point the copies at the tile at `coord`, starting at index `first_k` of K."""
-        row_offset = (coord.mn + self._thread_mn).to(I64) * self._mn_stride
-        offset = row_offset + (first_k + self._thread_k).to(I64) * self._k_stride
-        self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride + offset).to(U64))
-        self._mn_remaining.set(self.mn_extent - coord.mn - self._thread_mn)
+        row_offset = (coord.mn + self._thread_mn).to(I64) * self._operand.mn_stride
+        offset = row_offset + (first_k + self._thread_k).to(I64) * self._operand.k_stride
+        self._gmem_ptr.set(self._operand.address + (coord.batch.to(I64) * self._operand.batch_stride + offset).to(U64))
+        self._mn_remaining.set(self._operand.mn_extent - coord.mn - self._thread_mn)
 
     def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
         """Return callables that issue this thread's cp.async copies of a k-tile into a stage.
@@ -173,18 +175,19 @@ class SimtOperand:
         rows, k_per_iter = self._mn_and_k_per_iter
         return [
             partial(self._copy, stage, k_remaining, k_offset, mn_offset)
-            for k_offset in range(0, self.tile.k, k_per_iter)
-            for mn_offset in range(0, self.tile.mn, rows)
+            for k_offset in range(0, self._tile.k, k_per_iter)
+            for mn_offset in range(0, self._tile.mn, rows)
         ]
 
     def _copy(self, stage: Value, k_remaining: Value | None, k_offset: int, mn_offset: int) -> None:
-        k, tile = current_builder(), self.tile
+        k, tile = current_builder(), self._tile
         iter_offset = k_offset * _smem_k_stride_bytes(tile) + mn_offset * WORD_BYTES
-        destination = self.stages[stage].address + self._thread_smem_offset + iter_offset
+        destination = self._operand.stages[stage].address + self._thread_smem_offset + iter_offset
         # mn_offset is a multiple of a power of two that is larger than the thread's first index, so it adds the same
         # row_delta to the row of every thread.
         row_delta = as_value(self._layout.mn_of_smem_index(mn_offset) - self._layout.mn_of_smem_index(0), I32)
-        address = self._gmem_ptr.get() + (row_delta.to(I64) * self._mn_stride + self._k_stride * k_offset).to(U64)
+        offset = row_delta.to(I64) * self._operand.mn_stride + self._operand.k_stride * k_offset
+        address = self._gmem_ptr.get() + offset.to(U64)
         nbytes: Value = Constant(U32, WORD_BYTES)
         if k_remaining is not None:
             is_row_valid = self._mn_remaining.get() > row_delta
@@ -193,7 +196,7 @@ class SimtOperand:
 
     def advance(self) -> None:
         """Move to the next k-tile."""
-        self._gmem_ptr.set(self._gmem_ptr.get() + (self._k_stride * self.tile.k).to(U64))
+        self._gmem_ptr.set(self._gmem_ptr.get() + (self._operand.k_stride * self._tile.k).to(U64))
 
 
 class SimtFragments:

@@ -129,7 +129,7 @@ class WarpgroupEpilogue:
         if epilogue.reductions:
             hw.launch_dependent_grids()  # CTAs of the second step may start early: they wait for this grid's end
         self._load_parity = epilogue.tma_loads.start_parity() if epilogue.tma_loads else None
-        epilogue.split_reduction.init_consumer()
+        self.tiles_sent = epilogue.split_reduction.consumer_start_state()
 
     def load(self, tile: WorkTile) -> TileEpilogue:
         """Issue the loads of the operands that the tile's epilogue reads."""
@@ -149,7 +149,7 @@ class WarpgroupEpilogue:
         if e.stores and e.stores.maps and not e.alias_epilogue:
             with current_builder().when(self.leader):
                 hw.bulk_wait_read(0)
-        e.split_reduction.tail(self.warpgroup)
+        e.split_reduction.tail(self.warpgroup, self.tiles_sent)
 
 
 class TileEpilogue:
@@ -159,7 +159,7 @@ class TileEpilogue:
         self, warpgroup: WarpgroupEpilogue, work: WorkTile, wg_tile: WarpgroupTile, inputs: Mapping[str, TileInput],
         tma_loads: TileAuxLoad | None,
     ) -> None:  # fmt: skip
-        self._epilogue, self._leader = warpgroup.epilogue, warpgroup.leader
+        self._warpgroup, self._epilogue, self._leader = warpgroup, warpgroup.epilogue, warpgroup.leader
         self._work, self._wg_tile, self._inputs, self._tma_loads = work, wg_tile, inputs, tma_loads
 
     def store(self, accumulator: Accumulator) -> None:
@@ -170,7 +170,9 @@ class TileEpilogue:
         split_reduction = self._epilogue.split_reduction
         with (
             self._rematerialized_thread_ids(),
-            split_reduction.reduced_accumulator(accumulator, self._work, self._wg_tile.warpgroup) as reduced,
+            split_reduction.reduced_accumulator(
+                accumulator, self._work, self._wg_tile.warpgroup, self._warpgroup.tiles_sent
+            ) as reduced,
         ):
             self._store(reduced)
 

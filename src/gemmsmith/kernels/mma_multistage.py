@@ -6,7 +6,7 @@ CUTLASS: MmaMultistage.
 from __future__ import annotations
 
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.cp_async_mainloop import CpAsyncMainloop
+from gemmsmith.collective.cp_async_mainloop import CpAsyncStages
 from gemmsmith.collective.fragments import Fragments, Tf32x3Fragments
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.mma import MMA_SYNC
@@ -23,9 +23,9 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
     being copied. Warpgroups are arranged along N, their warps along M.
     """
     scheduler = make_tile_scheduler(spec)
-    mainloop = CpAsyncMainloop(spec, scheduler)
+    stages = CpAsyncStages(spec, scheduler)
     epilogue = Epilogue(spec, scheduler)
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    mainloop = stages.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         warpgroup_column = (warpgroup * spec.warpgroup_columns).named("warpgroup_column")

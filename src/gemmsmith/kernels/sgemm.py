@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.cp_async_mainloop import CpAsyncMainloop
+from gemmsmith.collective.cp_async_mainloop import CpAsyncStages
 from gemmsmith.collective.simt import SimtFragments, SimtOperand
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.mma import FMA
@@ -24,9 +24,9 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
     copied. With a tile of 256x128 a thread has 8x16 results.
     """
     scheduler, tile_k = make_tile_scheduler(spec), spec.config.tile[2]
-    mainloop = CpAsyncMainloop(spec, scheduler, partial(SimtOperand, spec))
+    stages = CpAsyncStages(spec, scheduler, partial(SimtOperand, spec))
     epilogue = Epilogue(spec, scheduler)
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    mainloop = stages.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         warpgroup_column = (warpgroup * spec.warpgroup_columns).named("warpgroup_column")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import Token
 from types import TracebackType
 
 from gemmsmith.core.chip import HOPPER, Chip
@@ -77,13 +78,14 @@ class Builder:
         self.lane: Value = Builtin(I32, "lane")
         self.warp_index: Value = Builtin(I32, "warp")
         self.smem = Builtin(U32, "smem")
+        self._tokens: list[Token[Builder | None]] = []
 
     def __enter__(self) -> Builder:
-        self._token = ACTIVE_BUILDER.set(self)
+        self._tokens.append(ACTIVE_BUILDER.set(self))
         return self
 
     def __exit__(self, error_type: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        ACTIVE_BUILDER.reset(self._token)
+        ACTIVE_BUILDER.reset(self._tokens.pop())
         if isinstance(error, KernelError) and not getattr(error, "has_location", False):
             error.args = (f"{error_location(trace)}: {error}",)
             error.has_location = True  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -395,7 +396,8 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
     if any(o.broadcast_dims.batch != o.broadcast_dims.varies_along_m for o in graph.operands):
         return epilogue, False, ()
     batched_names = tuple(o.name for o in graph.operands if o.broadcast_dims.batch)
-    return graph_serialization.serialize(graph_serialization.unbatched(graph)), True, batched_names
+    operands = tuple(replace(o, broadcast_dims=o.broadcast_dims._replace(batch=False)) for o in graph.operands)
+    return graph_serialization.serialize(replace(graph, operands=operands)), True, batched_names
 
 
 @dynamo_constant

@@ -83,19 +83,31 @@ class ReductionResult(NamedTuple):
 @dynamo_constant
 def tensor_names(epilogue: str) -> Names:
     """Return the names of an epilogue's operands that are tensors."""
-    return tuple(o.name for o in graph_serialization.deserialize(epilogue).operands if o.dtype is not None)
+    return _tensor_names(graph_serialization.deserialize(epilogue))
 
 
 @dynamo_constant
 def number_names(epilogue: str) -> Names:
     """Return the names of an epilogue's operands that are numbers."""
-    return tuple(o.name for o in graph_serialization.deserialize(epilogue).operands if o.dtype is None)
+    return _number_names(graph_serialization.deserialize(epilogue))
 
 
 @dynamo_constant
 def result_names(epilogue: str) -> Names:
     """Return the names of an epilogue's results."""
-    return tuple(r.name for r in graph_serialization.deserialize(epilogue).results)
+    return _result_names(graph_serialization.deserialize(epilogue))
+
+
+def _tensor_names(graph: EpilogueGraph) -> Names:
+    return tuple(o.name for o in graph.operands if o.dtype is not None)
+
+
+def _number_names(graph: EpilogueGraph) -> Names:
+    return tuple(o.name for o in graph.operands if o.dtype is None)
+
+
+def _result_names(graph: EpilogueGraph) -> Names:
+    return tuple(r.name for r in graph.results)
 
 
 class ForwardSpec(NamedTuple):
@@ -137,17 +149,17 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
             raise epilogue_error(
                 f"{r.name}: got a result in {r.dtype}, which has no gradient; use torch.no_grad(), or bf16"
             )
-    extended = epilogue
+    extended = graph
     saved_outputs: Names = ()
     if not recompute:
         graph_with_saved, names = with_saved_values(graph, _wrt_with_accumulator(wrt), _default_dtype(dtype))
         if len(graph_with_saved.results) <= MAX_RESULTS:
-            extended, saved_outputs = graph_serialization.serialize(graph_with_saved), names
-    user_outputs, extended_graph = result_names(epilogue), graph_serialization.deserialize(extended)
-    has_gradient = nodes_with_gradient(extended_graph, _wrt_with_accumulator(wrt))
-    nondifferentiable = tuple(i for i, r in enumerate(extended_graph.results) if not has_gradient[r.node])
+            extended, saved_outputs = graph_with_saved, names
+    user_outputs = _result_names(graph)
+    has_gradient = nodes_with_gradient(extended, _wrt_with_accumulator(wrt))
+    nondifferentiable = tuple(i for i, r in enumerate(extended.results) if not has_gradient[r.node])
     differentiable_outputs = tuple(name for i, name in enumerate(user_outputs) if i not in nondifferentiable)
-    reductions, kernels, _ = make_grad_kernels(extended, saved_outputs, differentiable_outputs, wrt, dtype)
+    reductions, kernels, _ = _plan_grad_kernels(extended, saved_outputs, differentiable_outputs, wrt, dtype)
     for kernel in kernels:
         op_signature(kernel.epilogue)
     grad_kernels = [*kernels, *(r.tie_count_kernel for r in reductions if r.tie_count_kernel)]
@@ -158,14 +170,14 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     input_and_output_names = (
         A,
         B,
-        *(INPUT_PREFIX + name for name in tensor_names(extended)),
-        *(OUTPUT_PREFIX + name for name in result_names(extended)),
+        *(INPUT_PREFIX + name for name in _tensor_names(extended)),
+        *(OUTPUT_PREFIX + name for name in _result_names(extended)),
     )
     saved = [(i, name) for i, name in enumerate(input_and_output_names) if name in read_names]
     return ForwardSpec(
-        extended, saved_outputs, user_outputs,
-        tuple(tensor_names(epilogue).index(name) for name in tensor_names(extended)),
-        tuple(number_names(epilogue).index(name) for name in number_names(extended)),
+        graph_serialization.serialize(extended), saved_outputs, user_outputs,
+        tuple(_tensor_names(graph).index(name) for name in _tensor_names(extended)),
+        tuple(_number_names(graph).index(name) for name in _number_names(extended)),
         tuple(name for _, name in saved), tuple(i for i, _ in saved), nondifferentiable,
     )  # fmt: skip
 
@@ -180,7 +192,13 @@ def make_grad_kernels(
         The results that are reductions, whose gradients are expanded first; the kernels; and the name of the result
         whose gradient is also the accumulator's, so that it needs no kernel, or "".
     """
-    graph, default_dtype, passthrough_grad_output = graph_serialization.deserialize(epilogue), _default_dtype(dtype), ""
+    return _plan_grad_kernels(graph_serialization.deserialize(epilogue), saved_outputs, outputs, wrt, dtype)
+
+
+def _plan_grad_kernels(
+    graph: EpilogueGraph, saved_outputs: Names, outputs: Names, wrt: Names, dtype: str
+) -> tuple[tuple[ReductionResult, ...], tuple[GradKernel, ...], str]:
+    default_dtype, passthrough_grad_output = _default_dtype(dtype), ""
     reductions = tuple(
         _reduction_result(graph, r, saved_outputs, outputs, default_dtype)
         for r in graph.results

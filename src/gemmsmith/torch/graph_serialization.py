@@ -2,6 +2,9 @@
 
     bias n bf16 | accumulator; operand: bias; add 0 1; gelu 2 | out 3 bf16
 
+Two borders take a string: the operator's arguments, and torch.compile, which passes from one `dynamo_constant` to the
+next only values of Python's own types. Inside of such functions graphs are graphs.
+
 Operands: the name, the dimensions along which it varies (batch, m, n; m2 and n2 for values of halves; "one" for a
 scalar), and its dtype or "number". Nodes, numbered from 0: the operation, its inputs, and after a colon its value.
 Results: the name, the node, the dtype if it has one, "keepdim".
@@ -10,7 +13,6 @@ Results: the name, the node, the dtype if it has one, "keepdim".
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -42,13 +44,6 @@ def deserialize(serialized: str) -> EpilogueGraph:
         tuple(_read_node(entry) for entry in nodes),
         tuple(_read_operand(*entry.split()) for entry in operands),
         tuple(_read_result(*entry.split()) for entry in results),
-    )
-
-
-def unbatched(graph: EpilogueGraph) -> EpilogueGraph:
-    """Return the graph with operands that have no batch dimension."""
-    return replace(
-        graph, operands=tuple(replace(o, broadcast_dims=o.broadcast_dims._replace(batch=False)) for o in graph.operands)
     )
 
 

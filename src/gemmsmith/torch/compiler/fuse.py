@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.passes import optimize
 from gemmsmith.graph.source_location import format_location
-from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler import kernel_cost
 from gemmsmith.torch.compiler.logsumexp import replace_log_sum_exp, restore
 from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, unsupported_reason
@@ -66,15 +65,10 @@ def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic) -> Outcome:
             return outcome(_reason_not_fused(region))
         if fake_tensor(matmul.a).is_cuda and (reason := kernel_cost.reason_not_to_fuse(region, candidate)):
             return outcome(reason)
-        node = insert_fused_op(region, candidate)
+        fused = insert_fused_op(region, candidate)
     except EpilogueError as error:
         return outcome(str(error).rpartition("\n")[2].strip())
-    return outcome(bytes_saved=candidate.bytes_saved, epilogue=_optimized(node.args[3]))
-
-
-@lru_cache(maxsize=1024)
-def _optimized(epilogue: str) -> EpilogueGraph:
-    return optimize(graph_serialization.deserialize(epilogue))
+    return outcome(bytes_saved=candidate.bytes_saved, epilogue=optimize(fused))
 
 
 def _reason_not_fused(region: Region) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.source_location import epilogue_error
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler.nodes import Emitter, Node, shape, statically_equal
@@ -17,8 +18,8 @@ from gemmsmith.torch.ops import OPERATORS
 aten = torch.ops.aten
 
 
-def insert_fused_op(region: Region, candidate: FusionCandidate) -> Node:
-    """Insert the operator that computes a candidate's nodes, erase these, and return its node.
+def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph:
+    """Insert the operator that computes a candidate's nodes, erase these, and return its epilogue.
 
     Raises EpilogueError if a shape cannot be expressed in the graph, before anything is changed.
     """
@@ -57,7 +58,7 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> Node:
             graph.erase_node(member)
             changed.remove(member)
     traffic.update(changed)
-    return node
+    return fused
 
 
 def move_before(nodes: Sequence[Node], before: Node) -> None:

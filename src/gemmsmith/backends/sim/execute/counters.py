@@ -112,6 +112,7 @@ class AccessCounter:
 
     def __init__(self, group: LockstepGroup, counts: dict[Instruction, Count]) -> None:
         self._group, self._counts = group, counts
+        self._count = Count(group.location, "")
 
     def begin(self, instruction: Instruction) -> None:
         """Count an instruction of the active threads; the accesses that follow are its own."""

@@ -70,7 +70,8 @@ class LockstepGroup:
         self.time, self.busy_since, self.location = 0, 0, SourceLocation("?", 0)
         self.registers_per_thread = state.kernel.max_registers_per_thread
         self._active_lanes: dict[bytes, list[ActiveLanes]] = {}
-        self.set_active(np.ones(count, bool))
+        self.active = np.ones(count, bool)
+        self.active_lanes = self.active_lanes_of(self.active)
 
     def set_active(self, active: np.ndarray) -> None:
         """Set which threads execute, as a bool per thread."""
