@@ -65,9 +65,7 @@ class CpAsyncMainloop:
         """Allocate the stages. `operands`: those whose tiles lie side by side in a stage; None: A and B."""
         self.spec, self._scheduler = spec, scheduler
         self.operands = [make_operand(x, spec.config.stages, spec.threads) for x in operands or spec.operands]
-        last_buffer = self.operands[-1].stages
-        self.smem_range = range(self.operands[0].stages.offset, last_buffer.offset + last_buffer.bytes)
-        """The stages' bytes of shared memory."""
+        self.stage_buffers = [x.stages for x in self.operands]
         self._k = current_builder().parameter("k", compute=lambda p: p.k)
 
     def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> None:

@@ -79,9 +79,7 @@ class TmaMainloop:
         for operand in self._tma_operands:
             operand.enable_multicast(*slices[operand.role])
         self._scale_loads: Sequence[TmaScales] = ()
-        last = self.operands[-1].stages
-        self.smem_range = range(self.operands[0].stages.offset, last.offset + last.bytes)
-        """The stages' bytes of shared memory."""
+        self.stage_buffers = [x.stages for x in self.operands]
 
     def attach_scale_loads(self, scales: Sequence[TmaScales]) -> None:
         """Load these block scales with each k-tile. Called before `prologue`."""

@@ -72,8 +72,8 @@ class Epilogue:
         self.alias_epilogue = spec.config.alias_epilogue and bool(plan.stores)
         self.warpgroup_barriers = k.named_barriers(consumers)  # one per warpgroup
         self.all_math_barrier = k.named_barriers(1) if self.alias_epilogue else 0
-        stages_range = mainloop.smem_range if self.alias_epilogue else None
-        self.stores = Stores(spec, plan, self.result_dims, stages_range) if plan.stores else None
+        stages = mainloop.stage_buffers if self.alias_epilogue else ()
+        self.stores = Stores(spec, plan, self.result_dims, stages) if plan.stores else None
         self.inputs = {o.name: self._make_input(o) for o in loads}
         self.reductions: list[Reduction] = []
         self.scale_stores: list[tuple[int, ScaleStore]] = []
