@@ -164,7 +164,7 @@ def test_wgmma_shapes_and_dtypes() -> None:
             hw.wgmma_mma(d, zero, zero, True, 8, Mma(BF16, BF16, FP16))
         with pytest.raises(KernelError, match="multiple of 8 from 8 to 256"):
             hw.wgmma_mma(d, zero, zero, True, 12, select_mma(BF16, BF16, FP32))
-        with pytest.raises(KernelError, match="multiple of 16, or 8 or 24, from 8 to 256"):
+        with pytest.raises(KernelError, match="multiple of 16 from 16 to 256 or 8 or 24"):
             hw.wgmma_mma(d, zero, zero, True, 40, select_mma(INT8, INT8, INT32))
         with pytest.raises(KernelError, match="wgmma d: got 4 registers; use 8"):
             hw.wgmma_mma(d, zero, zero, True, 16, select_mma(BF16, BF16, FP32))

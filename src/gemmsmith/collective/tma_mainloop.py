@@ -78,9 +78,7 @@ class TmaStages:
         }
         for operand in self.tma_operands:
             operand.enable_multicast(*slices[operand.role])
-        last = self.operands[-1].stages
-        self.smem_range = range(self.operands[0].stages.offset, last.offset + last.bytes)
-        """The stages' bytes of shared memory."""
+        self.buffers = [x.stages for x in self.operands]
 
     def prologue(
         self, *others: HasBarriers, prefetch: Sequence[Value], scales: Sequence[TmaScales] = ()
@@ -106,7 +104,7 @@ class TmaMainloop:
     """
 
     def __init__(self, stages: TmaStages, scales: Sequence[TmaScales]) -> None:
-        """Allocate the barriers: after the epilogue's buffers, which have a larger alignment."""
+        """Allocate the barriers."""
         k, spec, cluster_size = current_builder(), stages.spec, stages.spec.multicast_size
         self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
         self._operands, self._tma_operands = stages.operands, stages.tma_operands

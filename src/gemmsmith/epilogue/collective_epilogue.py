@@ -8,7 +8,7 @@ tile's mainloop, which hides the loads of the operands, returns a `TileEpilogue`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -42,6 +42,7 @@ from gemmsmith.epilogue.store_strategies import (
 )
 from gemmsmith.epilogue.subtile import EpilogueSubtile, TileParts
 from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler.tiles import TileScheduler, WorkTile
@@ -50,8 +51,8 @@ from gemmsmith.tile_scheduler.tiles import TileScheduler, WorkTile
 class Epilogue:
     """Lowers a kernel's epilogue graph: loads its operands, evaluates it and stores its results, tile by tile."""
 
-    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, stages: range | None = None) -> None:
-        """Declare shared memory and arguments. `stages`: bytes of the mainloop's, which alias_epilogue reuses."""
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, stages: Sequence[SharedBuffer] = ()) -> None:
+        """Declare shared memory and arguments. `stages`: the mainloop's, which alias_epilogue reuses."""
         k = current_builder()
         self.spec, self.graph = spec, spec.epilogue.graph
         self.plan = plan_epilogue(spec)
@@ -70,8 +71,8 @@ class Epilogue:
         self.alias_epilogue = spec.config.alias_epilogue and bool(plan.stores)
         self.warpgroup_barriers = k.named_barriers(consumers)  # one per warpgroup
         self.all_math_barrier = k.named_barriers(1) if self.alias_epilogue else 0
-        stages_range = stages if self.alias_epilogue else None
-        self.stores = Stores(spec, plan, self.result_dims, stages_range) if plan.stores else None
+        aliased = stages if self.alias_epilogue else ()
+        self.stores = Stores(spec, plan, self.result_dims, aliased) if plan.stores else None
         self.inputs = {o.name: self._make_input(o) for o in loads}
         self.reductions: list[Reduction] = []
         self.scale_stores: list[tuple[int, ScaleStore]] = []

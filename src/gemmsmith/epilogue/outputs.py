@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -51,9 +52,10 @@ class Stores:
     """
 
     def __init__(
-        self, spec: KernelSpec, plan: EpiloguePlan, result_dims: dict[str, BroadcastDims], stages_range: range | None
-    ) -> None:
-        """Declare the buffers, which alias the bytes `stages_range` of the mainloop's stages if given."""
+        self, spec: KernelSpec, plan: EpiloguePlan, result_dims: dict[str, BroadcastDims],
+        stages: Sequence[SharedBuffer] = (),
+    ) -> None:  # fmt: skip
+        """Declare the buffers, over those of the mainloop's stages if these are given."""
         k, consumers = current_builder(), spec.config.consumers
         self.stored_tiles, self.result_dims = plan.stores, result_dims
         self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
@@ -72,15 +74,12 @@ class Stores:
             else:
                 self.arrays_without_tma[name] = GlobalArray(result_argument(name), name, tile.dtype)
         buffer_count = self.subtiles_per_store * self.store_stages * consumers
-        self.buffers: dict[str, SharedBuffer] = {}
-        offset = stages_range.start if stages_range else None
-        for name, tile in self.stored_tiles:
-            buffer = self.buffers[name] = k.shared(tile, stages=buffer_count, name=name, offset=offset)
-            offset = buffer.offset + buffer.bytes if stages_range else None
-        if stages_range and offset not in range(stages_range.stop + 1):
-            raise ConfigError(
-                f"alias_epilogue: results need {offset} bytes, the stages have {stages_range.stop}; use more stages"
-            )
+        self.buffers = {
+            name: k.shared(tile, stages=buffer_count, name=name, over=stages) for name, tile in self.stored_tiles
+        }
+        needed, given = (sum(x.bytes for x in buffers) for buffers in (self.buffers.values(), stages))
+        if stages and needed > given:
+            raise ConfigError(f"alias_epilogue: results need {needed} bytes, the stages have {given}; use more stages")
 
     def subtile_buffers(self, wg_tile: WarpgroupTile, index: Value) -> dict[str, Value]:
         """Return the addresses of the warpgroup's buffers `index`, by result."""

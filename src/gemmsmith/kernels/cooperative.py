@@ -29,8 +29,8 @@ def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = ma
     producer_registers, consumer_registers = SETMAXNREG.get(consumers, (None, None))
     scheduler = make_scheduler(spec)
     stages = TmaStages(spec, scheduler)
-    epilogue = Epilogue(spec, scheduler, stages.smem_range)
-    scales = BlockScales(spec)  # after the buffers with stricter alignment
+    epilogue = Epilogue(spec, scheduler, stages.buffers)
+    scales = BlockScales(spec)
     mainloop = stages.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps, scales=scales.tma_scales)
 
     with k.warpgroup(0):

@@ -20,7 +20,7 @@ from gemmsmith.lang.current_builder import ACTIVE_BUILDER
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA, Kernel, ScratchBuffer
 from gemmsmith.lang.location import current_location, error_location
-from gemmsmith.lang.shared import SharedBuffer
+from gemmsmith.lang.shared import SharedBuffer, lay_out
 from gemmsmith.lang.source import print_kernel
 from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, ScalarType
 from gemmsmith.lang.values import (
@@ -91,7 +91,8 @@ class Builder:
             error.has_location = True  # type: ignore[attr-defined]
 
     def finish(self) -> Kernel:
-        """Return the verified kernel. Raises KernelError with the source line of the error."""
+        """Return the verified kernel, with shared memory laid out. Raises KernelError with the error's source line."""
+        lay_out(self.buffers)
         kernel = Kernel(
             name=self.name,
             threads=self.threads,
@@ -186,7 +187,7 @@ class Builder:
 
     def shared(
         self, slot: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer",
-        allow_uninitialized_reads: bool = False, offset: int | None = None,
+        allow_uninitialized_reads: bool = False, over: Sequence[SharedBuffer] = (),
     ) -> SharedBuffer:  # fmt: skip
         """Allocate a shared-memory buffer.
 
@@ -196,16 +197,14 @@ class Builder:
             alignment: alignment of each slot in bytes; by default that of the tile, or 16.
             name: name of the buffer in the generated code.
             allow_uninitialized_reads: unwritten bytes may be read; their values are not used.
-            offset: offset in bytes, which overlays existing buffers; by default the buffer follows them.
+            over: adjacent buffers whose bytes it reuses, after earlier buffers over the same ones.
         """
         tile = slot if isinstance(slot, Tile) else None
         nbytes = slot.bytes if isinstance(slot, Tile) else slot
         align = alignment or (tile.alignment if tile else 16)
         nbytes = round_up(nbytes, align) if stages > 1 else nbytes
-        end = max((b.offset + b.bytes for b in self.buffers), default=0) if offset is None else offset
-        buffer = SharedBuffer(name, round_up(end, align), nbytes, stages, tile, allow_uninitialized_reads)
-        self.buffers.append(buffer)
-        return buffer
+        self.buffers.append(SharedBuffer(name, nbytes, stages, align, tile, allow_uninitialized_reads, tuple(over)))
+        return self.buffers[-1]
 
     def named_barriers(self, count: int) -> int:
         """Reserve `count` named barriers of the CTA and return the first. Raises KernelError if too few are left."""

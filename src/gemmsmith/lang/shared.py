@@ -1,29 +1,34 @@
-"""Shared memory: buffers of equal slots, whose offsets are known at build time."""
+"""Shared memory: buffers of equal slots, which are laid out when the kernel is complete."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gemmsmith.core.errors import KernelError
+from gemmsmith.core.integers import round_up
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike, as_value, shared_slot
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SharedBuffer:
-    """`count` slots of `slot_bytes` each, at `offset` bytes in the CTA's shared memory.
+    """`count` slots of `slot_bytes` each in the CTA's shared memory, at an offset that `lay_out` sets.
 
-    `allow_uninitialized_reads`: unwritten bytes may be read; their values are not used.
+    `allow_uninitialized_reads`: unwritten bytes may be read; their values are not used. `over`: the adjacent buffers
+    whose bytes it reuses, after earlier buffers over the same ones.
     """
 
     name: str
-    offset: int
     slot_bytes: int
     count: int
+    alignment: int
     tile: Tile | None = None
     allow_uninitialized_reads: bool = False
+    over: tuple[SharedBuffer, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -31,9 +36,14 @@ class SharedBuffer:
         return self.slot_bytes * self.count
 
     @property
+    def offset(self) -> int:
+        """The offset in bytes, once the kernel is complete."""
+        return int(self.offset_constant.value)
+
+    @cached_property
     def offset_constant(self) -> Constant:
         """The offset as a constant named after the buffer."""
-        return Constant(U32, self.offset, f"{self.name}_OFFSET".upper())
+        return Constant(U32, 0, f"{self.name}_OFFSET".upper())
 
     def __getitem__(self, slot: ValueLike) -> SharedView:
         return SharedView(self, 0, (), self.tile).at(slot, self.slot_bytes)
@@ -64,7 +74,7 @@ class SharedView:
 
     def sum(self, base: Value, unit: int = 1) -> Value:
         """Return the base plus the offset in units of `unit` bytes (u32). Raises KernelError if it is no multiple."""
-        if any(x % unit for x in (self.buffer.offset, self.constant, *(step for _, step in self.terms))):
+        if any(x % unit for x in (self.buffer.alignment, self.constant, *(step for _, step in self.terms))):
             raise KernelError(f"shared-memory offset is not a multiple of {unit} bytes")
         total = base
         for value, step in self.terms:
@@ -88,3 +98,13 @@ class SharedView:
         # Rows of several boxes keep the box stride of the tile; rows of a single K-major box are a tile of their own.
         sub_tile = replace(tile, mn=count) if tile.major == "K" and tile.boxes == 1 else tile
         return replace(self.at(first, tile.row_step), tile=sub_tile)
+
+
+def lay_out(buffers: Sequence[SharedBuffer]) -> None:
+    """Set the offsets of a kernel's buffers: those that others reuse first, so that they are adjacent."""
+    reused = {x for buffer in buffers for x in buffer.over}
+    ends: dict[tuple[SharedBuffer, ...], int] = {(): 0}
+    for buffer in sorted(buffers, key=lambda x: x not in reused):
+        end = ends[buffer.over] if buffer.over in ends else buffer.over[0].offset
+        buffer.offset_constant.value = round_up(end, buffer.alignment)
+        ends[buffer.over] = buffer.offset + buffer.bytes
