@@ -65,7 +65,7 @@ def orient_problem(
         problem = _fold_batch(problem)
         arrays[d_name] = problem.d
     arrays |= {name: arrays[name].canonical() for name in spec.graph.matrix_names}
-    problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical(), d=problem.d.canonical())
+    problem = problem.with_matrices(problem.a.canonical(), problem.b.canonical(), problem.d.canonical(), problem.scales)
     return OrientedProblem(problem, swapped, spec.for_arrays(arrays), arrays)
 
 

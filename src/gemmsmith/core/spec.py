@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import gcd
 from typing import NamedTuple
@@ -208,6 +208,13 @@ class KernelSpec:
     scales: tuple[ScaleSpec | None, ScaleSpec | None] = (None, None)
     is_3xtf32: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.config, self.mma, self.majors, self.epilogue, self.promoted, self.scales, self.is_3xtf32))
+
     @classmethod
     def from_problem(cls, problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
         """Return the spec of a problem, by default with the identity epilogue.
@@ -225,8 +232,7 @@ class KernelSpec:
         majors = tuple(map(operand_major, problem.operands))
         scale_a, scale_b = map(ScaleSpec.from_scale, problem.scales)
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
-        spec = cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32)
-        _check_once(spec)
+        spec = _checked(cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32))
         columns = spec.warpgroup_columns
         if spec.epilogue.graph.requires_full_rows and problem.n > columns:
             per_warpgroup = f", {columns} per warpgroup," if columns < config.tile[1] else ""
@@ -450,6 +456,7 @@ class KernelSpec:
 
 
 @lru_cache(maxsize=4096)
-def _check_once(spec: KernelSpec) -> None:
-    """Validate the spec; cached, since many problems share one."""
+def _checked(spec: KernelSpec) -> KernelSpec:
+    """Validate the spec; return the first equal one, since many problems share one."""
     spec.check()
+    return spec

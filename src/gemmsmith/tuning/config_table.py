@@ -230,12 +230,13 @@ def has_l2_reuse(problem: Problem) -> bool:
     return min(problem.m, problem.n) > MIN_MN_FOR_L2_REUSE
 
 
-@lru_cache(maxsize=4096)
 def round_up_m(problem: Problem) -> Problem:
     """Return the problem with M rounded up to `M_GRANULARITY`, or itself if A or D is column-major."""
     if problem.a.is_column_major or problem.d.is_column_major:
         return problem
     m, (scale_a, scale_b) = round_up(problem.m, M_GRANULARITY), problem.scales
+    if m == problem.m:
+        return problem
     if scale_a:
-        scale_a = replace(scale_a, matrix=replace(scale_a.matrix, rows=ceil_div(m, scale_a.granularity)))
-    return replace(problem, a=replace(problem.a, rows=m), d=replace(problem.d, rows=m), scales=(scale_a, scale_b))
+        scale_a = replace(scale_a, matrix=scale_a.matrix.with_rows(ceil_div(m, scale_a.granularity)))
+    return problem.with_matrices(problem.a.with_rows(m), problem.b, problem.d.with_rows(m), (scale_a, scale_b))
