@@ -87,10 +87,12 @@ class EpilogueSpec:
         floats = [
             o.name for o in self.graph.operands if o.broadcast_dims.is_matrix and o.dtype and not o.dtype.is_integer
         ]
-        tma_eligible = {name for name in floats if arrays[name].can_tma_load}
-        tma_eligible |= {name for name in self.graph.matrix_result_names if arrays[name].can_tma_store}
-        column_major = frozenset(name for name in self.graph.matrix_names if arrays[name].is_column_major)
-        return EpilogueSpec(self.graph, frozenset(tma_eligible), column_major, self.fast_math, self.deterministic)
+        tma_eligible = [name for name in floats if arrays[name].can_tma_load]
+        tma_eligible += [name for name in self.graph.matrix_result_names if arrays[name].can_tma_store]
+        column_major = [name for name in self.graph.matrix_names if arrays[name].is_column_major]
+        return EpilogueSpec(
+            self.graph, frozenset(tma_eligible), frozenset(column_major), self.fast_math, self.deterministic
+        )
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
