@@ -103,10 +103,12 @@ class Binding:
         """Return the binding computed as its transpose. Raises ConfigError if the epilogue cannot be transposed."""
         if not self.graph.is_transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
-        if len(self.shape) == 2 and self.shape != (1, 1):  # no batch was folded, and strides are canonical in both
+        p = self.problem
+        if len(self.shape) == 2 and (p.m > 1) + (p.n > 1) + (p.k > 1) > 1:
+            # No batch was folded, and canonical strides stay canonical, since no matrix has one element.
             arrays = {name: x.T for name, x in self.arrays.items()}
             spec = self.spec.with_graph(self.spec.graph.transposed()).for_arrays(arrays)
-            return changed(self, problem=self.problem.T, swapped=not self.swapped, spec=spec, arrays=arrays)
+            return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(
             spec, self.arguments, self.shape, self.out_dtype, self.mma, self.promoted, self.scale_granularity,
