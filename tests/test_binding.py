@@ -14,6 +14,7 @@ import gemmsmith
 from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
 from gemmsmith.binding import bind as binding
 from gemmsmith.binding.bind import Binding, bind
+from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError, ConfigError
@@ -308,6 +309,32 @@ def test_options_without_a_function_change_no_kernel() -> None:
     assert bind(Request(A, B, fast_math=False, deterministic=False)).spec == bind(Request(A, B)).spec
     fused = bind(Request(A, B, epilogue=lambda acc: acc.exp(), fast_math=False)).spec
     assert not fused.fast_math
+
+
+@given(
+    st.tuples(*[st.sampled_from([0, 1, 2, 5, 8, 16])] * 3),
+    st.tuples(*[st.booleans()] * 3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_transpose_is_that_of_the_arrays(
+    sizes: tuple[int, int, int], column_major: tuple[bool, bool, bool], fused: bool, fp8: bool
+) -> None:
+    m, n, k = sizes
+    shapes = (m, k), (k, n), (m, n)
+    dtypes = ("fp8_e4m3", "fp8_e4m3", "bf16") if fp8 else ("bf16",) * 3
+    a, b, out = (
+        Spec(shape, dtype, (1, shape[0] + 3) if is_column_major else (shape[1] + 8, 1))
+        for shape, dtype, is_column_major in zip(shapes, dtypes, column_major, strict=True)
+    )
+    operands = {"bias": Spec((n,), "fp32"), "c": Spec((m, n), "fp16")} if fused else {}
+    bound = bind(Request(a, b, out, operands, (lambda acc, bias, c: acc + bias + c) if fused else None))
+    found = bound.transposed()
+    wanted = orient_problem(
+        bound.spec.with_graph(bound.graph), bound.arguments, bound.shape, bound.out_dtype, bound.mma, bound.promoted,
+        bound.scale_granularity, swapped=not bound.swapped,
+    )  # fmt: skip
+    assert (found.problem, found.swapped, found.spec, found.arrays) == wanted
 
 
 @pytest.mark.parametrize("fused", [False, True])

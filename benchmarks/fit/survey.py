@@ -121,7 +121,7 @@ def contenders(kind: str, shape: Shape, dice: random.Random) -> list[Config]:
     counts = FIRST, OTHERS, DRAWN_FROM
     if kind in ("nn", "tn", "tt"):
         counts = FEW_FIRST, FEW_OTHERS, FEW_DRAWN_FROM
-    ranked = rank_configs(problem, limit=counts[2])
+    ranked = rank_configs(problem, limit=counts[2], any_splits=True)
     first = varied(ranked, counts[0])
     left = [c for c in ranked if c not in first]
     file = [plan(shape, None).config, *first, *dice.sample(left, min(counts[1], len(left)))]

@@ -107,7 +107,7 @@ def again(shape: Shape, earlier: list[Row], problem: Any) -> list[Config]:
         *(Config.parse(r["config"]) for r in earlier[:AGAIN]),
     ]
     both = []
-    for c in results + rank_configs(problem, limit=MODELS):
+    for c in results + rank_configs(problem, limit=MODELS, any_splits=True):
         both.append(c)
         rows, columns = c.cluster
         if {rows, columns} == {1, 2} and c.splits == 1 and c.tile[1] % (8 * columns) == 0:
@@ -179,7 +179,9 @@ def main() -> None:
         elif shape in earlier:
             contests[shape] = again(shape, earlier[shape], problem), ROUNDS_AGAIN, FINALISTS
         else:
-            some = varied(rank_configs(problem, limit=4 * arguments.max_configs), arguments.max_configs)
+            some = varied(
+                rank_configs(problem, limit=4 * arguments.max_configs, any_splits=True), arguments.max_configs
+            )
             contests[shape] = some, ROUNDS, FINALISTS
     kernels = {(p.source, p.kernel.name) for s, (cs, _, _) in contests.items() for c in cs
                for p in [gemmsmith.plan(*specs(s), config=c)]}  # fmt: skip

@@ -153,7 +153,7 @@ def contenders(job: Job, most: int) -> list[Config]:
     """Return at most `most` configs: the chosen one, those of PLAIN that can be built, and the model's first."""
     small = planned(job, SMALL).binding
     timings = [planned(job).config, *(c for c in (deepest(job, c) for c in PLAIN) if c)]
-    timings += varied(rank_configs(small.problem, small.spec, limit=4 * most), most)
+    timings += varied(rank_configs(small.problem, small.spec, limit=4 * most, any_splits=True), most)
     return list(dict.fromkeys(timings))[:most]
 
 

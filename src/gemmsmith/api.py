@@ -123,7 +123,8 @@ def gemm(
     binding = plan_.detach_arrays()
     if plan_.fingerprint is not None:
         _PLAN_CACHE[plan_.fingerprint, options] = plan_, None
-    return plan_.run_bound(binding, a, cache_key=plan_.cache_key(a, b, out, all_operands))
+    # None if the result has another name than in `results`
+    return plan_.run_bound(binding, a, cache_key=key if results.keys() == binding.results.keys() else None)
 
 
 def plan(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +20,9 @@ from gemmsmith.core.dtypes import (
     INT8,
     INT32,
     INT64,
+    TF32,
+    UE8M0,
+    UINT8,
     DType,
     as_dtype,
     overflow_as_fp32,
@@ -114,3 +119,9 @@ def test_numbers_that_fp32_does_not_have() -> None:
         7,
     ]
     assert math.isnan(overflow_as_fp32(np.float32("nan")))
+
+
+@pytest.mark.parametrize("dtype", [BF16, TF32, UE8M0, UINT8, BOOL])
+def test_a_copy_is_the_dtype_itself(dtype: DType) -> None:
+    assert copy.deepcopy(dtype) is dtype
+    assert pickle.loads(pickle.dumps(dtype)) is dtype

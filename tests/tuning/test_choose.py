@@ -21,6 +21,18 @@ def test_as_many_as_asked_for_and_the_best_first(most: int) -> None:
     assert choose(p) == found[0]
 
 
+@pytest.mark.parametrize(("shape", "pay"), [
+    ((256, 5120, 14336), True), ((129, 2048, 32768), True), ((128, 5120, 14336), False), ((257, 5120, 14336), False),
+    ((200, 2047, 14336), False), ((200, 5120, 14335), False), ((200, 5120, 32769), False), ((32, 64, 16384), False),
+])  # fmt: skip
+def test_splits_are_considered_where_they_pay(shape: tuple[int, int, int], pay: bool) -> None:
+    m, n, k = shape
+    p = bind(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))).problem
+    assert any(c.splits != 1 for c in rank_configs(p)) == pay
+    assert any(c.splits != 1 for c in rank_configs(p, any_splits=True))
+    assert any(c.cluster_splits > 1 for c in rank_configs(p))
+
+
 def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
     batch = 1 << 24
     tall = bind(Request(Spec((batch, 1 << 18, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))).problem

@@ -11,15 +11,15 @@ from gemmsmith.core.errors import ArgumentError
 Backend = Literal["auto", "cuda", "sim", "reference"]
 BACKENDS = {"cuda": "cuda", "sim": "cpu", "reference": "cpu"}
 """The device of the arrays that a backend takes, by its name."""
+_NAMES = ("auto", *BACKENDS)
 BACKENDS_FOR_ARRAYS: dict[str, Backend] = {"cuda": "cuda", "cpu": "reference"}
 """The backend that "auto" means, by the device of the arrays."""
 
 
 def check_backend(name: str) -> None:
     """Raise ArgumentError if there is no backend of that name."""
-    names = ("auto", *BACKENDS)
-    if name not in names:
-        raise ArgumentError(f"backend: got {name!r}; use one of {', '.join(names)}")
+    if name not in _NAMES:
+        raise ArgumentError(f"backend: got {name!r}; use one of {', '.join(_NAMES)}")
 
 
 def resolve_backend(name: Backend, x: ArrayInfo, argument: str) -> Backend:

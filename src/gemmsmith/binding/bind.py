@@ -17,6 +17,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, get_design
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, did_you_mean
+from gemmsmith.core.frozen import changed
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result, identity_graph, reduced_dims
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import Mma
@@ -31,7 +32,7 @@ from gemmsmith.graph.frontend.snapshot import snapshot
 from gemmsmith.graph.frontend.tracer import trace_with_shape_dependence
 from gemmsmith.graph.passes import optimize
 from gemmsmith.graph.source_location import epilogue_error
-from gemmsmith.kernels.pack import operand_packings, tf32_residual_packings, with_packed_operands
+from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf32_residual_packings
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ class Binding:
     arrays: Mapping[str, Matrix]
 
     @property
+    def a(self) -> ArrayInfo:
+        """The array a."""
+        a = self.arguments["a"]
+        assert isinstance(a, ArrayInfo)
+        return a
+
+    @property
     def names(self) -> list[str]:
         """The results' names."""
         return [r.name for r in self.graph.results]
@@ -89,6 +97,8 @@ class Binding:
     @property
     def unallocated_results(self) -> dict[str, ArrayInfo]:
         """The results that have no array yet, by name."""
+        if len(self.results) == len(self.graph.results):
+            return {}
         arguments = {name: self.arguments[result_argument(name)] for name in self.names if name not in self.results}
         return {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo)}
 
@@ -98,19 +108,26 @@ class Binding:
             raise ConfigError(f"swap_ab: got True for the design {self.design.name}, which supports False only")
         if not self.graph.is_transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
+        p = self.problem
+        if len(self.shape) == 2 and (p.m > 1) + (p.n > 1) + (p.k > 1) > 1:
+            # No batch was folded, and canonical strides stay canonical, since no matrix has one element.
+            arrays = {name: x.T for name, x in self.arrays.items()}
+            spec = self.spec.with_graph(self.spec.graph.transposed()).for_arrays(arrays)
+            return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(
             spec, self.arguments, self.shape, self.out_dtype, self.mma, self.promoted, self.scale_granularity,
             self.design, swapped=not self.swapped,
         )  # fmt: skip
-        return replace(self, **oriented._asdict())
+        return changed(self, **oriented._asdict())
 
     def kernel_spec(self, config: Config) -> KernelSpec:
         """Return the GEMM kernel's compile-time parameters, with operands packed that TMA cannot load.
 
         Raises ConfigError if the config cannot work, ArgumentError if a packed operand would be too large.
         """
-        for name, packing in zip("ab", operand_packings(self.problem, config), strict=True):
+        packings = operand_packings(self.problem, config)
+        for name, packing in zip("ab", packings, strict=True):
             if packing and packing.total_vectors > MAX_EXTENT:
                 raise ArgumentError(
                     f"{name}: TMA cannot read its strides or address and it is too large to pack; "
@@ -119,7 +136,7 @@ class Binding:
         for name, packing in zip("ab", tf32_residual_packings(self.problem, config), strict=False):
             if packing.total_vectors > MAX_EXTENT:
                 raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
-        return KernelSpec.from_problem(with_packed_operands(self.problem, config), config, self.spec)
+        return KernelSpec.from_problem(replace_packed_operands(self.problem, packings), config, self.spec)
 
     def in_orientation_of(self, other: Binding) -> Binding:
         """Return the binding in `other`'s orientation, with the strides of length-1 dimensions taken from `other`."""
@@ -129,7 +146,7 @@ class Binding:
             arrays[name] = arrays[name].with_degenerate_strides_of(other.arrays.get(name, arrays[name]))
         problem = binding.problem.with_degenerate_strides_of(other.problem)
         spec = binding.spec.for_arrays(arrays)
-        return replace(binding, problem=problem, arrays=arrays, spec=spec)
+        return changed(binding, problem=problem, arrays=arrays, spec=spec)
 
     def allocate_results(self, like: Any) -> Binding:
         """Allocate the missing results in `like`'s library. Raises ArgumentError for a max or min over nothing."""
@@ -145,7 +162,11 @@ class Binding:
             return self
         allocated = {name: empty_like_kind(like, x.shape, x.dtype, x.strides) for name, x in unallocated.items()}
         arguments = {result_argument(name): describe(x, name) for name, x in allocated.items()}
-        return replace(self, results={**self.results, **allocated}, arguments={**self.arguments, **arguments})
+        return changed(self, results={**self.results, **allocated}, arguments={**self.arguments, **arguments})
+
+    def without_results(self) -> Binding:
+        """Return the binding without references to the arrays of results."""
+        return changed(self, results={})
 
 
 def bind(request: Request, planned_granularity: Mapping[str, int] | None = None) -> Binding:
@@ -190,7 +211,9 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     operand_infos = {name: _describe_operand(name, x, a_info) for name, x in operands.items()}
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
-        source_graph, graph = _build_graphs(epilogue or source_graph, shape, operand_infos, factors, dtype)
+        source_graph, graph = _build_graphs(
+            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype
+        )
     outputs = outputs_by_name(out, primary_result_name(graph), allow_several=epilogue is not None)
     result_infos = _describe_results(graph, {"out": out_info} if out_info else outputs, shape)
     operand_infos |= factors
@@ -290,19 +313,23 @@ def _split_scales(
 
 
 def _build_graphs(
-    epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
+    epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
     factors: Mapping[str, ArrayInfo | float], out_dtype: DType,
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
-    """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes."""
+    """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
+
+    `source`: the fingerprint of an epilogue that is a snapshot; else None.
+    """
     kinds = {
         name: (broadcast_dims(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (BroadcastDims(), None)
         for broadcast_dims, infos in ((classify, operands), (scaling.scale_broadcast_dims, factors))
         for name, x in infos.items()
     }
     key = len(shape), shape[-1], tuple(kinds.items()), out_dtype
-    if cached := _GRAPH_CACHE.get((fingerprint(epilogue), key)):
+    if cached := _GRAPH_CACHE.get((source or fingerprint(epilogue), key)):
         return cached
-    epilogue, source = snapshot(epilogue)
+    if source is None:
+        epilogue, source = snapshot(epilogue)
     source_graph, depends_on_rows = build_source_graph(epilogue, shape, {name: kinds[name] for name in operands})
     source_graph = scaling.multiply_by_scales(source_graph, [Operand(name, *kinds[name]) for name in factors])
     graph = _with_result_dtypes(optimize(source_graph), out_dtype)

@@ -144,9 +144,12 @@ def check_addressable(infos: Infos) -> None:
     for name, x in infos.items():
         if max(x.shape, default=0) > MAX_EXTENT:
             raise ArgumentError(f"{name}: got shape {tuple(x.shape)}; use extents of at most {MAX_EXTENT}")
-        if min(x.strides, default=0) < 0 and any(s < 0 and n > 1 for n, s in zip(x.shape, x.strides, strict=True)):
-            raise ArgumentError(f"{name}: got strides {tuple(x.strides)}; use strides >= 0, for instance a copy")
-        if sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True) if n) * x.itemsize >= 2**63:
+        last = 0
+        for n, s in zip(x.shape, x.strides, strict=True):
+            if s < 0 and n > 1:
+                raise ArgumentError(f"{name}: got strides {tuple(x.strides)}; use strides >= 0, for instance a copy")
+            last += (n - 1) * s if n else 0
+        if last * x.itemsize >= 2**63:
             raise ArgumentError(
                 f"{name}: got shape {tuple(x.shape)}, strides {tuple(x.strides)}; use less than 2^63 bytes"
             )

@@ -72,8 +72,9 @@ def orient_problem(
     if graph.is_identity and is_matmul:
         problem = _fold_batch(problem)
         arrays[d_name] = problem.d
-    arrays |= {name: arrays[name].canonical() for name in spec.graph.matrix_names}
-    problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical(), d=problem.d.canonical())
+    for name in spec.graph.matrix_names:
+        arrays[name] = arrays[name].canonical()
+    problem = problem.with_matrices(problem.a.canonical(), problem.b.canonical(), problem.d.canonical(), problem.scales)
     return OrientedProblem(problem, swapped, spec.for_arrays(arrays), arrays)
 
 
@@ -82,9 +83,8 @@ def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False, dtype: DType | 
 
     `broadcast`: rows and columns of length 1 are broadcast, with stride 0. `dtype` reinterprets the elements.
     """
-    missing = 3 - len(x.shape)
-    array_batch, m, n = (1,) * missing + tuple(x.shape)
-    array_batch_stride, row_stride, col_stride = (0,) * missing + tuple(x.strides)
+    array_batch, m, n = (1, 1, 1, *x.shape)[-3:]
+    array_batch_stride, row_stride, col_stride = (0, 0, 0, *x.strides)[-3:]
     if broadcast:
         row_stride, col_stride = row_stride if m != 1 else 0, col_stride if n != 1 else 0
     if array_batch != 1:  # the arrays of some designs have a batch of their own

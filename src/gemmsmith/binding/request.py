@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gemmsmith.backends import Backend, check_backend
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.frozen import changed
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,7 @@ class Request:
         config: The kernel's configuration; None: chosen.
         batch_invariant: Bits of a row that do not depend on m.
         backend: One of `backends.BACKENDS`, or "auto".
+        fingerprint: Hash key of the epilogue, if it is a snapshot that has one.
 
     Raises:
         ArgumentError: If an option has a wrong type.
@@ -48,15 +51,24 @@ class Request:
     config: Config | None = None
     batch_invariant: bool = False
     backend: Backend = "auto"
+    fingerprint: Hashable = None
 
     def __post_init__(self) -> None:
-        names = ("fast_math", "deterministic", "batch_invariant")
-        for name, value in zip(names, as_bools(**{name: getattr(self, name) for name in names}), strict=True):
-            object.__setattr__(self, name, value)
+        for name in ("fast_math", "deterministic", "batch_invariant"):
+            if type(value := getattr(self, name)) is not bool:
+                object.__setattr__(self, name, *as_bools(**{name: value}))
         check_backend(self.backend)
         if self.config is not None and not isinstance(self.config, Config):
             raise ArgumentError(f"config: got {type(self.config).__name__}; use a gemmsmith.Config")
 
     def with_arrays(self, a: Any, b: Any, out: Any = None, operands: Mapping[str, Any] | None = None) -> Request:
         """Return the same request for other arrays."""
-        return replace(self, a=a, b=b, out=out, operands=operands or {})
+        return changed(self, a=a, b=b, out=out, operands=operands or {})
+
+    def with_snapshot(self, epilogue: Any, fingerprint: Hashable) -> Request:
+        """Return the same request with a snapshot of its epilogue."""
+        return changed(self, epilogue=epilogue, fingerprint=fingerprint)
+
+    def without_arrays(self, out_dtype: DType) -> Request:
+        """Return the same request, with the dtype of its results, without its arrays."""
+        return changed(self, a=None, b=None, out=None, operands={}, out_dtype=out_dtype)

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from gemmsmith.core.chip import HOPPER, get_chip
 from gemmsmith.core.design import get_design
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.frozen import changed
 
 Eviction = Literal["first", "normal", "last"]
 Raster = Literal["m", "n"]
@@ -113,9 +114,7 @@ class Config:
         """Return a copy with some fields changed."""
         if not changes.keys() <= _FIELDS.keys():
             return replace(self, **changes)  # which raises
-        copy = object.__new__(Config)  # skips parsing unchanged fields: tuning makes thousands of copies
-        copy.__dict__.update(self.__dict__, **{name: _parse_field(name, x) for name, x in changes.items()})
-        return copy
+        return changed(self, **{name: _parse_field(name, x) for name, x in changes.items()})  # thousands for tuning
 
     def __str__(self) -> str:
         parts = [

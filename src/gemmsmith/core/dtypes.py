@@ -12,9 +12,12 @@ import numpy as np
 from gemmsmith.core.errors import ArgumentError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """An element type: bits in memory, stored `mantissa` bits (unit roundoff 2^-(mantissa+1)), and PTX's name."""
+    """An element type: bits in memory, stored `mantissa` bits (unit roundoff 2^-(mantissa+1)), and PTX's name.
+
+    There is one object of each, so that they are compared by identity, and hashed fast.
+    """
 
     name: str
     bits: int
@@ -40,8 +43,8 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
-    def __hash__(self) -> int:  # hashing all fields would take longer than a dict look-up
-        return hash(self.name)
+    def __reduce__(self) -> tuple[Any, ...]:  # a pickle or a deep copy is the same object
+        return _dtype_named, (self.name,)
 
 
 BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16), "bf16")
@@ -78,6 +81,10 @@ _NAMES = {
     "half": FP16,
     "float": FP32,
 }
+
+
+def _dtype_named(name: str) -> DType:
+    return next(x for x in globals().values() if isinstance(x, DType) and x.name == name)
 
 
 def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False) -> DType:

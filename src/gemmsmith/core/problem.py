@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gemmsmith.core.dtypes import DType
@@ -43,6 +43,12 @@ class Matrix:
         return Matrix(
             self.dtype, self.cols, self.rows, self.col_stride, self.row_stride,
             self.batch, self.batch_stride, self.alignment,
+        )  # fmt: skip
+
+    def with_rows(self, rows: int) -> Matrix:
+        """Return the matrix with another number of rows."""
+        return Matrix(
+            self.dtype, rows, self.cols, self.row_stride, self.col_stride, self.batch, self.batch_stride, self.alignment
         )  # fmt: skip
 
     @property
@@ -177,7 +183,11 @@ class Problem:
     @property
     def T(self) -> Problem:
         """The transposed problem, D^T = B^T @ A^T: makes a column-major D row-major."""
-        return replace(self, a=self.b.T, b=self.a.T, d=self.d.T, scales=self.scales[::-1])
+        return self.with_matrices(self.b.T, self.a.T, self.d.T, self.scales[::-1])
+
+    def with_matrices(self, a: Matrix, b: Matrix, d: Matrix, scales: Scales) -> Problem:
+        """Return the same problem with other matrices."""
+        return Problem(a, b, d, self.accumulator_dtype, self.promoted, scales, self.is_3xtf32, self.extents)
 
     def with_degenerate_strides_of(self, other: Problem) -> Problem:
         """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`."""
@@ -185,12 +195,11 @@ class Problem:
             replace(x, matrix=x.matrix.with_degenerate_strides_of(y.matrix)) if x and y else x
             for x, y in zip(self.scales, other.scales, strict=True)
         )
-        return replace(
-            self,
-            a=self.a.with_degenerate_strides_of(other.a),
-            b=self.b.with_degenerate_strides_of(other.b),
-            d=self.d.with_degenerate_strides_of(other.d),
-            scales=(scale_a, scale_b),
+        return self.with_matrices(
+            self.a.with_degenerate_strides_of(other.a),
+            self.b.with_degenerate_strides_of(other.b),
+            self.d.with_degenerate_strides_of(other.d),
+            (scale_a, scale_b),
         )
 
     def __str__(self) -> str:
@@ -221,8 +230,10 @@ class BoundProblem(Problem):
         bound = dict(zip("ab", zip(p.operands, (a, b), strict=True), strict=True))
         bound |= {f"scale_{role}": (x.matrix, Pointer(x.name)) for role, x in zip("ab", p.scales, strict=True) if x}
         bound |= others or {}
-        problem_fields = {x.name: getattr(p, x.name) for x in fields(Problem)}
-        return cls(**problem_fields, bound_operands=bound, arrays=arrays)
+        return cls(
+            p.a, p.b, p.d, p.accumulator_dtype, p.promoted, p.scales, p.is_3xtf32, p.extents,
+            bound_operands=bound, arrays=arrays,
+        )  # fmt: skip
 
 
 OperandFn = Callable[[BoundProblem], tuple[Matrix, Pointer]]

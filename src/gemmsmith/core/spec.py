@@ -83,10 +83,12 @@ class EpilogueSpec:
         floats = [
             o.name for o in self.graph.operands if o.broadcast_dims.is_matrix and o.dtype and not o.dtype.is_integer
         ]
-        tma_eligible = {name for name in floats if arrays[name].can_tma_load}
-        tma_eligible |= {name for name in self.graph.matrix_result_names if arrays[name].can_tma_store}
-        column_major = frozenset(name for name in self.graph.matrix_names if arrays[name].is_column_major)
-        return EpilogueSpec(self.graph, frozenset(tma_eligible), column_major, self.fast_math, self.deterministic)
+        tma_eligible = [name for name in floats if arrays[name].can_tma_load]
+        tma_eligible += [name for name in self.graph.matrix_result_names if arrays[name].can_tma_store]
+        column_major = [name for name in self.graph.matrix_names if arrays[name].is_column_major]
+        return EpilogueSpec(
+            self.graph, frozenset(tma_eligible), frozenset(column_major), self.fast_math, self.deterministic
+        )
 
     def with_clipped_rows(self) -> EpilogueSpec:
         """Return the spec for tiles whose rows may end anywhere: no vectors along rows, no reductions."""
@@ -221,6 +223,13 @@ class KernelSpec:
     scales: tuple[ScaleSpec | None, ScaleSpec | None] = (None, None)
     is_3xtf32: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.config, self.mma, self.majors, self.epilogue, self.promoted, self.scales, self.is_3xtf32))
+
     @classmethod
     def from_problem(cls, problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
         """Return the spec of a problem, by default with the identity epilogue.
@@ -237,8 +246,7 @@ class KernelSpec:
                 raise ConfigError(
                     f"a: got column-major with {config.design}, whose tiles begin anywhere; use row-major"
                 )
-        spec = cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32)
-        _check_once(spec)
+        spec = _checked(cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32))
         columns = spec.warpgroup_columns
         if spec.epilogue.graph.requires_full_rows and problem.n > columns:
             per_warpgroup = f", {columns} per warpgroup," if columns < config.tile[1] else ""
@@ -485,6 +493,7 @@ class KernelSpec:
 
 
 @lru_cache(maxsize=4096)
-def _check_once(spec: KernelSpec) -> None:
-    """Validate the spec; cached, since many problems share one."""
+def _checked(spec: KernelSpec) -> KernelSpec:
+    """Validate the spec; return the first equal one, since many problems share one."""
     spec.check()
+    return spec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -33,7 +32,8 @@ from gemmsmith.lang.values import Value
 
 def result_argument(name: str) -> str:
     """Return the kernel argument of a matrix result."""
-    return name if re.fullmatch(r"out\d*", name) else f"out_{name}"
+    is_unnamed = name == "out" or (name.startswith("out") and name[3:].isdecimal())
+    return name if is_unnamed else f"out_{name}"
 
 
 def _tensor_map_with_clipped_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:

@@ -23,7 +23,7 @@ from gemmsmith.epilogue.reductions import (
     shared_partials,
 )
 from gemmsmith.kernels.build import build
-from gemmsmith.kernels.pack import BoundPacking, operand_packings, tf32_residual_packings, with_packed_operands
+from gemmsmith.kernels.pack import BoundPacking, operand_packings, replace_packed_operands, tf32_residual_packings
 from gemmsmith.kernels.reduce import BoundReduction, reduce_kernel
 from gemmsmith.kernels.reduce import launch_shape as reduction_launch_shape
 from gemmsmith.lang.kernel import align_scratch
@@ -48,8 +48,9 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
             tuple(_identity_reduction(r, spec, problem, shape) for r, shape in written_reductions),
         )
     pointers, workspace, packing_launches = (Pointer("a"), Pointer("b")), WORKSPACE, []
-    residual_packings = tf32_residual_packings(problem, spec.config)
-    packings = [*operand_packings(problem, spec.config), *residual_packings]
+    packings = operand_packings(problem, spec.config)
+    packed, residual_packings = replace_packed_operands(problem, packings), tf32_residual_packings(problem, spec.config)
+    packings += residual_packings
     operand_pointers = [*pointers, *pointers[: len(packings) - 2]]
     for i, packing in enumerate(packings):
         if packing and packing.total_vectors:
@@ -62,9 +63,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
     }
     for name in binding.design.arrays if binding.design else ():
         others[name] = binding.arrays[name], Pointer(operand_argument(name))
-    bound = BoundProblem.from_problem(
-        with_packed_operands(problem, spec.config), operand_pointers[0], operand_pointers[1], binding.arrays, others
-    )
+    bound = BoundProblem.from_problem(packed, operand_pointers[0], operand_pointers[1], binding.arrays, others)
     kernel = build(spec)
     gemm = Launch.from_kernel(kernel, bound, workspace)
     shared = shared_partials(graph, spec.epilogue.deterministic)

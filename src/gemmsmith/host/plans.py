@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmsmith.arrays import address_of, cache_key_and_address, describe, empty_like_kind, is_array
+from gemmsmith.arrays import address_of, cache_key_and_address, empty_like_kind, is_array
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.bind import Binding, arrange_results, bind, outputs_by_name, primary_result_name
@@ -89,8 +89,9 @@ class Plan:
 
     def __init__(self, request: Request) -> None:
         epilogue, self.fingerprint = snapshot(request.epilogue)
-        request = request if epilogue is request.epilogue else replace(request, epilogue=epilogue)
-        binding, a = bind(request), describe(request.a, "a")
+        request = request.with_snapshot(epilogue, self.fingerprint)
+        binding = bind(request)
+        a = binding.a
         if request.batch_invariant:
             check_batch_invariant(request.config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
@@ -104,7 +105,7 @@ class Plan:
         self.problem: Problem = self.binding.problem
         self.out_dtype: DType = self.binding.out_dtype
         self.accumulator_dtype: DType = self.problem.accumulator_dtype
-        self._request = replace(request, a=None, b=None, out=None, operands={}, out_dtype=self.out_dtype)
+        self._request = request.without_arrays(self.out_dtype)
         self._has_epilogue = epilogue is not None
         self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
         self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
@@ -313,7 +314,7 @@ class Plan:
     def detach_arrays(self) -> Binding:
         """Return the binding and drop the plan's references to the arrays."""
         binding = self.binding
-        self.binding = replace(binding, results={})
+        self.binding = binding.without_results()
         return binding
 
     def run_bound(self, binding: Binding, a: Any, workspace: Any = None, cache_key: Hashable = None) -> Any:
@@ -341,21 +342,21 @@ class Plan:
 
     def _prepare_run(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
         """Return the backend, the binding with all results allocated, and the launches."""
-        backend = resolve_backend(self._request.backend, describe(a, "a"), "a")
+        backend = resolve_backend(self._request.backend, binding.a, "a")
         return backend, binding.allocate_results(a), self._launches(binding)
 
     def _launches(self, binding: Binding) -> Launches:
         """Return the launches for arrays in the plan's layouts."""
-        same = binding.problem == self.problem and binding.arrays == self.binding.arrays
-        if same and binding.graph == self.binding.graph:
+        planned = self.binding
+        if (binding.problem, binding.arrays, binding.graph) == (planned.problem, planned.arrays, planned.graph):
             return self.launches
-        for name, planned, actual in zip(SCALE_ARGUMENTS.values(), self.binding.scales, binding.scales, strict=True):
-            if actual != planned:
+        for name, expected, actual in zip(SCALE_ARGUMENTS.values(), planned.scales, binding.scales, strict=True):
+            if actual != expected:
                 raise ArgumentError(
-                    f"{name}: got {actual}, this plan has {planned}; make a plan from arrays like these"
+                    f"{name}: got {actual}, this plan has {expected}; make a plan from arrays like these"
                 )
         if 0 not in binding.shape and (spec := self._required_spec(binding)) != self.spec:
-            if binding.graph != self.binding.graph:
+            if binding.graph != planned.graph:
                 raise ArgumentError(
                     "epilogue: for these operands, sizes or constants it differs from the plan's; make a plan from "
                     "arrays like these"

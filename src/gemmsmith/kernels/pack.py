@@ -7,7 +7,8 @@ along its columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmsmith import hw
@@ -100,9 +101,11 @@ def operand_packings(problem: Problem, config: Config | None = None) -> list[Pac
     """Return the packings of A and B; None for an operand that the config's design (default: wgmma) can read."""
     if problem.a.dtype == FP32:  # sgemm copies single words
         return [None, None]
+    a, b = problem.operands
+    if a.is_tma_compatible and b.is_tma_compatible and not (a.is_column_major or b.is_column_major):
+        return [None, None]
     mma = mma_of(problem, config or Config())
     mn_major, in_registers = "MN" in mma.majors, "MN" in mma.register_majors and not problem.promoted
-    a, b = problem.operands
     return [_packing(a, mn_major=mn_major or in_registers), _packing(b, mn_major=mn_major)]
 
 
@@ -116,11 +119,16 @@ def _packing(operand: Matrix, *, mn_major: bool) -> Packing | None:
 
 def with_packed_operands(problem: Problem, config: Config | None = None) -> Problem:
     """Return the problem with the operands as kernels read them."""
-    packings = operand_packings(problem, config)
-    if all(packing is None for packing in packings):
+    return replace_packed_operands(problem, operand_packings(problem, config))
+
+
+def replace_packed_operands(problem: Problem, packings: Sequence[Packing | None]) -> Problem:
+    """Return the problem with the packed copies of its operands that have any."""
+    packing_a, packing_b = packings
+    if not packing_a and not packing_b:
         return problem
     a, b = (p.packed if p else x for p, x in zip(packings, problem.operands, strict=True))
-    return replace(problem, a=a, b=b.T)
+    return problem.with_matrices(a, b.T, problem.d, problem.scales)
 
 
 def tf32_residual_packings(problem: Problem, config: Config) -> list[Packing]:

@@ -124,7 +124,7 @@ def _best_config_for_all_m(
         return Problem(a, b, d, accumulator_dtype, promoted, (None, scale_b), is_3xtf32=is_3xtf32)
 
     # Configs and the model are those of 16-bit operands (dtype_equivalence.py).
-    all_configs, matrices = configs_for_epilogue(epilogue, promoted), frozenset(epilogue.graph.matrix_names)
+    all_configs, matrices = configs_for_epilogue(epilogue, promoted, False), frozenset(epilogue.graph.matrix_names)
     supported_tile_n = {n: supports_tile_n(epilogue.graph, matrices, int(n)) for n in set(all_configs.tile_n.tolist())}
     problems = [problem(m) for m in REPRESENTATIVE_M]
     is_valid = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from gemmsmith.core.config import Config
@@ -65,18 +65,18 @@ REGISTER_HEAVY_OPS = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 
 
-def candidates(epilogue: EpilogueSpec, promoted: bool = False) -> Iterator[Config]:
+def candidates(epilogue: EpilogueSpec, promoted: bool = False, splits: bool = True) -> Iterator[Config]:
     """Yield the candidate configs for GEMMs of any size, in both orientations.
 
     Each has as many stages as fit into shared memory. With `promoted` only those designs that promote partial sums to
-    fp32 registers are used, once per scale block along K.
+    fp32 registers are used, once per scale block along K. Without `splits` no config splits K through global memory.
     """
-    yield from _candidates_for_orientation(epilogue, False, promoted)
+    yield from _candidates_for_orientation(epilogue, False, promoted, splits)
     if epilogue.graph.is_transposable:
-        yield from _candidates_for_orientation(transposed_epilogue(epilogue), True, promoted)
+        yield from _candidates_for_orientation(transposed_epilogue(epilogue), True, promoted, splits)
 
 
-def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Config]:
+def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bool, splits: bool) -> Iterator[Config]:
     """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation."""
     cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (_needs_many_registers(epilogue) or promoted)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
@@ -103,7 +103,7 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
                 c = tiled.replace(cluster=cluster, stages=stages, raster=raster)
                 yield c
                 if n % 16 == 0 if n > MAX_SWAPPED_TILE_N_FOR_SMALL_M else swap:
-                    yield from _split_variants(c, epilogue)
+                    yield from _split_variants(c, epilogue, SPLITS if splits else ())
 
 
 def _promotion_fits_registers(name: str, m: int, n: int, consumers: int) -> bool:
@@ -240,14 +240,14 @@ def _spec_16bit(config: Config, epilogue: EpilogueSpec) -> KernelSpec:
     return KernelSpec(config, WGMMA.instructions[0], ("K", "K"), epilogue)
 
 
-def _split_variants(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
-    """Yield a config's variants with splits of K."""
+def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[int]) -> Iterator[Config]:
+    """Yield a config's variants with these values of `splits`, and with `cluster_splits`."""
     m, n, _ = base.tile
     if "splits" not in get_design(base.design).supported_options or base.consumers == 3:  # three have few registers
         return
     if _is_heavy_over_64_rows(base.design, m, base.consumers, epilogue):
         return
-    for splits in SPLITS:
+    for splits in splits_of_k:
         yield base.replace(splits=splits)
     if n > MAX_EXCHANGED_COLUMNS and row_function_inputs(epilogue.graph):
         return

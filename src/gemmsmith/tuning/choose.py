@@ -16,7 +16,7 @@ from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import promotion_leaves_registers
-from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for, has_l2_reuse, round_up_m
+from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for, has_l2_reuse, round_up_m, splits_pay
 from gemmsmith.tuning.correction import corrected_cycles
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu
@@ -71,10 +71,12 @@ def rank_configs(
     limit: int = 64,
     fixed_k_order: bool = False,
     gpu: Gpu = H200,
+    any_splits: bool = False,
 ) -> list[Config]:
     """Return the `limit` configs with the least estimated time on a GPU, best first.
 
-    With `fixed_k_order` only configs that accumulate a tile in one CTA, from its first k-tile to its last.
+    With `fixed_k_order` only configs that accumulate a tile in one CTA, from its first k-tile to its last. With
+    `any_splits` also configs with `splits` for which they do not pay by measurement (`splits_pay`).
 
     Options that do not change the ranking are set here. Single-wave configs have `alias_epilogue` if they can: 1.1 %
     in the mean of 12 shapes (sweep-fifth-h200). Configs of several waves, if a wave needs more
@@ -85,7 +87,7 @@ def rank_configs(
     epilogue = epilogue or EpilogueSpec.identity(problem.d)
     ranked: list[Config] = []
     problem_16bit = as_16bit_problem(problem)
-    all_configs = configs_for(epilogue, problem_16bit)
+    all_configs = configs_for(epilogue, problem_16bit, any_splits or splits_pay(problem_16bit))
     is_valid = all_configs.valid_for(problem_16bit)
     valid_configs = all_configs.select(
         np.flatnonzero(is_valid & all_configs.fixed_k_order if fixed_k_order else is_valid)

@@ -41,6 +41,10 @@ M_GRANULARITY = 8
 """M is rounded up to this number of rows: all tile extents are multiples of 8, so the choice is the same."""
 MIN_K_TILES_PER_SPLIT = 4
 """Minimum k-tiles of a split; chosen, not measured."""
+SPLITS_PAY_ROWS, SPLITS_PAY_K = range(129, 257), range(14336, 32769)
+"""Rows, and 16-bit elements of K, for which a choice considers `splits` (H200, docs/notebook/stream-k.md)."""
+SPLITS_PAY_MIN_COLUMNS = 2048
+"""Columns from which a choice considers `splits`; likewise."""
 MIN_TAIL_WASTE = 1.05
 """Minimum ratio of wave-quantized to actual work at which stream-K is considered; chosen, not measured."""
 
@@ -200,21 +204,36 @@ class ConfigTable:
 
 
 @lru_cache(maxsize=64)
-def configs_for_epilogue(epilogue: EpilogueSpec, promoted: bool = False) -> ConfigTable:
-    """Return the table of all candidates for an epilogue, with or without promotion, for any problem."""
-    return ConfigTable.from_configs(list(candidates(epilogue, promoted)), epilogue)
+def configs_for_epilogue(epilogue: EpilogueSpec, promoted: bool = False, splits: bool = True) -> ConfigTable:
+    """Return the table of all candidates for an epilogue, for any problem, with or without promotion and `splits`."""
+    return ConfigTable.from_configs(list(candidates(epilogue, promoted, splits)), epilogue)
 
 
-def configs_for(epilogue: EpilogueSpec, problem: Problem) -> ConfigTable:
-    """Return the candidates that may be valid for a problem; cached for M of the same bit length."""
+def configs_for(epilogue: EpilogueSpec, problem: Problem, splits: bool = True) -> ConfigTable:
+    """Return the candidates that may be valid for a problem; cached for M of the same bit length.
+
+    Without `splits` only those that do not share a tile's K through global memory.
+    """
     bits, sizes = problem.m.bit_length(), (problem.n, problem.k, problem.batch)
-    return _configs_for(epilogue, problem.promoted, bits, *sizes)
+    return _configs_for(epilogue, problem.promoted, splits, bits, *sizes)
 
 
 @lru_cache(maxsize=128)
-def _configs_for(epilogue: EpilogueSpec, promoted: bool, bits: int, n: int, k: int, batch: int) -> ConfigTable:
-    all_configs = configs_for_epilogue(epilogue, promoted)
+def _configs_for(
+    epilogue: EpilogueSpec, promoted: bool, splits: bool, bits: int, n: int, k: int, batch: int
+) -> ConfigTable:
+    all_configs = configs_for_epilogue(epilogue, promoted, splits)
     return all_configs.select(np.flatnonzero(all_configs.plausible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
+
+
+def splits_pay(problem: Problem) -> bool:
+    """Return whether a choice considers `splits`: for one GEMM of 129 to 256 rows, many columns and a long K.
+
+    There the model's choices of splits are 7 % faster in the mean of 33 GEMMs, elsewhere 13 % slower in the mean of
+    103. `problem`: of 16-bit operands.
+    """
+    has_long_k = problem.k in SPLITS_PAY_K and problem.n >= SPLITS_PAY_MIN_COLUMNS
+    return has_long_k and problem.m in SPLITS_PAY_ROWS and problem.batch == 1
 
 
 def is_single_wave(config: Config, problem: Problem) -> bool:
@@ -230,12 +249,13 @@ def has_l2_reuse(problem: Problem) -> bool:
     return min(problem.m, problem.n) > MIN_MN_FOR_L2_REUSE
 
 
-@lru_cache(maxsize=4096)
 def round_up_m(problem: Problem) -> Problem:
     """Return the problem with M rounded up to `M_GRANULARITY`, or itself if A or D is column-major."""
     if problem.a.is_column_major or problem.d.is_column_major:
         return problem
     m, (scale_a, scale_b) = round_up(problem.m, M_GRANULARITY), problem.scales
+    if m == problem.m:
+        return problem
     if scale_a:
-        scale_a = replace(scale_a, matrix=replace(scale_a.matrix, rows=ceil_div(m, scale_a.granularity)))
-    return replace(problem, a=replace(problem.a, rows=m), d=replace(problem.d, rows=m), scales=(scale_a, scale_b))
+        scale_a = replace(scale_a, matrix=scale_a.matrix.with_rows(ceil_div(m, scale_a.granularity)))
+    return problem.with_matrices(problem.a.with_rows(m), problem.b, problem.d.with_rows(m), (scale_a, scale_b))

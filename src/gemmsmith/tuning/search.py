@@ -58,7 +58,7 @@ def tune(
 
 def _top_candidates(problem: Problem, chip: Chip, max_configs: int) -> list[Config]:
     if covers(problem.a.dtype, chip):
-        return rank_configs(problem, limit=max_configs, gpu=gpu_at(0))
+        return rank_configs(problem, limit=max_configs, gpu=gpu_at(0), any_splits=True)
     return list(islice(rank_sm80(problem, EpilogueSpec.identity(problem.d), chip), max_configs))
 
 

@@ -58,12 +58,12 @@ def operand_layout(problem: Problem) -> str:
 
 
 class Entry(NamedTuple):
-    """A config, the M and the operand layout that it was measured for, and the GPU's name."""
+    """A config, and the M, the operand layout and the GPU (None: another one) that it was measured for."""
 
     m: int
     config: Config
     layout: str
-    gpu: str
+    gpu: Gpu | None
 
 
 class TunedTable:
@@ -84,7 +84,7 @@ class TunedTable:
             m, n, k = (index(row[name]) for name in "mnk")
             config = Config.from_table_row(row["config"])
             check_config(config)
-            entry = Entry(m, config, row.get("layout", "nt"), row.get("gpu", H200.name))
+            entry = Entry(m, config, row.get("layout", "nt"), find_gpu(row.get("gpu", H200.name)))
             self._entries.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append(entry)
         for entries in self._entries.values():
             entries.sort(key=lambda entry: entry.m)
@@ -96,12 +96,14 @@ class TunedTable:
         other layouts with which the model agrees. A config that does not suit the problem is skipped; with a warning
         if its design does not use wgmma.
         """
+        if problem.batch != 1 or not self._entries:
+            return None
         entries = self._entries.get((problem.n, problem.k, operand_class(problem), chip.name))
-        if entries is None or problem.batch != 1:
+        if entries is None:
             return None
         layout = operand_layout(problem)
         same_layout = [entry for entry in entries if entry.layout == layout]
-        for group in ([entry for entry in same_layout if find_gpu(entry.gpu) == gpu], same_layout):
+        for group in ([entry for entry in same_layout if entry.gpu == gpu], same_layout):
             if config := _next_config(group, problem, gpu):
                 return config
         config = _next_config([entry for entry in entries if entry.layout != layout], problem, gpu)

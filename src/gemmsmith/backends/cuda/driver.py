@@ -33,9 +33,7 @@ def is_available() -> bool:
 
 
 def _device_count() -> int:
-    from cuda.bindings import driver
-
-    return int(check(driver.cuDeviceGetCount(), "cuDeviceGetCount()"))
+    return int(check(bindings().cuDeviceGetCount(), "cuDeviceGetCount()"))
 
 
 def check(result: tuple[Any, ...], call: str = "") -> Any:
@@ -57,6 +55,7 @@ def require_chip(device: int, chip: Chip = HOPPER) -> None:
         )
 
 
+@lru_cache(maxsize=64)
 def newest_supported_chip(gpu: DeviceAttributes) -> Chip | None:
     """Return the latest chip whose kernels a GPU runs; None before 8.0."""
     major, minor = gpu.capability
@@ -118,12 +117,19 @@ def _require_driver() -> None:
         raise DeviceError(f"no usable GPU ({error}); use backend='sim' or 'reference' on this machine")
 
 
+@lru_cache(maxsize=1)
+def bindings() -> Any:
+    """Return the driver's bindings, imported once: an import statement takes as long as a call."""
+    from cuda.bindings import driver
+
+    return driver
+
+
 @lru_cache(maxsize=MAX_CACHED_TENSOR_MAPS)
 def encode_tensor_map(tensor_map: TensorMap) -> Any:
     """Return the CUtensorMap, encoded once per address and shape. Raises DeviceError, which names the map."""
     _require_driver()
-    from cuda.bindings import driver as cu
-
+    cu = bindings()
     element, swizzle, ones, interleave, promotion, fill = _tensor_map_codes(tensor_map.dtype, tensor_map.swizzle)
     extents, strides = [cu.cuuint64_t(x) for x in tensor_map.extents], [cu.cuuint64_t(x) for x in tensor_map.strides]
     box = [cu.cuuint32_t(x) for x in tensor_map.box]

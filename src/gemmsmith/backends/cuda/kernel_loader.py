@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmsmith.backends.cuda.cluster_placement import cluster_permutation
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source, nvrtc_version
-from gemmsmith.backends.cuda.driver import check, device_attributes, newest_supported_chip
+from gemmsmith.backends.cuda.driver import bindings, check, device_attributes, newest_supported_chip
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import ArgumentError, DeviceError
 
@@ -186,7 +186,7 @@ def _launch_config(kernel: LoadedKernel, name: str) -> Any:
 
 def is_capturing(stream: int) -> bool:
     """Return whether the stream is being captured into a graph. Called in every prepared run."""
-    result = _bindings().cuStreamIsCapturing(stream)
+    result = bindings().cuStreamIsCapturing(stream)
     if not result[0]:
         return bool(result[1])  # CU_STREAM_CAPTURE_STATUS_NONE is 0
     if result[0].name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
@@ -201,21 +201,13 @@ def relaxed_capture_mode() -> Iterator[None]:
 
     It can allocate memory and load modules while another thread captures a stream; these calls are not captured.
     """
-    driver = _bindings()
+    driver = bindings()
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     mode = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
     try:
         yield
     finally:
         check(driver.cuThreadExchangeStreamCaptureMode(mode), "cuThreadExchangeStreamCaptureMode")
-
-
-@lru_cache(maxsize=1)
-def _bindings() -> Any:
-    """Return the driver's bindings, imported once: an import statement takes as long as a call."""
-    from cuda.bindings import driver
-
-    return driver
 
 
 @lru_cache(maxsize=64)
@@ -242,7 +234,7 @@ def is_current(device: int) -> bool:
 @lru_cache(maxsize=64)
 def _current_context(device: int) -> tuple[Callable[[], Any], int]:
     """Return cuCtxGetCurrent and the primary context's handle."""
-    return _bindings().cuCtxGetCurrent, int(_primary_context(device))
+    return bindings().cuCtxGetCurrent, int(_primary_context(device))
 
 
 class _DeviceGuard:

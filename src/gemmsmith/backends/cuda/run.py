@@ -6,6 +6,7 @@ Everything that depends only on shapes and layouts is prepared once; a call only
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, byte_range, current_stream, describe, empty_like_kind
@@ -49,13 +50,18 @@ class BoundLaunches:
             self.launches = [
                 load_launch_template(x, device, stream, pdl=pdl or i > 0) for i, x in enumerate(launches.all)
             ]
-        arrays = {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
+        self._arguments = arguments
+
+    @cached_property
+    def _overlap_checks(self) -> list[tuple[str, str, int, int]]:
+        """Outputs, other arrays, and exclusive bounds of the distances at which they overlap; for repeated runs."""
+        arrays = {name: x for name, x in self._arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         spans = {
             name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]
         }
         unallocated = {pointer for _, pointer, _ in self.unallocated_results}
         outputs = [name for name in spans if arrays[name].writable and name not in unallocated]
-        self._overlap_checks = [  # (output, array, exclusive bounds of the distances at which they overlap)
+        return [
             (output, name, spans[output][0] - spans[name][1], spans[output][1] - spans[name][0])
             for output in outputs
             for name in spans
