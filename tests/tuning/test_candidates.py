@@ -2,16 +2,111 @@
 
 from __future__ import annotations
 
-from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import identity_graph
+from typing import Any
+
+import pytest
+
+import gemmsmith
+from gemmsmith import Config, Spec
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import candidates
+
+MATRIX, STRIDED = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (9000, 2))
+
+
+def of(epilogue: Any = None, **operands: Spec) -> EpilogueSpec:
+    """Return the spec of an epilogue of a large product in bf16."""
+    b = Spec((4096, 4096), "bf16", (1, 4096))
+    return bind(Request(Spec((4096, 4096), "bf16"), b, epilogue=epilogue, operands=operands)).spec
+
+
+def whole_k(configs: list[Config]) -> list[Config]:
+    return [c for c in configs if c.splits == c.cluster_splits == 1 and not c.swap_ab]
+
+
+def swiglu(acc: Any) -> Any:
+    gate, up = gemmsmith.deinterleave(acc)
+    return gate.silu() * up
 
 
 def test_clusters_along_n_walk_along_n() -> None:
     """The tiles of a cluster share the operand that the next ones use again."""
-    configs = list(candidates(EpilogueSpec(identity_graph(BF16), frozenset({"out"}))))
+    configs = list(candidates(of()))
     assert {(c.cluster, c.raster) for c in configs} == {((1, 2), "n"), ((2, 1), "m"), ((1, 1), "m")}
     assert all((c.raster == "n") == (c.cluster[1] > c.cluster[0]) for c in configs)
     assert max(c.stages for c in configs) == 16
     assert min(c.stages for c in configs) >= 3
+
+
+def test_tiles() -> None:
+    """Columns in steps of 8, where two pingpong warpgroups of 64 rows alternate of 16, as far as the accumulator of a
+    warpgroup fits; one warpgroup for 128 rows as long as it has registers, then two."""
+    every = [8 * i for i in range(1, 33)]
+    found: dict[tuple[str, int, int], set[int]] = {}
+    for c in candidates(of()):
+        found.setdefault((c.design, c.tile[0], c.consumers), set()).add(c.tile[1])
+    assert {tile: sorted(columns) for tile, columns in found.items()} == {
+        ("cooperative", 64, 1): every,
+        ("cooperative", 128, 1): [8, 16, 32, 48, *every[7:16]],
+        ("cooperative", 128, 2): every[16:],
+        ("cooperative", 192, 3): every[7:24],
+        ("cooperative", 256, 2): every[7:24],
+        ("pingpong", 64, 2): [96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256],
+        ("pingpong", 128, 2): every[7:24],
+    }
+
+
+WIDEST = ("cooperative", 256, 2), ("cooperative", 192, 3), ("pingpong", 128, 2), ("cooperative", 128, 2)
+
+
+@pytest.mark.parametrize(("epilogue", "widest", "count"), [
+    (of(), (192, 192, 192, 256), 468),
+    (of(lambda acc, x: (acc + x).relu(), x=Spec((4096,), "bf16")), (192, 192, 192, 256), 468),
+    (of(lambda acc, x: (acc + x).gelu(), x=Spec((4096,), "bf16")), (160, 160, 160, 256), 438),
+    (of(lambda acc, c: acc + c, c=MATRIX), (160, 160, 160, 256), 410),
+    (of(lambda acc, c: acc + c, c=STRIDED), (None, 88, None, 176), 242),
+    (of(lambda acc, c, d: (acc * c, acc * d), c=MATRIX, d=MATRIX), (128, 160, 128, 256), 406),
+    (of(lambda acc: (acc.relu(), acc.sum(-1))), (192, 192, 192, 256), 468),
+    (of(lambda acc: (acc.relu(), acc.sum(-1), acc.max(-2))), (128, 160, 128, 256), 486),
+    (of(lambda acc: gemmsmith.top_k_softmax(acc, 2)), (192, 192, 192, 256), 456),
+    (of(swiglu), (192, 192, 192, 256), 321),
+], ids=["plain", "relu", "gelu", "residual", "strided", "two", "sums", "maxima", "rows", "swiglu"])  # fmt: skip
+def test_an_epilogues_tiles_leave_it_registers(epilogue: EpilogueSpec, widest: tuple[Any, ...], count: int) -> None:
+    """The widest that do not spill (tests/kernels/test_compiled.py), and how many configs there are in all."""
+    configs = whole_k(list(candidates(epilogue)))
+    assert len(configs) == count
+    found = {(c.design, c.tile[0], c.consumers): 0 for c in configs}
+    for c in configs:
+        key = c.design, c.tile[0], c.consumers
+        found[key] = max(found[key], c.tile[1])
+    assert tuple(map(found.get, WIDEST)) == widest
+
+
+def test_promoted_sums_leave_a_second_accumulator() -> None:
+    configs = whole_k(list(candidates(of(), promoted=True)))
+    assert {c.design for c in configs} == {"cooperative"}
+    assert {n: max(c.tile[1] for c in configs if c.consumers == n) for n in (1, 2, 3)} == {1: 256, 2: 256, 3: 160}
+    assert len(configs) == 229
+
+
+def test_shares_of_k() -> None:
+    """By one warpgroup or two; of narrow tiles only swapped, which have few rows of A and much of B to read."""
+    shared = [c for c in candidates(of()) if c.splits != 1 or c.cluster_splits != 1]
+    assert {c.splits for c in shared} == {0, 1, 2, 3, 4, 5, 6, 8, 12, 16}
+    assert {c.cluster_splits for c in shared} == {1, 2, 4}
+    assert {c.consumers for c in shared} == {1, 2}
+    assert min(c.tile[1] for c in shared if not c.swap_ab) == 48
+    assert min(c.tile[1] for c in shared if c.swap_ab) == 8
+    rows = [c for c in candidates(of(lambda acc: gemmsmith.top_k_softmax(acc, 2))) if c.cluster_splits > 1]
+    assert max(c.tile[1] for c in rows) == 192
+
+
+def test_deep_tiles() -> None:
+    """Of 128 where two operands' k-tiles are small, of 256 for few rows of A, which are columns of D^T."""
+    configs = list(candidates(of()))
+    assert {c.tile[2] for c in configs} == {64, 128, 256}
+    assert all(c.tile[0] == 64 or sum(c.tile[:2]) <= 256 for c in configs if c.tile[2] == 128)
+    assert max(c.tile[0] for c in configs if c.tile[2] == 128) == 192
+    assert {(c.swap_ab, c.tile[1]) for c in configs if c.tile[2] == 256} == {(True, n) for n in (8, 16, 24, 32)}

@@ -1,0 +1,66 @@
+"""The choice against measured times: errors and regrets of the models, as they were when these were fitted.
+
+A change of a model that moves a number here is a new fit: it has to lower the error or the regret.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from docs import figures
+
+from benchmarks.fit.fit import contests, finalists
+from benchmarks.rows import load
+from benchmarks.suite import specs
+from gemmsmith import Config, Plan
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
+from gemmsmith.core.chip import HOPPER
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.tuning.sgemm_model import sgemm_cycles
+
+
+@pytest.mark.parametrize(("results", "error", "ratio", "regret"), [
+    ("survey-h200", 0.05772, 7.41376, 0.04382), ("survey-nn-h100", 0.06332, 7.38025, 0.05306),
+    ("survey-tn-h100", 0.07101, 7.34783, 0.05886), ("survey-tt-h100", 0.07088, 7.37861, 0.08637),
+    ("survey-fp8-h200", 0.07191, 7.51135, 0.04528), ("sweep-third-h200", 0.01314, 7.39672, 0.00765),
+    ("sweep-layouts-h100", 0.01146, 7.40061, 0.00453),
+])  # fmt: skip
+def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
+    """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
+    of estimated cycles per measured microsecond; how much slower than the fastest the first by the model is."""
+    shapes = contests(results) if results.startswith("survey") else finalists(results)
+    errors = np.concatenate([shape.errors() for shape in shapes])
+    ratios = np.concatenate([shape.estimates() - shape.log_us for shape in shapes])
+    found = (errors @ errors / len(shapes)) ** 0.5, ratios.mean(), np.mean([shape.regret() for shape in shapes])
+    assert found == pytest.approx((error, ratio, regret), abs=1e-5)
+
+
+def test_sgemm() -> None:
+    """The same of tiles 8 deep on an H100, in four layouts; the spread of a shape's configs is not weighted."""
+    shapes = defaultdict[tuple[int, int, int, str], list[tuple[Config, float]]](list)
+    for row in load("tries-fp32-h100")["rows"]:
+        if row["config"] != "torch" and row.get("run") is None and Config.parse(row["config"]).tile[2] == 8:
+            shapes[row["m"], row["n"], row["k"], row["layout"]].append((Config.parse(row["config"]), row["us"]))
+    ratios, spreads, regrets = [], [], []
+    for (m, n, k, layout), timed in shapes.items():
+        problem = bind(Request(*specs((m, n, k), "fp32", layout))).problem
+        described = [KernelSpec.from_problem(problem.T if c.swap_ab else problem, c) for c, _ in timed]
+        cycles, us = np.array([sgemm_cycles(problem, m, x, HOPPER) for x in described]), np.array([t for _, t in timed])
+        ratios.append(np.log(cycles / us).mean())
+        spreads.append(np.log(cycles / us).std())
+        regrets.append(us[cycles.argmin()] / us.min() - 1)
+    assert (np.mean(ratios), np.mean(spreads), np.mean(regrets)) == pytest.approx((7.38558, 0.13013, 0.01349), abs=1e-5)
+
+
+@pytest.mark.parametrize(("results", "planned", "count"), [
+    ("layouts-h100", figures.plain, 160), ("kinds-h100", figures.plain, 135), ("layers-h100", figures.plain, 60),
+    ("dense-unseen-h200", figures.plain, 80), ("epilogues-h200", figures.fused, 19),
+    ("fp8-unseen-h200", figures.block_scaled, 16), ("fp8-h200", figures.block_scaled, 52),
+])  # fmt: skip
+def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
+    """All that the tables of an H100 show; of an H200, what a later model has not chosen anew."""
+    assert len(figures.current(results, planned)) == count
