@@ -82,21 +82,24 @@ class CoveringTests:
             coverage = Coverage(lines, source=[str(package / x) for x in FOLDERS])
             Run(coverage=coverage).of(folder, ["tests"], 3600)
         self.times, failed = json.loads((folder / "tests.json").read_text())
-        passed = self.times.keys() - set(failed)
+        self.passed = self.times.keys() - set(failed)
         self.by_line, data = dict[tuple[str, int], set[str]](), CoverageData(str(lines))
         data.read()
         for path in data.measured_files():
             for line, tests in data.contexts_by_lineno(path).items():
-                self.by_line[str(Path(path).relative_to(package)), line] = passed & set(tests)
+                self.by_line[str(Path(path).relative_to(package)), line] = self.passed & set(tests)
 
     def run(self, package: Path, path: str, line: int, budget: float) -> list[str]:
-        """Return the test of those that may notice a change of this line that fails, if any.
+        """Return the test that fails, if any, of those that may notice a change of this line.
 
-        Run first the tests of the folder, then the others that execute the line, the fastest first, while the budget
-        of seconds lasts. If no test executes the line, it runs at import; then those of the file's other lines.
+        They are those that execute it, or if it runs at import all of its folder and those that execute the file's
+        other lines. First come those of the folder, then the others, the fastest first, while `budget` seconds last.
         """
         near, order = f"tests/{Path(path).parent}/", list[str]()
-        tests = self.by_line.get((path, line)) or set().union(*(x for at, x in self.by_line.items() if at[0] == path))
+        tests = self.by_line.get((path, line), set())
+        if not tests:
+            of_file = (x for at, x in self.by_line.items() if at[0] == path)
+            tests = {test for test in self.passed if test.startswith(near)}.union(*of_file)
         for test in sorted(tests, key=lambda test: (not test.startswith(near), self.times[test])):
             budget -= self.times[test]
             order += [test] * (budget >= 0)

@@ -3,8 +3,8 @@
     python -m benchmarks.tools.mutants --count 300 --seed 1 --json mutants.json [--only tuning/model.py] [--jobs 1]
 
 Mutants are drawn by seed from tuning/, tile_scheduler/, core/ and epilogue/; each runs in a copy of the sources. The
-fast tests run until one fails: those of the folder, then others that execute the line (for a line that runs at import:
-the file), the fastest first, up to `--budget` seconds. `--map FOLDER` keeps which test executes which line.
+fast tests that may notice it (covering_tests.py) run until one fails, for up to `--budget` seconds. `--map FOLDER` keeps
+which test executes which line.
 """
 
 from __future__ import annotations
