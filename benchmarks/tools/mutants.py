@@ -3,7 +3,7 @@
     python -m benchmarks.tools.mutants --count 300 --seed 1 --json mutants.json [--only tuning/model.py] [--jobs 1]
 
 Mutants are drawn by seed from tuning/, tile_scheduler/, core/ and epilogue/; each runs in a copy of the sources. The
-fast tests that may notice it (covering_tests.py) run until one fails, for up to `--budget` seconds. `--map FOLDER` keeps
+fast tests that may notice it (covering_tests.py) run until one fails, up to `--budget` seconds. `--map FOLDER` keeps
 which test executes which line.
 """
 
