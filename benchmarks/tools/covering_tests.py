@@ -26,7 +26,7 @@ FOLDERS = ("tuning", "tile_scheduler", "core", "epilogue")
 class Run:
     """A plugin of pytest: runs tests in an order; notes their times, failures and, with coverage, executed lines.
 
-    Tests of which neither `order` nor `skipped` knows run first.
+    Tests of which neither `order` nor `skipped` knows run last.
     """
 
     def __init__(
@@ -38,7 +38,9 @@ class Run:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         rank = {x: i for i, x in enumerate(self.order)}
-        items[:] = sorted((x for x in items if x.nodeid not in self.skipped), key=lambda x: rank.get(x.nodeid, -1))
+        items[:] = sorted(
+            (x for x in items if x.nodeid not in self.skipped), key=lambda x: rank.get(x.nodeid, len(rank))
+        )
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.coverage:

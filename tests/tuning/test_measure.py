@@ -1,4 +1,4 @@
-"""Rounds that keep the faster configs, and what is warmed up."""
+"""Rounds that keep the faster configs, and what is warmed up, or repeated."""
 
 from __future__ import annotations
 
@@ -37,4 +37,5 @@ def test_large_products_are_warmed_up() -> None:
 
     assert steady_state_us(replay, 1000.0, 1e6) == 20.0
     assert steady_state_us(replay, 1000.0, 1e12) == 20.0
-    assert asked == [1, 50, 1, 50, 50]
+    assert steady_state_us(replay, 1.0, 1e6) == 20.0
+    assert asked == [1, 50, 1, 50, 50, 1, 2]
