@@ -10,10 +10,11 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.tuning.candidates import candidates
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.tuning.candidates import candidates, promotion_leaves_registers
 
 MATRIX, STRIDED = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (9000, 2))
+STRIDED_SMALL = Spec((2048, 2048), "bf16", (5000, 2))
 
 
 def of(epilogue: Any = None, **operands: Spec) -> EpilogueSpec:
@@ -110,3 +111,38 @@ def test_deep_tiles() -> None:
     assert all(c.tile[0] == 64 or sum(c.tile[:2]) <= 256 for c in configs if c.tile[2] == 128)
     assert max(c.tile[0] for c in configs if c.tile[2] == 128) == 192
     assert {(c.swap_ab, c.tile[1]) for c in configs if c.tile[2] == 256} == {(True, n) for n in (8, 16, 24, 32)}
+
+
+def promoted_spec(tile_n: int, splits: int, cluster_splits: int, epilogue: Any = None, **operands: Spec) -> KernelSpec:
+    """Return the spec of FP8 with a scale per block of 128, summed by one warpgroup."""
+    scales = {"scale_a": Spec((2048, 16), "fp32", (1, 2048)), "scale_b": Spec((16, 16), "fp32", (1, 16))}
+    a, b = Spec((2048, 2048), "fp8_e4m3"), Spec((2048, 2048), "fp8_e4m3", (1, 2048))
+    config = Config(tile=(64, 16, 128), cluster=(1, 1), stages=3, consumers=1)
+    plan = gemmsmith.plan(
+        a,
+        b,
+        **scales,
+        epilogue=epilogue,
+        operands=operands,
+        config=config,
+        out_dtype=None if epilogue is quantized else "bf16",
+    )
+    config = config.replace(tile=(64, tile_n, 128), splits=splits, cluster_splits=cluster_splits)
+    return KernelSpec.from_problem(plan.problem, config, plan.spec.epilogue)
+
+
+def quantized(acc: Any) -> Any:
+    return gemmsmith.quantize(acc, "1x16")
+
+
+@pytest.mark.parametrize(("epilogue", "operands", "splits", "cluster_splits", "widest"), [
+    (None, {}, 1, 1, 208), (None, {}, 2, 1, 208), (None, {}, 1, 2, 176), (quantized, {}, 1, 1, 208),
+    (quantized, {}, 2, 1, 192), (lambda acc, c: acc + c, {"c": STRIDED_SMALL}, 1, 1, 192),
+])  # fmt: skip
+def test_promoted_sums_leave_registers(
+    epilogue: Any, operands: dict[str, Spec], splits: int, cluster_splits: int, widest: int
+) -> None:
+    """Of the 208 that one warpgroup has, of which a tile of 64 rows takes one per column: none to a plain epilogue, 4
+    to a quantizing one that follows shares of K, 16 to one that loads a matrix without TMA, 32 to a cluster's."""
+    specs = [promoted_spec(n, splits, cluster_splits, epilogue, **operands) for n in range(16, 209, 16)]
+    assert max(spec.config.tile[1] for spec in specs if promotion_leaves_registers(spec)) == widest

@@ -140,7 +140,7 @@ def of_every_tile(dtype: str, chip: Any) -> dict[tuple[int, int, int], set[int]]
 def test_tiles_of_mma() -> None:
     """Of an A100, whose 163 KB hold three stages of full lines of all tiles but 128 x 256, whose sums in shared memory
     take 128 KB more; one warpgroup where functions of rows want all columns."""
-    both = {
+    both = [
         (256, 128, 2),
         (128, 128, 2),
         (128, 64, 2),
@@ -149,15 +149,24 @@ def test_tiles_of_mma() -> None:
         (64, 32, 1),
         (64, 128, 1),
         (64, 256, 1),
-    }
-    assert of_every_tile("bf16", CHIPS["sm_80"]) == {**dict.fromkeys(both, {32, 64}), (128, 256, 2): {32}}
+    ]
+    assert of_every_tile("bf16", CHIPS["sm_80"]) == {(128, 256, 2): {32}} | {tile: {32, 64} for tile in both}
 
 
 def test_tiles_of_fp32() -> None:
     """Narrow ones too, for few columns: with swap_ab, few rows of A; tiles 16 deep only of two warpgroups."""
-    one = {(64, 32, 1), (64, 64, 1), (64, 128, 1), (128, 32, 1), (128, 64, 1), (256, 16, 1), (256, 32, 1), (256, 64, 1)}
-    deep = dict.fromkeys([(128, 64, 2), (128, 128, 2)], {8, 16})
-    assert of_every_tile("fp32", HOPPER) == {**dict.fromkeys(one, {8}), (256, 128, 2): {8}, **deep}
+    flat = [
+        (64, 32, 1),
+        (64, 64, 1),
+        (64, 128, 1),
+        (128, 32, 1),
+        (128, 64, 1),
+        (256, 16, 1),
+        (256, 32, 1),
+        (256, 64, 1),
+    ]
+    deep = {tile: {8, 16} for tile in [(128, 64, 2), (128, 128, 2)]}
+    assert of_every_tile("fp32", HOPPER) == {tile: {8} for tile in [*flat, (256, 128, 2)]} | deep
 
 
 @pytest.mark.parametrize(("dtype", "chip", "sizes", "tile", "splits"), [
