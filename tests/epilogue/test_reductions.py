@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import Config
+from gemmsmith import Config, Spec
+from gemmsmith.epilogue.reductions import partials_shape
 
 TILE = Config(tile=(64, 32, 32), cluster=(1, 1), stages=2, consumers=1)
 DIMS = [0, 1, 2, (0, 1), (0, 2), (1, 2), (0, 1, 2), (-1, -2), (-3, -1)]
@@ -83,3 +84,17 @@ def test_a_transposed_result(rng: np.random.Generator) -> None:
         found = gemmsmith.gemm(a, b, epilogue=lambda acc, dim=dim: (acc, acc.sum(dim)), backend="sim", out={"out": d})
         for got, want in zip(found, (product, product.sum(dim)), strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize(("axis", "shape", "nbytes"), [
+    (-1, (1, 2, 100, 0, 0), 800), (-2, (1, 7, 60, 0, 0), 1680), ((-1, -2), (1, 16, 1, 4, 2), 64),
+])  # fmt: skip
+def test_partial_results(axis: Any, shape: tuple[int, ...], nbytes: int) -> None:
+    """Of 100 x 60 by tiles of 64 x 32: one per row and tile, one per column and 16 rows, one per warp and tile."""
+    a, b = Spec((100, 64), "bf16"), Spec((64, 60), "bf16")
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.sum(axis)), config=TILE)
+    found = partials_shape(plan.spec.epilogue.graph.results[1], plan.spec, plan.problem)
+    assert (found.batch, found.num_partials, found.num_outputs, found.tiles_per_batch, found.tiles_n) == shape
+    assert found.bytes == nbytes
+    pair = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.logsumexp(axis)), config=TILE)
+    assert partials_shape(pair.spec.epilogue.graph.results[1], pair.spec, pair.problem).bytes == 2 * nbytes

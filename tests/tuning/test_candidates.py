@@ -12,6 +12,7 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.tuning.candidates import candidates, promotion_leaves_registers
+from gemmsmith.tuning.stage_count import fit_stages, spec_for
 
 MATRIX, STRIDED = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (9000, 2))
 STRIDED_SMALL = Spec((2048, 2048), "bf16", (5000, 2))
@@ -111,6 +112,15 @@ def test_deep_tiles() -> None:
     assert all(c.tile[0] == 64 or sum(c.tile[:2]) <= 256 for c in configs if c.tile[2] == 128)
     assert max(c.tile[0] for c in configs if c.tile[2] == 128) == 192
     assert {(c.swap_ab, c.tile[1]) for c in configs if c.tile[2] == 256} == {(True, n) for n in (8, 16, 24, 32)}
+
+
+@pytest.mark.parametrize("epilogue", [of(), of(lambda acc, c: acc + c, c=MATRIX), of(swiglu)])
+def test_stages_are_those_that_fit_the_kernel(epilogue: EpilogueSpec) -> None:
+    """Next to what a cluster's CTAs exchange, too."""
+    problem = bind(Request(MATRIX, Spec((4096, 4096), "bf16", (1, 4096)))).problem
+    for config in list(candidates(epilogue))[::11]:
+        most = config.replace(stages=16)
+        assert fit_stages(most, spec_for(most, problem, epilogue)) == config
 
 
 def promoted_spec(tile_n: int, splits: int, cluster_splits: int, epilogue: Any = None, **operands: Spec) -> KernelSpec:
