@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith.core.graph import BroadcastDims, Node, axis_of_dims, reduced_dims
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Result, axis_of_dims, reduced_dims
 
 
 def test_constants_are_equal_if_their_bits_are() -> None:
@@ -38,3 +39,16 @@ def test_a_reduction_has_the_indices_that_are_left(axis: str) -> None:
     assert axis_of_dims(reduced) == axis_of_dims(reduced[::-1]) == axis
     assert left.is_matrix == (axis == "b")
     assert BroadcastDims() == (False, 0, 0)
+
+
+def test_a_reduced_constant() -> None:
+    """Its result is known before the kernel runs; a constant matrix is stored by it."""
+    nodes = (
+        Node("accumulator"),
+        Node("constant", (), 2.0),
+        Node("reduce", (1,), ("sum", "n")),
+        Node("reduce", (0,), ("sum", "n")),
+    )
+    graph = EpilogueGraph(nodes, (), tuple(Result(f"out{i}", i, FP32) for i in range(4)))
+    assert [graph.constant_operand_of(r) for r in graph.results] == [None, None, 2.0, None]
+    assert graph.matrix_result_names == ["out0"]
