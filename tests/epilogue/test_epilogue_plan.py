@@ -172,13 +172,14 @@ def test_blocks_of_two_sizes() -> None:
 
 @pytest.mark.parametrize(("design", "tile", "stages", "residual", "want"), [
     ("cooperative", (128, 256, 64), 4, False, (1, 2, 0)), ("pingpong", (64, 256, 64), 4, False, (4, 1, 0)),
-    ("cooperative", (128, 256, 64), 3, True, (1, 1, 4)),
+    ("cooperative", (128, 256, 64), 3, True, (1, 1, 4)), ("cooperative", (128, 240, 64), 4, True, (1, 2, 8)),
 ])  # fmt: skip
 def test_a_bias_takes_a_word_per_column(
     design: str, tile: tuple[int, int, int], stages: int, residual: bool, want: tuple[int, int, int]
 ) -> None:
-    """Of 232,448 bytes the stages and barriers leave 35,776, 68,544 and 84,944, two biases take 2,048 of them; subtiles
-    of 64 columns have 8,192: subtiles per store, buffers of stores, and of loads, with a barrier each."""
+    """Of 232,448 bytes the stages and barriers leave 35,776, 68,544, 84,944 and 43,968, two biases take 2,048 of them;
+    subtiles of 64 columns have 8,192, of 16, of which at most 8 are loaded at once, 2,048: subtiles per store, buffers
+    of stores, and of loads, with a barrier each."""
     a, b, bias = Spec((512, 512), "bf16"), Spec((512, 512), "bf16", (1, 512)), Spec((512,), "fp32")
     config = Config(design, tile, (1, 1), stages)
     operands = {"bias": bias, "c": Spec((512, 512), "bf16")} if residual else {"bias": bias}
