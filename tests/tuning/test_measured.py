@@ -5,6 +5,7 @@ A change of a model that moves a number here is a new fit: it has to lower the e
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.tuning.choose import estimate_us
+from gemmsmith.tuning.gpus import H100
 from gemmsmith.tuning.sgemm_model import sgemm_cycles
 
 
@@ -78,3 +80,19 @@ def test_estimated_microseconds() -> None:
         ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
     assert statistics.geometric_mean(ratios) == pytest.approx(0.995, abs=1e-3)
     assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.026, abs=1e-3)
+
+
+def test_fragments_that_threads_load() -> None:
+    """Of TF32 in layouts whose A wgmma reads from registers, on an H100: estimated over measured times of tiles that
+    share B, and of one that does not, which was much slower in one layout (nn)."""
+    ratios = defaultdict[bool, list[float]](list)
+    for row in load("tries-tf32-h100")["rows"]:
+        problem = bind(Request(*specs((row["m"], row["n"], row["k"]), "fp32", row["layout"]), precision="tf32")).problem
+        for name, us in row["us"].items():
+            if found := re.fullmatch(r"(coop|ping) (\d+)x(\d+) (\d)x(\d)", name):
+                kind, m, n, *cluster = found[1], *map(int, found.groups()[1:])
+                design = {"coop": "cooperative", "ping": "pingpong"}[kind]
+                config = Config(design, (m, n, 32), tuple(cluster), 4)
+                ratios[cluster[0] > 1].append(np.log(estimate_us(problem, config, gpu=H100) / us))
+    assert (np.mean(ratios[True]), np.std(ratios[True])) == pytest.approx((-0.0170, 0.0676), abs=1e-4)
+    assert (np.mean(ratios[False]), np.std(ratios[False])) == pytest.approx((-0.2999, 0.1029), abs=1e-4)
