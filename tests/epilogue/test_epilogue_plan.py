@@ -186,3 +186,15 @@ def test_a_bias_takes_a_word_per_column(
     add = (lambda acc, bias, c: acc + bias + c) if residual else (lambda acc, bias: acc + bias)
     found = plan_epilogue(gemmsmith.plan(a, b, epilogue=add, operands=operands, config=config).spec)
     assert (found.subtiles_per_store, found.store_stages, found.load_stages) == want
+
+
+def test_block_scales_take_room_beside_each_stage() -> None:
+    """Of 232,448 bytes six stages of 128 x 128 with barriers and scales leave 32,576: three of four subtiles fit."""
+    a, b = Spec((2048, 2048), "fp8_e4m3"), Spec((2048, 2048), "fp8_e4m3", (1, 2048))
+    scales = {"scale_a": Spec((2048, 16), "fp32", (1, 2048)), "scale_b": Spec((16, 16), "fp32", (1, 16))}
+    config = Config(tile=(128, 128, 128), cluster=(1, 1), stages=6, consumers=1)
+    plan = gemmsmith.plan(a, b, **scales, config=config, out_dtype="bf16")
+    assert plan.spec.scale_bytes(6) == 6 * (512 + 16)
+    found = plan_epilogue(plan.spec)
+    assert (found.subtiles, found.subtiles_per_store, found.store_stages) == (4, 1, 2)
+    assert plan.kernel.shared_bytes <= 232_448
