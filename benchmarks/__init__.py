@@ -5,7 +5,7 @@ fit         surveys and sweeps of configs, and the fit of the cost model to them
 probe       what the hardware does: bits, counters, cycles, and kernels without some of their work
 ladder      the ladder's kernels: their speed, and the simulator's counters against Nsight Compute's
 torch       layers and training steps of PyTorch models
-tools       pictures, kernels against their earlier versions, runs under compute-sanitizer
+tools       pictures, kernels against their earlier versions, runs under compute-sanitizer, mutants of the library
 results     what was measured; rows.py reads it
 
 The other files here are shared: suite.py has the problems, timing.py and contest.py time, portions.py runs in parts,

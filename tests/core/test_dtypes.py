@@ -20,6 +20,8 @@ from gemmsmith.core.dtypes import (
     INT8,
     INT32,
     INT64,
+    MAX_FINITE,
+    MIN_SCALE,
     TF32,
     UE8M0,
     UINT8,
@@ -125,3 +127,18 @@ def test_numbers_that_fp32_does_not_have() -> None:
 def test_a_copy_is_the_dtype_itself(dtype: DType) -> None:
     assert copy.deepcopy(dtype) is dtype
     assert pickle.loads(pickle.dumps(dtype)) is dtype
+
+
+def test_bits_and_precision_are_numpys() -> None:
+    """TF32 keeps 10 bits of fp32's mantissa (PTX ISA)."""
+    for dtype in (BF16, FP16, FP32, TF32, E4M3, E5M2, UE8M0, INT8, UINT8, INT32, INT64, BOOL):
+        assert dtype.bytes == dtype.numpy.itemsize
+        assert dtype.bits == 8 * dtype.bytes
+    for dtype in (BF16, FP16, FP32, E4M3, E5M2):
+        assert dtype.roundoff == ml_dtypes.finfo(dtype.numpy).eps / 2
+    assert TF32.roundoff == 2.0**-11
+    for dtype, largest in MAX_FINITE.items():
+        limits = ml_dtypes.iinfo(dtype.numpy) if dtype.is_integer else ml_dtypes.finfo(dtype.numpy)
+        assert largest == float(limits.max)
+    assert 1 / np.float32(MIN_SCALE) < np.inf
+    assert np.finfo(np.float32).smallest_normal == MIN_SCALE

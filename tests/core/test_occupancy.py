@@ -10,7 +10,9 @@ from gemmsmith.core.occupancy import occupancy
 OF_THE_TOOLKIT = """
 sm_80 32 16 0 32, sm_80 128 96 16384 5, sm_80 160 63 1000 6, sm_86 32 32 1000 16, sm_86 96 168 0 4, sm_86 1024 40 0 1,
 sm_89 32 16 1000 24, sm_89 384 40 16384 4, sm_90 96 63 0 10, sm_90 256 63 49152 4, sm_90 384 168 100000 1,
-sm_90 128 255 0 2, sm_100 32 32 0 32, sm_100 256 32 0 8, sm_120 160 255 0 1, sm_120 32 63 0 24, sm_120 128 40 49152 2
+sm_90 128 255 0 2, sm_100 32 32 0 32, sm_100 256 32 0 8, sm_120 160 255 0 1, sm_120 32 63 0 24, sm_120 128 40 49152 2,
+sm_80 160 16 0 12, sm_80 32 16 40960 4, sm_86 160 16 0 9, sm_90 160 16 0 12, sm_90 32 16 57344 4, sm_100 160 16 0 12,
+sm_100 32 16 57344 4, sm_120 32 16 0 24, sm_120 160 16 0 9, sm_89 160 16 0 9, sm_86 32 16 24064 4, sm_89 32 16 24064 4
 """
 """Chip, threads, registers, bytes of shared memory, CTAs per SM."""
 
@@ -38,3 +40,16 @@ def test_a_cta_that_is_too_large() -> None:
 def test_its_text() -> None:
     text = "1 CTA per SM, 12 of 64 warps, limited by registers"
     assert f"{occupancy(CHIPS['sm_90'], 384, 168, 100_000)}" == text
+
+
+@pytest.mark.parametrize(("name", "kib", "sms"), [
+    ("sm_80", 163, 108), ("sm_86", 99, 84), ("sm_89", 99, 142), ("sm_90", 227, 132), ("sm_100", 227, 148),
+    ("sm_120", 99, 188),
+])  # fmt: skip
+def test_limits_of_chips(name: str, kib: int, sms: int) -> None:
+    """Shared memory by the CUDA C++ Programming Guide, of which 1 KB per CTA is the system's; SMs by the datasheets of
+    A100, RTX A6000, L40S, H100, B200 and RTX PRO 6000."""
+    chip = CHIPS[name]
+    assert (chip.max_shared_bytes_per_cta, chip.sm_count) == (kib * 1024, sms)
+    assert chip.shared_bytes_per_sm == chip.max_shared_bytes_per_cta + 1024
+    assert occupancy(chip, 32, 32, chip.max_shared_bytes_per_cta).ctas_per_sm == 1

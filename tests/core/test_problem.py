@@ -109,5 +109,7 @@ def test_a_problem_read_like_another_keeps_what_its_indices_reach() -> None:
     read = tight.with_degenerate_strides_of(wide)
     assert (read.a, read.b, read.d) == (wide.a, tight.b, wide.d)
     assert (read.accumulator_dtype, str(read)) == (FP32, str(tight))
+    for extents in ((2, 2, 2), (2, 8, 4)):
+        assert of(*extents, 0).with_degenerate_strides_of(of(*extents, 3)) == of(*extents, 0)
     empty = of(0, 8, 4, 0).with_degenerate_strides_of(of(0, 8, 4, 3))
     assert (empty.a.row_stride, empty.b.row_stride, empty.d.row_stride) == (7, 8, 11)

@@ -12,7 +12,7 @@ from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import WGMMA
 from gemmsmith.core.problem import Matrix
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec, plan_promotion
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,20 @@ def test_the_line_of_an_epilogue_does_not_name_another_kernel() -> None:
         for x in (graph, moved)
     ]
     assert specs[0].name == specs[1].name
+
+
+def test_k_tiles_in_flight_with_promoted_sums() -> None:
+    """Each takes half a register per column of a warpgroup's 64 rows, beside as many for the accumulator; a cluster's
+    reduction needs a dozen where two warpgroups share an SM's registers, and half of the stages are in flight."""
+
+    def in_flight(tile_n: int, consumers: int, cluster_splits: int = 1, stages: int = 8, scales: bool = False) -> int:
+        tile = (64 * consumers, tile_n, 128)
+        config = Config(tile=tile, cluster=(1, 1), stages=stages, consumers=consumers, cluster_splits=cluster_splits)
+        return plan_promotion(config, scales).k_tiles_in_flight
+
+    assert [in_flight(n, 1) for n in (64, 80, 88, 136, 144)] == [4, 4, 2, 2, 1]  # of 208 registers
+    assert [in_flight(n, 1, 2) for n in (64, 80, 88, 136, 144)] == [4, 4, 2, 2, 1]
+    assert [in_flight(n, 2) for n in (64, 72, 96, 128, 136)] == [1, 4, 2, 2, 1]  # of 192; narrow ones alternate
+    assert [in_flight(n, 2, 2) for n in (64, 72, 96, 128, 136)] == [1, 4, 2, 1, 1]
+    assert [in_flight(64, 1, stages=stages) for stages in (3, 4, 7, 8)] == [1, 2, 2, 4]
+    assert [in_flight(n, 1, scales=True) for n in (40, 48, 88, 96)] == [4, 2, 2, 1]

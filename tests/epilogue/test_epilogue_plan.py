@@ -168,3 +168,33 @@ def test_blocks_of_two_sizes() -> None:
     )
     with pytest.raises(ConfigError, match="got 40; this epilogue needs a multiple of 16"):
         _ = plan.source
+
+
+@pytest.mark.parametrize(("design", "tile", "stages", "residual", "want"), [
+    ("cooperative", (128, 256, 64), 4, False, (1, 2, 0)), ("pingpong", (64, 256, 64), 4, False, (4, 1, 0)),
+    ("cooperative", (128, 256, 64), 3, True, (1, 1, 4)), ("cooperative", (128, 240, 64), 4, True, (1, 2, 8)),
+])  # fmt: skip
+def test_a_bias_takes_a_word_per_column(
+    design: str, tile: tuple[int, int, int], stages: int, residual: bool, want: tuple[int, int, int]
+) -> None:
+    """Of 232,448 bytes the stages and barriers leave 35,776, 68,544, 84,944 and 43,968, two biases take 2,048 of them;
+    subtiles of 64 columns have 8,192, of 16, of which at most 8 are loaded at once, 2,048: subtiles per store, buffers
+    of stores, and of loads, with a barrier each."""
+    a, b, bias = Spec((512, 512), "bf16"), Spec((512, 512), "bf16", (1, 512)), Spec((512,), "fp32")
+    config = Config(design, tile, (1, 1), stages)
+    operands = {"bias": bias, "c": Spec((512, 512), "bf16")} if residual else {"bias": bias}
+    add = (lambda acc, bias, c: acc + bias + c) if residual else (lambda acc, bias: acc + bias)
+    found = plan_epilogue(gemmsmith.plan(a, b, epilogue=add, operands=operands, config=config).spec)
+    assert (found.subtiles_per_store, found.store_stages, found.load_stages) == want
+
+
+def test_block_scales_take_room_beside_each_stage() -> None:
+    """Of 232,448 bytes six stages of 128 x 128 with barriers and scales leave 32,576: three of four subtiles fit."""
+    a, b = Spec((2048, 2048), "fp8_e4m3"), Spec((2048, 2048), "fp8_e4m3", (1, 2048))
+    scales = {"scale_a": Spec((2048, 16), "fp32", (1, 2048)), "scale_b": Spec((16, 16), "fp32", (1, 16))}
+    config = Config(tile=(128, 128, 128), cluster=(1, 1), stages=6, consumers=1)
+    plan = gemmsmith.plan(a, b, **scales, config=config, out_dtype="bf16")
+    assert plan.spec.scale_bytes(6) == 6 * (512 + 16)
+    found = plan_epilogue(plan.spec)
+    assert (found.subtiles, found.subtiles_per_store, found.store_stages) == (4, 1, 2)
+    assert plan.kernel.shared_bytes <= 232_448

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from tests.epilogue.identity import TILE, small, through
 
+import gemmsmith
+
 SHAPES = {
     "row": lambda m, n: (n,),
     "column": lambda m, n: (m, 1),
@@ -69,3 +71,18 @@ def test_in_every_design(design: dict[str, Any], rng: np.random.Generator) -> No
     x, row, c = small(rng, (130, 60)), small(rng, (60,)), small(rng, (130, 60))
     found = through(x, lambda acc, row, c: (acc + row) * c, TILE.replace(**design), row=row, c=c, out_dtype="fp32")
     np.testing.assert_array_equal(found, (x.astype(np.float32) + row) * c)
+
+
+@pytest.mark.parametrize("form", ["padded", "rows", "one column per two"])
+def test_halves_of_several_tiles(form: str, rng: np.random.Generator) -> None:
+    """A matrix of half as many columns, by TMA and by threads, and a row: those of the tile's half."""
+    x, store, row = small(rng, (70, 96)), small(rng, (140, 112)), small(rng, (48,))
+    c = {"padded": store[:70, :48], "rows": store[3:73, 5:53], "one column per two": store[:140:2, :96:2]}[form]
+
+    def gated(acc: Any, c: Any, row: Any) -> Any:
+        gate, up = gemmsmith.deinterleave(acc)
+        return gate + 3 * up - c + row
+
+    found = through(x, gated, TILE.replace(tile=(64, 32, 32)), c=c, row=row, out_dtype="fp32")
+    gate, up = gemmsmith.deinterleave(x.astype(np.float32))
+    np.testing.assert_array_equal(found, gate + 3 * up - c + row)

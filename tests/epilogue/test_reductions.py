@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import Config
+from gemmsmith import Config, Spec
+from gemmsmith.epilogue.reductions import partials_shape
 
 TILE = Config(tile=(64, 32, 32), cluster=(1, 1), stages=2, consumers=1)
 DIMS = [0, 1, 2, (0, 1), (0, 2), (1, 2), (0, 1, 2), (-1, -2), (-3, -1)]
@@ -83,3 +84,21 @@ def test_a_transposed_result(rng: np.random.Generator) -> None:
         found = gemmsmith.gemm(a, b, epilogue=lambda acc, dim=dim: (acc, acc.sum(dim)), backend="sim", out={"out": d})
         for got, want in zip(found, (product, product.sum(dim)), strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize(("axis", "cluster", "shape", "nbytes"), [
+    (-1, (1, 1), (1, 2, 100, 0, 0), 800), (-2, (1, 1), (1, 7, 60, 0, 0), 1680),
+    ((-1, -2), (1, 1), (1, 16, 1, 4, 2), 64), ((-1, -2), (4, 1), (1, 32, 1, 8, 2), 128),
+    ((-1, -2), (2, 4), (1, 32, 1, 8, 4), 128),
+])  # fmt: skip
+def test_partial_results(axis: Any, cluster: tuple[int, int], shape: tuple[int, ...], nbytes: int) -> None:
+    """Of 100 x 60 by tiles of 64 x 32: one per row and tile, one per column and 16 rows, one per warp and tile, those
+    of a cluster's outside of D too."""
+    a, b = Spec((100, 64), "bf16"), Spec((64, 60), "bf16")
+    config = TILE.replace(cluster=cluster)
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.sum(axis)), config=config)
+    found = partials_shape(plan.spec.epilogue.graph.results[1], plan.spec, plan.problem)
+    assert (found.batch, found.num_partials, found.num_outputs, found.tiles_per_batch, found.tiles_n) == shape
+    assert found.bytes == nbytes
+    pair = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.logsumexp(axis)), config=config)
+    assert partials_shape(pair.spec.epilogue.graph.results[1], pair.spec, pair.problem).bytes == 2 * nbytes

@@ -129,6 +129,21 @@ def test_rows_of_200_columns(dtype: str, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("n", [136, 144])
+def test_a_matrix_beside_wide_rows(n: int, dtype: type, rng: np.random.Generator) -> None:
+    """It is read a few columns at a time, as the row is."""
+    x, c = small(rng, (64, n)), small(rng, (64, n), dtype)
+    config = TILE.replace(tile=(64, n, 16))
+    found = through(x, lambda acc, c: gemmsmith.top_k_softmax(acc + c, 3) * c, config, c=c, out_dtype="fp32")
+    value = x.astype(np.float64) + c
+    order = np.argsort(-value, axis=1, kind="stable")[:, :3]
+    top = np.exp(np.take_along_axis(value, order, 1) - value.max(1, keepdims=True))
+    want = np.zeros(value.shape)
+    np.put_along_axis(want, order, top / top.sum(1, keepdims=True), 1)
+    np.testing.assert_allclose(found, want * c, rtol=1e-5)
+
+
 def test_rows_that_no_tile_holds() -> None:
     """The reference needs no kernel; a plan says how many columns work."""
     a, b = np.ones((2, 16), np.float32), np.arange(16 * 600, dtype=np.float32).reshape(16, 600)

@@ -170,3 +170,21 @@ def test_or_not_where_a_cta_would_be_idle_for_long(waves: int, idle: bool) -> No
     """Two for five CTAs: a tenth of a wave."""
     found = k_tiles(TILE.replace(splits=0), 5 * waves + 2, 1, 6, 5)
     assert all(len(tiles) > waves for tiles in found) != idle
+
+
+@pytest.mark.parametrize("ctas", [1, 2, 3])
+def test_tiles_of_no_k_are_visited_once(ctas: int) -> None:
+    """By stream-K too, which has nothing to cut: D is zero."""
+    p = bind(Request(Spec((192, 0), "bf16"), Spec((0, 8), "bf16"))).problem
+    spec = KernelSpec.from_problem(p, TILE.replace(splits=0))
+    with Builder("walk", threads=32) as k:
+        scheduler, out = make_tile_scheduler(spec), k.pointer("out")
+        with scheduler.tile_loop() as tile:
+            one = k.registers(U32, 1, "one")
+            one[0] = (tile.k_tiles + 1).to(U32)
+            hw.store_global(one, out + (tile.m // 64 * 4).to(U64), k.thread == 0)
+        kernel = k.finish()
+    found, memory = np.zeros(3, np.uint32), GlobalMemory()
+    arguments = {**kernel.arguments(p), "out": memory.add_buffer(found, "out")}
+    assert simulate(kernel, ctas, arguments, memory, seed=0).hazards == []
+    assert found.tolist() == [1, 1, 1]

@@ -13,6 +13,8 @@ from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.cuda import driver
 from gemmsmith.backends.cuda.listing import build_listing
 from gemmsmith.backends.reference import bounds
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.spec import EpilogueSpec
@@ -123,3 +125,62 @@ def test_only_rows_that_need_them_have_the_widest_tiles_of_fp32() -> None:
     assert gemmsmith.plan(a, b).config.tile[1] <= 128
     b = Spec((4096, 256), "fp32")
     assert gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.top_k_softmax(acc, 2)).config.tile == (64, 256, 8)
+
+
+def of_every_tile(dtype: str, chip: Any) -> dict[tuple[int, int, int], set[int]]:
+    """Return the depths of the tiles (M, N, consumers) that are considered for a large product."""
+    binding = bind(Request(Spec((4096, 4096), dtype), Spec((4096, 4096), dtype)))
+    found: dict[tuple[int, int, int], set[int]] = {}
+    for c in rank_sm80(binding.problem, binding.spec, chip):
+        assert c.stages == {64: 3, 32: 4, 16: 3, 8: 4}[c.tile[2]]
+        found.setdefault((*c.tile[:2], c.consumers), set()).add(c.tile[2])
+    return found
+
+
+def test_tiles_of_mma() -> None:
+    """Of an A100, whose 163 KB hold three stages of full lines of all tiles but 128 x 256, whose sums in shared memory
+    take 128 KB more; one warpgroup where functions of rows want all columns."""
+    both = [
+        (256, 128, 2),
+        (128, 128, 2),
+        (128, 64, 2),
+        (64, 128, 2),
+        (64, 64, 2),
+        (64, 32, 1),
+        (64, 128, 1),
+        (64, 256, 1),
+    ]
+    assert of_every_tile("bf16", CHIPS["sm_80"]) == {(128, 256, 2): {32}} | {tile: {32, 64} for tile in both}
+
+
+def test_tiles_of_fp32() -> None:
+    """Narrow ones too, for few columns: with swap_ab, few rows of A; tiles 16 deep only of two warpgroups."""
+    flat = [
+        (64, 32, 1),
+        (64, 64, 1),
+        (64, 128, 1),
+        (128, 32, 1),
+        (128, 64, 1),
+        (256, 16, 1),
+        (256, 32, 1),
+        (256, 64, 1),
+    ]
+    deep = {tile: {8, 16} for tile in [(128, 64, 2), (128, 128, 2)]}
+    assert of_every_tile("fp32", HOPPER) == {tile: {8} for tile in [*flat, (256, 128, 2)]} | deep
+
+
+@pytest.mark.parametrize(("dtype", "chip", "sizes", "tile", "splits"), [
+    ("bf16", "sm_80", (16, 4096, 4096), (64, 64, 64), 1), ("bf16", "sm_89", (16, 4096, 4096), (64, 32, 64), 1),
+    ("bf16", "sm_80", (1024, 1024, 8192), (128, 128, 64), 1), ("bf16", "sm_89", (4096, 4096, 4096), (256, 128, 32), 1),
+    ("int8", "sm_80", (4096, 4096, 4096), (256, 128, 64), 1), ("fp32", "sm_80", (16, 4096, 4096), (256, 16, 8), 0),
+    ("fp32", "sm_90", (16, 4096, 4096), (256, 16, 8), 8), ("fp32", "sm_80", (512, 512, 512), (128, 64, 16), 3),
+    ("fp32", "sm_86", (512, 512, 512), (128, 64, 16), 0), ("fp32", "sm_90", (512, 512, 512), (128, 64, 16), 4),
+    ("fp32", "sm_86", (1024, 1024, 8192), (128, 128, 16), 0), ("fp32", "sm_100", (4096, 4096, 4096), (128, 128, 16), 0),
+    ("fp32", "sm_100", (8192, 8192, 1024), (256, 128, 8), 0),
+])  # fmt: skip
+def test_every_sm_has_a_tile_or_a_share(dtype: str, chip: str, sizes: Any, tile: Any, splits: int) -> None:
+    """The largest tile of which there are enough, and as many shares of K as bring a CTA to each SM, or two."""
+    m, n, k = sizes
+    binding = bind(Request(Spec((m, k), dtype), Spec((k, n), dtype, (1, k))))
+    chosen = rank_sm80(binding.problem, binding.spec, CHIPS[chip])[0]
+    assert (chosen.tile, chosen.splits) == (tile, splits)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import gemmsmith
 from gemmsmith import Config, Plan, Spec
-from gemmsmith.backends.cuda import driver, kernel_loader
+from gemmsmith.backends.cuda import cuda_graph, driver, kernel_loader, memory
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
 from gemmsmith.cli.commands import main
-from gemmsmith.core.chip import CHIPS
+from gemmsmith.core.chip import CHIPS, HOPPER
+from gemmsmith.core.dtypes import BF16
 from gemmsmith.host import plans
 from gemmsmith.tuning import search
+from gemmsmith.tuning.choose import rank_configs
+from gemmsmith.tuning.gpus import H100
 
 
 def test_tuning_needs_a_gpu() -> None:
@@ -66,6 +75,72 @@ class Timed:
 
     def measure(self, config: Config, microseconds: float) -> float:
         return config.tile[1] + config.tile[0] / 1000 + config.splits / 100
+
+
+class Memory:
+    """Stands for an array on the GPU."""
+
+    patterns: ClassVar[list[np.ndarray]] = []
+
+    def __init__(self, nbytes: int, *layout: Any) -> None:
+        self.nbytes = nbytes
+
+    def fill(self, pattern: np.ndarray) -> None:
+        self.patterns.append(pattern)
+
+    @classmethod
+    def allocate(cls, nbytes: int) -> Memory:
+        return cls(nbytes)
+
+
+class Replayed:
+    """Stands for a graph of calls, each of which takes 5 microseconds."""
+
+    def __init__(self, calls: Callable[[], None], stream: object) -> None:
+        calls()
+
+    def time_replays(self, count: int) -> float:
+        REPLAYS.append(count)
+        return 5.0 * count * CALLS
+
+
+REPLAYS: list[int] = []
+CALLS = 20
+
+
+@pytest.mark.parametrize(("shape", "sets"), [((1024, 1024, 2048), 12), ((16384, 16384, 1024), 2), ((0, 64, 64), 15360)])
+def test_operands_exceed_the_l2(shape: tuple[int, int, int], sets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice, so that no call finds its own there; a call's time is its share of a replay's, of warm ones if it is
+    long."""
+    monkeypatch.setattr(memory, "DeviceArray", Memory)
+    monkeypatch.setattr(cuda_graph, "CudaGraph", Replayed)
+    monkeypatch.setattr(cuda_graph, "Stream", lambda: SimpleNamespace(handle=0))
+    monkeypatch.setattr(Memory, "patterns", [])
+    m, n, k = shape
+    runs: list[tuple[Any, ...]] = []
+    plan = SimpleNamespace(run=lambda *arrays, workspace: runs.append(arrays), workspace_bytes=64)
+    bench = search._Bench(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)), BF16, {Config(): plan})
+    assert len(bench.sets) == sets
+    nbytes = sum(x.nbytes for arrays in bench.sets for x in arrays)
+    assert [x.nbytes for x in bench.sets[0]] == [2 * m * k, 2 * k * n, 2 * m * n]
+    assert nbytes >= 2 * 60 * 2**20
+    assert {len(x) for x in Memory.patterns} == {4 * 2**20}  # 8 MB on the host, whatever the size
+    REPLAYS.clear()
+    assert bench.measure(Config(), 1000.0) == pytest.approx(5.0 * CALLS / sets)
+    assert runs == [*bench.sets, *bench.sets]
+    assert ([1, 10, 10] if 2 * m * n * k > 5e9 else [1, 10]) == REPLAYS
+
+
+def test_the_configs_to_measure_are_the_models_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the GPU that measures, the first."""
+    seen: list[int] = []
+    monkeypatch.setattr(search, "gpu_at", lambda device: seen.append(device) or H100)
+    p = bind(Request(Spec((4096, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024)))).problem
+    assert search._top_candidates(p, HOPPER, 7) == rank_configs(p, limit=7, gpu=H100)
+    assert seen == [0]
+    others = search._top_candidates(p, CHIPS["sm_80"], 7)
+    assert len(others) == 7
+    assert {c.chip for c in others} == {"sm_80"}
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ def test_the_next_tuned_m() -> None:
     table = TunedTable(reversed(ROWS))
     got = {m: table.get(problem(m, 4096, 1024)) for m in (1, 64, 65, 255, 256, 512, 513)}
     assert got == {1: SMALL, 64: SMALL, 65: None, 255: None, 256: LARGE, 512: LARGE, 513: None}
+    assert TunedTable([{**ROWS[0], "m": 65}]).get(problem(32, 4096, 1024)) is None
     assert table.get(problem(64, 4096, 1032)) is None
     assert table.get(problem(512, 4096, 1024, "fp16")) == LARGE
 

@@ -1,0 +1,98 @@
+"""The choice against measured times: errors and regrets of the models, as they were when these were fitted.
+
+A change of a model that moves a number here is a new fit: it has to lower the error or the regret.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from docs import figures
+
+from benchmarks.fit.fit import contests, finalists
+from benchmarks.rows import load
+from benchmarks.suite import specs
+from gemmsmith import Config, Plan
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
+from gemmsmith.core.chip import HOPPER
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.tuning.choose import estimate_us
+from gemmsmith.tuning.gpus import H100
+from gemmsmith.tuning.sgemm_model import sgemm_cycles
+
+
+@pytest.mark.parametrize(("results", "error", "ratio", "regret"), [
+    ("survey-h200", 0.05772, 7.41376, 0.04382), ("survey-nn-h100", 0.06332, 7.38025, 0.05306),
+    ("survey-tn-h100", 0.07101, 7.34783, 0.05886), ("survey-tt-h100", 0.07088, 7.37861, 0.08637),
+    ("survey-fp8-h200", 0.07191, 7.51135, 0.04528), ("sweep-third-h200", 0.01314, 7.39672, 0.00765),
+    ("sweep-layouts-h100", 0.01146, 7.40061, 0.00453),
+])  # fmt: skip
+def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
+    """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
+    of estimated cycles per measured microsecond; how much slower than the fastest the first by the model is."""
+    shapes = contests(results) if results.startswith("survey") else finalists(results)
+    errors = np.concatenate([shape.errors() for shape in shapes])
+    ratios = np.concatenate([shape.estimates() - shape.log_us for shape in shapes])
+    found = (errors @ errors / len(shapes)) ** 0.5, ratios.mean(), np.mean([shape.regret() for shape in shapes])
+    assert found == pytest.approx((error, ratio, regret), abs=1e-5)
+
+
+def test_sgemm() -> None:
+    """The same of tiles 8 deep on an H100, in four layouts; the spread of a shape's configs is not weighted."""
+    shapes = defaultdict[tuple[int, int, int, str], list[tuple[Config, float]]](list)
+    for row in load("tries-fp32-h100")["rows"]:
+        if row["config"] != "torch" and row.get("run") is None and Config.parse(row["config"]).tile[2] == 8:
+            shapes[row["m"], row["n"], row["k"], row["layout"]].append((Config.parse(row["config"]), row["us"]))
+    ratios, spreads, regrets = [], [], []
+    for (m, n, k, layout), timed in shapes.items():
+        problem = bind(Request(*specs((m, n, k), "fp32", layout))).problem
+        described = [KernelSpec.from_problem(problem.T if c.swap_ab else problem, c) for c, _ in timed]
+        cycles, us = np.array([sgemm_cycles(problem, m, x, HOPPER) for x in described]), np.array([t for _, t in timed])
+        ratios.append(np.log(cycles / us).mean())
+        spreads.append(np.log(cycles / us).std())
+        regrets.append(us[cycles.argmin()] / us.min() - 1)
+    assert (np.mean(ratios), np.mean(spreads), np.mean(regrets)) == pytest.approx(
+        (7.385583, 0.130134, 0.013494), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(("results", "planned", "count"), [
+    ("layouts-h100", figures.plain, 160), ("kinds-h100", figures.plain, 135), ("layers-h100", figures.plain, 60),
+    ("dense-unseen-h200", figures.plain, 80), ("epilogues-h200", figures.fused, 19),
+    ("fp8-unseen-h200", figures.block_scaled, 16), ("fp8-h200", figures.block_scaled, 52),
+])  # fmt: skip
+def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
+    """All that the tables of an H100 show; of an H200, what a later model has not chosen anew."""
+    assert len(figures.current(results, planned)) == count
+
+
+def test_estimated_microseconds() -> None:
+    """Of what an H200 measured of layers in no table: in the geometric mean, and of half of them at most so far off."""
+    ratios = []
+    for row in load("dense-unseen-h200")["rows"]:
+        problem = bind(Request(*specs((row["m"], row["n"], row["k"])))).problem
+        ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
+    assert statistics.geometric_mean(ratios) == pytest.approx(0.995, abs=1e-3)
+    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.026, abs=1e-3)
+
+
+def test_fragments_that_threads_load() -> None:
+    """Of TF32 in layouts whose A wgmma reads from registers, on an H100: estimated over measured times of tiles that
+    share B, and of one that does not, which was much slower in one layout (nn)."""
+    ratios = defaultdict[bool, list[float]](list)
+    for row in load("tries-tf32-h100")["rows"]:
+        problem = bind(Request(*specs((row["m"], row["n"], row["k"]), "fp32", row["layout"]), precision="tf32")).problem
+        for name, us in row["us"].items():
+            if found := re.fullmatch(r"(coop|ping) (\d+)x(\d+) (\d)x(\d)", name):
+                kind, m, n, *cluster = found[1], *map(int, found.groups()[1:])
+                design = {"coop": "cooperative", "ping": "pingpong"}[kind]
+                config = Config(design, (m, n, 32), tuple(cluster), 4)
+                ratios[cluster[0] > 1].append(np.log(estimate_us(problem, config, gpu=H100) / us))
+    assert (np.mean(ratios[True]), np.std(ratios[True])) == pytest.approx((-0.0170, 0.0676), abs=1e-4)
+    assert (np.mean(ratios[False]), np.std(ratios[False])) == pytest.approx((-0.2999, 0.1029), abs=1e-4)
