@@ -21,7 +21,7 @@ from gemmsmith.kernels.cooperative import cooperative
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, U64
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkTile
+from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkRange, WorkTile
 
 
 class GroupedTileScheduler(TileScheduler):
@@ -61,12 +61,12 @@ class GroupedTileScheduler(TileScheduler):
             first_tile.set(end_tile)
         return group.get(), m.get(), m_end.get(), first_tile.get()
 
-    def persistent_range(self) -> tuple[Value, Value, Value]:
-        """Return (start, stop, step) of the loop over this CTA's tiles."""
+    def persistent_range(self) -> WorkRange:
+        """Return the range of the loop over this CTA's tiles."""
         *_, tiles_m = self.locate(Constant(I32, 0))
-        return self.cluster_idx, (tiles_m * self.tiles_n).named("tiles"), self.cluster_count
+        return WorkRange(self.cluster_idx, (tiles_m * self.tiles_n).named("tiles"), self.cluster_count, self.work_tile)
 
-    def work_tile_at(self, tile: Value) -> WorkTile:
+    def work_tile(self, tile: Value) -> WorkTile:
         """Return a tile, which ends where its group ends."""
         group, m, m_end, _ = self.locate((tile // self.tiles_n).named("m_tile"))
         n = (tile % self.tiles_n * self.columns + self.position.n * self.tile_n).named("n_offset")

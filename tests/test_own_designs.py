@@ -18,16 +18,21 @@ from examples.own_grouped import GROUPED, GroupedTileScheduler
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Spec
+from gemmsmith.backends.cuda import kernel_loader
 from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.cuda.memory import DeviceArray
+from gemmsmith.backends.cuda.run import load_launch_template
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import PipelineTmaAsync
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.kernels.cooperative import cooperative
 from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.launch import Launch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -215,3 +220,56 @@ def test_a_column_major_result_is_stored_row_by_row(a: tuple[int, int]) -> None:
 def test_they_compile_without_spills(given: dict[str, Any]) -> None:
     resources = gemmsmith.plan(**given).resources
     assert resources.spill_store_bytes == resources.spill_load_bytes == resources.stack_bytes == 0
+
+
+@pytest.mark.torch
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config("grouped"),
+        Config("grouped", (128, 128, 64), (1, 1), 6),
+        Config("grouped", (64, 256, 64), (1, 2), consumers=1),
+    ],
+    ids=str,
+)
+def test_grouped_products_on_a_gpu(config: Config) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    for m, n, k, groups in ((1000, 520, 328, 7), (4096, 1024, 512, 64), (65, 8, 8, 3)):
+        a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((m, k), (groups, n, k)))
+        ends = ends_of(rng, m, groups)
+        out = torch.full((m, n), float("nan"), device="cuda").bfloat16()
+        gemmsmith.gemm(a, b.mT, ends=torch.from_numpy(ends).cuda(), out=out, config=config)
+        for group, rows in enumerate(np.split(np.arange(m), ends[:-1])):
+            want = a[rows].double() @ b[group].double().mT
+            assert ((out[rows].double() - want).abs() <= 2.0**-8 * want.abs() + 1e-2).all()
+
+
+@pytest.mark.torch
+@pytest.mark.gpu
+def test_gathered_rows_on_a_gpu() -> None:
+    torch = pytest.importorskip("torch")
+    for tokens, m, n, k in ((1000, 3000, 520, 328), (8192, 4096, 2048, 4096), (5, 300, 8, 8)):
+        a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((tokens, k), (n, k)))
+        rows = torch.randint(0, tokens, (m,), device="cuda", dtype=torch.int32)
+        out = torch.full((m, n), float("nan"), device="cuda").bfloat16()
+        for _ in range(20):  # a race would show as an error that moves
+            gemmsmith.gemm(a, b.mT, rows=rows, out=out.fill_(float("nan")), config=Config("gather", (128, 256, 64)))
+            want = a[rows].float() @ b.float().mT
+            assert ((out.float() - want).abs() <= 2.0**-8 * want.abs() + 3e-2).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "queries", "keys"), [(1, 1, 1), (3, 500, 700), (16, 1024, 1024)])
+def test_attention_on_a_gpu(heads: int, queries: int, keys: int) -> None:
+    inputs = attention_inputs(np.random.default_rng(queries), heads, queries, keys)
+    names = {name: Pointer(name) for name in (*inputs, "out")}
+    kernel, task = own_attention.attention(), own_attention.task(heads, queries, keys, names)
+    with kernel_loader.device_guard(0):
+        arrays = {name: DeviceArray.from_numpy(x) for name, x in inputs.items()}
+        arrays["out"] = DeviceArray.from_numpy(np.full(inputs["q"].shape, np.nan, ml_dtypes.bfloat16))
+        launch = load_launch_template(Launch.from_kernel(kernel, task), device=0, stream=0, pdl=False)
+        launch.launch({name: x.address for name, x in arrays.items()}, stream=0)
+        out = arrays["out"].numpy()
+    np.testing.assert_allclose(out.astype(float), softmax_of_scores_times_values(**inputs), rtol=2e-2, atol=1e-2)

@@ -13,10 +13,12 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.collective import block_scales, pipeline, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.block_scales import BlockScales, ThreadScales
+from gemmsmith.collective.block_scales import BlockScales, ThreadScales, TileScales
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.staged_scales import LaneCopiedScales, TmaKMajorScales, TmaScales
+from gemmsmith.collective.staged_scales import KMajorScaleReader, LaneCopiedScales, TmaKMajorScales, TmaScales
+from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.kernels.build import build
+from gemmsmith.kernels.promoted_mainloop import PromotedMainloop
 from gemmsmith.lang.types import PRED
 from gemmsmith.lang.values import Constant
 
@@ -33,18 +35,15 @@ def _unbroken_afterwards() -> Iterator[None]:
 
 
 def _shifted(p: Patch, blocks: int, sides: str) -> None:
-    set_tile, init = LaneCopiedScales.set_tile, LaneCopiedScales.__init__
+    start = LaneCopiedScales.start_copies
 
-    def made(self: Any, index: int, *given: Any) -> None:
-        init(self, index, *given)
-        self.shift = blocks if "ab"[index] in sides else 0
+    def shifted(self: Any, tile: Any) -> Any:
+        copies = start(self, tile)
+        if self.role in sides:
+            copies._next_address.set(copies._next_address.get() + copies._step * blocks)
+        return copies
 
-    def shifted(self: Any, *given: Any) -> None:
-        set_tile(self, *given)
-        self._next_address.set(self._next_address.get() + self._step * self.shift)
-
-    p.setattr(LaneCopiedScales, "__init__", made)
-    p.setattr(LaneCopiedScales, "set_tile", shifted)
+    p.setattr(LaneCopiedScales, "start_copies", shifted)
 
 
 def the_next_blocks_scales(p: Patch) -> None:
@@ -93,27 +92,27 @@ def release_before_the_wait(p: Patch) -> None:
 
 
 def scales_read_after_the_release(p: Patch) -> None:
-    read, add, stages = Promotion.read_scales, Promotion.add, dict[int, Any]()
+    add, read = Promotion.add, TileScales.read
 
     def reads(self: Any, slot: int, subtile: Any) -> None:
-        read(self, slot, stages[slot])
+        self._scales[slot] = self._scales[slot]()
         add(self, slot, subtile)
 
-    p.setattr(Promotion, "read_scales", lambda self, slot, stage: stages.__setitem__(slot, stage))
+    p.setattr(TileScales, "read", lambda self, stage: lambda: read(self, stage))
     p.setattr(Promotion, "add", reads)
 
 
 def scales_read_before_the_stage_is_full(p: Patch) -> None:
-    init, wait = Promotion.__init__, pipeline.PipelineTmaAsync.consumer_wait
-    made, early = list[Any](), list[Any]()
+    mma, read, wait = PromotedMainloop._step, TileScales.read, TmaMainloop.consumer_wait
+    tiles, early = list[Any](), list[Any]()
 
     def waits(self: Any, state: Any, token: Any) -> None:
-        early.append(made[-1]._block_scales.read(state.index))
+        early.append(read(tiles[-1], state.index))
         wait(self, state, token)
 
-    p.setattr(Promotion, "__init__", lambda self, *given: made.append(self) or init(self, *given))
-    p.setattr(Promotion, "read_scales", lambda self, slot, stage: self._scales.update({slot: early.pop(0)}))
-    p.setattr(pipeline.PipelineTmaAsync, "consumer_wait", waits)
+    p.setattr(PromotedMainloop, "_step", lambda self, scales, count: (tiles.append(scales), mma(self, scales, count)))
+    p.setattr(TileScales, "read", lambda self, stage: early.pop(0))
+    p.setattr(TmaMainloop, "consumer_wait", waits)
 
 
 def a_stage_taken_for_full(p: Patch) -> None:
@@ -146,8 +145,9 @@ def copies_into_stages_that_are_not_free(p: Patch) -> None:
 
 
 def the_scales_of_a_and_b_swapped(p: Patch) -> None:
-    of = staged_scales.scale_of
-    p.setattr(staged_scales, "scale_of", lambda problem, index: of(problem, 1 - index))
+    of = staged_scales.operand_getter
+    others = {"scale_a": "scale_b", "scale_b": "scale_a"}
+    p.setattr(staged_scales, "operand_getter", lambda name: of(others[name]))
 
 
 def the_border_8_columns_off(p: Patch) -> None:
@@ -160,18 +160,19 @@ def the_rows_of_the_other_half(p: Patch) -> None:
 
 
 def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
-    begin_tile = BlockScales.begin_tile
-    p.setattr(BlockScales, "begin_tile", lambda self, tile, row: begin_tile(self, tile, row - row))
+    start = BlockScales.start
+    p.setattr(BlockScales, "start", lambda self, row: start(self, row - row))
 
 
 def rows_beyond_the_last(p: Patch) -> None:
-    set_tile = LaneCopiedScales.set_tile
+    start = LaneCopiedScales.start_copies
 
-    def unbounded(self: Any, *given: Any) -> None:
-        set_tile(self, *given)
-        self._rows_remaining = self._rows_remaining + 1000
+    def unbounded(self: Any, tile: Any) -> Any:
+        copies = start(self, tile)
+        copies._rows_remaining = copies._rows_remaining + 1000
+        return copies
 
-    p.setattr(LaneCopiedScales, "set_tile", unbounded)
+    p.setattr(LaneCopiedScales, "start_copies", unbounded)
 
 
 def bytes_that_a_full_stage_does_not_count(p: Patch) -> None:
@@ -181,8 +182,9 @@ def bytes_that_a_full_stage_does_not_count(p: Patch) -> None:
 def the_next_k_tiles_scales(p: Patch) -> None:
     load = TmaScales.load
 
-    def shifted(self: Any, *given: Any, **in_prologue: bool) -> None:
-        load(self, *given[:-1], given[-1] + 1, **in_prologue)
+    def shifted(self: Any, *given: Any) -> None:
+        *others, k_block, write = given
+        load(self, *others, k_block + 1, write)
 
     p.setattr(TmaScales, "load", shifted)
 
@@ -190,8 +192,8 @@ def the_next_k_tiles_scales(p: Patch) -> None:
 def the_next_stage(p: Patch) -> None:
     load = TmaScales.load
 
-    def shifted(self: Any, stage: Any, *given: Any, **in_prologue: bool) -> None:
-        load(self, (stage + 1) % CONFIG.stages, *given, **in_prologue)
+    def shifted(self: Any, stage: Any, *given: Any) -> None:
+        load(self, (stage + 1) % CONFIG.stages, *given)
 
     p.setattr(TmaScales, "load", shifted)
 
@@ -216,20 +218,12 @@ def the_next_box(p: Patch) -> None:
 
 
 def the_k_tile_beside_in_a_box(p: Patch) -> None:
-    wait = TmaKMajorScales.wait
-
-    def shifted(self: Any) -> None:
-        wait(self)
-        self._k_block_idx = self._k_block_idx + 1
-
-    p.setattr(TmaKMajorScales, "wait", shifted)
+    wait = KMajorScaleReader.wait
+    p.setattr(KMajorScaleReader, "wait", lambda self, tile: wait(self, tile) + 1)
 
 
 def a_box_that_is_read_before_it_is_full(p: Patch) -> None:
-    def numbered(self: Any) -> None:
-        self._k_block_idx = self._tile.k_tile_index(self._k_tile.get())
-
-    p.setattr(TmaKMajorScales, "wait", numbered)
+    p.setattr(KMajorScaleReader, "wait", lambda self, tile: tile.k_tile_index(self._k_tile.get()))
 
 
 def a_box_that_is_handed_back_early(p: Patch) -> None:
@@ -239,13 +233,13 @@ def a_box_that_is_handed_back_early(p: Patch) -> None:
 
 
 def a_box_that_is_released_before_it_is_read(p: Patch) -> None:
-    read, release = TmaKMajorScales.read, pipeline.PipelineTmaAsync.consumer_release
+    read, release = KMajorScaleReader.read, pipeline.PipelineTmaAsync.consumer_release
 
     def late(self: Any, *given: Any) -> Any:
-        release(self.pipeline, self._read_state)
+        release(self._pipeline, self._read_state)
         return read(self, *given)
 
-    p.setattr(TmaKMajorScales, "read", late)
+    p.setattr(KMajorScaleReader, "read", late)
 
 
 def a_box_that_is_released_with_its_tile_only(p: Patch) -> None:
@@ -287,8 +281,8 @@ class _Only:
 
 
 def a_producer_that_begins_with_the_first_box_again(p: Patch) -> None:
-    start = TmaKMajorScales.init_producer
-    p.setattr(TmaKMajorScales, "init_producer", lambda self, k_tiles: start(self, k_tiles * 0))
+    start = TmaKMajorScales.producer_start_state
+    p.setattr(TmaKMajorScales, "producer_start_state", lambda self, k_tiles: start(self, k_tiles * 0))
 
 
 def early_k_tiles_beyond_the_first_box(p: Patch) -> None:

@@ -30,15 +30,17 @@ def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
     with Builder("walk", threads=32) as b:
         scheduler = TileScheduler(spec)
         out, count = b.pointer("out"), b.pointer("count")
-        with (
-            b.when(b.thread == 0),
-            scheduler.synchronized_tile_loop() as tile,
-            scheduler.k_tile_loop(tile, Constant(I32, 0)),
-        ):
-            one = b.registers(U32, 1, "one")
-            one[0] = hw.block_index().to(U32)
-            turn = hw.atom_add_u32(count, Constant(U32, 1)).to(I32)
-            hw.store_global(one, out + (turn * 4).to(U64), True)
+        with b.when(b.thread == 0):
+            sync = scheduler.start_producer_sync()
+            assert sync
+            with scheduler.tile_loop() as tile, b.range(tile.k_tiles, name="k_tile") as k_tile:
+                assert tile.is_full_wave is not None
+                sync.sync(k_tile, tile.is_full_wave)
+                one = b.registers(U32, 1, "one")
+                one[0] = hw.block_index().to(U32)
+                turn = hw.atom_add_u32(count, Constant(U32, 1)).to(I32)
+                hw.store_global(one, out + (turn * 4).to(U64), True)
+            sync.finish()
         kernel = b.finish()
     order, turns, counters = (np.zeros(size, np.uint32) for size in (m * n * k, 1, 2))
     memory = GlobalMemory()

@@ -84,12 +84,11 @@ class CpAsyncMainloop:
     The copies of each k-tile are a cp.async group; past the last tile, groups are of zeros.
     """
 
-    def __init__(self, mainloop: CpAsyncStages) -> None:
+    def __init__(self, stages: CpAsyncStages) -> None:
         """Issue the copies of the first k-tiles, and wait for one of them."""
-        k, self.spec, self.operands, self._k = current_builder(), mainloop.spec, mainloop.operands, mainloop.k
-        self._scheduler = mainloop.scheduler
-        begin, self._stop, self._step = self._scheduler.persistent_range()
-        self._next_tile = k.var(I32, begin, "next_tile")
+        k, self.spec, self.operands, self._k = current_builder(), stages.spec, stages.operands, stages.k
+        self._work = stages.scheduler.persistent_range()
+        self._next_tile = k.var(I32, self._work.start, "next_tile")
         # From the k-tile on that is copied next: k-tiles of this work, elements of K, k-tiles that need no predicates.
         self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_to_copy"), k.var(I32, 0, "k_remaining")
         self._full_k_tiles_remaining = k.var(I32, 0, "unpredicated_k_tiles_to_copy")
@@ -174,8 +173,8 @@ class CpAsyncMainloop:
 
     def _begin_tile(self) -> None:
         k = current_builder()
-        with k.when(self._next_tile.get() < self._stop):
-            tile = self._scheduler.work_tile_at(self._next_tile.get())
+        with k.when(self._next_tile.get() < self._work.stop):
+            tile = self._work.work_tile_at(self._next_tile.get())
             first_k = (tile.k_tile_index(Constant(I32, 0)) * self.spec.config.tile[2]).named("first_k")
             for operand, copies in zip(self.operands, self._copies, strict=True):
                 copies.set_tile(tile.coord(operand.role), first_k)
@@ -185,7 +184,7 @@ class CpAsyncMainloop:
             self._full_k_tiles_remaining.set(k.select(in_bounds, full_k_tiles, 0))
             self._k_tiles_remaining.set(tile.k_tiles)
             self._k_remaining.set(k_remaining)
-            self._next_tile.set(self._next_tile.get() + self._step)
+            self._next_tile.set(self._next_tile.get() + self._work.step)
         with k.otherwise():
             k.comment("past the last tile: copies of 0 bytes, so that every k-tile still commits one group")
             self._k_remaining.set(0)

@@ -216,9 +216,15 @@ class TmaProducer:
 
     @contextmanager
     def k_tile_loop(self) -> Iterator[tuple[WorkTile, Value]]:
-        """Loop over every (tile, k-tile) that the producer still has to load."""
-        with self._mainloop.scheduler.synchronized_tile_loop() as tile, self.remaining_k_tile_loop(tile) as k_tile:
+        """Loop over every (tile, k-tile) that the producer still has to load, in step with other clusters' if asked."""
+        scheduler = self._mainloop.scheduler
+        sync = scheduler.start_producer_sync()
+        with scheduler.tile_loop() as tile, self.remaining_k_tile_loop(tile) as k_tile:
+            if sync and tile.is_full_wave is not None:
+                sync.sync(k_tile, tile.is_full_wave)
             yield tile, k_tile
+        if sync:
+            sync.finish()
 
     @contextmanager
     def remaining_k_tile_loop(self, tile: WorkTile, stop: ValueLike | None = None) -> Iterator[Value]:
@@ -229,7 +235,7 @@ class TmaProducer:
         """
         x = self._mainloop
         first = x.prologue_k_tiles.get().named("first_unloaded_k_tile")
-        with x.scheduler.k_tile_loop(tile, first, stop) as k_tile:
+        with current_builder().range(first, tile.k_tiles if stop is None else stop, name="k_tile") as k_tile:
             yield k_tile
         x.prologue_k_tiles.set(0)
         if x.stages_released_barrier and self._released_phase:

@@ -30,7 +30,7 @@ from gemmsmith.kernels.register_tile import (
     make_register_tile,
     row_pitch_bytes,
 )
-from gemmsmith.kernels.scale_groups import ColumnScaleGroup, RowScaleGroup, ScaleGroup, pack_4x8bit
+from gemmsmith.kernels.scale_groups import ColumnScaleGroup, Reciprocals, RowScaleGroup, ScaleGroup, pack_4x8bit
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -153,10 +153,11 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         transpose_buffer = None
         if spec.columnwise:
             transpose_buffer = k.shared(QUANTIZATION_BLOCK * QUANTIZATION_BLOCK, name="transposed")[0].address
+        reciprocals: dict[ScaleGranularity, Reciprocals] = {}
         if "tensor" in groups:
             amax_partials = k.pointer("amax_partials", lambda p: p.amax_partials)
             hw.grid_dependency_wait()
-            _compute_tensor_scale(groups["tensor"], amax_partials, spec, outputs)
+            reciprocals["tensor"] = _compute_tensor_scale(groups["tensor"], amax_partials, spec, outputs)
         else:
             hw.grid_dependency_wait()
         with grid_stride_tile_loop() as (batch, tile_m, tile_n):
@@ -181,7 +182,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
                     hw.sync_threads()
                 same_granularity = [output for output in outputs if output.granularity == granularity]
                 store = partial(_store_scales, same_granularity, batch, tile_m, tile_n)
-                group.compute_scales(spec.value_dtype, spec.scale_dtype, store)
+                reciprocals[granularity] = group.compute_scales(spec.value_dtype, spec.scale_dtype, store)
             with _loop_or_once(serial_tiles, "reverse_step") as reverse_step:
                 origin = tile_origin(step if serial_tiles is None else serial_tiles - 1 - reverse_step)
                 if serial_tiles is not None:
@@ -190,9 +191,9 @@ def quantize(spec: QuantizeSpec) -> Kernel:
                 for output in outputs:
                     tile.prevent_reuse()
                     if output.orientation == "rowwise":
-                        output.store(tile, groups[output.granularity], batch, *origin)
+                        output.store(tile, reciprocals[output.granularity], batch, *origin)
                     else:
-                        output.store_transposed(tile, groups[output.granularity], transpose_buffer, batch, *origin)
+                        output.store_transposed(tile, reciprocals[output.granularity], transpose_buffer, batch, *origin)
         return k.finish()
 
 
@@ -237,7 +238,7 @@ def _loop_or_once(count: Value | None, name: str) -> AbstractContextManager[Valu
 
 def _compute_tensor_scale(
     group: ScaleGroup, amax_partials: Value, spec: QuantizeSpec, outputs: list[_QuantizedOutput]
-) -> None:
+) -> Reciprocals:
     """Compute the matrix's scale from the partial results of `amax`; the first CTA stores it."""
     k = current_builder()
     partials = k.registers(F32, 4, "partials")
@@ -246,7 +247,7 @@ def _compute_tensor_scale(
     group.amax[0] = hw.maximum_nan(*pairs)
     is_first_cta = hw.block_index() == 0
     zero = Constant(I32, 0)
-    group.compute_scales(
+    return group.compute_scales(
         spec.value_dtype,
         spec.scale_dtype,
         lambda index, x, predicate: _store_scales(outputs, zero, zero, zero, index, x, predicate & is_first_cta),
@@ -292,7 +293,7 @@ class _QuantizedOutput:
         else:
             hw.store_global_u8_or_u16(address, scale.to(U16), predicate, 8)
 
-    def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
+    def store(self, tile: RegisterTile, reciprocals: Reciprocals, batch: Value, row: Value, column: Value) -> None:
         """Store the tile at (row, column). Threads store 8-byte vectors; a row's last may overwrite padding."""
         k, (rows, columns), layout = current_builder(), self.extents, tile.layout
         first_row = (row + layout.row(0)).named("first_row")
@@ -304,7 +305,7 @@ class _QuantizedOutput:
                 vector = row_offset * layout.vectors_per_row_per_thread + vector_in_row
                 column_offset = vector_in_row * (layout.threads_per_row * VECTOR_ELEMENTS)
                 words = self._pack(
-                    [tile.element(vector, i) * group.reciprocal(vector, i) for i in range(VECTOR_ELEMENTS)]
+                    [tile.element(vector, i) * reciprocals.of(vector, i) for i in range(VECTOR_ELEMENTS)]
                 )
                 in_bounds = (first_row + row_offset < rows) & (first_column + column_offset < columns)
                 hw.store_global(words, address.get() + column_offset.to(U64), in_bounds)
@@ -317,7 +318,13 @@ class _QuantizedOutput:
         return words
 
     def store_transposed(
-        self, tile: RegisterTile, group: ScaleGroup, buffer: Value | None, batch: Value, row: Value, column: Value
+        self,
+        tile: RegisterTile,
+        reciprocals: Reciprocals,
+        buffer: Value | None,
+        batch: Value,
+        row: Value,
+        column: Value,
     ) -> None:
         """Store the transposed tile through shared memory.
 
@@ -332,7 +339,7 @@ class _QuantizedOutput:
             k.comment("all threads have read the previous tile's buffer, which is overwritten now")
             hw.sync_threads()
         for i in range(VECTOR_ELEMENTS):
-            words = self._pack([tile.element(v, i) * group.reciprocal(v, i) for v in range(VECTORS_PER_THREAD)])
+            words = self._pack([tile.element(v, i) * reciprocals.of(v, i) for v in range(VECTORS_PER_THREAD)])
             column_in_tile = k.thread % threads_per_row * VECTOR_ELEMENTS + i
             hw.store_shared(words, buffer + _transposed_offset(column_in_tile, k.thread // threads_per_row))
         k.comment("all threads have written the transposed tile that is read now")

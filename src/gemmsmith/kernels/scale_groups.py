@@ -20,7 +20,7 @@ from gemmsmith.kernels.register_tile import (
 )
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, U32
-from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, as_value
+from gemmsmith.lang.values import Constant, Value, ValueLike, as_value
 
 Store = Callable[[Value, Value, Value], None]
 """Callable (group index in the tile, scale as fp32 or ue8m0 bits, predicate of the storing thread) that stores it."""
@@ -33,7 +33,6 @@ class ScaleGroup(ABC):
     warps must have read it.
     """
 
-    reciprocals: RegisterArray
     exchange: Value | None
 
     def __init__(self, count: int, name: str) -> None:
@@ -46,8 +45,8 @@ class ScaleGroup(ABC):
         """Return the index, among the thread's groups, of the group of element `i` of a vector."""
 
     @abstractmethod
-    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
-        """Compute the scales from the amax of all added elements, and store them."""
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> Reciprocals:
+        """Compute the scales from the amax of all added elements, store them, and return their reciprocals."""
 
     def clear(self) -> None:
         """Set each amax to zero."""
@@ -61,9 +60,17 @@ class ScaleGroup(ABC):
                 group, magnitude = self.group_index(vector, i), hw.math_library_call("fabsf", tile.element(vector, i))
                 self.amax[group] = hw.maximum_nan(self.amax[group], magnitude)
 
-    def reciprocal(self, vector: ValueLike, i: int) -> Value:
+
+class Reciprocals:
+    """The reciprocals of a thread's scales."""
+
+    def __init__(self, group: ScaleGroup) -> None:
+        self._group = group
+        self.registers = current_builder().registers(F32, group.count, f"{group.name}_reciprocal")
+
+    def of(self, vector: ValueLike, i: int) -> Value:
         """Return the reciprocal scale, by which element `i` of a vector is multiplied."""
-        return self.reciprocals[self.group_index(vector, i)]
+        return self.registers[self._group.group_index(vector, i)]
 
 
 class RowScaleGroup(ScaleGroup):
@@ -82,19 +89,21 @@ class RowScaleGroup(ScaleGroup):
         """Return the index, among the thread's groups, of a vector's row."""
         return as_value(vector, I32) // (VECTORS_PER_THREAD // self.count)
 
-    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> Reciprocals:
         """Compute one group's scale per lane, and get the other groups' reciprocals by shuffles."""
         k = current_builder()
         scale, reciprocal = scale_and_reciprocal(self.reduce_amax(), values, scales)
         is_writer = (k.thread % self.threads < self.lanes_per_warp) & (k.thread % self.lanes_per_group == 0)
         store(k.thread // self.threads * self.count + self._lane_group(), scale, is_writer)
-        self.reciprocals = k.registers(F32, self.count, f"{self.name}_reciprocal")
+        reciprocals = Reciprocals(self)
         if self.count == 1:
-            self.reciprocals[0] = reciprocal
-            return
+            reciprocals.registers[0] = reciprocal
+            return reciprocals
         bits, first = hw.as_unsigned(reciprocal), (k.lane // self.lanes_per_warp * self.lanes_per_warp).to(U32)
         with k.unroll(self.count, name="group") as i:
-            self.reciprocals[i] = hw.as_float(hw.shuffle_index(bits, first + (i * self.lanes_per_group).to(U32)))
+            source = first + (i * self.lanes_per_group).to(U32)
+            reciprocals.registers[i] = hw.as_float(hw.shuffle_index(bits, source))
+        return reciprocals
 
     def reduce_amax(self) -> Value:
         """Reduce amax over the threads of each group; return the amax of the lane's own group.
@@ -139,7 +148,7 @@ class ColumnScaleGroup(ScaleGroup):
         """Return the index, among the thread's groups, of element `i`'s column."""
         return as_value(i, I32)
 
-    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> Reciprocals:
         """Compute the scale of one column per thread."""
         k, lanes = current_builder(), QUANTIZATION_BLOCK // VECTOR_ELEMENTS
         assert self.exchange is not None
@@ -161,10 +170,11 @@ class ColumnScaleGroup(ScaleGroup):
             store(k.thread, scale, k.thread < QUANTIZATION_BLOCK)
         k.comment("the reciprocals that all threads read now are written")
         hw.sync_threads()
-        self.reciprocals = k.registers(F32, self.count, f"{self.name}_reciprocal")
+        reciprocals = Reciprocals(self)
         with k.unroll(0, VECTOR_ELEMENTS, 4) as i:
             column = k.thread % lanes * VECTOR_ELEMENTS + i
-            hw.load_shared(self.reciprocals.slice(i, 4), self.shared_reciprocals + (column * 4).to(U32))
+            hw.load_shared(reciprocals.registers.slice(i, 4), self.shared_reciprocals + (column * 4).to(U32))
+        return reciprocals
 
 
 def scale_and_reciprocal(amax: Value, values: DType, scales: DType) -> tuple[Value, Value]:

@@ -17,7 +17,7 @@ from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.tile_scheduler.tiles import Split, TileScheduler, WorkTile
+from gemmsmith.tile_scheduler.tiles import Split, TileScheduler, WorkRange, WorkTile
 
 MAX_SPLITS_PER_TILE = 4
 """Maximum splits of a tile if all stream-K tiles have equally many: the reducing cluster adds them serially. Chosen;
@@ -63,6 +63,11 @@ class StreamKTileScheduler(TileScheduler):
     partial tile. With T * S clusters, S per tile, this is split-K.
     """
 
+    def __init__(self, spec: KernelSpec) -> None:
+        super().__init__(spec)
+        self._assignments: dict[object, _StreamKAssignment] = {}
+        """This cluster's work by role: each warp role calls a device function that is printed once."""
+
     def clusters_of(self, p: Problem) -> int:
         """Return how many clusters have work.
 
@@ -79,14 +84,12 @@ class StreamKTileScheduler(TileScheduler):
 
     loop_variable = "tile_ordinal"
 
-    def persistent_range(self) -> tuple[Value, Value, Value]:
-        """Return (start, stop, step) of the loop over the ordinals of this cluster's tiles and splits."""
+    def persistent_range(self) -> WorkRange:
+        """Return the range of the ordinals of this cluster's tiles and splits."""
         k = current_builder()
-        if k.current_role:  # each warp role computes it, by calling a device function that is printed once
-            self._assignment = _StreamKAssignment(*k.call("stream_k_assignment", self._assign))
-        else:
-            self._assignment = self._assign()
-        return Constant(I32, 0), self._assignment.work_tiles, Constant(I32, 1)
+        own = _StreamKAssignment(*k.call("stream_k_assignment", self._assign)) if k.current_role else self._assign()
+        self._assignments[k.current_role] = own
+        return WorkRange(Constant(I32, 0), own.work_tiles, Constant(I32, 1), self._split_at)
 
     def _assign(self) -> _StreamKAssignment:
         """Compute this cluster's work."""
@@ -117,9 +120,9 @@ class StreamKTileScheduler(TileScheduler):
             dp_work_tiles, dp_tiles, last_sk_tile, iter_begin, iter_end, sk_iters, sk_units, work_tiles
         )
 
-    def work_tile_at(self, tile: Value) -> WorkTile:
-        """Return the cluster's `tile`-th tile or split. `persistent_range` has been called."""
-        k, own = current_builder(), self._assignment
+    def _split_at(self, tile: Value) -> WorkTile:
+        """Return the cluster's `tile`-th tile or split, by the assignment that the role has computed."""
+        k, own = current_builder(), self._assignments[current_builder().current_role]
         is_sk_tile = (tile >= own.dp_work_tiles).named("is_sk_tile")
         sk_tile_idx = (own.last_sk_tile - (tile - own.dp_work_tiles)).named("sk_tile_idx")
         index = k.select(is_sk_tile, own.dp_tiles + sk_tile_idx, self.cluster_idx + tile * self.cluster_count).named(

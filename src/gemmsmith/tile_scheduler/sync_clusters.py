@@ -32,15 +32,22 @@ class ClusterKSync:
     """
 
     def __init__(self, cluster_count: Value, cta_rank: Value) -> None:
-        self._cluster_count, self._cta_rank = cluster_count, cta_rank
-        self._sync_counter = current_builder().scratch(
+        self.cluster_count, self.cta_rank = cluster_count, cta_rank
+        self.sync_counter = current_builder().scratch(
             "sync_counter", lambda p: 2 * COUNTER_BYTES, zero_initialized=True
         )
-        self._exit_counter = (self._sync_counter + COUNTER_BYTES).named("sync_exit_counter")
+        self.exit_counter = (self.sync_counter + COUNTER_BYTES).named("sync_exit_counter")
 
-    def init_producer(self) -> None:
+    def start_producer(self) -> ProducerSync:
         """Declare the producer's state, before its first tile."""
-        k = current_builder()
+        return ProducerSync(self)
+
+
+class ProducerSync:
+    """The synchronization in the producer of a CTA."""
+
+    def __init__(self, clusters: ClusterKSync) -> None:
+        k, self._clusters = current_builder(), clusters
         self._target, self._enabled = k.var(U32, 0, "sync_target"), k.var(I32, 1, "sync_enabled")
 
     def sync(self, k_tile: Value, is_full_wave: Value) -> None:
@@ -49,25 +56,25 @@ class ClusterKSync:
         The producer calls it at each k-tile. One CTA per cluster takes part, since the pipeline keeps the CTAs of a
         cluster together.
         """
-        k = current_builder()
-        with k.when((k_tile % SYNC_INTERVAL_K_TILES == 0) & (self._cta_rank == 0)):
+        k, x = current_builder(), self._clusters
+        with k.when((k_tile % SYNC_INTERVAL_K_TILES == 0) & (x.cta_rank == 0)):
             k.comment("sync_clusters: clusters that share operands keep pace; no correctness depends on it")
-            hw.red_add_u32(self._sync_counter, Constant(U32, 1))
-            self._target.set(self._target.get() + self._cluster_count.to(U32))
+            hw.red_add_u32(x.sync_counter, Constant(U32, 1))
+            self._target.set(self._target.get() + x.cluster_count.to(U32))
             with k.when(is_full_wave & (self._enabled.get() == 1)):
                 arrived = hw.spin_until_at_least(
-                    self._sync_counter, self._target.get(), Constant(U32, MAX_POLLS_PER_SYNC)
+                    x.sync_counter, self._target.get(), Constant(U32, MAX_POLLS_PER_SYNC)
                 ).named("arrived")
                 with k.when(arrived < self._target.get()):
                     self._enabled.set(0)
 
     def finish(self) -> None:
         """Count this cluster as done, after the producer's last tile; the last cluster resets the counters."""
-        k = current_builder()
-        with k.when(self._cta_rank == 0):
+        k, x = current_builder(), self._clusters
+        with k.when(x.cta_rank == 0):
             hw.fence_acq_rel()  # orders the arrivals that no cluster has waited for before the reset
-            finished_clusters = hw.atom_add_u32(self._exit_counter, Constant(U32, 1)).named("finished_clusters")
-            with k.when(finished_clusters == self._cluster_count.to(U32) - 1):
+            finished_clusters = hw.atom_add_u32(x.exit_counter, Constant(U32, 1)).named("finished_clusters")
+            with k.when(finished_clusters == x.cluster_count.to(U32) - 1):
                 hw.fence_acq_rel()
-                for counter in (self._sync_counter, self._exit_counter):
+                for counter in (x.sync_counter, x.exit_counter):
                     hw.store_strong(counter, Constant(U32, 0), "relaxed", "gpu")

@@ -7,7 +7,7 @@ it compute values that are never stored, and take part in the cluster's barriers
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -20,9 +20,9 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.cluster import CLUSTER_PERMUTATION, MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32
-from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler.fast_divmod import FastDivmod
-from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync
+from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync, ProducerSync
 
 IDENTITY_PERMUTATION = tuple(range(MAX_CLUSTERS))
 """The permutation in which cluster i starts at tile i."""
@@ -104,6 +104,16 @@ class ClusterPosition:
     """Which split of K the CTA has; 0 without splits over the cluster."""
     split_base_rank: Value | int = 0
     """The rank of the first CTA with the same split of K."""
+
+
+@dataclass(frozen=True)
+class WorkRange:
+    """The values that a CTA's tile loop runs over, and the function that returns the work of each of them."""
+
+    start: Value
+    stop: Value
+    step: Value
+    work_tile_at: Callable[[Value], WorkTile]
 
 
 class TileScheduler:
@@ -196,42 +206,24 @@ class TileScheduler:
     @contextmanager
     def tile_loop(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
         """Loop over this cluster's tiles: over the `first`-th, the `first + step`-th and so on."""
-        start, stop, by = self.persistent_range()
-        start = start if step == 1 else start + first * by
-        with current_builder().range(start, stop, by * step, name=self.loop_variable) as tile:
-            yield replace(self.work_tile_at(tile), has_next=(tile + by * step < stop).named("has_next"))
+        work = self.persistent_range()
+        start, by = work.start if step == 1 else work.start + first * work.step, work.step * step
+        with current_builder().range(start, work.stop, by, name=self.loop_variable) as tile:
+            yield replace(work.work_tile_at(tile), has_next=(tile + by < work.stop).named("has_next"))
 
-    def persistent_range(self) -> tuple[Value, Value, Value]:
-        """Return (start, stop, step) of the tile loop, whose values `work_tile_at` takes."""
-        return self.cluster_idx, self.tiles, self.cluster_count
+    def persistent_range(self) -> WorkRange:
+        """Return the range of the tile loop."""
+        return WorkRange(self.cluster_idx, self.tiles, self.cluster_count, self._work_tile_at)
 
-    def work_tile_at(self, tile: Value) -> WorkTile:
-        """Return the work of the tile loop's iteration `tile`."""
+    def _work_tile_at(self, tile: Value) -> WorkTile:
         wave_begin = (tile - self.cluster_idx).named("wave_begin")
         reverse_k = self._is_reversed(wave_begin // self.cluster_count)
         work_tile = self._work_tile(tile, self.k_tiles, reverse_k=reverse_k)
         return replace(work_tile, is_full_wave=(wave_begin + self.cluster_count <= self.tiles).named("is_full_wave"))
 
-    @contextmanager
-    def synchronized_tile_loop(self) -> Iterator[WorkTile]:
-        """Loop over this cluster's tiles in the one producing thread, whose `k_tile_loop` synchronizes the clusters.
-
-        Without sync_clusters in the config it is `tile_loop()`.
-        """
-        if self._cluster_sync:
-            self._cluster_sync.init_producer()
-        with self.tile_loop() as tile:
-            yield tile
-        if self._cluster_sync:
-            self._cluster_sync.finish()
-
-    @contextmanager
-    def k_tile_loop(self, tile: WorkTile, first: Value, stop: ValueLike | None = None) -> Iterator[Value]:
-        """Loop over k-tiles [first, stop) of a tile in the producer; `stop` defaults to all."""
-        with current_builder().range(first, tile.k_tiles if stop is None else stop, name="k_tile") as k_tile:
-            if self._cluster_sync and tile.is_full_wave is not None:
-                self._cluster_sync.sync(k_tile, tile.is_full_wave)
-            yield k_tile
+    def start_producer_sync(self) -> ProducerSync | None:
+        """Declare the state of the clusters' synchronization in the producer; None without sync_clusters."""
+        return self._cluster_sync.start_producer() if self._cluster_sync else None
 
     def first_work_tile(self) -> WorkTile | None:
         """Return the work of `tile_loop`'s first iteration, whose first k-tiles the prologue loads.

@@ -60,11 +60,11 @@ class GemmArguments:
         hw.grid_dependency_wait()
         self.tiles_m, self.tiles_n = (self.m + (rows - 1)) // rows, (self.n + (columns - 1)) // columns
         self._rows, self._columns = rows, columns
-        self.set_tile(hw.block_index() // self.tiles_n, hw.block_index() % self.tiles_n)
+        self.row, self.column = self._origin(hw.block_index() // self.tiles_n, hw.block_index() % self.tiles_n)
 
-    def set_tile(self, m: Value, n: Value) -> None:
-        """Set the CTA's tile to tile coordinates (m, n)."""
-        self.row, self.column = (m * self._rows).named("first_row"), (n * self._columns).named("first_column")
+    def _origin(self, m: Value, n: Value) -> tuple[Value, Value]:
+        """Return the first row and column of the tile at tile coordinates (m, n)."""
+        return (m * self._rows).named("first_row"), (n * self._columns).named("first_column")
 
     def use_grouped_order(self, group_size: int) -> None:
         """Order the tiles in groups of `group_size` columns of tiles.
@@ -75,7 +75,8 @@ class GemmArguments:
         group_index = (hw.block_index() // group_tiles).named("group_index")
         offset_in_group = (hw.block_index() % group_tiles).named("offset_in_group")
         width = current_builder().minimum(self.tiles_n - group_index * group_size, group_size).named("group_width")
-        self.set_tile(offset_in_group // width, group_index * group_size + offset_in_group % width)
+        m, n = offset_in_group // width, group_index * group_size + offset_in_group % width
+        self.row, self.column = self._origin(m, n)
 
     def load_a(self, row: Value, k_index: Value) -> Value:
         """Load element (row, k_index) of A as fp32; zero if out of bounds."""
