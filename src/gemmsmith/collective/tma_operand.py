@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from gemmsmith import hw
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.pointer import Pointer
@@ -153,10 +154,15 @@ def box_rows(tile: Tile, extent: int, slice_rows: int) -> int:
 
 
 def make_tensor_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer) -> TensorMap:
-    """Return the tensor map of a batch of (M or N) x K matrices that a tile's boxes of `rows` rows load or store."""
-    inner, outer, stride = matrix.cols, matrix.rows, matrix.row_stride
+    """Return the tensor map of a batch of (M or N) x K matrices that a tile's boxes of `rows` rows load or store.
+
+    Raises ArgumentError if the matrix is not contiguous along the tile's rows.
+    """
+    inner, outer, stride, inner_stride = matrix.cols, matrix.rows, matrix.row_stride, matrix.col_stride
     if tile.major == "MN":
-        inner, outer, stride = matrix.rows, matrix.cols, matrix.col_stride
+        inner, outer, stride, inner_stride = matrix.rows, matrix.cols, matrix.col_stride, matrix.row_stride
+    if inner_stride != 1 < inner:
+        raise ArgumentError(f"{address.name}: got a stride of {inner_stride}; its tiles are {tile.major}-major, use 1")
     size = matrix.dtype.bytes
     return TensorMap(
         address, matrix.dtype, (inner, outer, matrix.batch), (stride * size, matrix.batch_stride * size),
