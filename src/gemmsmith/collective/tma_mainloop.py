@@ -92,7 +92,6 @@ class TmaMainloop:
         whole tiles, without multicast. Waits for the global memory of earlier kernels (programmatic dependent launch).
         """
         tile = self._scheduler.first_work_tile()
-        # The barriers are allocated after the epilogue's buffers, which have a larger alignment.
         config, cluster_size = self.spec.config, self.spec.multicast_size
         first_rank = self._scheduler.position.split_base_rank
         self.pipeline = PipelineTmaAsync(

@@ -35,7 +35,7 @@ def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = ma
     scheduler = make_scheduler(spec)
     mainloop = TmaMainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
-    scales = BlockScales(spec)  # after the buffers with stricter alignment
+    scales = BlockScales(spec)
     mainloop.attach_scale_loads(scales.tma_scales)
     mainloop.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps)
 
