@@ -15,6 +15,7 @@ from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, init_
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32
 from gemmsmith.core.errors import ConfigError, KernelError
 from gemmsmith.core.mma import Mma, select_mma
+from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, U32, U64
@@ -80,6 +81,19 @@ def test_each_thread_has_its_own_builder() -> None:
             t.join()
         assert current_builder() is k
     assert seen == [True] * 8
+
+
+def test_shared_memory_is_laid_out_by_alignment() -> None:
+    """Tiles keep their order; vectors and barriers follow; results over the stages begin where these do."""
+    with Builder("k", threads=128) as k:
+        barrier, vector = k.shared(8, alignment=8, name="barrier"), k.shared(40, name="vector")
+        a = k.shared(384, stages=2, alignment=128, name="a")
+        b = k.shared(Tile(BF16, 64, 64, "K"), name="b")
+        results = [k.shared(512, alignment=512, name=name, over=(a, b)) for name in ("d", "e")]
+        kernel = k.finish()
+    assert [x.offset for x in (a, b, vector, barrier)] == [0, 1024, 1024 + 8192, 1024 + 8192 + 40]
+    assert [x.offset for x in results] == [0, 512]
+    assert kernel.shared_bytes == 1024 + 8192 + 48
 
 
 def test_shared_memory_limit_names_the_excess() -> None:

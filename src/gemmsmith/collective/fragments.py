@@ -6,6 +6,7 @@ from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.swizzle import swizzled_vector_offset
 from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP, N8_COLUMNS, WGMMA_M
+from gemmsmith.core.register_budgets import MAX_LIVE_REGISTERS
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
@@ -15,9 +16,6 @@ from gemmsmith.lang.values import Constant, RegisterArray, Value
 
 N_PER_LDMATRIX_X4 = 2 * N8_COLUMNS
 """Columns of B that one ldmatrix.x4 loads."""
-MAX_LIVE_REGISTERS = 200
-"""Maximum registers per thread of the accumulators, A's fragments of a k-step, B's of two, and residuals; with more the
-kernels spilled."""
 
 
 class Fragments:

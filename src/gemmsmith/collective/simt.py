@@ -20,6 +20,7 @@ from gemmsmith.core.mma import (
     WGMMA_M,
 )
 from gemmsmith.core.operand import MmaOperand
+from gemmsmith.core.register_budgets import MAX_DOUBLE_BUFFERED_REGISTERS
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
@@ -39,9 +40,6 @@ K_PER_BANK_PERIOD = 8
 MAX_COPY_LANES_ALONG_K = 16
 """Maximum lanes that copy consecutive elements of one row along K: an SM's L1 serves each 128-byte line separately
 (docs/notebook/simulator-counters.md)."""
-MAX_DOUBLE_BUFFERED_REGISTERS = 40
-"""Maximum registers per thread of one buffer of A and B with double buffering. Those of a tile 256 columns wide do not
-fit together with its accumulator."""
 
 
 class SmemVectorLayout:

@@ -299,8 +299,7 @@ def _make_tensor_map(address: Pointer, matrix: Matrix, p: BoundProblem, box: tup
 
 
 def make_staged_scales(spec: KernelSpec, consumer_groups: int = 1) -> list[StagedScales]:
-    """Return the staged scales of the operands that have block scales, those with the larger alignment first."""
+    """Return the staged scales of the operands that have block scales."""
     scaled = [(x.role, x.tile.mn, scale) for x, scale in zip(spec.operands, spec.scales, strict=True) if scale]
-    scaled.sort(key=lambda x: not x[2].by_tma)
     classes = {"MN": TmaScales, "K": TmaKMajorScales, None: LaneCopiedScales}
     return [classes[x.by_tma](role, x, rows, spec.config.stages, consumer_groups) for role, rows, x in scaled]

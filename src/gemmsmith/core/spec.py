@@ -28,6 +28,7 @@ from gemmsmith.core.mma import (
 )
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale, operand_getter
+from gemmsmith.core.register_budgets import CLUSTER_REDUCTION_REGISTERS
 from gemmsmith.core.rules import check_config, fills_swizzle_rows
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
 
@@ -44,8 +45,6 @@ MAX_COLUMNS_WITH_ONE_K_TILE_IN_FLIGHT = 64
 """Up to this many columns, two warpgroups keep one k-tile each in flight: each hides the other's promotion. 128x64
 tiles (FP8, H200): 18.5 us with one k-tile in flight, 19.2 with four at 512x2112x7168; 18.7 and 20.0 at 256x4096x7168.
 """
-CLUSTER_REDUCTION_REGISTERS = 12
-"""Registers per thread reserved for the cluster reduction if several warpgroups share an SM; with fewer it spills."""
 
 
 def operand_major(matrix: Matrix) -> Major:

@@ -16,6 +16,8 @@ SECTOR_BYTES = 32
 """L2 sector."""
 ATOM_ROWS = 8
 """A swizzle atom is 8 rows of `swizzle` bytes."""
+MIN_TILE_ALIGNMENT_BYTES = 128
+"""Alignment of what TMA reads and writes in shared memory (PTX ISA, "cp.async.bulk.tensor")."""
 SWIZZLE_ALIGNMENT_BYTES = ATOM_ROWS * LINE_BYTES
 """Alignment of tiles with the widest swizzle in shared memory."""
 
@@ -112,8 +114,8 @@ class Tile:
 
     @property
     def alignment(self) -> int:
-        """Required alignment of the tile in bytes: a swizzle atom, and at least TMA's 128 (PTX ISA)."""
-        return max(ATOM_ROWS * self.swizzle, 128)
+        """Required alignment of the tile in bytes: a swizzle atom, and at least TMA's."""
+        return max(ATOM_ROWS * self.swizzle, MIN_TILE_ALIGNMENT_BYTES)
 
     def offset(self, mn: Any, k: Any) -> Any:
         """Return the byte offset of element (mn, k) from a tile base aligned to `alignment`. Accepts ints or arrays."""

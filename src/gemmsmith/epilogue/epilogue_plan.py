@@ -216,7 +216,7 @@ def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are. If it only
     stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
     """
-    graph, tma_names = spec.epilogue.graph, spec.epilogue.tma_eligible
+    graph, tma_names = spec.epilogue.graph, spec.tma_names
     n, consumers = spec.slice_columns, spec.config.consumers
     broadcast_dims, epi_tile_n = graph.broadcast_dims(), choose_epi_tile_n(graph, tma_names, n)
     loads = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.broadcast_dims.is_matrix and o.name in tma_names]

@@ -8,7 +8,7 @@ the mainloop; its `load_fragment` reads the elements of a subtile into registers
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Protocol
 
 from gemmsmith import hw
@@ -343,13 +343,8 @@ class TmaAuxLoad:
         self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_tile_boxes, name, tile))
                      for name, tile in loads}  # fmt: skip
         self.buffers = {name: k.shared(tile, stages=load_stages * consumers, name=name) for name, tile in loads}
+        self.barriers = k.shared(8, stages=load_stages * consumers, alignment=8, name="epilogue_load_barrier")
         self.bytes = sum(tile.bytes for _, tile in loads)
-
-    @cached_property
-    def barriers(self) -> SharedBuffer:
-        """The stages' barriers, declared when first used: after all tiles, which need a larger alignment."""
-        count = self.load_stages * self.consumers
-        return current_builder().shared(8, stages=count, alignment=8, name="epilogue_load_barrier")
 
     def init(self) -> None:
         """Initialize the barriers. One thread executes it, before the roles."""

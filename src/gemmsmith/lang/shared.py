@@ -8,7 +8,7 @@ from functools import cached_property
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.integers import round_up
-from gemmsmith.core.tile import Tile
+from gemmsmith.core.tile import MIN_TILE_ALIGNMENT_BYTES, Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike, as_value, shared_slot
@@ -101,10 +101,12 @@ class SharedView:
 
 
 def lay_out(buffers: Sequence[SharedBuffer]) -> None:
-    """Set the offsets of a kernel's buffers: those that others reuse first, so that they are adjacent."""
-    reused = {x for buffer in buffers for x in buffer.over}
+    """Set the offsets of a kernel's buffers: tiles, then what needs less alignment, each in the order of declaration.
+
+    So the mainloop's stages are adjacent, and begin at 0, where addresses need no addition.
+    """
     ends: dict[tuple[SharedBuffer, ...], int] = {(): 0}
-    for buffer in sorted(buffers, key=lambda x: x not in reused):
+    for buffer in sorted(buffers, key=lambda x: -min(x.alignment, MIN_TILE_ALIGNMENT_BYTES)):
         end = ends[buffer.over] if buffer.over in ends else buffer.over[0].offset
         buffer.offset_constant.value = round_up(end, buffer.alignment)
         ends[buffer.over] = buffer.offset + buffer.bytes

@@ -10,6 +10,17 @@ from gemmsmith.core.design import get_design
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import WGMMA, WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.register_budgets import (
+    MAX_ACC_FRACTION_HEAVY,
+    MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS,
+    MAX_ACC_FRACTION_NO_TMA_LOAD,
+    MAX_EXCHANGED_COLUMNS,
+    MAX_ODD_TRANSPOSED_COLUMNS,
+    REGISTER_HEAVY_OPS,
+    RESERVED_REGISTERS_CLUSTER_SPLIT,
+    RESERVED_REGISTERS_NO_TMA_LOAD,
+    RESERVED_REGISTERS_SPLIT_QUANTIZE,
+)
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec, plan_promotion
 from gemmsmith.epilogue.epilogue_plan import (
     choose_epi_tile_n,
@@ -33,8 +44,6 @@ PINGPONG_TILES = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in ran
 CLUSTER_SHAPES = [(1, 1), (1, 2), (2, 1)]
 """Cluster shapes. Clusters of four CTAs, fewer of which are active at once, were the fastest for 3 of 324 shapes
 (survey-h200)."""
-MAX_EXCHANGED_COLUMNS = 192
-"""Maximum tile N of a cluster split if the epilogue needs full rows in registers; wider tiles spill (by ptxas)."""
 SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16)
 """Values of `splits`; 0: stream-K."""
 CLUSTER_SPLITS = (2, 4)
@@ -45,24 +54,6 @@ MAX_SWAPPED_TILE_N_FOR_SMALL_M = 32
 """Maximum tile N of swapped configs for small M that are tried with `TILE_K_FOR_SMALL_M`."""
 TILE_K_FOR_SMALL_M = 256
 """Tile K that is tried for small M only."""
-MAX_ACC_FRACTION_HEAVY = 0.8
-"""Fraction of the design's accumulator registers that accumulators and elements to be quantized may take if the
-epilogue needs more than a few registers; else 1. This and the next two: no config spills with it, by ptxas
-(tests/kernels/test_compiled.py)."""
-MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS = 0.64
-"""The fraction if the epilogue needs many registers and a warpgroup has more than 64 rows."""
-MAX_ACC_FRACTION_NO_TMA_LOAD = 0.44
-"""The fraction if the epilogue loads a matrix without TMA, whose elements and addresses are in registers at once."""
-RESERVED_REGISTERS_CLUSTER_SPLIT = 32
-"""Registers per thread that promotion must leave for a cluster split, or for an epilogue that needs full rows if K is
-split otherwise. This and the next two: with fewer ptxas spills (tests/kernels/test_compiled.py)."""
-RESERVED_REGISTERS_SPLIT_QUANTIZE = 4
-"""Registers per thread that promotion must leave for a quantizing epilogue with split-K or stream-K."""
-RESERVED_REGISTERS_NO_TMA_LOAD = 16
-"""Registers per thread that promotion, with the accumulators of all k-tiles in flight, must leave for an epilogue that
-loads a matrix without TMA."""
-REGISTER_HEAVY_OPS = frozenset({"erf", "gelu", "expm1", "elu"})
-"""Functions whose intermediate values would spill with the largest accumulators."""
 
 
 def candidates(epilogue: EpilogueSpec, promoted: bool = False, splits: bool = True) -> Iterator[Config]:
@@ -160,7 +151,8 @@ def _is_heavy_over_64_rows(design: str, tile_m: int, consumers: int, epilogue: E
 
 def _spills_transposed(design: str, tile_m: int, tile_n: int, graph: EpilogueGraph) -> bool:
     """Return whether a tile spills that stores 32-bit elements along columns, in epilogue subtiles of full width."""
-    exceeds_registers = design == "pingpong" and tile_m == 128 and tile_n > 144 and tile_n % 16 > 0
+    is_odd = tile_n % 16 > 0
+    exceeds_registers = design == "pingpong" and tile_m == 128 and is_odd and tile_n > MAX_ODD_TRANSPOSED_COLUMNS
     return exceeds_registers and _stores_32_bit_matrix(graph)
 
 

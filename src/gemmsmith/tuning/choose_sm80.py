@@ -16,6 +16,7 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.register_budgets import MAX_REDUCTIONS, REGISTERS_PER_SUBTILE_MATRIX, SM80_REGISTER_BUDGET
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.tuning.sgemm_model import sgemm_cycles
@@ -44,13 +45,6 @@ LARGE_TILE_K_TILES = {(128, 128, 2), (128, 64, 2)}
 times as long, since its stages leave one CTA per SM, which needs eight warps (tries-fp32-h100)."""
 BATCH_INVARIANT_M = 1024
 """M for which batch-invariant configs are ranked; chosen, not measured."""
-REGISTER_BUDGET = 116
-"""Registers per thread for the accumulator and `REGISTERS_PER_SUBTILE_MATRIX` of each matrix of the epilogue. This and
-the next two: kernels with more spilled on one chip or another (tests/kernels/test_chosen.py)."""
-REGISTERS_PER_SUBTILE_MATRIX = 32
-"""Registers per thread for a 64x64 subtile of a matrix."""
-MAX_REDUCTIONS = 3
-"""Maximum reductions of an epilogue without spills."""
 COPY_COST_PER_ROW = 96
 """Cost of copying one row or column of a k-slice, in multiply-adds; chosen, not measured."""
 SPLIT_REDUCTION_COST = 64
@@ -120,7 +114,7 @@ def _spills(spec: KernelSpec) -> bool:
     matrices += sum(node.op == "reduce" for node in graph.nodes) > MAX_REDUCTIONS
     is_transposed = bool(spec.epilogue.column_major) != spec.config.swap_ab  # column_major is before swap_ab
     matrices += not spec.design.mma_op.uses_tensor_cores and spec.config.splits != 1 and is_transposed
-    return matrices > 0 and accumulator + REGISTERS_PER_SUBTILE_MATRIX * matrices > REGISTER_BUDGET
+    return matrices > 0 and accumulator + REGISTERS_PER_SUBTILE_MATRIX * matrices > SM80_REGISTER_BUDGET
 
 
 def _mma_configs(problem: Problem, chip: Chip) -> Iterator[Config]:

@@ -1,0 +1,41 @@
+"""Thresholds of registers per thread, up to which ptxas was seen not to spill."""
+
+from __future__ import annotations
+
+MAX_ACC_FRACTION_HEAVY = 0.8
+"""Fraction of the design's accumulator registers that accumulators and elements to be quantized may take if the
+epilogue needs more than a few registers; else 1. With this and the next two, no candidate spills."""
+MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS = 0.64
+"""The fraction if the epilogue needs many registers and a warpgroup has more than 64 rows."""
+MAX_ACC_FRACTION_NO_TMA_LOAD = 0.44
+"""The fraction if the epilogue loads a matrix without TMA, whose elements and addresses are in registers at once."""
+REGISTER_HEAVY_OPS = frozenset({"erf", "gelu", "expm1", "elu"})
+"""Functions whose intermediate values would spill with the largest accumulators."""
+MAX_EXCHANGED_COLUMNS = 192
+"""Maximum tile N of a cluster split if the epilogue needs full rows in registers; wider tiles spill."""
+MAX_ODD_TRANSPOSED_COLUMNS = 144
+"""Maximum tile N of pingpong's tiles of 128 rows that store 32-bit elements along columns, if it is no multiple of 16:
+then epilogue subtiles have full width, and spill."""
+CLUSTER_REDUCTION_REGISTERS = 12
+"""Registers reserved by promotion for the cluster reduction if several warpgroups share an SM; with fewer it spills."""
+RESERVED_REGISTERS_CLUSTER_SPLIT = 32
+"""Registers that promotion must leave for a cluster split, or for an epilogue that needs full rows if K is split
+otherwise. This and the next two: with fewer ptxas spills."""
+RESERVED_REGISTERS_SPLIT_QUANTIZE = 4
+"""Registers that promotion must leave for a quantizing epilogue with split-K or stream-K."""
+RESERVED_REGISTERS_NO_TMA_LOAD = 16
+"""Registers that promotion, with the accumulators of all k-tiles in flight, must leave for an epilogue that loads a
+matrix without TMA."""
+MAX_LIVE_REGISTERS = 200
+"""Maximum registers of mma_multistage's accumulators, A's fragments of a k-step, B's of two, and residuals; with more
+the kernels spilled."""
+MAX_DOUBLE_BUFFERED_REGISTERS = 40
+"""Maximum registers of one buffer of sgemm's A and B with double buffering. Those of a tile 256 columns wide do not fit
+together with its accumulator."""
+SM80_REGISTER_BUDGET = 116
+"""Registers for the accumulator and `REGISTERS_PER_SUBTILE_MATRIX` of each matrix of the epilogue in the sm_80 designs.
+This and the next two: kernels with more spilled on one chip or another (tests/kernels/test_chosen.py)."""
+REGISTERS_PER_SUBTILE_MATRIX = 32
+"""Registers for a 64x64 subtile of a matrix."""
+MAX_REDUCTIONS = 3
+"""Maximum reductions of an epilogue of the sm_80 designs without spills."""
