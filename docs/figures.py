@@ -147,7 +147,7 @@ def source(name: str, used: int | None = None) -> str:
     machine, count = file["machine"], len(file["rows"])
     gpu = machine["gpu"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
     torch = machine["torch"].split("+")[0]
-    left_out = "" if used in (None, count) else f" {used} of {count} rows; the config of the others has changed since."
+    left_out = "" if used in (None, count) else f" {used} of {count} rows: other configs changed."
     return (
         f"*{gpu}, CUDA {machine['cuda']}, torch {torch}, commit {commit}, "
         f"[rows](../benchmarks/results/{find(name).name}).{left_out}*"

@@ -16,10 +16,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 def directory() -> Path:
     """Return GEMMSMITH_CACHE_DIR, in which ~ is the home folder, or else the platform's cache folder."""
-    path = os.environ.get("GEMMSMITH_CACHE_DIR")
-    if path and not path.startswith("~"):
-        return _directory(path, None, None)
-    return _directory(path, *map(os.environ.get, ("XDG_CACHE_HOME", "HOME")))
+    return _directory(*map(os.environ.get, ("GEMMSMITH_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
 
 @lru_cache(maxsize=16)

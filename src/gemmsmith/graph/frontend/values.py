@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,18 @@ from gemmsmith.graph.frontend.op_table import ARGUMENT_ALIASES, DEFAULT_HINT, ME
 from gemmsmith.graph.functions import PREDICATES
 from gemmsmith.graph.source_location import epilogue_error, user_source_line
 
-TRACED_DTYPE = replace(FP32)
+
+class _Fp32(DType):
+    """FP32, as another object that is equal to it."""
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is FP32
+
+    def __hash__(self) -> int:
+        return hash(FP32)
+
+
+TRACED_DTYPE = _Fp32(**vars(FP32))
 """The `.dtype` of all traced values: fp32. A cast to this very object does nothing."""
 
 MAX_EXACT_FP32_INT = 1 << 24
