@@ -54,3 +54,14 @@ def test_scales_of_every_dtype_are_one_a_row_and_block(dtype: str, n: int, rng: 
     assert scale.dtype == DTYPES[dtype]
     np.testing.assert_array_equal(scale.astype(np.float32), np.full(scale.shape, 1 / 16))
     np.testing.assert_array_equal(np.asarray(q).astype(np.float32), (16 * x.astype(np.float32)).astype(q.dtype))
+
+
+def test_integers_of_several_subtiles_are_exact(rng: np.random.Generator) -> None:
+    """More than fp32 holds: two subtiles of 64 columns, and one of what is left."""
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((70, 1100), (1100, 144)))
+    a[0], b[:, 0], b[:, 100] = -128, -128, 127
+    config = gemmsmith.Config(tile=(64, 144, 64), cluster=(1, 1), stages=2, consumers=1)
+    done = gemmsmith.simulate(a, np.asfortranarray(b), config=config)
+    assert done.hazards == []
+    assert done.result[0, 0] > 2**24
+    np.testing.assert_array_equal(done.result, a.astype(np.int64) @ b.astype(np.int64))

@@ -86,6 +86,18 @@ def test_an_epilogues_tiles_leave_it_registers(epilogue: EpilogueSpec, widest: t
     assert tuple(map(found.get, WIDEST)) == widest
 
 
+def test_columns_of_32_bits_take_registers_too() -> None:
+    """Of D^T: pingpong tiles of 128 rows and uneven widths beyond 144 columns spill."""
+    b = Spec((4096, 4096), "bf16", (1, 4096))
+    widths = {}
+    for dtype in ("fp32", "bf16"):
+        epilogue = bind(Request(MATRIX, b, out_dtype=dtype)).spec
+        tiles = {c.tile for c in candidates(epilogue) if c.design == "pingpong" and c.swap_ab and c.tile[0] == 128}
+        widths[dtype] = {n for _, n, _ in tiles}
+    assert widths["bf16"] - widths["fp32"] == {152, 168, 184}
+    assert max(widths["fp32"]) == 192
+
+
 def test_promoted_sums_leave_a_second_accumulator() -> None:
     configs = whole_k(list(candidates(of(), promoted=True)))
     assert {c.design for c in configs} == {"cooperative"}

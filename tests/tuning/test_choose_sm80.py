@@ -184,3 +184,22 @@ def test_every_sm_has_a_tile_or_a_share(dtype: str, chip: str, sizes: Any, tile:
     binding = bind(Request(Spec((m, k), dtype), Spec((k, n), dtype, (1, k))))
     chosen = rank_sm80(binding.problem, binding.spec, CHIPS[chip])[0]
     assert (chosen.tile, chosen.splits) == (tile, splits)
+
+
+@pytest.mark.parametrize(("dtype", "chip"), [("bf16", "sm_80"), ("fp32", "sm_90")])
+def test_a_matrix_takes_registers_and_a_bias_none(dtype: str, chip: str) -> None:
+    """A thread has 116 for its sums and for 32 elements of each matrix; three reductions are free, a fourth is not."""
+
+    def sums(epilogue: Any = None, **operands: Spec) -> float:
+        a, b = Spec((4096, 4096), dtype), Spec((4096, 4096), dtype)
+        binding = bind(Request(a, b, epilogue=epilogue, operands=operands))
+        chosen = rank_sm80(binding.problem, binding.spec, CHIPS[chip])[0]
+        return chosen.tile[0] * chosen.tile[1] / chosen.consumers / 128
+
+    bias, matrix = Spec((4096,), "fp32"), Spec((4096, 4096), "fp32", (9000, 2))
+    assert sums() == sums(lambda acc, bias: acc + bias, bias=bias) == 128
+    assert sums(lambda acc, c: acc + c, c=matrix) == 64
+    assert sums(lambda acc, c, d: acc * c + d, c=matrix, d=matrix) < 116 - 64
+    three = lambda acc: (acc, acc.sum(-1), acc.max(-1), acc.min(-1))  # noqa: E731
+    assert sums(three) == 128
+    assert sums(lambda acc: (*three(acc), acc.sum(-2))) == 64

@@ -197,7 +197,7 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
         from gemmsmith.tuning.choose import complete_config
         from gemmsmith.tuning.stage_count import fit_stages
 
-        config = complete_config(replace(config, **fixed), fixed_fields, fp16=choices["accumulate"] == "fp16")
+        config = complete_config(replace(config, **fixed), fixed_fields)
         if "stages" not in fixed:
             config = fit_stages(Plan(replace(request, config=config)).spec)
     return Plan(replace(request, config=config)), (m, n, k)

@@ -150,13 +150,13 @@ def _lane_row(tile: Tile, row_half: int) -> Value:
 
 def _pair_offset(tile: Tile, n8: RegisterIndex, row_half: int) -> Value:
     """Return the byte offset of this lane's pair in a group of 8 columns and a half of the warp's rows."""
-    k, row, size = current_builder(), _lane_row(tile, row_half), tile.dtype.bytes
+    k, row = current_builder(), _lane_row(tile, row_half)
     if tile.dtype.bits == 32:  # 8 columns are two 16-byte vectors, a pair is half of one
         vector_idx = (k.lane % 4 // 2 + 2 * n8).with_name_hint("vector_idx")
         return swizzled_vector_offset(tile, row, vector_idx, k.lane % 2 * 8)
     if tile.dtype.bits == 16:
-        return swizzled_vector_offset(tile, row, n8, fragment_column(k.lane) * size)
-    return swizzled_vector_offset(tile, row, n8 * size // 2, fragment_column(k.lane) * size + n8 % 2 * 8)
+        return swizzled_vector_offset(tile, row, n8, fragment_column(k.lane) * 2)
+    return swizzled_vector_offset(tile, row, n8 // 2, fragment_column(k.lane) + n8 % 2 * 8)
 
 
 def _element_offsets(tile: Tile, n8: RegisterIndex, row_half: int) -> list[Value]:

@@ -31,9 +31,7 @@ class RowFragment:
     They may be kept in the accumulator's registers, from `first_register` on, of every `stride`-th n8 block.
     """
 
-    def __init__(
-        self, n8_count: int, registers: RegisterArray | None = None, first_register: ValueLike = 0, stride: int = 1
-    ) -> None:
+    def __init__(self, n8_count: int, registers: RegisterArray | None, first_register: ValueLike, stride: int) -> None:
         self.n8_count, self.first_register, self.stride = n8_count, first_register, stride
         self.registers = registers or current_builder().registers(F32, 4 * n8_count, "row_frag")
 

@@ -31,7 +31,7 @@ RERANK_TOP_K = 128
 """Configs, the first by the model alone, that are ranked again with the learned correction; chosen, not measured."""
 
 
-def complete_config(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
+def complete_config(config: Config, given: Iterable[str]) -> Config:
     """Return a config whose fields that are not `given` are adapted to those that are.
 
     Adapted are the design, the options that it supports, consumers, cluster, and stages; `fit_stages` removes stages
@@ -47,13 +47,8 @@ def complete_config(config: Config, given: Iterable[str], *, fp16: bool = False)
     if defaults:
         changes |= defaults
     elif "consumers" not in given and "tile" in given:
-        m, n, _ = config.tile
-        consumer_counts = [c for c in (2, 3, 1) if c in design.max_accumulator_registers and m % (WGMMA_M * c) == 0]
-        elements_per_register = 256 if fp16 else 128
-        fitting = [
-            c for c in consumer_counts if m // c * n // elements_per_register <= design.max_accumulator_registers[c]
-        ]
-        changes["consumers"] = next(iter(fitting or consumer_counts), 1)
+        counts = (c for c in (2, 3, 1) if c in design.max_accumulator_registers and config.tile[0] % (WGMMA_M * c) == 0)
+        changes["consumers"] = next(counts, 1)
     if "cluster" not in given and "tile" in given:
         changes["cluster"] = (1, 1)
     if "stages" not in given:
