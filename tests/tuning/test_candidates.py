@@ -132,7 +132,7 @@ def test_stages_are_those_that_fit_the_kernel(epilogue: EpilogueSpec) -> None:
     problem = bind(Request(MATRIX, Spec((4096, 4096), "bf16", (1, 4096)))).problem
     for config in list(candidates(epilogue))[::11]:
         most = config.replace(stages=16)
-        assert fit_stages(most, spec_for(most, problem, epilogue)) == config
+        assert fit_stages(spec_for(most, problem, epilogue)) == config
 
 
 def promoted_spec(tile_n: int, splits: int, cluster_splits: int, epilogue: Any = None, **operands: Spec) -> KernelSpec:
