@@ -130,20 +130,10 @@ def has_32bit_matrix(graph: EpilogueGraph) -> bool:
 def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
     """Plan a spec's epilogue. Raises ConfigError if the tile does not support it."""
     graph, config = spec.epilogue.graph, spec.config
-    broadcast_dims = graph.broadcast_dims()
     n = spec.slice_columns
     epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
-    loads = [
-        (o.name, _subtile(spec.epilogue, o.name, o.dtype, o.broadcast_dims, epi_tile_n))
-        for o in graph.operands
-        if o.broadcast_dims.is_matrix and o.name in spec.tma_names and o.dtype
-    ]
-    stores = [
-        (r.name, _subtile(spec.epilogue, r.name, r.dtype, broadcast_dims[r.node], epi_tile_n))
-        for r in graph.results
-        if r.name in graph.matrix_result_names and r.dtype
-    ]
+    loads, stores = _staged_subtiles(spec, epi_tile_n)
     broadcasts = _broadcast_sizes(graph, n, spec.warpgroup_rows)
     free = spec.chip.max_shared_bytes_per_cta - spec.mainloop_bytes(config.stages)
     free = (free - _broadcast_bytes(broadcasts, config.consumers)) // config.consumers
@@ -153,9 +143,21 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
         free, aliased_bytes, subtiles_m * subtiles_n, load_bytes, store_bytes
     )
     return EpiloguePlan(
-        epi_tile_n, subtiles_m, subtiles_n, tuple(loads), tuple(stores), broadcasts,
+        epi_tile_n, subtiles_m, subtiles_n, loads, stores, broadcasts,
         subtiles_per_store, store_stages, load_stages,
     )  # fmt: skip
+
+
+def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:
+    """Return the matrices that are loaded, and those that are stored, through shared memory, with their subtiles."""
+    graph, epilogue = spec.epilogue.graph, spec.epilogue
+    operands = [(o.name, o.dtype, o.broadcast_dims) for o in graph.operands if o.name in spec.tma_names]
+    dims, names = graph.broadcast_dims(), graph.matrix_result_names
+    results = [(r.name, r.dtype, dims[r.node]) for r in graph.results if r.name in names]
+    return tuple(
+        tuple((name, _subtile(epilogue, name, dtype, dims, epi_tile_n)) for name, dtype, dims in x if dtype)
+        for x in (operands, results)
+    )
 
 
 def _subtile(epilogue: EpilogueSpec, name: str, dtype: DType, dims: BroadcastDims, columns: int) -> Tile:
@@ -216,17 +218,10 @@ def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are. If it only
     stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
     """
-    graph, tma_names = spec.epilogue.graph, spec.tma_names
-    n, consumers = spec.slice_columns, spec.config.consumers
-    broadcast_dims, epi_tile_n = graph.broadcast_dims(), choose_epi_tile_n(graph, tma_names, n)
-    loads = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.broadcast_dims.is_matrix and o.name in tma_names]
-    stores = [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in graph.matrix_result_names]
-    staged_matrices = loads + stores * (not spec.config.alias_epilogue)
-    subtile_bytes = sum(
-        WGMMA_M // dims.rows_per_value * epi_tile_n // dims.columns_per_value * dtype.bytes
-        for dims, dtype in staged_matrices
-        if dtype
-    )
+    graph, n, consumers = spec.epilogue.graph, spec.slice_columns, spec.config.consumers
+    epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
+    loads, stores = _staged_subtiles(spec, epi_tile_n)
+    subtile_bytes = sum(tile.bytes for _, tile in loads + stores * (not spec.config.alias_epilogue))
     subtiles_n = n // epi_tile_n
     all_subtiles = spec.warpgroup_rows // WGMMA_M * subtiles_n
     subtiles = min(all_subtiles, min_load_buffers if loads else max(min(subtiles_n, 2), ceil_div(all_subtiles, 4)))

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from gemmsmith.core import register_budgets as budgets
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import WGMMA, WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.core.register_budgets import (
-    MAX_ACC_FRACTION_HEAVY,
-    MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS,
-    MAX_ACC_FRACTION_NO_TMA_LOAD,
-    MAX_EXCHANGED_COLUMNS,
-    MAX_ODD_TRANSPOSED_COLUMNS,
-    REGISTER_HEAVY_OPS,
-    RESERVED_REGISTERS_CLUSTER_SPLIT,
-    RESERVED_REGISTERS_NO_TMA_LOAD,
-    RESERVED_REGISTERS_SPLIT_QUANTIZE,
-)
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec, plan_promotion
 from gemmsmith.epilogue.epilogue_plan import (
     choose_epi_tile_n,
@@ -112,12 +102,12 @@ def promotion_leaves_registers(spec: KernelSpec) -> bool:
     quantizes = any(node.op == "quantize" for node in graph.nodes)
     reserved = 0
     if c.cluster_splits > 1 or (graph.requires_full_rows and c.splits != 1):
-        reserved = RESERVED_REGISTERS_CLUSTER_SPLIT
+        reserved = budgets.RESERVED_REGISTERS_CLUSTER_SPLIT
     elif quantizes and c.splits != 1:
-        reserved = RESERVED_REGISTERS_SPLIT_QUANTIZE
+        reserved = budgets.RESERVED_REGISTERS_SPLIT_QUANTIZE
     columns, k_tiles_in_flight, registers = spec.promotion
     if _loads_matrix_without_tma(spec.epilogue):
-        reserved = max(reserved, (k_tiles_in_flight - 1) * columns // 2 + RESERVED_REGISTERS_NO_TMA_LOAD)
+        reserved = max(reserved, (k_tiles_in_flight - 1) * columns // 2 + budgets.RESERVED_REGISTERS_NO_TMA_LOAD)
     return registers + reserved <= get_design(c.design).max_promoted_registers[c.consumers]
 
 
@@ -135,10 +125,10 @@ def _tile_fits_registers(name: str, m: int, n: int, consumers: int, epilogue: Ep
     accumulator = m // WGMMA_M // design.warpgroups(consumers)[0] * n / 2
     fraction = (accumulator + extra) / design.max_accumulator_registers[consumers]
     if _is_heavy_over_64_rows(name, m, consumers, epilogue):
-        return fraction <= MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS and not _spills_over_64_rows(epilogue)
+        return fraction <= budgets.MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS and not _spills_over_64_rows(epilogue)
     if _loads_matrix_without_tma(epilogue):
-        return fraction <= MAX_ACC_FRACTION_NO_TMA_LOAD
-    return fraction <= (1.0 if _needs_few_registers(epilogue) and not extra else MAX_ACC_FRACTION_HEAVY)
+        return fraction <= budgets.MAX_ACC_FRACTION_NO_TMA_LOAD
+    return fraction <= (1.0 if _needs_few_registers(epilogue) and not extra else budgets.MAX_ACC_FRACTION_HEAVY)
 
 
 def _is_heavy_over_64_rows(design: str, tile_m: int, consumers: int, epilogue: EpilogueSpec) -> bool:
@@ -151,9 +141,8 @@ def _is_heavy_over_64_rows(design: str, tile_m: int, consumers: int, epilogue: E
 
 def _spills_transposed(design: str, tile_m: int, tile_n: int, graph: EpilogueGraph) -> bool:
     """Return whether a tile spills that stores 32-bit elements along columns, in epilogue subtiles of full width."""
-    is_odd = tile_n % 16 > 0
-    exceeds_registers = design == "pingpong" and tile_m == 128 and is_odd and tile_n > MAX_ODD_TRANSPOSED_COLUMNS
-    return exceeds_registers and _stores_32_bit_matrix(graph)
+    is_wide_and_odd = tile_n > budgets.MAX_ODD_TRANSPOSED_COLUMNS and tile_n % 16 > 0
+    return is_wide_and_odd and design == "pingpong" and tile_m == 128 and _stores_32_bit_matrix(graph)
 
 
 @lru_cache(maxsize=64)
@@ -193,7 +182,7 @@ def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
     """
     graph = epilogue.graph
     vectors = [o for o in graph.operands if o.broadcast_dims.varies_along_m or o.broadcast_dims.varies_along_n]
-    uses_heavy_op = not epilogue.fast_math or any(node.op in REGISTER_HEAVY_OPS for node in graph.nodes)
+    uses_heavy_op = not epilogue.fast_math or any(node.op in budgets.REGISTER_HEAVY_OPS for node in graph.nodes)
     stores_without_tma = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)
     return not graph.has_operations or not (
         len(vectors) > 1
@@ -241,7 +230,7 @@ def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[
         return
     for splits in splits_of_k:
         yield base.replace(splits=splits)
-    if n > MAX_EXCHANGED_COLUMNS and row_function_inputs(epilogue.graph):
+    if n > budgets.MAX_EXCHANGED_COLUMNS and row_function_inputs(epilogue.graph):
         return
     for splits in CLUSTER_SPLITS:
         split_config = base.replace(cluster_splits=splits, stages=MAX_STAGES)
