@@ -86,3 +86,16 @@ def test_halves_of_several_tiles(form: str, rng: np.random.Generator) -> None:
     found = through(x, gated, TILE.replace(tile=(64, 32, 32)), c=c, row=row, out_dtype="fp32")
     gate, up = gemmsmith.deinterleave(x.astype(np.float32))
     np.testing.assert_array_equal(found, gate + 3 * up - c + row)
+
+
+def test_halves_that_end_within_a_tile(rng: np.random.Generator) -> None:
+    """Nothing behind the last row is read."""
+    x, c = small(rng, (70, 80)), small(rng, (70, 45))[:, 5:]
+
+    def gated(acc: Any, c: Any) -> Any:
+        gate, up = gemmsmith.deinterleave(acc)
+        return gate + 3 * up - c
+
+    found = through(x, gated, TILE.replace(tile=(64, 32, 32)), c=c, out_dtype="fp32")
+    gate, up = gemmsmith.deinterleave(x.astype(np.float32))
+    np.testing.assert_array_equal(found, gate + 3 * up - c)
