@@ -98,8 +98,10 @@ def test_its_planted_race_is_reported() -> None:
 
 
 @pytest.mark.gpu
-def test_a_custom_kernel_on_a_gpu() -> None:
-    x = np.random.default_rng(2).standard_normal((700, 451)).astype(np.float32)
+@pytest.mark.parametrize("shape", [(700, 451), (3000, 2000)])
+def test_a_custom_kernel_on_a_gpu(shape: tuple[int, int]) -> None:
+    """The larger has more CTAs than are resident at a time."""
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     np.testing.assert_array_equal(on_gpu(transpose(), x), x.T)
 
 

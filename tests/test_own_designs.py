@@ -261,7 +261,7 @@ def test_gathered_rows_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("heads", "queries", "keys"), [(1, 1, 1), (3, 500, 700), (16, 1024, 1024)])
+@pytest.mark.parametrize(("heads", "queries", "keys"), [(1, 1, 1), (3, 500, 700), (40, 2048, 1024)])
 def test_attention_on_a_gpu(heads: int, queries: int, keys: int) -> None:
     inputs = attention_inputs(np.random.default_rng(queries), heads, queries, keys)
     names = {name: Pointer(name) for name in (*inputs, "out")}

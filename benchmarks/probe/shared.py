@@ -91,7 +91,7 @@ class Probe(NamedTuple):
     def kernel(self) -> Kernel:
         registers, access, _ = ACCESSES[self.access]
         with Builder(f"probe_{self.access}", threads=WARP) as k:
-            k.work_clusters, k.persistent = attrgetter("ctas"), False
+            k.work_clusters = attrgetter("ctas")
             offsets, out = (k.pointer(name, compute=attrgetter(name)) for name in Bound._fields[:2])
             buffer = k.shared(BYTES, alignment=128, allow_uninitialized_reads=True)
             place, values = k.registers(U32, 1, "place"), k.registers(U32, registers, "values")

@@ -14,6 +14,7 @@ import numpy as np
 from gemmsmith import hw
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
@@ -117,7 +118,7 @@ def staged(name: str, tile: Tile) -> TmaOperand:
     def unbound(problem: object) -> NoReturn:
         raise AssertionError("a case's maps and numbers are given")
 
-    return TmaOperand(name, tile, 1, unbound)
+    return TmaOperand(MmaOperand(name, "b", tile, unbound), 1)
 
 
 def at(pointer: Value, index: Value, nbytes: int) -> Value:

@@ -31,6 +31,7 @@ from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant
+from gemmsmith.tile_scheduler.tiles import OperandCoord
 
 CASES: list[Case] = []
 SWIZZLES = (128, 64, 32, 0)
@@ -194,7 +195,7 @@ def tile_load(dtype: DType, mn: int, depth: int, major: str, parts: int = 1) -> 
         (full,) = barriers(1)
         with k.when(k.thread == 0):
             hw.mbarrier_arrive_expect_tx(full, tile.bytes)
-            operand.load(Constant(I32, 0), full, k.lane * 0, k.lane * 0, k.lane * 0)
+            operand.load(Constant(I32, 0), full, OperandCoord(k.lane * 0, k.lane * 0), k.lane * 0)
         hw.mbarrier_wait(full, 0)
         dump(buffer[0], tile.bytes, out + (rank * tile.bytes).to(U64))
 

@@ -20,7 +20,7 @@ from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import I32, I64, U32, U64
+from gemmsmith.lang.types import F32, I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Value
 
 CSTDINT = """typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
@@ -327,3 +327,18 @@ def test_conversions_that_are_left_out_change_nothing(seed: int) -> None:
         f'extern "C" __global__ void k() {{}}\n'
     )
     assert compile_source(text, "k", cache=False).cubin
+
+
+def test_a_register_is_declared_with_its_first_value_only() -> None:
+    """The second assignment reads the first."""
+    with Builder("twice", threads=32) as k:
+        out, x = k.pointer("out"), k.registers(F32, 1, "x")
+        x[0] = 1.5
+        x[0] = x[0] + k.lane.to(F32)
+        hw.store_global(x, out + (k.lane * 4).to(U64), True)
+        kernel = k.finish()
+    assert "float x = 1.5f;" in kernel.source
+    assert compile_source(kernel.source, kernel.name).resources.spill_store_bytes == 0
+    memory, found = GlobalMemory(), np.zeros(32, np.float32)
+    assert simulate(kernel, 1, {"out": memory.add_buffer(found, "out")}, memory).hazards == []
+    np.testing.assert_array_equal(found, np.arange(32) + 1.5)

@@ -94,7 +94,7 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
     min_ctas_per_sm = 3 if spec.vectorizable and not spec.per_column else 1  # as many as without spills
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=min_ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "8-bit values times their scales"]
-        k.work_clusters = lambda p: prod(p.grid)
+        k.work_clusters, k.persistent = lambda p: prod(p.grid), True
         tile = make_register_tile(spec.source_dtype, QUANTIZATION_BLOCK, vectorizable=spec.vectorizable)
         scales = GlobalArray("scales", "scales", spec.scale_dtype)
         out = GlobalArray("out", "out", spec.out_dtype)

@@ -190,7 +190,7 @@ def strided_copy(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -
     name = f"pack_{bits}{'_vectorized' * vectorized}{'_tf32_residual' * tf32_residual}"
     with Builder(name, threads=THREADS, chip=chip) as k:
         k.header += ["gemmsmith: pack", f"copies a matrix of {bits}-bit elements into rows of whole 16-byte vectors"]
-        k.work_clusters = lambda p: ceil_div(p.packing.total_vectors, THREADS)
+        k.work_clusters, k.persistent = lambda p: ceil_div(p.packing.total_vectors, THREADS), True
         x = _PackArguments(bits)
         total = k.parameter("total_vectors", compute=lambda p: p.packing.total_vectors)
         hw.grid_dependency_wait()
@@ -234,7 +234,7 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
     name = f"pack_transposed_{bits}{'_vectorized' * vectorized}{'_tf32_residual' * tf32_residual}"
     with Builder(name, threads=THREADS, chip=chip) as k:
         k.header += ["gemmsmith: pack", f"copies the transpose of a matrix of {bits}-bit elements"]
-        k.work_clusters = lambda p: p.packing.num_matrices * p.packing.tiles[0] * p.packing.tiles[1]
+        k.work_clusters, k.persistent = lambda p: p.packing.num_matrices * p.packing.tiles[0] * p.packing.tiles[1], True
         x = _PackArguments(bits)
         tiles_m = k.parameter("tiles_m", compute=lambda p: p.packing.tiles[0])
         tiles_n = k.parameter("tiles_n", compute=lambda p: p.packing.tiles[1])

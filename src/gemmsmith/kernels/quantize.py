@@ -142,7 +142,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
     """Build the quantization kernel of a spec."""
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "quantizes a matrix to 8 bits: values and scales"]
-        k.work_clusters = lambda p: max(prod(p.grid), 1)
+        k.work_clusters, k.persistent = lambda p: max(prod(p.grid), 1), True
         tile = make_register_tile(spec.source_dtype, spec.columns, vectorizable=spec.vectorizable)
         granularities = spec.granularities
         outputs = [_QuantizedOutput(orientation, x, spec, tile.extents) for orientation, x in granularities.items()]
@@ -206,7 +206,7 @@ def amax(source: DType, vectorizable: bool) -> Kernel:
         min_ctas_per_sm=_AMAX_CTAS_PER_SM[source] if vectorizable else 1,
     ) as k:
         k.header += ["gemmsmith: amax", f"largest magnitude of a matrix: {MAX_AMAX_PARTIALS} partial maxima"]
-        k.work_clusters = lambda p: min(max(prod(p.grid), 1), MAX_AMAX_PARTIALS)
+        k.work_clusters, k.persistent = lambda p: min(max(prod(p.grid), 1), MAX_AMAX_PARTIALS), True
         tile = make_register_tile(source, QUANTIZATION_BLOCK, vectorizable=vectorizable)
         amax_partials = k.pointer("amax_partials", lambda p: p.amax_partials)
         group = RowScaleGroup(1, THREADS)

@@ -70,7 +70,7 @@ def reduce_kernel(kind: str, dtype: DType, columns: int, threads: int, chip: Chi
     monoid = MONOIDS[kind]
     with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}", threads=columns * threads, chip=chip) as k:
         k.header += [f"gemmsmith: reduce ({kind})", "combines partials (batch, partials, outputs) in order"]
-        k.work_clusters = lambda r: ceil_div(r.total, columns)
+        k.work_clusters, k.persistent = lambda r: ceil_div(r.total, columns), True
         source, out = k.pointer("partials", lambda r: r.source), k.pointer("out", lambda r: r.out)
         num_partials = k.parameter("num_partials", compute=lambda r: r.partials.num_partials)
         num_outputs = k.parameter("num_outputs", compute=lambda r: r.partials.num_outputs)

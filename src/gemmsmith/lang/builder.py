@@ -68,8 +68,8 @@ class Builder:
         self._next_barrier = 1  # __syncthreads uses barrier 0
         self.work_clusters: ArgumentFn = lambda _: 1
         """Computes the number of clusters with work from the bound problem."""
-        self.persistent = True
-        """True if the resident clusters alone may process all tiles (persistent kernel)."""
+        self.persistent = False
+        """True if a cluster loops over the grid's work, so that the resident clusters alone may do all of it."""
         self.header: list[str] = []
         self.body = st.Block()
         self._blocks = [self.body]

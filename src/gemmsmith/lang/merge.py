@@ -57,7 +57,7 @@ def merge_statements(block: st.Block, uses: Counter[Value]) -> st.Block:
         match statement:
             case st.AssignRegister(registers=registers, value=value):
                 last = _last_line(merged, uses)
-                if isinstance(last, st.DeclareRegisters) and last.is_scalar(registers):
+                if isinstance(last, st.DeclareRegisters) and last.initial is None and last.is_scalar(registers):
                     merged.remove(last)
                     new = replace(last, initial=value)
             case st.Loop(body=body) | st.Role(body=body):

@@ -145,7 +145,7 @@ class TileScheduler:
         self.cluster_permutation = k.parameter(
             "cluster_permutation", CLUSTER_PERMUTATION, lambda p: IDENTITY_PERMUTATION
         )
-        k.work_clusters = self.clusters_of
+        k.work_clusters, k.persistent = self.clusters_of, True
         self.cluster_idx = hw.load_cluster_permutation(
             self.cluster_permutation, hw.block_index() // spec.cluster_size
         ).named("cluster_idx")

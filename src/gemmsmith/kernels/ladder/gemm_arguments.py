@@ -53,7 +53,7 @@ class GemmArguments:
 
     def __init__(self, dtype: DType, output: DType, rows: int, columns: int) -> None:
         k = current_builder()
-        k.work_clusters, k.persistent = lambda p: ceil_div(p.m, rows) * ceil_div(p.n, columns), False
+        k.work_clusters = lambda p: ceil_div(p.m, rows) * ceil_div(p.n, columns)
         self.m, self.n, self.k = (k.parameter(x, compute=attrgetter(x)) for x in "mnk")
         self.a, self.b = GlobalArray("a", "a", dtype), GlobalArray("b", "b", dtype)
         self.d = GlobalArray("d", "d", output)

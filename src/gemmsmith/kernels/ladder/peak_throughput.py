@@ -108,7 +108,7 @@ def microbenchmark(name: str, chip: Chip) -> Kernel:
     """Build the kernel of one of MICROBENCHMARKS, which is launched with LoopLaunch."""
     make, _ = MICROBENCHMARKS[name]
     with Builder(f"loop_{name}", threads=THREADS, chip=chip) as k:
-        k.work_clusters, k.persistent = attrgetter("ctas"), False
+        k.work_clusters = attrgetter("ctas")
         rounds, out = k.parameter("rounds", compute=attrgetter("rounds")), k.pointer("out", compute=attrgetter("out"))
         with k.warpgroups(0, THREADS // 128, "math"):
             multiply, results = make()
