@@ -10,9 +10,9 @@ import pytest
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32
 from gemmsmith.core.graph import identity_graph
-from gemmsmith.core.mma import WGMMA
+from gemmsmith.core.mma import WGMMA, Major
 from gemmsmith.core.problem import Matrix
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec, plan_promotion
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec, ScaleSpec, plan_promotion
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,17 @@ def test_k_tiles_in_flight_with_promoted_sums() -> None:
     assert [in_flight(n, 2, 2) for n in (64, 72, 96, 128, 136)] == [1, 4, 2, 1, 1]
     assert [in_flight(64, 1, stages=stages) for stages in (3, 4, 7, 8)] == [1, 2, 2, 4]
     assert [in_flight(n, 1, scales=True) for n in (40, 48, 88, 96)] == [4, 2, 2, 1]
+
+
+@pytest.mark.parametrize(("by_tma", "rows", "nbytes"), [
+    ("MN", 64, 256), ("MN", 40, 256), ("MN", 192, 768), ("K", 64, 1024), ("K", 24, 384), (None, 64, 256), (None, 5, 32),
+])  # fmt: skip
+def test_scales_of_a_stage(by_tma: Major | None, rows: int, nbytes: int) -> None:
+    """Words, four k-tiles of them in a box along K; TMA writes to multiples of 128 bytes, threads of 16."""
+    assert ScaleSpec(1, FP32, by_tma).staged_bytes(rows) == nbytes
+
+
+def test_scales_of_blocks_that_a_tile_cuts() -> None:
+    """A tile of 192 rows begins at the middle of a block or at its first row: parts of two blocks."""
+    found = {rows: ScaleSpec(128, FP32).max_scales(rows) for rows in (64, 96, 128, 192, 256)}
+    assert found == {64: 1, 96: 2, 128: 1, 192: 2, 256: 2}

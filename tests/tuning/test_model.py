@@ -129,6 +129,16 @@ def test_a_kernels_start_grows_with_stages_and_peers_in_a_cluster() -> None:
         assert of(alone.replace(cluster=(2, 2)), 64, 64, 64).launch_and_fill == fill + 3 * model.CLUSTER_SYNC_CYCLES
 
 
+def test_few_stages_wait_for_memory() -> None:
+    """As many k-tiles as stages are on their way at once, deep ones so many bytes longer."""
+    small = TILE.replace(tile=(64, 8, 64), consumers=1)
+    two, three, four = (of(small.replace(stages=n), 4096, 4096, 4096).k_tile_cycles for n in (2, 3, 4))
+    assert two == pytest.approx(1.5 * three)
+    assert four > two / 2  # a barrier and a wgmma take longer
+    deep = of(small.replace(stages=2, tile=(64, 8, 128)), 4096, 4096, 4096).k_tile_cycles
+    assert deep == pytest.approx(2 * two * model.TILE_K_128_SLOWDOWN)
+
+
 def test_nothing_takes_no_waves() -> None:
     """And gives no warning, such as numpy's of a division by zero."""
     e = of(TILE, 0, 4096, 4096)
