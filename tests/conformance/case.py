@@ -10,10 +10,12 @@ from typing import NoReturn
 
 import ml_dtypes
 import numpy as np
+from tests.instructions import cluster_arrive
 
 from gemmsmith import hw
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
@@ -117,7 +119,7 @@ def staged(name: str, tile: Tile) -> TmaOperand:
     def unbound(problem: object) -> NoReturn:
         raise AssertionError("a case's maps and numbers are given")
 
-    return TmaOperand(name, tile, 1, unbound)
+    return TmaOperand(MmaOperand(name, "b", tile, unbound), 1)
 
 
 def at(pointer: Value, index: Value, nbytes: int) -> Value:
@@ -208,5 +210,5 @@ def sync_cluster(*, relaxed: bool = False) -> None:
     if current_builder().cluster == (1, 1, 1):
         hw.sync_threads()
     else:
-        (hw.cluster_arrive_relaxed if relaxed else hw.cluster_arrive)()
+        (hw.cluster_arrive_relaxed if relaxed else cluster_arrive)()
         hw.cluster_wait()

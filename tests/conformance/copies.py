@@ -23,6 +23,7 @@ from tests.conformance.case import (
     words,
     write,
 )
+from tests.instructions import bulk_wait
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
@@ -31,6 +32,7 @@ from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant
+from gemmsmith.tile_scheduler.tiles import OperandCoord
 
 CASES: list[Case] = []
 SWIZZLES = (128, 64, 32, 0)
@@ -119,7 +121,7 @@ def tma_store(
                 hw.sync_threads()
         with k.when(k.thread == 0):
             for i in reversed(range(len(places))):
-                hw.bulk_wait(i)
+                bulk_wait(i)
 
     expected = poisoned(shape, dtype.numpy)
     for image, place in zip(images, places, strict=True):
@@ -145,7 +147,7 @@ def short_rows(dtype: DType, columns: int) -> Case:
         with k.when(k.thread == 0):
             hw.tma_store(target, 0, 0, 0, buffer[0])
             hw.bulk_commit()
-            hw.bulk_wait(0)
+            bulk_wait(0)
 
     expected = poisoned((8, wide + 16), dtype.numpy)
     expected[:, :wide] = image
@@ -194,7 +196,7 @@ def tile_load(dtype: DType, mn: int, depth: int, major: str, parts: int = 1) -> 
         (full,) = barriers(1)
         with k.when(k.thread == 0):
             hw.mbarrier_arrive_expect_tx(full, tile.bytes)
-            operand.load(Constant(I32, 0), full, k.lane * 0, k.lane * 0, k.lane * 0)
+            operand.load(Constant(I32, 0), full, OperandCoord(k.lane * 0, k.lane * 0), k.lane * 0)
         hw.mbarrier_wait(full, 0)
         dump(buffer[0], tile.bytes, out + (rank * tile.bytes).to(U64))
 

@@ -17,6 +17,7 @@ from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, RegisterArray, Value
+from gemmsmith.tile_scheduler.tiles import OperandCoord
 
 BF16_FP32 = select_mma(BF16, BF16, FP32)
 KINDS = (BF16_FP32, select_mma(FP16, FP16, FP32), select_mma(FP16, FP16, FP16))
@@ -81,8 +82,8 @@ def wgmma(
         with k.when(k.thread == 0):
             hw.mbarrier_arrive_expect_tx(full, b_tile.bytes + (0 if from_registers else a_tile.bytes))
             if not from_registers:
-                a.load(first, full, rank * rows, k.lane * 0, k.lane * 0)
-            b.load(first, full, rank * n, k.lane * 0, k.lane * 0)
+                a.load(first, full, OperandCoord(rank * rows, k.lane * 0), k.lane * 0)
+            b.load(first, full, OperandCoord(rank * n, k.lane * 0), k.lane * 0)
         hw.mbarrier_wait(full, 0)
         row = rank * rows + k.warpgroup_index * ROWS
         places = _places(k, row, n, half)

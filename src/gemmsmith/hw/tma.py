@@ -238,17 +238,6 @@ class BulkCommit(Instruction):
         m.async_operations.commit("bulk")
 
 
-class BulkWait(Instruction):
-    """Waits until at most `pending` of the thread's bulk groups are pending; the writes of the others are visible."""
-
-    required_arch = "sm_90"
-    pending: int
-    ptx = "cp.async.bulk.wait_group {pending};"
-
-    def simulate(self, m: Machine) -> Blocking:
-        yield from m.async_operations.wait("bulk", self.pending)
-
-
 class BulkWaitRead(Instruction):
     """Waits until at most `pending` of the thread's bulk groups have not yet read their shared memory.
 
