@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from tests.conformance.case import Case, at, floats, integers, read_word, seeded, write
+from tests.conformance.case import Case, at, floats, integers, read_word, write
 
 from gemmsmith import hw
 from gemmsmith.backends.reference.matmul import truncate_to_tf32
-from gemmsmith.core.dtypes import FP16, INT32, TF32, UINT8, DType
+from gemmsmith.core.dtypes import FP16, INT32, TF32, DType
 from gemmsmith.core.mma import D_FRAGMENT, MMA_SYNC, Mma
 from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.hw.wmma import fragment_registers, k_per_hmma, wmma_k
@@ -21,8 +21,6 @@ _REGISTERS: dict[DType, ScalarType] = {FP16: U32, INT32: I32}
 
 
 def _integers(title: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    if dtype == UINT8:
-        return seeded(title).integers(0, 256, shape, np.uint8)
     return integers(title, shape, dtype.numpy, 127 if dtype.bits == 8 else 3)
 
 

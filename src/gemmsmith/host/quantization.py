@@ -144,15 +144,9 @@ class _Options:
     scale_padding: int
 
     def __init__(
-        self,
-        x: ArrayInfo,
-        recipe: Any,
-        dtype: Any,
-        transposed: Any,
-        scale_dtype: Any,
-        scale_order: Any,
+        self, x: ArrayInfo, recipe: Any, dtype: Any, transposed: Any, scale_dtype: Any, scale_order: Any,
         scale_padding: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         checks.check_addressable({"x": x})
         if len(x.shape) not in (2, 3):
             raise ArgumentError(f"x: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
@@ -327,10 +321,8 @@ def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, 
     source = to_canonical_matrix(x)
     output = OutputSpec.for_tma(tuple(x.shape), out, source.is_column_major)
     scales = to_matrix(s, source.batch, broadcast=True)
-    matrices, shifts = (
-        [source, scales, output.matrix],
-        [7 * (count == QUANTIZATION_BLOCK) for count in elements_per_scale],
-    )
+    matrices = [source, scales, output.matrix]
+    shifts = [7 * (count == QUANTIZATION_BLOCK) for count in elements_per_scale]
     if output.column_major:
         matrices, shifts = [matrix.T for matrix in matrices], shifts[::-1]
     arrays = dict(zip(("source", "scales", "out"), matrices, strict=True))

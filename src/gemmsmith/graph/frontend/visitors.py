@@ -134,7 +134,6 @@ class AccFetch(Visitor):
     """The accumulator, A @ B."""
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add the accumulator's node."""
         return builder.node("accumulator", location=self.location)
 
     def __repr__(self) -> str:
@@ -147,7 +146,6 @@ class _Load(Visitor):
     broadcast_dims: ClassVar[BroadcastDims]
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add an operand."""
         return builder.operand(self.name, self.broadcast_dims, self.location)
 
 
@@ -190,7 +188,6 @@ class ScalarBroadcast(Visitor):
         self.name = value if isinstance(value, str) else None
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add an operand or a constant."""
         if isinstance(self.value, str):
             return builder.operand(self.value, BroadcastDims(), self.location)
         return builder.node("constant", (), self.value, self.location)
@@ -230,7 +227,6 @@ class Compute(Visitor):
             )
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add the function's nodes."""
 
         def add(op: str, *inputs: int) -> int:
             return builder.node(op, inputs, location=self.location)
@@ -261,7 +257,6 @@ class AuxStore(Visitor):
     arity, is_output = 1, True
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add a result and return the input."""
         dtype = None if self.dtype is None else as_dtype(self.dtype, f"AuxStore({self.name!r}).dtype")
         builder.result(self.name, inputs[0], dtype, self.location)
         return inputs[0]
@@ -327,7 +322,6 @@ class Void(Visitor):
     arity, discards_d = 1, True
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Return the input."""
         return inputs[0]
 
     def __repr__(self) -> str:
@@ -352,7 +346,6 @@ class EVT(Visitor):
         self.discards_d = node_op.discards_d
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add the nodes of the children and of `node_op`."""
         *child_visitors, node = self.children
         return node.emit(builder, [child.emit(builder, ()) for child in child_visitors])
 
@@ -384,7 +377,6 @@ class TopologicalVisitor(Visitor):
         self.discards_d = nodes[-1].discards_d
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add all nodes and return the last one's value."""
         values: list[int] = []
         for sources, node in zip(self.edges, self.children, strict=True):
             values.append(node.emit(builder, [values[i] for i in sources]))

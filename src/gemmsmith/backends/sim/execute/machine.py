@@ -63,7 +63,6 @@ class LockstepMachine:
         self._group.require_converged(label)
 
     def fence(self, kind: str, scope: str = "gpu") -> None:
-        """Execute a memory, proxy, mbarrier-init or wgmma fence."""
         self._group.time += self._group.state.cost_model.instruction
         if kind == "wgmma":
             self._group.require_converged("wgmma.fence")
@@ -78,6 +77,5 @@ class LockstepMachine:
                 )
 
     def grid_dependency_wait(self) -> None:
-        """Execute griddepcontrol.wait."""
         for lanes in self._group.active_lanes:
             lanes.agent().clock.completed_bits |= PREREQUISITE_GRIDS_BIT
