@@ -29,9 +29,7 @@ class Visitor(ABC):
     """A node, or nodes nested in an EVT or a TopologicalVisitor."""
 
     arity: int = 0  # number of inputs, which come from children or edges
-    is_output: bool = False  # the argument is a result
     discards_d: bool = False  # as the root, its value is not stored
-    children: tuple[Visitor, ...] = ()  # nested visitors, in the order of their arguments
     location: str  # the user's source line
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -39,11 +37,6 @@ class Visitor(ABC):
         self = super().__new__(cls)
         self.location = user_source_line()
         return self
-
-    @property
-    def argument(self) -> str | None:
-        """Name of the visitor's argument, or None if it has none."""
-        return getattr(self, "name", None)
 
     @abstractmethod
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
@@ -185,7 +178,6 @@ class ScalarBroadcast(Visitor):
         if not isinstance(value, (str, Real)):
             raise epilogue_error(f"ScalarBroadcast: got {type(value).__name__}; use a name or a number", self.location)
         self.value = value
-        self.name = value if isinstance(value, str) else None
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
         if isinstance(self.value, str):
@@ -254,7 +246,7 @@ class AuxStore(Visitor):
 
     name: str
     dtype: Any = None
-    arity, is_output = 1, True
+    arity = 1
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
         dtype = None if self.dtype is None else as_dtype(self.dtype, f"AuxStore({self.name!r}).dtype")
@@ -275,7 +267,7 @@ class _Reduction(Visitor):
 
     kind: str
     name: str
-    arity, is_output = 1, True
+    arity = 1
     axis: ClassVar[str]
 
     def __post_init__(self) -> None:

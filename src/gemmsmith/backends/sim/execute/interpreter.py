@@ -108,12 +108,6 @@ class Interpreter:
         yield from self._block(function.body)
         value_of.update(zip(statement.results, map(self.values.value, function.results), strict=True))
 
-    def declare(self, statement: st.Declare) -> None:
-        self.values.declare(statement.variable, statement.initial)
-
-    def assign(self, statement: st.Assign) -> None:
-        self.values.assign(statement.variable, statement.value)
-
     def declare_registers(self, statement: st.DeclareRegisters) -> None:
         declared = statement.registers
         for array in declared if isinstance(declared, RegisterArray2D) else [declared]:
@@ -158,7 +152,8 @@ class Interpreter:
 
 Handler = Callable[[Interpreter, Any], Blocking | None]
 _STATEMENT_HANDLERS: dict[type[st.Statement], Handler] = {
-    st.IssueInstruction: Interpreter.execute, st.Declare: Interpreter.declare, st.Assign: Interpreter.assign,
+    st.IssueInstruction: Interpreter.execute, st.Declare: lambda i, x: i.values.declare(x.variable, x.initial),
+    st.Assign: lambda i, x: i.values.assign(x.variable, x.value),
     st.DeclareRegisters: Interpreter.declare_registers, st.AssignRegister: Interpreter.assign_register,
     st.If: Interpreter.branch, st.Loop: Interpreter.loop, st.Role: Interpreter.role, st.Call: Interpreter.call,
 }  # fmt: skip
