@@ -135,25 +135,8 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Return a plan for GEMMs with these dtypes, layouts, alignments and epilogue; nothing is computed.
 
-    The plan's source, PTX, SASS and resources are available on any machine, also without a GPU.
-
-    Args:
-        a: (m, k) or (batch, m, k), an array or a `Spec(shape, dtype, strides)`.
-        b: (k, n) or (batch, k, n), an array or a Spec.
-        scale_a: As in `gemm`, an array or a Spec.
-        scale_b: As in `gemm`, an array or a Spec.
-        epilogue: As in `gemm`.
-        operands: As in `gemm`; arrays, Specs or numbers.
-        out: As in `gemm`; arrays or Specs.
-        out_dtype: As in `gemm`.
-        accumulate: As in `gemm`.
-        precision: As in `gemm`.
-        fast_math: As in `gemm`.
-        deterministic: As in `gemm`.
-        config: As in `gemm`.
-        batch_invariant: As in `gemm`.
-        backend: As in `gemm`.
-        **named_operands: As in `gemm`; arrays, Specs or numbers.
+    The arguments are those of `gemm`, whose arrays may be `Spec(shape, dtype, strides)`. The plan's source, PTX, SASS
+    and resources are available on any machine, also without a GPU.
 
     Returns:
         The plan, which keeps no reference to the arrays.
@@ -180,23 +163,8 @@ def simulate(
 ) -> Simulation:  # fmt: skip
     """Execute the kernel that `gemm` would run, on the CPU, instruction by instruction.
 
-    Args:
-        a: (m, k) or (batch, m, k), an array on the CPU.
-        b: (k, n) or (batch, k, n), an array on the CPU.
-        scale_a: As in `gemm`.
-        scale_b: As in `gemm`.
-        epilogue: As in `gemm`.
-        operands: As in `gemm`.
-        out: As in `gemm`.
-        out_dtype: As in `gemm`.
-        accumulate: As in `gemm`.
-        precision: As in `gemm`.
-        fast_math: As in `gemm`.
-        deterministic: As in `gemm`.
-        config: As in `gemm`.
-        batch_invariant: As in `gemm`.
-        seed: Schedule of the execution: 0 follows the cost model, others are random.
-        **named_operands: As in `gemm`.
+    The arguments are those of `gemm`, with arrays on the CPU, and `seed`, the schedule of the execution: 0 follows the
+    cost model, others are random.
 
     Returns:
         The result, the hazards (an empty list for a correct kernel), the timeline, and the cycles of the cost model.

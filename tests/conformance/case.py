@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import ml_dtypes
 import numpy as np
+from tests.instructions import cluster_arrive
 
 from gemmsmith import hw
 from gemmsmith.collective.tma_operand import TmaOperand
@@ -209,5 +210,5 @@ def sync_cluster(*, relaxed: bool = False) -> None:
     if current_builder().cluster == (1, 1, 1):
         hw.sync_threads()
     else:
-        (hw.cluster_arrive_relaxed if relaxed else hw.cluster_arrive)()
+        (hw.cluster_arrive_relaxed if relaxed else cluster_arrive)()
         hw.cluster_wait()

@@ -23,6 +23,7 @@ from tests.conformance.case import (
     words,
     write,
 )
+from tests.instructions import bulk_wait
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
@@ -120,7 +121,7 @@ def tma_store(
                 hw.sync_threads()
         with k.when(k.thread == 0):
             for i in reversed(range(len(places))):
-                hw.bulk_wait(i)
+                bulk_wait(i)
 
     expected = poisoned(shape, dtype.numpy)
     for image, place in zip(images, places, strict=True):
@@ -146,7 +147,7 @@ def short_rows(dtype: DType, columns: int) -> Case:
         with k.when(k.thread == 0):
             hw.tma_store(target, 0, 0, 0, buffer[0])
             hw.bulk_commit()
-            hw.bulk_wait(0)
+            bulk_wait(0)
 
     expected = poisoned((8, wide + 16), dtype.numpy)
     expected[:, :wide] = image

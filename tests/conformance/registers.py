@@ -188,8 +188,7 @@ def shuffles(k: Builder) -> None:
     word = read_word(x, k.thread)
     other = ((k.lane * 5 + k.warp_index) % 32).to(U32)
     xors = [hw.shuffle_xor(word, mask) for mask in (1, 2, 16, 31)]
-    downs = [hw.shuffle_down(word, delta) for delta in (1, 8, 31)]
-    write(out, k.thread, *xors, *downs, hw.shuffle_index(word, other), hw.shuffle_index(word, 7))
+    write(out, k.thread, *xors, hw.shuffle_index(word, other), hw.shuffle_index(word, 7))
 
 
 def opaque(k: Builder) -> None:
@@ -199,8 +198,7 @@ def opaque(k: Builder) -> None:
 
 
 _x, _lane = integers("shuffles", (128,)), THREAD % 32
-_from = [_lane ^ mask for mask in (1, 2, 16, 31)] + [np.where(_lane + d < 32, _lane + d, _lane) for d in (1, 8, 31)]
-_from += [(_lane * 5 + THREAD // 32) % 32, _lane * 0 + 7]
+_from = [_lane ^ mask for mask in (1, 2, 16, 31)] + [(_lane * 5 + THREAD // 32) % 32, _lane * 0 + 7]
 CASES += [Case("shuffles", shuffles, np.stack([_x[THREAD - _lane + lane] for lane in _from], 1), {"x": _x})]
 CASES.append(Case("opaque", opaque, np.stack([_x, _x], 1), {"x": _x}))
 

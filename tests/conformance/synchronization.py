@@ -19,6 +19,7 @@ from tests.conformance.case import (
     words,
     write,
 )
+from tests.instructions import load_cluster, load_strong, store_cluster
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, PipelineTransactionAsync, init_barriers
@@ -222,8 +223,8 @@ def cluster_memory(count: int, size: int) -> Case:
         hw.load_global(values, at(source, rank * 128 + k.thread, 4 * count), True)
         hw.store_shared(values, slot(buffer[0], k.thread, 4 * count))
         sync_cluster()
-        hw.load_cluster(far, hw.mapa(slot(buffer[0], k.thread ^ 9, 4 * count), right.to(U32)))
-        hw.store_cluster(far, hw.mapa(slot(buffer[1], k.thread ^ 6, 4 * count), left.to(U32)))
+        load_cluster(far, hw.mapa(slot(buffer[0], k.thread ^ 9, 4 * count), right.to(U32)))
+        store_cluster(far, hw.mapa(slot(buffer[1], k.thread ^ 6, 4 * count), left.to(U32)))
         sync_cluster()
         hw.load_shared(near, slot(buffer[1], k.thread, 4 * count))
         hw.store_global(near, at(out, rank * 128 + k.thread, 4 * count), True)
@@ -300,7 +301,7 @@ def release(k: Builder) -> None:
     hw.sync_threads()
     with k.when(k.thread >= 128):
         other = 255 - k.thread
-        flag = hw.load_strong(at(out, other + 128, 4), "acquire", "gpu")
+        flag = load_strong(at(out, other + 128, 4), "acquire", "gpu")
         write(out, k.thread + 128, flag + read_word(out, other))
 
 

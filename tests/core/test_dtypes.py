@@ -24,7 +24,6 @@ from gemmsmith.core.dtypes import (
     MIN_SCALE,
     TF32,
     UE8M0,
-    UINT8,
     DType,
     as_dtype,
     overflow_as_fp32,
@@ -123,7 +122,7 @@ def test_numbers_that_fp32_does_not_have() -> None:
     assert math.isnan(overflow_as_fp32(np.float32("nan")))
 
 
-@pytest.mark.parametrize("dtype", [BF16, TF32, UE8M0, UINT8, BOOL])
+@pytest.mark.parametrize("dtype", [BF16, TF32, UE8M0, BOOL])
 def test_a_copy_is_the_dtype_itself(dtype: DType) -> None:
     assert copy.deepcopy(dtype) is dtype
     assert pickle.loads(pickle.dumps(dtype)) is dtype
@@ -131,7 +130,7 @@ def test_a_copy_is_the_dtype_itself(dtype: DType) -> None:
 
 def test_bits_and_precision_are_numpys() -> None:
     """TF32 keeps 10 bits of fp32's mantissa (PTX ISA)."""
-    for dtype in (BF16, FP16, FP32, TF32, E4M3, E5M2, UE8M0, INT8, UINT8, INT32, INT64, BOOL):
+    for dtype in (BF16, FP16, FP32, TF32, E4M3, E5M2, UE8M0, INT8, INT32, INT64, BOOL):
         assert dtype.bytes == dtype.numpy.itemsize
         assert dtype.bits == 8 * dtype.bytes
     for dtype in (BF16, FP16, FP32, E4M3, E5M2):

@@ -7,6 +7,7 @@ import pytest
 from tests.backends.sim.tiny import kinds, run
 from tests.conformance.case import at, poisoned, words
 from tests.hw.one import Forms, ptx, registers
+from tests.instructions import cluster_arrive, load_cluster, store_cluster
 
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
@@ -18,13 +19,13 @@ from gemmsmith.lang.values import Value
 ASYNC = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
 FORMS: Forms = {
     "mov.u32 %0, %%cluster_ctarank;": lambda k: hw.cluster_rank(),
-    "barrier.cluster.arrive.release.aligned;": lambda k: hw.cluster_arrive(),
+    "barrier.cluster.arrive.release.aligned;": lambda k: cluster_arrive(),
     "barrier.cluster.arrive.relaxed.aligned;": lambda k: hw.cluster_arrive_relaxed(),
     "barrier.cluster.wait.acquire.aligned;": lambda k: hw.cluster_wait(),
     "mapa.shared::cluster.u32 %0, %1, %2;": lambda k: hw.mapa(k.smem, 1),
-    "ld.shared::cluster.b32 %0, [%1];": lambda k: hw.load_cluster(registers(k, 1), k.smem),
-    "ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];": lambda k: hw.load_cluster(registers(k, 4), k.smem),
-    "st.shared::cluster.v2.b32 [%2], {%0, %1};": lambda k: hw.store_cluster(registers(k, 2), k.smem),
+    "ld.shared::cluster.b32 %0, [%1];": lambda k: load_cluster(registers(k, 1), k.smem),
+    "ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];": lambda k: load_cluster(registers(k, 4), k.smem),
+    "st.shared::cluster.v2.b32 [%2], {%0, %1};": lambda k: store_cluster(registers(k, 2), k.smem),
     f"{ASYNC}.b32 [%1], %0, [%2];": lambda k: hw.store_async(registers(k, 1), k.smem, k.smem),
     f"{ASYNC}.v4.b32 [%4], {{%0, %1, %2, %3}}, [%5];": lambda k: hw.store_async(registers(k, 4), k.smem, k.smem),
 }
@@ -68,7 +69,7 @@ def test_st_async_completes_where_it_stores(barrier_rank: int) -> None:
         with k.when(k.thread == 0):
             hw.mbarrier_init(barrier[0], 1)
             hw.fence_mbarrier_init()
-        hw.cluster_arrive()
+        cluster_arrive()
         hw.cluster_wait()
         with k.when(hw.cluster_rank() == 0):
             there = hw.mapa(slots[0].address + (k.lane * 4).to(U32), 1)
@@ -77,7 +78,7 @@ def test_st_async_completes_where_it_stores(barrier_rank: int) -> None:
             with k.when(k.thread == 0):
                 hw.mbarrier_arrive_expect_tx(barrier[0], 128)
             hw.mbarrier_wait(barrier[0], 0, "cluster")
-        hw.cluster_arrive()
+        cluster_arrive()
         hw.cluster_wait()
 
     done = run(record, threads=32, grid=2, cluster=2)

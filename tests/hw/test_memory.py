@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.conformance.case import words
 from tests.hw.one import Forms, computed, ptx, registers
+from tests.instructions import load_strong
 
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
@@ -43,8 +44,8 @@ FORMS: Forms = {
     "ld.shared.u8 %0, [%1];": lambda k: hw.load_shared_u8_or_u16(k.smem, 8),
     "ld.shared.u16 %0, [%1];": lambda k: hw.load_shared_u8_or_u16(k.smem, 16),
     "st.shared.b16 [%0], %1;": lambda k: hw.store_shared_u16(k.smem, half(k)),
-    "ld.acquire.gpu.global.b32 %0, [%1];": lambda k: hw.load_strong(p(k), "acquire", "gpu"),
-    "ld.relaxed.cluster.global.b32 %0, [%1];": lambda k: hw.load_strong(p(k), "relaxed", "cluster"),
+    "ld.acquire.gpu.global.b32 %0, [%1];": lambda k: load_strong(p(k), "acquire", "gpu"),
+    "ld.relaxed.cluster.global.b32 %0, [%1];": lambda k: load_strong(p(k), "relaxed", "cluster"),
     "st.release.gpu.global.b32 [%0], %1;": lambda k: hw.store_strong(p(k), 1, "release", "gpu"),
     "atom.relaxed.gpu.global.add.u32 %0, [%1], %2;": lambda k: hw.atom_add_u32(p(k), 1),
     "atom.acq_rel.cluster.global.add.u32 %0, [%1], %2;": lambda k: hw.atom_add_u32(p(k), 1, "acq_rel", "cluster"),

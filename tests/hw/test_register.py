@@ -42,12 +42,11 @@ def test_registers_are_given_back_below_the_launchs_share_and_taken_above_it() -
 def test_shuffles_are_cudas() -> None:
     with Builder("k", threads=32) as k:
         x = k.smem
-        for result in (hw.shuffle_xor(x, 3), hw.shuffle_down(x, 4), hw.shuffle_index(x, 5)):
+        for result in (hw.shuffle_xor(x, 3), hw.shuffle_index(x, 5)):
             with k.when(result == 0):
                 hw.sync_warp()
         source = k.finish().source
-    for call in ("__shfl_xor_sync(0xffffffff, smem, 3)", "__shfl_down_sync(0xffffffff, smem, 4)",
-                 "__shfl_sync(0xffffffff, smem, 5u)"):  # fmt: skip
+    for call in ("__shfl_xor_sync(0xffffffff, smem, 3)", "__shfl_sync(0xffffffff, smem, 5u)"):
         assert call in source
 
 
@@ -55,8 +54,6 @@ def test_shuffles_stay_within_a_warp(rng: np.random.Generator) -> None:
     x = rng.integers(0, 1 << 32, (2, 32), np.uint32)
     flat = x.reshape(-1)
     np.testing.assert_array_equal(computed(lambda v: hw.shuffle_xor(v, 5), flat), x[:, np.arange(32) ^ 5].reshape(-1))
-    down = np.minimum(np.arange(32) + 9, 31) * (np.arange(32) < 23) + np.arange(32) * (np.arange(32) >= 23)
-    np.testing.assert_array_equal(computed(lambda v: hw.shuffle_down(v, 9), flat), x[:, down].reshape(-1))
     other = computed(
         lambda v: hw.shuffle_index(v, (current_builder().lane + 33).to(U32)), flat
     )  # a lane's number wraps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.backends.sim.tiny import kinds, run
 from tests.hw.one import Forms, ptx
+from tests.instructions import bulk_wait
 
 from gemmsmith import hw
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
@@ -31,7 +32,7 @@ FORMS: Forms = {
         k.tensor_map("map"), 0, k.lane, 1, k.smem, EVICT_FIRST
     ),
     "cp.async.bulk.commit_group;": lambda k: hw.bulk_commit(),
-    "cp.async.bulk.wait_group 1;": lambda k: hw.bulk_wait(1),
+    "cp.async.bulk.wait_group 1;": lambda k: bulk_wait(1),
     "cp.async.bulk.wait_group.read 0;": lambda k: hw.bulk_wait_read(0),
     "prefetch.tensormap [%0];": lambda k: hw.prefetch_tensor_map(k.tensor_map("map")),
 }
@@ -67,7 +68,7 @@ def moved(store: bool, x: int, y: int, offset: int) -> tuple[set[str], str]:
             if store:
                 hw.tma_store(map, x, y, 0, buffer[0].at(offset))
                 hw.bulk_commit()
-                hw.bulk_wait(0)
+                bulk_wait(0)
             else:
                 hw.mbarrier_arrive_expect_tx(barrier[0], 512)
                 hw.tma_load(map, x, y, 0, buffer[0].at(offset), barrier[0], EVICT_NORMAL)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 from tests.backends.sim.tiny import kinds, run, word
+from tests.instructions import bulk_wait
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
@@ -48,7 +49,7 @@ def test_by_a_tma_store(fences: str, meets: bool, found: set[str], seed: int) ->
         with k.when(k.thread == 0):
             hw.tma_store(box, 0, 0, 0, tile[0])
             hw.bulk_commit()
-            hw.bulk_wait(0)
+            bulk_wait(0)
 
     assert kinds(run(record, seed=seed)) == found
 

@@ -164,10 +164,6 @@ class Binding:
         arguments = {result_argument(name): describe(x, name) for name, x in allocated.items()}
         return changed(self, results={**self.results, **allocated}, arguments={**self.arguments, **arguments})
 
-    def without_results(self) -> Binding:
-        """Return the binding without references to the arrays of results."""
-        return changed(self, results={})
-
 
 def bind(request: Request, planned_granularity: Mapping[str, int] | None = None) -> Binding:
     """Bind out = epilogue(a @ b) to arrays, as a problem of strided matrices, with everything checked.

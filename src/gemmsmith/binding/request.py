@@ -9,9 +9,7 @@ from typing import Any
 from gemmsmith.backends import Backend, check_backend
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.frozen import changed
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,15 +58,3 @@ class Request:
         check_backend(self.backend)
         if self.config is not None and not isinstance(self.config, Config):
             raise ArgumentError(f"config: got {type(self.config).__name__}; use a gemmsmith.Config")
-
-    def with_arrays(self, a: Any, b: Any, out: Any = None, operands: Mapping[str, Any] | None = None) -> Request:
-        """Return the same request for other arrays."""
-        return changed(self, a=a, b=b, out=out, operands=operands or {})
-
-    def with_snapshot(self, epilogue: Any, fingerprint: Hashable) -> Request:
-        """Return the same request with a snapshot of its epilogue."""
-        return changed(self, epilogue=epilogue, fingerprint=fingerprint)
-
-    def without_arrays(self, out_dtype: DType) -> Request:
-        """Return the same request, with the dtype of its results, without its arrays."""
-        return changed(self, a=None, b=None, out=None, operands={}, out_dtype=out_dtype)

@@ -202,15 +202,9 @@ def execute(
     progress("comparing with float64")
     problem = plan.problem
     report = bounds.check(
-        out,
-        a,
-        b,
-        plan.accumulator_dtype,
-        plan.out_dtype,
-        promoted=problem.promoted,
-        on_cuda_cores=problem.a.dtype == FP32,
-        **scales,
-    )
+        out, a, b, plan.accumulator_dtype, plan.out_dtype, promoted=problem.promoted,
+        on_cuda_cores=problem.a.dtype == FP32, **scales,
+    )  # fmt: skip
     counts: tuple[KernelCounts, ...] = ()
     if counters:
         counts = tuple(KernelCounts.from_kernel(kernel, counters.lines(kernel)) for kernel in counters.kernels)

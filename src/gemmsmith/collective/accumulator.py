@@ -116,11 +116,6 @@ class Accumulator:
             return fragment[pair] if output == FP16 else hw.pack(*hw.unpack_pair(fragment[pair], FP16), output)
         return hw.pack(self.element(mma_m, pair, 0), self.element(mma_m, pair, 1), output)
 
-    def int32_pair(self, mma_m: ValueLike, pair: RegisterIndex) -> tuple[Value, Value]:
-        """Return elements 2 * pair and 2 * pair + 1 of an int32 fragment."""
-        fragment = self.fragments[mma_m]
-        return fragment[2 * pair], fragment[2 * pair + 1]
-
     def element(self, mma_m: ValueLike, pair: RegisterIndex, i: RegisterIndex) -> Value:
         """Return element 2 * pair + i of a fragment, as fp32. `i`: 0 or 1, an int if the elements are fp16."""
         fragment = self.fragments[mma_m]

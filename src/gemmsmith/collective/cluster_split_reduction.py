@@ -55,7 +55,6 @@ class ClusterSplitReduction:
         return (self,)
 
     def init(self) -> None:
-        """Initialize the barriers. One thread executes it, before the roles."""
         k = current_builder()
         with k.unroll(self.num_peers * self.consumers, name="slot") as slot:
             hw.mbarrier_init(self.full[slot], 1)

@@ -38,7 +38,6 @@ class CpAsyncOperand:
         """What is contiguous in the user's A or B: the offsets of a thread's first vector are within one of these."""
 
     def start_copies(self) -> CpAsyncCopies:
-        """Declare this thread's state, before the first tile."""
         return CpAsyncCopies(self)
 
 
@@ -55,7 +54,6 @@ class CpAsyncCopies:
         self._rows_remaining = k.var(I32, 0, f"{operand.name}_{unit}_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
-        """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
         operand, thread, tile, size = self._operand, self._partition, self._tile, self._tile.dtype.bytes
         outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
         vector_idx, row = hw.opaque(thread.vector_idx), hw.opaque(thread.row)
@@ -97,7 +95,6 @@ class CpAsyncCopies:
         return k.select(outer_remaining > step.row, valid_bytes, 0).to(U32)
 
     def advance(self) -> None:
-        """Move to the next k-tile."""
         tile = self._tile
         step = tile.k * tile.dtype.bytes if tile.major == "K" else (self._operand.ld_bytes * tile.k).to(U64)
         self._gmem_ptr.set(self._gmem_ptr.get() + step)

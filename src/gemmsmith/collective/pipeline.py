@@ -99,7 +99,6 @@ class _Pipeline:
         self._producers, self._consumers = _ArrivalCount(f"{name} full"), _ArrivalCount(f"{name} empty")
 
     def init(self) -> None:
-        """Initialize the barriers; `init_barriers` calls it. One thread executes it, before the roles."""
         with current_builder().unroll(self.stages, name="stage") as stage:
             hw.mbarrier_init(self._full[stage], self._producers.count)
             hw.mbarrier_init(self._empty[stage], self._consumers.count)
@@ -278,7 +277,6 @@ class StagesReleasedBarrier:
         self._consumers = _ArrivalCount(name)
 
     def init(self) -> None:
-        """Initialize the barrier; `init_barriers` calls it. One thread executes it, before the roles."""
         hw.mbarrier_init(self._released[0], self._consumers.count)
 
     def wait(self, phase: Variable) -> None:

@@ -83,11 +83,9 @@ class AFragmentLoader:
 
     def __init__(self, spec: KernelSpec) -> None:
         lane, warp = current_builder().lane, current_builder().warp_index % 4
-        row, column, self._is_odd_lane = (
-            (warp * FRAGMENT_ROWS_PER_WARP + lane // LANES_PER_QUAD).with_name_hint("a_row"),
-            (lane % LANES_PER_QUAD).with_name_hint("a_k"),
-            (lane % 2 == 1).named("is_odd_lane"),
-        )
+        row = (warp * FRAGMENT_ROWS_PER_WARP + lane // LANES_PER_QUAD).with_name_hint("a_row")
+        column = (lane % LANES_PER_QUAD).with_name_hint("a_k")
+        self._is_odd_lane = (lane % 2 == 1).named("is_odd_lane")
         a_tile, _ = spec.tiles
         self._offsets = [
             [

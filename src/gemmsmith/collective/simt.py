@@ -11,14 +11,7 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.core.mma import (
-    FMA,
-    FRAGMENT_HALF_ROWS,
-    FRAGMENT_ROWS_PER_WARP,
-    LANES_PER_QUAD,
-    N8_COLUMNS,
-    WGMMA_M,
-)
+from gemmsmith.core.mma import FMA, FRAGMENT_HALF_ROWS, FRAGMENT_ROWS_PER_WARP, LANES_PER_QUAD, N8_COLUMNS, WGMMA_M
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.register_budgets import MAX_DOUBLE_BUFFERED_REGISTERS
 from gemmsmith.core.spec import KernelSpec
@@ -62,10 +55,8 @@ class SmemVectorLayout:
 
     def mn_of_smem_index(self, smem_index: ValueLike) -> Value:
         """Return the tile's row (column) that is stored at a smem index."""
-        per_unit, per_vector = (
-            self.lanes_along_mn * self.elements_per_thread,
-            self.lanes_along_mn * self.vector_elements,
-        )
+        per_unit = self.lanes_along_mn * self.elements_per_thread
+        per_vector = self.lanes_along_mn * self.vector_elements
         smem_index = as_value(smem_index, I32)
         unit_idx, lane = smem_index // per_unit, smem_index % per_vector // self.vector_elements
         element = smem_index % per_unit // per_vector * self.vector_elements + smem_index % self.vector_elements
@@ -120,7 +111,6 @@ class SimtOperand:
         self.name, self.layout = name, SmemVectorLayout(spec, name)
 
     def start_copies(self) -> SimtCopies:
-        """Declare this thread's state, before the first tile."""
         return SimtCopies(self)
 
 
@@ -159,7 +149,6 @@ class SimtCopies:
         self._mn_remaining = k.var(I32, 0, f"{name}_mn_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
-        """Point the copies at the tile at `coord`, starting at index `first_k` of K."""
         row_offset = (coord.mn + self._thread_mn).to(I64) * self._operand.mn_stride
         offset = row_offset + (first_k + self._thread_k).to(I64) * self._operand.k_stride
         self._gmem_ptr.set(self._operand.address + (coord.batch.to(I64) * self._operand.batch_stride + offset).to(U64))
@@ -193,7 +182,6 @@ class SimtCopies:
         hw.cp_async_copy(destination, address, nbytes, WORD_BYTES)
 
     def advance(self) -> None:
-        """Move to the next k-tile."""
         self._gmem_ptr.set(self._gmem_ptr.get() + (self._operand.k_stride * self._tile.k).to(U64))
 
 

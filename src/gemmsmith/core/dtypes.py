@@ -62,7 +62,6 @@ UE8M0 = DType("ue8m0", 8, 0, np.dtype(ml_dtypes.float8_e8m0fnu), "ue8m0")
 """Byte b encodes 2^(b - 127); 255 is NaN. Used for scales only."""
 
 INT8 = DType("int8", 8, 7, np.dtype(np.int8), "s8")
-UINT8 = DType("uint8", 8, 8, np.dtype(np.uint8), "u8")
 INT32 = DType("int32", 32, 31, np.dtype(np.int32), "s32")
 INT64 = DType("int64", 64, 63, np.dtype(np.int64), "s64")
 BOOL = DType("bool", 8, 1, np.dtype(np.bool_), "u8")
@@ -75,12 +74,7 @@ MIN_SCALE = 2.0**-126
 
 _ALL = (BF16, FP16, FP32, E4M3, E5M2)
 _INTEGERS = {d.name: d for d in (INT8, INT32, INT64, BOOL, UE8M0)}
-_NAMES = {
-    **{d.name: d for d in _ALL},
-    **{d.numpy.name: d for d in _ALL},
-    "half": FP16,
-    "float": FP32,
-}
+_NAMES = {**{d.name: d for d in _ALL}, **{d.numpy.name: d for d in _ALL}, "half": FP16, "float": FP32}
 
 
 def _dtype_named(name: str) -> DType:

@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 from typing import Any, Literal
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, UINT8, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import ConfigError
 
 Major = Literal["K", "MN"]
@@ -100,7 +100,7 @@ WGMMA = MmaOp("wgmma", "wgmma", (
 _WarpMma = partial(Mma, n=range(16, 257, 16), signed_zero=False)
 MMA_SYNC = MmaOp("mma", "mma.sync", (
     *(_WarpMma(a, a, d, ("K", "MN")) for a, d in ((BF16, FP32), (FP16, FP32), (FP16, FP16))),
-    *(_WarpMma(a, a, d) for a, d in ((TF32, FP32), (INT8, INT32), (UINT8, INT32))),
+    *(_WarpMma(a, a, d) for a, d in ((TF32, FP32), (INT8, INT32))),
 ), tile_k_bytes=64, promotion_k_bytes=64)  # fmt: skip
 """sm_80 and later: m16n8 by each warp, with fragments loaded by ldmatrix (PTX ISA, "mma.sync"). Rounding as measured on
 an H200; Ampere sums half as many products per step. 3xTF32 has one accumulator for all three MMAs of a k-tile, while

@@ -22,11 +22,6 @@ SWIZZLE_ALIGNMENT_BYTES = ATOM_ROWS * LINE_BYTES
 """Alignment of tiles with the widest swizzle in shared memory."""
 
 
-def swizzle_bits(swizzle: int) -> int:
-    """Return the number of address bits, from bit 4 on, that a swizzle changes: 128 -> 3, 64 -> 2, 32 -> 1, 0 -> 0."""
-    return {128: 3, 64: 2, 32: 1, 0: 0}[swizzle]
-
-
 def swizzled(address: Any, swizzle: int) -> Any:
     """Return the byte address TMA and WGMMA use for `address`, an int or array.
 
@@ -35,7 +30,7 @@ def swizzled(address: Any, swizzle: int) -> Any:
     Source: PTX ISA, "Tensor swizzling modes"; CUTLASS Swizzle<B,4,3>. The pattern follows absolute addresses,
     so a swizzled tile starts at a multiple of 8 * swizzle bytes.
     """
-    return address ^ (((address >> 7) & ((1 << swizzle_bits(swizzle)) - 1)) << 4)
+    return address ^ ((address >> 7 & max(swizzle // 16 - 1, 0)) << 4)
 
 
 def widest_swizzle(nbytes: int) -> int:

@@ -33,13 +33,7 @@ from gemmsmith.epilogue.inputs import (
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.reductions import Reduction, shared_partials
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
-from gemmsmith.epilogue.store_strategies import (
-    AliasedStores,
-    NoStores,
-    StoreGroup,
-    ThreadStores,
-    TmaStores,
-)
+from gemmsmith.epilogue.store_strategies import AliasedStores, NoStores, StoreGroup, ThreadStores, TmaStores
 from gemmsmith.epilogue.subtile import EpilogueSubtile, TileParts
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
@@ -85,13 +79,11 @@ class Epilogue:
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n)))
         thread_stores = self.stores.arrays_without_tma if self.stores else {}
-        needs_bounds = [*thread_stores, *self.scale_stores, *self.reductions, *self.inputs, *self._row_functions()]
+        row_functions = [node.op for node in self.graph.nodes if node.op in ROW_FUNCTIONS]
+        needs_bounds = [*thread_stores, *self.scale_stores, *self.reductions, *self.inputs, *row_functions]
         self.m = k.parameter("m", compute=lambda p: p.m) if needs_bounds else Constant(I32, 0)
         self.n = k.parameter("n", compute=lambda p: p.n) if needs_bounds else Constant(I32, 0)
         self.split_reduction = make_split_reduction(spec, scheduler)
-
-    def _row_functions(self) -> list[str]:
-        return [node.op for node in self.graph.nodes if node.op in ROW_FUNCTIONS]
 
     def _make_input(self, operand: Operand) -> ScalarBroadcast | VectorBroadcast | GmemAuxLoad:
         if operand.broadcast_dims.is_matrix:

@@ -179,7 +179,6 @@ class TileScalar:
         """Do nothing: the element stays in its register."""
 
     def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
-        """Return the scalar, as every element."""
 
         def pair(n8: Value, row_half: int) -> tuple[Value, Value]:
             value = self.scalar[0]
@@ -238,7 +237,6 @@ class TileVector:
     registers: RegisterArray
 
     def stage_to_smem(self) -> None:
-        """Store this thread's elements in shared memory."""
         k = current_builder()
         with k.unroll(self.vector.loads_per_thread, name="load") as load_idx:
             index, in_tile = self.vector.element(load_idx)
@@ -270,10 +268,8 @@ class GmemAuxLoad:
     def __init__(self, operand: Operand) -> None:
         assert operand.dtype is not None
         self.array = GlobalArray(operand_argument(operand.name), operand.name, operand.dtype)
-        self.rows_per_value, self.columns_per_value = (
-            operand.broadcast_dims.rows_per_value,
-            operand.broadcast_dims.columns_per_value,
-        )
+        self.rows_per_value = operand.broadcast_dims.rows_per_value
+        self.columns_per_value = operand.broadcast_dims.columns_per_value
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> TileMatrix:
         """Do nothing yet: the elements are loaded by `load_fragment`."""
@@ -300,10 +296,8 @@ class TileMatrix:
         column_end = wg_tile.problem_n // self.columns_per_value
         with k.unroll(n8_count, name="n8") as n8:
             for row_half in range(halves):
-                row, in_bounds = (
-                    wg_tile.row(epi_m, row_half, self.rows_per_value),
-                    wg_tile.row_in_bounds(epi_m, row_half, self.rows_per_value),
-                )
+                row = wg_tile.row(epi_m, row_half, self.rows_per_value)
+                in_bounds = wg_tile.row_in_bounds(epi_m, row_half, self.rows_per_value)
                 first = (
                     wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
                 ).with_name_hint("column")
@@ -347,7 +341,6 @@ class TmaAuxLoad:
         self.bytes = sum(tile.bytes for _, tile in loads)
 
     def init(self) -> None:
-        """Initialize the barriers. One thread executes it, before the roles."""
         with current_builder().unroll(self.barriers.count, name="stage") as stage:
             hw.mbarrier_init(self.barriers[stage], 1)
 

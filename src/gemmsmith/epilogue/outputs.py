@@ -60,10 +60,8 @@ class Stores:
         self.stored_tiles, self.result_dims = plan.stores, result_dims
         self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
         self._streaming = spec.config.streaming_stores
-        self.column_major, self._vectorizable_names = (
-            spec.epilogue.column_major,
-            spec.epilogue.tma_eligible - spec.tma_names,
-        )
+        self.column_major = spec.epilogue.column_major
+        self._vectorizable_names = spec.epilogue.tma_eligible - spec.tma_names
         self.maps: dict[str, Value] = {}
         self.arrays_without_tma: dict[str, GlobalArray] = {}
         for name, tile in self.stored_tiles:

@@ -98,11 +98,6 @@ def _finite(x: Value) -> Value:
     return hw.minimum_nan(hw.maximum_nan(x, FLT_LOWEST_FINITE), -FLT_LOWEST_FINITE).with_name_hint("finite_x")
 
 
-def state_size(kind: str) -> int:
-    """Return the number of fp32 values in a state."""
-    return len(MONOIDS[kind].identity)
-
-
 class _ReductionState:
     """`count` states of the result `name` in a thread's registers."""
 
@@ -239,10 +234,6 @@ class TileReduction:
         self.reduction, self.wg_tile = reduction, wg_tile
         counts = {"n": reduction.halves * reduction.plan.subtiles_m, "mn": 1}
         self.states = reduction.make_states(counts[reduction.axis]) if reduction.axis in counts else None
-
-    def begin_range(self, first: int, stop: int) -> RangeReduction:
-        """Return the reduction of the accumulator's groups of 8 columns from `first` to `stop` of a subtile."""
-        return RangeReduction(self, first, stop)
 
     def end(self) -> None:
         """Reduce rows over quads, or everything over warps, and write the partials."""
@@ -383,7 +374,7 @@ class PartialsShape:
     @property
     def bytes(self) -> int:
         """Size of the partials in bytes."""
-        return 4 * state_size(self.kind) * self.component_stride
+        return 4 * len(MONOIDS[self.kind].identity) * self.component_stride
 
     @property
     def component_stride(self) -> int:

@@ -40,24 +40,18 @@ class RowFragment:
         return as_value(n8, I32) * (4 * self.stride) + (self.first_register + 2 * row_half + i)
 
     def store_pair(
-        self,
-        n8: ValueLike,
-        row_half: int,
-        pair: tuple[Value, Value],
-        in_bounds: tuple[Value, Value],
+        self, n8: ValueLike, row_half: int, pair: tuple[Value, Value], in_bounds: tuple[Value, Value],
         masked_value: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Store a pair; `masked_value` replaces elements outside the matrix."""
         for i in range(2):
-            self.registers[self.register_index(n8, row_half, i)] = current_builder().select(
-                in_bounds[i], pair[i], masked_value
-            )
+            index = self.register_index(n8, row_half, i)
+            self.registers[index] = current_builder().select(in_bounds[i], pair[i], masked_value)
 
     def load_pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
         """Return a pair."""
-        return self.registers[self.register_index(n8, row_half, 0)], self.registers[
-            self.register_index(n8, row_half, 1)
-        ]
+        low, high = (self.registers[self.register_index(n8, row_half, i)] for i in range(2))
+        return low, high
 
     def row_reduce(self, row_half: int, start: float, step: Callable[[Value, Value], Value], name: str) -> Value:
         """Return step(... step(start, x0) ..., xn) over the elements of a row. `name`: what it is, in the kernel."""
@@ -143,10 +137,8 @@ class TopKSoftmax:
                         | ((x == previous[0]) & (_column_offset(n8, i) > previous[1] - self.first_column))
                     )
                 better = better.named("better")
-                max_value[0], max_column[0] = (
-                    k.select(better, x, max_value[0]),
-                    k.select(better, _column_offset(n8, i), max_column[0]),
-                )
+                max_value[0] = k.select(better, x, max_value[0])
+                max_column[0] = k.select(better, _column_offset(n8, i), max_column[0])
         max_column[0] = max_column[0] + self.first_column
         for mask in QUAD_XOR_MASKS:
             value, column = hw.shuffle_xor_fp32(max_value[0], mask), hw.shuffle_xor_fp32(max_column[0], mask)

@@ -105,7 +105,7 @@ class EpilogueSubtile:
 
     def _compute(self, first: int, stop: int) -> None:
         """Compute and write the groups of 8 columns from `first` to `stop`."""
-        reductions = [reduction.begin_range(first, stop) for reduction in self.tile.reductions]
+        reductions = [RangeReduction(reduction, first, stop) for reduction in self.tile.reductions]
         self._load_operands([r.node for r in self.graph.results], first, stop)
         with current_builder().unroll(first, stop, self.n8_per_step, name="n8") as n8:
             self._write_results(n8, reductions)
@@ -192,13 +192,9 @@ class EpilogueSubtile:
                 for n8_offset in range(coord.n8_in_step):
                     in_bounds = self.wg_tile.columns_in_bounds(coord, n8_offset, columns_per_value)
                     for row_half in range(2):
-                        row_fragment.store_pair(
-                            fragment.n8_plus(coord.n8, n8_offset),
-                            row_half,
-                            values.pair(source, n8_offset, row_half),
-                            in_bounds,
-                            row_function.masked_value,
-                        )
+                        target = fragment.n8_plus(coord.n8, n8_offset)
+                        pair = values.pair(source, n8_offset, row_half)
+                        row_fragment.store_pair(target, row_half, pair, in_bounds, row_function.masked_value)
         self.row_fragments[source] = row_fragment
         return row_function(node, row_fragment)
 
@@ -219,14 +215,8 @@ class EpilogueSubtile:
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_n8 = (n8 + (self.column // 8 + first)).named("acc_n8")
                         pack = partial(_pack_accumulator, self.accumulator, self.epi_m, first_n8, r.dtype)
-                    fragment.write(
-                        tiles[r.name],
-                        buffer,
-                        fragment.n8_plus(coord.n8, first),
-                        min(2, coord.n8_in_step - first),
-                        pair,
-                        pack,
-                    )
+                    write_n8, count = fragment.n8_plus(coord.n8, first), min(2, coord.n8_in_step - first)
+                    fragment.write(tiles[r.name], buffer, write_n8, count, pair, pack)
         for x in reductions:
             index = self.graph.nodes[x.reduction.result.node].inputs[0]
             coord = self._visit_coord(n8, x.reduction.columns_per_value)
@@ -246,7 +236,8 @@ def _accumulator_pair(
 def _int32_pair(
     accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
 ) -> tuple[Value, Value]:
-    return accumulator.int32_pair(epi_m, ((n8 + n8_offset) * 2 + row_half).named("pair_idx"))
+    registers, i = accumulator.fragments[epi_m], ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
+    return registers[2 * i], registers[2 * i + 1]
 
 
 def _pair_in_range(pair: fragment.LoadPair, first_n8: int, n8: Value, row_half: int) -> tuple[Value, Value]:

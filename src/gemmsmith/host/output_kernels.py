@@ -55,14 +55,8 @@ class OutputSpec:
         *batch, rows, columns = self.shape
         pitch = self.allocated_shape[-1]
         row_stride, col_stride = (1, pitch) if self.column_major else (pitch, 1)
-        return Matrix(
-            self.dtype,
-            rows,
-            columns,
-            row_stride,
-            col_stride,
-            *((batch[0], self.allocated_shape[-2] * pitch) if batch else ()),
-        )
+        batch_and_stride = (batch[0], self.allocated_shape[-2] * pitch) if batch else ()
+        return Matrix(self.dtype, rows, columns, row_stride, col_stride, *batch_and_stride)
 
     def view(self, allocated: Any) -> Any:
         """Return the caller's view of the allocated array: padding cut off, transposed if column-major."""

@@ -19,6 +19,7 @@ from gemmsmith.binding.scaling import SCALE_ARGUMENTS, argument_name, with_scale
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import DType, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.frozen import changed
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import operand_argument
@@ -89,7 +90,7 @@ class Plan:
 
     def __init__(self, request: Request) -> None:
         epilogue, self.fingerprint = snapshot(request.epilogue)
-        request = request.with_snapshot(epilogue, self.fingerprint)
+        request = changed(request, epilogue=epilogue, fingerprint=self.fingerprint)
         binding = bind(request)
         a = binding.a
         if request.batch_invariant:
@@ -105,7 +106,7 @@ class Plan:
         self.problem: Problem = self.binding.problem
         self.out_dtype: DType = self.binding.out_dtype
         self.accumulator_dtype: DType = self.problem.accumulator_dtype
-        self._request = request.without_arrays(self.out_dtype)
+        self._request = changed(request, a=None, b=None, out=None, operands={}, out_dtype=self.out_dtype)
         self._has_epilogue = epilogue is not None
         self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
         self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
@@ -195,16 +196,9 @@ class Plan:
 
         Arrays on a GPU are computed there, on the caller's current stream; arrays on the CPU by the plan's backend.
 
-        Args:
-            a: (m, k) or (batch, m, k). Shapes may differ from those planned for, but not dtypes, layouts, alignment and
-                the granularity of scales.
-            b: (k, n) or (batch, k, n), with the same restrictions.
-            out: As in `gemm`.
-            scale_a: As in `gemm`.
-            scale_b: As in `gemm`.
-            operands: As in `gemm`.
-            workspace: Device array of at least `workspace_bytes` of these arrays' problem. Default: allocated per run.
-            **named_operands: As in `gemm`.
+        The arguments are those of `gemm`. Shapes may differ from those planned for, but not dtypes, layouts, alignment
+        and the granularity of scales. `workspace`: a device array of at least `workspace_bytes` of these arrays'
+        problem, by default allocated per run.
 
         Returns:
             `out`, or new arrays of a's library.
@@ -232,20 +226,10 @@ class Plan:
     ) -> Callable[[], Any]:  # fmt: skip
         """Prepare a run of these arrays without launching it; return a function that launches it.
 
-        Each call replays one CUDA graph on the current stream and returns `out`. The arrays must not be moved or
-        resized, and the returned function keeps references to them; scalar operands keep their values. Calls outside of
-        a stream capture do not overlap one another, not even on two streams; the default workspace belongs to the
-        stream that is current now. Arrays on the CPU run as in `run`.
-
-        Args:
-            a: As in `run`.
-            b: As in `run`.
-            out: As in `run`.
-            scale_a: As in `run`.
-            scale_b: As in `run`.
-            operands: As in `run`.
-            workspace: As in `run`.
-            **named_operands: As in `run`.
+        The arguments are those of `run`. Each call replays one CUDA graph on the current stream and returns `out`. The
+        arrays must not be moved or resized, and the returned function keeps references to them; scalar operands keep
+        their values. Calls outside of a stream capture do not overlap one another, not even on two streams; the default
+        workspace belongs to the stream that is current now. Arrays on the CPU run as in `run`.
 
         Returns:
             A function without arguments, whose calls may be captured into a CUDA graph.
@@ -270,17 +254,9 @@ class Plan:
     ) -> Simulation:  # fmt: skip
         """Execute the kernels on the CPU, and check every barrier and asynchronous access.
 
-        Args:
-            a: As in `run`, an array on the CPU.
-            b: As in `run`, an array on the CPU.
-            out: As in `run`.
-            scale_a: As in `run`.
-            scale_b: As in `run`.
-            operands: As in `run`.
-            seed: Schedule of the execution: 0 follows the cost model, others are random.
-            progress: Called from time to time with the completed fraction.
-            counters: Counters of instructions, shared-memory wavefronts and global-memory sectors, if given.
-            **named_operands: As in `run`.
+        The arguments are those of `run`, with arrays on the CPU. `seed`: the schedule of the execution; 0 follows the
+        cost model, others are random. `progress` is called from time to time with the completed fraction. `counters`:
+        counters of instructions, shared-memory wavefronts and global-memory sectors.
 
         Returns:
             The result, hazards, timeline and cycles.
@@ -314,7 +290,7 @@ class Plan:
     def detach_arrays(self) -> Binding:
         """Return the binding and drop the plan's references to the arrays."""
         binding = self.binding
-        self.binding = binding.without_results()
+        self.binding = changed(binding, results={})
         return binding
 
     def run_bound(self, binding: Binding, a: Any, workspace: Any = None, cache_key: Hashable = None) -> Any:
@@ -337,7 +313,7 @@ class Plan:
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
         """Bind the arrays in the plan's orientation (a D with one row or column fits both)."""
-        request = self._request.with_arrays(a, b, out, operands)
+        request = changed(self._request, a=a, b=b, out=out, operands=operands or {})
         return bind(request, self.binding.scale_granularity).in_orientation_of(self.binding)
 
     def _prepare_run(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:

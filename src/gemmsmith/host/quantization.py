@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -131,28 +130,13 @@ def quantize(
     ).run(x)
 
 
-@dataclass(frozen=True)
 class _Options:
     """The arguments of `quantize`, checked."""
 
-    x: ArrayInfo
-    recipe: str
-    dtype: DType
-    transposed: bool
-    scale_dtype: DType
-    scale_order: str
-    scale_padding: int
-
     def __init__(
-        self,
-        x: ArrayInfo,
-        recipe: Any,
-        dtype: Any,
-        transposed: Any,
-        scale_dtype: Any,
-        scale_order: Any,
+        self, x: ArrayInfo, recipe: Any, dtype: Any, transposed: bool, scale_dtype: Any, scale_order: Any,
         scale_padding: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         checks.check_addressable({"x": x})
         if len(x.shape) not in (2, 3):
             raise ArgumentError(f"x: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
@@ -160,12 +144,11 @@ class _Options:
             raise ArgumentError(f"x: got dtype {x.dtype}; use bf16, fp16 or fp32")
         if recipe not in (*RECIPES, *TRANSPOSED_RECIPES):
             raise ArgumentError(f"recipe: got {recipe!r}; use one of {', '.join((*RECIPES, *TRANSPOSED_RECIPES))}")
-        value_dtype, checked_scale_dtype = (
-            as_dtype(x, name, allow_integers=True) for x, name in ((dtype, "dtype"), (scale_dtype, "scale_dtype"))
-        )
-        if value_dtype not in VALUE_DTYPES:
+        self.dtype = as_dtype(dtype, "dtype", allow_integers=True)
+        self.scale_dtype = as_dtype(scale_dtype, "scale_dtype", allow_integers=True)
+        if self.dtype not in VALUE_DTYPES:
             raise ArgumentError(f"dtype: got {dtype!r}; use one of {', '.join(map(str, VALUE_DTYPES))}")
-        if checked_scale_dtype not in (FP32, UE8M0):
+        if self.scale_dtype not in (FP32, UE8M0):
             raise ArgumentError(f"scale_dtype: got {scale_dtype!r}; use fp32 or ue8m0")
         default = DEFAULT_SCALE_LAYOUT.get(recipe, ("K", 1)) if scale_order is None else (scale_order, 1)
         scale_order, scale_padding = default[0], default[1] if scale_padding is None else scale_padding
@@ -177,11 +160,8 @@ class _Options:
             raise ArgumentError(
                 f"scale_padding: got {scale_padding!r}; use a positive int: the stride is padded to a multiple of it"
             )
-        for name, value in (
-            ("x", x), ("recipe", recipe), ("dtype", value_dtype), ("transposed", transposed),
-            ("scale_dtype", checked_scale_dtype), ("scale_order", scale_order), ("scale_padding", scale_padding),
-        ):  # fmt: skip
-            object.__setattr__(self, name, value)
+        self.x, self.recipe, self.transposed = x, recipe, transposed
+        self.scale_order, self.scale_padding = scale_order, scale_padding
 
     def output_specs(self, shape: tuple[int, ...]) -> tuple[OutputSpec, OutputSpec]:
         """Return the specs of the values and the scales of an array of that shape."""
@@ -327,10 +307,8 @@ def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, 
     source = to_canonical_matrix(x)
     output = OutputSpec.for_tma(tuple(x.shape), out, source.is_column_major)
     scales = to_matrix(s, source.batch, broadcast=True)
-    matrices, shifts = (
-        [source, scales, output.matrix],
-        [7 * (count == QUANTIZATION_BLOCK) for count in elements_per_scale],
-    )
+    matrices = [source, scales, output.matrix]
+    shifts = [7 * (count == QUANTIZATION_BLOCK) for count in elements_per_scale]
     if output.column_major:
         matrices, shifts = [matrix.T for matrix in matrices], shifts[::-1]
     arrays = dict(zip(("source", "scales", "out"), matrices, strict=True))

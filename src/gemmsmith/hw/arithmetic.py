@@ -14,7 +14,7 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, f32, i32, u32
-from gemmsmith.lang.types import F32, I32, U32
+from gemmsmith.lang.types import F32, I32
 from gemmsmith.machine import Machine
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +27,11 @@ def _round_once_to_fp32(reference_fn: Callable[..., Array], *operands: Array) ->
 
 
 class FusedMultiplyAdd(Instruction):
-    """fma.rn.f32: a * b + c, rounded once."""
+    """fma.rn.f32: a * b + c, rounded once.
+
+    The simulator rounds the float64 sum, in which the product is exact, to odd (Boldo and Melquiond, "Emulation of FMA
+    and correctly rounded sums", 2008).
+    """
 
     a: f32
     b: f32
@@ -38,47 +42,16 @@ class FusedMultiplyAdd(Instruction):
     ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:
-        a, b, c = (np.asarray(m.per_thread(x)) for x in (self.a, self.b, self.c))
-        return _fused(a, b, c, np.float32)
-
-
-def _fused(a: Array, b: Array, c: Array, dtype: Any) -> Array:
-    """Return a * b + c of fp32 or fp16, rounded once.
-
-    The float64 sum, in which the product is exact, is rounded to odd (Boldo and Melquiond, "Emulation of FMA and
-    correctly rounded sums", 2008).
-    """
-    a, b, c = (x.astype(np.float64) for x in (a, b, c))
-    with np.errstate(all="ignore"):
-        product = a * b
-        total = product + c
-        c_in_total = total - product
-        error = (product - (total - c_in_total)) + (c - c_in_total)
-        inexact = np.isfinite(total) & (error != 0)
-        away = inexact & (np.signbit(error) != np.signbit(total))
-        odd: Array = ((np.atleast_1d(total).view(np.int64) - away) | inexact).view(np.float64).reshape(total.shape)
-        rounded: Array = odd.astype(dtype)
-        return rounded
-
-
-class FusedMultiplyAddFp16(Instruction):
-    """fma.rn.f16x2: a * b + c on two packed fp16 values."""
-
-    a: u32
-    b: u32
-    c: u32
-    result = U32
-    pure = True
-    macs_per_thread = 2
-    ptx = "fma.rn.f16x2 {result}, {a}, {b}, {c};"
-
-    def simulate(self, m: Machine) -> Array:
-        a, b, c = (
-            np.ascontiguousarray(m.per_thread(x).astype(np.uint32)).view(np.float16) for x in (self.a, self.b, self.c)
-        )
-        d = _fused(a, b, c, np.float16)
-        bits = np.where(np.isnan(d), np.uint16(0x7FFF), d.view(np.uint16))  # the canonical NaN
-        return np.ascontiguousarray(bits).view(np.uint32).astype(np.int64)
+        a, b, c = (m.per_thread(x).astype(np.float64) for x in (self.a, self.b, self.c))
+        with np.errstate(all="ignore"):
+            product = a * b
+            total = product + c
+            c_in_total = total - product
+            error = (product - (total - c_in_total)) + (c - c_in_total)
+            inexact = np.isfinite(total) & (error != 0)
+            away = inexact & (np.signbit(error) != np.signbit(total))
+            odd: Array = ((total.view(np.int64) - away) | inexact).view(np.float64)
+            return odd.astype(np.float32)
 
 
 class Dp4a(Instruction):

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from gemmsmith.hw.memory import numpy_dtype, register_bytes
-from gemmsmith.lang.instruction import Instruction, i32, registers_in, registers_out, u32
+from gemmsmith.hw.memory import register_bytes, vector_suffix
+from gemmsmith.lang.instruction import Instruction, i32, registers_in, u32
 from gemmsmith.lang.types import I32, U32, ScalarType
 from gemmsmith.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
 
@@ -69,16 +69,6 @@ class LoadClusterPermutation(Instruction):
         return int(m.value(self.table)[m.uniform(self.index)])
 
 
-class ClusterArrive(Instruction):
-    """barrier.cluster.arrive.release: arrives at the cluster barrier and releases prior writes."""
-
-    required_arch = "sm_90"
-    ptx = "barrier.cluster.arrive.release.aligned;"
-
-    def simulate(self, m: Machine) -> None:
-        m.barriers.cluster_arrive()
-
-
 class ClusterArriveRelaxed(Instruction):
     """barrier.cluster.arrive.relaxed: orders no writes except mbarrier inits covered by fence.mbarrier_init.
 
@@ -118,41 +108,9 @@ class Mapa(Instruction):
         return (m.value(self.address) & ((1 << CLUSTER_RANK_SHIFT) - 1)) + (m.value(self.rank) << CLUSTER_RANK_SHIFT)
 
 
-def _split_rank(address: Any) -> tuple[Any, Any]:
+def split_rank(address: Any) -> tuple[Any, Any]:
+    """Return the address in shared memory and the cluster rank of a `mapa` address."""
     return address & ((1 << CLUSTER_RANK_SHIFT) - 1), address >> CLUSTER_RANK_SHIFT
-
-
-class LoadCluster(Instruction):
-    """Loads 4, 8 or 16 bytes of distributed shared memory at a `mapa` address."""
-
-    required_arch = "sm_90"
-    values: registers_out
-    address: u32
-
-    def text(self) -> str:
-        vector = "" if self.values.count == 1 else f".v{self.values.count}"
-        return f"ld.shared::cluster{vector}.b32 {{values}}, [{{address}}];"
-
-    def simulate(self, m: Machine) -> None:
-        address, rank = _split_rank(m.per_thread(self.address))
-        data = np.ascontiguousarray(m.memory.load("shared", address, 4 * self.values.count, rank=rank))
-        m.registers.view(self.values, write=True)[m.active] = data.view(numpy_dtype(self.values))[m.active]
-
-
-class StoreCluster(Instruction):
-    """Stores 4, 8 or 16 bytes to distributed shared memory at a `mapa` address."""
-
-    required_arch = "sm_90"
-    values: registers_in
-    address: u32
-
-    def text(self) -> str:
-        vector = "" if self.values.count == 1 else f".v{self.values.count}"
-        return f"st.shared::cluster{vector}.b32 [{{address}}], {{values}};"
-
-    def simulate(self, m: Machine) -> None:
-        address, rank = _split_rank(m.per_thread(self.address))
-        m.memory.store("shared", address, register_bytes(m, self.values), rank=rank)
 
 
 class StoreAsync(Instruction):
@@ -168,17 +126,12 @@ class StoreAsync(Instruction):
     barrier: u32
 
     def text(self) -> str:
-        vector = "" if self.values.count == 1 else f".v{self.values.count}"
-        return (
-            f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 "
-            "[{address}], {values}, [{barrier}];"
-        )
+        mnemonic = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+        return f"{mnemonic}{vector_suffix(self.values)}.b32 [{{address}}], {{values}}, [{{barrier}}];"
 
     def simulate(self, m: Machine) -> None:
-        (addresses, ranks), (barrier, rank) = (
-            _split_rank(m.per_thread(self.address)),
-            _split_rank(m.uniform(self.barrier)),
-        )
+        addresses, ranks = split_rank(m.per_thread(self.address))
+        barrier, rank = split_rank(m.uniform(self.barrier))
         if (ranks[m.active] != rank).any():
             m.report(
                 "out of bounds", f"st.async: data go to CTA {set(ranks[m.active])}, but the mbarrier is in CTA {rank}"

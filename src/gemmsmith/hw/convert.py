@@ -117,23 +117,6 @@ class AsFloat(Instruction):
         return m.per_thread(self.bits).astype(np.uint32).view(np.float32)
 
 
-class RoundTf32(Instruction):
-    """Rounds fp32 to TF32, ties away from zero (tensor cores would truncate).
-
-    On an H200 a NaN is truncated, so one whose payload is only in the dropped bits becomes an infinity.
-    """
-
-    value: f32
-    result = U32
-    pure = True
-    ptx = "cvt.rna.tf32.f32 {result}, {value};"
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        value = m.per_thread(self.value).astype(np.float32)
-        half = np.where(np.isfinite(value), np.uint32(0x1000), np.uint32(0))
-        return ((value.view(np.uint32) + half) & TF32_BITS).astype(np.int64)
-
-
 def tf32_residual(bits: Value) -> Value:
     """Return the bits of x - tf32(x), the part that TF32 truncation drops; it is exact in fp32.
 

@@ -95,34 +95,6 @@ class MbarrierExpectTx(Instruction):
         m.mbarriers.expect_tx(m.uniform(self.barrier), m.uniform(self.tx_bytes))
 
 
-class MbarrierTestWait(Instruction):
-    """mbarrier.test_wait: tests without blocking whether the phase has completed; try_wait may suspend the thread.
-
-    `scope` is that of MbarrierWait.
-    """
-
-    required_arch = "sm_90"
-    barrier: u32
-    parity: u32
-    scope: Scope = "cta"
-    result = PRED
-    result_name = "is_complete"
-
-    @property
-    def wrapper_name(self) -> str:
-        return self.mnemonic if self.scope == "cta" else f"{self.mnemonic}_acquire_{self.scope}"
-
-    def text(self) -> str:
-        return f"""{{
-        .reg .pred complete;
-        mbarrier.test_wait.parity{_acquire(self.scope)}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
-        selp.b32 {{result}}, 1, 0, complete;
-        }}"""
-
-    def simulate(self, m: Machine) -> Any:
-        return m.mbarriers.test(m.uniform(self.barrier), m.uniform(self.parity), self.scope)
-
-
 def _acquire(scope: Scope) -> str:
     return "" if scope == "cta" else f".acquire.{scope}"
 
@@ -154,3 +126,20 @@ class MbarrierWait(Instruction):
 
     def simulate(self, m: Machine) -> Blocking:
         yield from m.mbarriers.wait(m.uniform(self.barrier), m.uniform(self.parity), self.scope)
+
+
+class MbarrierTestWait(MbarrierWait):
+    """mbarrier.test_wait: tests without blocking whether the phase has completed; try_wait may suspend the thread."""
+
+    result = PRED
+    result_name = "is_complete"
+
+    def text(self) -> str:
+        return f"""{{
+        .reg .pred complete;
+        mbarrier.test_wait.parity{_acquire(self.scope)}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
+        selp.b32 {{result}}, 1, 0, complete;
+        }}"""
+
+    def simulate(self, m: Machine) -> Any:
+        return m.mbarriers.test(m.uniform(self.barrier), m.uniform(self.parity), self.scope)

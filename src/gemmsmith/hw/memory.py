@@ -14,7 +14,8 @@ from gemmsmith.lang.values import RegisterArray, Value, ValueLike
 from gemmsmith.machine import Blocking, Machine, Scope
 
 
-def _vector(registers: RegisterArray) -> str:
+def vector_suffix(registers: RegisterArray) -> str:
+    """Return the modifier, such as ".v4", of a load or store of the registers."""
     if registers.count not in (1, 2, 4):
         raise KernelError(f"{registers.name}: got {registers.count} registers; loads and stores take 1, 2 or 4")
     return "" if registers.count == 1 else f".v{registers.count}"
@@ -53,7 +54,7 @@ class LoadGlobal(Instruction):
         .reg .pred p;
         setp.ne.b32 p, {{predicate}}, 0;
         {zeros}
-        @p ld.global{_vector(self.values)}.b32 {{values}}, [{{address}}];
+        @p ld.global{vector_suffix(self.values)}.b32 {{values}}, [{{address}}];
         }}"""
 
     def simulate(self, m: Machine) -> None:
@@ -71,7 +72,7 @@ class StoreGlobal(Instruction):
         return f"""{{
         .reg .pred p;
         setp.ne.b32 p, {{predicate}}, 0;
-        @p st.global{_vector(self.values)}.b32 [{{address}}], {{values}};
+        @p st.global{vector_suffix(self.values)}.b32 [{{address}}], {{values}};
         }}"""
 
     def simulate(self, m: Machine) -> None:
@@ -146,7 +147,7 @@ class LoadShared(Instruction):
     address: u32
 
     def text(self) -> str:
-        return f"ld.shared{_vector(self.values)}.b32 {{values}}, [{{address}}];"
+        return f"ld.shared{vector_suffix(self.values)}.b32 {{values}}, [{{address}}];"
 
     def simulate(self, m: Machine) -> None:
         _load(m, self.values, "shared", self.address, None)
@@ -159,7 +160,7 @@ class StoreShared(Instruction):
     address: u32
 
     def text(self) -> str:
-        return f"st.shared{_vector(self.values)}.b32 [{{address}}], {{values}};"
+        return f"st.shared{vector_suffix(self.values)}.b32 [{{address}}], {{values}};"
 
     def simulate(self, m: Machine) -> None:
         m.memory.store("shared", m.per_thread(self.address), register_bytes(m, self.values))
@@ -197,24 +198,6 @@ class StoreSharedU16(Instruction):
         m.memory.store(
             "shared", m.per_thread(self.address), m.per_thread(self.value).astype(np.uint16)[:, None].view(np.uint8)
         )
-
-
-class LoadStrong(Instruction):
-    """Strong load (ld.relaxed or ld.acquire at `scope`) of a word that other threads write concurrently.
-
-    Such a word is, for example, a semaphore.
-    """
-
-    address: u64
-    order: Literal["relaxed", "acquire"]
-    scope: Scope
-    result = U32
-    result_name = "loaded"
-    ptx = "ld.{order}.{scope}.global.b32 {result}, [{address}];"
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        data = m.memory.load("global", m.per_thread(self.address), 4, order=self.order, scope=self.scope)
-        return np.ascontiguousarray(data).view(np.uint32)[:, 0].astype(np.int64)
 
 
 class StoreStrong(Instruction):

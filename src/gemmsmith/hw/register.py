@@ -113,20 +113,6 @@ class ShuffleIndex(Instruction):
         return _read_lane(m, m.per_thread(self.value), m.per_thread(self.lane) % 32)
 
 
-class ShuffleDown(Instruction):
-    """__shfl_down_sync: the value of lane `lane + delta`, or the lane's own value if there is none."""
-
-    value: u32
-    delta: int
-    result = U32
-    result_name = "shuffled"
-    cuda = "__shfl_down_sync(0xffffffff, {value}, {delta})"
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        lane = m.threads % 32
-        return _read_lane(m, m.per_thread(self.value), np.where(lane + self.delta < 32, lane + self.delta, lane))
-
-
 class Opaque(Instruction):
     """A copy of a value that the compiler cannot see through.
 

@@ -105,16 +105,9 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
         m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: needs 128- and 16-byte alignment")
     source, targets = box.global_access(), [box.shared_access(destination, rank) for rank in ranks]
     m.async_operations.start(
-        AsyncOperation(
-            f"TMA load of {load.map.name}",
-            "tma",
-            perform=lambda: box.load(m, source, targets),
-            reads=[source],
-            writes=targets,
-            complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks],
-            nbytes=box.bytes,
-        )
-    )
+        AsyncOperation(f"TMA load of {load.map.name}", "tma", lambda: box.load(m, source, targets), [source], targets,
+                       complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks], nbytes=box.bytes)
+    )  # fmt: skip
 
 
 class TmaLoad(Instruction):
@@ -206,16 +199,9 @@ class TmaStore(Instruction):
             )
         read, written = box.shared_access(source, None), box.global_access(is_store=True)
         m.async_operations.start(
-            AsyncOperation(
-                f"TMA store of {self.map.name}",
-                "tma",
-                perform=lambda: box.store(m, read, written),
-                reads=[read],
-                writes=[written],
-                group="bulk",
-                nbytes=box.bytes,
-            )
-        )
+            AsyncOperation(f"TMA store of {self.map.name}", "tma", lambda: box.store(m, read, written), [read],
+                           [written], group="bulk", nbytes=box.bytes)
+        )  # fmt: skip
 
 
 class TmaStoreHint(TmaStore):
@@ -236,17 +222,6 @@ class BulkCommit(Instruction):
 
     def simulate(self, m: Machine) -> None:
         m.async_operations.commit("bulk")
-
-
-class BulkWait(Instruction):
-    """Waits until at most `pending` of the thread's bulk groups are pending; the writes of the others are visible."""
-
-    required_arch = "sm_90"
-    pending: int
-    ptx = "cp.async.bulk.wait_group {pending};"
-
-    def simulate(self, m: Machine) -> Blocking:
-        yield from m.async_operations.wait("bulk", self.pending)
 
 
 class BulkWaitRead(Instruction):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmsmith.core.dtypes import FP16, TF32, TF32_BITS, DType
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import A_FRAGMENT, D_FRAGMENT, MMA_K_BITS, THREADS_PER_WARPGROUP, WGMMA, Fragment, Mma
 from gemmsmith.core.tile import Tile, swizzled
-from gemmsmith.hw.fused_sum import fused_mma
+from gemmsmith.hw.mma import decode_elements, multiply, pack_accumulator, unpack_accumulator
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
@@ -87,16 +87,9 @@ def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
 
 
 def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
-    """Return an operand (rows, k) as it is multiplied: float64, in which products are exact; int64 for integers."""
-    return _decode_operand(np.ascontiguousarray(m.memory.peek(access)), rows, mn_major, dtype)
-
-
-def _decode_operand(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
-    elements = data.view(dtype.numpy)
-    if dtype == TF32:
-        elements = (elements.view(np.uint32) & TF32_BITS).view(np.float32)
-    matrix = elements.reshape(-1, rows).T if mn_major else elements.reshape(rows, -1)
-    return matrix.astype(np.int64 if dtype.is_integer else np.float64)
+    """Return an operand (rows, k) as it is multiplied; see `decode_elements`."""
+    elements = decode_elements(np.ascontiguousarray(m.memory.peek(access)).view(np.uint32), dtype)
+    return elements.reshape(-1, rows).T if mn_major else elements.reshape(rows, -1)
 
 
 @lru_cache(maxsize=64)
@@ -172,29 +165,17 @@ class _Wgmma(Instruction):
         """Compute D = A B^T + (scale_d ? D : 0): a (64, k), b (n, k)."""
         registers = m.registers.view_unchecked(self.d)
         elements, positions = _fragment_maps(D_FRAGMENT, self.n // 2, self.n)
-        if self.mma.d.is_integer:  # sums wrap
-            product = np.take(a @ b.T, elements)
-            registers[:] = (registers + product if scale_d else product).astype(np.int32)
-            return
-        c, is_fp16 = np.zeros((self.mma.m, self.n)), self.mma.d == FP16  # a register holds a pair of fp16
+        c = np.zeros((self.mma.m, self.n), a.dtype)
         if scale_d:
-            values = np.ascontiguousarray(registers).astype(np.uint32).view(np.float16) if is_fp16 else registers
-            c = np.take(values, positions).astype(np.float64)
-        d = np.take(fused_mma(a, b, c, self.mma), elements)
-        registers[:] = d.view(np.uint32) if is_fp16 else d
+            c = np.take(unpack_accumulator(registers, self.mma.d), positions)
+        d = np.take(multiply(a, b, c, self.mma), elements)
+        registers[:] = pack_accumulator(d, self.mma.d)
 
     def _start(self, m: Machine, reads: list[Access], perform: Any, registers: list[Any]) -> None:
         m.async_operations.start(
-            AsyncOperation(
-                f"wgmma {self.shape}",
-                "tensor",
-                perform,
-                reads=reads,
-                group="wgmma",
-                register_operands=registers,
-                tensor_cycles=self.n / 2,
-            )
-        )
+            AsyncOperation(f"wgmma {self.shape}", "tensor", perform, reads, group="wgmma",
+                           register_operands=registers, tensor_cycles=self.n / 2)
+        )  # fmt: skip
 
 
 class Wgmma(_Wgmma):
@@ -248,7 +229,7 @@ class WgmmaRS(_Wgmma):
         def perform() -> None:
             registers = np.ascontiguousarray(m.registers.view_unchecked(self.a)).astype(np.uint32)
             words = np.take(registers, _fragment_maps(A_FRAGMENT, A_FRAGMENT.registers, K_STEP_BYTES // 4)[1])
-            a_matrix = _decode_operand(words, 64, False, self.mma.a)
+            a_matrix = decode_elements(words, self.mma.a)
             self._multiply(m, a_matrix, operand_matrix(m, b, self.n, mn_major, self.mma.b), scale_d)
 
         self._start(m, [b], perform, [self.d, self.a])

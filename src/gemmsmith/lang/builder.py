@@ -94,22 +94,12 @@ class Builder:
         """Return the verified kernel, with shared memory laid out. Raises KernelError with the error's source line."""
         lay_out(self.buffers)
         kernel = Kernel(
-            name=self.name,
-            threads=self.threads,
-            cluster=self.cluster,
-            parameters=self.parameters,
-            buffers=self.buffers,
-            deferred_constants=self.deferred_constants,
-            body=self.body,
-            header=self.header,
-            printer=print_kernel,
-            scratch_buffers=self.scratch_buffers,
-            functions=list(self.functions.values()),
-            work_clusters=self.work_clusters,
-            min_ctas_per_sm=self.min_ctas_per_sm,
-            chip=self.chip,
+            name=self.name, threads=self.threads, cluster=self.cluster, parameters=self.parameters,
+            buffers=self.buffers, deferred_constants=self.deferred_constants, body=self.body, header=self.header,
+            printer=print_kernel, scratch_buffers=self.scratch_buffers, functions=list(self.functions.values()),
+            work_clusters=self.work_clusters, min_ctas_per_sm=self.min_ctas_per_sm, chip=self.chip,
             persistent=self.persistent,
-        )
+        )  # fmt: skip
         verify(kernel)
         return kernel
 
@@ -321,13 +311,8 @@ class Builder:
         """Return condition ? then : otherwise. Both values are evaluated."""
         like = then if isinstance(then, Value) else otherwise
         scalar_type = like.type if isinstance(like, Value) else I32
-        return operation(
-            "select",
-            scalar_type,
-            as_value(condition, PRED),
-            as_value(then, scalar_type),
-            as_value(otherwise, scalar_type),
-        )
+        values = as_value(condition, PRED), as_value(then, scalar_type), as_value(otherwise, scalar_type)
+        return operation("select", scalar_type, *values)
 
     def minimum(self, a: Value, b: ValueLike) -> Value:
         """Return min(a, b)."""

@@ -22,17 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, get_args,
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import (
-    F32,
-    I32,
-    I64,
-    PRED,
-    TENSOR_MAP,
-    U16,
-    U32,
-    U64,
-    ScalarType,
-)
+from gemmsmith.lang.types import F32, I32, I64, PRED, TENSOR_MAP, U16, U32, U64, ScalarType
 from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, Value, as_value
 
 if TYPE_CHECKING:

@@ -81,10 +81,6 @@ def _print_function(function: st.Function, threads: int, wrappers: dict[str, Non
     return wrap_line(f"struct {structure} {{{members} }};", "") + f"\n{body}"
 
 
-def _grid_text(cluster_size: int) -> str:
-    return f"grid a multiple of {cluster_size}" if cluster_size > 1 else "any grid"
-
-
 def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
     """Print the CUDA C++ file of a kernel, with the wrappers of the instructions that it uses.
 
@@ -98,13 +94,7 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
     }  # fmt: skip
     used_names = {*builtins, "shared_memory", kernel.name, *_function_names(kernel)}
     wrappers: dict[str, None] = {}
-    p = Printer(
-        kernel.threads,
-        uses,
-        wrappers,
-        used_names=Counter(used_names),
-        line_directives=line_directives,
-    )
+    p = Printer(kernel.threads, uses, wrappers, used_names=Counter(used_names), line_directives=line_directives)
     parameters = []
     for parameter in kernel.parameters:
         name = p.name(parameter, parameter.name or "p")
@@ -125,10 +115,11 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
         opening.insert(0, "extern __shared__ __align__(1024) uint8_t shared_memory[];")
     arrays = {name: text for name in map(p.shared_array, offsets) if (text := p.shared_arrays.get(name))}
     opening += [f"const SharedArray<{offset}, {size}> {name}{{smem}};" for name, (offset, size) in arrays.items()]
+    ctas = prod(kernel.cluster)
     header = [
         *kernel.header,
         f"compile: nvcc -std=c++17 -fmad=false -arch={kernel.chip.target} -cubin, or NVRTC for {kernel.chip.target}",
-        f"launch: {_grid_text(prod(kernel.cluster))}, block {kernel.threads}, "
+        f"launch: {f'grid a multiple of {ctas}' if ctas > 1 else 'any grid'}, block {kernel.threads}, "
         f"{kernel.shared_bytes} bytes of dynamic shared memory",
     ]
     structs = "".join(sorted({q.type.struct for q in kernel.parameters}, key=len))

@@ -59,7 +59,8 @@ def differentiable_gemm(
     Raises:
         ArgumentError: something requires a gradient that does not have one.
     """
-    if not _needs_grad(a, b, *operands) or is_exporting():
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, *operands))
+    if not (needs_grad or in_functorch_transform()) or is_exporting():
         results = call_op(epilogue, a, b, numbers, operands)
         return results if isinstance(results, tuple) else (results,)
     return run_forward(*plan_forward(epilogue, a, b, operands, recompute), a, b, numbers, operands)
@@ -103,10 +104,6 @@ def is_exporting() -> bool:
     Their Autograd kernels record gradients when the exported program runs.
     """
     return bool(torch.compiler.is_exporting() or torch.jit.is_tracing())
-
-
-def _needs_grad(*inputs: Any) -> bool:
-    return (torch.is_grad_enabled() and any(x.requires_grad for x in inputs)) or in_functorch_transform()
 
 
 def _autograd_kernel(op: Any) -> Callable[..., Any]:

@@ -108,12 +108,10 @@ def _serialize_scaled(graph: EpilogueGraph, scales: OperandSignature) -> str:
 
 
 def _operands(signature: OperandSignature) -> Mapping[str, tuple[BroadcastDims, DType | None]]:
-    return {name: (_extent(extent), dtype_from_name(dtype)) for name, extent, dtype in signature}
-
-
-def _extent(extent: tuple[Any, ...]) -> BroadcastDims:
-    batch, rows, columns = extent
-    return BroadcastDims(bool(batch), rows, columns)
+    return {
+        name: (BroadcastDims(bool(batch), rows, columns), dtype_from_name(dtype))
+        for name, (batch, rows, columns), dtype in signature
+    }
 
 
 def dtype_from_name(name: str) -> DType | None:

@@ -20,7 +20,7 @@ from gemmsmith.backends.cuda.mnemonics import classify
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.mma import FMA, FRAGMENT_ROWS_PER_WARP, MMA_SYNC, N8_COLUMNS, WGMMA, WGMMA_M
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw.arithmetic import Dp4a, FusedMultiplyAdd, FusedMultiplyAddFp16
+from gemmsmith.hw.arithmetic import Dp4a, FusedMultiplyAdd
 from gemmsmith.hw.mma import MmaSync
 from gemmsmith.hw.wgmma import Wgmma
 from gemmsmith.hw.wmma import WmmaMma
@@ -32,7 +32,7 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.values import Constant
 
-PRODUCTS = FusedMultiplyAdd, FusedMultiplyAddFp16, Dp4a, MmaSync, Wgmma, WmmaMma
+PRODUCTS = FusedMultiplyAdd, Dp4a, MmaSync, Wgmma, WmmaMma
 TYPES: dict[str, dict[str, Any]] = {"fp32": {}, "tf32": {"precision": "tf32"}, "3xtf32": {"precision": "3xtf32"}}
 DESIGNS = [
     ("bf16", Config()),

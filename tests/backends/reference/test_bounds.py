@@ -8,11 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmsmith.backends.reference.bounds import Report, check
-from gemmsmith.backends.reference.matmul import matmul, matmul_float64, rounded, truncate_to_tf32
+from gemmsmith.backends.reference.matmul import matmul_float64, rounded, truncate_to_tf32
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, TF32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import select_mma
 from gemmsmith.hw.fused_sum import fused_mma
+
+
+def matmul(a: np.ndarray, b: np.ndarray, output: DType) -> np.ndarray:
+    """a @ b in float64, rounded once."""
+    return rounded(matmul_float64(a, b), output)
+
 
 MODES = [(BF16, FP32, BF16), (BF16, FP32, FP32), (FP16, FP32, FP16), (FP16, FP32, FP32), (FP16, FP16, FP16)]
 """Operands, accumulator, output."""

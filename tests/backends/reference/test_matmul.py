@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmsmith.backends.reference.matmul import matmul, rounded
+from gemmsmith.backends.reference.matmul import matmul_float64, rounded
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType
 from gemmsmith.core.errors import ArgumentError
+
+
+def matmul(a: np.ndarray, b: np.ndarray, output: DType) -> np.ndarray:
+    """a @ b in float64, rounded once."""
+    return rounded(matmul_float64(a, b), output)
+
 
 DTYPES = [BF16, FP16, FP32]
 

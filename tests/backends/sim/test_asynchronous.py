@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.backends.sim.tiny import kinds, run, word
+from tests.instructions import bulk_wait
 
 from gemmsmith import hw
 from gemmsmith.lang.builder import Builder
@@ -54,7 +55,7 @@ def test_read_is_no_visibility(read_only: bool) -> None:
         with k.when(k.thread == 0):
             hw.tma_store(box, 0, 0, 0, smem[0])
             hw.bulk_commit()
-            (hw.bulk_wait_read if read_only else hw.bulk_wait)(0)
+            (hw.bulk_wait_read if read_only else bulk_wait)(0)
         hw.sync_threads()
         hw.load_global(k.registers(U32, 1, "got"), out + (k.thread * 4).to(U64), True)
 

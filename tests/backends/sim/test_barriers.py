@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.backends.sim.tiny import kinds, run, word
 from tests.conformance.case import sync_cluster
+from tests.instructions import load_cluster, store_cluster
 
 from gemmsmith import hw
 from gemmsmith.lang.builder import Builder
@@ -92,7 +93,7 @@ def test_distributed_shared_memory_needs_its_cta(before: bool, after: bool, rela
             sync_cluster(relaxed=relaxed)
         there = hw.mapa(smem[0], (hw.cluster_rank() ^ 1).to(U32))
         with k.when(k.thread == 0):
-            hw.store_cluster(word(k, k.smem), there)
+            store_cluster(word(k, k.smem), there)
         if after:
             sync_cluster()
 
@@ -112,7 +113,7 @@ def test_a_relaxed_arrival_releases_no_write(relaxed: bool) -> None:
         got = k.registers(U32, 1, "got")
         with k.when({"peer": k.thread == 0, "warp": k.thread == 32, "lanes": k.thread < 32}[reads]):
             if reads == "peer":
-                hw.load_cluster(got, hw.mapa(smem[0], (hw.cluster_rank() ^ 1).to(U32)))
+                load_cluster(got, hw.mapa(smem[0], (hw.cluster_rank() ^ 1).to(U32)))
             else:
                 hw.load_shared(got, smem[0].address)
         sync_cluster()
@@ -149,7 +150,7 @@ def test_a_rank_that_no_cta_has() -> None:
     def record(k: Builder, out: Value) -> None:
         there = hw.mapa(k.shared(128, name="s")[0], hw.cluster_rank().to(U32) + 5)
         with k.when(k.thread == 0):
-            hw.store_cluster(word(k, k.smem), there)
+            store_cluster(word(k, k.smem), there)
 
     result = run(record, threads=64, grid=2, cluster=2)
     assert kinds(result) == {"out of bounds"}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.backends.sim.tiny import kernel, kinds, run, word
 from tests.conformance.case import sync_cluster
+from tests.instructions import bulk_wait, cluster_arrive, store_cluster
 
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
@@ -113,7 +114,7 @@ def test_what_ld_has_read_is_handed_back_at_the_clusters_scope(release: str, acq
             hw.mbarrier_arrive_remote(barrier, Constant(U32, 1), release)
         with k.when((k.thread == 0) & (hw.cluster_rank() == 1)):
             hw.mbarrier_wait(barrier, 0, acquire)
-            hw.store_cluster(word(k, k.smem), hw.mapa(smem[0], Constant(U32, 0)))
+            store_cluster(word(k, k.smem), hw.mapa(smem[0], Constant(U32, 0)))
         sync_cluster()
 
     right = release == acquire == "cluster"
@@ -424,7 +425,7 @@ def test_a_cluster_arrival_may_be_split_over_branches() -> None:
 
     def record(k: Builder, out: Value, twice: bool) -> None:
         with k.when(k.warp_index == 0):
-            hw.cluster_arrive()
+            cluster_arrive()
         with k.when((k.warp_index != 0) | twice):
             hw.cluster_arrive_relaxed()
         hw.cluster_wait()
@@ -472,7 +473,7 @@ def test_a_fence_of_all_lanes_is_one_of_those_that_wrote_before_a_barrier(fences
         with k.when(k.thread == 0):
             hw.tma_store(box, 0, 0, 0, tile[0])
             hw.bulk_commit()
-            hw.bulk_wait(0)
+            bulk_wait(0)
 
     assert found(record) == (set() if fences == "those who wrote" else {"missing proxy fence"})
 

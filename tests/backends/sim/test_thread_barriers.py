@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.backends.sim.tiny import run
+from tests.instructions import cluster_arrive
 
 from gemmsmith import hw
 from gemmsmith.lang.builder import Builder
@@ -14,12 +15,12 @@ from gemmsmith.lang.values import Value
 
 def good() -> None:
     for _ in range(3):
-        hw.cluster_arrive()
+        cluster_arrive()
         hw.cluster_wait()
 
 
 def twice() -> None:
-    hw.cluster_arrive()
+    cluster_arrive()
     good()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
-from gemmsmith.graph.frontend.arguments import arguments_by_name, bind_operands
+from gemmsmith.graph.frontend.arguments import bind_operands
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace
@@ -83,8 +83,9 @@ def test_linear_combination() -> None:
     assert {o.name: o.broadcast_dims for o in graph.operands} == {
         "beta": BroadcastDims(), "c": BroadcastDims(rows_per_value=1, columns_per_value=1), "alpha": BroadcastDims()
     }  # fmt: skip
-    named = arguments_by_name(tree, (0.25, c, (2.0, (), ()), ()))
-    np.testing.assert_allclose(evaluated(graph, acc, named)["out"], 2 * acc + 0.25 * c, rtol=1e-14)
+    np.testing.assert_allclose(
+        evaluated(graph, acc, {"beta": 0.25, "c": c, "alpha": 2.0})["out"], 2 * acc + 0.25 * c, rtol=1e-14
+    )
 
 
 def bce_formula(acc: Any, bias: Any, c: Any) -> Any:
@@ -197,32 +198,6 @@ def test_reductions_and_stores(kind: str, meaning: Callable[..., Array]) -> None
     reduced = {"row": meaning(y, axis=0), "column": meaning(y, axis=1), "all": meaning(y, axis=None)}
     for name, value in {"out": y, "z": -acc, **reduced}.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-12)
-
-
-def test_arguments_mirror_the_tree() -> None:
-    bias, alpha, aux, z, loss = (object() for _ in range(5))
-    dag = TopologicalVisitor(
-        [(), (), (0, 1), (2,)], EVT(Compute("relu"), AuxLoad("aux")), RowBroadcast("bias"), Compute("plus"),
-        AuxStore("z"),
-    )  # fmt: skip
-    tree = EVT(ScalarReduction("sum", "loss"), EVT(Compute("multiplies"), ScalarBroadcast("alpha"), dag))
-    mirrored = ((alpha, ((aux, ()), bias, (), z), None), loss)
-    everything = {"alpha": alpha, "aux": aux, "bias": bias, "z": z, "loss": loss}
-    assert arguments_by_name(tree, mirrored) == everything
-    made = ((alpha, ((aux, ()), bias, (), ()), ()), None)
-    assert arguments_by_name(tree, made) == {k: v for k, v in everything.items() if k not in ("z", "loss")}
-    assert arguments_by_name(AuxLoad("c"), bias) == {"c": bias}
-    twice = EVT(Compute("plus"), SrcFetch(), SrcFetch())
-    assert arguments_by_name(twice, (bias, bias, ())) == {"c": bias}
-    for wrong, message in [
-        ((bias, alpha, ()), "'c': got two different values"),
-        ((bias, bias), "got a tuple of 2; use a tuple of 3, for SrcFetch.*SrcFetch.*Compute"),
-        (bias, "got object; use a tuple of 3"),
-        ((bias, bias, 1.0), r"Compute\('plus'\) takes no argument, got float; use \(\)"),
-        ((bias, (), ()), r"SrcFetch.* got \(\); use an array or a number"),
-    ]:
-        with pytest.raises(EpilogueError, match=message):
-            arguments_by_name(twice, wrong)
 
 
 def test_bind_fills_in_batches_and_dtypes() -> None:

@@ -17,16 +17,9 @@ from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import ArgumentError, DeviceError
 
 _FORMATS = {
-    "i32": "i4x",
-    "u32": "I4x",
-    "i64": "q",
-    "u64": "Q",
-    "f32": "f4x",
-    "pointer": "Q",
-    "fast_divmod": "Q",
-    "tensor_map": "",
-    "cluster_permutation": "",
-}
+    "i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x", "pointer": "Q", "fast_divmod": "Q",
+    "tensor_map": "", "cluster_permutation": "",
+}  # fmt: skip
 """Format characters of `struct` by parameter kind, padded to 8 bytes; empty for kinds passed by their own address."""
 DEFAULT_DYNAMIC_SHARED_BYTES = 48 * 1024
 """Above this size dynamic shared memory needs CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES (CUDA programming guide).

@@ -109,23 +109,6 @@ def rounded(x: Array, dtype: DType) -> Array:
         return x.astype(dtype.numpy)
 
 
-def matmul(a: Array, b: Array, out_dtype: DType) -> Array:
-    """Return A @ B, computed in float64 and rounded once to `out_dtype`.
-
-    Args:
-        a: (m, k) or (batch, m, k), bf16 (ml_dtypes), fp16 or fp32; a batch of 1 or none is broadcast.
-        b: (k, n) or (batch, k, n), of the same dtypes.
-        out_dtype: The dtype of the result.
-
-    Returns:
-        (m, n) or (batch, m, n), of `out_dtype`.
-
-    Raises:
-        ArgumentError: If the shapes do not match.
-    """
-    return rounded(matmul_float64(a, b), out_dtype)
-
-
 def _to_odd_float32(x: Array) -> Array:
     """Round to odd: truncate, and set the last bit if anything was lost, so that the next rounding is correct.
 

@@ -213,12 +213,10 @@ class _DerivativeBuilder:
         self, graph: EpilogueGraph, outputs: Collection[str], saved: Collection[str], default_dtype: DType,
         full_matrix_grads: bool,
     ) -> None:  # fmt: skip
-        self.forward, self.saved, self.default_dtype, self.full_matrix_grads = (
-            graph,
-            saved,
-            default_dtype,
-            full_matrix_grads,
-        )
+        self.forward = graph
+        self.saved = saved
+        self.default_dtype = default_dtype
+        self.full_matrix_grads = full_matrix_grads
         self.broadcast_dims = graph.broadcast_dims()
         self.tracer = Tracer(())
         self.operands: dict[str, Operand] = {}

@@ -436,13 +436,3 @@ NAMED_FUSIONS: dict[str, NamedFusion] = {
     },
 }  # fmt: skip
 """Fusions by CUTLASS's names, then by common names; those without parameters are also functions of this module."""
-
-UNSUPPORTED_FUSIONS: dict[str, str] = {
-    "LinearCombinationGroupedWgrad": "not an epilogue alone: it moves blocks of the accumulator within a tile of a "
-    "grouped convolution",
-    **{
-        f"LinComb{which}BlockScaleFactor": "Blackwell only, scales of 16 or 32 elements; here: block_quantized"
-        for which in ("", "EltAct", "PerRowBias", "PerColBias", "PerRowBiasEltAct", "PerColBiasEltAct")
-    },
-}
-"""Other names of operations.hpp -> why they are not in `NAMED_FUSIONS`."""

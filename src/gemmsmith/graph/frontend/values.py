@@ -131,13 +131,9 @@ class Tracer:
         self.nodes: list[Node] = []
 
     def add(
-        self,
-        op: str,
-        broadcast_dims: BroadcastDims,
-        *inputs: Traced,
-        attribute: Any = None,
+        self, op: str, broadcast_dims: BroadcastDims, *inputs: Traced, attribute: Any = None,
         location: str | None = None,
-    ) -> Traced:
+    ) -> Traced:  # fmt: skip
         """Add a node and return its value."""
         self.nodes.append(Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line()))
         return Traced(self, len(self.nodes) - 1, broadcast_dims, is_bool=op in PREDICATES)
@@ -311,13 +307,9 @@ class Traced:
     """
 
     def __init__(
-        self,
-        tracer: Tracer,
-        node: int,
-        broadcast_dims: BroadcastDims,
-        is_bool: bool = False,
+        self, tracer: Tracer, node: int, broadcast_dims: BroadcastDims, is_bool: bool = False,
         pending_cast: DType | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tracer, self.node, self.broadcast_dims = tracer, node, broadcast_dims
         self.is_bool, self.pending_cast = is_bool, pending_cast
         self.keepdim = False

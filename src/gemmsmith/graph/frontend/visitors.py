@@ -29,9 +29,7 @@ class Visitor(ABC):
     """A node, or nodes nested in an EVT or a TopologicalVisitor."""
 
     arity: int = 0  # number of inputs, which come from children or edges
-    is_output: bool = False  # the argument is a result
     discards_d: bool = False  # as the root, its value is not stored
-    children: tuple[Visitor, ...] = ()  # nested visitors, in the order of their arguments
     location: str  # the user's source line
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -39,11 +37,6 @@ class Visitor(ABC):
         self = super().__new__(cls)
         self.location = user_source_line()
         return self
-
-    @property
-    def argument(self) -> str | None:
-        """Name of the visitor's argument, or None if it has none."""
-        return getattr(self, "name", None)
 
     @abstractmethod
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
@@ -134,7 +127,6 @@ class AccFetch(Visitor):
     """The accumulator, A @ B."""
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add the accumulator's node."""
         return builder.node("accumulator", location=self.location)
 
     def __repr__(self) -> str:
@@ -147,7 +139,6 @@ class _Load(Visitor):
     broadcast_dims: ClassVar[BroadcastDims]
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add an operand."""
         return builder.operand(self.name, self.broadcast_dims, self.location)
 
 
@@ -187,10 +178,8 @@ class ScalarBroadcast(Visitor):
         if not isinstance(value, (str, Real)):
             raise epilogue_error(f"ScalarBroadcast: got {type(value).__name__}; use a name or a number", self.location)
         self.value = value
-        self.name = value if isinstance(value, str) else None
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add an operand or a constant."""
         if isinstance(self.value, str):
             return builder.operand(self.value, BroadcastDims(), self.location)
         return builder.node("constant", (), self.value, self.location)
@@ -230,7 +219,6 @@ class Compute(Visitor):
             )
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add the function's nodes."""
 
         def add(op: str, *inputs: int) -> int:
             return builder.node(op, inputs, location=self.location)
@@ -258,10 +246,9 @@ class AuxStore(Visitor):
 
     name: str
     dtype: Any = None
-    arity, is_output = 1, True
+    arity = 1
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add a result and return the input."""
         dtype = None if self.dtype is None else as_dtype(self.dtype, f"AuxStore({self.name!r}).dtype")
         builder.result(self.name, inputs[0], dtype, self.location)
         return inputs[0]
@@ -280,7 +267,7 @@ class _Reduction(Visitor):
 
     kind: str
     name: str
-    arity, is_output = 1, True
+    arity = 1
     axis: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -327,7 +314,6 @@ class Void(Visitor):
     arity, discards_d = 1, True
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Return the input."""
         return inputs[0]
 
     def __repr__(self) -> str:
@@ -352,7 +338,6 @@ class EVT(Visitor):
         self.discards_d = node_op.discards_d
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add the nodes of the children and of `node_op`."""
         *child_visitors, node = self.children
         return node.emit(builder, [child.emit(builder, ()) for child in child_visitors])
 
@@ -384,7 +369,6 @@ class TopologicalVisitor(Visitor):
         self.discards_d = nodes[-1].discards_d
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add all nodes and return the last one's value."""
         values: list[int] = []
         for sources, node in zip(self.edges, self.children, strict=True):
             values.append(node.emit(builder, [values[i] for i in sources]))

@@ -14,13 +14,8 @@ from gemmsmith.graph.passes.rewrite import eliminate_dead_code
 Pass = Callable[[EpilogueGraph], EpilogueGraph]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("dce", eliminate_dead_code),
-    ("fold", fold),
-    ("cse", cse),
-    ("fission", fission),
-    ("cse", cse),
-    ("fuse", fuse),
-)
+    ("dce", eliminate_dead_code), ("fold", fold), ("cse", cse), ("fission", fission), ("cse", cse), ("fuse", fuse),
+)  # fmt: skip
 """(name, pass), repeated until nothing changes."""
 FINAL_PASSES: tuple[tuple[str, Pass], ...] = (("multiply_add", multiply_add), ("fold", fold), ("cse", cse))
 """(name, pass), run once at the end: a fused multiply-add hides its multiplication from the patterns of `fuse`."""

@@ -18,7 +18,17 @@ from gemmsmith.core.graph import Node as EpilogueNode
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler.fx_epilogue import graph_dtype
 from gemmsmith.torch.compiler.matmuls import MM_OPS, match_matmul, unsupported_reason
-from gemmsmith.torch.compiler.nodes import Emitter, Node, dtype, fake_tensor, fill_value, node_kind, op_name, shape
+from gemmsmith.torch.compiler.nodes import (
+    Emitter,
+    Node,
+    dtype,
+    fake_tensor,
+    fill_value,
+    node_kind,
+    op_name,
+    shape,
+    strip_views,
+)
 from gemmsmith.torch.ops import OPERATORS
 
 aten = torch.ops.aten
@@ -32,7 +42,7 @@ def hoist_scalar_grad(graph: torch.fx.Graph) -> None:
         for node in list(graph.nodes):
             if op_name(node) in MM_OPS:
                 for i in range(2):
-                    hoister.try_hoist(_strip_views(node.args[i]))
+                    hoister.try_hoist(strip_views(node.args[i], ("view", "strided_view")))
     stable_topological_sort(graph)
     graph.eliminate_dead_code()
 
@@ -44,13 +54,6 @@ def _is_float_scalar(node: Node) -> bool:
         and shape(node) == ()
         and dtype(node) in (torch.bfloat16, torch.float32, torch.float64)
     )
-
-
-def _strip_views(node: Node) -> Node:
-    """Return the node that an operand of a matmul is a view of."""
-    while node_kind(node) in ("view", "strided_view") and len(node.all_input_nodes) == 1:
-        node = node.all_input_nodes[0]
-    return node
 
 
 class _ScalarHoister:

@@ -77,11 +77,7 @@ def _plan_matmul(region: Region, epilogue: EpilogueGraph | None, operands: Mappi
 
 @lru_cache(maxsize=1024)
 def _cached_plan(
-    a: Spec,
-    b: Spec,
-    epilogue: EpilogueGraph | None,
-    operands: tuple[tuple[str, Any], ...],
-    fp32_precision: str | None,
+    a: Spec, b: Spec, epilogue: EpilogueGraph | None, operands: tuple[tuple[str, Any], ...], fp32_precision: str | None
 ) -> Plan:
     """Return the plan of a matmul; layers of equal shapes share it."""
     return Plan(Request(a, b, operands=dict(operands), epilogue=epilogue, precision=fp32_precision))

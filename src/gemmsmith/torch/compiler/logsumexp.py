@@ -14,10 +14,10 @@ from gemmsmith.torch.compiler.nodes import (
     Node,
     dtype,
     fake_tensor,
-    node_kind,
     op_name,
     shape,
     statically_equal,
+    strip_views,
 )
 
 aten = torch.ops.aten
@@ -49,17 +49,10 @@ def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
         node.replace_all_uses_with(log)
         replacements.append(LogSumExp(logsumexp, log, shift))
         for user in list(log.users):
-            if op_name(user) == "add" and not user.kwargs and shift in map(_strip_views, user.args):
+            if op_name(user) == "add" and not user.kwargs and shift in map(strip_views, user.args):
                 user.replace_all_uses_with(logsumexp)
     graph.eliminate_dead_code()
     return replacements
-
-
-def _strip_views(node: Node) -> Node:
-    """Return the node that a node is a view of."""
-    while isinstance(node, torch.fx.Node) and node_kind(node) == "view":
-        node = node.args[0]
-    return node
 
 
 def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -72,6 +72,13 @@ def _classify(target: Any, op: str) -> NodeKind:
     if torch.Tag.pointwise in tags or op == "cat":
         return "pointwise"
     return "reduction" if op in REDUCTION_OPS else "opaque"
+
+
+def strip_views(node: Node, kinds: Collection[str] = ("view",)) -> Node:
+    """Return the node that a node is a view of, if the view is of one of these kinds."""
+    while isinstance(node, torch.fx.Node) and node_kind(node) in kinds and len(node.all_input_nodes) == 1:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def is_mutating(node: Node) -> bool:

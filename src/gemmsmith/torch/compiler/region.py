@@ -145,7 +145,8 @@ class Region:
                 needed.update(inside.intersection(node.all_input_nodes))
             else:
                 outputs.insert(0, node)
-        casts = {x for x in outputs if is_cast(x) and x.args[0] in outputs and x not in self.traffic.materialized}
+        casts = {x for x in outputs if op_name(x) == "convert_element_type" and x.args[0] in outputs}
+        casts -= self.traffic.materialized
         return [node for node in outputs if node not in casts], recomputed | casts
 
     def _bytes_unfused(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
@@ -191,8 +192,3 @@ class Region:
 def is_view_or_condition(node: Node) -> bool:
     """Return whether a node is a view or not floating point: such values are not results of an operator."""
     return node_kind(node) == "view" or not dtype(node).is_floating_point
-
-
-def is_cast(node: Node) -> bool:
-    """Return whether a node only changes the dtype of a value."""
-    return op_name(node) == "convert_element_type"

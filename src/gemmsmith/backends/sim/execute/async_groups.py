@@ -29,14 +29,12 @@ class AsyncGroups:
         self.uncommitted.setdefault(key, []).append(operation)
 
     def commit(self, kind: AsyncGroupKind) -> None:
-        """Commit the uncommitted operations as one group."""
         if kind == "wgmma":
             self.lockstep_group.require_converged("wgmma.commit_group")
         for key in self._keys_of_active_threads(kind):
             self.committed.setdefault(key, []).append(self.uncommitted.pop(key, []))
 
     def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
-        """Wait until at most `pending` committed groups are incomplete; `read`: only until they have read sources."""
         lockstep = self.lockstep_group
         if kind == "wgmma":
             lockstep.require_converged("wgmma.wait_group")

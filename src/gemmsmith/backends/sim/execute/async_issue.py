@@ -27,20 +27,15 @@ class AsyncIssuer(AsyncGroups):
     """Issues TMA copies, wgmmas and cp.asyncs: checks them, records their accesses and schedules them on an engine."""
 
     def __init__(
-        self,
-        group: LockstepGroup,
-        registers: RegisterFile,
-        memory: CheckedMemory,
-        mbarriers: Mbarriers,
+        self, group: LockstepGroup, registers: RegisterFile, memory: CheckedMemory, mbarriers: Mbarriers,
         counter: AccessCounter | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(group, registers)
         self.group, self.memory, self.mbarriers, self.counter = group, memory, mbarriers, counter
         self.last_wgmma: InFlightOperation | None = None
         self.copies: list[tuple[np.ndarray, InFlightOperation]] = []
 
     def start(self, operation: AsyncOperation) -> None:
-        """Issue an operation: check it, record its accesses and schedule its completion."""
         group, operations = self.group, self.group.state.operations
         if self.counter:
             self.counter.count_operation(operation)

@@ -43,12 +43,10 @@ class CheckedMemory:
         self.group = group
 
     def peek(self, access: Access) -> np.ndarray:
-        """Return (len(access.addresses), width) bytes, zeros if the access is out of bounds."""
         resolved = self.resolve(access)
         return resolved.read() if resolved else np.zeros((len(access.addresses), access.width), np.uint8)
 
     def poke(self, access: Access, values: np.ndarray) -> None:
-        """Write (len(access.addresses), width) bytes, nothing if the access is out of bounds."""
         resolved = self.resolve(access)
         if resolved:
             resolved.write(values)
@@ -87,10 +85,8 @@ class CheckedMemory:
         """Check an access (of the addresses in `part`) against shadow memory, and record it there."""
         state, hazard, access, buffer = self.group.state, self.group.report, resolved.access, resolved.buffer
         if buffer is None:
-            shadow, name = (
-                self.group.peer(access.rank).shadow,
-                state.describe_address(int(access.addresses[part][0]))[0],
-            )
+            shadow = self.group.peer(access.rank).shadow
+            name = state.describe_address(int(access.addresses[part][0]))[0]
         else:
             if not clock.completed_bits & PREREQUISITE_GRIDS_BIT:
                 hazard("race", f"{event} of {buffer.name} is not ordered after the prerequisite grids: "

@@ -138,13 +138,9 @@ class AccessCounter:
             self._access(access, copy_sources=operation.reads)
 
     def _access(
-        self,
-        access: Access,
-        *,
-        neighbors_share: bool = False,
-        copy_sources: Sequence[Access] = (),
+        self, access: Access, *, neighbors_share: bool = False, copy_sources: Sequence[Access] = (),
         copy_destinations: Sequence[Access] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Count an access for the current instruction; the other arguments are those of `wavefronts` and `sectors`."""
         if not len(access.addresses) or not access.width:
             return

@@ -17,13 +17,7 @@ from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.location import SourceLocation
-from gemmsmith.lang.values import (
-    Operation,
-    RegisterArray2D,
-    RegisterRead,
-    Value,
-    VariableRead,
-)
+from gemmsmith.lang.values import Operation, RegisterArray2D, RegisterRead, Value, VariableRead
 from gemmsmith.machine import Blocking, Machine
 
 PREEMPTION_PROBABILITY = 0.2
@@ -84,26 +78,21 @@ class Interpreter:
         return instruction.simulate(self.machine)
 
     def execute(self, statement: st.IssueInstruction) -> Blocking | None:
-        """Execute an instruction without a result."""
         result = self.simulate(statement.instruction)
         return result if isinstance(result, GeneratorType) else None
 
     def operate(self, argument: tuple[Operation, Callable[..., Any]]) -> None:
-        """Compute an operation on values."""
         x, function = argument
         value_of = self.value_of
         value_of[x] = function(self.group, value_of)
 
     def read(self, x: VariableRead) -> None:
-        """Read a variable."""
         self.value_of[x] = self.values.variables[x.variable]
 
     def read_register(self, x: RegisterRead) -> None:
-        """Read an element of a register array."""
         self.value_of[x] = self.registers.read(self.registers.selected_row(x.registers), int(self.value_of[x.index]))
 
     def result(self, x: Result) -> Blocking | None:
-        """Execute an instruction and store its result."""
         result = self.simulate(x.instruction)
         if isinstance(result, GeneratorType):
             return self._define_later(x, result)
@@ -114,22 +103,12 @@ class Interpreter:
         self.value_of[x] = yield from blocking
 
     def call(self, statement: st.Call) -> Blocking:
-        """Call a device function."""
         function, value_of = statement.function, self.value_of
         value_of.update(zip(function.parameters, map(self.values.value, statement.arguments), strict=True))
         yield from self._block(function.body)
         value_of.update(zip(statement.results, map(self.values.value, function.results), strict=True))
 
-    def declare(self, statement: st.Declare) -> None:
-        """Declare a variable."""
-        self.values.declare(statement.variable, statement.initial)
-
-    def assign(self, statement: st.Assign) -> None:
-        """Assign a variable."""
-        self.values.assign(statement.variable, statement.value)
-
     def declare_registers(self, statement: st.DeclareRegisters) -> None:
-        """Declare a register array, or a 2-D one."""
         declared = statement.registers
         for array in declared if isinstance(declared, RegisterArray2D) else [declared]:
             self.registers.declare(array)
@@ -142,7 +121,6 @@ class Interpreter:
         array[active, index] = new[active] if isinstance(new, np.ndarray) else new
 
     def branch(self, branch: st.If) -> Blocking | None:
-        """Execute an if statement."""
         condition = self.value_of[branch.condition]
         if isinstance(condition, np.ndarray):
             return self._diverge(branch, condition)
@@ -159,7 +137,6 @@ class Interpreter:
         self.machine.active = before
 
     def loop(self, loop: st.Loop) -> Blocking:
-        """Execute a loop with uniform bounds."""
         for i in range(*(int(self.values.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
             self.value_of[loop.index] = i
             yield from self._block(loop.body)
@@ -175,7 +152,8 @@ class Interpreter:
 
 Handler = Callable[[Interpreter, Any], Blocking | None]
 _STATEMENT_HANDLERS: dict[type[st.Statement], Handler] = {
-    st.IssueInstruction: Interpreter.execute, st.Declare: Interpreter.declare, st.Assign: Interpreter.assign,
+    st.IssueInstruction: Interpreter.execute, st.Declare: lambda i, x: i.values.declare(x.variable, x.initial),
+    st.Assign: lambda i, x: i.values.assign(x.variable, x.value),
     st.DeclareRegisters: Interpreter.declare_registers, st.AssignRegister: Interpreter.assign_register,
     st.If: Interpreter.branch, st.Loop: Interpreter.loop, st.Role: Interpreter.role, st.Call: Interpreter.call,
 }  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from gemmsmith import machine
@@ -17,7 +15,6 @@ from gemmsmith.backends.sim.execute.values import Values
 from gemmsmith.backends.sim.memory.clocks import ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, PREREQUISITE_GRIDS_BIT
 from gemmsmith.backends.sim.memory.scopes import scope_of
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
-from gemmsmith.lang.values import Value
 
 
 class LockstepMachine:
@@ -27,7 +24,9 @@ class LockstepMachine:
         self, group: LockstepGroup, values: Values, registers: RegisterFile, counter: AccessCounter | None
     ) -> None:
         memory, mbarriers = MemoryInstructions(group, counter), Mbarriers(group)
-        self._group, self._values, self._registers = group, values, registers
+        self._group, self._registers = group, registers
+        self.value, self.per_thread, self.uniform = values.value, values.per_thread, values.uniform
+        self.report, self.require_converged = group.report, group.require_converged
         self.threads, self.seed = group.threads, group.state.seed
         self.block_index, self.grid_size = group.cta.index, group.state.grid
         self.rank, self.cluster_size = group.cta.rank, len(group.cta.cluster.ctas)
@@ -47,23 +46,7 @@ class LockstepMachine:
     def active(self, active: np.ndarray) -> None:
         self._group.set_active(active)
 
-    def value(self, x: Value) -> Any:
-        return self._values.value_of[x]
-
-    def per_thread(self, x: Value) -> np.ndarray:
-        return self._values.per_thread(x)
-
-    def uniform(self, x: Value) -> Any:
-        return self._values.uniform(x)
-
-    def report(self, kind: str, message: str) -> None:
-        self._group.report(kind, message)
-
-    def require_converged(self, label: str) -> None:
-        self._group.require_converged(label)
-
     def fence(self, kind: str, scope: str = "gpu") -> None:
-        """Execute a memory, proxy, mbarrier-init or wgmma fence."""
         self._group.time += self._group.state.cost_model.instruction
         if kind == "wgmma":
             self._group.require_converged("wgmma.fence")
@@ -78,6 +61,5 @@ class LockstepMachine:
                 )
 
     def grid_dependency_wait(self) -> None:
-        """Execute griddepcontrol.wait."""
         for lanes in self._group.active_lanes:
             lanes.agent().clock.completed_bits |= PREREQUISITE_GRIDS_BIT

@@ -53,7 +53,6 @@ class Mbarriers:
         return barrier
 
     def init(self, address: Any, count: int) -> None:
-        """Execute mbarrier.init."""
         group, state, cta = self.group, self.group.state, self.group.cta
         agent = group.active_lanes[0].agent()
         offset = int(address) & OFFSET_MASK
@@ -69,7 +68,6 @@ class Mbarriers:
         cta.shadow.add_barrier(offset)
 
     def arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:
-        """Execute mbarrier.arrive by every active thread, at its own `address`, with expect_tx bytes."""
         group = self.group
         group.time += group.state.cost_model.instruction
         at_cluster_scope = scope_of(scope) >= ScopeLevel.CLUSTER
@@ -106,13 +104,11 @@ class Mbarriers:
             yield None if rank is None else target, at, rows, mask_of(rows % 32)
 
     def expect_tx(self, address: Any, nbytes: Any) -> None:
-        """Execute mbarrier.expect_tx."""
         group = self.group
         barrier = self.at(group.cta, int(address), group.active_lanes[0].agent().clock)
         barrier.tx_count += int(group.broadcast(nbytes)[group.active].sum())
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
-        """Execute mbarrier.test_wait.parity."""
         barrier, phase = self._resolve_phase(int(address), int(parity))
         if not barrier.is_complete(int(parity)):
             return False
@@ -120,7 +116,6 @@ class Mbarriers:
         return True
 
     def wait(self, address: Any, parity: Any, scope: str = "cta") -> Blocking:
-        """Wait for a phase by its parity."""
         parity = int(parity)
         barrier, phase = self._resolve_phase(int(address), parity)
         if not barrier.is_complete(parity):

@@ -35,7 +35,6 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
         mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
-        """Load (threads, nbytes) bytes; see `machine.Memory.load`."""
         if self.counter:
             self.counter.count(space, address, nbytes, mask)
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
@@ -55,7 +54,6 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak",
         scope: str = "gpu", mask: Any = None,
     ) -> None:  # fmt: skip
-        """Store (threads, nbytes) bytes; see `machine.Memory.store`."""
         if self.counter:
             self.counter.count(space, address, data.shape[1], mask)
         self.group.time += self.group.state.cost_model.memory_instruction
@@ -73,7 +71,6 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: str = "relaxed", scope: str = "gpu", returns: bool = True,
     ) -> np.ndarray:  # fmt: skip
-        """Update memory atomically; see `machine.Memory.atomic`."""
         kind = np.dtype(dtype)
         if self.counter:
             self.counter.count(space, address, kind.itemsize)
@@ -99,7 +96,6 @@ class MemoryInstructions(CheckedMemory):
         self, address: Any, ready: Callable[[int], bool], description: str, order: str, scope: str = "gpu",
         max_polls: int | None = None,
     ) -> Blocking:  # fmt: skip
-        """Poll a word of global memory; see `machine.Memory.spin_wait`."""
         group, address = self.group, int(address)
         polls_left: float = math.inf
         if max_polls is not None and group.state.seed:  # the cost model's schedule waits

@@ -43,7 +43,6 @@ class RegisterFile:
         self.access(x, write=True)
 
     def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
-        """Return a live view (threads, count) of a register array or a slice of one; report hazards."""
         if not isinstance(x, RegisterSlice):
             return self.access(x, write)
         start = int(self.values.value(x.start))
@@ -81,7 +80,6 @@ class RegisterFile:
             self.group.report("uninitialized read", f"read of uninitialized register {x.name}")
 
     def view_unchecked(self, x: RegisterArray) -> np.ndarray:
-        """Return a live view without checks, for an operation that owns the array."""
         return self.arrays[x]
 
     # -- wgmma -------------------------------------------------------------------------------------
@@ -107,12 +105,10 @@ class RegisterFile:
                 self.awaiting_compiler_fence.add(x)
 
     def fence_operand(self, x: RegisterArray) -> None:
-        """Record a compiler fence on a register array."""
         self.awaiting_compiler_fence.discard(x)
 
     # -- setmaxnreg --------------------------------------------------------------------------------
     def set_budget(self, registers: int, action: str) -> Blocking:
-        """Execute setmaxnreg; wait until the register pool has enough registers."""
         group, cta = self.group, self.group.cta
         group.require_converged("setmaxnreg")
         warps, change = len(group.warps), registers - group.registers_per_thread

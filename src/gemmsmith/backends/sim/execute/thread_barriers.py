@@ -23,23 +23,19 @@ class ThreadBarriers:
         self.cluster_arrivals: dict[Warp, tuple[int, bool]] = {}
 
     def sync(self, identifier: Any, threads: int) -> Blocking:
-        """Execute bar.sync."""
         barrier = self._arrive_at(int(identifier), threads)
         yield from self._wait(barrier, barrier.generation - (barrier.arrived == 0), "barrier")
 
     def arrive(self, identifier: Any, threads: int) -> None:
-        """Execute bar.arrive."""
         self._arrive_at(int(identifier), threads)
 
     def warp_sync(self) -> None:
-        """Execute __syncwarp."""
         self.group.require_converged("__syncwarp")
         for lanes in self.group.active_lanes:
             if not lanes.is_partial:
                 lanes.warp.sync()
 
     def cluster_arrive(self, *, relaxed: bool = False) -> None:
-        """Execute barrier.cluster.arrive."""
         barrier = self.group.cta.cluster.barrier
         for lanes in self.group.active_lanes:
             if lanes.warp in self.cluster_arrivals:
@@ -48,7 +44,6 @@ class ThreadBarriers:
         self._arrive(barrier, relaxed=relaxed)
 
     def cluster_wait(self) -> Blocking:
-        """Execute barrier.cluster.wait."""
         self.group.require_converged("barrier.cluster.wait")
         arrivals = {lanes.warp: self.cluster_arrivals.pop(lanes.warp, None) for lanes in self.group.active_lanes}
         generations = [arrival[0] for arrival in arrivals.values() if arrival is not None]

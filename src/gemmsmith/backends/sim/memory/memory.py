@@ -37,14 +37,9 @@ class GlobalMemory:
         self.buffers: list[Buffer] = []
 
     def add_buffer(
-        self,
-        data: np.ndarray,
-        name: str,
-        *,
-        alignment_offset: int = 0,
-        writable: bool = True,
+        self, data: np.ndarray, name: str, *, alignment_offset: int = 0, writable: bool = True,
         uninitialized: bool = False,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Add a numpy array at an address that is `alignment_offset` bytes past a multiple of 256; return the address.
 
         The array is used in place, not copied. Bytes of an `uninitialized` buffer must be written before they are read.
