@@ -20,7 +20,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import PipelineTmaAsync, init_barriers
 from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.collective.tma_operand import TmaOperand
-from gemmsmith.core.dtypes import BF16, INT32, UINT8
+from gemmsmith.core.dtypes import BF16, INT32, DType
 from gemmsmith.core.mma import WGMMA, Mma, select_mma
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.pointer import Pointer
@@ -70,6 +70,7 @@ SUM_OF_TWO = gemmsmith.register_design(Design(
     "sum_of_two", sum_of_two, producer_warpgroups=1, max_accumulator_registers={1: 200, 2: 200}, arrays={"b2": BF16},
     shapes="mk,kn,kn->mn",
 ))  # fmt: skip
+UINT8 = DType("uint8", 8, 8, np.dtype(np.uint8), "u8")
 CONFIG = Config("sum_of_two", (128, 64, 64), (2, 1), 3)
 
 
