@@ -15,6 +15,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.dtypes import FP16, INT32, DType
 from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP, MMA_SYNC, WGMMA, Mma, fragment_column, fragment_row
+from gemmsmith.core.operand import ROLES, MmaOperand
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.hw.wmma import TILE_MN, fragment_registers
@@ -23,6 +24,7 @@ from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value
+from gemmsmith.tile_scheduler.tiles import OperandCoord
 
 KINDS = {
     name: [mma for mma in table if mma.d != INT32]
@@ -48,8 +50,10 @@ def wgmma(mma: Mma, steps: int, row: Value) -> None:
         raise AssertionError
 
     k = current_builder()
-    a = TmaOperand("a_map", Tile(mma.a, N, steps * mma.k, "K"), 1, unbound)
-    b = TmaOperand("b_map", Tile(mma.b, N, steps * mma.k, "K"), 1, unbound)
+    a, b = (
+        TmaOperand(MmaOperand(f"{role}_map", role, Tile(dtype, N, steps * mma.k, "K"), unbound), 1)
+        for role, dtype in zip(ROLES, (mma.a, mma.b), strict=True)
+    )
     full = k.shared(8, stages=1, alignment=8, name="barrier")[0]
     with k.when(k.thread == 0):
         hw.mbarrier_init(full, 1)
@@ -58,7 +62,7 @@ def wgmma(mma: Mma, steps: int, row: Value) -> None:
     with k.when(k.thread == 0):
         hw.mbarrier_arrive_expect_tx(full, a.tile.bytes + b.tile.bytes)
         for operand in (a, b):
-            operand.load(Constant(I32, 0), full, row, k.lane * 0, k.lane * 0)
+            operand.load(Constant(I32, 0), full, OperandCoord(row, k.lane * 0), k.lane * 0)
     hw.mbarrier_wait(full, 0)
     d = loaded(mma, row)
     hw.wgmma_fence()

@@ -10,6 +10,7 @@ from gemmsmith.core.tile import Tile
 
 Role = Literal["a", "b"]
 """Whose rows an operand has, seen as (M or N) x K: those of A are D's rows, those of B are D's columns."""
+ROLES: tuple[Role, Role] = "a", "b"
 
 
 @dataclass(frozen=True)

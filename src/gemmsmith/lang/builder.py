@@ -7,7 +7,7 @@ The active builder is a context variable, so that instructions and collectives n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Token
 from types import TracebackType
 
@@ -287,10 +287,14 @@ class Builder:
 
     @contextmanager
     def when(self, condition: ValueLike) -> Iterator[None]:
-        """Open a branch for the threads for which `condition` holds. If that is true at build time, there is none."""
+        """Open a branch for the threads for which `condition` holds.
+
+        If that is known at build time, there is no branch: what is recorded inside stands here, or is dropped.
+        """
         value = as_value(condition, PRED)
-        if isinstance(value, Constant) and value.value:
-            yield
+        if isinstance(value, Constant):
+            with nullcontext() if value.value else self._nested(st.Block()):
+                yield
             return
         branch = st.If(value)
         self.emit(branch)
