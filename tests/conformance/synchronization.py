@@ -379,8 +379,7 @@ def pipeline_async(tokens: bool, consumers: int) -> Case:
         with k.warpgroup(0):
             state = pipe.producer_start_state()
             with k.range(TURNS, name="turn") as turn:
-                token = pipe.producer_test_acquire(state) if tokens else None
-                pipe.producer_acquire(state, token)
+                pipe.producer_acquire(state)
                 put(k, buffer[state.index], (turn * 1000 + k.thread).to(U32))
                 pipe.producer_commit(state)
                 state.advance()
@@ -405,8 +404,7 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
         with k.warpgroup(0), k.warp(1), k.when(hw.elect_one()):
             state = pipe.producer_start_state()
             with k.range(TURNS, name="turn") as turn:
-                token = pipe.producer_test_acquire(state) if tokens else None
-                pipe.producer_acquire(state, token)
+                pipe.producer_acquire(state)
                 stage = buffer[state.index]
                 if cluster == 1:
                     hw.tma_load(source, 0, turn, 0, stage, pipe.full_barrier(state), EVICT_NORMAL)
@@ -439,8 +437,7 @@ def pipeline_transaction(tokens: bool) -> Case:
                 with k.warp(half):
                     state = pipe.producer_start_state()
                     with k.range(TURNS, name="turn") as turn:
-                        token = pipe.producer_test_acquire(state) if tokens else None
-                        pipe.producer_acquire(state, token)
+                        pipe.producer_acquire(state)
                         with k.when(k.lane == 0):
                             pipe.producer_expect(state, 256)
                             target = buffer[state.index].at(256 * half)

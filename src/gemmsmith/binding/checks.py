@@ -18,13 +18,9 @@ Infos = Mapping[str, ArrayInfo]
 _KEYWORDS = frozenset(kwlist)
 _FP8 = (E4M3, E5M2)
 _ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
-    BF16: {"fp32": FP32},
-    FP16: {"fp32": FP32, "fp16": FP16},
-    E4M3: {"promoted": FP32, "fast": FP32},
-    E5M2: {"promoted": FP32, "fast": FP32},
-    INT8: {"int32": INT32},
-    FP32: {"fp32": FP32},
-}
+    BF16: {"fp32": FP32}, FP16: {"fp32": FP32, "fp16": FP16}, FP32: {"fp32": FP32}, INT8: {"int32": INT32},
+    E4M3: {"promoted": FP32, "fast": FP32}, E5M2: {"promoted": FP32, "fast": FP32},
+}  # fmt: skip
 """Allowed `accumulate` options by operand dtype, the default first, with the accumulator dtype."""
 
 
@@ -89,13 +85,9 @@ def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused:
     """Return the dtype of the result (of an epilogue's matrices, if `fused`) from `out`, `out_dtype` or the default."""
     may_store_int32 = mma.d == INT32 and not fused
     default = {FP16: FP16, TF32: FP32, FP32: FP32, INT8: INT32 if may_store_int32 else BF16}.get(mma.a, BF16)
-    dtype = (
-        as_dtype(out_dtype, "out_dtype", allow_integers=may_store_int32)
-        if out_dtype is not None
-        else out.dtype
-        if out
-        else default
-    )
+    dtype = out.dtype if out else default
+    if out_dtype is not None:
+        dtype = as_dtype(out_dtype, "out_dtype", allow_integers=may_store_int32)
     if dtype.is_integer and not (may_store_int32 and dtype == INT32):
         name = "out" if out_dtype is None else "out_dtype"
         allowed = "bf16, fp16, fp32 or int32" if may_store_int32 else "bf16, fp16 or fp32"

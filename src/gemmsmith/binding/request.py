@@ -19,17 +19,8 @@ class Request:
     Attributes:
         a: (m, k) or (batch, m, k), an array, a Spec or an ArrayInfo.
         b: (k, n) or (batch, k, n), likewise.
-        out: The array of the first result that is not a reduction, or a tuple, list or dict of arrays; None: new ones.
         operands: All epilogue operands by name, with scales under their operands' names (see `scaling.with_scales`).
         epilogue: A function, a graph, a visitor tree (an object with a method `graph()` that returns one), or None.
-        out_dtype: Dtype of matrix results that the epilogue does not convert.
-        accumulate: "fp32", "fp16", "promoted", "fast", or None.
-        precision: "tf32", "3xtf32", or None.
-        fast_math: Approximate functions in the epilogue.
-        deterministic: Reductions in a fixed order.
-        config: The kernel's configuration; None: chosen.
-        batch_invariant: Bits of a row that do not depend on m.
-        backend: One of `backends.BACKENDS`, or "auto".
         fingerprint: Hash key of the epilogue, if it is a snapshot that has one.
 
     Raises:

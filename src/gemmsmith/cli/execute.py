@@ -146,17 +146,14 @@ def scale_shapes(sizes: tuple[int, int, int], scales: tuple[str | None, str | No
     """Return the shapes of scale_a and scale_b for these granularities."""
     m, n, k = sizes
     blocks = ceil_div(k, SCALE_BLOCK)
-    shape_a, shape_b = (
-        {
-            None: None,
-            "tensor": (),
-            "rows": (rows, 1),
-            "1x128": (rows, blocks),
-            "128x128": (ceil_div(rows, SCALE_BLOCK), blocks),
-        }[scale]
-        for rows, scale in zip((m, n), scales, strict=True)
-    )
-    return [shape_a, shape_b and shape_b[::-1]]
+
+    def shape(rows: int, scale: str | None) -> tuple[int, ...] | None:
+        row_blocks = ceil_div(rows, SCALE_BLOCK)
+        shapes = {"tensor": (), "rows": (rows, 1), "1x128": (rows, blocks), "128x128": (row_blocks, blocks)}
+        return shapes[scale] if scale else None
+
+    shape_b = shape(n, scales[1])
+    return [shape(m, scales[0]), shape_b and shape_b[::-1]]
 
 
 def execute(

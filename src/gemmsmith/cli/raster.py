@@ -58,16 +58,9 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
             evict = plan.config.evict if order == plan.config.raster else plan.config.evict[::-1]
             config: Config = plan.config.replace(raster=order, raster_group=group, evict=evict)
             traffic = simulate_traffic(plan.problem, config, on_progress=partial(on_progress, i))
-            rows.append(
-                {
-                    "raster": order,
-                    "raster_group": group,
-                    "dram_bytes": traffic.dram_bytes,
-                    "l2_bytes": traffic.l2_bytes,
-                    "hit_rate": traffic.hit_rate,
-                    "selected": config == plan.config,
-                }
-            )
+            rows.append({"raster": order, "raster_group": group, "dram_bytes": traffic.dram_bytes,
+                         "l2_bytes": traffic.l2_bytes, "hit_rate": traffic.hit_rate,
+                         "selected": config == plan.config})  # fmt: skip
         if picture:
             progress("plotting")
             plot_waves(plan.problem, plan.config, picture)

@@ -12,13 +12,14 @@ include/cutlass/pipeline/sm90_pipeline.hpp.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import I32, PRED, U32
+from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Value, ValueLike, Variable
 from gemmsmith.machine import Scope
 
@@ -116,17 +117,13 @@ class _Pipeline:
         return self._full[stage.index if isinstance(stage, PipelineState) else stage]
 
     # -- producer --------------------------------------------------------------------------------------
-    def producer_test_acquire(self, state: PipelineState) -> Value:
-        """Return a token: whether the stage is already free."""
-        return hw.mbarrier_test_wait(self._empty[state.index], state.phase, self.scope).named("is_free")
-
-    def _acquire(self, state: PipelineState, token: Value | None) -> None:
-        _wait(self._empty[state.index], state.phase, token, self.scope)
+    def _acquire(self, state: PipelineState) -> None:
+        hw.mbarrier_wait(self._empty[state.index], state.phase, self.scope)
 
     def producer_tail(self, state: PipelineState) -> None:
         """Wait until consumers have released every stage: no CTA may exit before its peers' last arrivals on it."""
         with current_builder().range(self.stages, name="stage"):
-            self._acquire(state, None)
+            self._acquire(state)
             state.advance()
 
     # -- consumer --------------------------------------------------------------------------------------
@@ -135,8 +132,9 @@ class _Pipeline:
         return hw.mbarrier_test_wait(self._full[state.index], state.phase).named("is_full")
 
     def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
-        """Wait until the stage is full."""
-        _wait(self._full[state.index], state.phase, token)
+        """Wait until the stage is full, unless `token` says that it is."""
+        with nullcontext() if token is None else current_builder().when(~token):
+            hw.mbarrier_wait(self._full[state.index], state.phase)
 
 
 class PipelineTmaAsync(_Pipeline):
@@ -167,15 +165,15 @@ class PipelineTmaAsync(_Pipeline):
         super().__init__(stages, name, cluster_size, scope)
         self.transaction_bytes, self.first_rank, self.consumer_groups = transaction_bytes, first_rank, consumer_groups
 
-    def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
+    def producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free, and arm its full barrier with its bytes. One thread executes it."""
-        self._acquire(state, token)
+        self._acquire(state)
         self._producers.add_arrivals(1)
         hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
 
     def non_tma_producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free, in a warp that adds to what the producer loads."""
-        self._acquire(state, None)
+        self._acquire(state)
 
     def non_tma_producer_commit(self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool) -> None:
         """Arrive for what `lanes` threads have written into the stage: by `cp_async`, `st_shared` or both."""
@@ -209,9 +207,9 @@ class PipelineAsync(_Pipeline):
     the producer calls hw.fence_proxy_async() before it commits.
     """
 
-    def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
+    def producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free."""
-        self._acquire(state, token)
+        self._acquire(state)
 
     def producer_commit(self, state: PipelineState) -> None:
         """Arrive, once per warp: the executing warps' stores to the stage are done."""
@@ -334,12 +332,3 @@ def _arrive_per_warp(barrier: SharedView, cluster_size: int, first_rank: Value |
     else:
         with k.when(k.lane < cluster_size):
             hw.mbarrier_arrive_remote(barrier, (k.lane + first_rank).to(U32), scope)
-
-
-def _wait(barrier: SharedView, parity: Value, token: Value | None, scope: Scope = "cta") -> None:
-    if token is None:
-        hw.mbarrier_wait(barrier, parity, scope)
-    else:
-        assert token.type == PRED
-        with current_builder().when(~token):
-            hw.mbarrier_wait(barrier, parity, scope)

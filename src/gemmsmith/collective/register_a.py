@@ -10,7 +10,6 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.swizzle import VECTOR_BYTES, swizzled_vector_offset
 from gemmsmith.core.mma import A_FRAGMENT, FRAGMENT_HALF_ROWS, FRAGMENT_ROWS_PER_WARP, LANES_PER_QUAD, WGMMA_M
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import PRED, U32
@@ -87,25 +86,18 @@ class AFragmentLoader:
         column = (lane % LANES_PER_QUAD).with_name_hint("a_k")
         self._is_odd_lane = (lane % 2 == 1).named("is_odd_lane")
         a_tile, _ = spec.tiles
-        self._offsets = [
-            [
-                self._offset(
-                    a_tile,
-                    (row + row_half * FRAGMENT_HALF_ROWS).with_name_hint("a_row"),
-                    column + (lane + load) % 2 * LANES_PER_QUAD,
-                )
-                for load in range(2)
-            ]
-            for row_half in range(2)
-        ]
+        per_vector = VECTOR_BYTES // a_tile.dtype.bytes
 
-    @staticmethod
-    def _offset(tile: Tile, row: Value, column: Value) -> Value:
-        """Return the byte offset of an element in a tile."""
-        per_vector = VECTOR_BYTES // tile.dtype.bytes
-        vector_idx, byte = (row // per_vector).with_name_hint("a_vector"), row % per_vector * tile.dtype.bytes
-        column.with_name_hint("a_smem_row")
-        return swizzled_vector_offset(tile, column, vector_idx, byte).named("a_smem_offset")
+        def offset(row_half: int, load: int) -> Value:
+            """Return the byte offset of an element in a tile."""
+            element_row = (row + row_half * FRAGMENT_HALF_ROWS).with_name_hint("a_row")
+            element_k = column + (lane + load) % 2 * LANES_PER_QUAD
+            vector_idx = (element_row // per_vector).with_name_hint("a_vector")
+            byte = element_row % per_vector * a_tile.dtype.bytes
+            element_k.with_name_hint("a_smem_row")
+            return swizzled_vector_offset(a_tile, element_k, vector_idx, byte).named("a_smem_offset")
+
+        self._offsets = [[offset(row_half, load) for load in range(2)] for row_half in range(2)]
 
     def load(self, fragment: RegisterArray, a: SharedView, k_step: Value, mma_m: int) -> None:
         """Load A's fragment of a k-step and of the `mma_m`-th 64 rows.

@@ -56,11 +56,8 @@ class ThreadCopyPartition:
         if self._rows_per_step > tile.outer:
             self.row = (row_of_all_boxes % tile.outer).named(f"{name}_row_in_box")
             self.box = (row_of_all_boxes // tile.outer).named(f"{name}_box")
-        self._offset = (
-            swizzled((thread * VECTOR_BYTES).with_name_hint("linear_offset"), tile.swizzle)
-            .to(U32)
-            .named(f"{name}_thread_smem_offset")
-        )
+        offset = swizzled((thread * VECTOR_BYTES).with_name_hint("linear_offset"), tile.swizzle).to(U32)
+        self._offset = offset.named(f"{name}_thread_smem_offset")
 
     def copy_steps(self) -> list[CopyStep]:
         """Return the steps in which this thread copies its vectors."""

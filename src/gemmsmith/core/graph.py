@@ -182,11 +182,8 @@ class EpilogueGraph:
             case "operand":
                 return self.operand(node.attribute).broadcast_dims
             case "chunk":
-                return (
-                    inputs[0]._replace(columns_per_value=2)
-                    if node.attribute[1] == "n"
-                    else inputs[0]._replace(rows_per_value=2)
-                )
+                (x,), is_n = inputs, node.attribute[1] == "n"
+                return x._replace(columns_per_value=2) if is_n else x._replace(rows_per_value=2)
             case "interleave":
                 both = broadcast(inputs)
                 return both._replace(columns_per_value=1) if node.attribute == "n" else both._replace(rows_per_value=1)

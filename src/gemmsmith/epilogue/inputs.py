@@ -151,21 +151,22 @@ class ScalarBroadcast:
     """A Python number, passed as a kernel argument, or an element in global memory, one per batch or one in total."""
 
     def __init__(self, operand: Operand) -> None:
-        argument, dtype = operand_argument(operand.name), operand.dtype
-        self.number = current_builder().parameter(argument, F32, lambda p: Pointer(argument)) if dtype is None else None
-        self.array = (
-            None
-            if dtype is None
-            else (GlobalArray(argument, operand.name, dtype, varies_along_m=False, varies_along_n=False))
-        )
+        argument = operand_argument(operand.name)
+        self._source: Value | GlobalArray
+        if operand.dtype is None:
+            self._source = current_builder().parameter(argument, F32, lambda p: Pointer(argument))
+        else:
+            self._source = GlobalArray(
+                argument, operand.name, operand.dtype, varies_along_m=False, varies_along_n=False
+            )
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> TileScalar:
         """Load the element, unless it is a kernel argument."""
-        if not self.array:
-            assert self.number is not None
-            return TileScalar((self.number,))
-        registers = current_builder().registers(F32, 1, f"{self.array.name}_scalar")
-        registers[0] = self.array.load(self.array.element_address(wg_tile.work.batch), Constant(PRED, True))
+        x = self._source
+        if isinstance(x, Value):
+            return TileScalar((x,))
+        registers = current_builder().registers(F32, 1, f"{x.name}_scalar")
+        registers[0] = x.load(x.element_address(wg_tile.work.batch), Constant(PRED, True))
         return TileScalar(registers)
 
 
@@ -298,14 +299,12 @@ class TileMatrix:
             for row_half in range(halves):
                 row = wg_tile.row(epi_m, row_half, self.rows_per_value)
                 in_bounds = wg_tile.row_in_bounds(epi_m, row_half, self.rows_per_value)
-                first = (
-                    wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
-                ).with_name_hint("column")
+                first = wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
+                first.with_name_hint("column")
                 for i in range(2):
                     address = self.array.element_address(wg_tile.work.batch, row, first + i)
-                    registers[n8 * (2 * halves) + (2 * row_half + i)] = self.array.load(
-                        address, in_bounds & (first + i < column_end)
-                    )
+                    element = self.array.load(address, in_bounds & (first + i < column_end))
+                    registers[n8 * (2 * halves) + (2 * row_half + i)] = element
         return fragment.pairs_from_registers(registers, halves)
 
 

@@ -279,12 +279,8 @@ def as_value(x: ValueLike, scalar_type: ScalarType) -> Value:
     if scalar_type.is_integer:
         if isinstance(x, bool) or int(x) != x:
             raise KernelError(f"{x!r} is not a valid {scalar_type}")
-        low, high = (
-            (-(2 ** (scalar_type.bits - 1)), 2 ** (scalar_type.bits - 1))
-            if scalar_type.signed
-            else (0, 2**scalar_type.bits)
-        )
-        if not low <= x < high:
+        low = -(2 ** (scalar_type.bits - 1)) if scalar_type.signed else 0
+        if not low <= x < low + 2**scalar_type.bits:
             raise KernelError(f"{x} is out of range for {scalar_type}")
         return Constant(scalar_type, int(x))
     return Constant(scalar_type, bool(x) if scalar_type == PRED else float(x))

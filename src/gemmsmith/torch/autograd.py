@@ -45,16 +45,9 @@ def differentiable_gemm(
 ) -> tuple[Any, ...]:
     """Return the results of a serialized epilogue on a @ b, with gradients if they are recorded.
 
-    Args:
-        epilogue: the serialized epilogue.
-        a: (m, k) or (batch, m, k).
-        b: (k, n) or (batch, k, n).
-        numbers: the operands that are numbers, in the graph's order.
-        operands: the operands that are tensors, in the graph's order.
-        recompute: save nothing beyond the results, and recompute the GEMM in backward.
-
-    Returns:
-        The results in the graph's order.
+    a is (m, k) or (batch, m, k), b (k, n) or (batch, k, n); `numbers` and `operands` are the epilogue's operands that
+    are numbers and that are tensors. These, and the results, are in the graph's order. `recompute`: save nothing beyond
+    the results, and recompute the GEMM in backward.
 
     Raises:
         ArgumentError: something requires a gradient that does not have one.

@@ -45,14 +45,8 @@ def run_gemm_then_linear(
     The gradient with respect to the accumulator of the first GEMM is computed in the epilogue of the GEMM with
     weight2, so that the gradient of the first GEMM's result is not stored. No second derivatives.
 
-    Args:
-        epilogue: a serialized epilogue with one result of shape (m, n).
-        a: (m, k).
-        b: (k, n).
-        numbers: the epilogue's operands that are numbers, in the graph's order.
-        operands: its operands that are tensors, in the graph's order.
-        weight2: (n, p).
-        bias: (p,) or None.
+    a is (m, k), b (k, n), weight2 (n, p), bias (p,) or None. `epilogue` is serialized and has one result, of shape
+    (m, n); `numbers` and `operands` are its operands that are numbers and that are tensors, in the graph's order.
 
     Raises:
         ArgumentError: the epilogue has more than one result, or something has no gradient.

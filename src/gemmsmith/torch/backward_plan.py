@@ -241,11 +241,9 @@ def _reduction_result(
     graph: EpilogueGraph, r: Result, saved_outputs: Names, outputs: Names, default: DType
 ) -> ReductionResult:
     (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].attribute
-    tie_count_kernel = (
-        _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
-        if r in minmax_results(graph) and r.name in outputs
-        else None
-    )
+    tie_count_kernel = None
+    if r in minmax_results(graph) and r.name in outputs:
+        tie_count_kernel = _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
     divisor = graph.broadcast_dims()[inner].column_divisor
     return ReductionResult(r.name, reduced_dims(axis), r.keepdim, kind == "mean", divisor, tie_count_kernel)
 

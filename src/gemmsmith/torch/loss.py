@@ -38,14 +38,6 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def cross_entropy(input: Any, weight: Any, target: Any, ignore_index: int, reduction: str, chunks: int) -> Any:
     """Return the loss of `FusedLinearCrossEntropy`, which documents the arguments.
 
-    Args:
-        input: (..., dim).
-        weight: (classes, dim).
-        target: (...), integers.
-        ignore_index: the target of rows to ignore.
-        reduction: "mean", "sum" or "none".
-        chunks: the number of chunks of rows.
-
     Returns:
         A scalar, or (...) if reduction is "none"; fp32, or float64 if the input is.
     """

@@ -90,10 +90,8 @@ def result_dtype(graph: EpilogueGraph, result: Result, a: torch.dtype) -> torch.
     is_reduction_or_scale = graph.nodes[result.node].op in ("reduce", "scale")
     if a == torch.float64:
         return a if result.dtype in (None, FP32) else TORCH_DTYPES[result.dtype]
-    return TORCH_DTYPES[
-        result.dtype
-        or (FP32 if is_reduction_or_scale else _default_matrix_dtype(graph, as_dtype(a, "a", allow_integers=True)))
-    ]
+    default = FP32 if is_reduction_or_scale else _default_matrix_dtype(graph, as_dtype(a, "a", allow_integers=True))
+    return TORCH_DTYPES[result.dtype or default]
 
 
 def _default_matrix_dtype(graph: EpilogueGraph, a: DType) -> DType:
@@ -136,12 +134,8 @@ def _cuda_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], 
     operand_values = operands_by_name(graph, numbers, operands)
     if fallback.kernels_unsupported(a.get_device()):
         values = fallback.evaluate_graph(graph, fallback.matmul(a, b), operand_values)
-        results = tuple(
-            [
-                fallback.round_to_dtype(values[r.name], result_dtype(graph, r, a.dtype)).contiguous()
-                for r in graph.results
-            ]
-        )
+        dtypes = {r.name: result_dtype(graph, r, a.dtype) for r in graph.results}
+        results = tuple([fallback.round_to_dtype(values[x], dtype).contiguous() for x, dtype in dtypes.items()])
         return results if len(results) > 1 else results[0]
     output = graph.results[0].dtype
     if graph.is_identity and output in (None, BF16, FP16, FP32):

@@ -99,11 +99,8 @@ class Report:
             raise AssertionError(str(self))
 
     def __str__(self) -> str:
-        elements = (
-            f"{self.num_out_of_bound} elements out of bound"
-            if self.num_out_of_bound
-            else "every element within its bound"
-        )
+        beyond = self.num_out_of_bound
+        elements = f"{beyond} elements out of bound" if beyond else "every element within its bound"
         return (
             f"{elements} (worst {self.worst}, {self.ratio:.3g} of its bound); "
             f"Frobenius {self.frobenius:.3g} of at most {self.frobenius_bound:.3g}"

@@ -58,12 +58,9 @@ def _function(f: Any, copies: dict[int, Any]) -> Any:
     is_ours, function_globals = is_package_function(f), f.__globals__
     if unknown_read and not is_ours:  # it has no fingerprint
         return f
-    module = (
-        function_globals
-        if is_ours
-        else {name: function_globals[name] for name in _MODULE_ATTRIBUTES if name in function_globals}
-    )
-    if not is_ours:  # set before the function is made, which takes them from there
+    module = function_globals
+    if not is_ours:  # with the builtins, since the function takes them from there when it is made
+        module = {name: function_globals[name] for name in _MODULE_ATTRIBUTES if name in function_globals}
         builtins = f.__builtins__
         module["__builtins__"] = {name: builtins[name] for name in names if name in builtins}
     cells = tuple([CellType() for _ in f.__closure__ or ()])
