@@ -293,7 +293,7 @@ def test_depths_of_a_tile(dtype: str, k: int, message: str) -> None:
         ("bf16", "bf16", {"precision": "tf32"}, "precision: got 'tf32' for operands of bf16; it is for fp32 operands"),
         ("fp8_e4m3", "bf16", {}, "b: got dtype bf16 with a of fp8_e4m3; use the same for both"),
         ("int8", "fp8_e4m3", {}, "b: got dtype fp8_e4m3 with a of int8"),
-        ("int32", "int32", {}, "a: got dtype int32; operands are bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or fp32"),
+        ("int32", "int32", {}, "a: got dtype int32; operands are bf16, fp16, fp32, int8, fp8_e4m3 or fp8_e5m2"),
         ("fp8_e4m3", "fp8_e4m3", {"accumulate": "fp16"}, "accumulate: got 'fp16' for operands of fp8_e4m3; use"),
         ("fp8_e5m2", "fp8_e4m3", {"accumulate": "fp32"}, "use promoted or fast"),
         ("int8", "int8", {"accumulate": "fp32"}, "accumulate: got 'fp32' for operands of int8; use int32"),

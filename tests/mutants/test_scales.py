@@ -252,9 +252,9 @@ def a_box_that_is_released_with_its_tile_only(p: Patch) -> None:
 def a_box_that_may_not_be_free(p: Patch) -> None:
     acquire = pipeline.PipelineTmaAsync._acquire
 
-    def acquired(self: Any, state: Any, token: Any) -> None:
+    def acquired(self: Any, state: Any) -> None:
         if not self.name.startswith("scale"):
-            acquire(self, state, token)
+            acquire(self, state)
 
     p.setattr(pipeline.PipelineTmaAsync, "_acquire", acquired)
 

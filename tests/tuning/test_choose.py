@@ -33,6 +33,18 @@ def test_splits_are_considered_where_they_pay(shape: tuple[int, int, int], pay: 
     assert any(c.cluster_splits > 1 for c in rank_configs(p))
 
 
+@pytest.mark.parametrize(("precision", "shape", "pay"), [
+    ("tf32", (768, 1024, 11008), True), ("tf32", (767, 1024, 11008), False), ("3xtf32", (512, 1024, 16384), True),
+    ("3xtf32", (1024, 1024, 16384), False),
+])  # fmt: skip
+def test_splits_of_fp32_operands(precision: str, shape: tuple[int, int, int], pay: bool) -> None:
+    """As benchmarks/results/splits-tf32-h100.json.xz has them, with 3/4 and 1 times 2^20 results as borders."""
+    m, n, k = shape
+    p = bind(Request(Spec((m, k), "fp32"), Spec((k, n), "fp32", (1, k)), precision=precision)).problem
+    assert any(c.splits != 1 for c in rank_configs(p)) == pay
+    assert any(c.splits != 1 for c in rank_configs(p, any_splits=True))
+
+
 def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
     batch = 1 << 24
     tall = bind(Request(Spec((batch, 1 << 18, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))).problem

@@ -82,7 +82,7 @@ def rank_configs(
     epilogue = epilogue or EpilogueSpec.identity(problem.d)
     ranked: list[Config] = []
     problem_16bit = as_16bit_problem(problem)
-    all_configs = configs_for(epilogue, problem_16bit, any_splits or splits_pay(problem_16bit))
+    all_configs = configs_for(epilogue, problem_16bit, any_splits or splits_pay(problem))
     is_valid = all_configs.valid_for(problem_16bit)
     valid_configs = all_configs.select(
         np.flatnonzero(is_valid & all_configs.fixed_k_order if fixed_k_order else is_valid)

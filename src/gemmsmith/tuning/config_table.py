@@ -14,7 +14,7 @@ import numpy as np
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
-from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.dtypes import BF16, TF32
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.problem import MAX_EXTENT, Problem
@@ -45,6 +45,10 @@ SPLITS_PAY_ROWS, SPLITS_PAY_K = range(129, 257), range(14336, 32769)
 """Rows, and 16-bit elements of K, for which a choice considers `splits` (H200, docs/notebook/stream-k.md)."""
 SPLITS_PAY_MIN_COLUMNS = 2048
 """Columns from which a choice considers `splits`; likewise."""
+SPLITS_PAY_MIN_TF32_RESULTS = 3 * 2**18
+"""Results from which a choice considers `splits` for TF32 (splits-tf32-h100)."""
+SPLITS_PAY_MAX_3XTF32_RESULTS = 2**20 - 1
+"""Results up to which a choice considers `splits` for 3xTF32; likewise."""
 MIN_TAIL_WASTE = 1.05
 """Minimum ratio of wave-quantized to actual work at which stream-K is considered; chosen, not measured."""
 
@@ -230,10 +234,17 @@ def splits_pay(problem: Problem) -> bool:
     """Return whether a choice considers `splits`: for one GEMM of 129 to 256 rows, many columns and a long K.
 
     There the model's choices of splits are 7 % faster in the mean of 33 GEMMs, elsewhere 13 % slower in the mean of
-    103. `problem`: of 16-bit operands.
+    103. For TF32, whose k-tiles take longer, if there are many results (9 %, elsewhere 4 % slower), for 3xTF32 if there
+    are few (6 %, elsewhere 6 % slower): 1074 GEMMs.
     """
-    has_long_k = problem.k in SPLITS_PAY_K and problem.n >= SPLITS_PAY_MIN_COLUMNS
-    return has_long_k and problem.m in SPLITS_PAY_ROWS and problem.batch == 1
+    if problem.batch != 1:
+        return False
+    if problem.a.dtype == TF32:
+        results = problem.m * problem.n
+        few, many = results <= SPLITS_PAY_MAX_3XTF32_RESULTS, results >= SPLITS_PAY_MIN_TF32_RESULTS
+        return few if problem.is_3xtf32 else many
+    has_long_k = problem.k * problem.a.dtype.bytes // 2 in SPLITS_PAY_K and problem.n >= SPLITS_PAY_MIN_COLUMNS
+    return has_long_k and problem.m in SPLITS_PAY_ROWS
 
 
 def is_single_wave(config: Config, problem: Problem) -> bool:
