@@ -70,6 +70,21 @@ def test_grouped_products(cluster: tuple[int, int], seed: int) -> None:
         np.testing.assert_allclose(out[rows], want, rtol=1e-4, atol=1e-3)
 
 
+def test_a_plan_takes_other_ends_and_shapes() -> None:
+    """Those of each run; a run that repeats another's layouts finds its launches."""
+    rng, config = np.random.default_rng(5), Config("grouped", (128, 64, 64), (1, 1))
+    plan = gemmsmith.plan(
+        Spec((128, 64), "bf16"), Spec((2, 64, 64), "bf16"), ends=Spec((2,), "int32"), config=config, backend="sim"
+    )
+    for m, groups in ((128, 2), (128, 2), (200, 3)):
+        a, b, ends = bf16(rng, m, 64), bf16(rng, groups, 64, 64), ends_of(rng, m, groups)
+        found = plan.run(a, b, ends=ends).astype(float)
+        want = np.concatenate(
+            [x @ y for x, y in zip(np.split(a.astype(float), ends[:-1]), b.astype(float), strict=True)]
+        )
+        np.testing.assert_allclose(found, want, rtol=2.0**-8, atol=1e-2)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_gathered_rows(seed: int) -> None:
     rng = np.random.default_rng(seed)

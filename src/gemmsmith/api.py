@@ -74,7 +74,8 @@ def gemm(
             `serpentine`.
         backend: "auto" (the GPU for arrays on a GPU, the float64 reference for arrays on the CPU), "cuda", "sim" (the
             simulator) or "reference".
-        **named_operands: Epilogue operands by name: arrays on a's device, or numbers.
+        **named_operands: Epilogue operands by name, arrays on a's device or numbers; also the arrays that the
+            config's design reads (`Design.arrays`).
 
     Returns:
         `out`, or new arrays in the form that the epilogue returns: one array, a tuple or a dict.

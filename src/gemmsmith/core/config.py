@@ -83,10 +83,10 @@ class Config:
     @classmethod
     def parse(cls, text: str) -> Config:
         """Return the Config whose `str` is `text`. Raises ConfigError."""
-        found = _TEXT.fullmatch(text)
-        if not found:
+        match = _TEXT.fullmatch(text)
+        if not match:
             raise ConfigError(f"{text!r} is not the text of a Config, such as {str(cls())!r}")
-        fields: dict[str, Any] = {name: x for name, x in found.groupdict().items() if x is not None}
+        fields: dict[str, Any] = {name: x for name, x in match.groupdict().items() if x is not None}
         fields |= {name: int(fields[name]) for name in _INT_FIELDS if name in fields}
         fields |= {name: tuple(map(int, fields[name].split("x"))) for name in ("tile", "cluster")}
         fields |= {name: True for name in _BOOL_FIELDS if name in fields}
