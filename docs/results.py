@@ -31,7 +31,7 @@ FILES: dict[str, tuple[str, str, str]] = {
                     "bf9e60b", "2026-11-23"),
     "launch-h200": ("What does a call cost on the host?", "c9d5e26", "2026-11-24"),
     "ladder-h100": ("sgemm and mma_multistage on an H100.", "66e0bfd", "2026-11-26"),
-    "launch-h100": ("What does a call cost on the host of an H100?", "66e0bfd", "2026-11-26"),
+    "launch-h100": ("What does a call cost on the host of an H100?", "e7cd522", "2026-11-26"),
     "layers-h100": ("The three GEMMs of a training step for 20 layers.", "beb0790", "2026-11-26"),
     "layouts-h100": ("20 square and oblong GEMMs in bf16 and fp16, in all layouts.", "beb0790", "2026-11-26"),
     "lockstep-h200": ("What does `sync_clusters` gain, by tile, raster group and interval? With L2 counters.",
