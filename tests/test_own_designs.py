@@ -202,6 +202,37 @@ def test_wrong_arrays_are_refused(wrong: dict[str, Any], message: str) -> None:
         gemmsmith.plan(**given)
 
 
+@pytest.mark.parametrize("columns", [24, 40, 72, 136])
+def test_tiles_whose_rows_are_no_power_of_two(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    a, b, ends = bf16(rng, 150, 64), bf16(rng, 2, 64, columns), np.array([70, 150], np.int32)
+    config, out = Config("grouped", (128, columns, 64), (1, 1)), np.full((150, columns), np.nan, ml_dtypes.bfloat16)
+    assert gemmsmith.simulate(a, b, ends=ends, out=out, config=config).hazards == []
+    for group, rows in enumerate(np.split(np.arange(150), ends[:-1])):
+        bounds.check(out[rows], a[rows], b[group], FP32, BF16).require()
+
+
+def test_no_rows_and_scales() -> None:
+    rng, zeros = np.random.default_rng(0), np.zeros((0, 64), ml_dtypes.bfloat16)
+    config = Config("grouped", (128, 64, 64), (1, 1))
+    b, ends = bf16(rng, 2, 64, 72), np.zeros(2, np.int32)
+    assert gemmsmith.gemm(zeros, b, ends=ends, config=config, backend="sim").shape == (0, 72)
+    a, rows = bf16(rng, 40, 64), rng.integers(0, 40, 30, dtype=np.int32)
+    given: dict[str, Any] = {"rows": rows, "config": Config("gather", (128, 64, 64), (1, 1)), "backend": "sim"}
+    with pytest.raises(ArgumentError, match=r"scale_a: got shape \(40, 1\); a's are not the product's"):
+        gemmsmith.gemm(a, b[0], scale_a=np.ones((40, 1), np.float32), **given)
+    found = gemmsmith.gemm(a, b[0], scale_b=np.full((1, 72), 2, np.float32), **given)
+    bounds.check(found, (2 * a[rows]).astype(ml_dtypes.bfloat16), b[0], FP32, BF16).require()
+
+
+@pytest.mark.parametrize("shapes", ["", "mk,kn->mn", "mk,gkn,g->mngk", "mk,gkn,g->mx", "mk,gkn,g"])
+def test_shapes_of_a_design_are_checked(shapes: str) -> None:
+    with pytest.raises(ConfigError, match="shapes: got"):
+        replace(GROUPED, shapes=shapes)
+    with pytest.raises(ConfigError, match="arrays: got 'int32' for ends"):
+        replace(GROUPED, arrays={"ends": "int32"})
+
+
 def test_what_the_designs_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="swap_ab"):
         gemmsmith.plan(**{**GIVEN, "config": Config("grouped", swap_ab=True)})

@@ -21,7 +21,7 @@ from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.core.chip import CHIPS
-from gemmsmith.core.dtypes import FP16, FP32, TF32, as_dtype
+from gemmsmith.core.dtypes import BF16, FP16, FP32, TF32, as_dtype
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import MMA_SYNC, select_mma
 from gemmsmith.host import plans
@@ -243,3 +243,14 @@ def test_epilogues(name: str) -> None:
             continue
         return
     pytest.fail("no config suits it")
+
+
+@pytest.mark.parametrize("columns", [48, 80, 96, 112])
+def test_a_padded_tile_reads_nothing_behind_b(columns: int) -> None:
+    """A row-major b's tile is padded to whole lines, which the last tile must not read."""
+    rng = np.random.default_rng(columns)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((128, 64), (64, 2 * columns)))
+    padded = config(tile=(128, columns, 32), consumers=1, stages=4)
+    done = gemmsmith.simulate(a, b, config=padded)
+    assert done.hazards == []
+    bounds.check(done.result, a, b, FP32, BF16).require()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
+from gemmsmith.core.errors import KernelError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import I32, PRED
+from gemmsmith.lang.values import Constant
 
 
 def kernel() -> Kernel:
@@ -35,3 +40,31 @@ def test_scratch_memory_is_what_its_parts_take() -> None:
     assert kernel().scratch_bytes(problem) == 512 + 768
     assert kernel().scratch_bytes(problem, zero_initialized=True) == 1280
     assert kernel().scratch_bytes(SimpleNamespace(rows=0)) == 0
+
+
+@pytest.mark.parametrize("condition", [False, True])
+def test_a_branch_that_is_known_has_an_otherwise(condition: bool) -> None:
+    """Neither joins an `if` before it."""
+    with Builder("known", threads=128) as k:
+        x = k.var(I32, 0, "x")
+        with k.when(k.thread == 0):
+            x.set(1)
+        with k.when(Constant(PRED, condition)), k.when(k.thread == 1):
+            x.set(2)
+        with k.otherwise():
+            x.set(3)
+        source = k.finish().source.partition("int x = 0;")[2]
+    assert ("x = 3;" in source, "x = 2;" in source, "else" in source) == (not condition, condition, False)
+
+
+def test_buffers_over_others_are_inside_of_them() -> None:
+    with Builder("inside", threads=128) as k:
+        small = k.shared(512, alignment=16, name="small")
+        k.shared(512, alignment=128, name="tile")
+        over = k.shared(512, alignment=16, name="over", over=(small,))
+        k.finish()
+    assert over.offset == small.offset == 512
+    with Builder("beyond", threads=128) as k:
+        k.shared(1024, alignment=16, name="large", over=(k.shared(512, alignment=16, name="small"),))
+        with pytest.raises(KernelError, match="large: it reaches beyond the buffers that it is over"):
+            k.finish()

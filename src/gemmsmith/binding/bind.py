@@ -203,6 +203,8 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     factors, block_scales, granularity = _split_scales(
         scales, a_info, b_info, shape[:-2], promoted, planned_granularity or {}
     )
+    if design and design.shapes:
+        checks.check_design_scales(design, {argument_name(x): i for x, i in factors.items()}, block_scales)
     dtype = checks.resolve_out_dtype(mma, out_info, request.out_dtype, fused=epilogue is not None or bool(factors))
     operand_infos = {name: _describe_operand(name, x, a_info) for name, x in operands.items()}
     source_graph = graph = identity_graph(dtype)

@@ -119,6 +119,18 @@ def gemm_shape(a: ArrayInfo, b: ArrayInfo, design: Design | None, arrays: Infos)
     return (*batch, a.shape[-2], b.shape[-1])
 
 
+def check_design_scales(design: Design, factors: Mapping[str, ArrayInfo | float], blocks: Infos) -> None:
+    """Check that a design with shapes of its own can apply these scales, by the names of their arguments."""
+    if blocks:
+        raise ArgumentError(f"scale_a, scale_b: got block scales; the design {design.name} takes tensor scales")
+    for name, x in factors.items():
+        if isinstance(x, ArrayInfo) and max(x.shape, default=1) > 1 and not design.scales_axis(name[-1]):
+            raise ArgumentError(
+                f"{name}: got shape {tuple(x.shape)}; {name[-1]}'s are not the product's in the design {design.name}, "
+                "use a tensor scale"
+            )
+
+
 def _design_shape(design: Design, arrays: Infos) -> tuple[int, ...]:
     """Return the product's shape by the letters of a design's `shapes`."""
     inputs, output = design.shapes.split("->")

@@ -47,7 +47,7 @@ def orient_problem(
             arrays[name] = to_matrix(x, 1)
     d_name = next(iter(graph.matrix_result_names), "")
     a, b = (
-        to_matrix(x, batch, dtype=dtype)  # fp32 arrays as TF32
+        to_matrix(x, 1 if design and design.shapes else batch, dtype=dtype)  # fp32 arrays as TF32
         for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
         if isinstance(x, ArrayInfo)
     )

@@ -178,7 +178,7 @@ class CpAsyncMainloop:
             first_k = (tile.k_tile_index(Constant(I32, 0)) * self.spec.config.tile[2]).named("first_k")
             for operand, copies in zip(self.operands, self._copies, strict=True):
                 copies.set_tile(tile.coord(operand.role), first_k)
-            in_bounds = reduce(and_, (x.mn_extent - tile.coord(x.role).mn >= x.tile.mn for x in self.operands))
+            in_bounds = reduce(and_, (x.mn_extent - tile.coord(x.role).mn >= x.tile.padded_mn for x in self.operands))
             k_remaining = (self._k - first_k).named("initial_k_remaining")
             full_k_tiles = k.minimum(tile.k_tiles, k_remaining // self.spec.config.tile[2])
             self._full_k_tiles_remaining.set(k.select(in_bounds, full_k_tiles, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value
@@ -46,6 +47,8 @@ class ThreadCopyPartition:
 
     def __init__(self, tile: Tile, thread: Value, threads: int, name: str) -> None:
         per_row = tile.pitch // VECTOR_BYTES
+        if threads % per_row:
+            raise KernelError(f"{name}: {threads} threads copy whole rows; got rows of {per_row} vectors")
         self.tile, self._thread, self._threads = tile, thread, threads
         self._rows_per_step = threads // per_row
         """Rows, of all boxes, that the threads copy in one step."""

@@ -54,6 +54,24 @@ class Design:
     shapes: str = ""
     clips_rows: bool = False
 
+    def __post_init__(self) -> None:
+        inputs, _, output = self.shapes.partition("->")
+        terms = inputs.split(",")
+        fits = len(terms) == 2 + len(self.arrays) and all(x.isalpha() for x in terms) and set(output) <= set(inputs)
+        if (self.shapes or self.arrays) and not (fits and len(set(output)) == len(output) in (2, 3)):
+            raise ConfigError(
+                f"shapes: got {self.shapes!r} with arrays {tuple(self.arrays)}; use letters for a, b, each array and "
+                'the product, such as "mk,gkn,g->mn"'
+            )
+        for name, dtype in self.arrays.items():
+            if not isinstance(dtype, DType):
+                raise ConfigError(f"arrays: got {dtype!r} for {name}; use a DType of gemmsmith.core.dtypes")
+
+    def scales_axis(self, operand: str) -> bool:
+        """Return whether rows of a (columns of b) are those of the product, so that they can be scaled after it."""
+        a, b = self.shapes.split("->")[0].split(",")[:2]
+        return (a[-2] if operand == "a" else b[-1]) == self.shapes[-2 if operand == "a" else -1]
+
     def warpgroups(self, consumers: int) -> tuple[int, int]:
         """Return the consumer warpgroups that share a tile, along M and along N."""
         if self.tile_per_warpgroup:

@@ -241,7 +241,7 @@ class KernelSpec:
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
         if get_design(config.design).clips_rows:
             epilogue = epilogue.with_clipped_rows()
-            if majors[0] == "MN":
+            if majors[0] == "MN" and problem.m:
                 raise ConfigError(
                     f"a: got column-major with {config.design}, whose tiles begin anywhere; use row-major"
                 )

@@ -63,6 +63,11 @@ class Tile:
         return round_up(nbytes, row) // self.dtype.bytes
 
     @property
+    def padded_mn(self) -> int:
+        """Rows of M or N that a copy of the tile reads, padding included."""
+        return self.inner if self.major == "MN" else self.mn
+
+    @property
     def outer(self) -> int:
         """Rows of a box: elements along the dimension that is not contiguous."""
         return self.mn if self.major == "K" else self.k

@@ -117,7 +117,9 @@ class Stores:
         """Store, from all threads, those results of a subtile that are not stored by TMA."""
         for name, tile in self.stored_tiles:
             if name in self.arrays_without_tma:
-                store = self._store_vectors if name in self._vectorizable_names else self._store_elements
+                vectors_per_row = tile.pitch // VECTOR_BYTES
+                has_whole_steps = THREADS_PER_WARPGROUP % vectors_per_row == 0 and name in self._vectorizable_names
+                store = self._store_vectors if has_whole_steps else self._store_elements
                 store(self.arrays_without_tma[name], tile, coord, wg_tile)
 
     def _origin(self, name: str, tile: Tile, wg_tile: WarpgroupTile, coord: SubtileCoord) -> tuple[Value, Value]:

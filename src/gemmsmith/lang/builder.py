@@ -74,6 +74,8 @@ class Builder:
         self.body = st.Block()
         self._blocks = [self.body]
         self._roles: list[st.Role] = []
+        self._constant_branch = st.Block(), 0, False
+        """The last branch on a condition that is known: its block, the statements up to its end, the condition."""
         self.thread, self.warpgroup_index = Builtin(I32, "thread"), Builtin(I32, "warpgroup")
         self.lane: Value = Builtin(I32, "lane")
         self.warp_index: Value = Builtin(I32, "warp")
@@ -295,6 +297,7 @@ class Builder:
         if isinstance(value, Constant):
             with nullcontext() if value.value else self._nested(st.Block()):
                 yield
+            self._constant_branch = self._blocks[-1], len(self._blocks[-1].statements), bool(value.value)
             return
         branch = st.If(value)
         self.emit(branch)
@@ -304,6 +307,11 @@ class Builder:
     @contextmanager
     def otherwise(self) -> Iterator[None]:
         """Open the else branch of the immediately preceding `k.when`."""
+        block, length, is_taken = self._constant_branch
+        if block is self._blocks[-1] and length == len(block.statements):
+            with self._nested(st.Block()) if is_taken else nullcontext():
+                yield
+            return
         last = self._blocks[-1].statements[-1] if self._blocks[-1].statements else None
         if not isinstance(last, st.If) or last.otherwise:
             raise KernelError("k.otherwise must follow a k.when")

@@ -106,7 +106,19 @@ def lay_out(buffers: Sequence[SharedBuffer]) -> None:
     So the mainloop's stages are adjacent, and begin at 0, where addresses need no addition.
     """
     ends: dict[tuple[SharedBuffer, ...], int] = {(): 0}
-    for buffer in sorted(buffers, key=lambda x: -min(x.alignment, MIN_TILE_ALIGNMENT_BYTES)):
+    for buffer in sorted(buffers, key=lambda x: (bool(x.over), -min(x.alignment, MIN_TILE_ALIGNMENT_BYTES))):
         end = ends[buffer.over] if buffer.over in ends else buffer.over[0].offset
         buffer.offset_constant.value = round_up(end, buffer.alignment)
         ends[buffer.over] = buffer.offset + buffer.bytes
+        if buffer.over:
+            _check_over(buffer, buffers)
+
+
+def _check_over(buffer: SharedBuffer, buffers: Sequence[SharedBuffer]) -> None:
+    """Raise KernelError if a buffer reaches beyond those that it is over, or into another one between them."""
+    begin, end, last = buffer.over[0].offset, buffer.offset + buffer.bytes, buffer.over[-1]
+    between = [
+        x for x in buffers if not x.over and x not in buffer.over and x.offset < end and begin < x.offset + x.bytes
+    ]
+    if between or end > last.offset + last.bytes:
+        raise KernelError(f"{buffer.name}: it reaches beyond the buffers that it is over")
