@@ -117,8 +117,8 @@ class Stores:
         """Store, from all threads, those results of a subtile that are not stored by TMA."""
         for name, tile in self.stored_tiles:
             if name in self.arrays_without_tma:
-                vectors_per_row = tile.pitch // VECTOR_BYTES
-                has_whole_steps = THREADS_PER_WARPGROUP % vectors_per_row == 0 and name in self._vectorizable_names
+                is_aligned = name in self._vectorizable_names
+                has_whole_steps = is_aligned and THREADS_PER_WARPGROUP % (tile.pitch // VECTOR_BYTES) == 0
                 store = self._store_vectors if has_whole_steps else self._store_elements
                 store(self.arrays_without_tma[name], tile, coord, wg_tile)
 
