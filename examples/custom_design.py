@@ -22,7 +22,7 @@ from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
+from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
 
 
 def serial(k: Builder, spec: KernelSpec) -> None:

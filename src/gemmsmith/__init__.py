@@ -1,6 +1,6 @@
 """gemmsmith forges GEMM kernels for NVIDIA Hopper GPUs: D = epilogue(A @ B), readable, and executable without a GPU."""
 
-from gemmsmith.api import gemm, plan, simulate, tune
+from gemmsmith.api import gemm, grouped_gemm, plan, simulate, tune
 from gemmsmith.arrays import Spec
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, register_design
@@ -15,6 +15,7 @@ from gemmsmith.core.errors import (
     KernelError,
     RetraceWarning,
 )
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.graph.frontend.interleave import deinterleave, interleave
 from gemmsmith.graph.frontend.values import top_k_softmax
 from gemmsmith.host.packing import pack
@@ -32,6 +33,7 @@ __all__ = [
     "DeviceError",
     "EpilogueError",
     "GemmsmithError",
+    "Grouping",
     "HazardError",
     "KernelError",
     "Plan",
@@ -41,6 +43,7 @@ __all__ = [
     "deinterleave",
     "dequantize",
     "gemm",
+    "grouped_gemm",
     "interleave",
     "pack",
     "plan",

@@ -1,30 +1,24 @@
-"""The functions of the public interface: gemm, plan, simulate, tune."""
+"""The functions of the public interface: gemm, grouped_gemm, plan, simulate, tune."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from gemmsmith.arrays import describe
 from gemmsmith.backends import Backend
 from gemmsmith.binding import checks
-from gemmsmith.binding.bind import bind, outputs_by_name
+from gemmsmith.binding.groups import make_grouping, with_table
 from gemmsmith.binding.request import Request
 from gemmsmith.binding.scaling import with_scales
 from gemmsmith.core.bools import as_bools
-from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.config import Config
-from gemmsmith.core.errors import ConfigError
-from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.host.plans import Plan, Simulation, read_signatures, run_reference
+from gemmsmith.core.grouping import Grouping
+from gemmsmith.host.cached_run import run_cached
+from gemmsmith.host.plans import Plan, Simulation
 
 if TYPE_CHECKING:
     from gemmsmith.arrays import Spec
-    from gemmsmith.backends.cuda.run import BoundLaunches
     from gemmsmith.tuning.measure import Measured
-
-_PLAN_CACHE: dict[Hashable, tuple[Plan, BoundLaunches | None]] = BoundedCache(1024)
-"""Plans that `gemm` has made, with their launches, by epilogue, signatures of the arrays, and options."""
 
 
 def gemm(
@@ -90,54 +84,89 @@ def gemm(
     if not (fast_math is True and deterministic is True and batch_invariant is False):
         as_bools(fast_math=fast_math, deterministic=deterministic, batch_invariant=batch_invariant)
     all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
-    source = fingerprint(epilogue)
-    results = outputs_by_name(out)
-    key, addresses = read_signatures(a, b, results, all_operands)
-    options = (
-        key, type(out), out_dtype, accumulate, precision, fast_math, deterministic, config, batch_invariant, backend,
-    )  # fmt: skip
-    try:
-        cached = _PLAN_CACHE.get((source, options))
-    except TypeError:  # an option is not hashable: Plan refuses it
-        cached = None
-    if cached is not None:
-        plan_, call = cached
-        if call is not None and call.outputs_do_not_overlap(addresses):
-            return plan_.launch(call, addresses, results, a)
-        value = plan_.run_checked(a, b, out, all_operands)
-        # None if the result has another name than in `results`
-        _PLAN_CACHE[source, options] = plan_, plan_.cached_launches(key)
-        return value
-    request = Request(
+    return run_cached(
         a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
         batch_invariant, backend,
     )  # fmt: skip
-    try:
-        plan_ = Plan(request)
-    except ConfigError:  # no kernel computes it, but the reference, which has none, does
-        on_cpu = describe(a, "a").device == "cpu"
-        if config is not None or not on_cpu or backend not in ("auto", "reference"):
-            raise
-        binding = bind(request).allocate_results(a)
-        run_reference(binding)
-        return binding.value
-    binding = plan_.detach_arrays()
-    if plan_.fingerprint is not None:
-        _PLAN_CACHE[plan_.fingerprint, options] = plan_, None
-    # None if the result has another name than in `results`
-    return plan_.run_bound(binding, a, cache_key=key if results.keys() == binding.results.keys() else None)
+
+
+def grouped_gemm(
+    a: Any, b: Any, *, offsets: Any = None, sizes: Any = None, counts: Any = None, along: Literal["m", "k"] = "m",
+    zero_fill: bool = True, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
+    precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
+    backend: Backend = "auto", **named_operands: Any,
+) -> Any:  # fmt: skip
+    """Compute a product for each of G groups, whose lengths are known to the device only.
+
+    Which rows, or which slice of K, a group has is read from a table on the device when the kernel starts, without
+    synchronization; a captured CUDA graph reads it at each replay. Groups may be empty and end anywhere. Exactly one
+    table is given:
+
+    - `offsets` (as in torch.nn.functional.grouped_mm) or `sizes`: D (M, N), whose rows are divided, of a (M, K) and
+      b (G, K, N): D[rows of g] = epilogue(a[rows of g] @ b[g]).
+    - `counts`: D (G, max M, N) of a (G, max M, K) and b (G, K, N), of which the first counts[g] rows are computed, and
+      no others written.
+    - `offsets` or `sizes` with along="k": D (G, M, N) of a (M, K) and b (K, N): D[g] = epilogue(a[:, slice of g] @
+      b[slice of g]), for the gradients of weights. An empty group yields epilogue(0).
+
+    A table with a negative size or with more rows than there are is invalid: every result is NaN (the least integer,
+    for int32), and nothing outside of the arrays is read or written.
+
+    Args:
+        a: bf16, fp16, fp8, int8, or fp32 with `precision`. Fastest with contiguous rows; with along="k" 16-bit operands
+            are fastest with contiguous columns (a) and rows (b). Others are repacked by a kernel first.
+        b: Of a's dtype, as in `gemm`.
+        offsets: (G,), int32: the end of each group. 1 to 1024 groups.
+        sizes: (G,), int32: the length of each group.
+        counts: (G,), int32: the valid rows of each group's matrix.
+        along: What the groups divide: the rows of a and D ("m"), or K ("k"). K of 8-bit operands is divided at
+            multiples of 128.
+        zero_fill: Rows of D behind the last group become zero; False: they are not written.
+        scale_a: As in `gemm`; a block scale has one row of a, not 128, if rows are divided at any row.
+        scale_b: As in `gemm`, with a leading dimension of G.
+        epilogue: As in `gemm`. Results are matrices; reductions are not supported.
+        operands: As in `gemm`. Further shapes: (G,) or (G, 1, 1), a value for each group; (G, N) or (G, 1, N), a row
+            for each group.
+        out: As in `gemm`.
+        out_dtype: As in `gemm`.
+        accumulate: As in `gemm`.
+        precision: As in `gemm`, "tf32" or "3xtf32".
+        fast_math: As in `gemm`.
+        deterministic: As in `gemm`.
+        config: The kernel's configuration, without split-K. Default: the analytic model's choice for equal groups.
+        backend: As in `gemm`.
+        **named_operands: As in `gemm`.
+
+    Returns:
+        `out`, or new arrays in the form that the epilogue returns.
+
+    Raises:
+        ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
+        EpilogueError: If the epilogue cannot be traced.
+        ConfigError: If no config, or not the given one, can compute it.
+        DeviceError: If the GPU or driver does not support it.
+        HazardError: With backend="sim", if the simulator finds hazards.
+    """
+    grouping, table = make_grouping(offsets, sizes, counts, along, zero_fill)
+    all_operands = with_table(checks.merge_operands(operands, named_operands), grouping, table)
+    return run_cached(
+        a, b, out, with_scales(all_operands, scale_a, scale_b), epilogue, out_dtype, accumulate, precision, fast_math,
+        deterministic, config, False, backend, grouping,
+    )  # fmt: skip
 
 
 def plan(
     a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
     operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
     precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
-    batch_invariant: bool = False, backend: Backend = "auto", **named_operands: Any,
+    batch_invariant: bool = False, backend: Backend = "auto", grouping: Grouping | None = None, **named_operands: Any,
 ) -> Plan:  # fmt: skip
     """Return a plan for GEMMs with these dtypes, layouts, alignments and epilogue; nothing is computed.
 
-    The arguments are those of `gemm`, whose arrays may be `Spec(shape, dtype, strides)`. The plan's source, PTX, SASS
-    and resources are available on any machine, also without a GPU.
+    The arguments are those of `gemm`, whose arrays may be `Spec(shape, dtype, strides)`. For a grouped GEMM also
+    `grouping`, and its table by name, such as `grouping=Grouping("offsets"), offsets=offsets`. The plan's source, PTX,
+    SASS and resources are available on any machine, also without a GPU.
 
     Returns:
         The plan, which keeps no reference to the arrays.
@@ -150,7 +179,7 @@ def plan(
     all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
     plan_ = Plan(Request(
         a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
-        batch_invariant, backend,
+        batch_invariant, backend, grouping=grouping,
     ))  # fmt: skip
     plan_.detach_arrays()
     return plan_
@@ -160,12 +189,12 @@ def simulate(
     a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
     operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
     precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
-    batch_invariant: bool = False, seed: int = 0, **named_operands: Any,
+    batch_invariant: bool = False, seed: int = 0, grouping: Grouping | None = None, **named_operands: Any,
 ) -> Simulation:  # fmt: skip
     """Execute the kernel that `gemm` would run, on the CPU, instruction by instruction.
 
     The arguments are those of `gemm`, with arrays on the CPU, and `seed`, the schedule of the execution: 0 follows the
-    cost model, others are random.
+    cost model, others are random. For a grouped GEMM also `grouping`, as in `plan`.
 
     Returns:
         The result, the hazards (an empty list for a correct kernel), the timeline, and the cycles of the cost model.
@@ -178,7 +207,7 @@ def simulate(
     all_operands = checks.merge_operands(operands, named_operands)
     request = Request(
         a, b, out, with_scales(all_operands, scale_a, scale_b), epilogue, out_dtype, accumulate, precision, fast_math,
-        deterministic, config, batch_invariant, "sim",
+        deterministic, config, batch_invariant, "sim", grouping=grouping,
     )  # fmt: skip
     return Plan(request).simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed)
 

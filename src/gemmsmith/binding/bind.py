@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, is_array
 from gemmsmith.binding import checks, scaling
+from gemmsmith.binding.groups import check_scales_of_groups, classify_in_groups, with_group_dimension
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.request import Request
 from gemmsmith.binding.scaling import argument_name
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import Design, get_design
+from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, did_you_mean
 from gemmsmith.core.frozen import changed
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result, identity_graph, reduced_dims
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT_BYTES, Matrix, Problem
+from gemmsmith.core.product import Product
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.epilogue_plan import check_quantize_blocks
 from gemmsmith.epilogue.inputs import operand_argument
@@ -51,10 +55,10 @@ class Binding:
             `result_strides` and address 0; only results are writable.
         results: The given arrays of results, by name.
         problem: The GEMM that the kernel computes; its D is the first matrix result.
-        design: The design that the caller asks for, if any.
+        product: The product that is computed, if it is not torch.matmul's: the design's, or a grouped GEMM's.
         swapped: Whether the kernel computes D^T = B^T @ A^T, so that the problem's `a` is the user's b.
         spec: The epilogue of the kernel.
-        arrays: Matrix operands and results of the kernel, and arrays of the design, by name.
+        arrays: Matrix operands and results of the kernel, and arrays of the product, by name.
     """
 
     shape: tuple[int, ...]
@@ -66,7 +70,7 @@ class Binding:
     graph: EpilogueGraph
     arguments: Mapping[str, ArrayInfo | float]
     results: Mapping[str, Any]
-    design: Design | None
+    product: Product | None
     problem: Problem
     swapped: bool
     spec: EpilogueSpec
@@ -78,6 +82,12 @@ class Binding:
         a = self.arguments["a"]
         assert isinstance(a, ArrayInfo)
         return a
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """The groups of the user's product."""
+        grouping = self.problem.grouping
+        return grouping.transposed() if grouping and self.swapped else grouping
 
     @property
     def names(self) -> list[str]:
@@ -104,8 +114,8 @@ class Binding:
 
     def transposed(self) -> Binding:
         """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
-        if self.design and self.design.shapes:
-            raise ConfigError(f"swap_ab: got True for the design {self.design.name}, which supports False only")
+        if self.product and not self.product.is_transposable:
+            raise ConfigError(f"swap_ab: got True for {self.product.name}, which supports False only")
         if not self.graph.is_transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
         p = self.problem
@@ -117,7 +127,7 @@ class Binding:
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(
             spec, self.arguments, self.shape, self.out_dtype, self.mma, self.promoted, self.scale_granularity,
-            self.design, swapped=not self.swapped,
+            self.product, self.grouping, self.problem.groups, swapped=not self.swapped,
         )  # fmt: skip
         return changed(self, **oriented._asdict())
 
@@ -188,29 +198,40 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     """
     out, epilogue = request.out, request.epilogue
     scales = {name: x for name, x in request.operands.items() if name in SCALE_NAMES}
-    design = get_design(request.config.design) if request.config else None
-    design_arrays = design.arrays if design else {}
-    operands = {name: x for name, x in request.operands.items() if name not in (*scales, *design_arrays)}
+    grouping, product = request.grouping, get_design(request.config.design).product if request.config else None
+    if grouping:
+        product = grouping.product
+    product_arrays = product.arrays if product else {}
+    operands = {name: x for name, x in request.operands.items() if name not in (*scales, *product_arrays)}
     if epilogue is None and operands:
         names, hint = ", ".join(operands), next(filter(None, map(did_you_mean, operands)), "")
         raise ArgumentError(f"{names}: operands need an `epilogue` that reads them{hint}")
     a_info, b_info = describe(request.a, "a"), describe(request.b, "b")
     mma = checks.resolve_mma(a_info, b_info, request.accumulate, request.precision)
     out_info = None if out is None or epilogue is not None else describe(out, "out")
-    array_infos = _describe_arrays(design_arrays, request.operands, a_info)
-    shape = checks.gemm_shape(a_info, b_info, design, array_infos)
+    array_infos = _describe_arrays(product_arrays, request.operands, a_info)
+    shape = checks.gemm_shape(a_info, b_info, product, array_infos)
+    groups = array_infos[grouping.table].shape[0] if grouping else 0
+    grouping = grouping.with_room_for(groups) if grouping else None
     promoted = checks.is_promoted(a_info, request.accumulate, request.precision)
     factors, block_scales, granularity = _split_scales(
-        scales, a_info, b_info, shape[:-2], promoted, planned_granularity or {}
+        scales, a_info, b_info, (groups,) if groups else shape[:-2], promoted, planned_granularity or {}
     )
-    if design and design.shapes:
-        checks.check_design_scales(design, {argument_name(x): i for x, i in factors.items()}, block_scales)
+    if grouping:
+        check_scales_of_groups(grouping, granularity)
+    elif product:
+        checks.check_product_scales(product, {argument_name(x): i for x, i in factors.items()}, block_scales)
     dtype = checks.resolve_out_dtype(mma, out_info, request.out_dtype, fused=epilogue is not None or bool(factors))
     operand_infos = {name: _describe_operand(name, x, a_info) for name, x in operands.items()}
+    if groups:
+        operand_infos = {
+            name: with_group_dimension(name, x, shape, groups) if isinstance(x, ArrayInfo) else x
+            for name, x in operand_infos.items()
+        }
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
         source_graph, graph = _build_graphs(
-            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype
+            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, groups
         )
     outputs = outputs_by_name(out, primary_result_name(graph), allow_several=epilogue is not None)
     result_infos = _describe_results(graph, {"out": out_info} if out_info else outputs, shape)
@@ -223,7 +244,9 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     checks.check_addressable({"a": a_info, "b": b_info} | array_infos | {name: result_infos[name] for name in outputs})
     for name in outputs:
         others = {other: result_infos[other] for other in outputs if other != name}
-        checks.check_no_overlap(name, result_infos[name], inputs, arrays, others)
+        # Tiles of a group read the operands' rows of the next one, which other tiles write
+        read_elsewhere = inputs | arrays if grouping and not grouping.has_batch else inputs
+        checks.check_no_overlap(name, result_infos[name], read_elsewhere, arrays, others)
 
     arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
     arguments |= {operand_argument(name): x for name, x in (operand_infos | block_scales | array_infos).items()}
@@ -233,8 +256,10 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     fast_math = request.fast_math or not graph.has_operations
     deterministic = request.deterministic or not graph.has_operations
     spec = EpilogueSpec(graph, frozenset(), frozenset(), fast_math, deterministic)
-    oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity, design)
-    return Binding(shape, dtype, mma, promoted, granularity, source_graph, graph, arguments, outputs, design, *oriented)
+    oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity, product, grouping, groups)
+    return Binding(
+        shape, dtype, mma, promoted, granularity, source_graph, graph, arguments, outputs, product, *oriented
+    )  # fmt: skip
 
 
 def primary_result_name(graph: EpilogueGraph) -> str:
@@ -312,17 +337,21 @@ def _split_scales(
 
 def _build_graphs(
     epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
-    factors: Mapping[str, ArrayInfo | float], out_dtype: DType,
+    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, groups: int,
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
     """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
 
     `source`: the fingerprint of an epilogue that is a snapshot; else None.
     """
+    classify_operand = partial(classify_in_groups, groups=groups) if groups else classify
+    shape_with_groups = (groups, *shape[-2:]) if groups else shape
     kinds = {
-        name: (broadcast_dims(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (BroadcastDims(), None)
-        for broadcast_dims, infos in ((classify, operands), (scaling.scale_broadcast_dims, factors))
+        name: (broadcast_dims(name, x.shape, of), x.dtype) if isinstance(x, ArrayInfo) else (BroadcastDims(), None)
+        for broadcast_dims, of, infos in (
+            (classify_operand, shape, operands), (scaling.scale_broadcast_dims, shape_with_groups, factors)
+        )
         for name, x in infos.items()
-    }
+    }  # fmt: skip
     key = len(shape), shape[-1], tuple(kinds.items()), out_dtype
     if cached := _GRAPH_CACHE.get((source or fingerprint(epilogue), key)):
         return cached

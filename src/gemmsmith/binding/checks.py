@@ -7,11 +7,12 @@ from keyword import kwlist
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, arrays_overlap
-from gemmsmith.core.design import Design, join_alternatives
+from gemmsmith.core.design import join_alternatives
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import FMA, Mma, select_mma
 from gemmsmith.core.problem import MAX_EXTENT
+from gemmsmith.core.product import Product
 
 Infos = Mapping[str, ArrayInfo]
 
@@ -97,10 +98,10 @@ def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused:
     return dtype
 
 
-def gemm_shape(a: ArrayInfo, b: ArrayInfo, design: Design | None, arrays: Infos) -> tuple[int, ...]:
-    """Return (m, n) or (batch, m, n), by the rules of the design, or those of torch.matmul."""
-    if design and design.shapes:
-        return _design_shape(design, {"a": a, "b": b, **arrays})
+def gemm_shape(a: ArrayInfo, b: ArrayInfo, product: Product | None, arrays: Infos) -> tuple[int, ...]:
+    """Return (m, n) or (batch, m, n), by the rules of the product, or those of torch.matmul."""
+    if product:
+        return _product_shape(product, {"a": a, "b": b, **arrays})
     for name, info, expected in (("a", a, "(m, k) or (batch, m, k)"), ("b", b, "(k, n) or (batch, k, n)")):
         if len(info.shape) not in (2, 3):
             hint = "; a vector needs a dimension of 1" if len(info.shape) == 1 else ""
@@ -119,27 +120,27 @@ def gemm_shape(a: ArrayInfo, b: ArrayInfo, design: Design | None, arrays: Infos)
     return (*batch, a.shape[-2], b.shape[-1])
 
 
-def check_design_scales(design: Design, factors: Mapping[str, ArrayInfo | float], blocks: Infos) -> None:
-    """Check that a design with shapes of its own can apply these scales, by the names of their arguments."""
+def check_product_scales(product: Product, factors: Mapping[str, ArrayInfo | float], blocks: Infos) -> None:
+    """Check that a design's product can be scaled so, by the names of the scales' arguments."""
     if blocks:
-        raise ArgumentError(f"scale_a, scale_b: got block scales; the design {design.name} takes tensor scales")
+        raise ArgumentError(f"scale_a, scale_b: got block scales; {product.name} takes tensor scales")
     for name, x in factors.items():
-        if isinstance(x, ArrayInfo) and max(x.shape, default=1) > 1 and not design.scales_axis(name[-1]):
+        if isinstance(x, ArrayInfo) and max(x.shape, default=1) > 1 and not product.has_operand_rows(name[-1]):
             raise ArgumentError(
-                f"{name}: got shape {tuple(x.shape)}; {name[-1]}'s are not the product's in the design {design.name}, "
+                f"{name}: got shape {tuple(x.shape)}; {name[-1]}'s are not the product's in {product.name}, "
                 "use a tensor scale"
             )
 
 
-def _design_shape(design: Design, arrays: Infos) -> tuple[int, ...]:
-    """Return the product's shape by the letters of a design's `shapes`."""
-    inputs, output = design.shapes.split("->")
+def _product_shape(product: Product, arrays: Infos) -> tuple[int, ...]:
+    """Return the product's shape by the letters of its `shapes`."""
+    inputs, output = product.shapes.split("->")
     extents: dict[str, int] = {}
     for (name, x), letters in zip(arrays.items(), inputs.split(","), strict=True):
         expected = ", ".join(f"{letter} = {extents[letter]}" if letter in extents else letter for letter in letters)
         fits = len(x.shape) == len(letters)
         if not fits or any(extents.setdefault(key, n) != n for key, n in zip(letters, x.shape, strict=True)):
-            raise ArgumentError(f"{name}: got shape {tuple(x.shape)}; the design {design.name} needs ({expected})")
+            raise ArgumentError(f"{name}: got shape {tuple(x.shape)}; {product.name} needs ({expected})")
     return tuple(extents[letter] for letter in output)
 
 

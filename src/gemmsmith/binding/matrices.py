@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe
-from gemmsmith.core.design import Design
 from gemmsmith.core.dtypes import TF32, DType
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
+from gemmsmith.core.product import Product
 from gemmsmith.core.spec import EpilogueSpec, ScaleSpec
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
@@ -27,12 +28,13 @@ class OrientedProblem(NamedTuple):
 
 def orient_problem(
     spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], out_dtype: DType,
-    mma: Mma, promoted: bool, scale_granularity: Mapping[str, int], design: Design | None,
-    swapped: bool | None = None,
+    mma: Mma, promoted: bool, scale_granularity: Mapping[str, int], product: Product | None,
+    grouping: Grouping | None, groups: int, swapped: bool | None = None,
 ) -> OrientedProblem:  # fmt: skip
     """Return the GEMM that the kernel computes, for a spec with the user's graph.
 
-    `design`: the one that the caller asks for. `swapped`: compute D^T; None: choose the faster orientation.
+    `product`: what is computed, if it is not torch.matmul's; `grouping`: its `groups` groups. `swapped`: compute D^T;
+    None: choose the faster orientation.
     """
     graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
     arrays: dict[str, Matrix] = {}
@@ -42,34 +44,34 @@ def orient_problem(
     for r in graph.results:
         if isinstance(x := arguments[result_argument(r.name)], ArrayInfo) and not graph.is_reduction(r):
             arrays[r.name] = to_matrix(x, batch)
-    for name in design.arrays if design else ():
+    for name in product.arrays if product else ():
         if isinstance(x := arguments[operand_argument(name)], ArrayInfo):
             arrays[name] = to_matrix(x, 1)
     d_name = next(iter(graph.matrix_result_names), "")
     a, b = (
-        to_matrix(x, 1 if design and design.shapes else batch, dtype=dtype)  # fp32 arrays as TF32
+        to_matrix(x, 1 if product else batch, dtype=dtype)  # fp32 arrays as TF32
         for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
         if isinstance(x, ArrayInfo)
     )
     d = arrays[d_name] if d_name else to_matrix(describe(Spec(shape, out_dtype)), batch)
     scale_a, scale_b = (
-        Scale(operand_argument(name), to_matrix(x, batch), scale_granularity[name])
+        Scale(operand_argument(name), to_matrix(x, matrices), scale_granularity[name])
         if name in scale_granularity and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
-        for name in SCALE_NAMES
+        for name, matrices in zip(SCALE_NAMES, (batch, groups or batch), strict=True)
     )  # fmt: skip
     scale_b = scale_b and replace(scale_b, matrix=scale_b.matrix.T)
     problem = Problem(a, b, d, mma.d, promoted, (scale_a, scale_b), is_3xtf32=promoted and mma.a == TF32)
-    is_matmul = not (design and design.shapes)
-    if not is_matmul:
-        problem = replace(problem, extents=(shape[-2], shape[-1]))
-    if graph.is_identity and is_matmul:
+    if product:
+        problem = replace(problem, extents=(shape[-2], shape[-1]), grouping=grouping, groups=groups)
+    if graph.is_identity and not product:
         problem = _fold_batch(problem)
     if swapped is None:
-        swapped = is_matmul and problem.d.canonical().is_column_major and graph.is_transposable
+        can_swap = product is None or product.is_transposable
+        swapped = can_swap and problem.d.canonical().is_column_major and graph.is_transposable
     if swapped:
         problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
         spec = spec.with_graph(graph.transposed())
-    if graph.is_identity and is_matmul:
+    if graph.is_identity and not product:
         problem = _fold_batch(problem)
         arrays[d_name] = problem.d
     for name in spec.graph.matrix_names:

@@ -10,6 +10,7 @@ from gemmsmith.backends import Backend, check_backend
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.grouping import Grouping
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,7 @@ class Request:
         operands: All epilogue operands by name, with scales under their operands' names (see `scaling.with_scales`).
         epilogue: A function, a graph, a visitor tree (an object with a method `graph()` that returns one), or None.
         fingerprint: Hash key of the epilogue, if it is a snapshot that has one.
+        grouping: The groups of a grouped GEMM, whose table is one of `operands`.
 
     Raises:
         ArgumentError: If an option has a wrong type.
@@ -41,6 +43,7 @@ class Request:
     batch_invariant: bool = False
     backend: Backend = "auto"
     fingerprint: Hashable = None
+    grouping: Grouping | None = None
 
     def __post_init__(self) -> None:
         for name in ("fast_math", "deterministic", "batch_invariant"):

@@ -41,7 +41,10 @@ class Accumulator:
             self.fragments[mma_m][i] = 0
 
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
-        """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K as one wgmma group, without waiting."""
+        """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K as one wgmma group, without waiting.
+
+        Of fewer rows of a than the accumulator has, the first rows are multiplied.
+        """
         assert a.tile is not None
         assert b.tile is not None
         hw.wgmma_fence()
@@ -49,7 +52,7 @@ class Accumulator:
         with current_builder().unroll(b.tile.k // self.mma.k, name="k_step") as k_step:
             scale_d = (as_value(accumulate, PRED) | (k_step > 0)).named("accumulate")
             b_descriptor = hw.descriptor(b, k_step).named("b_descriptor")
-            for mma_m, fragment in enumerate(self.fragments):
+            for mma_m, fragment in zip(range(a.tile.mn // m), self.fragments, strict=False):
                 a_descriptor = hw.descriptor(a.rows(mma_m * m, m), k_step).named("a_descriptor")
                 hw.wgmma_mma(fragment, a_descriptor, b_descriptor, scale_d, self.n, self.mma, *majors)
         hw.wgmma_commit()

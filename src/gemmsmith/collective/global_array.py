@@ -18,14 +18,15 @@ class GlobalArray:
     """
 
     def __init__(
-        self, argument: str, name: str, dtype: DType, *, varies_along_m: bool = True, varies_along_n: bool = True
-    ) -> None:
+        self, argument: str, name: str, dtype: DType, address: Pointer | None = None, *,
+        varies_along_m: bool = True, varies_along_n: bool = True,
+    ) -> None:  # fmt: skip
         def stride(along: str, attribute: str) -> Value:
             return k.parameter(f"{argument}_{along}_stride", I64, lambda p: getattr(p.arrays[name], attribute))
 
         k = current_builder()
         self.name, self.dtype = name, dtype
-        self.base_address = k.pointer(argument, lambda p: Pointer(argument))
+        self.base_address = k.pointer(argument, lambda p: address or Pointer(argument))
         self.row_stride = stride("row", "row_stride") if varies_along_m else None
         self.column_stride = stride("column", "col_stride") if varies_along_n else None
         self.batch_stride = stride("batch", "batch_stride")

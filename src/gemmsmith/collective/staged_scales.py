@@ -10,9 +10,9 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.operand import Role
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, operand_getter
+from gemmsmith.core.product import Role
 from gemmsmith.core.spec import SCALES_PER_TMA_BOX, KernelSpec, ScaleSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.hw.tma import EVICT_NORMAL

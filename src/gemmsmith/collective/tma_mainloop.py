@@ -14,11 +14,12 @@ from gemmsmith.collective.pipeline import (
     StagesReleasedBarrier,
     init_barriers,
 )
+from gemmsmith.collective.ragged_k import RaggedK
 from gemmsmith.collective.staged_scales import TmaScales
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.mma import TF32X3_MMAS
-from gemmsmith.core.operand import Role
 from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.product import Role
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView
@@ -100,6 +101,8 @@ class TmaMainloop:
 
     Attributes:
         pipeline: The stages' barriers.
+        ragged_k: What zeroes the elements of a group's last k-tile that are the next group's; None if groups have whole
+            k-tiles.
         prologue_k_tiles: K-tiles of the current tile whose loads the prologue has issued: 0 from the second tile on.
     """
 
@@ -108,6 +111,9 @@ class TmaMainloop:
         k, spec, cluster_size = current_builder(), stages.spec, stages.spec.multicast_size
         self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
         self._operands, self._tma_operands = stages.operands, stages.tma_operands
+        self.ragged_k = (
+            RaggedK(spec) if spec.grouping and spec.grouping.along == "k" and spec.mma.a.bits == 16 else None
+        )
         self._first_work_tile = tile = self.scheduler.first_work_tile()
         first_rank = self.scheduler.position.split_base_rank
         self.pipeline = PipelineTmaAsync(
@@ -147,6 +153,7 @@ class TmaMainloop:
         own = (self.pipeline, released) if released else (self.pipeline,)
         init_barriers(*own, *others, prefetch=(*self._maps, *prefetch), after_init=issue_loads if tile else None)
         hw.grid_dependency_wait()
+        self.scheduler.finish_prologue()
         if self.spec.config.pdl:
             hw.launch_dependent_grids()
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA, MmaOp
+from gemmsmith.core.product import Product
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,10 @@ class Design:
     design implements.
     `defaults`: values of Config fields if only the design is given.
     `required_arch`: the earliest chip, or with an "a" the only one.
-    `arrays`: dtypes, by name, of the contiguous arrays that the kernel reads besides A, B and the epilogue's operands,
-    such as the ends of groups or the indices of rows. Callers pass them by name, as they pass the epilogue's operands.
-    `shapes`: the shapes of a, b, each of `arrays`, and the product, a letter per dimension as in einsum, such as
-    "mk,gkn,g->mn"; empty: as in torch.matmul. With it, a and b are never exchanged.
-    `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`), so that threads store the results.
+    `groups_along`: what a grouped GEMM may divide: "m" if tiles may have any coordinates and ends, "k" if also each
+    may have other k-tiles.
+    `arrays`, `shapes`: those of the `Product`, if the design computes one of its own; a and b are never exchanged then.
+    `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`).
     `uses_tma`: A and B are loaded by TMA, so by one thread, which clusters and eviction policies need.
     """
 
@@ -50,27 +51,18 @@ class Design:
     required_arch: str = "sm_90a"
     uses_tma: bool = True
     warpgroups_split_n: bool = False
+    groups_along: frozenset[Literal["m", "k"]] = frozenset()
     arrays: Mapping[str, DType] = field(default_factory=dict)
     shapes: str = ""
     clips_rows: bool = False
 
     def __post_init__(self) -> None:
-        inputs, _, output = self.shapes.partition("->")
-        terms = inputs.split(",")
-        fits = len(terms) == 2 + len(self.arrays) and all(x.isalpha() for x in terms) and set(output) <= set(inputs)
-        if (self.shapes or self.arrays) and not (fits and len(set(output)) == len(output) in (2, 3)):
-            raise ConfigError(
-                f"shapes: got {self.shapes!r} with arrays {tuple(self.arrays)}; use letters for a, b, each array and "
-                'the product, such as "mk,gkn,g->mn"'
-            )
-        for name, dtype in self.arrays.items():
-            if not isinstance(dtype, DType):
-                raise ConfigError(f"arrays: got {dtype!r} for {name}; use a DType of gemmsmith.core.dtypes")
+        self.product  # noqa: B018 checks the shapes
 
-    def scales_axis(self, operand: str) -> bool:
-        """Return whether rows of a (columns of b) are those of the product, so that they can be scaled after it."""
-        a, b = self.shapes.split("->")[0].split(",")[:2]
-        return (a[-2] if operand == "a" else b[-1]) == self.shapes[-2 if operand == "a" else -1]
+    @cached_property
+    def product(self) -> Product | None:
+        """The shapes and arrays of the product that the design computes; None: torch.matmul's."""
+        return Product(f"the design {self.name}", self.arrays, self.shapes) if self.shapes or self.arrays else None
 
     def warpgroups(self, consumers: int) -> tuple[int, int]:
         """Return the consumer warpgroups that share a tile, along M and along N."""
@@ -110,6 +102,11 @@ def designs_for_chip(chip: Chip) -> list[str]:
     """Return the designs that run on a chip, those for tensor cores first."""
     names = [name for name in design_names() if chip.supports(_DESIGNS[name].required_arch)]
     return sorted(names, key=lambda name: not _DESIGNS[name].mma_op.uses_tensor_cores)
+
+
+def designs_for_groups(along: Literal["m", "k"]) -> str:
+    """Return the designs for grouped GEMMs, as text for an error."""
+    return join_alternatives(name for name in design_names() if along in _DESIGNS[name].groups_along)
 
 
 def designs_for_dtype(dtype: DType, *, promoted: bool = False) -> str:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from gemmsmith.core.problem import OperandFn
+from gemmsmith.core.product import Role
 from gemmsmith.core.tile import Tile
-
-Role = Literal["a", "b"]
-"""Whose rows an operand has, seen as (M or N) x K: those of A are D's rows, those of B are D's columns."""
-ROLES: tuple[Role, Role] = "a", "b"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.pointer import Pointer
 
@@ -139,6 +140,7 @@ class Problem:
     `promoted`: each SCALE_BLOCK of K is summed separately, multiplied by its `scales`, and added in fp32.
     `is_3xtf32` (3xTF32): also multiply the residuals, what the truncation to TF32 drops of A and of B.
     `extents`: m and n of a design with an output shape of its own; None: a's rows and b's columns.
+    `grouping`: how rows or K are divided into `groups` groups, for a grouped GEMM.
     """
 
     a: Matrix
@@ -149,6 +151,8 @@ class Problem:
     scales: Scales = (None, None)
     is_3xtf32: bool = False
     extents: tuple[int, int] | None = None
+    grouping: Grouping | None = None
+    groups: int = 0
 
     @property
     def m(self) -> int:
@@ -177,17 +181,25 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations; a multiply-add counts as two."""
-        return 2 * self.batch * self.m * self.n * self.k
+        """Floating-point operations, those of all rows of a grouped GEMM; a multiply-add counts as two."""
+        batch = 1 if self.grouping and self.grouping.along == "k" else self.batch
+        return 2 * batch * self.m * self.n * self.k
 
     @property
     def T(self) -> Problem:
         """The transposed problem, D^T = B^T @ A^T: makes a column-major D row-major."""
-        return self.with_matrices(self.b.T, self.a.T, self.d.T, self.scales[::-1])
+        swapped = self.with_matrices(self.b.T, self.a.T, self.d.T, self.scales[::-1])
+        if not (self.grouping or self.extents):
+            return swapped
+        grouping = self.grouping.transposed() if self.grouping else None
+        return replace(swapped, extents=self.extents and self.extents[::-1], grouping=grouping)
 
     def with_matrices(self, a: Matrix, b: Matrix, d: Matrix, scales: Scales) -> Problem:
         """Return the same problem with other matrices."""
-        return Problem(a, b, d, self.accumulator_dtype, self.promoted, scales, self.is_3xtf32, self.extents)
+        return Problem(
+            a, b, d, self.accumulator_dtype, self.promoted, scales, self.is_3xtf32, self.extents, self.grouping,
+            self.groups,
+        )  # fmt: skip
 
     def with_degenerate_strides_of(self, other: Problem) -> Problem:
         """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`."""
@@ -203,7 +215,7 @@ class Problem:
         )
 
     def __str__(self) -> str:
-        batch = f"{self.batch} x " if self.batch > 1 else ""
+        batch = f"{self.batch} x " if self.batch > 1 else f"{self.groups} groups, " if self.grouping else ""
         operands = " x ".join(dict.fromkeys((str(self.a.dtype), str(self.b.dtype))))
         return f"{batch}{self.m}x{self.n}x{self.k} {operands} -> {self.d.dtype}"
 
@@ -231,7 +243,7 @@ class BoundProblem(Problem):
         bound |= {f"scale_{role}": (x.matrix, Pointer(x.name)) for role, x in zip("ab", p.scales, strict=True) if x}
         bound |= others or {}
         return cls(
-            p.a, p.b, p.d, p.accumulator_dtype, p.promoted, p.scales, p.is_3xtf32, p.extents,
+            p.a, p.b, p.d, p.accumulator_dtype, p.promoted, p.scales, p.is_3xtf32, p.extents, p.grouping, p.groups,
             bound_operands=bound, arrays=arrays,
         )  # fmt: skip
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import Design, designs_for_dtype, get_design
+from gemmsmith.core.design import Design, designs_for_dtype, designs_for_groups, get_design
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import EpilogueGraph, identity_graph
+from gemmsmith.core.grouping import GROUP_END_MULTIPLE, Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import (
     A_FRAGMENT,
@@ -28,6 +29,7 @@ from gemmsmith.core.mma import (
 )
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale, operand_getter
+from gemmsmith.core.product import ROLES, Role
 from gemmsmith.core.register_budgets import CLUSTER_REDUCTION_REGISTERS
 from gemmsmith.core.rules import check_config, fills_swizzle_rows
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
@@ -89,11 +91,15 @@ class EpilogueSpec:
             self.graph, frozenset(tma_eligible), frozenset(column_major), self.fast_math, self.deterministic
         )
 
-    def with_clipped_rows(self) -> EpilogueSpec:
-        """Return the spec for tiles whose rows may end anywhere: no vectors along rows, no reductions."""
+    def with_clipped_rows(self, role: Role = "a") -> EpilogueSpec:
+        """Return the spec for tiles whose rows (columns, with role "b") begin and end anywhere.
+
+        What is contiguous along them is accessed element by element. Raises ConfigError for reductions.
+        """
         if any(self.graph.is_reduction(r) for r in self.graph.results):
-            raise ConfigError("epilogue: got reductions with a design that clips rows; return matrices only")
-        return replace(self, tma_eligible=self.tma_eligible - self.column_major)
+            raise ConfigError("epilogue: got reductions with groups or a design that clips rows; return matrices only")
+        column_major = self.tma_eligible & self.column_major
+        return replace(self, tma_eligible=column_major if role == "b" else self.tma_eligible - column_major)
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
@@ -119,6 +125,10 @@ class ScaleSpec:
             return None
         by_tma = scale.granularity == 1 and scale.matrix.dtype == FP32 and scale.matrix.is_tma_compatible
         return cls(scale.granularity, scale.matrix.dtype, operand_major(scale.matrix) if by_tma else None)
+
+    def for_tiles_that_begin_anywhere(self) -> ScaleSpec:
+        """Return the spec for tiles that begin at any row, where TMA cannot read along the rows."""
+        return replace(self, by_tma=None) if self.by_tma == "MN" else self
 
     def __str__(self) -> str:
         return f"{self.dtype} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
@@ -221,13 +231,15 @@ class KernelSpec:
     promoted: bool = False
     scales: tuple[ScaleSpec | None, ScaleSpec | None] = (None, None)
     is_3xtf32: bool = False
+    grouping: Grouping | None = None
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.config, self.mma, self.majors, self.epilogue, self.promoted, self.scales, self.is_3xtf32))
+        options = self.promoted, self.scales, self.is_3xtf32, self.grouping
+        return hash((self.config, self.mma, self.majors, self.epilogue, options))
 
     @classmethod
     def from_problem(cls, problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
@@ -237,15 +249,24 @@ class KernelSpec:
         """
         mma = mma_of(problem, config)
         majors = tuple(map(operand_major, problem.operands))
-        scale_a, scale_b = map(ScaleSpec.from_scale, problem.scales)
+        scale_a, scale_b = (
+            scale.for_tiles_that_begin_anywhere()
+            if scale and problem.grouping and problem.grouping.begins_anywhere(role)
+            else scale
+            for role, scale in zip(ROLES, map(ScaleSpec.from_scale, problem.scales), strict=True)
+        )
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
+        grouping = problem.grouping
+        if grouping and grouping.clips_rows:
+            epilogue = epilogue.with_clipped_rows(grouping.role)
         if get_design(config.design).clips_rows:
             epilogue = epilogue.with_clipped_rows()
             if majors[0] == "MN" and problem.m:
                 raise ConfigError(
                     f"a: got column-major with {config.design}, whose tiles begin anywhere; use row-major"
                 )
-        spec = _checked(cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.is_3xtf32))
+        options = problem.promoted, (scale_a, scale_b), problem.is_3xtf32, grouping
+        spec = _checked(cls(config, mma, majors, epilogue, *options))
         columns = spec.warpgroup_columns
         if spec.epilogue.graph.requires_full_rows and problem.n > columns:
             per_warpgroup = f", {columns} per warpgroup," if columns < config.tile[1] else ""
@@ -314,7 +335,7 @@ class KernelSpec:
     def tma_names(self) -> frozenset[str]:
         """Names of the epilogue's matrices that are loaded and stored by TMA.
 
-        None if the chip does not support it, or if rows are clipped, which TMA does not do.
+        None if the chip does not support it, or if the design clips rows, which TMA does not do.
         """
         uses_tma = self.chip.supports("sm_90") and not get_design(self.config.design).clips_rows
         return self.epilogue.tma_eligible if uses_tma else frozenset()
@@ -344,7 +365,8 @@ class KernelSpec:
         """Return the bytes of shared memory of `stages`, of their scales and barriers, and of the cluster reduction."""
         reduction = self.cluster_reduction_bytes
         barriers = SWIZZLE_ALIGNMENT_BYTES * (reduction > 0)  # the cluster reduction's, up to the next swizzled tile
-        return stages * (self.stage_bytes + BARRIER_PAIR_BYTES) + self.scale_bytes(stages) + reduction + barriers
+        others = reduction + barriers + (self.grouping.table_bytes if self.grouping else 0)
+        return stages * (self.stage_bytes + BARRIER_PAIR_BYTES) + self.scale_bytes(stages) + others
 
     @cached_property
     def cluster_reduction_bytes(self) -> int:
@@ -410,6 +432,7 @@ class KernelSpec:
             c.replace(splits=int(c.splits == 1)),  # the number of splits is a kernel argument
             str(self.mma), *self.majors, self.promoted, self.scales, self.is_3xtf32,
             e.graph, sorted(e.tma_eligible), sorted(e.column_major), e.fast_math, e.deterministic,
+            *([self.grouping] if self.grouping else []),
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
 
@@ -457,6 +480,8 @@ class KernelSpec:
             if major not in (*self.mma.majors, *more):
                 raise ConfigError(f"{name}: got {major}-major elements of {dtype}; {op.name} supports K-major only")
         self._check_conversions()
+        if self.grouping:
+            self._check_grouping(self.grouping)
         design, needed = self.design, self.accumulator_registers + self.a_registers
         limit = design.max_accumulator_registers[c.consumers]
         if self.promoted:
@@ -479,6 +504,20 @@ class KernelSpec:
         for name, dtype in named:
             if dtype in (E4M3, E5M2) and not self.chip.supports("sm_89"):
                 raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")
+
+    def _check_grouping(self, grouping: Grouping) -> None:
+        """Raise ConfigError if the config cannot compute a grouped GEMM."""
+        c = self.config
+        if grouping.along not in self.design.groups_along:
+            raise ConfigError(f"design: got {c.design} with {grouping}; use {designs_for_groups(grouping.along)}")
+        for name, default in (("splits", 1), ("cluster_splits", 1), ("serpentine", False), ("sync_clusters", False)):
+            if getattr(c, name) != default:
+                raise ConfigError(f"{name}: got {getattr(c, name)} with {grouping}; use {default}")
+        if grouping.along == "k" and (c.alias_epilogue or self.is_3xtf32 or self.mma.a.bits == 32):
+            what = "alias_epilogue" if c.alias_epilogue else f"operands of {self.mma.a}"
+            raise ConfigError(f"along: got 'k' with {what}; use 16-bit or 8-bit operands, and alias_epilogue=False")
+        if grouping.along == "k" and self.mma.a.bits == 8 and GROUP_END_MULTIPLE % c.tile[2]:
+            raise ConfigError(f"tile K: got {c.tile[2]} with {grouping}; use a divisor of {GROUP_END_MULTIPLE}")
 
     def _check_promotion(self) -> None:
         c, block = self.config, self.design.mma_op.promotion_k_bytes // self.mma.a.bytes

@@ -32,8 +32,16 @@ from gemmsmith.epilogue.inputs import (
 )
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.reductions import Reduction, shared_partials
+from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
-from gemmsmith.epilogue.store_strategies import AliasedStores, NoStores, StoreGroup, ThreadStores, TmaStores
+from gemmsmith.epilogue.store_strategies import (
+    AliasedStores,
+    ClippedTmaStores,
+    NoStores,
+    StoreGroup,
+    ThreadStores,
+    TmaStores,
+)
 from gemmsmith.epilogue.subtile import EpilogueSubtile, TileParts
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
@@ -78,12 +86,14 @@ class Epilogue:
                 self.reductions.append(Reduction(r, kind, axis, self.broadcast_dims[node.inputs[0]], spec, plan))
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n)))
-        thread_stores = self.stores.arrays_without_tma if self.stores else {}
+        thread_stores = self.stores.arrays if self.stores else {}
         row_functions = [node.op for node in self.graph.nodes if node.op in ROW_FUNCTIONS]
         needs_bounds = [*thread_stores, *self.scale_stores, *self.reductions, *self.inputs, *row_functions]
         self.m = k.parameter("m", compute=lambda p: p.m) if needs_bounds else Constant(I32, 0)
         self.n = k.parameter("n", compute=lambda p: p.n) if needs_bounds else Constant(I32, 0)
         self.split_reduction = make_split_reduction(spec, scheduler)
+        table, scale_stores = scheduler.table, [x for _, x in self.scale_stores]
+        self.row_fill = RowFill(spec, table, self.stores, scale_stores) if table else None
 
     def _make_input(self, operand: Operand) -> ScalarBroadcast | VectorBroadcast | GmemAuxLoad:
         if operand.broadcast_dims.is_matrix:
@@ -130,8 +140,14 @@ class WarpgroupEpilogue:
         work = e.split_reduction.output_tile(tile)
         if not isinstance(self._first_column, int):
             work = replace(work, n=(work.n + self._first_column).named("first_column"))
-        m_end = e.m if work.m_end is None else work.m_end
-        wg_tile = WarpgroupTile(work, (work.m + self._first_row).named("first_row"), self.warpgroup, m_end, e.n)
+        ends = e.m if work.m_end is None else work.m_end, e.n if work.n_end is None else work.n_end
+        first_row = (work.m + self._first_row).named("first_row")
+        is_clipped: Value = Constant(PRED, False)
+        if work.m_end is not None:
+            is_clipped = (first_row + e.spec.warpgroup_rows > work.m_end).named("is_clipped")
+        elif work.n_end is not None:
+            is_clipped = (work.n + e.spec.warpgroup_columns > work.n_end).named("is_clipped")
+        wg_tile = WarpgroupTile(work, first_row, self.warpgroup, *ends, is_clipped)
         inputs = {name: x.issue_loads(wg_tile) for name, x in e.inputs.items()}
         tma_loads = e.tma_loads.issue_loads(wg_tile, self.leader, self._load_parity) if e.tma_loads else None
         return TileEpilogue(self, tile, wg_tile, inputs, tma_loads)
@@ -143,6 +159,8 @@ class WarpgroupEpilogue:
             with current_builder().when(self.leader):
                 hw.bulk_wait_read(0)
         e.split_reduction.tail(self.warpgroup, self.tiles_sent)
+        if e.row_fill:
+            e.row_fill.store(self.warpgroup)
 
 
 class TileEpilogue:
@@ -210,7 +228,9 @@ class TileEpilogue:
         e, parts = self._epilogue, (self._epilogue.plan, self._wg_tile, barrier, self._leader, self._tma_loads)
         if not e.stores:
             return NoStores(*parts)
-        stores = (TmaStores if e.stores.maps else ThreadStores)(*parts, e.stores)
+        stores: ThreadStores = (TmaStores if e.stores.maps else ThreadStores)(*parts, e.stores)
+        if e.stores.maps and e.spec.grouping and e.spec.grouping.clips_rows:
+            stores = ClippedTmaStores(*parts, e.stores)
         if not e.alias_epilogue:
             return stores
         return AliasedStores(stores, e.all_math_barrier, THREADS_PER_WARPGROUP * e.spec.config.consumers)

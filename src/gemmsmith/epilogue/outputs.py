@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -61,16 +61,19 @@ class Stores:
         self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
         self._streaming = spec.config.streaming_stores
         self.column_major = spec.epilogue.column_major
-        self._vectorizable_names = spec.epilogue.tma_eligible - spec.tma_names
+        self._aligned_names = spec.epilogue.tma_eligible
+        is_grouped = spec.grouping is not None
         self.maps: dict[str, Value] = {}
-        self.arrays_without_tma: dict[str, GlobalArray] = {}
+        self.arrays: dict[str, GlobalArray] = {}
+        """The results that threads store: those without a tensor map; all of a grouped GEMM, where groups end."""
         for name, tile in self.stored_tiles:
             if name in spec.tma_names:
                 self.maps[name] = k.tensor_map(
                     result_argument(name), partial(_tensor_map_with_clipped_boxes, name, tile)
                 )
-            else:
-                self.arrays_without_tma[name] = GlobalArray(result_argument(name), name, tile.dtype)
+            if name not in self.maps or is_grouped:
+                argument = f"{result_argument(name)}_ptr" if name in self.maps else result_argument(name)
+                self.arrays[name] = GlobalArray(argument, name, tile.dtype, Pointer(result_argument(name)))
         buffer_count = self.subtiles_per_store * self.store_stages * consumers
         self.buffers = {
             name: k.shared(tile, stages=buffer_count, name=name, over=stages) for name, tile in self.stored_tiles
@@ -113,14 +116,19 @@ class Stores:
                 else:
                     hw.tma_store(*store)
 
-    def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
-        """Store, from all threads, those results of a subtile that are not stored by TMA."""
+    @property
+    def arrays_without_tma(self) -> list[str]:
+        """The results that have no tensor map."""
+        return [name for name in self.arrays if name not in self.maps]
+
+    def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord, names: Collection[str]) -> None:
+        """Store, from all threads, the results `names` of a subtile, as far as they are in bounds."""
         for name, tile in self.stored_tiles:
-            if name in self.arrays_without_tma:
-                is_aligned = name in self._vectorizable_names
+            if name in names:
+                is_aligned = name in self._aligned_names
                 has_whole_steps = is_aligned and THREADS_PER_WARPGROUP % (tile.pitch // VECTOR_BYTES) == 0
                 store = self._store_vectors if has_whole_steps else self._store_elements
-                store(self.arrays_without_tma[name], tile, coord, wg_tile)
+                store(self.arrays[name], tile, coord, wg_tile)
 
     def _origin(self, name: str, tile: Tile, wg_tile: WarpgroupTile, coord: SubtileCoord) -> tuple[Value, Value]:
         """Return the first row and column of a subtile in its matrix."""

@@ -104,9 +104,9 @@ class ThreadStores(NoStores):
         self._sync("wait until all threads have written the buffer that is stored next")
         with current_builder().when(self.leader):
             self.issue(group)
-        if self.stores.arrays_without_tma:
+        if without_tma := self.stores.arrays_without_tma:
             with group.subtiles() as coord:
-                self.stores.store_with_threads(self.wg_tile, coord)
+                self.stores.store_with_threads(self.wg_tile, coord, without_tma)
 
     def issue(self, group: StoreGroup) -> None:
         """Issue what the leader does after the group's subtiles: a store group has one subtile if there are loads."""
@@ -115,7 +115,7 @@ class ThreadStores(NoStores):
 
     def wait_read(self) -> None:
         """Close the hazard of TMA writes to the buffers before this thread's reads of them."""
-        if self.stores.arrays_without_tma:
+        if self.stores.arrays:
             hw.fence_proxy_async()
 
 
@@ -136,16 +136,36 @@ class TmaStores(ThreadStores):
 
     def issue(self, group: StoreGroup) -> None:
         """Issue the group's TMA stores too."""
-        with group.subtiles() as coord:
-            self.stores.issue(self.wg_tile, coord)
+        self.issue_stores(group)
         hw.bulk_commit()
         super().issue(group)
+
+    def issue_stores(self, group: StoreGroup) -> None:
+        """Issue the TMA stores of a group."""
+        with group.subtiles() as coord:
+            self.stores.issue(self.wg_tile, coord)
 
     def wait_read(self) -> None:
         """Close the hazard of writes to the buffers before the TMA stores have read them."""
         with current_builder().when(self.leader):
             hw.bulk_wait_read(0)
         super().wait_read()
+
+
+@dataclass(frozen=True)
+class ClippedTmaStores(TmaStores):
+    """Tiles that end before their last row are stored by all threads, from the same buffers, the others by TMA."""
+
+    def end_group(self, group: StoreGroup) -> None:
+        """Store a group of a clipped tile too."""
+        super().end_group(group)
+        with current_builder().when(self.wg_tile.is_clipped), group.subtiles() as coord:
+            self.stores.store_with_threads(self.wg_tile, coord, self.stores.maps)
+
+    def issue_stores(self, group: StoreGroup) -> None:
+        """Issue the TMA stores of a group, unless the tile is clipped."""
+        with current_builder().when(~self.wg_tile.is_clipped):
+            super().issue_stores(group)
 
 
 @dataclass(frozen=True)

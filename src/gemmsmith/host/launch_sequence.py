@@ -61,7 +61,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
         f"{name}_residual": (packing.packed, pointer)
         for name, packing, pointer in zip("ab", residual_packings, operand_pointers[2:], strict=False)
     }
-    for name in binding.design.arrays if binding.design else ():
+    for name in binding.product.arrays if binding.product else ():
         others[name] = binding.arrays[name], Pointer(operand_argument(name))
     bound = BoundProblem.from_problem(packed, operand_pointers[0], operand_pointers[1], binding.arrays, others)
     kernel = build(spec)

@@ -34,6 +34,7 @@ from gemmsmith.tuning.choice import Choice, choose_config
 from gemmsmith.tuning.choose import estimate_us
 from gemmsmith.tuning.explain_config import explain_config
 from gemmsmith.tuning.gpus import gpu_at
+from gemmsmith.tuning.grouped import equal_groups
 from gemmsmith.tuning.model import covers_config
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class Plan:
     @property
     def why(self) -> str:
         """The source of the config, and the model's estimates for it and for alternatives."""
-        if not covers_config(self.config):
+        if not covers_config(self.config) or self.binding.grouping:
             return f"{self.config}: {self.origin}"
         binding = self._unswapped_binding
         return explain_config(
@@ -173,7 +174,9 @@ class Plan:
     @property
     def estimated_us(self) -> float:
         """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds."""
-        return estimate_us(self._unswapped_binding.problem, self.config, self._unswapped_binding.spec, self._gpu)
+        binding = self._unswapped_binding
+        problem = equal_groups(binding.problem) if binding.grouping else binding.problem
+        return estimate_us(problem, self.config, binding.spec, self._gpu)
 
     @property
     def _unswapped_binding(self) -> Binding:
@@ -337,6 +340,11 @@ class Plan:
                     "epilogue: for these operands, sizes or constants it differs from the plan's; make a plan from "
                     "arrays like these"
                 )
+            if self.spec.grouping and spec.grouping != self.spec.grouping:
+                raise ArgumentError(
+                    f"{self.spec.grouping.table}: got {binding.problem.groups} groups; this plan has room for "
+                    f"{self.spec.grouping.capacity}, make a plan from arrays like these"
+                )
             names = list(SCALE_ARGUMENTS.values())[:: -1 if binding.swapped else 1]
             for name, planned_scale, scale in zip(names, self.spec.scales, spec.scales, strict=True):
                 if scale != planned_scale:
@@ -373,12 +381,12 @@ def run_reference(binding: Binding) -> None:
     """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
     from gemmsmith.backends.reference.run import run
 
-    if binding.design and (binding.design.shapes or binding.design.arrays):
-        raise ArgumentError(
-            f'backend: got "reference" for the design {binding.design.name}, which it cannot compute; use "sim"'
-        )
-    is_3xtf32 = binding.problem.is_3xtf32
-    run(binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity, is_3xtf32=is_3xtf32)
+    if binding.product and not binding.grouping:
+        raise ArgumentError(f'backend: got "reference" for {binding.product.name}, which it cannot compute; use "sim"')
+    run(
+        binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity,
+        is_3xtf32=binding.problem.is_3xtf32, grouping=binding.grouping,
+    )  # fmt: skip
 
 
 def read_signatures(

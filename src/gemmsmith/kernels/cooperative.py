@@ -14,7 +14,7 @@ from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.kernels.promoted_mainloop import make_consumer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.values import Value
-from gemmsmith.tile_scheduler.stream_k import MakeScheduler, make_tile_scheduler
+from gemmsmith.tile_scheduler.make_tile_scheduler import MakeScheduler, make_tile_scheduler
 from gemmsmith.tile_scheduler.tiles import TileScheduler
 
 SETMAXNREG = {2: (40, 232), 3: (32, 160)}
@@ -83,5 +83,6 @@ register_design(Design(
     "cooperative", cooperative, producer_warpgroups=1,
     max_accumulator_registers={1: 200, 2: 200, 3: 100},  # 3: ptxas assigns at most 128 to a CTA of 512 threads
     supported_options=frozenset({"splits", "cluster_splits", "alias_epilogue", "sync_clusters"}),
+    groups_along=frozenset({"m", "k"}),
     max_promoted_registers={1: 208, 2: 192, 3: 128},
 ))  # fmt: skip

@@ -13,7 +13,7 @@ from gemmsmith.core.mma import MMA_SYNC
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
+from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
 
 
 def mma_multistage(k: Builder, spec: KernelSpec) -> None:
@@ -61,7 +61,8 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
 
 register_design(Design(
     "mma_multistage", mma_multistage, max_accumulator_registers={1: 160, 2: 192, 4: 64},
-    supported_options=frozenset({"splits"}), max_promoted_registers={1: 128, 2: 128, 4: 64},
+    supported_options=frozenset({"splits"}), groups_along=frozenset({"m", "k"}),
+    max_promoted_registers={1: 128, 2: 128, 4: 64},
     defaults={"tile": (128, 128, 32), "cluster": (1, 1), "consumers": 2},
     mma_op=MMA_SYNC, required_arch="sm_80", uses_tma=False, warpgroups_split_n=True,
 ))  # fmt: skip

@@ -17,9 +17,11 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import Major
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix, Problem
-from gemmsmith.core.spec import mma_of
+from gemmsmith.core.product import ROLES
+from gemmsmith.core.spec import mma_of, operand_major
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -101,19 +103,26 @@ def operand_packings(problem: Problem, config: Config | None = None) -> list[Pac
     """Return the packings of A and B; None for an operand that the config's design (default: wgmma) can read."""
     if problem.a.dtype == FP32:  # sgemm copies single words
         return [None, None]
-    a, b = problem.operands
-    if a.is_tma_compatible and b.is_tma_compatible and not (a.is_column_major or b.is_column_major):
+    (a, b), grouping = problem.operands, problem.grouping
+    if not grouping and a.is_tma_compatible and b.is_tma_compatible and not (a.is_column_major or b.is_column_major):
         return [None, None]
     mma = mma_of(problem, config or Config())
-    mn_major, in_registers = "MN" in mma.majors, "MN" in mma.register_majors and not problem.promoted
-    return [_packing(a, mn_major=mn_major or in_registers), _packing(b, mn_major=mn_major)]
+    majors: list[tuple[Major, ...]] = [mma.majors, mma.majors]
+    if not problem.promoted:
+        majors[0] += mma.register_majors
+    if grouping:
+        majors = [
+            tuple(x for x in allowed if x in grouping.majors(role, problem.a.dtype))
+            for role, allowed in zip(ROLES, majors, strict=True)
+        ]
+    return [_packing(x, allowed) for x, allowed in zip((a, b), majors, strict=True)]
 
 
-def _packing(operand: Matrix, *, mn_major: bool) -> Packing | None:
-    """Return the packing of an (M or N) x K matrix; `mn_major`: it may be MN-major."""
-    if operand.is_tma_compatible and (mn_major or not operand.is_column_major):
+def _packing(operand: Matrix, majors: Sequence[Major]) -> Packing | None:
+    """Return the packing of an (M or N) x K matrix into one of the layouts `majors`, if it is in none of them."""
+    if operand.is_tma_compatible and operand_major(operand) in majors:
         return None
-    transposed = mn_major and operand.is_column_major
+    transposed = "MN" in majors and (operand.is_column_major or "K" not in majors)
     return Packing(operand.T if transposed else operand, transposed)
 
 

@@ -15,13 +15,13 @@ from gemmsmith.epilogue.collective_epilogue import Epilogue
 from gemmsmith.kernels.cooperative import SETMAXNREG, producer_warps
 from gemmsmith.kernels.promoted_mainloop import make_consumer
 from gemmsmith.lang.builder import Builder
-from gemmsmith.tile_scheduler.tiles import TileScheduler
+from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
 
 
 def pingpong(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel: persistent; both warpgroups have one producer warp and alternate on the tensor cores."""
     producer_registers, consumer_registers = SETMAXNREG[2]
-    scheduler = TileScheduler(spec)
+    scheduler = make_tile_scheduler(spec)
     stages = TmaStages(spec, scheduler, consumer_groups=2)
     epilogue = Epilogue(spec, scheduler)
     scales = BlockScales(spec, consumer_groups=2)
@@ -51,4 +51,5 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
 register_design(Design(
     "pingpong", pingpong, max_accumulator_registers={2: 200}, producer_warpgroups=1, tile_per_warpgroup=True,
     defaults={"tile": (64, 256, 64), "consumers": 2}, max_promoted_registers={2: 192},
+    groups_along=frozenset({"m"}),
 ))  # fmt: skip

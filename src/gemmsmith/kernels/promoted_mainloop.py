@@ -55,12 +55,31 @@ class PromotedMainloop:
             self._k_tiles_remaining.set(tile.k_tiles)
             with k.when(tile.k_tiles > 0):
                 self._order.wait()
-        k.comment("mainloop")
-        with k.range(tile.k_tiles // in_flight, name="k_tile_group" if in_flight > 1 else "k_tile"):
-            self._step(scales, in_flight)
-        if in_flight > 1:
-            with k.range((tile.k_tiles % in_flight).named("remaining_k_tiles"), name="k_tile"):
-                self._step(scales, 1)
+        has_rows = None if tile.m_end is None else (tile.m + self._rows[0] < tile.m_end).named("has_rows_of_group")
+        with nullcontext() if has_rows is None else k.when(has_rows):
+            k.comment("mainloop")
+            with k.range(tile.k_tiles // in_flight, name="k_tile_group" if in_flight > 1 else "k_tile"):
+                self._step(scales, in_flight)
+            if in_flight > 1:
+                with k.range((tile.k_tiles % in_flight).named("remaining_k_tiles"), name="k_tile"):
+                    self._step(scales, 1)
+        if has_rows is not None:
+            with k.when(~has_rows):
+                self._release_all(tile, scales)
+
+    def _release_all(self, tile: WorkTile, scales: TileScales) -> None:
+        """Release the stages of a tile, no row of which is this warpgroup's group's."""
+        k = current_builder()
+        k.comment("no row of the group: only release the stages")
+        with k.range(tile.k_tiles, name="k_tile"):
+            self._loads.consumer_wait(self._read, self._next_stage_is_full.get())
+            scales.read(self._read.index)
+            self._loads.pipeline.consumer_release(self._read.index)
+            self._read.advance()
+            self._next_stage_is_full.set(False)
+        if self._order:
+            with k.when(tile.k_tiles > 0):
+                self._order.arrive()
 
     def mma_tail(self, tile: WorkTile) -> None:
         """Do nothing: each k-tile is waited for before it is promoted."""

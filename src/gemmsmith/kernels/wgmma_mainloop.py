@@ -8,6 +8,7 @@ from gemmsmith.collective.ordered_sequence_barrier import WarpgroupOrder
 from gemmsmith.collective.pipeline import LaggedRelease
 from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
+from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.values import Value
@@ -35,6 +36,7 @@ class WgmmaMainloop:
         self._loads, self._rows, self._order = loads, (warpgroup_row, spec.warpgroup_rows), order
         self._read, self._release = loads.pipeline.consumer_start_state(), LaggedRelease(loads.pipeline)
         self.accumulator = make_accumulator(spec)
+        self._ragged_k = loads.ragged_k
 
     def skip(self, tiles: Value | int, k_tiles: Value) -> None:
         """Skip `tiles` tiles of `k_tiles` k-tiles, which are another warpgroup's."""
@@ -46,22 +48,41 @@ class WgmmaMainloop:
             self.accumulator.clear()
 
     def mma(self, tile: WorkTile, after_k_tile: Callable[[WorkTile, Value], None] | None = None) -> None:
-        """Issue the wgmmas of a tile's k-tiles, as their stages become full; `after_k_tile` follows each of them."""
-        k = current_builder()
+        """Issue the wgmmas of a tile's k-tiles, as their stages become full; `after_k_tile` follows each of them.
+
+        Of a tile that ends early, only the blocks of 64 rows that have rows are multiplied.
+        """
+        k, blocks = current_builder(), self._rows[1] // WGMMA_M
         if self._order:
             self._order.wait()
-        k.comment("mainloop")
+        if tile.m_end is None:
+            self._mma(tile, blocks, after_k_tile)
+        else:
+            rows = (tile.m_end - (tile.m + self._rows[0])).named("rows_of_group")
+            with k.when(rows > (blocks - 1) * WGMMA_M):
+                self._mma(tile, blocks, after_k_tile)
+            for count in range(blocks - 1, -1, -1):
+                with k.when((rows > (count - 1) * WGMMA_M if count else True) & (rows <= count * WGMMA_M)):
+                    self._mma(tile, count, after_k_tile)
+        if self._order:
+            self._order.arrive()
+
+    def _mma(self, tile: WorkTile, blocks: int, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
+        """Multiply the first `blocks` blocks of 64 rows; the stages are released in any case."""
+        k = current_builder()
+        k.comment("mainloop" if blocks else "no row of the group: only release the stages")
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
             self._loads.consumer_wait(self._read)
-            a, b = self._loads.stage(self._read)
-            self.accumulator.multiply(a.rows(*self._rows), b, accumulate=k_tile > 0)
-            self.accumulator.wait(pending=1)
+            if self._ragged_k:
+                self._ragged_k.zero_past_end(tile, k_tile, self._loads.stage(self._read))
+            if blocks:
+                a, b = self._loads.stage(self._read)
+                self.accumulator.multiply(a.rows(self._rows[0], blocks * WGMMA_M), b, accumulate=k_tile > 0)
+                self.accumulator.wait(pending=1)
             self._release.release_previous(k_tile, self._read)
             self._read.advance()
             if after_k_tile:
                 after_k_tile(tile, k_tile)
-        if self._order:
-            self._order.arrive()
 
     def mma_tail(self, tile: WorkTile) -> None:
         """Wait for the last wgmma group, and release its stage."""

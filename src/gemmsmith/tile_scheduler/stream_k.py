@@ -5,7 +5,7 @@ Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -176,13 +176,3 @@ class ClusterSplitKTileScheduler(TileScheduler):
         k_tiles = ((self.position.split_idx + 1) * self.k_tiles // splits - begin).named("work_k_tiles")
         runs_epilogue = (self.position.split_idx >= splits - self.spec.num_reducing_ctas).named("runs_epilogue")
         return k_tiles, Split(begin, runs_epilogue, self.cluster_idx, self.cluster_idx, Constant(I32, 0))
-
-
-MakeScheduler = Callable[[KernelSpec], TileScheduler]
-
-
-def make_tile_scheduler(spec: KernelSpec) -> TileScheduler:
-    """Return the scheduler for a config's `splits` and `cluster_splits`."""
-    if spec.config.cluster_splits > 1:
-        return ClusterSplitKTileScheduler(spec)
-    return TileScheduler(spec) if spec.config.splits == 1 else StreamKTileScheduler(spec)

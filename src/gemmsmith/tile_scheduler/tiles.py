@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 from gemmsmith import hw
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.operand import Role
 from gemmsmith.core.problem import MAX_EXTENT, Problem
+from gemmsmith.core.product import Role
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.cluster import CLUSTER_PERMUTATION, MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler.fast_divmod import FastDivmod
+from gemmsmith.tile_scheduler.group_table import GroupTable
 from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync, ProducerSync
 
 IDENTITY_PERMUTATION = tuple(range(MAX_CLUSTERS))
@@ -78,6 +79,14 @@ class WorkTile:
     """The CTA has another tile after this one. None for TileScheduler.first_work_tile."""
     m_end: Value | None = None
     """The first row of D after m that is not this tile's, because its group ends; None: D's extent. See Design."""
+    n_end: Value | None = None
+    """Likewise the first column."""
+    first_k_tile: Value | None = None
+    """The index along K of k-tile 0, if K is divided into groups of whole k-tiles; None: 0."""
+    k_extent: Value | None = None
+    """The elements of K of the tile's group; what follows in its last k-tile is another group's. None: all of K."""
+    group: Value | None = None
+    """The group; None: the batch. Operands of the epilogue with one value a group have it as their batch."""
     is_full_wave: Value | None = None
     """All clusters have a tile in this wave. None if tiles may be split."""
 
@@ -89,7 +98,8 @@ class WorkTile:
         """Return the index along the GEMM's K of the k-tile that is summed as number `k_tile`."""
         if self.reverse_k is not None:
             k_tile = current_builder().select(self.reverse_k, self.k_tiles - 1 - k_tile, k_tile)
-        k_tile_idx = k_tile if self.split is None else self.split.k_tile_begin + k_tile
+        begin = self.first_k_tile if self.split is None else self.split.k_tile_begin
+        k_tile_idx = k_tile if begin is None else begin + k_tile
         return k_tile_idx.with_name_hint("k_tile_idx")
 
 
@@ -126,21 +136,14 @@ class TileScheduler:
     correct; one that puts consecutive tiles on SMs of one GPC lets their L2 reads merge.
     """
 
+    table: GroupTable | None = None
+    """The table of a grouped GEMM's groups."""
     loop_variable = "cluster_tile"
     """The name of the tile loop's variable in the printed CUDA."""
 
     def __init__(self, spec: KernelSpec) -> None:
-        k = current_builder()
-        self.spec, width = spec, spec.config.raster_group
-        self.tiles_m = k.parameter("cluster_tiles_m", compute=lambda p: self.grid(p)[0])
-        self.tiles_n = k.parameter("cluster_tiles_n", compute=lambda p: self.grid(p)[1])
-        self.tiles = k.parameter("cluster_tiles", compute=self.tiles_of)
-        self.k_tiles = k.parameter("k_tiles", compute=self.k_tiles_of)
-        self.batch_divmod = FastDivmod("batch_divmod", lambda p: max(math.prod(self.grid(p)), 1))
-        self.group_divmod = FastDivmod("group_divmod", lambda p: max(self._minor_and_major(p)[1] * width, 1))
-        self.last_group_divmod = FastDivmod(
-            "last_group_width_divmod", lambda p: self._minor_and_major(p)[0] % width or width
-        )
+        k, self.spec = current_builder(), spec
+        self._declare_grid()
         # After the integers, which then share one line of the constant cache.
         self.cluster_permutation = k.parameter(
             "cluster_permutation", CLUSTER_PERMUTATION, lambda p: IDENTITY_PERMUTATION
@@ -153,6 +156,19 @@ class TileScheduler:
         self.position = self._position()
         self._cluster_sync = (
             ClusterKSync(self.cluster_count, self.position.cta_rank) if spec.config.sync_clusters else None
+        )
+
+    def _declare_grid(self) -> None:
+        """Declare the kernel arguments of the grid of tiles."""
+        k, width = current_builder(), self.spec.config.raster_group
+        self.tiles_m = k.parameter("cluster_tiles_m", compute=lambda p: self.grid(p)[0])
+        self.tiles_n = k.parameter("cluster_tiles_n", compute=lambda p: self.grid(p)[1])
+        self.tiles = k.parameter("cluster_tiles", compute=self.tiles_of)
+        self.k_tiles = k.parameter("k_tiles", compute=self.k_tiles_of)
+        self.batch_divmod = FastDivmod("batch_divmod", lambda p: max(math.prod(self.grid(p)), 1))
+        self.group_divmod = FastDivmod("group_divmod", lambda p: max(self._minor_and_major(p)[1] * width, 1))
+        self.last_group_divmod = FastDivmod(
+            "last_group_width_divmod", lambda p: self._minor_and_major(p)[0] % width or width
         )
 
     # -- computed by the host for a problem ----------------------------------------------------------------
@@ -220,6 +236,9 @@ class TileScheduler:
         reverse_k = self._is_reversed(wave_begin // self.cluster_count)
         work_tile = self._work_tile(tile, self.k_tiles, reverse_k=reverse_k)
         return replace(work_tile, is_full_wave=(wave_begin + self.cluster_count <= self.tiles).named("is_full_wave"))
+
+    def finish_prologue(self) -> None:
+        """Wait for what the scheduler has left to one warp in the prologue, if anything."""
 
     def start_producer_sync(self) -> ProducerSync | None:
         """Declare the state of the clusters' synchronization in the producer; None without sync_clusters."""

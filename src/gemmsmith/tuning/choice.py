@@ -17,6 +17,7 @@ from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.choose_sm80 import choose_sm80, lookup_sm80
 from gemmsmith.tuning.full_rows import check_full_rows_fit, explain_full_row_limit
 from gemmsmith.tuning.gpus import Gpu
+from gemmsmith.tuning.grouped import choose_grouped
 from gemmsmith.tuning.model import covers
 from gemmsmith.tuning.stage_count import fit_stages
 from gemmsmith.tuning.tuned_table import lookup_tuned
@@ -54,6 +55,8 @@ def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bo
     Raises:
         ConfigError: If no config can compute it.
     """
+    if binding.grouping:
+        return Choice.of(binding, *choose_grouped(binding, chip, gpu))
     problem, epilogue = binding.problem, binding.spec
     is_sm80 = not covers(problem.a.dtype, chip)
     model: CostModel = partial(choose, gpu=gpu)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, api, arrays
+from gemmsmith import ArgumentError, Config, arrays
 from gemmsmith.backends.cuda import launch_template, run
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.host import output_kernels, packing, plans
+from gemmsmith.host import cached_run, output_kernels, packing, plans
 
 READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
         "f32": ctypes.c_float, "pointer": ctypes.c_uint64, "fast_divmod": ctypes.c_uint64}  # fmt: skip
@@ -276,7 +276,7 @@ def test_the_same_addresses_again(seen: list[Any], monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("given", ["alone", "tuple", "names", "other names"])
 def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     """However its results are given, each launch has the addresses of its own call."""
-    monkeypatch.setattr(api, "_PLAN_CACHE", {})
+    monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
     names = ["y", "z"] if given == "other names" else ["out"] if given == "alone" else ["out", "out1"]
 
     def f(acc: Any, bias: Any) -> Any:
@@ -289,7 +289,7 @@ def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch,
         outs = [OnGpu((256, 512), 0x200000 + 0x80000 * j + 1024 * i) for j in range(len(names))]
         out = {"alone": outs[0], "tuple": tuple(outs)}.get(given) or dict(zip(names, outs, strict=True))
         gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=out)
-        plan = next(iter(api._PLAN_CACHE.values()))[0]
+        plan = next(iter(cached_run._PLAN_CACHE.values()))[0]
         places = {
             name if name.startswith("out") else f"out_{name}": x.address for name, x in zip(names, outs, strict=True)
         }
@@ -298,7 +298,7 @@ def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch,
 
 def test_a_known_call_reads_each_array_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where results are given as a tuple."""
-    monkeypatch.setattr(api, "_PLAN_CACHE", {})
+    monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
     a, b, bias = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((512,), 0x180000)
     outs = OnGpu((256, 512), 0x200000), OnGpu((256, 512), 0x300000)
 
@@ -339,7 +339,7 @@ def test_programmatic_launch(seen: list[Any], monkeypatch: pytest.MonkeyPatch, k
 
 def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """An array alone is the first result, whatever that is called; by its name it may be another."""
-    monkeypatch.setattr(api, "_PLAN_CACHE", {})
+    monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     other = OnGpu((256, 512), 0x300000)
 
@@ -350,7 +350,9 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
     monkeypatch.setattr("gemmsmith.binding.bind.empty_like_kind", lambda like, *_: other)
     for form in ("array", "array", "names", "names", "array", "names"):
         gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})
-        known = next(p for (_, options), (p, _) in api._PLAN_CACHE.items() if (options[1] is dict) == (form == "names"))
+        known = next(
+            p for (_, options), (p, _) in cached_run._PLAN_CACHE.items() if (options[1] is dict) == (form == "names")
+        )
         y, out = (d, other) if form == "array" else (other, d)
         check(known, a, b, seen, out_y=y.address, out=out.address)
 
@@ -358,7 +360,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8])
 def test_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
     """Its own kernels, with stream-K's flags, reductions and packings; in a graph, and at the first and later calls."""
-    monkeypatch.setattr(api, "_PLAN_CACHE", {})
+    monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
     monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
 
     def f(acc: Any) -> Any:
@@ -398,7 +400,7 @@ def test_packing_on_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_bare_product_takes_an_array(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_PLAN_CACHE", {})
+    monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     plan = gemmsmith.plan(a, b, out=d)
     for _ in range(2):
@@ -418,13 +420,13 @@ def test_zeros_of_both_signs(seen: list[Any]) -> None:
 
 
 def test_a_first_call_that_fails_is_no_matter(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_PLAN_CACHE", {})
+    monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     with monkeypatch.context() as broken:
         broken.setattr(run.kernel_loader, "load_kernel", lambda *_, **__: raising())
         with pytest.raises(gemmsmith.DeviceError):
             gemmsmith.gemm(a, b, out=d)
-    ((known, _),) = api._PLAN_CACHE.values()
+    ((known, _),) = cached_run._PLAN_CACHE.values()
     looks = count_of_traces(monkeypatch, known)
     for _ in range(3):
         gemmsmith.gemm(a, b, out=d)
@@ -465,7 +467,7 @@ def test_no_gradient_is_lost_in_silence(name: str, rng: np.random.Generator) -> 
 
 def test_many_threads_at_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On one plan that all of them make first: each launch has the addresses of one call."""
-    monkeypatch.setattr(api, "_PLAN_CACHE", {})
+    monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
     monkeypatch.setattr(launch_template, "MAX_TENSOR_MAPS", 3)
     b, start = OnGpu((64, 512), 0x100000), threading.Barrier(8)
 
@@ -477,7 +479,7 @@ def test_many_threads_at_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) 
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    ((known, _),) = api._PLAN_CACHE.values()
+    ((known, _),) = cached_run._PLAN_CACHE.values()
     names = [p.name for p in known.kernel.parameters]
     pairs = [tuple(values[names.index(name)].address for name in ("a", "out")) for _, _, values in seen]
     assert sorted(pairs) == [(0x1000000 + 4096 * i, 0x2000000 + 4096 * i) for i in range(400)]

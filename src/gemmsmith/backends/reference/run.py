@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, as_numpy
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.backends.reference.matmul import blockwise_scaled_matmul, instruction_matmul, matmul_float64, rounded
+from gemmsmith.backends.reference.grouped import Multiply, accumulate, group_slices, rows_of
+from gemmsmith.backends.reference.matmul import (
+    Array,
+    blockwise_scaled_matmul,
+    instruction_matmul,
+    matmul_float64,
+    rounded,
+)
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.epilogue.inputs import operand_argument
@@ -18,7 +28,7 @@ from gemmsmith.epilogue.outputs import result_argument
 
 def run(
     graph: EpilogueGraph, mma: Mma, arguments: Mapping[str, ArrayInfo | float],
-    scale_granularity: Mapping[str, int] | None = None, *, is_3xtf32: bool = False,
+    scale_granularity: Mapping[str, int] | None = None, *, is_3xtf32: bool = False, grouping: Grouping | None = None,
 ) -> None:  # fmt: skip
     """Execute a GEMM and the epilogue graph in float64 and write the results.
 
@@ -28,18 +38,61 @@ def run(
         arguments: Arrays on the CPU and numbers, by their Pointers' names.
         scale_granularity: Rows (columns, for b) per block scale, by the names of the block scales.
         is_3xtf32: Whether operands are not truncated to TF32 (3xTF32).
+        grouping: The groups of a grouped GEMM.
     """
     arrays: dict[str, Any] = {
         name: as_numpy(x, name) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()
     }
     operands = {o.name: arrays[operand_argument(o.name)] for o in graph.operands}
     a, b = arrays["a"], arrays["b"]
-    if scale_granularity:
-        scales = [arrays[operand_argument(name)] if name in scale_granularity else None for name in SCALE_NAMES]
-        accumulator = blockwise_scaled_matmul(a, b, *scales)
-    else:
-        accumulator = matmul_float64(a, b) if is_3xtf32 else instruction_matmul(a, b, mma)
-    values = execute(graph, accumulator, operands)
-    for r in graph.results:
-        out = arrays[result_argument(r.name)]
-        out[...] = rounded(values[r.name], as_dtype(out.dtype, allow_integers=True))
+    scales = [arrays[operand_argument(x)] if x in (scale_granularity or {}) else None for x in SCALE_NAMES]
+
+    def multiply(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
+        if scale_granularity:
+            return blockwise_scaled_matmul(a, b, scale_a, scale_b)
+        return matmul_float64(a, b) if is_3xtf32 else instruction_matmul(a, b, mma)
+
+    results = {r.name: arrays[result_argument(r.name)] for r in graph.results}
+    if grouping:
+        _run_groups(
+            graph, grouping, multiply, (a, b, *scales), arrays[operand_argument(grouping.table)], operands, results
+        )
+        return
+    values = execute(graph, multiply(a, b, *scales), operands)
+    for name, out in results.items():
+        _store(out, values[name])
+
+
+def _run_groups(
+    graph: EpilogueGraph, grouping: Grouping, multiply: Multiply, inputs: Sequence[Any], table: Array,
+    operands: Mapping[str, Any], results: Mapping[str, Array],
+) -> None:  # fmt: skip
+    a, b, *scales = inputs
+    extent = a.shape[-1] if grouping.along == "k" else a.shape[-2]
+    groups = group_slices(grouping, table, extent, grouping.end_multiple(as_dtype(a.dtype, allow_integers=True)))
+    if groups is None:
+        for out in results.values():
+            out[...] = np.iinfo(np.int32).min if out.dtype == np.int32 else np.nan
+        return
+    accumulator = accumulate(grouping, groups, multiply, a, b, *scales)
+    if grouping.has_batch:
+        values = execute(graph, accumulator, operands)
+        for name, out in results.items():
+            for g, group in enumerate(groups):
+                rows = (g, group) if grouping.is_masked else g
+                _store(out, values[name], rows)
+        return
+    end = groups[-1].stop
+    rows_of_groups = {
+        name: x[:end] if np.ndim(x) == 2 and len(x) == len(accumulator) != 1 else x for name, x in operands.items()
+    }
+    values = execute(graph, accumulator[:end], rows_of(groups, rows_of_groups))
+    for name, out in results.items():
+        _store(out[:end], values[name])
+        if grouping.zero_fill:
+            out[end:] = 0
+
+
+def _store(out: Array, values: Array, where: Any = ...) -> None:
+    """Store values, rounded once to the dtype of `out`, where that index is."""
+    out[where] = rounded(values[where], as_dtype(out.dtype, allow_integers=True))

@@ -49,7 +49,7 @@ def run(
     flags = np.zeros(max(launches.flag_bytes, 4) // 4, np.uint32)
     addresses["flags"] = memory.add_buffer(flags, "flags")
     done_cycles = 0.0
-    total = sum(_tensor_cycles(launches.spec, launch) for launch in launches.all) if launches.spec else 1
+    total = (sum(_tensor_cycles(launches.spec, launch) for launch in launches.all) if launches.spec else 0) or 1
 
     def on_mma_cycles(cycles: float) -> None:
         nonlocal done_cycles

@@ -1,0 +1,64 @@
+"""The reference for grouped GEMMs: the accumulator one group after the other, and where results are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.backends.reference.matmul import Array
+from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.problem import SCALE_BLOCK
+
+Multiply = Callable[[Array, Array, Array | None, Array | None], Array]
+"""(a, b, scale_a, scale_b) -> the product of a group."""
+
+
+def group_slices(grouping: Grouping, table: Array, extent: int, end_multiple: int = 1) -> list[slice] | None:
+    """Return the rows (or elements of K) of each group; None if the table is invalid.
+
+    Args:
+        grouping: What the table holds.
+        table: The table.
+        extent: What the groups divide; if masked, the most rows of one.
+        end_multiple: What the ends are multiples of.
+    """
+    sizes: Any = np.diff(table.astype(np.int64), prepend=0) if grouping.table == "offsets" else table.astype(np.int64)
+    ends = sizes if grouping.is_masked else sizes.cumsum()
+    is_valid = (sizes >= 0).all() and (ends <= extent).all() and (ends % end_multiple == 0).all()
+    return [slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)] if is_valid else None
+
+
+def accumulate(
+    grouping: Grouping, groups: list[slice], multiply: Multiply, a: Array, b: Array, scale_a: Array | None,
+    scale_b: Array | None,
+) -> Array:  # fmt: skip
+    """Return the products of all groups, (m, n) or (groups, m, n), with zeros in rows of no group."""
+    count, m, n = len(groups), a.shape[-2], b.shape[-1]
+    accumulator = np.zeros((count, m, n) if grouping.has_batch else (m, n))
+    for g, group in enumerate(groups):
+        if grouping.along == "k":
+            blocks = slice(group.start // SCALE_BLOCK, ceil_div(group.stop, SCALE_BLOCK))
+            of_a, of_b = _part(scale_a, g, -1, blocks), _part(scale_b, g, -2, blocks)
+            accumulator[g] = multiply(a[:, group], b[group], of_a, of_b)
+        else:
+            rows = (g, group) if grouping.is_masked else group
+            of_a = _part(scale_a, g, -2, group) if scale_a is not None and scale_a.shape[-2] == m else _part(scale_a, g)
+            accumulator[rows] = multiply(a[rows], b[g], of_a, _part(scale_b, g))
+    return accumulator
+
+
+def _part(scales: Array | None, group: int, axis: int = -1, part: slice = slice(None)) -> Array | None:
+    """Return a part of a group's scales, along an axis."""
+    if scales is None:
+        return None
+    of_group = scales[group % scales.shape[0]] if scales.ndim == 3 else scales
+    return of_group[part] if axis == -2 else of_group[:, part]
+
+
+def rows_of(groups: list[slice], operands: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operands with one row for each group, (groups, 1, n), as rows of the product (m, n)."""
+    group_of_row = np.repeat(np.arange(len(groups)), [x.stop - x.start for x in groups])
+    return {name: x[group_of_row, 0] if np.ndim(x) == 3 else x for name, x in operands.items()}

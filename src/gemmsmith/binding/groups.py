@@ -1,0 +1,82 @@
+"""Epilogue operands of a grouped GEMM, some of which have one value, or row, for each group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gemmsmith.arrays import ArrayInfo
+from gemmsmith.core.bools import as_bools
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.core.grouping import TABLES, Grouping, Table
+from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
+from gemmsmith.graph.frontend.classify import classify
+
+
+def make_grouping(offsets: Any, sizes: Any, counts: Any, along: Any, zero_fill: Any) -> tuple[Grouping, Any]:
+    """Return what the arguments of `grouped_gemm` say of the groups, and the table. Raises ArgumentError."""
+    tables: dict[Table, Any] = dict(zip(TABLES, (offsets, sizes, counts), strict=True))
+    given: list[Table] = [name for name, x in tables.items() if x is not None]
+    if len(given) != 1:
+        raise ArgumentError(f"offsets, sizes, counts: got {', '.join(given) or 'none'}; use exactly one of them")
+    if along not in ("m", "k") or (along == "k" and counts is not None):
+        raise ArgumentError(f"along: got {along!r} with {given[0]}; use 'm', or 'k' with offsets or sizes")
+    as_bools(zero_fill=zero_fill)
+    return Grouping(given[0], along, zero_fill=bool(zero_fill)), tables[given[0]]
+
+
+def with_table(operands: Mapping[str, Any], grouping: Grouping, table: Any) -> Mapping[str, Any]:
+    """Return the operands with the table added. Raises ArgumentError if one has its name."""
+    if grouping.table in operands:
+        raise ArgumentError(f"operands: got the name {grouping.table}, which is the table's; use another name")
+    return {**operands, grouping.table: table}
+
+
+def with_group_dimension(name: str, x: ArrayInfo, shape: tuple[int, ...], groups: int) -> ArrayInfo:
+    """Return an operand with the groups as the first of three dimensions, if it has one value or one row for each.
+
+    (G, 1, 1) and (G, 1, N) do; as do (G,) and (G, N), unless G is also N, or M. (1, M, N) is (M, N).
+
+    Args:
+        name: The operand's name.
+        x: The operand.
+        shape: The result's shape, (M, N) or (G, M, N).
+        groups: G.
+
+    Raises:
+        ArgumentError: The shape has two meanings.
+    """
+    *batch, m, n = shape
+    rank = len(x.shape)
+    if rank == 3 and not batch and x.shape[0] == 1:
+        return x._replace(shape=x.shape[1:], strides=x.strides[1:])
+    if rank not in (1, 2) or groups == 1 or x.shape[0] != groups:
+        return x
+    other = n if rank == 1 else m
+    if other == groups or (rank == 1 and 2 * groups == n):
+        by_group = f"({groups}, 1, {x.shape[-1] if rank == 2 else 1})"
+        by_row = f"(1, {n})" if rank == 1 else f"(1, {m}, {n})"
+        raise ArgumentError(
+            f"{name}: got shape {x.shape}, whose {groups} may be groups or {'columns' if rank == 1 else 'rows'}; "
+            f"use {by_group} for one of each group, or {by_row}"
+        )
+    columns = x.shape[1:] or (1,)
+    return x._replace(shape=(groups, 1, *columns), strides=(x.strides[0], 0, *(x.strides[1:] or (0,))))
+
+
+def classify_in_groups(name: str, operand_shape: tuple[int, ...], shape: tuple[int, ...], groups: int) -> BroadcastDims:
+    """Return the dimensions along which an operand varies, as `classify` does; (G, 1, N) varies along the groups."""
+    if len(shape) == 2 and len(operand_shape) == 3 and operand_shape[:2] == (groups, 1):
+        row = (operand_shape[2],) if operand_shape[2] > 1 or shape[1] == 1 else ()
+        return classify(name, row, shape)._replace(batch=True)
+    return classify(name, operand_shape, shape)
+
+
+def check_scales_of_groups(grouping: Grouping, granularity: Mapping[str, int]) -> None:
+    """Raise ArgumentError for block scales whose blocks hold rows of two groups."""
+    if grouping.along == "m" and not grouping.is_masked and granularity.get(SCALE_NAMES[0]) == SCALE_BLOCK:
+        raise ArgumentError(
+            f"scale_a: got a scale for {SCALE_BLOCK} rows, which may be two groups'; use one for each row and "
+            f"{SCALE_BLOCK} of k, of shape (m, k/{SCALE_BLOCK})"
+        )

@@ -1,0 +1,99 @@
+"""Grouped GEMMs: how the rows of A and D, or the K of A and B, are divided into groups that have a product each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from gemmsmith.core.dtypes import INT32, DType
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import round_up
+from gemmsmith.core.product import Product, Role
+
+Table = Literal["offsets", "sizes", "counts"]
+TABLES: tuple[Table, ...] = "offsets", "sizes", "counts"
+MAX_GROUPS = 1024
+"""Groups of a table, which is kept in shared memory."""
+GROUP_END_MULTIPLE = 128
+"""What groups along K of 8-bit operands end at multiples of: a k-tile, and a scale block."""
+MIN_CAPACITY = 32
+"""Groups that a warp reads at once."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The groups of a grouped GEMM.
+
+    Attributes:
+        table: What the int32 table on the device holds for each group: "offsets", the end of its rows (as in
+            torch.nn.functional.grouped_mm); "sizes", how many it has; "counts": how many of the rows of its own matrix
+            are valid, so that A is (G, max M, K) and D (G, max M, N) (DeepGEMM: masked).
+        along: "m": the rows of A and D are divided; "k": the K of A and B, and D is (G, M, N).
+        capacity: Groups for which the kernel has room, a power of two.
+        zero_fill: Rows of D behind the last group become zero; otherwise they are not written.
+        role: Whose rows are divided with "m": those of A, or of the kernel's B if it computes D^T.
+    """
+
+    table: Table
+    along: Literal["m", "k"] = "m"
+    capacity: int = MIN_CAPACITY
+    zero_fill: bool = True
+    role: Role = "a"
+
+    @property
+    def is_masked(self) -> bool:
+        """True if each group has a matrix of its own, of which the first rows are valid."""
+        return self.table == "counts"
+
+    @property
+    def has_batch(self) -> bool:
+        """True if D is (G, M, N)."""
+        return self.is_masked or self.along == "k"
+
+    @property
+    def clips_rows(self) -> bool:
+        """True if a tile's rows may end before the tile, because its group ends."""
+        return self.along == "m"
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of shared memory of the table: the sums of sizes and of tiles, and whether it is invalid."""
+        return 2 * round_up(4 * (self.capacity + 1), 16) + 16
+
+    @cached_property
+    def product(self) -> Product:
+        """The shapes and arrays."""
+        shapes = "mk,kn,g->gmn" if self.along == "k" else "gmk,gkn,g->gmn" if self.is_masked else "mk,gkn,g->mn"
+        return Product("grouped_gemm", {self.table: INT32}, shapes, is_transposable=True)
+
+    def majors(self, role: Role, dtype: DType) -> tuple[Literal["K", "MN"], ...]:
+        """Return the layouts of an operand whose tiles may begin where groups do.
+
+        TMA reads from any row on, but along a row only from multiples of 16 bytes on. Groups along the K of 8-bit
+        operands, which are K-major, therefore end at multiples of GROUP_END_MULTIPLE.
+        """
+        if self.along == "k":
+            return ("MN",) if dtype.bits == 16 else ("K",)
+        return ("K",) if self.begins_anywhere(role) else ("K", "MN")
+
+    def begins_anywhere(self, role: Role) -> bool:
+        """Return whether tiles of the operands of a role begin at any row, since its groups do."""
+        return self.along == "m" and not self.is_masked and role == self.role
+
+    def end_multiple(self, dtype: DType) -> int:
+        """Return what the ends of groups of operands of `dtype` are multiples of."""
+        return GROUP_END_MULTIPLE if self.along == "k" and dtype.bits == 8 else 1
+
+    def transposed(self) -> Grouping:
+        """Return the groups of D^T = B^T @ A^T."""
+        return replace(self, role="b" if self.role == "a" else "a")
+
+    def with_room_for(self, groups: int) -> Grouping:
+        """Return the groups of a kernel that has room for so many. Raises ArgumentError for none or too many."""
+        if not 0 < groups <= MAX_GROUPS:
+            raise ArgumentError(f"{self.table}: got {groups} groups; use 1 to {MAX_GROUPS}")
+        return replace(self, capacity=max(MIN_CAPACITY, 1 << (groups - 1).bit_length()))
+
+    def __str__(self) -> str:
+        return f"groups along {self.along} by {self.table}"

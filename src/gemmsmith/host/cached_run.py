@@ -1,0 +1,71 @@
+"""A run of arrays whose plan, and whose launches, are cached by the signatures of all arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gemmsmith.arrays import describe
+from gemmsmith.backends import Backend
+from gemmsmith.binding.bind import bind, outputs_by_name
+from gemmsmith.binding.request import Request
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.config import Config
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.grouping import Grouping
+from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.host.plans import Plan, read_signatures, run_reference
+
+if TYPE_CHECKING:
+    from gemmsmith.backends.cuda.run import BoundLaunches
+
+_PLAN_CACHE: dict[Hashable, tuple[Plan, BoundLaunches | None]] = BoundedCache(1024)
+"""Plans, with their launches, by epilogue, signatures of the arrays, and options."""
+
+
+def run_cached(
+    a: Any, b: Any, out: Any, all_operands: Mapping[str, Any], epilogue: Any, out_dtype: Any, accumulate: Any,
+    precision: Any, fast_math: bool, deterministic: bool, config: Config | None, batch_invariant: bool,
+    backend: Backend, grouping: Grouping | None = None,
+) -> Any:  # fmt: skip
+    """Compute what a `Request` of these arguments asks for, with the plan of an earlier one like it, if there is one.
+
+    Returns and raises as `api.gemm`.
+    """
+    source = fingerprint(epilogue)
+    results = outputs_by_name(out)
+    key, addresses = read_signatures(a, b, results, all_operands)
+    options = (
+        key, type(out), out_dtype, accumulate, precision, fast_math, deterministic, config, batch_invariant, backend,
+        grouping,
+    )  # fmt: skip
+    try:
+        cached = _PLAN_CACHE.get((source, options))
+    except TypeError:  # an option is not hashable: Plan refuses it
+        cached = None
+    if cached is not None:
+        plan_, call = cached
+        if call is not None and call.outputs_do_not_overlap(addresses):
+            return plan_.launch(call, addresses, results, a)
+        value = plan_.run_checked(a, b, out, all_operands)
+        # None if the result has another name than in `results`
+        _PLAN_CACHE[source, options] = plan_, plan_.cached_launches(key)
+        return value
+    request = Request(
+        a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
+        batch_invariant, backend, grouping=grouping,
+    )  # fmt: skip
+    try:
+        plan_ = Plan(request)
+    except ConfigError:  # no kernel computes it, but the reference, which has none, does
+        on_cpu = describe(a, "a").device == "cpu"
+        if config is not None or not on_cpu or backend not in ("auto", "reference"):
+            raise
+        binding = bind(request).allocate_results(a)
+        run_reference(binding)
+        return binding.value
+    binding = plan_.detach_arrays()
+    if plan_.fingerprint is not None:
+        _PLAN_CACHE[plan_.fingerprint, options] = plan_, None
+    # None if the result has another name than in `results`
+    return plan_.run_bound(binding, a, cache_key=key if results.keys() == binding.results.keys() else None)

@@ -1,0 +1,152 @@
+"""The tile schedulers of grouped GEMMs: along M, whose groups have as many tiles as they need, and along K.
+
+The grid depends on the extents only; which tiles there are follows from the table, which is on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmsmith import hw
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.problem import MAX_EXTENT, Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import I32
+from gemmsmith.lang.values import Constant, Value
+from gemmsmith.tile_scheduler.group_table import GroupTable, group_extent
+from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkRange, WorkTile
+
+
+class RowGroupedTileScheduler(TileScheduler):
+    """Assigns the tiles of one group after the other, in the raster order within a group.
+
+    A tile begins at its group's first row and has whole clusters; rows past the group's end are another group's. They
+    are loaded and multiplied, but not stored. With role "b" of the groups, for "rows" read "columns".
+
+    Kernel arguments: those of GroupTable; cluster_tiles_m or cluster_tiles_n, along which there are no groups; k_tiles.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        assert spec.grouping
+        self.grouping, self._axis = spec.grouping, 0 if spec.grouping.role == "a" else 1
+        super().__init__(spec)
+        tile_rows = spec.config.tile[self._axis] * spec.config.cluster[self._axis]
+        self.table = self._table = GroupTable(spec.grouping, tile_rows)
+
+    def _declare_grid(self) -> None:
+        k, other = current_builder(), 1 - self._axis
+        self._other_tiles = k.parameter(f"cluster_tiles_{'mn'[other]}", compute=lambda p: self.grid(p)[other])
+        self.k_tiles = k.parameter("k_tiles", compute=self.k_tiles_of)
+
+    # -- computed by the host for a problem ----------------------------------------------------------------
+    def grid(self, p: Problem) -> tuple[int, int]:
+        """Return the most tiles along M and along N that the groups can have."""
+        tiles, rows = list(super().grid(p)), group_extent(p)
+        cluster_rows = self.spec.config.tile[self._axis] * self.spec.config.cluster[self._axis]
+        if self.grouping.is_masked:
+            tiles[self._axis] = p.groups * ceil_div(rows, cluster_rows)
+        else:  # each group may fill one tile partly
+            tiles[self._axis] = min(rows // cluster_rows + p.groups, rows)
+        return tiles[0], tiles[1]
+
+    def tiles_of(self, p: Problem) -> int:
+        """Return the most tiles that the clusters can have. Raises ArgumentError if int32 cannot count them."""
+        m, n = self.grid(p)
+        if max(m * n, p.groups * group_extent(p) if self.grouping.is_masked else 0) > MAX_EXTENT:
+            raise ArgumentError(f"{p}: more tiles or rows than an int32 can count; use fewer groups")
+        return m * n
+
+    # -- recorded in the kernel ----------------------------------------------------------------------------
+    def finish_prologue(self) -> None:
+        """Wait until the table is in shared memory."""
+        current_builder().comment("wait until the table of the groups is read")
+        hw.sync_threads()
+
+    def first_work_tile(self) -> WorkTile | None:
+        """Return None: the table may be written by the kernel before, for which the prologue has not waited yet."""
+        return None
+
+    def persistent_range(self) -> WorkRange:
+        """Return the range of the tile loop."""
+        tiles = (self._table.tiles * self._other_tiles).named("tiles")
+        return WorkRange(self.cluster_idx, tiles, self.cluster_count, self.work_tile)
+
+    def work_tile(self, tile: Value) -> WorkTile:
+        """Return a tile of a group, which ends where the group ends."""
+        zero, axis, (tile_m, tile_n, _) = Constant(I32, 0), self._axis, self.spec.config.tile
+        group = self._table.group_of((tile // self._other_tiles).named("tile_along_groups"))
+        first_tile, begin = self._table.first_tile(group), self._table.begin(group)
+        end, group_tiles = self._table.begin(group + 1), self._table.first_tile(group + 1) - first_tile
+        index = (tile - first_tile * self._other_tiles).named("tile_in_group")
+        tiles = (group_tiles, self._other_tiles) if axis == 0 else (self._other_tiles, group_tiles)
+        minor, major = (1, 0) if self.spec.config.raster == "m" else (0, 1)
+        coord: list[Value] = [zero, zero]
+        coord[minor], coord[major] = self._in_bands(index, tiles[minor], tiles[major])
+        cluster, position = self.spec.config.cluster, (self.position.m, self.position.n)
+        m, n = ((coord[i] * cluster[i] + position[i]) * size for i, size in enumerate((tile_m, tile_n)))
+        batch = group if self.grouping.is_masked else zero
+        if self.grouping.is_masked:
+            end = end - begin
+        elif axis == 0:
+            m = m + begin
+        else:
+            n = n + begin
+        m, n, end = m.named("m_offset"), n.named("n_offset"), end.named("group_end")
+        a, b = (OperandCoord(x, batch if i == axis else group) for i, x in enumerate((m, n)))
+        work = WorkTile(a, b, m, n, batch, self.k_tiles, group=group)
+        return replace(work, m_end=end) if axis == 0 else replace(work, n_end=end)
+
+    def _in_bands(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
+        """Return (minor, major) of a group's tile, along the major axis in bands of `raster_group` minors."""
+        k, width = current_builder(), self.spec.config.raster_group
+        if width == 1:
+            minor = (index // major_tiles).named("band")
+            return minor, index - minor * major_tiles
+        band = (index // (major_tiles * width)).named("band")
+        index_in_band = (index - band * (major_tiles * width)).named("index_in_band")
+        band_width = k.minimum(minor_tiles - band * width, width).named("band_width")
+        major = (index_in_band // band_width).named("tile_major")
+        return band * width + (index_in_band - major * band_width), major
+
+
+class KGroupedTileScheduler(TileScheduler):
+    """Assigns the tiles of D (G, M, N), of which each group sums its own slice of K.
+
+    Kernel arguments: those of TileScheduler and of GroupTable.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        assert spec.grouping
+        super().__init__(spec)
+        self.table = self._table = GroupTable(
+            spec.grouping, spec.config.tile[2], spec.grouping.end_multiple(spec.mma.a)
+        )
+
+    finish_prologue = RowGroupedTileScheduler.finish_prologue
+    first_work_tile = RowGroupedTileScheduler.first_work_tile
+
+    def persistent_range(self) -> WorkRange:
+        """Return the range of the tile loop."""
+        tiles = current_builder().select(self._table.is_invalid, 0, self.tiles)
+        return WorkRange(self.cluster_idx, tiles.named("tiles"), self.cluster_count, self.work_tile)
+
+    def work_tile(self, tile: Value) -> WorkTile:
+        """Return a tile, with the slice of K of its group."""
+        work, zero = self._work_tile(tile, self.k_tiles), Constant(I32, 0)
+        group = work.batch
+        begin = self._table.begin(group)
+        k_extent = (self._table.begin(group + 1) - begin).named("k_extent")
+        k_tiles = (k_extent + (self.spec.config.tile[2] - 1)) // self.spec.config.tile[2]
+        if not self.spec.design.uses_tma:  # whose copies run ahead across tiles, and need a k-tile, of zeros, for each
+            k_tiles = current_builder().maximum(k_tiles, 1)
+        k_tiles = k_tiles.named("group_k_tiles")
+        if self.spec.promoted:  # block scales are by k-tile
+            first_k_tile, k_begin = (begin // self.spec.config.tile[2]).named("first_k_tile"), None
+        else:
+            first_k_tile, k_begin = None, begin
+        a, b = (OperandCoord(x, zero, k_begin) for x in (work.m, work.n))
+        return replace(
+            work, a=a, b=b, k_tiles=k_tiles, first_k_tile=first_k_tile, k_extent=k_extent, group=group
+        )  # fmt: skip
