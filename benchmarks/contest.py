@@ -100,10 +100,11 @@ def refusal(call: Call, case: Any, check: Callable[[Any], str]) -> str:
 
 def compared(
     ours: Call, others: dict[str, Call], lt: Callable[[], dict[Any, Call]], sets: list[Any],
-    check: Callable[[Any], str], pace: Pace,
+    check: Callable[[Any], str], pace: Pace, unchecked: dict[str, Call] | None = None,
 ) -> Row:  # fmt: skip
     """Return the times of ours, the others, and the fastest of cuBLASLt's algorithms, on the same sets of operands.
 
+    `unchecked` calls compute something else, whose time is compared.
     `check` returns what is wrong with a case's result, and then fills it with NaN. Raises WrongError if ours is wrong.
     """
     graphs, refused = {}, {}
@@ -116,6 +117,8 @@ def compared(
             refused[name] = why
         else:
             graphs[name] = captured(call, [(s,) for s in sets])
+    for name, call in (unchecked or {}).items():
+        graphs[name] = captured(call, [(s,) for s in sets])
     suggested = {}
     try:
         algorithms = lt()

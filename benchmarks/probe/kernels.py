@@ -15,7 +15,8 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.dtypes import FP16, INT32, DType
 from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP, MMA_SYNC, WGMMA, Mma, fragment_column, fragment_row
-from gemmsmith.core.operand import ROLES, MmaOperand
+from gemmsmith.core.operand import MmaOperand
+from gemmsmith.core.product import ROLES
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.hw.wmma import TILE_MN, fragment_registers

@@ -34,10 +34,10 @@ class Accumulator:
         register_type, count = _REGISTER_TYPE[mma.d], mma.accumulator_registers(n)
         self.fragments = current_builder().registers_2d(register_type, rows // mma.m, count, name)
 
-    def clear(self) -> None:
-        """Set all elements to zero."""
+    def clear(self, first: int = 0) -> None:
+        """Set the elements to zero, from the `first`-th 64 rows on."""
         k = current_builder()
-        with k.unroll(len(self.fragments), name="mma_m") as mma_m, k.unroll(self.fragments.count) as i:
+        with k.unroll(first, len(self.fragments), name="mma_m") as mma_m, k.unroll(self.fragments.count) as i:
             self.fragments[mma_m][i] = 0
 
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:

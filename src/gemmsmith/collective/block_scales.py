@@ -133,6 +133,13 @@ class TileScales:
         width = gcd(self._scales.n, SCALE_BLOCK)
         return ThreadScales(self._scales.row_halves, rows, columns, blocks, width, self._offset_in_scale_block)
 
+    def skip(self) -> None:
+        """Wait for and release the scales of the next k-tile, which this warpgroup does not need."""
+        waited = [(reader, reader.wait(self._tile)) for _, reader in self._readers]
+        hw.sync_warp()  # all lanes have waited
+        for reader, k_block in waited:
+            reader.release(self._tile, k_block)
+
     def _read_rows(self, scale: ScaleSpec, read: ReadScales) -> RegisterArray:
         """Return the scale of the thread's row in each half of every 64 rows, or of each 64 rows if both have one."""
         k, per_row, row_halves = current_builder(), scale.granularity == 1, self._scales.row_halves

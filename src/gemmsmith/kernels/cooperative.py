@@ -73,7 +73,6 @@ def consumer_loop(
         tile_epilogue = warpgroup_epilogue.load(tile)
         consumer.begin_tile(tile)
         consumer.mma(tile)
-        consumer.mma_tail(tile)
         tile_epilogue.store(consumer.accumulator)
         mainloop.release_aliased_stages(tile)
     warpgroup_epilogue.finish()

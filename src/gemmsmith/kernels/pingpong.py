@@ -42,7 +42,6 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             tile_epilogue = warpgroup_epilogue.load(tile)
             consumer.begin_tile(tile)
             consumer.mma(tile)
-            consumer.mma_tail(tile)
             consumer.skip(1, scheduler.k_tiles)
             tile_epilogue.store(consumer.accumulator)
         warpgroup_epilogue.finish()

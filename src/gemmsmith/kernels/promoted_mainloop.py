@@ -73,16 +73,13 @@ class PromotedMainloop:
         k.comment("no row of the group: only release the stages")
         with k.range(tile.k_tiles, name="k_tile"):
             self._loads.consumer_wait(self._read, self._next_stage_is_full.get())
-            scales.read(self._read.index)
+            scales.skip()  # and a warp's lanes have seen the stage full before one of them releases it
             self._loads.pipeline.consumer_release(self._read.index)
             self._read.advance()
             self._next_stage_is_full.set(False)
         if self._order:
             with k.when(tile.k_tiles > 0):
                 self._order.arrive()
-
-    def mma_tail(self, tile: WorkTile) -> None:
-        """Do nothing: each k-tile is waited for before it is promoted."""
 
     def _step(self, scales: TileScales, count: int) -> None:
         """Multiply and promote `count` k-tiles, whose MMAs are in flight together."""

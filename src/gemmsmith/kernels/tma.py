@@ -45,7 +45,6 @@ def tma(k: Builder, spec: KernelSpec) -> None:
                 load_k_tile(tile, k_tile)
             consumer.begin_tile(tile)
             consumer.mma(tile, after_k_tile=lambda tile, k_tile: load_k_tile(tile, k_tile + lookahead))
-            consumer.mma_tail(tile)
             tile_epilogue.store(consumer.accumulator)
         with k.when(is_producer):
             producer.tail()

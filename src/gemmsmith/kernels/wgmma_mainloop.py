@@ -1,9 +1,10 @@
-"""The mainloop of a consumer warpgroup (CUTLASS: CollectiveMma, mma and mma_tail)."""
+"""The mainloop of a consumer warpgroup (CUTLASS: CollectiveMma)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from gemmsmith import hw
 from gemmsmith.collective.ordered_sequence_barrier import WarpgroupOrder
 from gemmsmith.collective.pipeline import LaggedRelease
 from gemmsmith.collective.register_a import make_accumulator
@@ -48,29 +49,33 @@ class WgmmaMainloop:
             self.accumulator.clear()
 
     def mma(self, tile: WorkTile, after_k_tile: Callable[[WorkTile, Value], None] | None = None) -> None:
-        """Issue the wgmmas of a tile's k-tiles, as their stages become full; `after_k_tile` follows each of them.
+        """Multiply a tile's k-tiles, as their stages become full; `after_k_tile` follows each of them.
 
         Of a tile that ends early, only the blocks of 64 rows that have rows are multiplied.
         """
-        k, blocks = current_builder(), self._rows[1] // WGMMA_M
         if self._order:
             self._order.wait()
-        if tile.m_end is None:
+        rows = None if tile.m_end is None else (tile.m_end - (tile.m + self._rows[0])).named("rows_of_group")
+        self._mma_blocks(tile, self._rows[1] // WGMMA_M, rows, after_k_tile)
+
+    def _mma_blocks(
+        self, tile: WorkTile, blocks: int, rows: Value | None, after_k_tile: Callable[[WorkTile, Value], None] | None
+    ) -> None:
+        """Multiply as many of `blocks` blocks of 64 rows as begin within the first `rows` rows (None: all)."""
+        if rows is None or blocks == 0:
             self._mma(tile, blocks, after_k_tile)
-        else:
-            rows = (tile.m_end - (tile.m + self._rows[0])).named("rows_of_group")
-            with k.when(rows > (blocks - 1) * WGMMA_M):
-                self._mma(tile, blocks, after_k_tile)
-            for count in range(blocks - 1, -1, -1):
-                with k.when((rows > (count - 1) * WGMMA_M if count else True) & (rows <= count * WGMMA_M)):
-                    self._mma(tile, count, after_k_tile)
-        if self._order:
-            self._order.arrive()
+            return
+        k = current_builder()
+        with k.when(rows > (blocks - 1) * WGMMA_M):
+            self._mma(tile, blocks, after_k_tile)
+        with k.otherwise():
+            self._mma_blocks(tile, blocks - 1, rows, after_k_tile)
 
     def _mma(self, tile: WorkTile, blocks: int, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
         """Multiply the first `blocks` blocks of 64 rows; the stages are released in any case."""
         k = current_builder()
         k.comment("mainloop" if blocks else "no row of the group: only release the stages")
+        self.accumulator.clear(blocks)  # the epilogue reads all rows, and drops those past the end
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
             self._loads.consumer_wait(self._read)
             if self._ragged_k:
@@ -79,12 +84,14 @@ class WgmmaMainloop:
                 a, b = self._loads.stage(self._read)
                 self.accumulator.multiply(a.rows(self._rows[0], blocks * WGMMA_M), b, accumulate=k_tile > 0)
                 self.accumulator.wait(pending=1)
+            else:
+                hw.sync_warp()  # all lanes have seen the stage full before one releases it
             self._release.release_previous(k_tile, self._read)
             self._read.advance()
             if after_k_tile:
                 after_k_tile(tile, k_tile)
-
-    def mma_tail(self, tile: WorkTile) -> None:
-        """Wait for the last wgmma group, and release its stage."""
-        self.accumulator.wait(pending=0)
+        if self._order:
+            self._order.arrive()
+        if blocks:
+            self.accumulator.wait(pending=0)
         self._release.release_last(tile.k_tiles)

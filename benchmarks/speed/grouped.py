@@ -1,0 +1,267 @@
+"""Grouped GEMMs against torch's, a loop of products, and a Triton kernel, with sizes drawn from 0 to twice the mean.
+
+| kind | product | opponents |
+| --- | --- | --- |
+| rows | a (sum M, K) @ b (G, K, N), `offsets` | torch's grouped_mm, torch.mm in a loop, triton_grouped.py |
+| masked | a (G, max M, K) @ b (G, K, N), `counts` | torch.bmm over all rows, torch.mm in a loop |
+| along_k | a (M, sum K) @ b (sum K, N), `offsets`, to (G, M, N) | torch's grouped_mm, torch.mm in a loop |
+| equal | as rows, but all groups have `mean` rows | torch.bmm |
+
+torch.mm in a loop is given the sizes on the host. `dense` is our GEMM of as many rows with one B, rounded up to 64 rows
+for each group where groups are small: no product of groups, but a measure of what its FLOPs cost. `floor_us` is the
+larger of that and the time of the bytes: those of the operands in use and of D at the copy speed of the chip.
+
+Timed as in contest.py.
+
+    python -m benchmarks.speed.grouped --json benchmarks/results/grouped-h100.json --seconds 500 [--kind rows]
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import gemmsmith
+from benchmarks import contest
+
+BF16 = torch.bfloat16
+SHAPES = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
+UNSEEN = 40
+
+
+class Job(NamedTuple):
+    kind: str
+    groups: int
+    mean: int
+    """The mean rows (or K) of a group; of masked products and those along K, the table's sum is about groups x mean."""
+    n: int
+    k: int
+    """K, or M along K."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.groups} x {self.mean} of {self.n} x {self.k}"
+
+
+def job_of(row: contest.Row) -> Job:
+    return Job(*(row[name] for name in Job._fields))
+
+
+def jobs() -> list[Job]:
+    """Return the products of DeepGEMM's benchmark and of mixtures of experts, in turn by kind."""
+    listed = [Job("rows", groups, mean, n, k) for groups, mean in ((4, 8192), (8, 4096), (32, 256)) for n, k in SHAPES]
+    listed += [Job("rows", groups, mean, 2816, 2048) for groups, mean in ((256, 64), (128, 8), (128, 1))]
+    listed += [Job("masked", groups, mean, n, k) for groups, mean in ((32, 192), (6, 1024), (32, 20), (6, 20))
+               for n, k in ((4096, 4096), (7168, 2048))]  # fmt: skip
+    listed += [Job("along_k", groups, mean, n, m) for groups, mean in ((4, 8192), (8, 4096))
+               for m, n in ((4096, 7168), (7168, 2048))]  # fmt: skip
+    listed.append(Job("equal", 256, 64, 2816, 2048))
+    return listed
+
+
+def unseen() -> list[Job]:
+    """Return UNSEEN products that no choice was fitted to."""
+    chosen = random.Random(48)
+    return [
+        Job("rows", chosen.choice((2, 6, 12, 16, 24, 48, 64, 96, 128, 160, 384)), chosen.choice((3, 12, 40, 100, 160,
+            320, 700, 1500)), 64 * chosen.randint(12, 120), 64 * chosen.randint(12, 120))
+        for _ in range(UNSEEN)
+    ]  # fmt: skip
+
+
+def drawn(job: Job) -> list[int]:
+    """Return the sizes of the groups: uniform from 0 to twice the mean; multiples of 8 along K, for torch's."""
+    if job.kind == "equal":
+        return [job.mean] * job.groups
+    chosen = random.Random(f"{job}")
+    sizes = [chosen.randint(0, 2 * job.mean) for _ in range(job.groups)]
+    return [size // 8 * 8 for size in sizes] if job.kind == "along_k" else sizes
+
+
+class Case:
+    """Random operands, the table, and D, full of NaN."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.sizes = job, drawn(job)
+        groups, n, k = job.groups, job.n, job.k
+        total, table = sum(self.sizes), torch.tensor(self.sizes, device="cuda", dtype=torch.int32)
+        self.offsets = table.cumsum(0).to(torch.int32)
+        self.table = table if job.kind == "masked" else self.offsets
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, device="cuda", dtype=BF16)
+
+        if job.kind == "along_k":
+            self.a, self.b, shape = normal(total, k).mT, normal(total, n), (groups, k, n)
+        else:
+            self.b = normal(groups, n, k).mT
+            self.a = normal(groups, 2 * job.mean, k) if job.kind == "masked" else normal(total, k)
+            shape = (*self.a.shape[:-1], n)  # type: ignore[assignment]
+        self.d = torch.empty(shape, device="cuda", dtype=BF16)
+        self.dense_d: torch.Tensor | None = None
+        self.poison()
+
+    @property
+    def bytes(self) -> int:
+        return 2 * (self.a.numel() + self.b.numel() + self.d.numel())
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of the operands that the groups use, and of D's rows that they write."""
+        job, total, used = self.job, sum(self.sizes), sum(size > 0 for size in self.sizes)
+        if job.kind == "along_k":
+            return self.bytes
+        return 2 * (total * job.k + used * job.n * job.k + total * job.n)
+
+    @property
+    def flops(self) -> int:
+        return 2 * sum(self.sizes) * self.job.n * self.job.k
+
+    def poison(self) -> None:
+        self.d.fill_(float("nan"))
+
+    def products(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Return each group's (a, b, d), whose extents are known on the host."""
+        if self.job.kind == "masked":
+            groups = zip(self.a, self.b, self.d, self.sizes, strict=True)
+            return [(a[:size], b, d[:size]) for a, b, d, size in groups]
+        if self.job.kind == "along_k":
+            return list(zip(self.a.split(self.sizes, 1), self.b.split(self.sizes), self.d, strict=True))
+        return list(zip(self.a.split(self.sizes), self.b, self.d.split(self.sizes), strict=True))
+
+
+def check(case: Case) -> str:
+    """Return what is wrong with a case's D, compared with float64, and fill it with NaN."""
+    worst = 0.0
+    for a, b, d in case.products():
+        if d.numel():
+            product = a.double() @ b.double()
+            allowed = 2.0**-7 * product.abs() + 2.0**-7 * max(1, a.shape[1]) ** 0.5
+            error = ((d.double() - product).abs() / allowed).nan_to_num(torch.inf).max()
+            worst = max(worst, float(error))
+    behind = [d[size:] for d, size in zip(case.d, case.sizes, strict=True)] if case.job.kind == "masked" else []
+    if not all(bool(rows.isnan().all()) for rows in behind):
+        return "rows from the count on are written"
+    case.poison()
+    return "" if worst <= 1 else f"error {worst:.3g} of its bound"
+
+
+# -- contenders ------------------------------------------------------------------------------------------------------
+def loop(c: Case) -> None:
+    for a, b, d in c.products():
+        if d.numel():
+            torch.mm(a, b, out=d)
+
+
+def grouped_mm(c: Case) -> None:
+    c.d = torch._grouped_mm(c.a, c.b, offs=c.offsets)
+
+
+def bmm(c: Case) -> None:
+    torch.bmm(c.a.view(len(c.b), -1, c.job.k), c.b, out=c.d.view(len(c.b), -1, c.job.n))
+
+
+def keyword(job: Job) -> dict[str, Any]:
+    """Return the grouping and the name of its table."""
+    table = "counts" if job.kind == "masked" else "offsets"
+    return {"grouping": gemmsmith.Grouping(table, "k" if job.kind == "along_k" else "m")}  # type: ignore[arg-type]
+
+
+def planned(job: Job, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
+    """Return the plan for stand-ins of a Case's arrays."""
+    groups, n, k, total = job.groups, job.n, job.k, sum(drawn(job))
+    spec, table = gemmsmith.Spec, gemmsmith.Spec((groups,), "int32")
+    if job.kind == "along_k":
+        a, b = spec((k, total), "bf16", (1, k)), spec((total, n), "bf16")
+    else:
+        b = spec((groups, k, n), "bf16", (k * n, 1, k))
+        a = spec((groups, 2 * job.mean, k) if job.kind == "masked" else (total, k), "bf16")
+    if job.kind == "masked":
+        return gemmsmith.plan(a, b, counts=table, config=config, **keyword(job))
+    return gemmsmith.plan(a, b, offsets=table, config=config, **keyword(job))
+
+
+def dense_rows(case: Case) -> int:
+    """Return the rows (or K) of the dense product: all of them, of small groups rounded up to 64 each."""
+    if case.job.kind == "along_k" or case.job.mean > 512:
+        return sum(case.sizes)
+    return sum(-(-size // 64) * 64 for size in case.sizes)
+
+
+def dense_of(case: Case) -> tuple[gemmsmith.Plan, list[Any]]:
+    """Return the plan of the dense product, and operands of it."""
+    rows, job = dense_rows(case), case.job
+    n, k = (job.n, rows) if job.kind == "along_k" else (job.n, job.k)
+    m = job.k if job.kind == "along_k" else rows
+    a = torch.randn((k, m) if job.kind == "along_k" else (m, k), device="cuda", dtype=BF16)
+    b = torch.randn((k, n) if job.kind == "along_k" else (n, k), device="cuda", dtype=BF16)
+    a, b = (a.mT, b) if job.kind == "along_k" else (a, b.mT)
+    d = torch.empty((m, n), device="cuda", dtype=BF16)
+    return gemmsmith.plan(a, b), [a, b, d]
+
+
+def measure(job: Job, pace: contest.Pace) -> contest.Row:
+    """Return the row of a product."""
+    from benchmarks.speed import triton_grouped
+
+    plan, first = planned(job), Case(job)
+    sets = contest.sets_of(first, lambda: Case(job), first.bytes)
+    table = "counts" if job.kind == "masked" else "offsets"
+    dense_plan, dense_operands = dense_of(first)
+
+    def ours(c: Case) -> None:
+        plan.run(c.a, c.b, c.d, **{table: c.table})
+
+    def dense(c: Case) -> None:
+        dense_plan.run(*dense_operands)
+
+    others: dict[str, Callable[[Case], None]] = {"loop": loop}
+    if job.kind in ("rows", "along_k"):
+        others["grouped_mm"] = grouped_mm
+    if job.kind in ("masked", "equal"):
+        others["bmm"] = bmm
+    if job.kind == "rows":
+        tuned = triton_grouped.tuned(first.a, first.b, first.d, first.offsets)
+        others["triton"] = lambda c: tuned(c.a, c.b, c.d, c.offsets)
+    row = contest.compared(ours, others, dict, sets, check, pace, unchecked={"dense": dense})
+    about = {"tflops": first.flops / row["us"] / 1e6, "config": str(plan.config), "rows": sum(first.sizes)}
+    return {**job._asdict(), **row, **about, "bytes_us": first.bytes_in_use / COPY_SPEED[copy_chip()] / 1e6,
+            "dense_config": str(dense_plan.config)}  # fmt: skip
+
+
+COPY_SPEED = {"H100": 3.0, "H200": 4.26}
+"""TB/s of a large copy, counting bytes read and written. Measured."""
+
+
+def copy_chip() -> str:
+    return "H200" if "H200" in torch.cuda.get_device_name() else "H100"
+
+
+def told(row: contest.Row) -> str:
+    """Return a line for a row."""
+    names = [name for name in ("grouped_mm", "loop", "triton", "bmm", "dense") if f"{name}_us" in row]
+    others = "   ".join(f"{name} {row[f'{name}_us']:.1f} ({row[f'{name}_ratio']:.2f})" for name in names)
+    refused = f"   refused: {row['refused']}" if "refused" in row else ""
+    return (f"{row['kind']:<7} {job_of(row).name:<24} {row['us']:7.1f} us {row['tflops']:4.0f} TFLOP/s   {others}   "
+            f"bytes {row['bytes_us']:.1f} us   {row['sm_mhz']} MHz   {row['config']}{refused}")  # fmt: skip
+
+
+def main() -> None:
+    parser = contest.parser_for(__doc__)
+    parser.add_argument("--kind", action="append", help="instead of all; may be repeated")
+    parser.add_argument("--unseen", action="store_true", help="products that no choice was fitted to")
+    arguments = parser.parse_args()
+    pace = contest.pace_of(arguments)
+    listed = [job for job in (unseen() if arguments.unseen else jobs()) if job.kind in (arguments.kind or [job.kind])]
+    rows = contest.measured(
+        arguments, listed, job_of, lambda left: contest.built([planned(job) for job in left], arguments.dry),
+        lambda job: measure(job, pace), told,
+    )  # fmt: skip
+    contest.write_down(arguments.json, rows, contest.summary(rows, lambda row: row["kind"], lambda r: job_of(r).name))
+
+
+if __name__ == "__main__":
+    main()
