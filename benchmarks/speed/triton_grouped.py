@@ -26,9 +26,9 @@ CONFIGS = {
 
 @triton.jit
 def grouped_kernel(
-    a_desc: Any, b_desc: Any, d_ptr: Any, offsets_ptr: Any, groups: Any, n: Any, k: Any, programs: Any,
+    a_desc, b_desc, d_ptr, offsets_ptr, groups, n, k, programs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,  # noqa: N803
-) -> None:  # fmt: skip
+):  # fmt: skip
     tile = tl.program_id(0)
     n_tiles = tl.cdiv(n, BLOCK_N)
     first_tile, begin = 0, 0
