@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP16, FP32, INT32, DType
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import Mma
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
@@ -18,6 +19,8 @@ ScaleFactor = Value | None
 """The factor of an element; None: 1."""
 ColumnScales = tuple[int, int, Callable[[Value, Value, RegisterIndex], ScaleFactor]]
 """(first 8-column group, number of groups, scale(n8, row_half, i) -> that of the thread's i-th of two elements)."""
+MAX_WIDTHS = 8
+"""Numbers of columns for which a kernel has a mainloop, if its tiles may have fewer than all. Chosen; not measured."""
 _REGISTER_TYPE = {FP32: F32, FP16: U32, INT32: I32}
 """The register type of an accumulator's elements; fp16 elements are packed in pairs."""
 
@@ -34,17 +37,33 @@ class Accumulator:
         register_type, count = _REGISTER_TYPE[mma.d], mma.accumulator_registers(n)
         self.fragments = current_builder().registers_2d(register_type, rows // mma.m, count, name)
 
-    def clear(self, first: int = 0) -> None:
-        """Set the elements to zero, from the `first`-th 64 rows on."""
+    def clear(self) -> None:
+        """Set all elements to zero."""
         k = current_builder()
-        with k.unroll(first, len(self.fragments), name="mma_m") as mma_m, k.unroll(self.fragments.count) as i:
+        with k.unroll(len(self.fragments), name="mma_m") as mma_m, k.unroll(self.fragments.count) as i:
             self.fragments[mma_m][i] = 0
 
-    def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
+    def clear_outside(self, rows: int, n: int) -> None:
+        """Set all elements to zero but those of the first `rows` rows and `n` columns."""
+        k, registers = current_builder(), self.mma.accumulator_registers(n)
+        for mma_m, fragment in enumerate(self.fragments):
+            first = registers if mma_m * self.mma.m < rows else 0
+            if first < fragment.count:
+                with k.unroll(first, fragment.count) as i:
+                    fragment[i] = 0
+
+    @property
+    def widths(self) -> list[int]:
+        """The numbers of columns that `multiply` multiplies alone, ascending; the last is all columns."""
+        step = max(8, ceil_div(self.n, MAX_WIDTHS * 8) * 8)
+        return [n for n in range(step, self.n, step) if self.mma.supports_n(n)] + [self.n]
+
+    def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike, n: int | None = None) -> None:
         """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K as one wgmma group, without waiting.
 
-        Of fewer rows of a than the accumulator has, the first rows are multiplied.
+        Of fewer rows of a than the accumulator has, the first rows are multiplied; of b's rows, the first `n`.
         """
+        n = self.n if n is None else n
         assert a.tile is not None
         assert b.tile is not None
         hw.wgmma_fence()
@@ -54,7 +73,8 @@ class Accumulator:
             b_descriptor = hw.descriptor(b, k_step).named("b_descriptor")
             for mma_m, fragment in zip(range(a.tile.mn // m), self.fragments, strict=False):
                 a_descriptor = hw.descriptor(a.rows(mma_m * m, m), k_step).named("a_descriptor")
-                hw.wgmma_mma(fragment, a_descriptor, b_descriptor, scale_d, self.n, self.mma, *majors)
+                d = fragment if n == self.n else fragment.slice(0, self.mma.accumulator_registers(n))
+                hw.wgmma_mma(d, a_descriptor, b_descriptor, scale_d, n, self.mma, *majors)
         hw.wgmma_commit()
 
     def wait(self, pending: int) -> None:

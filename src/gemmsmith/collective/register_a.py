@@ -43,8 +43,13 @@ class RegisterAAccumulator(Accumulator):
         ]
         self._loader = AFragmentLoader(spec)
 
-    def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
-        """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K.
+    @property
+    def widths(self) -> list[int]:
+        """All columns."""
+        return [self.n]
+
+    def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike, n: int | None = None) -> None:
+        """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K, for all columns.
 
         Returns while the last k-steps are in flight; the groups of earlier calls are complete.
         """

@@ -142,12 +142,7 @@ class WarpgroupEpilogue:
             work = replace(work, n=(work.n + self._first_column).named("first_column"))
         ends = e.m if work.m_end is None else work.m_end, e.n if work.n_end is None else work.n_end
         first_row = (work.m + self._first_row).named("first_row")
-        is_clipped: Value = Constant(PRED, False)
-        if work.m_end is not None:
-            is_clipped = (first_row + e.spec.warpgroup_rows > work.m_end).named("is_clipped")
-        elif work.n_end is not None:
-            is_clipped = (work.n + e.spec.warpgroup_columns > work.n_end).named("is_clipped")
-        wg_tile = WarpgroupTile(work, first_row, self.warpgroup, *ends, is_clipped)
+        wg_tile = WarpgroupTile(work, first_row, self.warpgroup, *ends)
         inputs = {name: x.issue_loads(wg_tile) for name, x in e.inputs.items()}
         tma_loads = e.tma_loads.issue_loads(wg_tile, self.leader, self._load_parity) if e.tma_loads else None
         return TileEpilogue(self, tile, wg_tile, inputs, tma_loads)
@@ -213,10 +208,11 @@ class TileEpilogue:
             e.plan.store_groups, name="subtile" if e.plan.subtiles_per_store == 1 else "store_group"
         ) as group_index:
             group = StoreGroup(e.plan, e.stores, wg_tile, group_index)
-            stores.begin_group(group)
-            with group.subtiles() as coord:
-                EpilogueSubtile(e, parts, accumulator, coord).run()
-            stores.end_group(group)
+            with stores.when_inside(group):
+                stores.begin_group(group)
+                with group.subtiles() as coord:
+                    EpilogueSubtile(e, parts, accumulator, coord).run()
+                stores.end_group(group)
         for reduction in parts.reductions:
             reduction.end()
         if self._tma_loads:

@@ -50,8 +50,6 @@ class WarpgroupTile:
     warpgroup: Value
     problem_m: Value
     problem_n: Value
-    is_clipped: Value = field(default_factory=partial(Constant, PRED, False))
-    """The tile's group ends before its last row (or column)."""
 
     @property
     def operand_batch(self) -> Value:

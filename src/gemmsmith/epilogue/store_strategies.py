@@ -7,11 +7,11 @@ or both (some results one way, some the other); with alias_epilogue the buffers 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from gemmsmith import hw
-from gemmsmith.core.mma import THREADS_PER_WARPGROUP
+from gemmsmith.core.mma import THREADS_PER_WARPGROUP, WGMMA_M
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.epilogue.inputs import SubtileCoord, TileAuxLoad, WarpgroupTile
 from gemmsmith.epilogue.outputs import Stores
@@ -26,6 +26,12 @@ class StoreGroup:
     def __init__(self, plan: EpiloguePlan, stores: Stores | None, wg_tile: WarpgroupTile, index: Value) -> None:
         self.index, self._plan, self._stores, self._wg_tile = index, plan, stores, wg_tile
         self._only_subtile = self._coord(Constant(I32, 0)) if plan.subtiles_per_store == 1 else None
+
+    @property
+    def first_subtile(self) -> SubtileCoord | None:
+        """The first subtile, if the others of the group have the same rows, and further columns."""
+        same_rows = self._plan.subtiles_n % self._plan.subtiles_per_store == 0
+        return self._only_subtile or (self._coord(Constant(I32, 0)) if same_rows else None)
 
     @contextmanager
     def subtiles(self) -> Iterator[SubtileCoord]:
@@ -65,6 +71,10 @@ class NoStores:
         """Close the hazard of reads of the broadcast operands before they are written."""
         if self.plan.broadcasts:
             self._sync("wait until all threads have written the broadcast operands")
+
+    def when_inside(self, group: StoreGroup) -> AbstractContextManager[None]:
+        """Open a branch for a group that is not wholly past the tile's end; here none is known to be."""
+        return nullcontext()
 
     def begin_group(self, group: StoreGroup) -> None:
         """Do nothing: no buffer is written."""
@@ -154,18 +164,46 @@ class TmaStores(ThreadStores):
 
 @dataclass(frozen=True)
 class ClippedTmaStores(TmaStores):
-    """Tiles that end before their last row are stored by all threads, from the same buffers, the others by TMA."""
+    """Subtiles that end before their last row or column are stored by all threads, the others by TMA."""
+
+    @contextmanager
+    def when_inside(self, group: StoreGroup) -> Iterator[None]:
+        """Open a branch for a group that is not wholly past the tile's end; of others there is an empty bulk group."""
+        k, coord = current_builder(), group.first_subtile
+        if coord is None or self.tma_loads:
+            yield
+            return
+        with k.when(self._begins_inside(coord)):
+            yield
+        with k.otherwise(), k.when(self.leader):  # buffers are acquired by the number of bulk groups since
+            hw.bulk_commit()
 
     def end_group(self, group: StoreGroup) -> None:
         """Store a group of a clipped tile too."""
         super().end_group(group)
-        with current_builder().when(self.wg_tile.is_clipped), group.subtiles() as coord:
+        with group.subtiles() as coord, current_builder().when(~self._is_inside(coord)):
             self.stores.store_with_threads(self.wg_tile, coord, self.stores.maps)
 
     def issue_stores(self, group: StoreGroup) -> None:
-        """Issue the TMA stores of a group, unless the tile is clipped."""
-        with current_builder().when(~self.wg_tile.is_clipped):
-            super().issue_stores(group)
+        """Issue the TMA stores of a group, but those of clipped subtiles."""
+        with group.subtiles() as coord, current_builder().when(self._is_inside(coord)):
+            self.stores.issue(self.wg_tile, coord)
+
+    def _begins_inside(self, coord: SubtileCoord) -> Value:
+        """Return whether a subtile begins before the tile ends."""
+        work, wg_tile = self.wg_tile.work, self.wg_tile
+        if work.m_end is not None:
+            return (wg_tile.m + coord.epi_m * WGMMA_M < work.m_end).named("begins_inside")
+        assert work.n_end is not None
+        return (work.n + coord.column < work.n_end).named("begins_inside")
+
+    def _is_inside(self, coord: SubtileCoord) -> Value:
+        """Return whether a subtile ends before the tile does."""
+        work, wg_tile = self.wg_tile.work, self.wg_tile
+        if work.m_end is not None:
+            return (wg_tile.m + (coord.epi_m + 1) * WGMMA_M <= work.m_end).named("is_inside")
+        assert work.n_end is not None
+        return (work.n + coord.column + self.plan.epi_tile_n <= work.n_end).named("is_inside")
 
 
 @dataclass(frozen=True)
@@ -180,6 +218,10 @@ class AliasedStores:
         """Close the hazard of writes to the buffers before another warpgroup's wgmma has read the stages."""
         current_builder().comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
         hw.barrier_sync(self.barrier, self.threads)
+
+    def when_inside(self, group: StoreGroup) -> AbstractContextManager[None]:
+        """Open a branch for a group that is not wholly past the tile's end."""
+        return self.stores.when_inside(group)
 
     def begin_group(self, group: StoreGroup) -> None:
         """Close the hazard of the other groups; `begin_tile` has closed that of the first."""

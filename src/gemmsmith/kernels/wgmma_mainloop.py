@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gemmsmith import hw
 from gemmsmith.collective.ordered_sequence_barrier import WarpgroupOrder
@@ -51,38 +51,47 @@ class WgmmaMainloop:
     def mma(self, tile: WorkTile, after_k_tile: Callable[[WorkTile, Value], None] | None = None) -> None:
         """Multiply a tile's k-tiles, as their stages become full; `after_k_tile` follows each of them.
 
-        Of a tile that ends early, only the blocks of 64 rows that have rows are multiplied.
+        Of a tile that ends early, only the blocks of 64 rows that have rows are multiplied, or about as many columns
+        as it has.
         """
         if self._order:
             self._order.wait()
-        rows = None if tile.m_end is None else (tile.m_end - (tile.m + self._rows[0])).named("rows_of_group")
-        self._mma_blocks(tile, self._rows[1] // WGMMA_M, rows, after_k_tile)
+        rows, n = self._rows[1], self.accumulator.n
+        if tile.m_end is not None:
+            parts = [(x, x, n) for x in range(0, rows + 1, WGMMA_M)]
+            self._mma_part(tile, (tile.m_end - (tile.m + self._rows[0])).named("rows_of_group"), parts, after_k_tile)
+        elif tile.n_end is not None:
+            parts = [(x, rows, x) for x in self.accumulator.widths]
+            self._mma_part(tile, (tile.n_end - tile.n).named("columns_of_group"), parts, after_k_tile)
+        else:
+            self._mma(tile, rows, n, after_k_tile)
 
-    def _mma_blocks(
-        self, tile: WorkTile, blocks: int, rows: Value | None, after_k_tile: Callable[[WorkTile, Value], None] | None
-    ) -> None:
-        """Multiply as many of `blocks` blocks of 64 rows as begin within the first `rows` rows (None: all)."""
-        if rows is None or blocks == 0:
-            self._mma(tile, blocks, after_k_tile)
+    def _mma_part(
+        self, tile: WorkTile, extent: Value, parts: Sequence[tuple[int, int, int]],
+        after_k_tile: Callable[[WorkTile, Value], None] | None,
+    ) -> None:  # fmt: skip
+        """Multiply the first of some (extent, rows, columns), in ascending order, that has `extent` of the tile."""
+        k, (*smaller, (_, rows, n)) = current_builder(), parts
+        if not smaller:
+            self._mma(tile, rows, n, after_k_tile)
             return
-        k = current_builder()
-        with k.when(rows > (blocks - 1) * WGMMA_M):
-            self._mma(tile, blocks, after_k_tile)
+        with k.when(extent > smaller[-1][0]):
+            self._mma(tile, rows, n, after_k_tile)
         with k.otherwise():
-            self._mma_blocks(tile, blocks - 1, rows, after_k_tile)
+            self._mma_part(tile, extent, smaller, after_k_tile)
 
-    def _mma(self, tile: WorkTile, blocks: int, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
-        """Multiply the first `blocks` blocks of 64 rows; the stages are released in any case."""
+    def _mma(self, tile: WorkTile, rows: int, n: int, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
+        """Multiply the first `rows` rows and `n` columns; the stages are released in any case."""
         k = current_builder()
-        k.comment("mainloop" if blocks else "no row of the group: only release the stages")
-        self.accumulator.clear(blocks)  # the epilogue reads all rows, and drops those past the end
+        k.comment("mainloop" if rows else "no row of the group: only release the stages")
+        self.accumulator.clear_outside(rows, n)  # the epilogue reads all, and drops what is past the end
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
             self._loads.consumer_wait(self._read)
             if self._ragged_k:
                 self._ragged_k.zero_past_end(tile, k_tile, self._loads.stage(self._read))
-            if blocks:
+            if rows:
                 a, b = self._loads.stage(self._read)
-                self.accumulator.multiply(a.rows(self._rows[0], blocks * WGMMA_M), b, accumulate=k_tile > 0)
+                self.accumulator.multiply(a.rows(self._rows[0], rows), b, k_tile > 0, n)
                 self.accumulator.wait(pending=1)
             else:
                 hw.sync_warp()  # all lanes have seen the stage full before one releases it
@@ -92,6 +101,6 @@ class WgmmaMainloop:
                 after_k_tile(tile, k_tile)
         if self._order:
             self._order.arrive()
-        if blocks:
+        if rows:
             self.accumulator.wait(pending=0)
         self._release.release_last(tile.k_tiles)

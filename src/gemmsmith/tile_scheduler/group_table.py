@@ -8,7 +8,7 @@ from gemmsmith.core.problem import Problem, operand_getter
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import I32, PRED, U32, U64
-from gemmsmith.lang.values import Constant, RegisterArray, Value, Variable
+from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, Variable
 
 WARP_THREADS = 32
 READING_WARP = 2
@@ -33,13 +33,15 @@ class GroupTable:
     Kernel arguments: the table's name, its address; `groups`, its length; `group_extent`, see the function.
     """
 
-    def __init__(self, grouping: Grouping, tile_rows: int, end_multiple: int = 1) -> None:
+    def __init__(self, grouping: Grouping, tile_rows: int, end_multiple: int = 1, even_tiles: int = 0) -> None:
         """Record the reading of the table.
 
         Args:
             grouping: What the table holds.
             tile_rows: Rows of a cluster's tile, of which each group has whole ones; or elements of a k-tile.
             end_multiple: What the ends of groups are multiples of in a valid table.
+            even_tiles: Divide a group into tiles of even heights, multiples of 8, this many in a cluster's; 0: into
+                tiles of `tile_rows`, the last of which has fewer.
         """
         k, self._grouping, source = current_builder(), grouping, operand_getter(grouping.table)
         self._tile_rows, self._end_multiple = tile_rows, end_multiple
@@ -50,6 +52,8 @@ class GroupTable:
         self._begins, self._first_tiles = (
             k.shared(4 * (grouping.capacity + 1), name=name) for name in ("group_begins", "group_first_tiles")
         )
+        self._even_tiles = even_tiles
+        self._tile_heights = k.shared(4 * grouping.capacity, name="group_tile_heights") if even_tiles else None
         self._invalid = k.shared(4, name="table_is_invalid")
         with k.when(k.warp_index == READING_WARP):
             k.comment("read the table of the groups, which the kernel before may have written")
@@ -71,7 +75,11 @@ class GroupTable:
             total.set(_sum_of_lanes_before(total.get()))
         with k.unroll(per_lane, name="i") as i:
             begin.set(_saturated_sum(begin.get(), sizes[i]))
-            first_tile.set(first_tile.get() + self._tiles(sizes[i]))
+            tiles = self._tiles(sizes[i])
+            first_tile.set(first_tile.get() + tiles)
+            if self._tile_heights:
+                height = _ceil_div(sizes[i], k.maximum(tiles * (8 * self._even_tiles), 1)) * 8
+                _store(self._tile_heights, first + i, height)
             is_misaligned = begin.get() % self._end_multiple != 0 if self._end_multiple > 1 else Constant(PRED, False)
             is_outside = (
                 is_misaligned if self._grouping.is_masked else is_misaligned | (begin.get() > self._extent.to(U32))
@@ -106,7 +114,7 @@ class GroupTable:
 
     def _tiles(self, size: Value) -> Value:
         """Return the tiles of a group."""
-        return (size + (self._tile_rows - 1)) // self._tile_rows
+        return _ceil_div(size, self._tile_rows)
 
     # -- in every role, once all threads have waited for one another -----------------------------------------
     @property
@@ -133,6 +141,11 @@ class GroupTable:
         """Return how many tiles the groups before have."""
         return _load(self._first_tiles, group, "group_first_tile")
 
+    def tile_height(self, group: Value) -> Value:
+        """Return the rows of a group's tiles, if they are even; the last one has fewer."""
+        assert self._tile_heights
+        return _load(self._tile_heights, group, "tile_height")
+
     def group_of(self, tile: Value) -> Value:
         """Return the group of a tile, the last one that has no more tiles before it: a binary search."""
         k, capacity = current_builder(), self._grouping.capacity
@@ -145,6 +158,10 @@ class GroupTable:
 
 def _flag(invalid: Variable, condition: Value) -> None:
     invalid.set(current_builder().select(condition, 1, invalid.get()))
+
+
+def _ceil_div(x: Value, y: ValueLike) -> Value:
+    return (x + y - 1) // y
 
 
 def _saturated_sum(x: Value, y: Value) -> Value:

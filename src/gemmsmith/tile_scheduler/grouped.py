@@ -22,8 +22,9 @@ from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkRang
 class RowGroupedTileScheduler(TileScheduler):
     """Assigns the tiles of one group after the other, in the raster order within a group.
 
-    A tile begins at its group's first row and has whole clusters; rows past the group's end are another group's. They
-    are loaded and multiplied, but not stored. With role "b" of the groups, for "rows" read "columns".
+    A group's first tile begins at its first row, and it has whole clusters. Rows past a tile's end are loaded, but not
+    stored. With role "b" of the groups, for "rows" read "columns"; their tiles have even widths, since wgmma multiplies
+    any multiple of 8 columns.
 
     Kernel arguments: those of GroupTable; cluster_tiles_m or cluster_tiles_n, along which there are no groups; k_tiles.
     """
@@ -32,8 +33,11 @@ class RowGroupedTileScheduler(TileScheduler):
         assert spec.grouping
         self.grouping, self._axis = spec.grouping, 0 if spec.grouping.role == "a" else 1
         super().__init__(spec)
-        tile_rows = spec.config.tile[self._axis] * spec.config.cluster[self._axis]
-        self.table = self._table = GroupTable(spec.grouping, tile_rows)
+        cluster = spec.config.cluster[self._axis]
+        self._has_even_tiles = self._axis == 1 and spec.design.uses_tma
+        self.table = self._table = GroupTable(
+            spec.grouping, spec.config.tile[self._axis] * cluster, even_tiles=cluster if self._has_even_tiles else 0
+        )
 
     def _declare_grid(self) -> None:
         k, other = current_builder(), 1 - self._axis
@@ -85,7 +89,10 @@ class RowGroupedTileScheduler(TileScheduler):
         coord: list[Value] = [zero, zero]
         coord[minor], coord[major] = self._in_bands(index, tiles[minor], tiles[major])
         cluster, position = self.spec.config.cluster, (self.position.m, self.position.n)
-        m, n = ((coord[i] * cluster[i] + position[i]) * size for i, size in enumerate((tile_m, tile_n)))
+        heights: list[Value | int] = [tile_m, tile_n]
+        if self._has_even_tiles:
+            heights[axis] = self._table.tile_height(group)
+        m, n = ((coord[i] * cluster[i] + position[i]) * height for i, height in enumerate(heights))
         batch = group if self.grouping.is_masked else zero
         if self.grouping.is_masked:
             end = end - begin
@@ -93,7 +100,9 @@ class RowGroupedTileScheduler(TileScheduler):
             m = m + begin
         else:
             n = n + begin
-        m, n, end = m.named("m_offset"), n.named("n_offset"), end.named("group_end")
+        if self._has_even_tiles:
+            end = current_builder().minimum(end, (m, n)[axis] + heights[axis])
+        m, n, end = m.named("m_offset"), n.named("n_offset"), end.named("tile_end")
         a, b = (OperandCoord(x, batch if i == axis else group) for i, x in enumerate((m, n)))
         work = WorkTile(a, b, m, n, batch, self.k_tiles, group=group)
         return replace(work, m_end=end) if axis == 0 else replace(work, n_end=end)

@@ -8,7 +8,7 @@ from gemmsmith.backends.sim.execute.values import Values
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.state.operations import InFlightOperation
 from gemmsmith.lang.types import F32
-from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, RegisterSlice
+from gemmsmith.lang.values import Constant, LoopIndexedRow, RegisterArray, RegisterSlice
 from gemmsmith.machine import Blocking
 
 POISON = 0x7FC1_7FC1
@@ -80,7 +80,9 @@ class RegisterFile:
             self.group.report("uninitialized read", f"read of uninitialized register {x.name}")
 
     def view_unchecked(self, x: RegisterArray) -> np.ndarray:
-        return self.arrays[x]
+        """Return a live view of a register array, or of a slice from a constant index on."""
+        start = x.start.value if isinstance(x, RegisterSlice) and isinstance(x.start, Constant) else 0
+        return self.arrays[_whole(x)][:, start : start + x.count]
 
     # -- wgmma -------------------------------------------------------------------------------------
     def fence(self) -> None:
@@ -89,7 +91,7 @@ class RegisterFile:
 
     def acquire_for(self, wgmma: InFlightOperation) -> None:
         """Make a wgmma that starts the owner of its registers."""
-        for x in wgmma.operation.register_operands:
+        for x in map(_whole, wgmma.operation.register_operands):
             if x in self.accessed_since_fence:
                 self.group.report(
                     REGISTER_HAZARD, f"{x.name} was accessed, and no wgmma.fence orders that before the wgmma"
@@ -99,7 +101,7 @@ class RegisterFile:
 
     def release_from(self, wgmma: InFlightOperation) -> None:
         """Return the registers of a wgmma that has been waited for."""
-        for x in wgmma.operation.register_operands:
+        for x in map(_whole, wgmma.operation.register_operands):
             if self.owner.get(x) is wgmma:
                 del self.owner[x]
                 self.awaiting_compiler_fence.add(x)
@@ -124,3 +126,8 @@ class RegisterFile:
                 lambda: f"{change} more registers per thread: the pool has {cta.free_registers // warps}",
             )
         cta.free_registers -= change * warps
+
+
+def _whole(x: RegisterArray) -> RegisterArray:
+    """Return the array of a slice."""
+    return x.array if isinstance(x, RegisterSlice) else x
