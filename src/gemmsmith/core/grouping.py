@@ -57,9 +57,14 @@ class Grouping:
         return self.along == "m"
 
     @property
+    def has_even_tiles(self) -> bool:
+        """Whether a group's tiles have even extents: along N, where wgmma multiplies any multiple of 8 columns."""
+        return self.clips_rows and self.role == "b"
+
+    @property
     def table_bytes(self) -> int:
-        """Bytes of shared memory of the table: the sums of sizes and of tiles, and whether it is invalid."""
-        return 2 * round_up(4 * (self.capacity + 1), 16) + 16
+        """Bytes of shared memory of the table: the sums of sizes and of tiles, tiles' heights, and a flag."""
+        return (2 + self.has_even_tiles) * round_up(4 * (self.capacity + 1), 16) + 16
 
     @cached_property
     def product(self) -> Product:

@@ -34,10 +34,8 @@ class RowGroupedTileScheduler(TileScheduler):
         self.grouping, self._axis = spec.grouping, 0 if spec.grouping.role == "a" else 1
         super().__init__(spec)
         cluster = spec.config.cluster[self._axis]
-        self._has_even_tiles = self._axis == 1 and spec.design.uses_tma
-        self.table = self._table = GroupTable(
-            spec.grouping, spec.config.tile[self._axis] * cluster, even_tiles=cluster if self._has_even_tiles else 0
-        )
+        tile_rows, even_tiles = spec.config.tile[self._axis] * cluster, cluster if self.grouping.has_even_tiles else 0
+        self.table = self._table = GroupTable(spec.grouping, tile_rows, even_tiles=even_tiles)
 
     def _declare_grid(self) -> None:
         k, other = current_builder(), 1 - self._axis
@@ -90,7 +88,7 @@ class RowGroupedTileScheduler(TileScheduler):
         coord[minor], coord[major] = self._in_bands(index, tiles[minor], tiles[major])
         cluster, position = self.spec.config.cluster, (self.position.m, self.position.n)
         heights: list[Value | int] = [tile_m, tile_n]
-        if self._has_even_tiles:
+        if self.grouping.has_even_tiles:
             heights[axis] = self._table.tile_height(group)
         m, n = ((coord[i] * cluster[i] + position[i]) * height for i, height in enumerate(heights))
         batch = group if self.grouping.is_masked else zero
@@ -100,7 +98,7 @@ class RowGroupedTileScheduler(TileScheduler):
             m = m + begin
         else:
             n = n + begin
-        if self._has_even_tiles:
+        if self.grouping.has_even_tiles:
             end = current_builder().minimum(end, (m, n)[axis] + heights[axis])
         m, n, end = m.named("m_offset"), n.named("n_offset"), end.named("tile_end")
         a, b = (OperandCoord(x, batch if i == axis else group) for i, x in enumerate((m, n)))
