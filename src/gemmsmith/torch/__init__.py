@@ -3,13 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.torch.api import gemm, gemm_then_linear
+from gemmsmith.torch.grouped import grouped_gemm
 from gemmsmith.torch.modules import FusedLinear, FusedLinearCrossEntropy, FusedMLP
+from gemmsmith.torch.moe import FusedMoE
+from gemmsmith.torch.transformers_experts import register_experts
 
 if TYPE_CHECKING:
     from gemmsmith.torch.compiler.backend import options
     from gemmsmith.torch.compiler.explain import explain
 
-__all__ = ["FusedLinear", "FusedLinearCrossEntropy", "FusedMLP", "explain", "gemm", "gemm_then_linear", "options"]
+__all__ = [
+    "FusedLinear", "FusedLinearCrossEntropy", "FusedMLP", "FusedMoE", "explain", "gemm", "gemm_then_linear",
+    "grouped_gemm", "options", "register_experts",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -83,7 +83,7 @@ def gemm(
             "name in `operands`"
         )
     a, b = autocast(a, b)
-    if _is_fast_path(a, b, scale_a, scale_b, *operand_values.values()):
+    if is_fast_path(a, b, scale_a, scale_b, *operand_values.values()):
         return launch(
             a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=operand_values,
             precision=fp32_precision(a),
@@ -209,7 +209,7 @@ def gemm_then_linear(
     (a, b), (_, weight2) = autocast(a, b), autocast(a, weight2)
     for name, x in (("a", a), ("weight2", weight2), ("bias", bias)):
         if name != "bias" or bias is not None:
-            _check_tensor(name, x, a)
+            check_tensor(name, x, a)
     serialized_epilogue, a, b, operand_values, leading_shape, shape = _prepare(
         a, b, epilogue, checks.merge_operands(operands, {}), {}
     )
@@ -247,7 +247,7 @@ def _prepare(
         if possible; a's leading dimensions; and the shape of a @ b before folding.
     """
     for name, x in (("a", a), ("b", b)):
-        _check_tensor(name, x, a)
+        check_tensor(name, x, a)
         if x.dtype not in GEMM_DTYPES:
             raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, GEMM_DTYPES))}")
     if a.dtype != b.dtype and not {a.dtype, b.dtype} <= FP8:
@@ -272,7 +272,7 @@ def _prepare(
                 signature = (*signature, (name, (0, 0, 0), ""))
                 continue
             x = a.new_ones((), dtype=torch.float64 if a.dtype == torch.float64 else torch.float32) * x
-        _check_tensor(name, x, a)
+        check_tensor(name, x, a)
         if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
             raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
         operand_values[name] = x = _flatten_leading(name, x, leading_shape)
@@ -299,7 +299,7 @@ def _prepare(
 _NUMBER_TYPES = frozenset({float, int, type(None)})
 
 
-def _is_fast_path(a: Any, *others: Any) -> bool:
+def is_fast_path(a: Any, *others: Any) -> bool:
     """Return whether gemmsmith.gemm can run immediately: plain tensors on a GPU, no gradients, modes or transforms."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(a, torch.Tensor) or not a.is_cuda or a.dim() > 3:
         return False
@@ -338,7 +338,7 @@ def expect_tensor(name: str, x: Any) -> None:
         raise ArgumentError(f"{name}: got {type(x).__name__}; use a tensor")
 
 
-def _check_tensor(name: str, x: Any, a: Any) -> None:
+def check_tensor(name: str, x: Any, a: Any) -> None:
     """Raise ArgumentError if x is not a tensor that can be read."""
     expect_tensor(name, x)
     if x.is_nested:

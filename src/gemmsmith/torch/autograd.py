@@ -34,6 +34,7 @@ from gemmsmith.torch.backward_plan import (
     tensor_names,
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
+from gemmsmith.torch.grouped_ops import ROWS, SLICES
 from gemmsmith.torch.ops import LIBRARY, OPERATORS, call_op, matmul_shape
 
 PLAIN_GEMM = " | accumulator | out 0"
@@ -41,31 +42,35 @@ PLAIN_GEMM = " | accumulator | out 0"
 
 
 def differentiable_gemm(
-    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], recompute: bool = False
-) -> tuple[Any, ...]:
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], recompute: bool = False,
+    offsets: Any = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """Return the results of a serialized epilogue on a @ b, with gradients if they are recorded.
 
     a is (m, k) or (batch, m, k), b (k, n) or (batch, k, n); `numbers` and `operands` are the epilogue's operands that
     are numbers and that are tensors. These, and the results, are in the graph's order. `recompute`: save nothing beyond
-    the results, and recompute the GEMM in backward.
+    the results, and recompute the GEMM in backward. `offsets`: (groups,), the ends of groups of rows; then a is (m, k)
+    and b (groups, k, n).
 
     Raises:
         ArgumentError: something requires a gradient that does not have one.
     """
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, *operands))
     if not (needs_grad or in_functorch_transform()) or is_exporting():
-        results = call_op(epilogue, a, b, numbers, operands)
+        results = call_op(epilogue, a, b, numbers, operands, offsets)
         return results if isinstance(results, tuple) else (results,)
-    return run_forward(*plan_forward(epilogue, a, b, operands, recompute), a, b, numbers, operands)
+    return run_forward(*plan_forward(epilogue, a, b, operands, recompute), a, b, numbers, operands, offsets)
 
 
 def run_forward(
-    spec: ForwardSpec, wrt: Names, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any]
+    spec: ForwardSpec, wrt: Names, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any],
+    offsets: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Run a forward plan and return the user's results."""
     apply = _GemmFunction.apply if torch.compiler.is_dynamo_compiling() or in_functorch_transform() else _fast_apply
     outputs = apply(
-        spec, wrt, tuple([numbers[i] for i in spec.number_indices]), a, b, *[operands[i] for i in spec.tensor_indices]
+        spec, wrt, tuple([numbers[i] for i in spec.number_indices]), offsets, a, b,
+        *[operands[i] for i in spec.tensor_indices],
     )  # fmt: skip
     return outputs[: len(spec.user_outputs)]  # type: ignore[no-any-return]
 
@@ -125,24 +130,28 @@ class _GemmFunction(torch.autograd.Function):
     """The results of an epilogue: the user's, then those that only backward reads."""
 
     @staticmethod
-    def forward(spec: ForwardSpec, wrt: Names, numbers: Any, a: Any, b: Any, *operands: Any) -> tuple[Any, ...]:
-        outputs = call_op(spec.epilogue, a, b, numbers, operands)
+    def forward(
+        spec: ForwardSpec, wrt: Names, numbers: Any, offsets: Any, a: Any, b: Any, *operands: Any
+    ) -> tuple[Any, ...]:
+        outputs = call_op(spec.epilogue, a, b, numbers, operands, offsets)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        spec, wrt, numbers, *arrays = inputs
+        spec, wrt, numbers, offsets, *arrays = inputs
         ctx.spec, ctx.wrt, ctx.numbers, ctx.dtype = spec, wrt, numbers, arrays[0].dtype
         ctx.shapes = [x.shape for x in arrays]
         saveable = (*arrays, *output)
-        ctx.save_for_backward(*[saveable[i] for i in spec.saved_indices])
+        ctx.save_for_backward(offsets, *[saveable[i] for i in spec.saved_indices])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[output[i] for i in spec.nondifferentiable])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        epilogue, dtype, shape = ctx.spec.epilogue, ctx.dtype, matmul_shape(*ctx.shapes[:2])
-        values = dict(zip(ctx.spec.saved_names, ctx.saved_tensors, strict=True))
+        epilogue, dtype, (offsets, *saved) = ctx.spec.epilogue, ctx.dtype, ctx.saved_tensors
+        shape = matmul_shape(*ctx.shapes[:2]) if offsets is None else (ctx.shapes[0][0], ctx.shapes[1][2])
+        values = dict(zip(ctx.spec.saved_names, saved, strict=True))
+        reads_rows_behind = offsets is not None and any(name not in (A, B) for name in ctx.wrt)
         for name, x in zip(number_names(epilogue), ctx.numbers, strict=True):
             values[INPUT_PREFIX + name] = x
         outputs = []
@@ -152,37 +161,41 @@ class _GemmFunction(torch.autograd.Function):
             is_hidden = name.startswith(SAVED_PREFIX) and torch.compiler.is_dynamo_compiling()
             if g is not None and i not in ctx.spec.nondifferentiable and not is_hidden:
                 outputs.append(name)
+                if reads_rows_behind:  # rows behind the last group are constant
+                    g = torch.where(torch.arange(shape[0], device=g.device).unsqueeze(1) < offsets[-1], g, 0)
                 values[GRAD_OUTPUT_PREFIX + name] = g
         if not outputs:
-            return (None,) * (3 + len(ctx.shapes))
+            return (None,) * (4 + len(ctx.shapes))
         reductions, kernels, passthrough_grad_output = make_grad_kernels(
             epilogue, ctx.spec.saved_outputs, tuple(outputs), ctx.wrt, str(dtype)
         )
         like = values[GRAD_OUTPUT_PREFIX + outputs[0]]
         for r in reductions:
-            _expand_reduction_grad(r, values, shape, dtype, like)
+            _expand_reduction_grad(r, values, shape, dtype, like)  # no results of groups are reductions
         grads = {}
         for kernel in kernels:
-            grads.update(_run_grad_kernel(kernel, values, shape, dtype, like))
+            grads.update(_run_grad_kernel(kernel, values, shape, dtype, like, offsets))
         if passthrough_grad_output:
             grads["out"] = values[passthrough_grad_output].expand(shape)
-        grad_a, grad_b = _grad_a_and_b(grads.get("out"), values.get(A), values.get(B), ctx)
+        grad_a, grad_b = _grad_a_and_b(grads.get("out"), values.get(A), values.get(B), ctx, offsets)
         grad_operands = [grads.get(GRAD_PREFIX + name) for name in tensor_names(epilogue)]
         all_grads = zip((grad_a, grad_b, *grad_operands), ctx.shapes, strict=True)
-        return (None, None, None, *[None if g is None else sum_to_size(g, shape_) for g, shape_ in all_grads])
+        return (None, None, None, None, *[None if g is None else sum_to_size(g, shape_) for g, shape_ in all_grads])
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
-        spec, wrt, scalars, *arrays = inputs
-        batch_first = [x if d is None else x.movedim(d, 0) for x, d in zip(arrays, dims[3:], strict=True)]
-        batched = [d is not None for d in dims[3:]]
+        spec, wrt, scalars, offsets, *arrays = inputs
+        if offsets is not None:
+            raise ArgumentError("offsets: got torch.vmap of a grouped GEMM; use a loop")
+        batch_first = [x if d is None else x.movedim(d, 0) for x, d in zip(arrays, dims[4:], strict=True)]
+        batched = [d is not None for d in dims[4:]]
         (a, b, *operands), (_, b_batched, *operands_batched) = batch_first, batched
         graph = graph_serialization.deserialize(spec.epilogue)
         reduces_batch = any(n.op == "reduce" and n.attribute[1] != "n" and n.attribute[1] != "m" for n in graph.nodes)
         # One call per element if the results reduce the batch, or a or b has a batch already.
         if reduces_batch or a.dim() - batched[0] != 2 or b.dim() - b_batched != 2:
             outputs_per_element = [
-                _GemmFunction.apply(*inputs[:3], *[x[i] if d else x for x, d in zip(batch_first, batched, strict=True)])
+                _GemmFunction.apply(*inputs[:4], *[x[i] if d else x for x, d in zip(batch_first, batched, strict=True)])
                 for i in range(info.batch_size)
             ]
             return tuple(torch.stack(column) for column in zip(*outputs_per_element, strict=True)), 0
@@ -191,7 +204,7 @@ class _GemmFunction(torch.autograd.Function):
         operands = [_as_batched_matrix(x) if d else x for x, d in zip(operands, operands_batched, strict=True)]
         names = tuple(n for n, d in zip(tensor_names(spec.epilogue), operands_batched, strict=True) if d)
         batched_spec = spec._replace(epilogue=_batch_operands(spec.epilogue, names))
-        return _GemmFunction.apply(batched_spec, wrt, scalars, a, b, *operands), 0
+        return _GemmFunction.apply(batched_spec, wrt, scalars, None, a, b, *operands), 0
 
 
 _fast_apply = super(torch.autograd.Function, _GemmFunction).apply
@@ -221,7 +234,7 @@ def _expand_reduction_grad(
 
 
 def _run_grad_kernel(
-    kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any
+    kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any, offsets: Any = None
 ) -> dict[str, Any]:
     """Run a kernel of the backward pass and return its results by name."""
     tensors = [
@@ -231,22 +244,87 @@ def _run_grad_kernel(
     if kernel.reads_accumulator:
         a, b = values[A], values[B]
     else:
+        offsets = None
         a = like.new_empty((*shape[:-1], 0), dtype=dtype)
         b = like.new_empty((0, shape[-1]), dtype=dtype)
-    results = differentiable_gemm(kernel.epilogue, a, b, [values[name] for name in kernel.numbers], tensors)
+    numbers = [values[name] for name in kernel.numbers]
+    results = differentiable_gemm(kernel.epilogue, a, b, numbers, tensors, offsets=offsets)
     return dict(zip(kernel.results, results, strict=True))
 
 
-def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any) -> tuple[Any, Any]:
+def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any) -> tuple[Any, Any]:
     """Return the gradients of a and b, from the accumulator's."""
     grad_a = grad_b = None
-    if grad_acc is not None and ctx.needs_input_grad[3]:
-        (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, b.mT, [], [])
     if grad_acc is not None and ctx.needs_input_grad[4]:
+        (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, b.mT, [], [], offsets=offsets)
+    if grad_acc is not None and ctx.needs_input_grad[5]:
         if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # b's gradient sums over the rows of all batches
             a, grad_acc = a.flatten(0, 1), grad_acc.flatten(0, 1)
-        (grad_b,) = differentiable_gemm(PLAIN_GEMM, a.mT, grad_acc, [], [])
+        grad_b = weight_gradient(a, grad_acc, offsets)
     return grad_a, grad_b
+
+
+def weight_gradient(a: Any, gradient: Any, offsets: Any = None) -> Any:
+    """Return a.mT @ gradient, for each group of rows if there are `offsets`."""
+    if offsets is not None:
+        return differentiable_slices(a.mT, gradient, offsets)
+    return differentiable_gemm(PLAIN_GEMM, a.mT, gradient, [], [])[0]
+
+
+def differentiable_slices(a: Any, b: Any, offsets: Any) -> Any:
+    """Return (groups, m, n), a[:, slice] @ b[slice] for each group's slice of K, with gradients if they are recorded.
+
+    a is (m, k), b (k, n); `offsets` (groups,) are the slices' ends.
+    """
+    if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or is_exporting():
+        return SLICES(a, b, offsets)
+    return _SlicesFunction.apply(a, b, offsets)
+
+
+class _SlicesFunction(torch.autograd.Function):
+    """A product along K by groups, whose gradients are products of groups of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, offsets: Any) -> Any:
+        ctx.save_for_backward(a, b, offsets)
+        with torch._C._AutoDispatchBelowAutograd():
+            return SLICES(a, b, offsets)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        (a, b, offsets), grad_a, grad_b = ctx.saved_tensors, None, None
+        if ctx.needs_input_grad[0]:  # (k, m), by groups of rows
+            (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, gradient.mT, [], [], offsets=offsets)
+            grad_a = grad_a.mT
+        if ctx.needs_input_grad[1]:
+            (grad_b,) = differentiable_gemm(PLAIN_GEMM, a.mT, gradient, [], [], offsets=offsets)
+        return grad_a, grad_b, None
+
+
+def _rows_autograd_kernel(op: Any) -> Callable[..., Any]:
+    """Return the Autograd kernel of an operator of groups of rows."""
+
+    def kernel(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, *operands))
+        if needs_grad and not is_exporting():
+            results = differentiable_gemm(epilogue, a, b, numbers, operands, offsets=offsets)
+            return results if len(results) > 1 else results[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, b, offsets, key, epilogue, numbers, *operands)
+
+    return kernel
+
+
+def _slices_autograd_kernel(a: Any, b: Any, offsets: Any) -> Any:
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad) and not is_exporting():
+        return _SlicesFunction.apply(a, b, offsets)
+    with torch._C._AutoDispatchBelowAutograd():
+        return SLICES(a, b, offsets)
+
+
+for _op in ROWS.values():
+    LIBRARY.impl(_op.overloadpacket.__name__, _rows_autograd_kernel(_op), "Autograd")
+LIBRARY.impl("grouped_gemm_k", _slices_autograd_kernel, "Autograd")
 
 
 def sum_to_size(g: Any, shape: Any) -> Any:

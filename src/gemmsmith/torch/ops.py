@@ -40,14 +40,23 @@ MAX_RESULTS = 4
 """Results that an epilogue may have, at most. Chosen; not measured."""
 
 
-def call_op(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
-    """Call the operator for an epilogue's numbers of operands and results; returns a tensor or a tuple of tensors."""
+def call_op(
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
+) -> Any:
+    """Call the operator for an epilogue's numbers of operands and results; returns a tensor or a tuple of tensors.
+
+    `offsets`: the ends of groups of rows, or None.
+    """
     num_inputs, num_outputs, key = op_signature(epilogue)
-    op = OPERATORS[num_inputs, num_outputs]
+    arrays = (a, b) if offsets is None else (a, b, offsets)
+    if offsets is None:
+        op = OPERATORS[num_inputs, num_outputs]
+    else:
+        op = getattr(torch.ops.gemmsmith, f"grouped_gemm_{num_inputs}_{num_outputs}").default
     if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return op(a, b, key, epilogue, list(numbers), *operands)
+        return op(*arrays, key, epilogue, list(numbers), *operands)
     with torch._C._AutoDispatchBelowAutograd():  # autograd is not needed, or calls this
-        return op(a, b, key, epilogue, list(numbers), *operands)
+        return op(*arrays, key, epilogue, list(numbers), *operands)
 
 
 @torch.compiler.assume_constant_result

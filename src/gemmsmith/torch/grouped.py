@@ -1,0 +1,106 @@
+"""gemmsmith.torch.grouped_gemm: a differentiable grouped GEMM with a fused epilogue that can be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from gemmsmith.api import grouped_gemm as launch
+from gemmsmith.binding import checks
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.graph.frontend.classify import classify
+from gemmsmith.torch.api import OPERAND_DTYPES, autocast, check_tensor, is_fast_path
+from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
+from gemmsmith.torch.back_to_back import run_gemm_then_linear
+from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
+from gemmsmith.torch.fallback import FLOAT_DTYPES
+from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
+from gemmsmith.torch.ops import fp32_precision
+from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
+
+
+def grouped_gemm(
+    a: Any, b: Any, *, offsets: Any, along: Literal["m", "k"] = "m", epilogue: Any = None, recompute: bool = False,
+    operands: Mapping[str, Any] | None = None, **named: Any,
+) -> Any:  # fmt: skip
+    """Differentiable product for each of several groups; works with autograd and torch.compile.
+
+    Args:
+        a: (m, k), bf16, fp16, fp32, or float64 on the CPU; rows of a group follow one another. Along K on a GPU fp32 is
+            multiplied by PyTorch, one group after the other, whose sizes the host waits for.
+        b: (groups, k, n); (k, n) along K.
+        offsets: (groups,), int32, on a's device: the ends of the groups, as in torch.nn.functional.grouped_mm. They are
+            not read on the host.
+        along: "m": row i is multiplied by the matrix of its group, to (m, n); rows behind the last group are zero.
+            "k": each group has a slice of K, to (groups, m, n).
+        epilogue: a function of the product and of operands by name, as in gemmsmith.torch.gemm; along M only, and
+            without reductions.
+        recompute: as in gemmsmith.torch.gemm.
+        operands: operands whose names are also arguments of this function.
+        **named: the other operands, of shapes (), (n,), (m, 1) or (m, n).
+
+    Returns:
+        A tensor, a tuple or a dict, as the function returns.
+
+    Raises:
+        ArgumentError: an argument, which the message names, is not valid.
+        EpilogueError: the function is not a valid epilogue, or has no gradient.
+    """
+    values = checks.merge_operands(operands, named)
+    a, b = autocast(a, b)
+    for name, x in (("a", a), ("b", b), ("offsets", offsets)):
+        check_tensor(name, x, a)
+    if offsets.dtype != torch.int32:
+        raise ArgumentError(f"offsets: got {offsets.dtype}; use torch.int32")
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in FLOAT_DTYPES or x.dtype != a.dtype:
+            raise ArgumentError(f"{name}: got {x.dtype}; use bf16, fp16 or fp32, the same for a and b")
+    if along not in ("m", "k"):
+        raise ArgumentError(f'along: got {along!r}; use "m" or "k"')
+    if along == "k":
+        if epilogue is not None or values:
+            raise ArgumentError('epilogue: got one with along="k"; use along="m", or apply it to the result')
+        slices_shape(a.shape, b.shape, offsets.shape)
+        return differentiable_slices(a, b, offsets)
+    shape = rows_shape(a.shape, b.shape, offsets.shape)
+    if is_fast_path(a, b, *values.values()):
+        return launch(a, b, offsets=offsets, epilogue=epilogue, operands=values, precision=fp32_precision(a))
+    serialized, numbers, tensors = _prepare(a, shape, epilogue, values)
+    results = differentiable_gemm(serialized, a, b, numbers, tensors, recompute, offsets)
+    names = result_names(serialized)
+    if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
+        return results[0] if len(results) == 1 else results
+    return dict(zip(names, results, strict=True))
+
+
+def grouped_gemm_then_linear(
+    a: Any, b: Any, weight2: Any, *, offsets: Any, epilogue: Any, operands: Mapping[str, Any]
+) -> Any:  # fmt: skip
+    """Return `epilogue(a @ b) @ weight2` for each group of rows, with gradients.
+
+    The backward pass computes the epilogue's derivative in the epilogue of the GEMM with weight2. There are no second
+    derivatives. a (m, k), b (groups, k, n), weight2 (groups, n, p); `epilogue` has one result of shape (m, n).
+    """
+    serialized, numbers, tensors = _prepare(a, rows_shape(a.shape, b.shape, offsets.shape), epilogue, operands)
+    return run_gemm_then_linear(serialized, a, b, numbers, tensors, weight2, None, offsets)
+
+
+def _prepare(
+    a: Any, shape: tuple[Any, ...], epilogue: Any, operands: Mapping[str, Any]
+) -> tuple[str, list[float], list[Any]]:
+    """Return the serialized epilogue, and its operands that are numbers and that are tensors."""
+    signature: OperandSignature = ()
+    for name, x in operands.items():
+        if isinstance(x, (int, float)):
+            signature = (*signature, (name, (0, 0, 0), ""))
+            continue
+        check_tensor(name, x, a)
+        if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
+            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
+        dims = classify(name, tuple(x.shape), shape)
+        signature = (*signature, (name, (0, dims.rows_per_value, dims.columns_per_value), str(x.dtype)))
+    serialized = serialize_epilogue(epilogue, shape, signature, ())
+    numbers = [float(operands[name]) for name in number_names(serialized)]
+    return serialized, numbers, [operands[name] for name in tensor_names(serialized)]

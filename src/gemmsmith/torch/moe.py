@@ -1,0 +1,156 @@
+"""A mixture-of-experts layer: router, gated experts and shared experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.torch.experts import gated_experts
+from gemmsmith.torch.modules import FusedMLP
+
+
+class Router(nn.Module):
+    """Selects `top_k` experts for each token, and their weights.
+
+    Parameters: weight (experts, dim); with scores "sigmoid" also the buffer e_score_correction_bias (experts,), which
+    is added to the scores when experts are selected, but not in their weights (DeepSeek-V3).
+    """
+
+    def __init__(
+        self, dim: int, experts: int, top_k: int, scores: Literal["softmax", "sigmoid"], normalize: bool, scale: float,
+        groups: int, top_k_groups: int, device: Any, dtype: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if scores not in ("softmax", "sigmoid"):
+            raise ArgumentError(f'scores: got {scores!r}; use "softmax" or "sigmoid"')
+        if not 0 < top_k <= experts:
+            raise ArgumentError(f"top_k: got {top_k} of {experts} experts")
+        if groups < 1 or experts % groups or not 0 < top_k_groups <= groups:
+            raise ArgumentError(f"groups, top_k_groups: got {groups} and {top_k_groups} for {experts} experts")
+        self.top_k, self.scores, self.normalize, self.scale = top_k, scores, normalize, scale
+        self.groups, self.top_k_groups = groups, top_k_groups
+        self.weight = nn.Parameter(torch.empty(experts, dim, device=device, dtype=dtype))
+        if scores == "sigmoid":
+            bias = torch.zeros(experts, device=device, dtype=torch.float32)
+            self.register_buffer("e_score_correction_bias", bias)
+        nn.init.normal_(self.weight, std=dim**-0.5)
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        """Return the experts (tokens, top_k) of x (tokens, dim), and their weights, in fp32 (float64 for a float64)."""
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if self.scores == "softmax":
+            scores = choice = nn.functional.linear(x, self.weight).softmax(-1, dtype=exact)
+        else:
+            scores = nn.functional.linear(x.to(exact), self.weight.to(exact)).sigmoid()
+            choice = scores + self.e_score_correction_bias
+        if self.groups > 1:
+            choice = self._within_best_groups(choice)
+        experts = choice.topk(self.top_k, -1).indices
+        weights = scores.gather(-1, experts)
+        if self.normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if self.scores == "sigmoid" else 0))
+        return experts, weights * self.scale
+
+    def _within_best_groups(self, choice: Any) -> Any:
+        """Exclude experts outside of the groups whose two best experts have the largest sum (DeepSeek-V3)."""
+        grouped = choice.unflatten(-1, (self.groups, -1))
+        best = grouped.topk(2, -1).values.sum(-1).topk(self.top_k_groups, -1).indices
+        is_best = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, True)
+        return grouped.masked_fill(~is_best.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+class Experts(nn.Module):
+    """The weights of gated MLPs: gate_up_proj (experts, 2 * hidden, dim), gate's rows first, and down_proj."""
+
+    def __init__(self, dim: int, hidden: int, experts: int, activation: Any, device: Any, dtype: Any) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * hidden, dim, device=device, dtype=dtype))
+        self.down_proj = nn.Parameter(torch.empty(experts, dim, hidden, device=device, dtype=dtype))
+        nn.init.normal_(self.gate_up_proj, std=dim**-0.5)
+        nn.init.normal_(self.down_proj, std=hidden**-0.5)
+
+    def forward(self, x: Any, experts: Any, weights: Any) -> Any:
+        """Return the weighted sum of each token's experts, (tokens, dim)."""
+        return gated_experts(x, experts, weights, self.gate_up_proj, self.down_proj, self.activation)
+
+
+class FusedMoE(nn.Module):
+    """Mixture of experts: each token's sum of `top_k` gated MLPs, weighted by a router, and of a shared MLP.
+
+    The experts are computed by grouped GEMMs, without padding, and without the host waiting for the router. State dicts
+    of the blocks of Mixtral, Qwen3-MoE and DeepSeek-V3 in transformers can be loaded, of version 5 (one tensor for all
+    experts) and of checkpoints (a tensor for each).
+
+    Shapes: input (..., dim) -> output (..., dim).
+
+    Args:
+        dim: size of the input's and output's last dimension.
+        hidden: size of an expert's hidden dimension.
+        experts: number of experts.
+        top_k: experts of a token.
+        scores: "softmax" over all experts (Mixtral, Qwen3-MoE), or "sigmoid" of each (DeepSeek-V3).
+        normalize: whether a token's weights are divided by their sum.
+        scale: factor of the weights (DeepSeek-V3: routed_scaling_factor).
+        groups: groups of experts; a token's experts are within the best `top_k_groups` of them (DeepSeek-V3: n_group).
+        top_k_groups: see `groups` (DeepSeek-V3: topk_group).
+        shared_hidden: size of the hidden dimension of an MLP that all tokens have; 0: none.
+        activation: of the gate, a name as of FusedLinear, or a function.
+        device: device of the parameters.
+        dtype: dtype of the parameters: bf16, fp16, fp32, or float64 on the CPU.
+
+    Raises:
+        ArgumentError: an argument is not valid.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, experts: int, top_k: int, *, scores: Literal["softmax", "sigmoid"] = "softmax",
+        normalize: bool = True, scale: float = 1.0, groups: int = 1, top_k_groups: int = 1, shared_hidden: int = 0,
+        activation: Any = "silu", device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.gate = Router(dim, experts, top_k, scores, normalize, scale, groups, top_k_groups, device, dtype)
+        self.experts = Experts(dim, hidden, experts, activation, device, dtype)
+        self.shared_experts = FusedMLP(dim, shared_hidden, "swiglu", False, device, dtype) if shared_hidden else None
+        self.register_load_state_dict_pre_hook(_rename_transformers_parameters)
+
+    def forward(self, input: Any) -> Any:
+        """Return the layer's output, of shape (..., dim)."""
+        x = input.reshape(-1, input.shape[-1])
+        y = self.experts(x, *self.gate(x))
+        if self.shared_experts is not None:
+            y = y + self.shared_experts(x)
+        return y.reshape(input.shape)
+
+
+_OF_ONE_EXPERT = re.compile(r"experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def _rename_transformers_parameters(
+    module: nn.Module, state: dict[str, Any], prefix: str, *_: Any, **__: Any
+) -> None:  # fmt: skip
+    """Rename a state dict's parameters from transformers' names, and stack those of single experts."""
+    single: dict[str, dict[int, Any]] = {}
+    for name in [name for name in state if name.startswith(prefix)]:
+        if match := _OF_ONE_EXPERT.fullmatch(name[len(prefix) :]):
+            kind = _MIXTRAL.get(match[2], match[2])
+            single.setdefault(kind, {})[int(match[1])] = state.pop(name)
+        elif name.startswith(f"{prefix}shared_experts."):
+            state[name.replace("_proj.", ".")] = state.pop(name)
+    if single:
+        gate, up, down = (_stacked(single.get(kind, {})) for kind in ("gate_proj", "up_proj", "down_proj"))
+        state[f"{prefix}experts.gate_up_proj"] = torch.cat([gate, up], 1)
+        state[f"{prefix}experts.down_proj"] = down
+
+
+def _stacked(weights: Mapping[int, Any]) -> Any:
+    """Return the weights of experts 0, 1, ... as one tensor."""
+    if not weights or sorted(weights) != list(range(len(weights))):
+        raise ArgumentError(f"state_dict: got experts {sorted(weights)} of a layer; use 0, 1, ... of each projection")
+    return torch.stack([weights[i] for i in range(len(weights))])

@@ -1,0 +1,171 @@
+"""FusedMoE and transformers' experts interface, against one expert at a time and against transformers' blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from gemmsmith import ArgumentError  # noqa: E402
+from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
+from gemmsmith.torch.experts import gated_experts, sort_by_expert  # noqa: E402
+
+pytestmark = pytest.mark.torch
+DIM, HIDDEN, EXPERTS, TOP_K = 16, 24, 6, 2
+
+
+def one_at_a_time(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any) -> Any:
+    y = torch.zeros_like(x)
+    for e in range(len(gate_up)):
+        token, slot = torch.where(experts == e)
+        gate, up = (x[token] @ gate_up[e].T).chunk(2, -1)
+        h = torch.nn.functional.silu(gate) * up
+        y = y.index_add(0, token, (h @ down[e].T) * weights[token, slot, None])
+    return y
+
+
+def inputs(tokens: int, seed: int = 0) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    experts = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(tokens)])
+    return [normal(tokens, DIM), experts, normal(tokens, TOP_K), normal(EXPERTS, 2 * HIDDEN, DIM),
+            normal(EXPERTS, DIM, HIDDEN)]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_experts_and_their_gradients(tokens: int) -> None:
+    x, experts, weights, gate_up, down = inputs(tokens)
+    arrays, upstream = (x, weights, gate_up, down), torch.randn(tokens, DIM, dtype=torch.float64)
+    got, want = gated_experts(x, experts, weights, gate_up, down), one_at_a_time(x, experts, weights, gate_up, down)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(
+        torch.autograd.grad(got, arrays, upstream), torch.autograd.grad(want, arrays, upstream), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("absent", [-1, EXPERTS, 1000])
+def test_experts_of_other_ranks_count_for_nothing(absent: int) -> None:
+    x, experts, weights, gate_up, down = inputs(20)
+    experts[::3, 0], experts[5] = absent, absent
+    arrays = (x, weights, gate_up, down)
+    got, want = gated_experts(x, experts, weights, gate_up, down), one_at_a_time(x, experts, weights, gate_up, down)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(torch.autograd.grad(got.sum(), arrays), torch.autograd.grad(want.sum(), arrays), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_sorting_is_stable() -> None:
+    order, ends = sort_by_expert(torch.tensor([[2, 0], [0, -1], [2, 5]]), 4)
+    assert order.tolist() == [1, 2, 0, 4, 3, 5]
+    assert ends.tolist() == [2, 2, 4, 4]
+    assert ends.dtype == torch.int32
+
+
+def test_compiled() -> None:
+    layer = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, shared_hidden=8, dtype=torch.float64)
+    x = torch.randn(3, 5, DIM, dtype=torch.float64)
+    compiled = torch.compile(layer, fullgraph=True)
+    want, got = layer(x), compiled(x)
+    torch.testing.assert_close(got, want)
+    parameters = list(layer.parameters())
+    for a, b in zip(
+        torch.autograd.grad(got.sum(), parameters), torch.autograd.grad(want.sum(), parameters), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def mixtral(dtype: Any) -> tuple[Any, FusedMoE]:
+    from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralSparseMoeBlock
+
+    config = MixtralConfig(
+        hidden_size=DIM, intermediate_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K
+    )
+    config._experts_implementation = "eager"
+    return MixtralSparseMoeBlock(config).to(dtype), FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, dtype=dtype)
+
+
+def qwen3_moe(dtype: Any) -> tuple[Any, FusedMoE]:
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeSparseMoeBlock
+
+    config = Qwen3MoeConfig(
+        hidden_size=DIM, moe_intermediate_size=HIDDEN, num_experts=EXPERTS, num_experts_per_tok=TOP_K,
+        norm_topk_prob=False,
+    )  # fmt: skip
+    config._experts_implementation = "eager"
+    return Qwen3MoeSparseMoeBlock(config).to(dtype), FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, normalize=False, dtype=dtype)
+
+
+def deepseek_v3(dtype: Any) -> tuple[Any, FusedMoE]:
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Config, DeepseekV3MoE
+
+    config = DeepseekV3Config(
+        hidden_size=DIM, moe_intermediate_size=HIDDEN, n_routed_experts=8, num_experts_per_tok=3, n_group=4,
+        topk_group=2, n_shared_experts=1, routed_scaling_factor=2.5, norm_topk_prob=True,
+    )  # fmt: skip
+    config._experts_implementation = "eager"
+    ours = FusedMoE(
+        DIM, HIDDEN, 8, 3, scores="sigmoid", scale=2.5, groups=4, top_k_groups=2, shared_hidden=HIDDEN, dtype=dtype
+    )
+    return DeepseekV3MoE(config).to(dtype), ours
+
+
+@pytest.mark.parametrize("make", [mixtral, qwen3_moe, deepseek_v3])
+@pytest.mark.parametrize("single", [False, True])
+def test_transformers_state_dicts(make: Any, single: bool) -> None:
+    """Also those of checkpoints, with a tensor for each expert."""
+    pytest.importorskip("transformers", minversion="5.0")
+    theirs, ours = make(torch.float64)
+    with torch.no_grad():
+        for name, x in [*theirs.named_parameters(), *theirs.named_buffers()]:
+            x.copy_(torch.randn(x.shape, dtype=x.dtype) * (0.1 if "bias" in name else 0.5))
+    state = theirs.state_dict()
+    if single:
+        names = ("w1", "w3", "w2") if make is mixtral else ("gate_proj", "up_proj", "down_proj")
+        gate_up, down = state.pop("experts.gate_up_proj"), state.pop("experts.down_proj")
+        for e in range(len(down)):
+            for name, x in zip(names, (*gate_up[e].chunk(2), down[e]), strict=True):
+                state[f"experts.{e}.{name}.weight"] = x
+    ours.load_state_dict(state)
+    x = torch.randn(4, 7, DIM, dtype=torch.float64)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5}  # transformers' routers compute in float32
+    torch.testing.assert_close(ours(x), theirs(x), **tolerance)
+
+
+def test_the_experts_interface_of_transformers() -> None:
+    pytest.importorskip("transformers", minversion="5.0")
+    register_experts()
+    theirs, _ = mixtral(torch.float64)
+    with torch.no_grad():
+        for x in theirs.parameters():
+            x.copy_(torch.randn(x.shape, dtype=x.dtype))
+    x = torch.randn(2, 9, DIM, dtype=torch.float64)
+    want = theirs(x)
+    theirs.experts.config._experts_implementation = "gemmsmith"
+    got = theirs(x)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    for a, b in zip(
+        torch.autograd.grad(got.sum(), theirs.experts.down_proj),
+        torch.autograd.grad(want.sum(), theirs.experts.down_proj),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="top_k: got 7 of 6 experts"):
+        FusedMoE(DIM, HIDDEN, EXPERTS, 7)
+    with pytest.raises(ArgumentError, match="scores: got 'relu'"):
+        FusedMoE(DIM, HIDDEN, EXPERTS, 2, scores="relu")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="groups, top_k_groups: got 4 and 2 for 6 experts"):
+        FusedMoE(DIM, HIDDEN, EXPERTS, 2, groups=4, top_k_groups=2)
+    layer = FusedMoE(DIM, HIDDEN, 2, 1)
+    with pytest.raises(ArgumentError, match=r"state_dict: got experts \[1\]"):
+        layer.load_state_dict({"experts.1.gate_proj.weight": torch.zeros(HIDDEN, DIM)})
+    x, experts, weights, gate_up, down = inputs(3)
+    with pytest.raises(ArgumentError, match="x, experts, weights, gate_up, down: got shapes"):
+        gated_experts(x[:2], experts, weights, gate_up, down)
