@@ -81,26 +81,39 @@ class WgmmaMainloop:
             self._mma_part(tile, extent, smaller, after_k_tile)
 
     def _mma(self, tile: WorkTile, rows: int, n: int, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
-        """Multiply the first `rows` rows and `n` columns; the stages are released in any case."""
+        """Multiply the first `rows` rows and `n` columns, and set the accumulator's others to zero."""
         k = current_builder()
-        k.comment("mainloop" if rows else "no row of the group: only release the stages")
         self.accumulator.clear_outside(rows, n)  # the epilogue reads all, and drops what is past the end
+        if not rows:
+            self._release_all(tile, after_k_tile)
+            return
+        k.comment("mainloop")
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
             self._loads.consumer_wait(self._read)
+            a, b = self._loads.stage(self._read)
             if self._ragged_k:
-                self._ragged_k.zero_past_end(tile, k_tile, self._loads.stage(self._read))
-            if rows:
-                a, b = self._loads.stage(self._read)
-                self.accumulator.multiply(a.rows(self._rows[0], rows), b, k_tile > 0, n)
-                self.accumulator.wait(pending=1)
-            else:
-                hw.sync_warp()  # all lanes have seen the stage full before one releases it
+                self._ragged_k.zero_past_end(tile, k_tile, (a, b))
+            self.accumulator.multiply(a.rows(self._rows[0], rows), b, k_tile > 0, n)
+            self.accumulator.wait(pending=1)
             self._release.release_previous(k_tile, self._read)
             self._read.advance()
             if after_k_tile:
                 after_k_tile(tile, k_tile)
         if self._order:
             self._order.arrive()
-        if rows:
-            self.accumulator.wait(pending=0)
+        self.accumulator.wait(pending=0)
         self._release.release_last(tile.k_tiles)
+
+    def _release_all(self, tile: WorkTile, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
+        """Release the stages of a tile, no row of which is this warpgroup's group's."""
+        k = current_builder()
+        k.comment("no row of the group: only release the stages")
+        if self._order:
+            self._order.arrive()
+        with k.range(tile.k_tiles, name="k_tile") as k_tile:
+            self._loads.consumer_wait(self._read)
+            hw.sync_warp()  # all lanes have seen the stage full before one releases it
+            self._loads.pipeline.consumer_release(self._read)
+            self._read.advance()
+            if after_k_tile:
+                after_k_tile(tile, k_tile)
