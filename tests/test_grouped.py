@@ -24,7 +24,8 @@ SM80 = Config("mma_multistage", (64, 64, 64), (1, 1), 3, 2, chip="sm_80")
 CONFIGS = [
     None, COOPERATIVE, COOPERATIVE.replace(cluster=(2, 1)), COOPERATIVE.replace(cluster=(1, 2), raster="n"),
     COOPERATIVE.replace(swap_ab=True), COOPERATIVE.replace(cluster=(2, 2), swap_ab=True, raster_group=1),
-    COOPERATIVE.replace(alias_epilogue=True), PINGPONG, PINGPONG.replace(cluster=(2, 1), swap_ab=True), SM80,
+    COOPERATIVE.replace(alias_epilogue=True), PINGPONG, PINGPONG.replace(cluster=(2, 1)),
+    PINGPONG.replace(cluster=(2, 1), swap_ab=True), SM80,
 ]  # fmt: skip
 
 

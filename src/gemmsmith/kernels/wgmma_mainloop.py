@@ -108,8 +108,6 @@ class WgmmaMainloop:
         """Release the stages of a tile, no row of which is this warpgroup's group's."""
         k = current_builder()
         k.comment("no row of the group: only release the stages")
-        if self._order:
-            self._order.arrive()
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
             self._loads.consumer_wait(self._read)
             hw.sync_warp()  # all lanes have seen the stage full before one releases it
@@ -117,3 +115,5 @@ class WgmmaMainloop:
             self._read.advance()
             if after_k_tile:
                 after_k_tile(tile, k_tile)
+        if self._order:  # not before: the other warpgroup would wait for a phase of which this one has not waited
+            self._order.arrive()

@@ -16,7 +16,7 @@ from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
+from gemmsmith.torch.grouped_ops import by_rows, rows_shape, slices_shape
 from gemmsmith.torch.ops import fp32_precision
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
@@ -66,6 +66,7 @@ def grouped_gemm(
         return differentiable_slices(a, b, offsets)
     shape = rows_shape(a.shape, b.shape, offsets.shape)
     if is_fast_path(a, b, *values.values()):
+        values = {name: by_rows(x) for name, x in values.items()}
         return launch(a, b, offsets=offsets, epilogue=epilogue, operands=values, precision=fp32_precision(a))
     serialized, numbers, tensors = _prepare(a, shape, epilogue, values)
     results = differentiable_gemm(serialized, a, b, numbers, tensors, recompute, offsets)

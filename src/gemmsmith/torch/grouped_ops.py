@@ -93,11 +93,16 @@ def _rows_cuda(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: l
     if fallback.kernels_unsupported(a.get_device()):
         return _by_groups(a, b, offsets, key, epilogue, numbers, *operands)
     graph = graph_serialization.deserialize(epilogue)
-    results = launch(
-        a, b, offsets=offsets, epilogue=graph, operands=operands_by_name(graph, numbers, operands),
-        precision=fp32_precision(a),
-    )  # fmt: skip
+    values = operands_by_name(graph, numbers, [by_rows(x) for x in operands])
+    if graph.is_identity:
+        return launch(a, b, offsets=offsets, out_dtype=graph.results[0].dtype, precision=fp32_precision(a))
+    results = launch(a, b, offsets=offsets, epilogue=graph, operands=values, precision=fp32_precision(a))
     return tuple(results.values()) if isinstance(results, dict) else results
+
+
+def by_rows(x: Any) -> Any:
+    """Return an operand of which gemmsmith.grouped_gemm knows that its rows are not one for each group."""
+    return x.reshape((1,) * (3 - x.dim()) + x.shape) if isinstance(x, torch.Tensor) and 0 < x.dim() < 3 else x
 
 
 # -- along K ---------------------------------------------------------------------------------------------------------
