@@ -9,18 +9,20 @@ import pytest
 torch = pytest.importorskip("torch")
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
-from gemmsmith.torch.experts import gated_experts, sort_by_expert  # noqa: E402
+from gemmsmith.torch.experts import ACTIVATIONS, gated_experts, sort_by_expert  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 16, 24, 6, 2
 
 
-def one_at_a_time(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any) -> Any:
+def one_at_a_time(
+    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: Any = torch.nn.functional.silu
+) -> Any:
     y = torch.zeros_like(x)
     for e in range(len(gate_up)):
         token, slot = torch.where(experts == e)
         gate, up = (x[token] @ gate_up[e].T).chunk(2, -1)
-        h = torch.nn.functional.silu(gate) * up
+        h = activation(gate) * up
         y = y.index_add(0, token, (h @ down[e].T) * weights[token, slot, None])
     return y
 
@@ -45,6 +47,20 @@ def test_experts_and_their_gradients(tokens: int) -> None:
     for a, b in zip(
         torch.autograd.grad(got, arrays, upstream), torch.autograd.grad(want, arrays, upstream), strict=True
     ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str) -> None:
+    act = {"gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh")}.get(
+        activation, getattr(torch.nn.functional, activation.removesuffix("_tanh"))
+    )
+    x, experts, weights, gate_up, down = inputs(20)
+    arrays = (x, weights, gate_up, down)
+    got = gated_experts(x, experts, weights, gate_up, down, activation)
+    want = one_at_a_time(x, experts, weights, gate_up, down, act)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(torch.autograd.grad(got.sum(), arrays), torch.autograd.grad(want.sum(), arrays), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -163,6 +179,8 @@ def test_wrong_arguments_are_refused() -> None:
         FusedMoE(DIM, HIDDEN, EXPERTS, 2, scores="relu")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="groups, top_k_groups: got 4 and 2 for 6 experts"):
         FusedMoE(DIM, HIDDEN, EXPERTS, 2, groups=4, top_k_groups=2)
+    with pytest.raises(ArgumentError, match="activation: got 'tanh'"):
+        FusedMoE(DIM, HIDDEN, EXPERTS, 2, activation="tanh", shared_hidden=8)
     layer = FusedMoE(DIM, HIDDEN, 2, 1)
     with pytest.raises(ArgumentError, match=r"state_dict: got experts \[1\]"):
         layer.load_state_dict({"experts.1.gate_proj.weight": torch.zeros(HIDDEN, DIM)})

@@ -140,7 +140,7 @@ class _GemmFunction(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         spec, wrt, numbers, offsets, *arrays = inputs
         ctx.spec, ctx.wrt, ctx.numbers, ctx.dtype = spec, wrt, numbers, arrays[0].dtype
-        ctx.shapes = [x.shape for x in arrays]
+        ctx.shapes, ctx.b_is_column_major = [x.shape for x in arrays], is_column_major(arrays[1])
         saveable = (*arrays, *output)
         ctx.save_for_backward(offsets, *[saveable[i] for i in spec.saved_indices])
         ctx.set_materialize_grads(False)
@@ -260,15 +260,27 @@ def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any) -> tupl
     if grad_acc is not None and ctx.needs_input_grad[5]:
         if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # b's gradient sums over the rows of all batches
             a, grad_acc = a.flatten(0, 1), grad_acc.flatten(0, 1)
-        grad_b = weight_gradient(a, grad_acc, offsets)
+        grad_b = weight_gradient(a, grad_acc, ctx.b_is_column_major, offsets)
     return grad_a, grad_b
 
 
-def weight_gradient(a: Any, gradient: Any, offsets: Any = None) -> Any:
-    """Return a.mT @ gradient, for each group of rows if there are `offsets`."""
+def is_column_major(b: Any) -> bool:
+    """Return whether the elements of a column follow one another, as in the transpose of a parameter."""
+    return b.dim() > 1 and b.stride(-2) == 1 and b.stride(-1) > 1  # type: ignore[no-any-return]
+
+
+def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = None) -> Any:
+    """Return a.mT @ gradient, for each group of rows if there are `offsets`.
+
+    `column_major`: so are the results, as autograd would otherwise copy the gradient of a parameter whose transpose is
+    multiplied.
+    """
+    x, y = (gradient, a) if column_major else (a, gradient)
     if offsets is not None:
-        return differentiable_slices(a.mT, gradient, offsets)
-    return differentiable_gemm(PLAIN_GEMM, a.mT, gradient, [], [])[0]
+        product = differentiable_slices(x.mT, y, offsets)
+    else:
+        (product,) = differentiable_gemm(PLAIN_GEMM, x.mT, y, [], [])
+    return product.mT if column_major else product
 
 
 def differentiable_slices(a: Any, b: Any, offsets: Any) -> Any:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.graph.frontend.fusions import resolve_activation
-from gemmsmith.torch.grouped import grouped_gemm, grouped_gemm_then_linear
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
+from gemmsmith.torch.backward_plan import dynamo_constant
+from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.grouped_ops import SLICES
+from gemmsmith.torch.ops import call_op
+from gemmsmith.torch.tracing import dtype_from_name
 
 
 def gated_experts(
-    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: Any = "silu"
+    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str = "silu"
 ) -> Any:  # fmt: skip
     """Return the sum over a token's experts e of weight * down[e] (activation(gate[e] x) * up[e] x), with gradients.
 
@@ -25,15 +33,17 @@ def gated_experts(
         weights: (tokens, top_k), a float dtype.
         gate_up: (count, 2 * hidden, dim), in x's dtype: the rows of gate, then those of up.
         down: (count, dim, hidden), in x's dtype.
-        activation: a name, as of FusedLinear, or a function.
+        activation: silu, gelu, gelu_tanh or relu.
 
     Returns:
         (tokens, dim), in x's dtype.
 
     Raises:
-        ArgumentError: shapes do not match.
+        ArgumentError: shapes do not match, or the activation is unknown.
     """
-    (count, twice_hidden, dim), (tokens, top_k) = gate_up.shape, experts.shape
+    if activation not in ACTIVATIONS:
+        raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+    (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
     hidden = twice_hidden // 2
     if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
         raise ArgumentError(
@@ -43,14 +53,7 @@ def gated_experts(
         )
     order, offsets = sort_by_expert(experts, count)
     row_of_slot = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    rows = _TokensOfRows.apply(x, order, row_of_slot, top_k)
-    gate = grouped_gemm(rows, gate_up[:, :hidden].mT, offsets=offsets)
-    results = grouped_gemm_then_linear(
-        rows, gate_up[:, hidden:].mT, down.mT, offsets=offsets, epilogue=partial(_gate, activation),
-        operands={"gate": gate},
-    )  # fmt: skip
-    slots = _Permuted.apply(results, row_of_slot, order).view(tokens, top_k, dim)
-    return (slots * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+    return _GatedExperts.apply(x, weights, gate_up, down, order, row_of_slot, offsets, activation)[0]
 
 
 def sort_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
@@ -64,33 +67,121 @@ def sort_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
     return order, ends.to(torch.int32)
 
 
-def _gate(activation: Any, acc: Any, gate: Any) -> Any:
-    return resolve_activation(activation)(gate) * acc
+class _GatedExperts(torch.autograd.Function):
+    """The experts' products. Rows are slots (token * top_k + i) in the order of their experts.
 
-
-class _Permuted(torch.autograd.Function):
-    """x[index] for a permutation, whose gradient is a permutation too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, index: Any, inverse: Any) -> Any:
-        ctx.save_for_backward(inverse)
-        return x[index]
+    Backward does not need the result of down: what a weight multiplies, summed with the gradient, is the sum of h times
+    h's gradient (sonic-moe).
+    """
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        return gradient[ctx.saved_tensors[0]], None, None
-
-
-class _TokensOfRows(torch.autograd.Function):
-    """The token of each row, whose gradients are summed over a token's slots in order."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, order: Any, row_of_slot: Any, top_k: int) -> Any:
-        ctx.save_for_backward(row_of_slot)
-        ctx.top_k = top_k
-        return x[order // top_k]
+    def forward(
+        x: Any, weights: Any, gate_up: Any, down: Any, order: Any, row_of_slot: Any, offsets: Any, activation: str
+    ) -> tuple[Any, ...]:
+        top_k, hidden = weights.shape[1], down.shape[2]
+        rows, row_weights = x[order // top_k], _of_rows(weights, order)
+        dtypes = str(x.dtype), str(row_weights.dtype)
+        gate = call_op(PLAIN_GEMM, rows, gate_up[:, :hidden].mT, [], [], offsets)
+        h, up = call_op(_epilogue("gate", activation, *dtypes), rows, gate_up[:, hidden:].mT, [], [gate], offsets)
+        y = call_op(_epilogue("weight", activation, *dtypes), h, down.mT, [], [row_weights], offsets)
+        return _summed_slots(y, row_of_slot, top_k), rows, gate, up, h, row_weights
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        slots = gradient[ctx.saved_tensors[0]]
-        return slots.view(-1, ctx.top_k, slots.shape[-1]).sum(1), None, None, None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        _, weights, gate_up, down, order, row_of_slot, offsets, ctx.activation = inputs
+        ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gate_up, down, order, row_of_slot, offsets, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        check_once_differentiable()
+        if gradients[0] is None:
+            return (None,) * 8
+        gate_up, down, order, row_of_slot, offsets, rows, gate, up, h, row_weights = ctx.saved_tensors
+        gradient = gradients[0][order // ctx.top_k]
+        backward = _epilogue("backward", ctx.activation, str(h.dtype), str(row_weights.dtype))
+        grad_gate, grad_up, weighted_h, products = call_op(
+            backward, gradient, down, [], [gate, up, h, row_weights], offsets
+        )
+        grad_x = grad_weights = grad_gate_up = grad_down = None
+        grad_both = torch.cat([grad_gate, grad_up], 1)
+        if ctx.needs_input_grad[0]:
+            grad_x = _summed_slots(call_op(PLAIN_GEMM, grad_both, gate_up, [], [], offsets), row_of_slot, ctx.top_k)
+        if ctx.needs_input_grad[1]:
+            grad_weights = products.sum(1)[row_of_slot].view(-1, ctx.top_k).to(ctx.dtype)
+        if ctx.needs_input_grad[2]:
+            grad_gate_up = SLICES(grad_both.mT, rows, offsets)
+        if ctx.needs_input_grad[3]:
+            grad_down = SLICES(gradient.mT, weighted_h, offsets)
+        return grad_x, grad_weights, grad_gate_up, grad_down, None, None, None, None
+
+
+def _of_rows(weights: Any, order: Any) -> Any:
+    """Return the weight of each row, (rows, 1)."""
+    exact = weights if weights.dtype == torch.float64 else weights.float()
+    return exact.flatten()[order].unsqueeze(1)
+
+
+def _summed_slots(rows: Any, row_of_slot: Any, top_k: int) -> Any:
+    """Return the sum of each token's rows, in the order of its slots."""
+    return rows[row_of_slot].view(-1, top_k, rows.shape[1]).sum(1)
+
+
+# -- epilogues -------------------------------------------------------------------------------------------------------
+def _gate(activation: str, acc: Any, gate: Any) -> tuple[Any, Any]:
+    value, _ = _ACTIVATIONS[activation](gate)
+    return value * acc, acc
+
+
+def _weight(_: str, acc: Any, weight: Any) -> Any:
+    return acc * weight
+
+
+def _backward(activation: str, acc: Any, gate: Any, up: Any, h: Any, weight: Any) -> tuple[Any, ...]:
+    """Return the gradients of gate and up, h times the weight, and what sums to the weight's gradient."""
+    (value, slope), grad_h = _ACTIVATIONS[activation](gate), acc * weight
+    return grad_h * up * slope, grad_h * value, h * weight, (acc * h).to("fp32")
+
+
+def _silu(x: Any) -> tuple[Any, Any]:
+    s = x.sigmoid()
+    return x * s, s * (1 + x * (1 - s))
+
+
+def _gelu(x: Any) -> tuple[Any, Any]:
+    distribution = 0.5 * (1 + (x * 0.5**0.5).erf())
+    return x * distribution, distribution + x * (x * x * -0.5).exp() * (2 * math.pi) ** -0.5
+
+
+def _gelu_tanh(x: Any) -> tuple[Any, Any]:
+    scale = (2 / math.pi) ** 0.5
+    t = (scale * (x + 0.044715 * x * x * x)).tanh()
+    return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * 0.044715 * x * x)
+
+
+def _relu(x: Any) -> tuple[Any, Any]:
+    return x.relu(), (x > 0) * 1.0
+
+
+_ACTIVATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    "silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu,
+}  # fmt: skip
+"""Activations and their derivatives."""
+ACTIVATIONS = tuple(_ACTIVATIONS)
+"""Names of the activations."""
+
+
+@dynamo_constant
+def _epilogue(name: str, activation: str, dtype: str, weight_dtype: str) -> str:
+    """Return a serialized epilogue."""
+    matrix = BroadcastDims(False, 1, 1), dtype_from_name(dtype)
+    weight = BroadcastDims(False, 1, 0), dtype_from_name(weight_dtype)
+    epilogues: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+        "gate": (_gate, {"gate": matrix}),
+        "weight": (_weight, {"weight": weight}),
+        "backward": (_backward, {"gate": matrix, "up": matrix, "h": matrix, "weight": weight}),
+    }
+    function, operands = epilogues[name]
+    return serialize(trace(partial(function, activation), (2, 2), operands))

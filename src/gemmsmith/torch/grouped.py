@@ -13,7 +13,6 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.torch.api import OPERAND_DTYPES, autocast, check_tensor, is_fast_path
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
-from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.grouped_ops import by_rows, rows_shape, slices_shape
@@ -74,18 +73,6 @@ def grouped_gemm(
     if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
         return results[0] if len(results) == 1 else results
     return dict(zip(names, results, strict=True))
-
-
-def grouped_gemm_then_linear(
-    a: Any, b: Any, weight2: Any, *, offsets: Any, epilogue: Any, operands: Mapping[str, Any]
-) -> Any:  # fmt: skip
-    """Return `epilogue(a @ b) @ weight2` for each group of rows, with gradients.
-
-    The backward pass computes the epilogue's derivative in the epilogue of the GEMM with weight2. There are no second
-    derivatives. a (m, k), b (groups, k, n), weight2 (groups, n, p); `epilogue` has one result of shape (m, n).
-    """
-    serialized, numbers, tensors = _prepare(a, rows_shape(a.shape, b.shape, offsets.shape), epilogue, operands)
-    return run_gemm_then_linear(serialized, a, b, numbers, tensors, weight2, None, offsets)
 
 
 def _prepare(

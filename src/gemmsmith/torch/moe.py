@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.graph.frontend.fusions import GATED
 from gemmsmith.torch.experts import gated_experts
 from gemmsmith.torch.modules import FusedMLP
 
@@ -67,7 +68,7 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The weights of gated MLPs: gate_up_proj (experts, 2 * hidden, dim), gate's rows first, and down_proj."""
 
-    def __init__(self, dim: int, hidden: int, experts: int, activation: Any, device: Any, dtype: Any) -> None:
+    def __init__(self, dim: int, hidden: int, experts: int, activation: str, device: Any, dtype: Any) -> None:
         super().__init__()
         self.activation = activation
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * hidden, dim, device=device, dtype=dtype))
@@ -100,7 +101,7 @@ class FusedMoE(nn.Module):
         groups: groups of experts; a token's experts are within the best `top_k_groups` of them (DeepSeek-V3: n_group).
         top_k_groups: see `groups` (DeepSeek-V3: topk_group).
         shared_hidden: size of the hidden dimension of an MLP that all tokens have; 0: none.
-        activation: of the gate, a name as of FusedLinear, or a function.
+        activation: of the gate: silu, gelu, gelu_tanh or relu.
         device: device of the parameters.
         dtype: dtype of the parameters: bf16, fp16, fp32, or float64 on the CPU.
 
@@ -111,12 +112,15 @@ class FusedMoE(nn.Module):
     def __init__(
         self, dim: int, hidden: int, experts: int, top_k: int, *, scores: Literal["softmax", "sigmoid"] = "softmax",
         normalize: bool = True, scale: float = 1.0, groups: int = 1, top_k_groups: int = 1, shared_hidden: int = 0,
-        activation: Any = "silu", device: Any = None, dtype: Any = None,
+        activation: str = "silu", device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.gate = Router(dim, experts, top_k, scores, normalize, scale, groups, top_k_groups, device, dtype)
         self.experts = Experts(dim, hidden, experts, activation, device, dtype)
-        self.shared_experts = FusedMLP(dim, shared_hidden, "swiglu", False, device, dtype) if shared_hidden else None
+        gated = next((name for name, act in GATED.items() if act == activation), "")
+        if not gated:
+            raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(GATED.values())}")
+        self.shared_experts = FusedMLP(dim, shared_hidden, gated, False, device, dtype) if shared_hidden else None
         self.register_load_state_dict_pre_hook(_rename_transformers_parameters)
 
     def forward(self, input: Any) -> Any:

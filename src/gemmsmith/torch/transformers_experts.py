@@ -8,6 +8,11 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch.experts import gated_experts
 
 NAME = "gemmsmith"
+_NAMES = {
+    "SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELU": "gelu", "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh", "ReLU": "relu",
+}  # fmt: skip
+"""Our names of the activations of transformers."""
 
 
 def register_experts() -> None:
@@ -28,4 +33,7 @@ def _experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weig
     gate_up, down = self.gate_up_proj, self.down_proj
     if self.is_transposed:
         gate_up, down = gate_up.mT, down.mT
-    return gated_experts(hidden_states, top_k_index, top_k_weights, gate_up, down, self.act_fn)
+    activation = _NAMES.get(type(self.act_fn).__name__)
+    if activation is None:
+        raise ArgumentError(f"experts_implementation: got the activation {type(self.act_fn).__name__}; use eager")
+    return gated_experts(hidden_states, top_k_index, top_k_weights, gate_up, down, activation)
