@@ -6,6 +6,7 @@
 | masked | a (G, max M, K) @ b (G, K, N), `counts` | torch.bmm over all rows, torch.mm in a loop |
 | along_k | a (M, sum K) @ b (sum K, N), `offsets`, to (G, M, N) | torch's grouped_mm, torch.mm in a loop |
 | equal | as rows, but all groups have `mean` rows | torch.bmm |
+| fp8 | as rows, e4m3 with scales of 1x128 and 128x128 blocks | our dense product of each group, in a loop |
 
 torch.mm in a loop is given the sizes on the host. `dense` is our GEMM of as many rows with one B, rounded up to 64 rows
 for each group where groups are small: no product of groups, but a measure of what its FLOPs cost. `floor_us` is the
@@ -27,7 +28,7 @@ import torch
 import gemmsmith
 from benchmarks import contest
 
-BF16 = torch.bfloat16
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 SHAPES = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
 UNSEEN = 40
 
@@ -59,6 +60,8 @@ def jobs() -> list[Job]:
     listed += [Job("along_k", groups, mean, n, m) for groups, mean in ((4, 8192), (8, 4096))
                for m, n in ((4096, 7168), (7168, 2048))]  # fmt: skip
     listed.append(Job("equal", 256, 64, 2816, 2048))
+    listed += [Job("fp8", groups, mean, n, k) for groups, mean in ((4, 8192), (8, 4096), (32, 256))
+               for n, k in ((6144, 7168), (4096, 4096))]  # fmt: skip
     return listed
 
 
@@ -100,6 +103,11 @@ class Case:
             self.b = normal(groups, n, k).mT
             self.a = normal(groups, 2 * job.mean, k) if job.kind == "masked" else normal(total, k)
             shape = (*self.a.shape[:-1], n)  # type: ignore[assignment]
+        self.scales: dict[str, torch.Tensor] = {}
+        if job.kind == "fp8":
+            self.a, self.b = self.a.to(E4M3), self.b.mT.to(E4M3).mT
+            scale_a = torch.rand(k // 128, total, device="cuda").T + 0.5
+            self.scales = {"scale_a": scale_a, "scale_b": torch.rand(groups, k // 128, n // 128, device="cuda") + 0.5}
         self.d = torch.empty(shape, device="cuda", dtype=BF16)
         self.made: torch.Tensor | None = None
         """A result in memory of its own."""
@@ -107,7 +115,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        return 2 * (self.a.numel() + self.b.numel() + self.d.numel())
+        return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.d))
 
     @property
     def bytes_in_use(self) -> int:
@@ -115,7 +123,7 @@ class Case:
         job, total, used = self.job, sum(self.sizes), sum(size > 0 for size in self.sizes)
         if job.kind == "along_k":
             return self.bytes
-        return 2 * (total * job.k + used * job.n * job.k + total * job.n)
+        return self.a.element_size() * (total * job.k + used * job.n * job.k) + 2 * total * job.n
 
     @property
     def flops(self) -> int:
@@ -133,6 +141,15 @@ class Case:
             return list(zip(self.a.split(self.sizes, 1), self.b.split(self.sizes), self.d, strict=True))
         return list(zip(self.a.split(self.sizes), self.b, self.d.split(self.sizes), strict=True))
 
+    def exact(self, group: int, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Return a group's product in float64."""
+        if not self.scales:
+            return a.double() @ b.double()
+        begin = sum(self.sizes[:group])
+        scale_a = self.scales["scale_a"][begin : begin + len(a)].double().repeat_interleave(128, 1)
+        scale_b = self.scales["scale_b"][group].double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        return (a.double() * scale_a) @ (b.double() * scale_b)
+
 
 def check(case: Case) -> str:
     """Return what is wrong with a case's D, compared with float64, and fill it with NaN."""
@@ -140,9 +157,9 @@ def check(case: Case) -> str:
         case.d.copy_(case.made)
         case.made = None
     worst = 0.0
-    for a, b, d in case.products():
+    for group, (a, b, d) in enumerate(case.products()):
         if d.numel():
-            product = a.double() @ b.double()
+            product = case.exact(group, a, b)
             allowed = 2.0**-7 * product.abs() + 2.0**-7 * max(1, a.shape[1]) ** 0.5
             error = ((d.double() - product).abs() / allowed).nan_to_num(torch.inf).max()
             worst = max(worst, float(error))
@@ -158,6 +175,15 @@ def loop(c: Case) -> None:
     for a, b, d in c.products():
         if d.numel():
             torch.mm(a, b, out=d)
+
+
+def loop_of_ours(c: Case) -> None:
+    begin = 0
+    for group, (a, b, d) in enumerate(c.products()):
+        if d.numel():
+            scale_a = c.scales["scale_a"][begin : begin + len(a)]
+            gemmsmith.gemm(a, b, scale_a=scale_a, scale_b=c.scales["scale_b"][group], out=d)
+            begin += len(a)
 
 
 def grouped_mm(c: Case) -> None:
@@ -183,6 +209,11 @@ def planned(job: Job, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
     else:
         b = spec((groups, k, n), "bf16", (k * n, 1, k))
         a = spec((groups, 2 * job.mean, k) if job.kind == "masked" else (total, k), "bf16")
+    if job.kind == "fp8":
+        a, b = spec((total, k), "fp8_e4m3"), spec((groups, k, n), "fp8_e4m3", (k * n, 1, k))
+        scales = {"scale_a": spec((total, k // 128), "fp32", (1, total)),
+                  "scale_b": spec((groups, k // 128, n // 128), "fp32")}  # fmt: skip
+        return gemmsmith.plan(a, b, offsets=table, config=config, **scales, **keyword(job))
     if job.kind == "masked":
         return gemmsmith.plan(a, b, counts=table, config=config, **keyword(job))
     return gemmsmith.plan(a, b, offsets=table, config=config, **keyword(job))
@@ -195,8 +226,8 @@ def dense_rows(case: Case) -> int:
     return sum(-(-size // 64) * 64 for size in case.sizes)
 
 
-def dense_of(case: Case) -> tuple[gemmsmith.Plan, list[Any]]:
-    """Return the plan of the dense product, and operands of it."""
+def dense_of(case: Case) -> tuple[Callable[[], Any], str]:
+    """Return a call of the dense product, and its config."""
     rows, job = dense_rows(case), case.job
     n, k = (job.n, rows) if job.kind == "along_k" else (job.n, job.k)
     m = job.k if job.kind == "along_k" else rows
@@ -204,7 +235,14 @@ def dense_of(case: Case) -> tuple[gemmsmith.Plan, list[Any]]:
     b = torch.randn((k, n) if job.kind == "along_k" else (n, k), device="cuda", dtype=BF16)
     a, b = (a.mT, b) if job.kind == "along_k" else (a, b.mT)
     d = torch.empty((m, n), device="cuda", dtype=BF16)
-    return gemmsmith.plan(a, b), [a, b, d]
+    if job.kind == "fp8":
+        scale_a, scale_b = (torch.rand(k // 128, x, device="cuda") for x in (m, n // 128))
+        scales = {"scale_a": scale_a.T, "scale_b": scale_b}
+        a, b = a.to(E4M3), b.mT.to(E4M3).mT
+        plan = gemmsmith.plan(a, b, **scales)
+        return lambda: plan.run(a, b, d, **scales), str(plan.config)
+    plan = gemmsmith.plan(a, b)
+    return lambda: plan.run(a, b, d), str(plan.config)
 
 
 def measure(job: Job, pace: contest.Pace) -> contest.Row:
@@ -214,15 +252,15 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
     plan, first = planned(job), Case(job)
     sets = contest.sets_of(first, lambda: Case(job), first.bytes)
     table = "counts" if job.kind == "masked" else "offsets"
-    dense_plan, dense_operands = dense_of(first)
+    call_dense, dense_config = dense_of(first)
 
     def ours(c: Case) -> None:
-        plan.run(c.a, c.b, c.d, **{table: c.table})
+        plan.run(c.a, c.b, c.d, **{table: c.table}, **c.scales)
 
     def dense(c: Case) -> None:
-        dense_plan.run(*dense_operands)
+        call_dense()
 
-    others: dict[str, Callable[[Case], None]] = {"loop": loop}
+    others: dict[str, Callable[[Case], None]] = {"loop": loop if job.kind != "fp8" else loop_of_ours}
     if job.kind in ("masked", "equal"):
         others["bmm"] = bmm
     if job.kind == "rows":
@@ -233,7 +271,7 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
     row = contest.compared(ours, others, dict, sets, check, pace, unchecked={"dense": dense})
     about = {"tflops": first.flops / row["us"] / 1e6, "config": str(plan.config), "rows": sum(first.sizes)}
     return {**job._asdict(), **row, **about, "bytes_us": first.bytes_in_use / COPY_SPEED[copy_chip()] / 1e6,
-            "dense_config": str(dense_plan.config)}  # fmt: skip
+            "dense_config": dense_config}  # fmt: skip
 
 
 COPY_SPEED = {"H100": 3.0, "H200": 4.26}
