@@ -62,7 +62,8 @@ differentiated by `gemmsmith.torch`; for the others the derivative is zero.
 
 ## Reductions
 
-`dim` is -1 (columns), -2 (rows), 0 (the batch), a tuple of these, or None (everything).
+`dim` is -1 (columns), -2 (rows), 0 (the batch), a tuple of these, or None (everything). Kernels of a grouped GEMM have
+no reductions.
 
 {reductions}
 

@@ -133,6 +133,13 @@ def test_lines_are_never_folded(call, tmp_path: Path) -> None:
     assert f"picture: {picture}" in good(call("raster", "--m", "256", "--picture", str(picture))).splitlines()
 
 
+def test_tiles_of_groups(call) -> None:
+    rows = json.loads(good(call("raster", "--groups", "1000,0,2300", "--n", "1024", "--json")))
+    assert [(x["group"], x["first_row"], x["rows"]) for x in rows] == [(0, 0, 1000), (1, 1000, 0), (2, 1000, 2300)]
+    assert all((x["tiles"] == 0) == (x["rows"] == 0) for x in rows)
+    assert "rows of a tile" in good(call("raster", "--groups", "100,0,257", "--m", "400", "--n", "64"))
+
+
 def test_reference(call) -> None:
     assert "float64" in good(call("run", *SMALL, "--backend", "reference", "--dtype", "fp16", "--layout", "tn"))
 
@@ -309,6 +316,8 @@ def test_an_annotated_listing(call, code: str, tensor: str) -> None:
         (["run", "--m", "1000000000", "--backend", "reference"], "takes 10240 GB of memory, and this machine has"),
         (["raster", "--k", "-2"], "'--k': -2 is not in the range x>=1"),
         (["raster", "--m", "2000000000"], "too large for the L2 model; use smaller ones"),
+        (["raster", "--groups", "5,x"], "'5,x' is not integers joined by commas, not all 0, such as 100,0,257"),
+        (["raster", "--groups", "5,6", "--m", "10"], "--groups: got 11 rows in all, and --m 10; use a larger --m"),
         (["raster", "--picture", "a.doc"], "use a file that ends in .png, .svg, .pdf"),
         (["raster", "--picture", "a"], "use a file that ends in .png, .svg, .pdf"),
         (["explain", "--epilogue", "amax", "--picture", "nosuch/a.png"], "there is no folder 'nosuch'"),

@@ -35,6 +35,21 @@ class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return tuple(int(p) for p in parts)
 
 
+class GroupSizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Rows of groups: 100,0,257."""
+
+    name = "group sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text, as click requires."""
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(p.isdecimal() and len(p) < 20 for p in parts) or not any(int(p) for p in parts):
+            self.fail(f"{value!r} is not integers joined by commas, not all 0, such as 100,0,257", param, ctx)
+        return tuple(int(p) for p in parts)
+
+
 class Picture(click.Path):
     """Path of a picture to write: its suffix is one of PICTURE_SUFFIXES, and its folder exists."""
 
