@@ -70,10 +70,10 @@ def _run_groups(
 ) -> None:  # fmt: skip
     a, b, *scales = inputs
     if grouping.gathers:
-        indices, extent, scale = product_arrays[GATHER], len(a), SCALE_NAMES[0]
-        a, scales[0] = gathered(a, indices), gathered(scales[0], indices, extent)
+        indices, rows_of_a, scale = product_arrays[GATHER], len(a), SCALE_NAMES[0]
+        a, scales[0] = gathered(a, indices), gathered(scales[0], indices, rows_of_a)
         if scale in operands:
-            operands = {**operands, scale: gathered(operands[scale], indices, extent)}
+            operands = {**operands, scale: gathered(operands[scale], indices, rows_of_a)}
     extent = a.shape[-1] if grouping.along == "k" else a.shape[-2]
     end_multiple = grouping.end_multiple(as_dtype(a.dtype, allow_integers=True))
     groups = group_slices(grouping, product_arrays[grouping.table], extent, end_multiple)
