@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gemmsmith.backends import Backend
 from gemmsmith.binding import checks
-from gemmsmith.binding.groups import make_grouping, with_table
+from gemmsmith.binding.groups import make_grouping, with_arrays
 from gemmsmith.binding.request import Request
 from gemmsmith.binding.scaling import with_scales
 from gemmsmith.core.bools import as_bools
@@ -92,10 +92,10 @@ def gemm(
 
 def grouped_gemm(
     a: Any, b: Any, *, offsets: Any = None, sizes: Any = None, counts: Any = None, along: Literal["m", "k"] = "m",
-    zero_fill: bool = True, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
-    operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
-    precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
-    backend: Backend = "auto", **named_operands: Any,
+    gather: Any = None, scatter: Any = None, zero_fill: bool = True, scale_a: Any = None, scale_b: Any = None,
+    epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None,
+    accumulate: Any = None, precision: Any = None, fast_math: bool = True, deterministic: bool = True,
+    config: Config | None = None, backend: Backend = "auto", **named_operands: Any,
 ) -> Any:  # fmt: skip
     """Compute a product for each of G groups, whose lengths are known to the device only.
 
@@ -110,6 +110,9 @@ def grouped_gemm(
     - `offsets` or `sizes` with along="k": D (G, M, N) of a (M, K) and b (K, N): D[g] = epilogue(a[:, slice of g] @
       b[slice of g]), for the gradients of weights. An empty group yields epilogue(0).
 
+    A mixture-of-experts layer, without copies of its rows, is h = grouped_gemm(x, w1, gather=token_of_row, …), then
+    grouped_gemm(h, w2, scatter=slot_of_row, out=y, …), and a sum over the slots of each token.
+
     A table with a negative size or with more rows than there are is invalid: every result is NaN (the least integer,
     for int32), and nothing outside of the arrays is read or written.
 
@@ -122,7 +125,13 @@ def grouped_gemm(
         counts: (G,), int32: the valid rows of each group's matrix.
         along: What the groups divide: the rows of a and D ("m"), or K ("k"). K of 8-bit operands is divided at
             multiples of 128.
-        zero_fill: Rows of D behind the last group become zero; False: they are not written.
+        gather: (M,), int32, with groups along "m" by offsets or sizes: row i of the product's A is row gather[i] of a,
+            which is (T, K) with any T; a row of zeros if the index is negative, or T or more. scale_a is that of a's
+            rows. a is read in place if its rows are contiguous and multiples of 16 bytes, and repacked otherwise.
+        scatter: (M,), int32, likewise: row i of D is row scatter[i] of `out`, which is (S, N) with any S, and must be
+            given; it is not written if the index is negative, or S or more. The other indices are unique. Rows of `out`
+            that are no index keep what they hold.
+        zero_fill: Rows of D behind the last group become zero; False, or with scatter: they are not written.
         scale_a: As in `gemm`; a block scale has one row of a, not 128, if rows are divided at any row.
         scale_b: As in `gemm`, with a leading dimension of G.
         epilogue: As in `gemm`. Results are matrices; reductions are not supported.
@@ -148,8 +157,8 @@ def grouped_gemm(
         DeviceError: If the GPU or driver does not support it.
         HazardError: With backend="sim", if the simulator finds hazards.
     """
-    grouping, table = make_grouping(offsets, sizes, counts, along, zero_fill)
-    all_operands = with_table(checks.merge_operands(operands, named_operands), grouping, table)
+    grouping, arrays = make_grouping(offsets, sizes, counts, along, zero_fill, gather, scatter)
+    all_operands = with_arrays(checks.merge_operands(operands, named_operands), arrays)
     return run_cached(
         a, b, out, with_scales(all_operands, scale_a, scale_b), epilogue, out_dtype, accumulate, precision, fast_math,
         deterministic, config, False, backend, grouping,

@@ -10,7 +10,12 @@ from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, is_array
 from gemmsmith.binding import checks, scaling
-from gemmsmith.binding.groups import check_scales_of_groups, classify_in_groups, with_group_dimension
+from gemmsmith.binding.groups import (
+    check_scales_of_groups,
+    classify_in_groups,
+    scattered_shape,
+    with_group_dimension,
+)
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.request import Request
 from gemmsmith.binding.scaling import argument_name
@@ -231,10 +236,19 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
         source_graph, graph = _build_graphs(
-            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, groups
+            epilogue or source_graph,
+            request.fingerprint,
+            shape,
+            operand_infos,
+            factors,
+            dtype,
+            groups,
+            a_info.shape[-2],
         )
     outputs = outputs_by_name(out, primary_result_name(graph), allow_several=epilogue is not None)
-    result_infos = _describe_results(graph, {"out": out_info} if out_info else outputs, shape)
+    given_results = {"out": out_info} if out_info else outputs
+    shape_of_results = scattered_shape(shape, given_results, graph) if grouping and grouping.scatters else shape
+    result_infos = _describe_results(graph, given_results, shape_of_results)
     operand_infos |= factors
     arrays = {  # a user's operand may be named like the argument of a scale
         name if argument_name(name) in operands else argument_name(name): x
@@ -337,18 +351,18 @@ def _split_scales(
 
 def _build_graphs(
     epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
-    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, groups: int,
+    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, groups: int, rows_of_a: int,
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
     """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
 
     `source`: the fingerprint of an epilogue that is a snapshot; else None.
     """
     classify_operand = partial(classify_in_groups, groups=groups) if groups else classify
-    shape_with_groups = (groups, *shape[-2:]) if groups else shape
+    scaled_shape = (groups, rows_of_a, shape[-1]) if groups else shape
     kinds = {
         name: (broadcast_dims(name, x.shape, of), x.dtype) if isinstance(x, ArrayInfo) else (BroadcastDims(), None)
         for broadcast_dims, of, infos in (
-            (classify_operand, shape, operands), (scaling.scale_broadcast_dims, shape_with_groups, factors)
+            (classify_operand, shape, operands), (scaling.scale_broadcast_dims, scaled_shape, factors)
         )
         for name, x in infos.items()
     }  # fmt: skip

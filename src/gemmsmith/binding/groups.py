@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gemmsmith.arrays import ArrayInfo
+from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.core.grouping import TABLES, Grouping, Table
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.core.grouping import GATHER, SCATTER, TABLES, Grouping, Table
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
 from gemmsmith.graph.frontend.classify import classify
 
 
-def make_grouping(offsets: Any, sizes: Any, counts: Any, along: Any, zero_fill: Any) -> tuple[Grouping, Any]:
-    """Return what the arguments of `grouped_gemm` say of the groups, and the table. Raises ArgumentError."""
+def make_grouping(
+    offsets: Any, sizes: Any, counts: Any, along: Any, zero_fill: Any, gather: Any, scatter: Any
+) -> tuple[Grouping, dict[str, Any]]:
+    """Return what the arguments of `grouped_gemm` say of the groups, and the arrays by name. Raises ArgumentError."""
     tables: dict[Table, Any] = dict(zip(TABLES, (offsets, sizes, counts), strict=True))
     given: list[Table] = [name for name, x in tables.items() if x is not None]
     if len(given) != 1:
@@ -23,14 +25,19 @@ def make_grouping(offsets: Any, sizes: Any, counts: Any, along: Any, zero_fill: 
     if along not in ("m", "k") or (along == "k" and counts is not None):
         raise ArgumentError(f"along: got {along!r} with {given[0]}; use 'm', or 'k' with offsets or sizes")
     as_bools(zero_fill=zero_fill)
-    return Grouping(given[0], along, zero_fill=bool(zero_fill)), tables[given[0]]
+    indices = {name: x for name, x in ((GATHER, gather), (SCATTER, scatter)) if x is not None}
+    grouping = Grouping(
+        given[0], along, zero_fill=bool(zero_fill), gathers=gather is not None, scatters=scatter is not None
+    )
+    return grouping, {given[0]: tables[given[0]], **indices}
 
 
-def with_table(operands: Mapping[str, Any], grouping: Grouping, table: Any) -> Mapping[str, Any]:
-    """Return the operands with the table added. Raises ArgumentError if one has its name."""
-    if grouping.table in operands:
-        raise ArgumentError(f"operands: got the name {grouping.table}, which is the table's; use another name")
-    return {**operands, grouping.table: table}
+def with_arrays(operands: Mapping[str, Any], arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the operands with the table and row indices added. Raises ArgumentError if one has the name of these."""
+    for name in arrays:
+        if name in operands:
+            raise ArgumentError(f"operands: got the name {name}, which is that of an argument; use another name")
+    return {**operands, **arrays}
 
 
 def with_group_dimension(name: str, x: ArrayInfo, shape: tuple[int, ...], groups: int) -> ArrayInfo:
@@ -71,6 +78,21 @@ def classify_in_groups(name: str, operand_shape: tuple[int, ...], shape: tuple[i
         row = (operand_shape[2],) if operand_shape[2] > 1 or shape[1] == 1 else ()
         return classify(name, row, shape)._replace(batch=True)
     return classify(name, operand_shape, shape)
+
+
+def scattered_shape(shape: tuple[int, ...], results: Mapping[str, Any], graph: EpilogueGraph) -> tuple[int, ...]:
+    """Return the shape of the arrays to whose rows a product's are scattered: with the rows of the given results.
+
+    Raises ArgumentError if one is not given.
+    """
+    for r in graph.results:
+        if r.name not in results:
+            raise ArgumentError(
+                f"{r.name}: got none with scatter; use an array, to whose rows the result's are scattered"
+            )
+    first = graph.results[0].name
+    rows, *_ = (*describe(results[first], first).shape, 0)
+    return rows, *shape[1:]
 
 
 def check_scales_of_groups(grouping: Grouping, granularity: Mapping[str, int]) -> None:

@@ -76,7 +76,9 @@ class ScaleCopies:
         """Issue the copies of the tile's next scale block into an acquired stage, and arrive on its full barrier."""
         for copies in self._copies:
             copies.copy_next(write_state.index)
-        pipeline.non_tma_producer_commit(write_state, self._lanes, cp_async=self._cp_async, st_shared=self._st_shared)
+        pipeline.non_tma_producer_commit(
+            write_state, self._lanes, cp_async=self._cp_async, st_shared=self._st_shared, of="scales"
+        )
 
 
 class WarpgroupScales:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.cp_async_operand import CpAsyncOperand
+from gemmsmith.collective.gathered_operand import GatheredOperand
 from gemmsmith.collective.pipeline import HasBarriers, init_barriers
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.product import Role
@@ -65,7 +66,10 @@ class CpAsyncStages:
     ) -> None:  # fmt: skip
         """Allocate the stages. `operands`: those whose tiles lie side by side in a stage; None: A and B."""
         self.spec, self.scheduler = spec, scheduler
-        self.operands = [make_operand(x, spec.config.stages, spec.threads) for x in operands or spec.operands]
+        self.operands = [
+            (GatheredOperand if spec.gathers_rows_of(x.role) else make_operand)(x, spec.config.stages, spec.threads)
+            for x in operands or spec.operands
+        ]
         self.k = current_builder().parameter("k", compute=lambda p: p.k)
 
     def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> CpAsyncMainloop:

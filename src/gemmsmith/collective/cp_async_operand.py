@@ -9,6 +9,7 @@ from functools import partial
 from gemmsmith import hw
 from gemmsmith.collective.swizzle import VECTOR_BYTES, CopyStep, ThreadCopyPartition
 from gemmsmith.core.operand import MmaOperand
+from gemmsmith.core.problem import BoundProblem
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Value
@@ -27,7 +28,8 @@ class CpAsyncOperand:
         self.role, self.tile, size = operand.role, tile, tile.dtype.bytes
         leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
         self.address = k.pointer(name, lambda p: source(p)[1])
-        self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
+        self._source = source
+        self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=self._mn_extent)
         self.ld_bytes = k.parameter(f"{name}_ld_bytes", I64, lambda p: getattr(source(p)[0], leading_dimension) * size)
         self.batch_stride_bytes = k.parameter(
             f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * size
@@ -36,6 +38,9 @@ class CpAsyncOperand:
         self.name, self.threads = name, threads
         self.line = "row" if (self.role == "a") == (tile.major == "K") else "column"
         """What is contiguous in the user's A or B: the offsets of a thread's first vector are within one of these."""
+
+    def _mn_extent(self, p: BoundProblem) -> int:
+        return self._source(p)[0].rows
 
     def start_copies(self) -> CpAsyncCopies:
         return CpAsyncCopies(self)
@@ -49,9 +54,12 @@ class CpAsyncCopies:
         self._partition = ThreadCopyPartition(operand.tile, k.thread, operand.threads, operand.name)
         # The address of this thread's first vector in the next k-tile.
         self._gmem_ptr = k.var(U64, operand.address, f"{operand.name}_gmem_ptr")
-        # Rows of the operand from there on; if MN-major, bytes of them.
-        unit = "rows" if operand.tile.major == "K" else "row_bytes"
-        self._rows_remaining = k.var(I32, 0, f"{operand.name}_{unit}_remaining")
+        self._declare_rows()
+
+    def _declare_rows(self) -> None:
+        # Rows of the operand from the first vector on; if MN-major, bytes of them.
+        unit = "rows" if self._tile.major == "K" else "row_bytes"
+        self._rows_remaining = current_builder().var(I32, 0, f"{self._name}_{unit}_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         operand, thread, tile, size = self._operand, self._partition, self._tile, self._tile.dtype.bytes
@@ -71,28 +79,40 @@ class CpAsyncCopies:
         `k_remaining`: valid elements of K from the k-tile's first on; None: the tile is fully in bounds, no predicates.
         """
         destination = self._operand.stages[stage].address.named(f"{self._name}_stage_base")
-        source = self._gmem_ptr.get()
 
         def copy(step: CopyStep) -> None:
-            address = source + (self._operand.ld_bytes * step.row + step.box * self._tile.pitch).to(U64)
-            nbytes = Constant(U32, VECTOR_BYTES) if k_remaining is None else self._valid_bytes(step, k_remaining)
+            source, nbytes = self._address(step), self._valid_bytes(step, k_remaining)
             with nullcontext() if step.pred is None else current_builder().when(step.pred):
-                hw.cp_async_copy(destination + step.offset, address, nbytes, VECTOR_BYTES)
+                hw.cp_async_copy(destination + step.offset, source, nbytes, VECTOR_BYTES)
 
         return [partial(copy, step) for step in self._partition.copy_steps()]
 
-    def _valid_bytes(self, step: CopyStep, k_remaining: Value) -> Value:
+    def _address(self, step: CopyStep) -> Value:
+        """Return the address of a vector of the next k-tile."""
+        return self._gmem_ptr.get() + (self._operand.ld_bytes * step.row + step.box * self._tile.pitch).to(U64)
+
+    def _valid_bytes(self, step: CopyStep, k_remaining: Value | None) -> Value:
         """Return the bytes of a vector that are in bounds."""
+        if k_remaining is None:
+            return Constant(U32, VECTOR_BYTES)
         k, tile, thread = current_builder(), self._tile, self._partition
         if tile.major == "K":
-            line_byte_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
-            line_byte_offset.with_name_hint(f"{self._name}_{self._operand.line}_byte_offset")
-            outer_remaining = self._rows_remaining.get()
-            inner_bytes = k.minimum(k_remaining, tile.k) * tile.dtype.bytes - line_byte_offset
+            outer_remaining, inner_bytes = self._rows_remaining.get(), self._bytes_along_k(k_remaining)
         else:
             outer_remaining, inner_bytes = k_remaining - thread.row, self._rows_remaining.get()
-        valid_bytes = k.minimum(k.maximum(inner_bytes - step.box * tile.pitch, 0), VECTOR_BYTES)
-        return k.select(outer_remaining > step.row, valid_bytes, 0).to(U32)
+        return k.select(outer_remaining > step.row, self._bytes_of_vector(step, inner_bytes), 0).to(U32)
+
+    def _bytes_along_k(self, k_remaining: Value) -> Value:
+        """Return the bytes of a K-major row that are in bounds, from this thread's first vector on."""
+        tile, thread = self._tile, self._partition
+        line_byte_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
+        line_byte_offset.with_name_hint(f"{self._name}_{self._operand.line}_byte_offset")
+        return current_builder().minimum(k_remaining, tile.k) * tile.dtype.bytes - line_byte_offset
+
+    def _bytes_of_vector(self, step: CopyStep, inner_bytes: Value) -> Value:
+        """Return how many of `inner_bytes` from this thread's first vector on are the step's vector's."""
+        k = current_builder()
+        return k.minimum(k.maximum(inner_bytes - step.box * self._tile.pitch, 0), VECTOR_BYTES)
 
     def advance(self) -> None:
         tile = self._tile

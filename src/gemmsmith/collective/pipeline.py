@@ -175,9 +175,14 @@ class PipelineTmaAsync(_Pipeline):
         """Wait until the stage is free, in a warp that adds to what the producer loads."""
         self._acquire(state)
 
-    def non_tma_producer_commit(self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool) -> None:
-        """Arrive for what `lanes` threads have written into the stage: by `cp_async`, `st_shared` or both."""
-        self._producers.add_arrivals((cp_async + st_shared) * lanes, by="threads")
+    def non_tma_producer_commit(
+        self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool, of: str = "operand"
+    ) -> None:
+        """Arrive for what `lanes` threads have written into the stage: by `cp_async`, `st_shared` or both.
+
+        `of`: what that is part of; a role arrives once for each.
+        """
+        self._producers.add_arrivals((cp_async + st_shared) * lanes, by=f"threads, {of}")
         if cp_async:
             hw.cp_async_arrive(self._full[state.index])
         if st_shared:

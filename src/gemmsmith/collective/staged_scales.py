@@ -7,9 +7,15 @@ operand's end multiply values that are never stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
+from gemmsmith.collective.row_indices import RowIndices
 from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.grouping import GATHER
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, operand_getter
 from gemmsmith.core.product import Role
@@ -20,7 +26,7 @@ from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import F32, I32, I64, U32, U64, ScalarType
 from gemmsmith.lang.values import Constant, RegisterArray, Value, Variable
-from gemmsmith.tile_scheduler.tiles import WorkTile
+from gemmsmith.tile_scheduler.tiles import OperandCoord, WorkTile
 
 WARP_THREADS = 32
 """Threads of a warp."""
@@ -229,7 +235,9 @@ class LaneCopiedScales(StagedScales):
     Kernel arguments: `scale_a` or `scale_b`, their address, their extent along M or N (in scales), and the strides.
     """
 
-    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+    def __init__(
+        self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1, gathers: bool = False
+    ) -> None:
         def parameter(name: str, attribute: str, scalar_type: ScalarType = I64) -> Value:
             return k.parameter(f"{self.name}_{name}", scalar_type, lambda p: getattr(self.source(p)[0], attribute))
 
@@ -240,6 +248,7 @@ class LaneCopiedScales(StagedScales):
         self.row_stride = parameter("mn_stride", "row_stride")
         self._k_stride = parameter("k_stride", "col_stride")
         self._batch_stride = parameter("batch_stride", "batch_stride")
+        self._indices = RowIndices(GATHER, self.name, lambda p: self.source(p)[0].rows) if gathers else None
 
     @property
     def uses_cp_async(self) -> bool:
@@ -251,21 +260,39 @@ class LaneCopiedScales(StagedScales):
         k, nbytes, coord = current_builder(), self.scale.dtype.bytes, tile.coord(self.role)
         row = (coord.mn // self.scale.granularity + k.lane).with_name_hint(f"{self.name}_mn")
         k_block = tile.k_tile_index(Constant(I32, 0))
+        if self._indices:
+            rows, row = self._gathered_rows(self._indices, row, coord), Constant(I32, 0)
+        else:
+            rows = self._consecutive_rows((self._rows - row).named(f"{self.name}_mn_remaining"))
         batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self.row_stride
         offset = batch_offset + row_offset + k_block.to(I64) * self._k_stride
-        rows_remaining = (self._rows - row).named(f"{self.name}_mn_remaining")
         next_address = k.var(I64, self._address.to(I64) + offset * nbytes, f"{self.name}_ptr")
         step = (self._k_stride * nbytes).with_name_hint(f"{self.name}_k_stride_bytes")
         if tile.reverse_k is not None:
             step = k.select(tile.reverse_k, -step, step).named(f"{self.name}_step")
-        return LaneCopies(self, rows_remaining, next_address, step)
+        return LaneCopies(self, rows, next_address, step)
+
+    def _consecutive_rows(self, rows_remaining: Value) -> RowsOfLane:
+        return lambda first: (first, first < rows_remaining)
+
+    def _gathered_rows(self, indices: RowIndices, row: Value, coord: OperandCoord) -> RowsOfLane:
+        """Load the indices of a lane's rows of a tile."""
+        source_rows = current_builder().registers(I32, ceil_div(self.num_scales, WARP_THREADS), f"{self.name}_row")
+        for i in range(len(source_rows)):
+            in_tile = row + i * WARP_THREADS < (self._rows if coord.mn_end is None else coord.mn_end)
+            source_rows[i] = indices.load(row + i * WARP_THREADS, in_tile)
+        return lambda first: (source_rows[first // WARP_THREADS], source_rows[first // WARP_THREADS] >= 0)
+
+
+RowsOfLane = Callable[[Value], tuple[Value, Value]]
+"""(first) -> how many rows after the first address a lane's row is, of the 32 scales from `first` on; if it has one."""
 
 
 class LaneCopies:
     """The copies of a tile's scales by a warp: from the address `next_address` on, `step` bytes per scale block."""
 
-    def __init__(self, scales: LaneCopiedScales, rows_remaining: Value, next_address: Variable, step: Value) -> None:
-        self._scales, self._rows_remaining = scales, rows_remaining
+    def __init__(self, scales: LaneCopiedScales, rows: RowsOfLane, next_address: Variable, step: Value) -> None:
+        self._scales, self._rows = scales, rows
         self._next_address, self._step = next_address, step
 
     def copy_next(self, stage: Value) -> None:
@@ -275,9 +302,10 @@ class LaneCopies:
             f"{x.name}_opaque_ptr"
         )  # recompute addresses instead of keeping one register pair per copy
         with k.unroll(0, x.num_scales, WARP_THREADS, name="first") as first:
-            source = (base + first.to(I64) * x.row_stride * x.scale.dtype.bytes).to(U64)
+            row, has_row = self._rows(first)
+            source = (base + row.to(I64) * x.row_stride * x.scale.dtype.bytes).to(U64)
             with k.when(first + k.lane < x.num_scales):
-                self._copy(x.stages[stage].at(first + k.lane, 4), source, first < self._rows_remaining)
+                self._copy(x.stages[stage].at(first + k.lane, 4), source, has_row)
         self._next_address.set(address + self._step)
 
     def _copy(self, destination: SharedView, source: Value, pred: Value) -> None:
@@ -302,4 +330,9 @@ def make_staged_scales(spec: KernelSpec, consumer_groups: int = 1) -> list[Stage
     """Return the staged scales of the operands that have block scales."""
     scaled = [(x.role, x.tile.mn, scale) for x, scale in zip(spec.operands, spec.scales, strict=True) if scale]
     classes = {"MN": TmaScales, "K": TmaKMajorScales, None: LaneCopiedScales}
-    return [classes[x.by_tma](role, x, rows, spec.config.stages, consumer_groups) for role, rows, x in scaled]
+    return [
+        (partial(LaneCopiedScales, gathers=True) if spec.gathers_rows_of(role) else classes[x.by_tma])(
+            role, x, rows, spec.config.stages, consumer_groups
+        )
+        for role, rows, x in scaled
+    ]

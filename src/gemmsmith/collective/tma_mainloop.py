@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from gemmsmith import hw
+from gemmsmith.collective.gathered_operand import GatheredOperand
 from gemmsmith.collective.pipeline import (
     HasBarriers,
     PipelineState,
@@ -17,7 +18,8 @@ from gemmsmith.collective.pipeline import (
 from gemmsmith.collective.ragged_k import RaggedK
 from gemmsmith.collective.staged_scales import TmaScales
 from gemmsmith.collective.tma_operand import TmaOperand
-from gemmsmith.core.mma import TF32X3_MMAS
+from gemmsmith.core.mma import TF32X3_MMAS, THREADS_PER_WARPGROUP
+from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.product import Role
 from gemmsmith.core.spec import KernelSpec
@@ -63,13 +65,14 @@ class TmaStages:
         Args:
             spec: The kernel's config, dtypes and layouts.
             scheduler: The tile scheduler.
-            operands: The operands, whose tiles lie side by side in a stage; None: A and B, by TMA. What is no
-                TmaOperand is written by other warps, which arrive with `pipeline.non_tma_producer_commit`.
+            operands: The operands, whose tiles lie side by side in a stage; None: A and B, by TMA, unless rows are
+                gathered. What is no TmaOperand is written by other warps, which arrive with
+                `pipeline.non_tma_producer_commit`.
             consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1).
         """
         self.spec, self.scheduler, self.consumer_groups = spec, scheduler, consumer_groups
         position, (cluster_m, cluster_n) = scheduler.position, spec.config.cluster
-        self.operands = operands or [TmaOperand(x, spec.config.stages) for x in spec.operands]
+        self.operands = operands or [_make_operand(spec, x) for x in spec.operands]
         self.tma_operands = [x for x in self.operands if isinstance(x, TmaOperand)]
         row_mask = sum(1 << cluster_m * n for n in range(cluster_n))  # ranks run along M first
         column_mask = (1 << cluster_m) - 1
@@ -103,6 +106,7 @@ class TmaMainloop:
         pipeline: The stages' barriers.
         ragged_k: What zeroes the elements of a group's last k-tile that are the next group's; None if groups have whole
             k-tiles.
+        gathered_operand: The one whose rows the producer warpgroup copies, if there is one.
         prologue_k_tiles: K-tiles of the current tile whose loads the prologue has issued: 0 from the second tile on.
     """
 
@@ -111,6 +115,7 @@ class TmaMainloop:
         k, spec, cluster_size = current_builder(), stages.spec, stages.spec.multicast_size
         self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
         self._operands, self._tma_operands = stages.operands, stages.tma_operands
+        self.gathered_operand = next((x for x in stages.operands if isinstance(x, GatheredOperand)), None)
         self.ragged_k = (
             RaggedK(spec) if spec.grouping and spec.grouping.along == "k" and spec.mma.a.bits == 16 else None
         )
@@ -219,7 +224,8 @@ class TmaProducer:
         self._mainloop, k_tiles, released = mainloop, mainloop.prologue_k_tiles, mainloop.stages_released_barrier
         self._released_phase = current_builder().var(U32, 0, "epilogue_smem_phase") if released else None
         self._scale_states = [x.producer_start_state(k_tiles.get()) for x in mainloop.scales]
-        self._write = mainloop.pipeline.producer_start_state(k_tiles.get())
+        self.write = mainloop.pipeline.producer_start_state(k_tiles.get())
+        """The stage that is written next."""
 
     @contextmanager
     def k_tile_loop(self) -> Iterator[tuple[WorkTile, Value]]:
@@ -251,16 +257,22 @@ class TmaProducer:
 
     def load(self, tile: WorkTile, k_tile: Value) -> None:
         """Wait until the next stage is free, and issue the loads of a k-tile into it. One thread executes it."""
-        self._mainloop.pipeline.producer_acquire(self._write)
-        self._mainloop.load(self._write.index, tile, k_tile, self._scale_states)
+        self._mainloop.pipeline.producer_acquire(self.write)
+        self._mainloop.load(self.write.index, tile, k_tile, self._scale_states)
 
     def advance(self) -> None:
         """Advance to the next stage."""
-        self._write.advance()
+        self.write.advance()
 
     def tail(self) -> None:
         """Wait until all CTAs have released this CTA's stages."""
-        self._mainloop.pipeline.producer_tail(self._write)
+        self._mainloop.pipeline.producer_tail(self.write)
+
+
+def _make_operand(spec: KernelSpec, operand: MmaOperand) -> StagedOperand:
+    if spec.gathers_rows_of(operand.role):
+        return GatheredOperand(operand, spec.config.stages, THREADS_PER_WARPGROUP)
+    return TmaOperand(operand, spec.config.stages)
 
 
 def next_tile_loads_stages(tile: WorkTile) -> Value:

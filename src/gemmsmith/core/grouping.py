@@ -19,6 +19,8 @@ GROUP_END_MULTIPLE = 128
 """What groups along K of 8-bit operands end at multiples of: a k-tile, and a scale block."""
 MIN_CAPACITY = 32
 """Groups that a warp reads at once."""
+GATHER, SCATTER = "gather", "scatter"
+"""The names of the arrays of row indices."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Grouping:
         capacity: Groups for which the kernel has room, a power of two.
         zero_fill: Rows of D behind the last group become zero; otherwise they are not written.
         role: Whose rows are divided with "m": those of A, or of the kernel's B if it computes D^T.
+        gathers: Row i of A is row gather[i] of the array a, with the int32 array GATHER.
+        scatters: Row i of D is row scatter[i] of the result's array, with the int32 array SCATTER.
+
+    Raises:
+        ArgumentError: Rows are gathered or scattered, but not divided.
     """
 
     table: Table
@@ -40,6 +47,13 @@ class Grouping:
     capacity: int = MIN_CAPACITY
     zero_fill: bool = True
     role: Role = "a"
+    gathers: bool = False
+    scatters: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.gathers or self.scatters) and self.has_batch:
+            name, with_ = GATHER if self.gathers else SCATTER, "counts" if self.is_masked else "along='k'"
+            raise ArgumentError(f"{name}: got it with {with_}; use offsets or sizes, with along='m'")
 
     @property
     def is_masked(self) -> bool:
@@ -50,6 +64,11 @@ class Grouping:
     def has_batch(self) -> bool:
         """True if D is (G, M, N)."""
         return self.is_masked or self.along == "k"
+
+    @property
+    def fills_rows(self) -> bool:
+        """True if the rows of D behind the last group become zero."""
+        return self.zero_fill and not self.has_batch and not self.scatters
 
     @property
     def clips_rows(self) -> bool:
@@ -69,8 +88,18 @@ class Grouping:
     @cached_property
     def product(self) -> Product:
         """The shapes and arrays."""
-        shapes = "mk,kn,g->gmn" if self.along == "k" else "gmk,gkn,g->gmn" if self.is_masked else "mk,gkn,g->mn"
-        return Product("grouped_gemm", {self.table: INT32}, shapes, is_transposable=True)
+        indices = [name for name, is_given in ((GATHER, self.gathers), (SCATTER, self.scatters)) if is_given]
+        if self.along == "k":
+            shapes = "mk,kn,g->gmn"
+        elif self.is_masked:
+            shapes = "gmk,gkn,g->gmn"
+        else:
+            shapes = f"{'t' if self.gathers else 'm'}k,gkn,g{',m' * len(indices)}->mn"
+        return Product("grouped_gemm", dict.fromkeys([self.table, *indices], INT32), shapes, is_transposable=True)
+
+    def gathers_rows_of(self, role: Role) -> bool:
+        """Return whether rows of the operands of a role are gathered."""
+        return self.gathers and role == self.role
 
     def majors(self, role: Role, dtype: DType) -> tuple[Literal["K", "MN"], ...]:
         """Return the layouts of an operand whose tiles may begin where groups do.

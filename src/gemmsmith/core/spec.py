@@ -126,9 +126,10 @@ class ScaleSpec:
         by_tma = scale.granularity == 1 and scale.matrix.dtype == FP32 and scale.matrix.is_tma_compatible
         return cls(scale.granularity, scale.matrix.dtype, operand_major(scale.matrix) if by_tma else None)
 
-    def for_tiles_that_begin_anywhere(self) -> ScaleSpec:
-        """Return the spec for tiles that begin at any row, where TMA cannot read along the rows."""
-        return replace(self, by_tma=None) if self.by_tma == "MN" else self
+    def in_groups(self, grouping: Grouping, role: Role) -> ScaleSpec:
+        """Return the spec for tiles that begin at any row: TMA cannot read along the rows there, nor gathered rows."""
+        begins_anywhere = self.by_tma == "MN" and grouping.begins_anywhere(role)
+        return replace(self, by_tma=None) if begins_anywhere or grouping.gathers_rows_of(role) else self
 
     def __str__(self) -> str:
         return f"{self.dtype} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
@@ -250,9 +251,7 @@ class KernelSpec:
         mma = mma_of(problem, config)
         majors = tuple(map(operand_major, problem.operands))
         scale_a, scale_b = (
-            scale.for_tiles_that_begin_anywhere()
-            if scale and problem.grouping and problem.grouping.begins_anywhere(role)
-            else scale
+            scale.in_groups(problem.grouping, role) if scale and problem.grouping else scale
             for role, scale in zip(ROLES, map(ScaleSpec.from_scale, problem.scales), strict=True)
         )
         epilogue = epilogue or EpilogueSpec.identity(problem.d)
@@ -293,6 +292,10 @@ class KernelSpec:
             MmaOperand("a", "a", a, operand_getter("a"), evict_a, residuals[0]),
             MmaOperand("b", "b", b, operand_getter("b"), evict_b, residuals[1]),
         )
+
+    def gathers_rows_of(self, role: Role) -> bool:
+        """Return whether rows of the operands of a role are gathered."""
+        return self.grouping is not None and self.grouping.gathers_rows_of(role)
 
     @property
     def multicast_ctas(self) -> tuple[int, ...]:
@@ -335,10 +338,13 @@ class KernelSpec:
     def tma_names(self) -> frozenset[str]:
         """Names of the epilogue's matrices that are loaded and stored by TMA.
 
-        None if the chip does not support it, or if the design clips rows, which TMA does not do.
+        None if the chip does not support it, or if the design clips rows, which TMA does not do; no results whose rows
+        are scattered.
         """
-        uses_tma = self.chip.supports("sm_90") and not get_design(self.config.design).clips_rows
-        return self.epilogue.tma_eligible if uses_tma else frozenset()
+        if not self.chip.supports("sm_90") or get_design(self.config.design).clips_rows:
+            return frozenset()
+        scatters = self.grouping is not None and self.grouping.scatters
+        return self.epilogue.tma_eligible - frozenset(self.epilogue.graph.matrix_result_names if scatters else ())
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property
@@ -516,6 +522,11 @@ class KernelSpec:
         if grouping.along == "k" and (c.alias_epilogue or self.is_3xtf32 or self.mma.a.bits == 32):
             what = "alias_epilogue" if c.alias_epilogue else f"operands of {self.mma.a}"
             raise ConfigError(f"along: got 'k' with {what}; use 16-bit or 8-bit operands, and alias_epilogue=False")
+        if grouping.gathers and self.mmas_per_k_tile > 1:
+            raise ConfigError(f'precision: got "3xtf32" with a gather and {c.design}; use "tf32"')
+        if grouping.gathers and self.multicast_ctas[ROLES.index(grouping.role)] > 1:
+            cluster = (c.cluster[0], 1) if grouping.role == "a" else (1, c.cluster[1])
+            raise ConfigError(f"cluster: got {c.cluster} with a gather, whose rows are not multicast; use {cluster}")
         if grouping.along == "k" and self.mma.a.bits == 8 and GROUP_END_MULTIPLE % c.tile[2]:
             raise ConfigError(f"tile K: got {c.tile[2]} with {grouping}; use a divisor of {GROUP_END_MULTIPLE}")
 

@@ -18,6 +18,7 @@ from gemmsmith.collective.cluster_split_reduction import make_split_reduction
 from gemmsmith.collective.pipeline import HasBarriers
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
+from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue
 from gemmsmith.epilogue.evaluate import select_lowerings
@@ -34,6 +35,7 @@ from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.reductions import Reduction, shared_partials
 from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
+from gemmsmith.epilogue.scatter import Scatter
 from gemmsmith.epilogue.store_strategies import (
     AliasedStores,
     ClippedTmaStores,
@@ -74,7 +76,8 @@ class Epilogue:
         self.warpgroup_barriers = k.named_barriers(consumers)  # one per warpgroup
         self.all_math_barrier = k.named_barriers(1) if self.alias_epilogue else 0
         aliased = stages if self.alias_epilogue else ()
-        self.stores = Stores(spec, plan, self.result_dims, aliased) if plan.stores else None
+        scatter = Scatter(spec.grouping) if spec.grouping and spec.grouping.scatters else None
+        self.stores = Stores(spec, plan, self.result_dims, aliased, scatter) if plan.stores else None
         self.inputs = {o.name: self._make_input(o) for o in loads}
         self.reductions: list[Reduction] = []
         self.scale_stores: list[tuple[int, ScaleStore]] = []
@@ -85,7 +88,7 @@ class Epilogue:
                 kind, axis = node.attribute
                 self.reductions.append(Reduction(r, kind, axis, self.broadcast_dims[node.inputs[0]], spec, plan))
             elif node.op == "scale" and r.dtype:
-                self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n)))
+                self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n, scatter)))
         thread_stores = self.stores.arrays if self.stores else {}
         row_functions = [node.op for node in self.graph.nodes if node.op in ROW_FUNCTIONS]
         needs_bounds = [*thread_stores, *self.scale_stores, *self.reductions, *self.inputs, *row_functions]
@@ -99,7 +102,11 @@ class Epilogue:
         if operand.broadcast_dims.is_matrix:
             return GmemAuxLoad(operand)
         count = dict(self.plan.broadcasts).get(operand.name)
-        return VectorBroadcast(operand, count, self.spec.config.consumers) if count else ScalarBroadcast(operand)
+        if not count:
+            return ScalarBroadcast(operand)
+        grouping, has_rows_of_a = self.spec.grouping, operand.name == SCALE_NAMES[0]
+        gathers = grouping is not None and grouping.gathers and has_rows_of_a
+        return VectorBroadcast(operand, count, self.spec.config.consumers, gathers)
 
     @property
     def pipelines(self) -> tuple[HasBarriers, ...]:

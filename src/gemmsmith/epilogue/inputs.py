@@ -13,8 +13,10 @@ from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
+from gemmsmith.collective.row_indices import RowIndices
 from gemmsmith.collective.tma_operand import make_tensor_map
 from gemmsmith.core.graph import BroadcastDims, Operand
+from gemmsmith.core.grouping import GATHER
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import (
     FRAGMENT_HALF_ROWS,
@@ -199,7 +201,8 @@ class VectorBroadcast:
     Kept in the warpgroup's shared memory, not in registers: otherwise ptxas hoists work of later subtiles and spills.
     """
 
-    def __init__(self, operand: Operand, values_per_tile: int, consumers: int) -> None:
+    def __init__(self, operand: Operand, values_per_tile: int, consumers: int, gathers: bool = False) -> None:
+        """Allocate the shared memory. `gathers`: the operand has the rows of the array a, whose rows are gathered."""
         assert operand.dtype is not None
         self.values_per_tile, self.dims, self.name = values_per_tile, operand.broadcast_dims, operand.name
         along_m, along_n = self.dims.varies_along_m, self.dims.varies_along_n
@@ -208,6 +211,10 @@ class VectorBroadcast:
         )
         self.buffer: SharedBuffer = current_builder().shared(4 * values_per_tile, stages=consumers, name=operand.name)
         self.loads_per_thread = ceil_div(values_per_tile, THREADS_PER_WARPGROUP)
+        self._indices = RowIndices(GATHER, operand_argument(operand.name), self._values) if gathers else None
+
+    def _values(self, p: BoundProblem) -> int:
+        return max(p.arrays[self.name].rows, p.arrays[self.name].cols)
 
     def element(self, load: Value) -> tuple[Value, Value]:
         """Return the index in the tile of the element that this thread loads, and whether it is in the tile."""
@@ -224,14 +231,23 @@ class VectorBroadcast:
             index, in_tile = self.element(load)
             if self.dims.varies_along_n:
                 column = (wg_tile.work.n // self.dims.columns_per_value + index).with_name_hint("column")
-                address = self.array.element_address(batch, column=column)
                 in_bounds = column < wg_tile.problem_n // self.dims.columns_per_value
+                column, in_bounds = self._source(column, in_bounds & in_tile)
+                address = self.array.element_address(batch, column=column)
             else:
                 row = (wg_tile.m // self.dims.rows_per_value + index).with_name_hint("row")
-                address = self.array.element_address(batch, row)
                 in_bounds = row < wg_tile.problem_m // self.dims.rows_per_value
-            registers[load] = self.array.load(address, in_bounds & in_tile)
+                row, in_bounds = self._source(row, in_bounds & in_tile)
+                address = self.array.element_address(batch, row)
+            registers[load] = self.array.load(address, in_bounds)
         return TileVector(self, wg_tile, registers)
+
+    def _source(self, index: Value, in_bounds: Value) -> tuple[Value, Value]:
+        """Return the index in the array of the value with an index in the product, and whether there is one."""
+        if not self._indices:
+            return index, in_bounds
+        row = self._indices.load(index, in_bounds)
+        return row, row >= 0
 
 
 @dataclass(frozen=True)

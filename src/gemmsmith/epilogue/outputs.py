@@ -23,6 +23,7 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.epilogue.inputs import SubtileCoord, WarpgroupTile, box_at
+from gemmsmith.epilogue.scatter import Scatter
 from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
@@ -53,9 +54,12 @@ class Stores:
 
     def __init__(
         self, spec: KernelSpec, plan: EpiloguePlan, result_dims: dict[str, BroadcastDims],
-        stages: Sequence[SharedBuffer] = (),
+        stages: Sequence[SharedBuffer] = (), scatter: Scatter | None = None,
     ) -> None:  # fmt: skip
-        """Declare the buffers, over those of the mainloop's stages if these are given."""
+        """Declare the buffers, over those of the mainloop's stages if these are given.
+
+        `scatter`: which rows of their arrays the results' rows are, which threads store then.
+        """
         k, consumers = current_builder(), spec.config.consumers
         self.stored_tiles, self.result_dims = plan.stores, result_dims
         self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
@@ -63,6 +67,7 @@ class Stores:
         self.column_major = spec.epilogue.column_major
         self._aligned_names = spec.epilogue.tma_eligible
         is_grouped = spec.grouping is not None
+        self._scatter = scatter
         self.maps: dict[str, Value] = {}
         self.arrays: dict[str, GlobalArray] = {}
         """The results that threads store: those without a tensor map; all of a grouped GEMM, where groups end."""
@@ -156,7 +161,8 @@ class Stores:
             with nullcontext() if step.pred is None else k.when(step.pred):
                 values = k.registers(U32, VECTOR_BYTES // 4, "values")
                 hw.load_shared(values, buffer + step.offset)
-                hw.store_global(values, array.element_address(wg_tile.work.batch, m + row, n + col), in_bounds)
+                address, in_bounds = _destination(array, self._scatter, wg_tile, m + row, n + col, in_bounds)
+                hw.store_global(values, address, in_bounds)
 
     def _store_elements(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
         """Store single elements: each warp a quarter of the rows (columns, if column-major), the lanes along them."""
@@ -178,9 +184,18 @@ class Stores:
             )
             if inner_extent % 32 or outer_extent % 4:
                 in_bounds = in_bounds & (row < tile.mn) & (col < tile.k)
-            address = array.element_address(wg_tile.work.batch, m + row, n + col)
+            address, in_bounds = _destination(array, self._scatter, wg_tile, m + row, n + col, in_bounds)
             clamped_col = col if inner_extent % 32 == 0 else k.minimum(col, tile.k - 1)
             _store_element(buffer + fragment.element_offset(tile, row, clamped_col), address, in_bounds, tile.dtype)
+
+
+def _destination(
+    array: GlobalArray, scatter: Scatter | None, wg_tile: WarpgroupTile, row: Value, column: Value, in_bounds: Value
+) -> tuple[Value, Value]:
+    """Return the address of an element of a result, and whether it is stored."""
+    if scatter:
+        row, column, in_bounds = scatter.locate(row, column, in_bounds)
+    return array.element_address(wg_tile.work.batch, row, column), in_bounds
 
 
 def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
@@ -207,8 +222,8 @@ def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType, 
 class ScaleStore:
     """The scales of a quantized result: one per row and subtile."""
 
-    def __init__(self, name: str, dtype: DType, columns: int) -> None:
-        self.array, self.columns = GlobalArray(result_argument(name), name, dtype), columns
+    def __init__(self, name: str, dtype: DType, columns: int, scatter: Scatter | None = None) -> None:
+        self.array, self.columns, self._scatter = GlobalArray(result_argument(name), name, dtype), columns, scatter
 
     def write(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, scales: list[Value]) -> None:
         """Store the scales of a subtile's rows, with one lane per row."""
@@ -217,5 +232,6 @@ class ScaleStore:
         for row_half, scale in enumerate(scales):
             row = wg_tile.row(epi_m, row_half, 1)
             in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < wg_tile.problem_m) & (first < wg_tile.problem_n)
-            address = self.array.element_address(wg_tile.work.batch, row, first // self.columns)
+            column_of_scales = first // self.columns
+            address, in_bounds = _destination(self.array, self._scatter, wg_tile, row, column_of_scales, in_bounds)
             store_rounded(scale, address, in_bounds, self.array.dtype, "dequantization_scale")

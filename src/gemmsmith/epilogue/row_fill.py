@@ -48,8 +48,8 @@ class RowFill:
         assert spec.grouping
         k, self._grouping, self._table, self._consumers = current_builder(), spec.grouping, table, spec.config.consumers
         self._axis = 0 if spec.grouping.role == "a" else 1
-        self._rows = k.parameter("fill_rows", compute=lambda p: p.batch * (p.m, p.n)[self._axis])
-        self._rows_of_one = k.parameter("fill_rows_of_one", compute=lambda p: (p.m, p.n)[self._axis])
+        self._rows = k.parameter("fill_rows", compute=lambda p: p.batch * (p.d.rows, p.d.cols)[self._axis])
+        self._rows_of_one = k.parameter("fill_rows_of_one", compute=lambda p: (p.d.rows, p.d.cols)[self._axis])
         self._targets = []
         if stores:
             for name, array in stores.arrays.items():
@@ -70,7 +70,7 @@ class RowFill:
 
     def store(self, warpgroup: Value) -> None:
         """Store this CTA's share of the rows. A consumer warpgroup executes it."""
-        k, zero_fills = current_builder(), self._grouping.zero_fill and not self._grouping.has_batch
+        k, zero_fills = current_builder(), self._grouping.fills_rows
         k.comment("rows of no group")
         is_invalid = self._table.is_invalid
         first = k.select(is_invalid, 0, self._table.end if zero_fills else self._rows)

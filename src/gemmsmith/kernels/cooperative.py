@@ -11,6 +11,7 @@ from gemmsmith.collective.tma_mainloop import TmaMainloop, TmaStages
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
+from gemmsmith.kernels.gathering_producer import gathering_producer
 from gemmsmith.kernels.promoted_mainloop import make_consumer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.values import Value
@@ -21,12 +22,20 @@ SETMAXNREG = {2: (40, 232), 3: (32, 160)}
 """setmaxnreg values (producer, consumer) by number of consumer warpgroups; the totals fit the register file of 64 K.
 
 With one consumer the 255 registers per thread at launch are enough."""
+SETMAXNREG_WITH_GATHER = {2: (56, 224), 3: (56, 152)}
+"""Likewise, if the producer's threads have addresses of the rows that they copy."""
+
+
+def registers_per_thread(spec: KernelSpec) -> tuple[int | None, int | None]:
+    """Return the setmaxnreg values of the producer and of the consumers; None keeps those at launch."""
+    gathers = spec.grouping is not None and spec.grouping.gathers
+    return (SETMAXNREG_WITH_GATHER if gathers else SETMAXNREG).get(spec.config.consumers, (None, None))
 
 
 def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = make_tile_scheduler) -> None:
     """Record the kernel: persistent; stores overlap with the next tile's mainloop."""
     consumers = spec.config.consumers
-    producer_registers, consumer_registers = SETMAXNREG.get(consumers, (None, None))
+    producer_registers, consumer_registers = registers_per_thread(spec)
     scheduler = make_scheduler(spec)
     stages = TmaStages(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, stages.buffers)
@@ -44,6 +53,9 @@ def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = ma
 
 def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, scales: BlockScales) -> None:
     """Record the producer warpgroup: one warp issues TMA loads, another copies the scales that TMA cannot load."""
+    if mainloop.gathered_operand:
+        gathering_producer(k, scheduler, mainloop, mainloop.gathered_operand, scales)
+        return
     with k.warp(0, "producer"), k.when(hw.elect_one()):
         producer = mainloop.start_producer()
         with producer.k_tile_loop() as (tile, k_tile):

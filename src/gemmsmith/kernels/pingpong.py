@@ -12,7 +12,7 @@ from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.collective_epilogue import Epilogue
-from gemmsmith.kernels.cooperative import SETMAXNREG, producer_warps
+from gemmsmith.kernels.cooperative import producer_warps, registers_per_thread
 from gemmsmith.kernels.promoted_mainloop import make_consumer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
@@ -20,7 +20,7 @@ from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
 
 def pingpong(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel: persistent; both warpgroups have one producer warp and alternate on the tensor cores."""
-    producer_registers, consumer_registers = SETMAXNREG[2]
+    producer_registers, consumer_registers = registers_per_thread(spec)
     scheduler = make_tile_scheduler(spec)
     stages = TmaStages(spec, scheduler, consumer_groups=2)
     epilogue = Epilogue(spec, scheduler)

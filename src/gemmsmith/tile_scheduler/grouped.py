@@ -101,7 +101,9 @@ class RowGroupedTileScheduler(TileScheduler):
         if self.grouping.has_even_tiles:
             end = current_builder().minimum(end, (m, n)[axis] + heights[axis])
         m, n, end = m.named("m_offset"), n.named("n_offset"), end.named("tile_end")
-        a, b = (OperandCoord(x, batch if i == axis else group) for i, x in enumerate((m, n)))
+        a, b = (
+            OperandCoord(x, batch, mn_end=end) if i == axis else OperandCoord(x, group) for i, x in enumerate((m, n))
+        )
         work = WorkTile(a, b, m, n, batch, self.k_tiles, group=group)
         return replace(work, m_end=end) if axis == 0 else replace(work, n_end=end)
 

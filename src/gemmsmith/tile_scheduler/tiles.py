@@ -57,6 +57,8 @@ class OperandCoord:
     batch: Value
     k_begin: Value | None = None
     """The element of K at which k-tile 0 begins; None: 0. With TMA a multiple of 16 bytes."""
+    mn_end: Value | None = None
+    """The first row after `mn` that is not the tile's, because its group ends; None: the operand's extent."""
 
 
 @dataclass(frozen=True)

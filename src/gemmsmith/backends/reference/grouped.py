@@ -58,6 +58,19 @@ def _part(scales: Array | None, group: int, axis: int = -1, part: slice = slice(
     return of_group[part] if axis == -2 else of_group[:, part]
 
 
+def gathered(x: Any, indices: Array, rows: int | None = None) -> Any:
+    """Return the rows of an array by index, zeros where it has no such row.
+
+    `rows`: an array without so many rows is the same for all rows, and returned as it is.
+    """
+    if rows is not None and (np.ndim(x) < 2 or len(x) != rows):
+        return x
+    is_row = (indices >= 0) & (indices < len(x))
+    rows_of_x = np.zeros((len(indices), *x.shape[1:]), x.dtype)
+    rows_of_x[is_row] = x[indices[is_row]]
+    return rows_of_x
+
+
 def rows_of(groups: list[slice], operands: Mapping[str, Any]) -> dict[str, Any]:
     """Return the operands with one row for each group, (groups, 1, n), as rows of the product (m, n)."""
     group_of_row = np.repeat(np.arange(len(groups)), [x.stop - x.start for x in groups])

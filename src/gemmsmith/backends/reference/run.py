@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, as_numpy
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.backends.reference.grouped import Multiply, accumulate, group_slices, rows_of
+from gemmsmith.backends.reference.grouped import Multiply, accumulate, gathered, group_slices, rows_of
 from gemmsmith.backends.reference.matmul import (
     Array,
     blockwise_scaled_matmul,
@@ -19,7 +19,7 @@ from gemmsmith.backends.reference.matmul import (
 )
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.grouping import GATHER, SCATTER, Grouping
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.epilogue.inputs import operand_argument
@@ -55,8 +55,9 @@ def run(
     results = {r.name: arrays[result_argument(r.name)] for r in graph.results}
     if grouping:
         _run_groups(
-            graph, grouping, multiply, (a, b, *scales), arrays[operand_argument(grouping.table)], operands, results
-        )
+            graph, grouping, multiply, (a, b, *scales),
+            {name: arrays[operand_argument(name)] for name in grouping.product.arrays}, operands, results,
+        )  # fmt: skip
         return
     values = execute(graph, multiply(a, b, *scales), operands)
     for name, out in results.items():
@@ -64,12 +65,18 @@ def run(
 
 
 def _run_groups(
-    graph: EpilogueGraph, grouping: Grouping, multiply: Multiply, inputs: Sequence[Any], table: Array,
-    operands: Mapping[str, Any], results: Mapping[str, Array],
+    graph: EpilogueGraph, grouping: Grouping, multiply: Multiply, inputs: Sequence[Any],
+    product_arrays: Mapping[str, Array], operands: Mapping[str, Any], results: Mapping[str, Array],
 ) -> None:  # fmt: skip
     a, b, *scales = inputs
+    if grouping.gathers:
+        indices, rows_of_a, scale = product_arrays[GATHER], len(a), SCALE_NAMES[0]
+        a, scales[0] = gathered(a, indices), gathered(scales[0], indices, rows_of_a)
+        if scale in operands:
+            operands = {**operands, scale: gathered(operands[scale], indices, rows_of_a)}
     extent = a.shape[-1] if grouping.along == "k" else a.shape[-2]
-    groups = group_slices(grouping, table, extent, grouping.end_multiple(as_dtype(a.dtype, allow_integers=True)))
+    end_multiple = grouping.end_multiple(as_dtype(a.dtype, allow_integers=True))
+    groups = group_slices(grouping, product_arrays[grouping.table], extent, end_multiple)
     if groups is None:
         for out in results.values():
             out[...] = np.iinfo(np.int32).min if out.dtype == np.int32 else np.nan
@@ -88,8 +95,13 @@ def _run_groups(
     }
     values = execute(graph, accumulator[:end], rows_of(groups, rows_of_groups))
     for name, out in results.items():
-        _store(out[:end], values[name])
-        if grouping.zero_fill:
+        if grouping.scatters:
+            indices = product_arrays[SCATTER][:end]
+            is_row = (indices >= 0) & (indices < len(out))
+            out[indices[is_row]] = rounded(values[name][is_row], as_dtype(out.dtype, allow_integers=True))
+        else:
+            _store(out[:end], values[name])
+        if grouping.fills_rows:
             out[end:] = 0
 
 
