@@ -3,6 +3,7 @@
 | contender | experts |
 | --- | --- |
 | ours | gemmsmith.torch.FusedMoE |
+| copied | as ours, with rows copied in the order of experts, as for training (inference only) |
 | grouped_mm | torch's grouped_mm, gate and up in one product, pointwise operations by Inductor |
 | triton | as grouped_mm, with the products of ../speed/triton_grouped.py (inference only) |
 | loop | transformers' eager experts: a loop over the experts in use, which waits for the router on the host |
@@ -26,7 +27,7 @@ from benchmarks import contest
 from benchmarks.speed import triton_grouped
 from benchmarks.speed.grouped import COPY_SPEED, copy_chip
 from gemmsmith.torch import FusedMoE
-from gemmsmith.torch.experts import sort_by_expert
+from gemmsmith.torch.experts import gated_experts, sort_by_expert
 
 LAYERS = {
     "small experts": (2816, 704, 128, 8),
@@ -92,6 +93,12 @@ def combined(y: Any, weights: Any, order: Any, tokens: int) -> Any:
     return torch.empty_like(y).index_copy(0, order, y).view(tokens, -1, y.shape[-1]).sum(1)
 
 
+def copied(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any) -> Any:
+    """Return what ours computes, with rows that are copied in the order of the experts before they are multiplied."""
+    with torch.enable_grad():
+        return gated_experts(x.detach().requires_grad_(), experts, weights, gate_up, down).detach()
+
+
 def by_loop(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any) -> Any:
     y = torch.zeros_like(x)
     for e in experts.unique().tolist():
@@ -135,7 +142,7 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
         ids, _ = layer.gate(x)
         want, used = exact(layer, x), int(ids.unique().numel())
         graphs: dict[str, Any] = {}
-        calls = {"ours": layer, "grouped_mm": torch.compile(layer_with(layer, by_grouped_mm)),
+        calls = {"ours": layer, "copied": layer_with(layer, copied), "grouped_mm": torch.compile(layer_with(layer, by_grouped_mm)),
                  "triton": layer_with(layer, TritonExperts())}  # fmt: skip
         errors = {}
         for name, call in calls.items():
@@ -202,7 +209,7 @@ def train(layer: FusedMoE, x: Any, pace: contest.Pace) -> contest.Row:
 
 
 def told(row: contest.Row) -> str:
-    names = ("grouped_mm", "triton", "loop", "ours_compiled")
+    names = ("copied", "grouped_mm", "triton", "loop", "ours_compiled")
     others = "   ".join(f"{n} {row[f'{n}_us']:.0f} ({row[f'{n}_ratio']:.2f})" for n in names if f"{n}_us" in row)
     about = "training" if row["training"] else f"bytes {row['bytes_us']:.0f}   {row['tflops']:.0f} TFLOP/s"
     errors = " ".join(f"{x:.1e}" for x in row["errors"].values())

@@ -9,19 +9,22 @@ from typing import Any
 
 import torch
 
+from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.torch import fallback
 from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.graph_serialization import serialize
-from gemmsmith.torch.grouped_ops import SLICES
-from gemmsmith.torch.ops import call_op
+from gemmsmith.torch.graph_serialization import deserialize, serialize
+from gemmsmith.torch.grouped_ops import SLICES, by_rows
+from gemmsmith.torch.ops import LIBRARY, call_op
 from gemmsmith.torch.tracing import dtype_from_name
 
 
 def gated_experts(
-    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str = "silu"
+    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str = "silu",
+    all_present: bool = False,
 ) -> Any:  # fmt: skip
     """Return the sum over a token's experts e of weight * down[e] (activation(gate[e] x) * up[e] x), with gradients.
 
@@ -34,6 +37,7 @@ def gated_experts(
         gate_up: (count, 2 * hidden, dim), in x's dtype: the rows of gate, then those of up.
         down: (count, dim, hidden), in x's dtype.
         activation: silu, gelu, gelu_tanh or relu.
+        all_present: no expert is outside of 0 ... count - 1.
 
     Returns:
         (tokens, dim), in x's dtype.
@@ -52,8 +56,54 @@ def gated_experts(
             "(tokens, top_k), (tokens, top_k), (count, 2 * hidden, dim) and (count, dim, hidden)"
         )
     order, offsets = sort_by_expert(experts, count)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights, gate_up, down))
+    if not needs_grad and _gathers(x, hidden):
+        return torch.ops.gemmsmith.gated_experts(
+            x.contiguous(), weights, gate_up, down, order, offsets, activation, all_present
+        )
     row_of_slot = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     return _GatedExperts.apply(x, weights, gate_up, down, order, row_of_slot, offsets, activation)[0]
+
+
+def _run_inference(
+    x: Any, weights: Any, gate_up: Any, down: Any, order: Any, offsets: Any, activation: str, all_present: bool
+) -> Any:
+    """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots."""
+    (tokens, top_k), hidden = weights.shape, down.shape[2]
+    row_weights, dtypes = _of_rows(weights, order), (str(x.dtype), "torch.float32")
+    token_of_row, slot_of_row = (order // top_k).to(torch.int32), order.to(torch.int32)
+    gate = launch(x, gate_up[:, :hidden].mT, offsets=offsets, gather=token_of_row)
+    h = launch(
+        x, gate_up[:, hidden:].mT, offsets=offsets, gather=token_of_row,
+        epilogue=deserialize(_epilogue("gated", activation, *dtypes)), operands={"gate": by_rows(gate)},
+    )  # fmt: skip
+    slots = (x.new_empty if all_present else x.new_zeros)((tokens * top_k, down.shape[1]))
+    launch(
+        h, down.mT, offsets=offsets, scatter=slot_of_row, out=slots,
+        epilogue=deserialize(_epilogue("weight", activation, *dtypes)), operands={"weight": by_rows(row_weights)},
+    )  # fmt: skip
+    return slots.view(tokens, top_k, -1).sum(1)
+
+
+def _inference_fake(
+    x: Any, weights: Any, gate_up: Any, down: Any, order: Any, offsets: Any, activation: str, all_present: bool
+) -> Any:
+    return x.new_empty(x.shape)
+
+
+LIBRARY.define(
+    "gated_experts(Tensor x, Tensor weights, Tensor gate_up, Tensor down, Tensor order, Tensor offsets, "
+    "str activation, bool all_present) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+LIBRARY.impl("gated_experts", _run_inference, "CUDA")
+torch.library.register_fake("gemmsmith::gated_experts", _inference_fake, lib=LIBRARY)
+
+
+def _gathers(x: Any, hidden: int) -> bool:
+    """Return whether kernels can gather and scatter rows of x, and of results of `hidden` columns."""
+    is_16bit = x.dtype in (torch.bfloat16, torch.float16)
+    return is_16bit and x.is_cuda and not fallback.kernels_unsupported(x.get_device()) and not (x.shape[1] | hidden) % 8
 
 
 def sort_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
@@ -135,6 +185,10 @@ def _gate(activation: str, acc: Any, gate: Any) -> tuple[Any, Any]:
     return value * acc, acc
 
 
+def _gated(activation: str, acc: Any, gate: Any) -> Any:
+    return _ACTIVATIONS[activation](gate)[0] * acc
+
+
 def _weight(_: str, acc: Any, weight: Any) -> Any:
     return acc * weight
 
@@ -180,6 +234,7 @@ def _epilogue(name: str, activation: str, dtype: str, weight_dtype: str) -> str:
     weight = BroadcastDims(False, 1, 0), dtype_from_name(weight_dtype)
     epilogues: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "gate": (_gate, {"gate": matrix}),
+        "gated": (_gated, {"gate": matrix}),
         "weight": (_weight, {"weight": weight}),
         "backward": (_backward, {"gate": matrix, "up": matrix, "h": matrix, "weight": weight}),
     }

@@ -78,7 +78,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Any, experts: Any, weights: Any) -> Any:
         """Return the weighted sum of each token's experts, (tokens, dim)."""
-        return gated_experts(x, experts, weights, self.gate_up_proj, self.down_proj, self.activation)
+        return gated_experts(x, experts, weights, self.gate_up_proj, self.down_proj, self.activation, all_present=True)
 
 
 class FusedMoE(nn.Module):
