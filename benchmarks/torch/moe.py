@@ -142,8 +142,9 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
         ids, _ = layer.gate(x)
         want, used = exact(layer, x), int(ids.unique().numel())
         graphs: dict[str, Any] = {}
-        calls = {"ours": layer, "copied": layer_with(layer, copied), "grouped_mm": torch.compile(layer_with(layer, by_grouped_mm)),
-                 "triton": layer_with(layer, TritonExperts())}  # fmt: skip
+        others = {"copied": copied, "triton": TritonExperts()}
+        calls = {"ours": layer, **{name: layer_with(layer, experts) for name, experts in others.items()},
+                 "grouped_mm": torch.compile(layer_with(layer, by_grouped_mm))}  # fmt: skip
         errors = {}
         for name, call in calls.items():
             for _ in range(3):
