@@ -23,8 +23,9 @@ SM80 = Config("mma_multistage", (64, 64, 64), (1, 1), 3, 2, chip="sm_80")
 CONFIGS = [
     None, COOPERATIVE, COOPERATIVE.replace(cluster=(2, 1)), COOPERATIVE.replace(swap_ab=True),
     COOPERATIVE.replace(cluster=(1, 2), swap_ab=True, raster_group=1), COOPERATIVE.replace(alias_epilogue=True),
-    Config("cooperative", (192, 64, 64), (1, 1), consumers=3), Config("cooperative", (64, 24, 128), (1, 1), consumers=1),
-    PINGPONG, PINGPONG.replace(cluster=(1, 2), swap_ab=True), SM80,
+    Config("cooperative", (192, 64, 64), (1, 1), consumers=3),
+    Config("cooperative", (64, 24, 128), (1, 1), consumers=1), PINGPONG,
+    PINGPONG.replace(cluster=(1, 2), swap_ab=True), SM80,
 ]  # fmt: skip
 SIZES = [0, 65, 0, 130, 7, 1, 0]
 MARK = 77

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import gemmsmith
-from gemmsmith import Config, Spec
+from gemmsmith import Config, ConfigError, Spec
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import FMA, MMA_SYNC, select_mma
@@ -120,6 +120,24 @@ def test_fragments_before_hopper() -> None:
     assert by_columns == [False, True]
     double_buffered = ["next_kk" in build(before_hopper("sgemm", 64, n)).source for n in (128, 256)]
     assert double_buffered == [True, False]
+
+
+@pytest.mark.parametrize(("gathers", "scatters"), [(True, False), (False, True), (True, True)])
+def test_accumulators_with_row_indices(gathers: bool, scatters: bool) -> None:
+    indices = {"gather": Spec((4096,), "int32")} if gathers else {}
+    if scatters:
+        indices |= {"scatter": Spec((4096,), "int32"), "out": Spec((4096, 4096), "bf16")}
+
+    def plan(n: int) -> gemmsmith.Plan:
+        return gemmsmith.plan(
+            Spec((4096, 4096), "bf16"), Spec((8, 4096, 4096), "bf16", (1 << 24, 1, 4096)), sizes=Spec((8,), "int32"),
+            grouping=gemmsmith.Grouping("sizes", gathers=gathers, scatters=scatters),
+            config=Config(tile=(256, n, 64), cluster=(1, 1), stages=3), **indices,
+        )  # fmt: skip
+
+    assert plan(160).resources.spill_store_bytes == 0
+    with pytest.raises(ConfigError, match="needs 168 per thread, 8 more than fit"):
+        plan(168)
 
 
 A, B = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))

@@ -281,7 +281,12 @@ class LaneCopiedScales(StagedScales):
         for i in range(len(source_rows)):
             in_tile = row + i * WARP_THREADS < (self._rows if coord.mn_end is None else coord.mn_end)
             source_rows[i] = indices.load(row + i * WARP_THREADS, in_tile)
-        return lambda first: (source_rows[first // WARP_THREADS], source_rows[first // WARP_THREADS] >= 0)
+
+        def rows(first: Value) -> tuple[Value, Value]:
+            source_row = hw.opaque(source_rows[first // WARP_THREADS])  # for the same reason as in LaneCopies
+            return source_row, source_row >= 0
+
+        return rows
 
 
 RowsOfLane = Callable[[Value], tuple[Value, Value]]

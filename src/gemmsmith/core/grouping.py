@@ -51,7 +51,7 @@ class Grouping:
     scatters: bool = False
 
     def __post_init__(self) -> None:
-        if (self.gathers or self.scatters) and self.has_batch:
+        if self.has_row_indices and self.has_batch:
             name, with_ = GATHER if self.gathers else SCATTER, "counts" if self.is_masked else "along='k'"
             raise ArgumentError(f"{name}: got it with {with_}; use offsets or sizes, with along='m'")
 
@@ -64,6 +64,11 @@ class Grouping:
     def has_batch(self) -> bool:
         """True if D is (G, M, N)."""
         return self.is_masked or self.along == "k"
+
+    @property
+    def has_row_indices(self) -> bool:
+        """True if rows are gathered or scattered."""
+        return self.gathers or self.scatters
 
     @property
     def fills_rows(self) -> bool:
