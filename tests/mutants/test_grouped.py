@@ -16,6 +16,7 @@ import gemmsmith
 from gemmsmith import Config, Grouping, hw
 from gemmsmith.backends.sim import GlobalMemory
 from gemmsmith.collective import pipeline, ragged_k
+from gemmsmith.collective.pipeline import PipelineTmaAsync
 from gemmsmith.collective.ragged_k import RaggedK
 from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.store_strategies import ClippedTmaStores, StoreGroup
@@ -424,6 +425,19 @@ def test_the_rest_of_a_k_tile(config: Config, plant: Plant, kind: str, monkeypat
     assert kind in INFINITE.found_in_any(config)
 
 
+@pytest.mark.parametrize("cluster", [(2, 1), (2, 2)])
+@pytest.mark.parametrize("scope", ["cluster", "cta"])
+def test_zeros_come_before_multicasts_of_peers(cluster: tuple[int, int], scope: str, monkeypatch: Patch) -> None:
+    """Consumers write their stage; another CTA's TMA writes it next, once it is released to that CTA. What wgmma has
+    read since is in order; the columns beside the tile, of whole boxes, are not read."""
+    case, release = replace(ALONG_K, sizes=(65,) * 12, m=128, n=72), PipelineTmaAsync.consumer_release
+    config = TALL.replace(cluster=cluster, tile=(64, 48, 64))
+    if scope == "cta":
+        monkeypatch.setattr(PipelineTmaAsync, "consumer_release", lambda self, stage, scope=None: release(self, stage))
+    found = [case.findings(config, seed) for seed in range(1, 3)]
+    assert all("race" in x for x in found) if scope == "cta" else found == [set(), set()]
+
+
 @pytest.mark.parametrize("config", [MULTISTAGE, SM80], ids=str)
 def test_copies_of_the_next_group(config: Config, monkeypatch: Patch) -> None:
     of_k = KGroupedTileScheduler.work_tile
@@ -456,10 +470,12 @@ def test_slices_of_different_lengths_in_a_cluster(cluster: tuple[int, int], seed
 
 def stages_that_are_not_released(p: Patch) -> None:
     multiply = WgmmaMainloop._mma
-    p.setattr(
-        WgmmaMainloop, "_mma", lambda self, tile, rows, n, after: multiply(self, tile, rows, n, after) if rows else None
-    )
-    p.setattr(PromotedMainloop, "_release_all", lambda self, tile, scales: None)
+
+    def multiply_rows(self: Any, tile: WorkTile, rows: int, *given: Any) -> None:
+        if rows:
+            multiply(self, tile, rows, *given)
+
+    p.setattr(WgmmaMainloop, "_mma", multiply_rows)
 
 
 def stages_released_by_a_lane_alone(p: Patch) -> None:
