@@ -11,19 +11,25 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.mutants.mutate import mutants
+from tests.mutants.test_mutants import EQUIVALENT, EQUIVALENT_ALONE, EXPECTED
 
 import gemmsmith
-from gemmsmith import Config, Grouping, hw
+from gemmsmith import Config, Grouping, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory
 from gemmsmith.collective import pipeline, ragged_k
 from gemmsmith.collective.pipeline import PipelineTmaAsync
 from gemmsmith.collective.ragged_k import RaggedK
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.store_strategies import ClippedTmaStores, StoreGroup
+from gemmsmith.host import launch_sequence
 from gemmsmith.kernels import wgmma_mainloop
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
 from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.launch import Addresses, Launch
 from gemmsmith.lang.types import I32, PRED, U64
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler import group_table, make_tile_scheduler
@@ -128,6 +134,19 @@ class Case:
         done = gemmsmith.simulate(a, b, out=out, **table, **options)
         found = {x.kind for x in done.hazards}
         return found if np.array_equal(out, want.astype(np.float32), equal_nan=True) else found | {"wrong"}
+
+    def spec(self, config: Config) -> KernelSpec:
+        """The spec of the kernel of `findings`."""
+        rows, groups = sum(self.sizes), len(self.sizes)
+        if self.grouping.along == "k":
+            a, b = Spec((self.m, rows + 64), "bf16", (1, self.m)), Spec((rows + 64, self.n), "bf16")
+        else:
+            a, b = Spec((rows + 9, self.k), "bf16"), Spec((groups, self.k, self.n), "bf16")
+        sizes = Spec((groups,), "int32")
+        plan = gemmsmith.plan(
+            a, b, sizes=sizes, grouping=self.grouping, config=config, out_dtype="fp32", backend="sim"
+        )  # fmt: skip
+        return plan.spec
 
     def found_in_any(self, config: Config, seeds: int = SEEDS) -> set[str]:
         """The same of several schedules, up to the first that finds something."""
@@ -519,3 +538,57 @@ def test_skipped_subtiles_without_bulk_groups(config: Config, monkeypatch: Patch
     build.cache_clear()
     skipped_subtiles_without_bulk_groups(monkeypatch)
     assert {"race", "missing wait_group"} & case.found_in_any(config, 8)
+
+
+# -- every mutant of three kernels -----------------------------------------------------------------------
+
+
+ANOTHER = "in a cluster of one CTA the prologue has two barriers after the table is read, of which each suffices"
+EQUIVALENT_IN_GROUPS = {
+    ("delete", "sync_threads"): ANOTHER,
+    ("move earlier (past if)", "sync_threads"): ANOTHER,
+    ("move earlier (past grid_dependency_wait)", "sync_threads"): ANOTHER,
+    ("delete", "bulk_commit"): "of skipped subtiles, where one buffer is acquired by a wait for all groups",
+}
+EXPECTED_IN_GROUPS = EXPECTED | {
+    ("delete", "sync_warp"): {"race", "phase aliasing"},
+    ("move", "mbarrier_wait"): {"phase aliasing"},
+}
+
+SMALL = {
+    "rows": (replace(ROWS, sizes=(70, 0, 128, 130, 128, 256), n=192, k=320), COOPERATIVE),
+    "columns": (replace(ROWS, sizes=(5, 0, 12, 32, 20, 96, 30, 64), n=320, k=320), SWAPPED.replace(tile=(64, 32, 64))),
+    "k": (replace(ALONG_K, sizes=(70, 0, 330), m=256, n=192), COOPERATIVE),
+}
+"""Kernels of which each CTA has several tiles, whole ones too, and more k-tiles than stages."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_every_mutant_is_found(name: str, monkeypatch: Patch) -> None:
+    """As the right kind, where it is a hazard."""
+    (case, config), unreported, equivalents = SMALL[name], [], 0
+    changed: list[Kernel] = []
+    monkeypatch.setattr(launch_sequence, "build", lambda spec: changed[-1])
+    resolve = Launch.resolve
+
+    def resolved(self: Launch, addresses: Addresses) -> dict[str, Any]:
+        arguments = resolve(self, addresses)
+        if "stage_bytes" in arguments:
+            arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
+        return arguments
+
+    monkeypatch.setattr(Launch, "resolve", resolved)
+    for mutant in mutants(case.spec(config)):
+        changed.append(mutant.kernel)
+        kinds = case.found_in_any(config)
+        what = "move" if mutant.what.startswith("move") else mutant.what
+        key = mutant.what, mutant.target
+        if not kinds and (key in EQUIVALENT or key in EQUIVALENT_ALONE or key in EQUIVALENT_IN_GROUPS):
+            equivalents += 1
+            continue
+        if not kinds & (EXPECTED_IN_GROUPS.get((what, mutant.target), set()) | {"wrong"}):
+            unreported.append(f"{mutant}: reported as {kinds}")
+    assert not unreported, "\n".join(unreported)
+    assert len(changed) > 60
+    assert equivalents <= 12
