@@ -458,5 +458,19 @@ def test_empty_extents() -> None:
         assert not weights.astype(float).any()
 
 
+@pytest.mark.parametrize("columns", [24, 40, 88, 136])
+def test_fp32_columns_of_tiles_of_any_width(columns: int) -> None:
+    """Boxes that threads do not copy in whole steps."""
+    rng, out = np.random.default_rng(13), poisoned("fp32", 100, 64)
+    a, b, config = random(rng, "bf16", 100, 64), random(rng, "bf16", 2, 64, 64), COOPERATIVE.replace(swap_ab=True)
+    done = gemmsmith.simulate(
+        a, b, sizes=np.array([30, 70], np.int32), grouping=Grouping("sizes"), out=out, out_dtype="fp32",
+        config=config.replace(tile=(128, columns, 64)),
+    )  # fmt: skip
+    assert done.hazards == []
+    check_group(out[:30], a[:30], b[0], FP32)
+    check_group(out[30:], a[30:], b[1], FP32)
+
+
 def test_the_names_of_dtypes() -> None:
     assert (BF16.name, FP16.name, INT32.name) == ("bf16", "fp16", "int32")

@@ -93,6 +93,7 @@ class _Pipeline:
     def __init__(self, stages: int, name: str = "pipeline", cluster_size: int = 1, scope: Scope = "cta") -> None:
         k = current_builder()
         self.stages, self.name, self.cluster_size, self.scope = stages, name, cluster_size, scope
+        self.acquire_scope = scope
         self._full, self._empty = (
             k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} {which} barrier")
             for which in ("full", "empty")
@@ -118,7 +119,7 @@ class _Pipeline:
 
     # -- producer --------------------------------------------------------------------------------------
     def _acquire(self, state: PipelineState) -> None:
-        hw.mbarrier_wait(self._empty[state.index], state.phase, self.scope)
+        hw.mbarrier_wait(self._empty[state.index], state.phase, self.acquire_scope)
 
     def producer_tail(self, state: PipelineState) -> None:
         """Wait until consumers have released every stage: no CTA may exit before its peers' last arrivals on it."""
@@ -147,7 +148,7 @@ class PipelineTmaAsync(_Pipeline):
 
     def __init__(
         self, stages: int, *, transaction_bytes: ValueLike, cluster_size: int = 1, first_rank: Value | int = 0,
-        consumer_groups: int = 1, scope: Scope = "cta", name: str = "pipeline",
+        consumer_groups: int = 1, scope: Scope = "cta", acquire_scope: Scope | None = None, name: str = "pipeline",
     ) -> None:  # fmt: skip
         """Allocate the barriers.
 
@@ -160,10 +161,12 @@ class PipelineTmaAsync(_Pipeline):
                 by 1 / `consumer_groups` of the consumer warpgroups.
             scope: Memory scope of the consumers' release. "cta" suffices if wgmma that was waited for has read the
                 stage, but not if ld has (see MbarrierArriveCluster).
+            acquire_scope: Memory scope of the producers' wait, if some releases have a wider scope; None: `scope`.
             name: Prefix of the barriers' and the states' names in the printed CUDA.
         """
         super().__init__(stages, name, cluster_size, scope)
         self.transaction_bytes, self.first_rank, self.consumer_groups = transaction_bytes, first_rank, consumer_groups
+        self.acquire_scope = acquire_scope or scope
 
     def producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free, and arm its full barrier with its bytes. One thread executes it."""
@@ -198,11 +201,14 @@ class PipelineTmaAsync(_Pipeline):
     def producer_commit(self, state: PipelineState) -> None:
         """Do nothing: the TMA unit completes the barrier."""
 
-    def consumer_release(self, stage: PipelineState | Value) -> None:
-        """Arrive, once per warp, on the empty barrier of each CTA whose TMA writes into this stage."""
+    def consumer_release(self, stage: PipelineState | Value, scope: Scope | None = None) -> None:
+        """Arrive, once per warp, on the empty barrier of each CTA whose TMA writes into this stage.
+
+        `scope`: memory scope; None: the pipeline's.
+        """
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
         self._consumers.add_arrivals(current_builder().role_warps // self.consumer_groups * self.cluster_size)
-        _arrive_per_warp(empty, self.cluster_size, self.first_rank, self.scope)
+        _arrive_per_warp(empty, self.cluster_size, self.first_rank, scope or self.scope)
 
 
 class PipelineAsync(_Pipeline):
@@ -262,9 +268,12 @@ class LaggedRelease:
         self._release_stage.set(read_state.index)
 
     def release_last(self, k_tiles: Value) -> None:
-        """Release the last stage of a tile of `k_tiles` k-tiles, after the wait for its last wgmma group."""
+        """Release the last stage of a tile of `k_tiles` k-tiles, after the wait for its last wgmma group.
+
+        Its scope is that of the producers' wait: the consumers may have written it, where a group along K ends.
+        """
         with current_builder().when(k_tiles > 0):
-            self.pipeline.consumer_release(self._release_stage.get())
+            self.pipeline.consumer_release(self._release_stage.get(), self.pipeline.acquire_scope)
 
 
 class StagesReleasedBarrier:

@@ -38,6 +38,13 @@ class CopyStep:
     """This thread has a vector in this step; None: all threads have one."""
 
 
+def has_whole_steps(tile: Tile, threads: int) -> bool:
+    """Return whether `threads` threads can copy a tile as ThreadCopyPartition does: whole rows, and whole boxes."""
+    per_row = tile.pitch // VECTOR_BYTES
+    rows = threads // per_row
+    return threads % per_row == 0 and (tile.boxes == 1 or rows % tile.outer == 0 or tile.outer % rows == 0)
+
+
 class ThreadCopyPartition:
     """A thread's share of the vectors of tile `name`, for `threads` threads, a multiple of 128 (CuTe: tiled copy).
 
@@ -69,7 +76,7 @@ class ThreadCopyPartition:
         for first in range(0, vectors, self._threads):
             rows = first // self._threads * self._rows_per_step
             row, box = rows % tile.outer, rows // tile.outer
-            assert tile.boxes == 1 or self._rows_per_step % tile.outer == 0 or tile.outer % self._rows_per_step == 0
+            assert has_whole_steps(tile, self._threads)
             pred = None if first + self._threads <= vectors else self._thread < vectors - first
             steps.append(CopyStep(self._offset + first * VECTOR_BYTES, row, box, pred))
         return steps

@@ -124,7 +124,9 @@ class TmaMainloop:
         self.pipeline = PipelineTmaAsync(
             spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32, self._stage_bytes),
             cluster_size=cluster_size, first_rank=first_rank, consumer_groups=stages.consumer_groups,
-            scope="cluster" if spec.releases_stages_to_peers else "cta", name="mainloop",
+            scope="cluster" if spec.releases_stages_to_peers else "cta",
+            # Zeros that consumers have written come before what peers multicast to the stage.
+            acquire_scope="cluster" if self.ragged_k and cluster_size > 1 else None, name="mainloop",
         )  # fmt: skip
         self.stages_released_barrier = (
             StagesReleasedBarrier("epilogue smem barrier", cluster_size, first_rank)

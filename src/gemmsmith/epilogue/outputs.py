@@ -8,7 +8,7 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
-from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition
+from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition, has_whole_steps
 from gemmsmith.collective.tma_operand import box_rows, make_tensor_map
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ConfigError
@@ -130,9 +130,8 @@ class Stores:
         """Store, from all threads, the results `names` of a subtile, as far as they are in bounds."""
         for name, tile in self.stored_tiles:
             if name in names:
-                is_aligned = name in self._aligned_names
-                has_whole_steps = is_aligned and THREADS_PER_WARPGROUP % (tile.pitch // VECTOR_BYTES) == 0
-                store = self._store_vectors if has_whole_steps else self._store_elements
+                is_vectorized = name in self._aligned_names and has_whole_steps(tile, THREADS_PER_WARPGROUP)
+                store = self._store_vectors if is_vectorized else self._store_elements
                 store(self.arrays[name], tile, coord, wg_tile)
 
     def _origin(self, name: str, tile: Tile, wg_tile: WarpgroupTile, coord: SubtileCoord) -> tuple[Value, Value]:
