@@ -440,6 +440,19 @@ def _array(spec: Spec) -> Any:
     return x[:: spec.strides[0]] if spec.strides and x.ndim == 1 else x
 
 
+def test_wrong_groupings_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="grouping: got the table 'ends'; use one of offsets, sizes, counts"):
+        Grouping("ends")  # type: ignore[arg-type]
+    for table, along in (("offsets", "n"), ("counts", "k")):
+        with pytest.raises(ArgumentError, match=f"along: got '{along}' with {table}"):
+            Grouping(table, along)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"grouping: got str; use gemmsmith.Grouping\('offsets'\)"):
+        gemmsmith.plan(
+            Spec((64, 64), "bf16"), Spec((2, 64, 64), "bf16"), offsets=Spec((2,), "int32"),
+            grouping="offsets",  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
 def test_what_overlaps_is_refused() -> None:
     a, b = np.zeros((64, 64), NUMPY["bf16"]), np.zeros((2, 64, 64), NUMPY["bf16"])
     with pytest.raises(ArgumentError, match="out: overlaps c"):

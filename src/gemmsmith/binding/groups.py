@@ -22,8 +22,6 @@ def make_grouping(
     given: list[Table] = [name for name, x in tables.items() if x is not None]
     if len(given) != 1:
         raise ArgumentError(f"offsets, sizes, counts: got {', '.join(given) or 'none'}; use exactly one of them")
-    if along not in ("m", "k") or (along == "k" and counts is not None):
-        raise ArgumentError(f"along: got {along!r} with {given[0]}; use 'm', or 'k' with offsets or sizes")
     as_bools(zero_fill=zero_fill)
     indices = {name: x for name, x in ((GATHER, gather), (SCATTER, scatter)) if x is not None}
     grouping = Grouping(

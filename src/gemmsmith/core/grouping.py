@@ -39,7 +39,7 @@ class Grouping:
         scatters: Row i of D is row scatter[i] of the result's array, with the int32 array SCATTER.
 
     Raises:
-        ArgumentError: Rows are gathered or scattered, but not divided.
+        ArgumentError: The table or `along` is unknown, or rows are gathered or scattered, but not divided.
     """
 
     table: Table
@@ -51,6 +51,10 @@ class Grouping:
     scatters: bool = False
 
     def __post_init__(self) -> None:
+        if self.table not in TABLES:
+            raise ArgumentError(f"grouping: got the table {self.table!r}; use one of {', '.join(TABLES)}")
+        if self.along not in ("m", "k") or (self.along == "k" and self.is_masked):
+            raise ArgumentError(f"along: got {self.along!r} with {self.table}; use 'm', or 'k' with offsets or sizes")
         if self.has_row_indices and self.has_batch:
             name, with_ = GATHER if self.gathers else SCATTER, "counts" if self.is_masked else "along='k'"
             raise ArgumentError(f"{name}: got it with {with_}; use offsets or sizes, with along='m'")
