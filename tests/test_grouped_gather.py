@@ -207,7 +207,7 @@ def test_kinds_of_operands(name: str, design: str) -> None:
 def test_3xtf32_on_sm80() -> None:
     rng, sizes = np.random.default_rng(6), np.array([30, 60], np.int32)
     a, b, rows = random(rng, "fp32", 50, 72), random(rng, "fp32", 2, 72, 64), random_rows(rng, 90, 50)
-    config = Config("mma_multistage", (64, 64, 32), (1, 1), 3, 1, chip="sm_80")
+    config = Config("mma_multistage", (64, 64, 16), (1, 1), 3, 1, chip="sm_80")
     d = gemmsmith.grouped_gemm(a, b, sizes=sizes, gather=rows, precision="3xtf32", config=config, backend="sim")
     np.testing.assert_allclose(d, products(gathered(a, rows), b.astype(float), sizes), rtol=1e-4, atol=1e-4)
 
@@ -384,3 +384,21 @@ def test_a_chosen_config_does_not_multicast_gathered_rows() -> None:
         )  # fmt: skip
         assert plan.config.cluster["ba".index("b" if plan.config.swap_ab else "a")] == 1
         assert plan.resources.spill_store_bytes == 0
+
+
+def test_a_plan_takes_other_shapes() -> None:
+    def spec(*shape: int, dtype: str = "bf16") -> Spec:
+        return Spec(shape, dtype)
+
+    plan = gemmsmith.plan(
+        spec(80, 64), spec(3, 64, 64), out=spec(200, 64), sizes=spec(3, dtype="int32"), gather=spec(128, dtype="int32"),
+        scatter=spec(128, dtype="int32"), grouping=Grouping("sizes", gathers=True, scatters=True), backend="sim",
+    )  # fmt: skip
+    rng = np.random.default_rng(12)
+    for t, m, s in ((80, 128, 200), (1, 128, 200), (300, 90, 95)):
+        sizes = np.array([m // 2, 0, m // 3], np.int32)
+        a, b, out = random(rng, "bf16", t, 64), random(rng, "bf16", 3, 64, 64), np.full((s, 64), MARK, NUMPY["bf16"])
+        rows, slots = random_rows(rng, m, t), unique_rows(rng, m, s)
+        plan.run(a, b, out, sizes=sizes, gather=rows, scatter=slots)
+        want = scattered(np.full((s, 64), MARK), products(gathered(a, rows), b.astype(float), sizes), slots)
+        np.testing.assert_allclose(out.astype(float), want, rtol=2.0**-8, atol=2.0**-10)

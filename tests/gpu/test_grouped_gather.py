@@ -21,7 +21,7 @@ CONFIGS = [
     Config("cooperative", (128, 256, 64), (1, 1), raster="n", alias_epilogue=True),
     Config("cooperative", (192, 128, 64), (1, 1), 3, 3),
     Config("cooperative", (128, 64, 128), (1, 1)),
-    Config("cooperative", (256, 192, 64), (1, 2), 3, swap_ab=True),
+    Config("cooperative", (256, 160, 64), (1, 2), 3, swap_ab=True),
     Config("cooperative", (128, 16, 64), (1, 1), 6, swap_ab=True),
     Config("cooperative", (64, 8, 256), (1, 1), 5, 1, swap_ab=True),
     Config("pingpong", (64, 256, 64), (2, 1)),

@@ -122,11 +122,13 @@ def test_fragments_before_hopper() -> None:
     assert double_buffered == [True, False]
 
 
-@pytest.mark.parametrize(("gathers", "scatters"), [(True, False), (False, True), (True, True)])
-def test_accumulators_with_row_indices(gathers: bool, scatters: bool) -> None:
-    indices = {"gather": Spec((4096,), "int32")} if gathers else {}
+@pytest.mark.parametrize(("gathers", "scatters", "out", "widest"), [
+    (True, False, "bf16", 192), (True, False, "fp32", 160), (False, True, "bf16", 160), (True, True, "bf16", 160),
+])  # fmt: skip
+def test_accumulators_with_row_indices(gathers: bool, scatters: bool, out: str, widest: int) -> None:
+    indices = {"out": Spec((4096, 4096), out)} | ({"gather": Spec((4096,), "int32")} if gathers else {})
     if scatters:
-        indices |= {"scatter": Spec((4096,), "int32"), "out": Spec((4096, 4096), "bf16")}
+        indices["scatter"] = Spec((4096,), "int32")
 
     def plan(n: int) -> gemmsmith.Plan:
         return gemmsmith.plan(
@@ -135,9 +137,9 @@ def test_accumulators_with_row_indices(gathers: bool, scatters: bool) -> None:
             config=Config(tile=(256, n, 64), cluster=(1, 1), stages=3), **indices,
         )  # fmt: skip
 
-    assert plan(160).resources.spill_store_bytes == 0
-    with pytest.raises(ConfigError, match="needs 168 per thread, 8 more than fit"):
-        plan(168)
+    assert plan(widest).resources.spill_store_bytes == 0
+    with pytest.raises(ConfigError, match=f"needs {widest + 8} per thread, 8 more than fit"):
+        plan(widest + 8)
 
 
 A, B = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))

@@ -44,6 +44,8 @@ class GatheredCopies(CpAsyncCopies):
         rows = dict.fromkeys(step.row for step in self._partition.copy_steps())  # the same in each box
         self._position = {row: i for i, row in enumerate(rows)}
         self._source_rows = current_builder().registers(I32, len(rows), f"{self._name}_source_rows")
+        for i in range(len(rows)):
+            self._source_rows[i] = Constant(I32, -1)  # there are copies of zeros without a tile, too
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         thread, tile = self._partition, self._tile

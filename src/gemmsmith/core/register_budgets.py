@@ -9,9 +9,11 @@ MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS = 0.64
 """The fraction if the epilogue needs many registers and a warpgroup has more than 64 rows."""
 MAX_ACC_FRACTION_NO_TMA_LOAD = 0.44
 """The fraction if the epilogue loads a matrix without TMA, whose elements and addresses are in registers at once."""
-MAX_ACC_REGISTERS_WITH_ROW_INDICES = 160
-"""Maximum accumulator registers if rows are gathered, which leaves the consumers fewer registers, or scattered; with
-more the kernels spilled."""
+MAX_ACC_REGISTERS_WITH_GATHER = 192
+"""Maximum accumulator registers of designs with TMA if rows are gathered, which leaves the consumers fewer registers.
+With 32-bit results the next one applies. With more the kernels spilled."""
+MAX_ACC_REGISTERS_WITH_SCATTER = 160
+"""The maximum if rows are scattered."""
 REGISTER_HEAVY_OPS = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 MAX_EXCHANGED_COLUMNS = 192

@@ -30,7 +30,11 @@ from gemmsmith.core.mma import (
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale, operand_getter
 from gemmsmith.core.product import ROLES, Role
-from gemmsmith.core.register_budgets import CLUSTER_REDUCTION_REGISTERS, MAX_ACC_REGISTERS_WITH_ROW_INDICES
+from gemmsmith.core.register_budgets import (
+    CLUSTER_REDUCTION_REGISTERS,
+    MAX_ACC_REGISTERS_WITH_GATHER,
+    MAX_ACC_REGISTERS_WITH_SCATTER,
+)
 from gemmsmith.core.rules import check_config, fills_swizzle_rows
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
 
@@ -490,8 +494,10 @@ class KernelSpec:
             self._check_grouping(self.grouping)
         design, needed = self.design, self.accumulator_registers + self.a_registers
         limit = design.max_accumulator_registers[c.consumers]
-        if self.grouping and self.grouping.has_row_indices:
-            limit = min(limit, MAX_ACC_REGISTERS_WITH_ROW_INDICES)
+        if self.grouping and self.grouping.has_row_indices and design.uses_tma:
+            has_32_bit_result = any(r.dtype and r.dtype.bits == 32 for r in self.epilogue.graph.results)
+            is_low = self.grouping.scatters or has_32_bit_result
+            limit = min(limit, MAX_ACC_REGISTERS_WITH_SCATTER if is_low else MAX_ACC_REGISTERS_WITH_GATHER)
         if self.promoted:
             self._check_promotion()
             needed, limit = self.promotion.registers_per_thread, design.max_promoted_registers[c.consumers]
