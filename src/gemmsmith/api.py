@@ -130,8 +130,8 @@ def grouped_gemm(
             a, operands of the epilogue those of D. a is read in place if its rows are contiguous and multiples of 16
             bytes, and repacked otherwise.
         scatter: (M,), int32, likewise: row i of D is row scatter[i] of `out`, which is (S, N) with any S, and must be
-            given; it is not written if the index is negative, or S or more. The other indices are unique. Rows of `out`
-            that are no index keep what they hold.
+            given; it is not written if the index is negative, or S or more. The other indices are unique: rows are
+            stored, not added. Rows of `out` that are no index keep what they hold.
         zero_fill: Rows of D behind the last group become zero; False, or with scatter: they are not written.
         scale_a: As in `gemm`; a block scale has one row of a, not 128, if rows are divided at any row.
         scale_b: As in `gemm`, with a leading dimension of G.
