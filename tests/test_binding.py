@@ -332,7 +332,7 @@ def test_the_transpose_is_that_of_the_arrays(
     found = bound.transposed()
     wanted = orient_problem(
         bound.spec.with_graph(bound.graph), bound.arguments, bound.shape, bound.out_dtype, bound.mma, bound.promoted,
-        bound.scale_granularity, bound.product, bound.grouping, 0, swapped=not bound.swapped,
+        bound.scale_granularity, bound.product, bound.grouping, bound.problem.groups, swapped=not bound.swapped,
     )  # fmt: skip
     assert (found.problem, found.swapped, found.spec, found.arrays) == wanted
 

@@ -126,11 +126,12 @@ def grouped_gemm(
         along: What the groups divide: the rows of a and D ("m"), or K ("k"). K of 8-bit operands is divided at
             multiples of 128.
         gather: (M,), int32, with groups along "m" by offsets or sizes: row i of the product's A is row gather[i] of a,
-            which is (T, K) with any T; a row of zeros if the index is negative, or T or more. scale_a is that of a's
-            rows. a is read in place if its rows are contiguous and multiples of 16 bytes, and repacked otherwise.
+            which is (T, K) with any T; a row of zeros if the index is negative, or T or more. scale_a has the rows of
+            a, operands of the epilogue those of D. a is read in place if its rows are contiguous and multiples of 16
+            bytes, and repacked otherwise.
         scatter: (M,), int32, likewise: row i of D is row scatter[i] of `out`, which is (S, N) with any S, and must be
-            given; it is not written if the index is negative, or S or more. The other indices are unique. Rows of `out`
-            that are no index keep what they hold.
+            given; it is not written if the index is negative, or S or more. The other indices are unique: rows are
+            stored, not added. Rows of `out` that are no index keep what they hold.
         zero_fill: Rows of D behind the last group become zero; False, or with scatter: they are not written.
         scale_a: As in `gemm`; a block scale has one row of a, not 128, if rows are divided at any row.
         scale_b: As in `gemm`, with a leading dimension of G.

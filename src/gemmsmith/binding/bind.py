@@ -238,15 +238,9 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
         source_graph, graph = _build_graphs(
-            epilogue or source_graph,
-            request.fingerprint,
-            shape,
-            operand_infos,
-            factors,
-            dtype,
-            groups,
-            a_info.shape[-2],
-        )
+            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, groups,
+            (groups, a_info.shape[-2], shape[-1]) if groups else shape,
+        )  # fmt: skip
     outputs = outputs_by_name(out, primary_result_name(graph), allow_several=epilogue is not None)
     given_results = {"out": out_info} if out_info else outputs
     shape_of_results = scattered_shape(shape, given_results, graph) if grouping and grouping.scatters else shape
@@ -353,14 +347,14 @@ def _split_scales(
 
 def _build_graphs(
     epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
-    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, groups: int, rows_of_a: int,
+    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, groups: int, scaled_shape: tuple[int, ...],
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
     """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
 
-    `source`: the fingerprint of an epilogue that is a snapshot; else None.
+    `source`: the fingerprint of an epilogue that is a snapshot; else None. `scaled_shape`: the product's, with the rows
+    of the array a, before any are gathered.
     """
     classify_operand = partial(classify_in_groups, groups=groups) if groups else classify
-    scaled_shape = (groups, rows_of_a, shape[-1]) if groups else shape
     kinds = {
         name: (broadcast_dims(name, x.shape, of), x.dtype) if isinstance(x, ArrayInfo) else (BroadcastDims(), None)
         for broadcast_dims, of, infos in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gemmsmith import hw
 from gemmsmith.collective.cp_async_operand import CpAsyncCopies, CpAsyncOperand
 from gemmsmith.collective.row_indices import RowIndices
@@ -61,10 +63,16 @@ class GatheredCopies(CpAsyncCopies):
         offset = row.to(I64) * self._operand.ld_bytes + step.box * self._tile.pitch
         return self._gmem_ptr.get() + offset.to(U64)
 
+    def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
+        self._bytes_of_box: dict[int, Value] = {}  # of a vector along K, the same for all rows
+        return super().copies(stage, k_remaining)
+
     def _valid_bytes(self, step: CopyStep, k_remaining: Value | None) -> Value:
         valid: Value = Constant(I32, VECTOR_BYTES)
-        if k_remaining is not None:
-            valid = self._bytes_of_vector(step, self._bytes_along_k(k_remaining))
+        if k_remaining is not None and step.box not in self._bytes_of_box:
+            in_bounds = self._bytes_of_vector(step, self._bytes_along_k(k_remaining))
+            self._bytes_of_box[step.box] = in_bounds.named(f"{self._name}_vector_bytes")
+        valid = self._bytes_of_box.get(step.box, valid)
         return current_builder().select(self._source_row(step) >= 0, valid, 0).to(U32)
 
     def _source_row(self, step: CopyStep) -> Value:
