@@ -259,4 +259,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GEMMSMITH_CACHE_DIR"] = folder  # without configs that the user tuned
         for path, text in pages():
-            path.write_text(text)
+            if "--check" not in sys.argv:
+                path.write_text(text)
+            elif path.read_text() != text:
+                sys.exit(f"{path} is stale; run python docs/generate.py")

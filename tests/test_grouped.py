@@ -421,11 +421,11 @@ GIVEN: dict[str, Any] = {"a": Spec((256, 128), "bf16"), "b": Spec((4, 128, 64), 
          r"scale: got shape \(4,\), whose 4 may be groups or columns; use \(4, 1, 1\)"),
         ({"bias": Spec((4, 64), "fp32"), "a": Spec((4, 128), "bf16"), "epilogue": lambda acc, bias: acc + bias},
          r"bias: got shape \(4, 64\), whose 4 may be groups or rows; use \(4, 1, 64\)"),
-        ({"a": Spec((256, 128), "fp32"), "b": Spec((4, 128, 64), "fp32")}, "design"),
+        ({"a": Spec((256, 128), "fp32"), "b": Spec((4, 128, 64), "fp32")}, "precision: got None for fp32"),
         ({"config": Config(splits=2)}, "splits: got 2 with groups along m by sizes; use 1"),
         ({"config": Config(serpentine=True)}, "serpentine"),
         ({"config": Config("tma", (128, 128, 64), (1, 1))}, "design: got tma with groups along m by sizes; use coop"),
-        ({"epilogue": lambda acc: acc.sum(1)}, "reductions"),
+        ({"epilogue": lambda acc: acc.sum(1)}, "epilogue: got a reduction"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:

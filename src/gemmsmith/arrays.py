@@ -338,7 +338,7 @@ def _make_torch_adapter(torch: Any) -> _Adapter:
         if x.requires_grad and grad_enabled():
             raise _UnsupportedArrayError(
                 "got a tensor that requires grad, and this function computes no gradients; "
-                "use gemmsmith.torch.gemm, torch.no_grad() around the call, or x.detach()"
+                "use gemmsmith.torch.gemm or grouped_gemm, torch.no_grad() around the call, or x.detach()"
             )
         try:
             address = x.data_ptr()

@@ -26,7 +26,7 @@ from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, validate_
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, did_you_mean
 from gemmsmith.core.frozen import changed
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result, identity_graph, reduced_dims
-from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.grouping import TABLES, Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT_BYTES, Matrix, Problem
@@ -212,6 +212,8 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     operands = {name: x for name, x in request.operands.items() if name not in (*scales, *product_arrays)}
     if epilogue is None and operands:
         names, hint = ", ".join(operands), next(filter(None, map(did_you_mean, operands)), "")
+        if tables := [name for name in operands if name in TABLES]:
+            hint = f'; the table of a grouped GEMM needs grouping=Grouping("{tables[0]}")'
         raise ArgumentError(f"{names}: operands need an `epilogue` that reads them{hint}")
     a_info, b_info = describe(request.a, "a"), describe(request.b, "b")
     mma = checks.resolve_mma(a_info, b_info, request.accumulate, request.precision)
@@ -311,7 +313,7 @@ def _describe_arrays(dtypes: Mapping[str, DType], operands: Mapping[str, Any], a
     infos = {}
     for name, dtype in dtypes.items():
         if name not in operands:
-            raise ArgumentError(f"{name}: got none; the config's design reads this array of {dtype}, pass it by name")
+            raise ArgumentError(f"{name}: got none; the kernel reads this array of {dtype}, pass it by name")
         info = infos[name] = describe(operands[name], name)
         checks.check_alignment_and_device(name, info, a)
         if info.dtype != dtype or not checks.is_contiguous(info):

@@ -101,7 +101,7 @@ class EpilogueSpec:
         What is contiguous along them is accessed element by element. Raises ConfigError for reductions.
         """
         if any(self.graph.is_reduction(r) for r in self.graph.results):
-            raise ConfigError("epilogue: got reductions with groups or a design that clips rows; return matrices only")
+            raise ConfigError("epilogue: got a reduction over rows that may be several groups'; return the matrix")
         column_major = self.tma_eligible & self.column_major
         return replace(self, tma_eligible=column_major if role == "b" else self.tma_eligible - column_major)
 
@@ -522,14 +522,17 @@ class KernelSpec:
     def _check_grouping(self, grouping: Grouping) -> None:
         """Raise ConfigError if the config cannot compute a grouped GEMM."""
         c = self.config
+        if not self.design.mma_op.uses_tensor_cores:
+            raise ConfigError(f'precision: got None for fp32 with {grouping}; use "tf32" or "3xtf32"')
         if grouping.along not in self.design.groups_along:
             raise ConfigError(f"design: got {c.design} with {grouping}; use {designs_for_groups(grouping.along)}")
         for name, default in (("splits", 1), ("cluster_splits", 1), ("serpentine", False), ("sync_clusters", False)):
             if getattr(c, name) != default:
                 raise ConfigError(f"{name}: got {getattr(c, name)} with {grouping}; use {default}")
-        if grouping.along == "k" and (c.alias_epilogue or self.is_3xtf32 or self.mma.a.bits == 32):
-            what = "alias_epilogue" if c.alias_epilogue else f"operands of {self.mma.a}"
-            raise ConfigError(f"along: got 'k' with {what}; use 16-bit or 8-bit operands, and alias_epilogue=False")
+        if grouping.along == "k" and self.mma.a.bits == 32:
+            raise ConfigError("a, b: got fp32 with groups along k; use 16-bit or 8-bit operands")
+        if grouping.along == "k" and c.alias_epilogue:
+            raise ConfigError("alias_epilogue: got True with groups along k; use False")
         if grouping.gathers and self.mmas_per_k_tile > 1:
             raise ConfigError(f'precision: got "3xtf32" with a gather and {c.design}; use "tf32"')
         if grouping.gathers and self.multicast_ctas[ROLES.index(grouping.role)] > 1:
