@@ -104,7 +104,7 @@ def test_slices_of_k(config: Config | None, column_major: tuple[bool, bool]) -> 
     b = random(rng, "bf16", k, n, column_major=column_major[1])
     a[:, ends[-1] :] = np.nan
     b[ends[-1] :] = np.nan
-    a[:, 10:140] *= np.inf  # a neighbour that is not finite
+    a[:, 10:140] *= np.inf  # a neighbor that is not finite
     out = poisoned("bf16", groups, m, n)
     done = gemmsmith.simulate(a, b, sizes=sizes, grouping=Grouping("sizes", "k"), out=out, config=config, seed=2)
     assert done.hazards == []

@@ -89,7 +89,7 @@ def test_rows_that_are_valid(config: Config | None) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("majors", ["nn", "nt", "tn", "tt"])
 def test_slices_of_k(config: Config | None, majors: str) -> None:
-    """An element of a neighbour that is not finite does not get in."""
+    """An element of a neighbor that is not finite does not get in."""
     sizes, m, n = [300, 0, 8, 1, 65, 0, 1000, 127], 520, 264
     k = sum(sizes) + 50
     a = normal(m, k) if majors[0] == "n" else normal(k, m).mT

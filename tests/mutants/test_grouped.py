@@ -439,7 +439,7 @@ ZEROING = [
 @pytest.mark.parametrize("config", [COOPERATIVE, SWAPPED, TALL], ids=str)
 @pytest.mark.parametrize(("plant", "kind"), ZEROING, ids=lambda x: getattr(x, "__name__", None))
 def test_the_rest_of_a_k_tile(config: Config, plant: Plant, kind: str, monkeypatch: Patch) -> None:
-    """Here a neighbour has infinities: zero times these is NaN."""
+    """Here a neighbor has infinities: zero times these is NaN."""
     plant(monkeypatch)
     assert kind in INFINITE.found_in_any(config)
 

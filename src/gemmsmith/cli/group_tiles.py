@@ -12,7 +12,7 @@ from gemmsmith.tuning.config_table import get_max_active_clusters
 from gemmsmith.tuning.l2 import cluster_tile, tile_order
 
 MAX_LABELS = 1024
-"""Tiles of a picture that are labelled."""
+"""Tiles of a picture that are labeled."""
 MAX_GROUP_LABELS = 32
 
 
@@ -55,7 +55,7 @@ def group_tiles(sizes: Sequence[int], n: int, config: Config) -> Iterator[GroupT
 
 
 def plot_group_tiles(sizes: Sequence[int], m: int, n: int, config: Config, path: Path) -> None:
-    """Plot D to a file: its tiles, colored by group, and labelled with their clusters if they are not too many."""
+    """Plot D to a file: its tiles, colored by group, and labeled with their clusters if they are not too many."""
     import matplotlib
 
     matplotlib.use("Agg")
