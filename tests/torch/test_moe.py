@@ -33,12 +33,12 @@ def inputs(tokens: int, seed: int = 0) -> list[Any]:
     def normal(*shape: int) -> Any:
         return torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
 
-    experts = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(tokens)])
+    experts = torch.rand(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
     return [normal(tokens, DIM), experts, normal(tokens, TOP_K), normal(EXPERTS, 2 * HIDDEN, DIM),
             normal(EXPERTS, DIM, HIDDEN)]  # fmt: skip
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 40])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 40])
 def test_experts_and_their_gradients(tokens: int) -> None:
     x, experts, weights, gate_up, down = inputs(tokens)
     arrays, upstream = (x, weights, gate_up, down), torch.randn(tokens, DIM, dtype=torch.float64)
@@ -80,6 +80,18 @@ def test_sorting_is_stable() -> None:
     assert order.tolist() == [1, 2, 0, 4, 3, 5]
     assert ends.tolist() == [2, 2, 4, 4]
     assert ends.dtype == torch.int32
+
+
+def test_autocast() -> None:
+    layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K), torch.randn(9, DIM)
+    routed = layer.gate(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = layer.experts(x, *routed)
+    assert got.dtype == torch.bfloat16
+    got.sum().backward()
+    assert layer.experts.gate_up_proj.grad.dtype == torch.float32
+    want = layer.experts(x, *routed)
+    assert (got.float() - want).norm() < 0.02 * want.norm()
 
 
 def test_compiled() -> None:

@@ -14,6 +14,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch import fallback
+from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.graph_serialization import deserialize, serialize
@@ -40,13 +41,14 @@ def gated_experts(
         all_present: no expert is outside of 0 ... count - 1.
 
     Returns:
-        (tokens, dim), in x's dtype.
+        (tokens, dim), in x's dtype, or autocast's.
 
     Raises:
         ArgumentError: shapes do not match, or the activation is unknown.
     """
     if activation not in ACTIVATIONS:
         raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+    (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
     (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
     hidden = twice_hidden // 2
     if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
@@ -82,7 +84,7 @@ def _run_inference(
         h, down.mT, offsets=offsets, scatter=slot_of_row, out=slots,
         epilogue=deserialize(_epilogue("weight", activation, *dtypes)), operands={"weight": by_rows(row_weights)},
     )  # fmt: skip
-    return slots.view(tokens, top_k, -1).sum(1)
+    return slots.view(-1, top_k, down.shape[1]).sum(1)
 
 
 def _inference_fake(
