@@ -165,14 +165,8 @@ def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
 
 
 def rows_beyond_the_last(p: Patch) -> None:
-    start = LaneCopiedScales.start_copies
-
-    def unbounded(self: Any, tile: Any) -> Any:
-        copies = start(self, tile)
-        copies._rows_remaining = copies._rows_remaining + 1000
-        return copies
-
-    p.setattr(LaneCopiedScales, "start_copies", unbounded)
+    rows = LaneCopiedScales._consecutive_rows
+    p.setattr(LaneCopiedScales, "_consecutive_rows", lambda self, remaining: rows(self, remaining + 1000))
 
 
 def bytes_that_a_full_stage_does_not_count(p: Patch) -> None:

@@ -111,9 +111,10 @@ class WgmmaMainloop:
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
             self._loads.consumer_wait(self._read)
             hw.sync_warp()  # all lanes have seen the stage full before one releases it
-            self._loads.pipeline.consumer_release(self._read)
+            self._release.release_previous(k_tile, self._read)
             self._read.advance()
             if after_k_tile:
                 after_k_tile(tile, k_tile)
+        self._release.release_last(tile.k_tiles)
         if self._order:  # not before: the other warpgroup would wait for a phase of which this one has not waited
             self._order.arrive()
