@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from tests.groups import NUMPY, Kind, blocks, fp32, random, scaled
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Grouping, Spec
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT32, DType, as_dtype
 
-NUMPY = {
-    "bf16": ml_dtypes.bfloat16, "fp16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
-    "int8": np.int8, "fp32": np.float32,
-}  # fmt: skip
 COOPERATIVE, PINGPONG = Config("cooperative", (128, 64, 64), (1, 1)), Config("pingpong", (64, 64, 64), (1, 1))
 SM80 = Config("mma_multistage", (64, 64, 64), (1, 1), 3, 2, chip="sm_80")
 CONFIGS = [
@@ -27,12 +21,6 @@ CONFIGS = [
     COOPERATIVE.replace(alias_epilogue=True), PINGPONG, PINGPONG.replace(cluster=(2, 1)),
     PINGPONG.replace(cluster=(2, 1), swap_ab=True), SM80,
 ]  # fmt: skip
-
-
-def random(rng: np.random.Generator, dtype: str, *shape: int, column_major: bool = False) -> Any:
-    stored = (*shape[:-2], shape[-1], shape[-2]) if column_major else shape
-    x: Any = rng.integers(-128, 128, stored) if dtype == "int8" else rng.standard_normal(stored)
-    return np.swapaxes(x.astype(NUMPY[dtype]), -1, -2) if column_major else x.astype(NUMPY[dtype])
 
 
 def random_sizes(rng: np.random.Generator, groups: int, total: int) -> Any:
@@ -133,25 +121,6 @@ def test_many_groups(groups: int) -> None:
     assert ends[-1] == m
 
 
-@dataclass
-class Kind:
-    """Operands of a dtype, and how they are multiplied."""
-
-    a: str
-    b: str
-    out: str
-    options: dict[str, Any] = field(default_factory=dict)
-    scales: Callable[[np.random.Generator, int, int, int, int], dict[str, Any]] | None = None
-
-
-def fp32(rng: np.random.Generator, *shape: int) -> Any:
-    return rng.uniform(0.5, 2, shape).astype(np.float32)
-
-
-def blocks(x: int) -> int:
-    return -(-x // 128)
-
-
 KINDS = {
     "fp16": Kind("fp16", "fp16", "fp16"),
     "fp16 sums": Kind("fp16", "fp16", "fp16", {"accumulate": "fp16"}),
@@ -177,17 +146,6 @@ KINDS = {
         "scale_a": fp32(rng, m, blocks(k)), "scale_b": fp32(rng, g, blocks(k), n),
     }),
 }  # fmt: skip
-
-
-def scaled(x: Any, scale: Any, transposed: bool = False) -> Any:
-    """Return an operand times its scale, in float64."""
-    if scale is None or np.ndim(scale) == 0:
-        return x.astype(float) * (1 if scale is None else scale)
-    if transposed:
-        return scaled(x.T, scale.T).T
-    rows = np.repeat(scale, 128, 0)[: len(x)] if len(scale) not in (1, len(x)) else scale
-    full = np.repeat(rows, 128, 1)[:, : x.shape[1]] if rows.shape[1] != 1 else rows
-    return x.astype(float) * full
 
 
 @pytest.mark.parametrize("name", KINDS)

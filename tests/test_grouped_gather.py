@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from tests.groups import NUMPY, Kind, blocks, fp32, random, scaled
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Grouping, Spec
 from gemmsmith.core.dtypes import as_dtype
 
-NUMPY = {
-    "bf16": ml_dtypes.bfloat16, "fp16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
-    "int8": np.int8, "fp32": np.float32, "int32": np.int32,
-}  # fmt: skip
 COOPERATIVE, PINGPONG = Config("cooperative", (128, 64, 64), (1, 1)), Config("pingpong", (64, 64, 64), (1, 1))
 SM80 = Config("mma_multistage", (64, 64, 64), (1, 1), 3, 2, chip="sm_80")
 CONFIGS = [
@@ -29,12 +23,6 @@ CONFIGS = [
 ]  # fmt: skip
 SIZES = [0, 65, 0, 130, 7, 1, 0]
 MARK = 77
-
-
-def random(rng: np.random.Generator, dtype: str, *shape: int, column_major: bool = False) -> Any:
-    stored = (*shape[:-2], shape[-1], shape[-2]) if column_major else shape
-    x: Any = rng.integers(-128, 128, stored) if dtype == "int8" else rng.standard_normal(stored)
-    return np.swapaxes(x.astype(NUMPY[dtype]), -1, -2) if column_major else x.astype(NUMPY[dtype])
 
 
 def random_rows(rng: np.random.Generator, count: int, extent: int) -> Any:
@@ -103,25 +91,6 @@ def test_rows_by_index(config: Config | None, gathers: bool, scatters: bool) -> 
         np.testing.assert_allclose(found.astype(float), want, rtol=2.0**-8, atol=2.0**-12)
 
 
-@dataclass
-class Kind:
-    """Operands of a dtype, and how they are multiplied. `scales`: of groups, rows of a, n and k."""
-
-    a: str
-    b: str
-    out: str
-    options: dict[str, Any] = field(default_factory=dict)
-    scales: Callable[[np.random.Generator, int, int, int, int], dict[str, Any]] | None = None
-
-
-def fp32(rng: np.random.Generator, *shape: int) -> Any:
-    return rng.uniform(0.5, 2, shape).astype(np.float32)
-
-
-def blocks(x: int) -> int:
-    return -(-x // 128)
-
-
 KINDS = {
     "fp16": Kind("fp16", "fp16", "fp16"),
     "fp16 sums": Kind("fp16", "fp16", "fp16", {"accumulate": "fp16"}),
@@ -153,18 +122,6 @@ KINDS = {
         "scale_b": rng.integers(125, 129, (g, blocks(k), blocks(n))).astype(np.uint8),
     }),
 }  # fmt: skip
-
-
-def scaled(x: Any, scale: Any, transposed: bool = False) -> Any:
-    """Return an operand times its scale, in float64."""
-    if scale is None or np.ndim(scale) == 0:
-        return x.astype(float) * (1 if scale is None else scale)
-    if transposed:
-        return scaled(x.T, scale.T).T
-    scale = 2.0 ** (scale.astype(float) - 127) if scale.dtype == np.uint8 else scale
-    rows = np.repeat(scale, 128, 0)[: len(x)] if len(scale) not in (1, len(x)) else scale
-    full = np.repeat(rows, 128, 1)[:, : x.shape[1]] if rows.shape[1] != 1 else rows
-    return x.astype(float) * full
 
 
 KIND_CONFIGS = {

@@ -17,16 +17,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding.bind import result_shape
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.ops import (
-    LIBRARY,
     MAX_OPERANDS,
     MAX_RESULTS,
+    define_op,
+    epilogue_signature,
     fp32_precision,
     operands_by_name,
     result_dtype,
@@ -128,28 +128,19 @@ def _count_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return 2 * int(a[0]) * int(a[1]) * int(b[-1])
 
 
-def _define(name: str, arguments: str, returns: str, cpu: Any, cuda: Any, fake: Any) -> Any:
-    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-    LIBRARY.define(f"{name}(Tensor a, Tensor b, Tensor offsets{arguments}) -> {returns}", tags=tags)
-    LIBRARY.impl(name, cpu, "CPU")
-    LIBRARY.impl(name, cuda, "CUDA")
-    torch.library.register_fake(f"gemmsmith::{name}", fake, lib=LIBRARY)
-    op = getattr(torch.ops.gemmsmith, name).default
-    register_flop_formula(op.overloadpacket)(_count_flops)
-    return op
+ARRAYS = "Tensor a, Tensor b, Tensor offsets"
 
 
 def _define_rows(num_inputs: int, num_outputs: int) -> Any:
-    tensors = "".join(f", Tensor x{i}" for i in range(num_inputs))
-    returns = "Tensor" if num_outputs == 1 else f"({', '.join(['Tensor'] * num_outputs)})"
-    return _define(
-        f"grouped_gemm_{num_inputs}_{num_outputs}", f", int key, str epilogue, float[] numbers{tensors}", returns,
-        _by_groups, _rows_cuda, _fake_rows,
-    )  # fmt: skip
+    signature = epilogue_signature(ARRAYS, num_inputs, num_outputs)
+    name = f"grouped_gemm_{num_inputs}_{num_outputs}"
+    return define_op(name, signature, _fake_rows, _count_flops, CPU=_by_groups, CUDA=_rows_cuda)
 
 
 ROWS: dict[tuple[int, int], Any] = {
     (i, o): _define_rows(i, o) for i in range(MAX_OPERANDS + 1) for o in range(1, MAX_RESULTS + 1)
 }
 """The operators along M by their numbers of tensor operands and of results."""
-SLICES = _define("grouped_gemm_k", "", "Tensor", _slices_by_groups, _slices_cuda, _fake_slices)
+SLICES = define_op(
+    "grouped_gemm_k", f"({ARRAYS}) -> Tensor", _fake_slices, _count_flops, CPU=_slices_by_groups, CUDA=_slices_cuda
+)

@@ -178,25 +178,38 @@ def _count_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return 2 * int(batch) * int(a[-2]) * int(a[-1]) * int(b[-1])
 
 
-def _define_op(library: torch.library.Library, num_inputs: int, num_outputs: int) -> Any:
-    name = f"gemm_{num_inputs}_{num_outputs}"
-    tensors = "".join(f", Tensor x{i}" for i in range(num_inputs))
-    returns = "Tensor" if num_outputs == 1 else f"({', '.join(['Tensor'] * num_outputs)})"
+LIBRARY = torch.library.Library("gemmsmith", "DEF")
+
+
+def define_op(name: str, signature: str, fake: Any, count_flops: Any, **kernels: Any) -> Any:
+    """Define an operator with a kernel for each dispatch key, and return its overload.
+
+    `signature`: its arguments and results; `fake`: what infers its results; `count_flops`: of the arguments' shapes.
+    """
     # flexible_layout: passes that insert the operator do not record its inputs' strides, and any strides work.
-    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-    library.define(
-        f"{name}(Tensor a, Tensor b, int key, str epilogue, float[] numbers{tensors}) -> {returns}", tags=tags
-    )
+    LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+    for key, kernel in kernels.items():
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"gemmsmith::{name}", fake, lib=LIBRARY)
     op = getattr(torch.ops.gemmsmith, name).default
-    library.impl(name, _cpu_kernel, "CPU")
-    library.impl(name, _cuda_kernel, "CUDA")
-    torch.library.register_fake(f"gemmsmith::{name}", _fake_kernel, lib=library)
-    register_flop_formula(op.overloadpacket)(_count_flops)
+    register_flop_formula(op.overloadpacket)(count_flops)
     return op
 
 
-LIBRARY = torch.library.Library("gemmsmith", "DEF")
+def epilogue_signature(arrays: str, num_inputs: int, num_outputs: int) -> str:
+    """Return the signature of an operator of `arrays` with an epilogue of so many tensor operands and results."""
+    tensors = "".join(f", Tensor x{i}" for i in range(num_inputs))
+    returns = "Tensor" if num_outputs == 1 else f"({', '.join(['Tensor'] * num_outputs)})"
+    return f"({arrays}, int key, str epilogue, float[] numbers{tensors}) -> {returns}"
+
+
+def _define_gemm(num_inputs: int, num_outputs: int) -> Any:
+    signature = epilogue_signature("Tensor a, Tensor b", num_inputs, num_outputs)
+    name = f"gemm_{num_inputs}_{num_outputs}"
+    return define_op(name, signature, _fake_kernel, _count_flops, CPU=_cpu_kernel, CUDA=_cuda_kernel)
+
+
 OPERATORS: dict[tuple[int, int], Any] = {
-    (i, o): _define_op(LIBRARY, i, o) for i in range(MAX_OPERANDS + 1) for o in range(1, MAX_RESULTS + 1)
+    (i, o): _define_gemm(i, o) for i in range(MAX_OPERANDS + 1) for o in range(1, MAX_RESULTS + 1)
 }
 """The operators by their numbers of tensor operands and of results."""

@@ -41,12 +41,14 @@ def accumulate(
     for g, group in enumerate(groups):
         if grouping.along == "k":
             blocks = slice(group.start // SCALE_BLOCK, ceil_div(group.stop, SCALE_BLOCK))
-            of_a, of_b = _part(scale_a, g, -1, blocks), _part(scale_b, g, -2, blocks)
-            accumulator[g] = multiply(a[:, group], b[group], of_a, of_b)
+            part_a, part_b = _part(scale_a, g, -1, blocks), _part(scale_b, g, -2, blocks)
+            accumulator[g] = multiply(a[:, group], b[group], part_a, part_b)
         else:
             rows = (g, group) if grouping.is_masked else group
-            of_a = _part(scale_a, g, -2, group) if scale_a is not None and scale_a.shape[-2] == m else _part(scale_a, g)
-            accumulator[rows] = multiply(a[rows], b[g], of_a, _part(scale_b, g))
+            part_a = (
+                _part(scale_a, g, -2, group) if scale_a is not None and scale_a.shape[-2] == m else _part(scale_a, g)
+            )
+            accumulator[rows] = multiply(a[rows], b[g], part_a, _part(scale_b, g))
     return accumulator
 
 
