@@ -22,6 +22,8 @@ class ArrayInfo(NamedTuple):
     """Description of an array, with strides in elements; `address` is 0 for a `Spec`.
 
     `device` is "cpu", "cuda" or "spec" (no data); `device_index` is CUDA's device number, 0 otherwise.
+    `interleave_stride`: not 0 for two arrays whose columns alternate in groups of 8, as `interleave` copies them: the
+    elements from the first to the second, each with these strides and half of the columns. `address` is the lower one.
     """
 
     dtype: DType
@@ -31,6 +33,7 @@ class ArrayInfo(NamedTuple):
     device: str
     device_index: int
     writable: bool
+    interleave_stride: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -41,6 +44,15 @@ class ArrayInfo(NamedTuple):
     def alignment(self) -> int:
         """The largest power of two, at most 16, that divides the address."""
         return (self.address | 16) & -(self.address | 16)
+
+    @property
+    def parts(self) -> tuple[ArrayInfo, ...]:
+        """The two arrays whose columns alternate; the array itself if it is one."""
+        if not (stride := self.interleave_stride * self.itemsize):
+            return (self,)
+        half = self._replace(shape=(*self.shape[:-1], self.shape[-1] // 2), interleave_stride=0)
+        first = self.address - min(stride, 0)
+        return half._replace(address=first), half._replace(address=first + stride)
 
     @property
     def has_data(self) -> bool:
@@ -145,6 +157,8 @@ def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple
 def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
     """Return a numpy view (no copy) of an array on the CPU, which keeps x alive; bf16 becomes ml_dtypes.bfloat16.
 
+    Two arrays whose columns alternate are copied.
+
     Raises ArgumentError naming `argument` for an array that is not on the CPU.
     """
     info = describe(x, argument)
@@ -152,6 +166,9 @@ def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
         raise ArgumentError(f"{argument}: got an array on {info.device_name}; use one on the CPU")
     if isinstance(x, np.ndarray):
         return np.asarray(x)
+    if info.interleave_stride:
+        first, second = (as_numpy(part).reshape(*part.shape[:-1], -1, INTERLEAVE_COLUMNS) for part in info.parts)
+        return np.stack([first, second], -2).reshape(info.shape)
     if 0 in info.shape:
         return np.empty(info.shape, info.dtype.numpy)
     return np.asarray(_ArrayInterface(info, x)).view(info.dtype.numpy)
@@ -165,6 +182,8 @@ def arrays_overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
     """Return whether some byte belongs to both arrays; if numpy cannot decide, whether their address ranges overlap."""
     if not x.has_data or (x.device, x.device_index) != (y.device, y.device_index) or 0 in x.shape or 0 in y.shape:
         return False
+    if y.interleave_stride:
+        return any(arrays_overlap(x, part) for part in y.parts)
     (x_first, x_end), (y_first, y_end) = byte_range(x), byte_range(y)
     if x_end <= y_first or y_end <= x_first:
         return False
@@ -230,6 +249,8 @@ so concurrently, both write equal adapters."""
 
 
 def _adapter_for(x: Any, argument: str) -> _Adapter:
+    if type(x) is tuple and argument == "b":
+        return _INTERLEAVED
     torch = sys.modules.get("torch")
     if isinstance(x, ArrayInfo):
         adapter = _make_adapter(lambda info: info)
@@ -253,6 +274,45 @@ def _adapter_for(x: Any, argument: str) -> _Adapter:
             f"or an object with __cuda_array_interface__ or __dlpack__{did_you_mean(argument)}"
         )
     return _ADAPTERS.setdefault(type(x), adapter)
+
+
+# -- two arrays whose columns alternate ------------------------------------------------------------------------------
+INTERLEAVE_COLUMNS = 8
+"""Columns of one array that are contiguous: a column group of the wgmma accumulator's layout (PTX ISA)."""
+
+
+def _read_interleaved(arrays: Any) -> ArrayInfo:
+    """Return the description of a tuple of two arrays whose columns alternate."""
+    first, second, *others = (*map(describe, arrays), None, None)
+    if second is None or any(others) or first is None:
+        raise _UnsupportedArrayError(f"got a tuple of {len(arrays)} arrays; use one array, or a tuple of two")
+    for name in ("dtype", "shape", "strides", "device", "device_index"):
+        if (x := getattr(first, name)) != (y := getattr(second, name)):
+            raise _UnsupportedArrayError(f"got two arrays of {name} {x} and {y}; use the same")
+    *leading, columns = first.shape
+    if columns % INTERLEAVE_COLUMNS:
+        raise _UnsupportedArrayError(
+            f"got two arrays of {columns} columns, which alternate in groups of {INTERLEAVE_COLUMNS}; use a multiple"
+        )
+    stride, remainder = divmod(second.address - first.address, first.itemsize)
+    if remainder:
+        raise _UnsupportedArrayError(f"got an address that is not a multiple of the element's {first.itemsize} bytes")
+    if not stride and first.has_data and 0 not in first.shape:
+        raise _UnsupportedArrayError("got the same array twice; use two arrays")
+    if not stride:  # Specs, which have no address: as if they followed one another
+        stride = max([n * s for n, s in zip(first.shape, first.strides, strict=True)])
+    return first._replace(
+        shape=(*leading, 2 * columns), address=min(first.address, second.address), interleave_stride=stride
+    )
+
+
+def _read_interleaved_key(arrays: Any) -> tuple[Hashable, int]:
+    info, keys = _read_interleaved(arrays), [cache_key_and_address(x, "b")[0] for x in arrays]
+    return (*keys, info.interleave_stride), info.address
+
+
+_INTERLEAVED = _Adapter(_read_interleaved, _read_interleaved_key, lambda arrays: _read_interleaved(arrays).address)
+"""Not among _ADAPTERS: a tuple is an array only as `b`."""
 
 
 def _empty(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:

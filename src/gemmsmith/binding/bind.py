@@ -262,7 +262,7 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
 
     arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
     arguments |= {operand_argument(name): x for name, x in (operand_infos | block_scales | array_infos).items()}
-    arguments = {name: ArrayInfo(*x[:-1], False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
+    arguments = {name: x._replace(writable=False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
     arguments |= {result_argument(name): x for name, x in result_infos.items()}
     # Without operations the options make no difference: one kernel for all
     fast_math = request.fast_math or not graph.has_operations

@@ -90,10 +90,12 @@ def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False, dtype: DType | 
     if broadcast:
         row_stride, col_stride = row_stride if m != 1 else 0, col_stride if n != 1 else 0
     if array_batch != 1:  # the arrays of some designs have a batch of their own
-        return Matrix(
-            dtype or x.dtype, m, n, row_stride, col_stride, array_batch, array_batch_stride, x.alignment
-        )  # fmt: skip
-    return Matrix(dtype or x.dtype, m, n, row_stride, col_stride, batch, 0, x.alignment)
+        batch, batch_stride = array_batch, array_batch_stride
+    else:
+        batch_stride = 0
+    return Matrix(
+        dtype or x.dtype, m, n, row_stride, col_stride, batch, batch_stride, x.alignment, x.interleave_stride
+    )  # fmt: skip
 
 
 def _fold_batch(p: Problem) -> Problem:

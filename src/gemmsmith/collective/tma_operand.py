@@ -11,7 +11,7 @@ from gemmsmith.core.integers import round_up
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, OperandFn
-from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tensor_map import INTERLEAVED_ROWS, TensorMap
 from gemmsmith.core.tile import ATOM_ROWS, Tile
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
@@ -37,7 +37,7 @@ class TmaOperand:
         """Allocate the stages."""
         k, name = current_builder(), operand.name
         self.name, self.role, self.tile, self._source = name, operand.role, operand.tile, operand.source
-        self._policy = EVICTION_POLICIES[operand.evict]
+        self._policy, self._interleaved = EVICTION_POLICIES[operand.evict], operand.interleaved
         self.map = k.tensor_map(name, partial(self._tensor_map, operand.source))
         self.tf32_residual_map = (
             k.tensor_map(f"{name}_residual", partial(self._tensor_map, operand.residual)) if operand.residual else None
@@ -108,12 +108,17 @@ class TmaOperand:
             with unroll(tile.boxes, name="box") as box:
                 inner, outer = (k, coord.mn) if tile.major == "K" else (coord.mn, k)
                 destination = self.stages[stage].at(slice_offset, tile.pitch).at(box, tile.box_bytes)
-                coords = inner + box * tile.box_inner, outer + slice_offset, coord.batch
+                row = outer + slice_offset
+                if interleaved := self._interleaved:
+                    row = (row // INTERLEAVED_ROWS).with_name_hint("row_group")
+                coords = inner + box * tile.box_inner, row, coord.batch
                 if multicast and self._multicast_ctas > 1:
                     mask = self._mask if isinstance(self._mask, int) else self._mask.to(U16)
-                    hw.tma_load_multicast(map, *coords, destination, barrier, mask, self._policy)
+                    hw.tma_load_multicast(
+                        map, *coords, destination, barrier, mask, self._policy, interleaved=interleaved
+                    )
                 else:
-                    hw.tma_load(map, *coords, destination, barrier, self._policy)
+                    hw.tma_load(map, *coords, destination, barrier, self._policy, interleaved=interleaved)
 
     # -- computed by the host for a problem ----------------------------------------------------------------
     def stage_bytes(self, p: BoundProblem) -> int:
@@ -122,26 +127,32 @@ class TmaOperand:
         return rows * self.tile.pitch * self.loads_per_tile if p.k else 0
 
     def _slice_rows(self, p: BoundProblem) -> int:
-        return multicast_slice_rows(self.tile, self._source(p)[0].rows, self._multicast_ctas)
+        return self._multicast_slice_rows(self._source(p)[0])
+
+    def _multicast_slice_rows(self, matrix: Matrix) -> int:
+        rows = INTERLEAVED_ROWS if self._interleaved else ATOM_ROWS
+        return multicast_slice_rows(self.tile, matrix.rows, self._multicast_ctas, rows)
 
     def _tensor_map(self, source: OperandFn, p: BoundProblem) -> TensorMap:
         matrix, address = source(p)
         if not p.k:  # no k-tile is ever loaded, and extents of zero cannot be encoded
+            if self._interleaved:
+                return TensorMap(0, matrix.dtype, (16, 16, 1), (64, 0), (16, 16, 1), 0, 64)
             return TensorMap(0, matrix.dtype, (16, 1, 1), (64, 0), (16, 1, 1), 0)
         return make_tensor_map(matrix, self.tile, self._box_rows(matrix), address)
 
     def _box_rows(self, matrix: Matrix) -> int:
-        return box_rows(self.tile, matrix.rows, multicast_slice_rows(self.tile, matrix.rows, self._multicast_ctas))
+        return box_rows(self.tile, matrix.rows, self._multicast_slice_rows(matrix))
 
 
-def multicast_slice_rows(tile: Tile, extent: int, ctas: int) -> int:
+def multicast_slice_rows(tile: Tile, extent: int, ctas: int, multiple: int = ATOM_ROWS) -> int:
     """Return the rows of a tile's boxes that each of `ctas` CTAs loads, for an operand of `extent` rows.
 
-    They are equal slices of the rows that exist, in whole swizzle atoms.
+    They are equal slices of the rows that exist, in multiples of `multiple`: whole swizzle atoms.
     """
     if tile.major == "MN" or extent >= tile.outer:
         return tile.outer // ctas
-    return min(round_up(extent, ctas * ATOM_ROWS) // ctas, tile.outer // ctas)
+    return min(round_up(extent, ctas * multiple) // ctas, tile.outer // ctas)
 
 
 def box_rows(tile: Tile, extent: int, slice_rows: int) -> int:
@@ -166,5 +177,5 @@ def make_tensor_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer) -> 
     size = matrix.dtype.bytes
     return TensorMap(
         address, matrix.dtype, (inner, outer, matrix.batch), (stride * size, matrix.batch_stride * size),
-        (tile.box_inner, rows, 1), tile.swizzle,
+        (tile.box_inner, rows, 1), tile.swizzle, abs(matrix.interleave_stride) * size,
     )  # fmt: skip

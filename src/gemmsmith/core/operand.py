@@ -13,9 +13,6 @@ from gemmsmith.core.tile import Tile
 class MmaOperand:
     """An operand of the mainloop, a tile of which is multiplied per k-tile.
 
-    A mainloop may have several operands of one role, such as the weights of a gate and of its linear half, whose tiles
-    lie side by side in a stage.
-
     Attributes:
         name: Prefix of its kernel arguments.
         role: Whether its rows are those of A or those of B.
@@ -23,6 +20,7 @@ class MmaOperand:
         source: Returns its matrix, with extents and a batch of its own, as (M or N) x K, and its Pointer.
         evict: L2 eviction policy of its loads: "first", "normal" or "last".
         residual: Returns the matrix of its TF32 residuals x - tf32(x) and its Pointer; None without 3xTF32.
+        interleaved: Its rows alternate between two matrices, in groups of 8.
     """
 
     name: str
@@ -31,3 +29,4 @@ class MmaOperand:
     source: OperandFn
     evict: str = "normal"
     residual: OperandFn | None = None
+    interleaved: bool = False

@@ -27,6 +27,8 @@ class Matrix:
 
     `alignment` is the largest power of two, at most 16, that divides the base address in bytes.
     A broadcast batch has stride 0. Strides are canonical: see `canonical`.
+    `interleave_stride`: not 0 if those rows or columns that are not K alternate between two matrices, in groups of 8:
+    elements from the first matrix, which has these strides, to the second, which may be at a lower address.
     """
 
     dtype: DType
@@ -37,20 +39,19 @@ class Matrix:
     batch: int = 1
     batch_stride: int = 0
     alignment: int = TMA_ALIGNMENT_BYTES
+    interleave_stride: int = 0
 
     @property
     def T(self) -> Matrix:
         """Transposed view of the same memory."""
         return Matrix(
             self.dtype, self.cols, self.rows, self.col_stride, self.row_stride,
-            self.batch, self.batch_stride, self.alignment,
+            self.batch, self.batch_stride, self.alignment, self.interleave_stride,
         )  # fmt: skip
 
     def with_rows(self, rows: int) -> Matrix:
         """Return the matrix with another number of rows."""
-        return Matrix(
-            self.dtype, rows, self.cols, self.row_stride, self.col_stride, self.batch, self.batch_stride, self.alignment
-        )  # fmt: skip
+        return replace(self, rows=rows)
 
     @property
     def is_row_major(self) -> bool:
@@ -72,7 +73,8 @@ class Matrix:
         """True if a tensor map can address it: one unit stride, others multiples of 16 bytes, an aligned base."""
         if not (self.is_row_major or self.is_column_major) or self.alignment % TMA_ALIGNMENT_BYTES:
             return False
-        return _fits_tma(self.pitch_bytes) and _fits_tma(self.batch_stride * self.dtype.bytes)
+        strides = self.pitch_bytes, self.batch_stride * self.dtype.bytes, abs(self.interleave_stride) * self.dtype.bytes
+        return all(map(_fits_tma, strides))
 
     @property
     def can_tma_load(self) -> bool:
@@ -104,7 +106,7 @@ class Matrix:
         if self.cols <= 1 and row == 1:
             col = round_up(max(self.rows, 1), alignment)
         batch = self.batch_stride if self.batch > 1 else 0
-        return Matrix(self.dtype, self.rows, self.cols, row, col, self.batch, batch, self.alignment)
+        return replace(self, row_stride=row, col_stride=col, batch_stride=batch)
 
     def with_degenerate_strides_of(self, other: Matrix) -> Matrix:
         """Return the same matrix with the strides of length-0 and length-1 dimensions taken from `other`."""

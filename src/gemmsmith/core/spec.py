@@ -36,7 +36,8 @@ from gemmsmith.core.register_budgets import (
     MAX_ACC_REGISTERS_WITH_SCATTER,
 )
 from gemmsmith.core.rules import check_config, fills_swizzle_rows
-from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
+from gemmsmith.core.tensor_map import INTERLEAVED_ROWS
+from gemmsmith.core.tile import ATOM_ROWS, SWIZZLE_ALIGNMENT_BYTES, Tile
 
 SCALES_PER_TMA_BOX = 4
 """Block scales (k-tiles) per TMA box along K: 4 fp32 = 16 bytes, TMA's minimum."""
@@ -227,7 +228,10 @@ def plan_promotion(c: Config, per_column_scales: bool = False) -> PromotionPlan:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """The compile-time constants of a kernel, which serves every problem with the same spec."""
+    """The compile-time constants of a kernel, which serves every problem with the same spec.
+
+    `interleaved`: the operand whose rows, as (M or N) x K, alternate between two matrices in groups of 8.
+    """
 
     config: Config
     mma: Mma
@@ -237,13 +241,14 @@ class KernelSpec:
     scales: tuple[ScaleSpec | None, ScaleSpec | None] = (None, None)
     is_3xtf32: bool = False
     grouping: Grouping | None = None
+    interleaved: Role | None = None
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        options = self.promoted, self.scales, self.is_3xtf32, self.grouping
+        options = self.promoted, self.scales, self.is_3xtf32, self.grouping, self.interleaved
         return hash((self.config, self.mma, self.majors, self.epilogue, options))
 
     @classmethod
@@ -268,7 +273,8 @@ class KernelSpec:
                 raise ConfigError(
                     f"a: got column-major with {config.design}, whose tiles begin anywhere; use row-major"
                 )
-        options = problem.promoted, (scale_a, scale_b), problem.is_3xtf32, grouping
+        interleaved = next((role for role, x in zip(ROLES, problem.operands, strict=True) if x.interleave_stride), None)
+        options = problem.promoted, (scale_a, scale_b), problem.is_3xtf32, grouping, interleaved
         spec = _checked(cls(config, mma, majors, epilogue, *options))
         columns = spec.warpgroup_columns
         if spec.epilogue.graph.requires_full_rows and problem.n > columns:
@@ -293,8 +299,8 @@ class KernelSpec:
         (a, b), (evict_a, evict_b) = self.tiles, self.config.evict
         residuals = [operand_getter(f"{name}_residual") if self.is_3xtf32 else None for name in "ab"]
         return (
-            MmaOperand("a", "a", a, operand_getter("a"), evict_a, residuals[0]),
-            MmaOperand("b", "b", b, operand_getter("b"), evict_b, residuals[1]),
+            MmaOperand("a", "a", a, operand_getter("a"), evict_a, residuals[0], self.interleaved == "a"),
+            MmaOperand("b", "b", b, operand_getter("b"), evict_b, residuals[1], self.interleaved == "b"),
         )
 
     def gathers_rows_of(self, role: Role) -> bool:
@@ -442,7 +448,7 @@ class KernelSpec:
             c.replace(splits=int(c.splits == 1)),  # the number of splits is a kernel argument
             str(self.mma), *self.majors, self.promoted, self.scales, self.is_3xtf32,
             e.graph, sorted(e.tma_eligible), sorted(e.column_major), e.fast_math, e.deterministic,
-            *([self.grouping] if self.grouping else []),
+            *([self.grouping] if self.grouping else []), *([self.interleaved] if self.interleaved else []),
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
 
@@ -479,12 +485,19 @@ class KernelSpec:
                 f"tile: got {c.tile} for {self.threads} threads; {c.design} needs tile M, N and K that "
                 "divide the thread count (M and N may also be multiples of it), and M and N >= threads / 8"
             )
-        for name, tile, ctas in zip("AB", self.tiles, self.multicast_ctas, strict=True):
-            if tile.outer % (8 * ctas):
+        for role, tile, ctas in zip(ROLES, self.tiles, self.multicast_ctas, strict=True):
+            slice_rows = INTERLEAVED_ROWS if role == self.interleaved else ATOM_ROWS
+            if tile.outer % (slice_rows * ctas):
                 raise ConfigError(
-                    f"cluster: {ctas} CTAs share the {name} tile, whose {tile.outer} rows do not split into multicast "
-                    "slices of 8; use a larger tile or a smaller cluster"
+                    f"cluster: {ctas} CTAs share the {role.upper()} tile, whose {tile.outer} rows do not split into "
+                    f"multicast slices of {slice_rows}; use a larger tile or a smaller cluster"
                 )
+        if self.interleaved and not self.design.uses_tma:
+            raise ConfigError(f"b: got a tuple with {c.design}, which takes one array; use interleave(*b)")
+        if self.interleaved and self.is_3xtf32:
+            raise ConfigError('b: got a tuple with precision="3xtf32", which takes one array; use interleave(*b)')
+        if self.interleaved == "b" and self.slice_columns % INTERLEAVED_ROWS:
+            raise ConfigError(f"tile N: got {c.tile[1]} for a tuple b; use a multiple of {INTERLEAVED_ROWS}")
         register_majors = () if self.promoted else self.mma.register_majors, ()
         for name, major, dtype, more in zip("AB", self.majors, (self.mma.a, self.mma.b), register_majors, strict=True):
             if major not in (*self.mma.majors, *more):

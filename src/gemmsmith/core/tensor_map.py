@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.pointer import Pointer
+
+INTERLEAVED_ROWS = 16
+"""Rows of which the first half are one tensor's and the others another's."""
 
 
 @dataclass(frozen=True)
 class TensorMap:
     """A tensor map of rank 3: (inner, outer, batch), in elements; strides of outer and batch in bytes.
 
-    `address`: the tensor's base address, or a Pointer until that is known. Source: CUDA driver API,
-    cuTensorMapEncodeTiled.
+    `address`: the tensor's base address, or a Pointer until that is known. `interleave_stride`: not 0 if the rows
+    alternate between two tensors in groups of 8: bytes from one to the other; the map is then of rank 5, (inner,
+    8 rows, 2 tensors, groups of 8 rows, batch). Source: CUDA driver API, cuTensorMapEncodeTiled.
     """
 
     address: int | Pointer
@@ -22,8 +27,28 @@ class TensorMap:
     strides: tuple[int, int]  # bytes; of outer, of batch
     box: tuple[int, int, int]
     swizzle: int  # bytes: 128, 64, 32 or 0
+    interleave_stride: int = 0
 
     @property
     def box_bytes(self) -> int:
         """Bytes that a load of a box writes to shared memory, including zeros for elements outside of the tensor."""
         return self.box[0] * self.box[1] * self.box[2] * self.dtype.bytes
+
+    def row_offset(self, row: Any) -> Any:
+        """Return the byte offset of a row, of an int or array, in its matrix of the batch."""
+        if not self.interleave_stride:
+            return row * self.strides[0]
+        group, row_of_pair = row // INTERLEAVED_ROWS, row % INTERLEAVED_ROWS
+        first = (group * (INTERLEAVED_ROWS // 2) + row_of_pair % (INTERLEAVED_ROWS // 2)) * self.strides[0]
+        return first + row_of_pair // (INTERLEAVED_ROWS // 2) * self.interleave_stride
+
+    def encoded(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the extents, strides and box that the driver encodes, innermost dimension first."""
+        if not self.interleave_stride:
+            return self.extents, self.strides, self.box
+        (columns, rows, batch), (row_stride, batch_stride), half = self.extents, self.strides, INTERLEAVED_ROWS // 2
+        return (
+            (columns, half, 2, rows // INTERLEAVED_ROWS, batch),
+            (row_stride, self.interleave_stride, half * row_stride, batch_stride),
+            (self.box[0], half, 2, self.box[1] // INTERLEAVED_ROWS, self.box[2]),
+        )

@@ -15,6 +15,7 @@ from dataclasses import replace
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.cluster_split_reduction import make_split_reduction
+from gemmsmith.collective.interleave_order import InterleaveOrder
 from gemmsmith.collective.pipeline import HasBarriers
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
@@ -95,6 +96,7 @@ class Epilogue:
         self.m = k.parameter("m", compute=lambda p: p.m) if needs_bounds else Constant(I32, 0)
         self.n = k.parameter("n", compute=lambda p: p.n) if needs_bounds else Constant(I32, 0)
         self.split_reduction = make_split_reduction(spec, scheduler)
+        self.interleave_order = InterleaveOrder(spec.interleaved) if spec.interleaved else None
         table, scale_stores = scheduler.table, [x for _, x in self.scale_stores]
         self.row_fill = RowFill(spec, table, self.stores, scale_stores) if table else None
 
@@ -208,6 +210,8 @@ class TileEpilogue:
         k.comment("epilogue")
         for x in self._inputs.values():
             x.stage_to_smem()
+        if e.interleave_order:
+            e.interleave_order.restore(accumulator)
         parts = TileParts(wg_tile, self._inputs, self._tma_loads, [x.begin_tile(wg_tile) for x in e.reductions])
         stores = self._store_strategy(barrier)
         stores.begin_tile()

@@ -43,7 +43,7 @@ mbarrier_test_wait = emitter(mbarrier.MbarrierTestWait)
 mbarrier_wait = emitter(mbarrier.MbarrierWait)
 
 tma_load = tma.load
-tma_load_multicast = emitter(tma.TmaLoadMulticast)
+tma_load_multicast = tma.load_multicast
 tma_store = emitter(tma.TmaStore)
 tma_store_hint = emitter(tma.TmaStoreHint)
 bulk_commit = emitter(tma.BulkCommit)

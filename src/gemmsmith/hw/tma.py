@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.core.integers import round_up
-from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tensor_map import INTERLEAVED_ROWS, TensorMap
 from gemmsmith.core.tile import swizzled
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
@@ -60,7 +60,7 @@ class Box:
         y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
         z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
         first = self.map.address + self.x * self.map.dtype.bytes + byte_range.start
-        start = first + y * self.map.strides[0] + z * self.map.strides[1]
+        start = first + self.map.row_offset(y) + z * self.map.strides[1]
         return Access("global", start.reshape(-1)[rows] if width else np.zeros(0, np.int64), width)
 
     def shared_access(self, address: int, rank: int | None) -> Access:
@@ -98,7 +98,9 @@ def _shared_access(address: int, nbytes: int, swizzle: int, rank: int | None) ->
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
-    box = Box(m.value(load.map), m.uniform(load.x), m.uniform(load.y), m.uniform(load.z))
+    map = m.value(load.map)
+    y = m.uniform(load.y) * (INTERLEAVED_ROWS if map.interleave_stride else 1)
+    box = Box(map, m.uniform(load.x), y, m.uniform(load.z))
     destination, barrier = m.uniform(load.destination), m.uniform(load.barrier)
     # An x that is not a multiple of 16 bytes is an illegal instruction on an H200.
     if destination % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
@@ -134,16 +136,27 @@ class TmaLoad(Instruction):
         _start_load(m, self, [None])
 
 
+class TmaLoadInterleaved(TmaLoad):
+    """TmaLoad of a map whose rows alternate between two tensors; `y` counts groups of 16 rows."""
+
+    ptx = (
+        "cp.async.bulk.tensor.5d.shared::{space}.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[{destination}], [{map}, {{x}, 0, 0, {y}, {z}}], [{barrier}], {cache_hint};"
+    )
+
+
 def load(
     map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
-    barrier: ValueLike | SharedView, cache_hint: ValueLike,
+    barrier: ValueLike | SharedView, cache_hint: ValueLike, *, interleaved: bool = False,
 ) -> None:  # fmt: skip
     """Emit a TMA load into this CTA's shared memory.
 
     From sm_100 on it uses `.shared::cta`; with `.shared::cluster` ptxas emits a function call on sm_120.
+    `interleaved`: of a map whose rows alternate between two tensors; y counts groups of 16 rows.
     """
     space = "cta" if current_builder().chip.supports("sm_100") else "cluster"
-    TmaLoad(map, x, y, z, destination, barrier, cache_hint, space).issue()
+    kind = TmaLoadInterleaved if interleaved else TmaLoad
+    kind(map, x, y, z, destination, barrier, cache_hint, space).issue()
 
 
 class TmaLoadMulticast(Instruction):
@@ -170,6 +183,25 @@ class TmaLoadMulticast(Instruction):
     def simulate(self, m: Machine) -> None:
         mask = int(m.uniform(self.mask))
         _start_load(m, self, [rank for rank in range(m.cluster_size) if mask >> rank & 1])
+
+
+class TmaLoadMulticastInterleaved(TmaLoadMulticast):
+    """TmaLoadMulticast of a map whose rows alternate between two tensors; `y` counts groups of 16 rows."""
+
+    ptx = (
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint "
+        "[{destination}], [{map}, {{x}, 0, 0, {y}, {z}}], [{barrier}], {mask}, {cache_hint};"
+    )
+
+
+def load_multicast(
+    map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
+    barrier: ValueLike | SharedView, mask: ValueLike, cache_hint: ValueLike, *, interleaved: bool = False,
+) -> None:  # fmt: skip
+    """Emit a TMA load into the shared memory of each CTA of `mask`; `interleaved` as in `load`."""
+    kind = TmaLoadMulticastInterleaved if interleaved else TmaLoadMulticast
+    kind(map, x, y, z, destination, barrier, mask, cache_hint).issue()
 
 
 class TmaStore(Instruction):

@@ -16,6 +16,7 @@ from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import Major
 from gemmsmith.core.pointer import Pointer
@@ -120,7 +121,13 @@ def operand_packings(problem: Problem, config: Config | None = None) -> list[Pac
 
 def _packing(operand: Matrix, majors: Sequence[Major]) -> Packing | None:
     """Return the packing of an (M or N) x K matrix into one of the layouts `majors`, if it is in none of them."""
-    if operand.is_tma_compatible and operand_major(operand) in majors:
+    major = operand_major(operand)
+    if operand.interleave_stride and not (operand.is_tma_compatible and major == "K" and "K" in majors):
+        raise ArgumentError(
+            "b: got a tuple of two arrays that TMA cannot read together; use K-major ones, such as the transposed "
+            "weights of two torch.nn.Linear, whose rows along k begin at multiples of 16 bytes; or interleave(*b)"
+        )
+    if operand.is_tma_compatible and major in majors:
         return None
     transposed = "MN" in majors and (operand.is_column_major or "K" not in majors)
     return Packing(operand.T if transposed else operand, transposed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from gemmsmith.core.pointer import Pointer
@@ -15,6 +16,9 @@ WORKSPACE = Pointer("workspace")
 Addresses = Mapping[str, int | float]
 """Addresses (or scalars) by Pointer name: "a", "b", "workspace", "flags", and the argument names of operands and
 results."""
+
+
+EMPTY: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,12 @@ class Launch:
         """Return the launch of a kernel for the problem `bound`, with its scratch memory at `workspace`."""
         return cls(kernel, kernel.work_clusters(bound), kernel.arguments(bound, workspace, Pointer("flags")))
 
-    def resolve(self, addresses: Addresses) -> dict[str, Any]:
-        """Return the arguments with every Pointer replaced by its address."""
-        return {name: _resolve(x, addresses) for name, x in self.arguments.items()}
+    def resolve(self, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> dict[str, Any]:
+        """Return the arguments with every Pointer replaced by its address.
+
+        `interleave_strides`: those of tensor maps of two arrays, by Pointer name, if they differ at these addresses.
+        """
+        return {name: _resolve(x, addresses, interleave_strides) for name, x in self.arguments.items()}
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,11 @@ class Launches:
     flag_bytes: int = 0
 
 
-def _resolve(argument: Argument, addresses: Addresses) -> Any:
+def _resolve(argument: Argument, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> Any:
     if isinstance(argument, Pointer):
         address = addresses[argument.name]
         return address + argument.offset if argument.offset else address
     if isinstance(argument, TensorMap) and isinstance(argument.address, Pointer):
-        return replace(argument, address=_resolve(argument.address, addresses))
+        stride = interleave_strides.get(argument.address.name, argument.interleave_stride)
+        return replace(argument, address=_resolve(argument.address, addresses), interleave_stride=stride)
     return argument

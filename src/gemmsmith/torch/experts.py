@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from gemmsmith.api import grouped_gemm as launch
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
@@ -19,7 +21,7 @@ from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.graph_serialization import deserialize, serialize
 from gemmsmith.torch.grouped_ops import SLICES, by_rows
-from gemmsmith.torch.ops import LIBRARY, call_op
+from gemmsmith.torch.ops import LIBRARY, call_op, read_together
 from gemmsmith.torch.tracing import dtype_from_name
 
 
@@ -71,13 +73,12 @@ def _run_inference(
     x: Any, weights: Any, gate_up: Any, down: Any, order: Any, offsets: Any, activation: str, all_present: bool
 ) -> Any:
     """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots."""
-    (tokens, top_k), hidden = weights.shape, down.shape[2]
+    tokens, top_k = weights.shape
     row_weights, dtypes = _of_rows(weights, order), (str(x.dtype), "torch.float32")
     token_of_row, slot_of_row = (order // top_k).to(torch.int32), order.to(torch.int32)
-    gate = launch(x, gate_up[:, :hidden].mT, offsets=offsets, gather=token_of_row)
     h = launch(
-        x, gate_up[:, hidden:].mT, offsets=offsets, gather=token_of_row,
-        epilogue=deserialize(_epilogue("gated", activation, *dtypes)), operands={"gate": by_rows(gate)},
+        x, read_together(*_gate_and_up(gate_up)), offsets=offsets, gather=token_of_row,
+        epilogue=deserialize(_epilogue("gated", activation, *dtypes)),
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((tokens * top_k, down.shape[1]))
     launch(
@@ -133,8 +134,13 @@ class _GatedExperts(torch.autograd.Function):
         top_k, hidden = weights.shape[1], down.shape[2]
         rows, row_weights = x[order // top_k], _of_rows(weights, order)
         dtypes = str(x.dtype), str(row_weights.dtype)
-        gate = call_op(PLAIN_GEMM, rows, gate_up[:, :hidden].mT, [], [], offsets)
-        h, up = call_op(_epilogue("gate", activation, *dtypes), rows, gate_up[:, hidden:].mT, [], [gate], offsets)
+        if hidden % INTERLEAVE_COLUMNS:
+            gate, up = (call_op(PLAIN_GEMM, rows, b, [], [], offsets) for b in _gate_and_up(gate_up))
+            h = _ACTIVATIONS[activation](gate)[0] * up
+        else:
+            h, gate, up = call_op(
+                _epilogue("gate and up", activation, *dtypes), rows, _gate_and_up(gate_up), [], [], offsets
+            )
         y = call_op(_epilogue("weight", activation, *dtypes), h, down.mT, [], [row_weights], offsets)
         return _summed_slots(y, row_of_slot, top_k), rows, gate, up, h, row_weights
 
@@ -170,6 +176,12 @@ class _GatedExperts(torch.autograd.Function):
         return grad_x, grad_weights, grad_gate_up, grad_down, None, None, None, None
 
 
+def _gate_and_up(gate_up: Any) -> tuple[Any, Any]:
+    """Return the two weights (count, dim, hidden)."""
+    hidden = gate_up.shape[1] // 2
+    return gate_up[:, :hidden].mT, gate_up[:, hidden:].mT
+
+
 def _of_rows(weights: Any, order: Any) -> Any:
     """Return the weight of each row, (rows, 1)."""
     exact = weights if weights.dtype == torch.float64 else weights.float()
@@ -182,13 +194,13 @@ def _summed_slots(rows: Any, row_of_slot: Any, top_k: int) -> Any:
 
 
 # -- epilogues -------------------------------------------------------------------------------------------------------
-def _gate(activation: str, acc: Any, gate: Any) -> tuple[Any, Any]:
-    value, _ = _ACTIVATIONS[activation](gate)
-    return value * acc, acc
+def _gate_and_up_results(activation: str, acc: Any) -> tuple[Any, Any, Any]:
+    gate, up = deinterleave(acc)
+    return _ACTIVATIONS[activation](gate)[0] * up, gate, up
 
 
-def _gated(activation: str, acc: Any, gate: Any) -> Any:
-    return _ACTIVATIONS[activation](gate)[0] * acc
+def _gated(activation: str, acc: Any) -> Any:
+    return _gate_and_up_results(activation, acc)[0]
 
 
 def _weight(_: str, acc: Any, weight: Any) -> Any:
@@ -235,10 +247,10 @@ def _epilogue(name: str, activation: str, dtype: str, weight_dtype: str) -> str:
     matrix = BroadcastDims(False, 1, 1), dtype_from_name(dtype)
     weight = BroadcastDims(False, 1, 0), dtype_from_name(weight_dtype)
     epilogues: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-        "gate": (_gate, {"gate": matrix}),
-        "gated": (_gated, {"gate": matrix}),
+        "gate and up": (_gate_and_up_results, {}),
+        "gated": (_gated, {}),
         "weight": (_weight, {"weight": weight}),
         "backward": (_backward, {"gate": matrix, "up": matrix, "h": matrix, "weight": weight}),
     }
     function, operands = epilogues[name]
-    return serialize(trace(partial(function, activation), (2, 2), operands))
+    return serialize(trace(partial(function, activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

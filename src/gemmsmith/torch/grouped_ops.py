@@ -2,6 +2,7 @@
 
     grouped_gemm_{i}_{o}(Tensor a, Tensor b, Tensor offsets, int key, str epilogue, float[] numbers, Tensor x0, ...)
         -> Tensor, ...
+    grouped_gemm_of_two_{i}_{o}(Tensor a, Tensor b, Tensor b2, Tensor offsets, ...) -> Tensor, ...
     grouped_gemm_k(Tensor a, Tensor b, Tensor offsets) -> Tensor
 
 offsets (groups,), int32, are the ends of the groups. The first multiplies rows of a (m, k) by their group's matrix of
@@ -28,6 +29,8 @@ from gemmsmith.torch.ops import (
     define_op,
     epilogue_signature,
     fp32_precision,
+    of_two,
+    of_two_on_gpu,
     operands_by_name,
     result_dtype,
 )
@@ -141,6 +144,17 @@ ROWS: dict[tuple[int, int], Any] = {
     (i, o): _define_rows(i, o) for i in range(MAX_OPERANDS + 1) for o in range(1, MAX_RESULTS + 1)
 }
 """The operators along M by their numbers of tensor operands and of results."""
+
+
+def _define_rows_of_two(num_inputs: int, num_outputs: int) -> Any:
+    signature = epilogue_signature("Tensor a, Tensor b, Tensor b2, Tensor offsets", num_inputs, num_outputs)
+    kernels = {"CPU": of_two(_by_groups), "CUDA": of_two_on_gpu(_rows_cuda)}
+    name = f"grouped_gemm_of_two_{num_inputs}_{num_outputs}"
+    return define_op(name, signature, of_two(_fake_rows), lambda *shapes, **_: 2 * _count_flops(*shapes), **kernels)
+
+
+for _counts in ROWS:
+    _define_rows_of_two(*_counts)
 SLICES = define_op(
     "grouped_gemm_k", f"({ARRAYS}) -> Tensor", _fake_slices, _count_flops, CPU=_slices_by_groups, CUDA=_slices_cuda
 )

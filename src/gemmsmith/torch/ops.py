@@ -6,7 +6,8 @@ for i operands that are tensors and o results. a is (m, k) or (batch, m, k), b (
 serialized graph. `key` is a hash of `epilogue`, placed first because DTensor's sharding cache only looks at arguments
 after the first int. `numbers` are the operands that are Python numbers, in the graph's order, as the tensors are.
 Results have the strides of gemmsmith.gemm's. One operator per count avoids lists of tensors, which cost 1 us more per
-call; custom_op would cost 6 us more.
+call; custom_op would cost 6 us more. gemm_of_two_{i}_{o}(Tensor a, Tensor b, Tensor b2, ...) multiplies by the columns
+of b and b2, which alternate in groups of 8.
 
 On a Hopper GPU gemmsmith.gemm runs, on other GPUs PyTorch's operations, and on the CPU the float64 reference. If a is
 float64, what is fp32 otherwise is float64, and nothing else is rounded. torch.set_float32_matmul_precision selects how
@@ -15,7 +16,8 @@ fp32 operands are multiplied: "highest" by 3xTF32, otherwise by TF32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +33,8 @@ from gemmsmith.binding.bind import result_shape, result_strides
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph, Result
+from gemmsmith.core.problem import MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
+from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.fallback import TORCH_DTYPES
 
@@ -45,14 +49,16 @@ def call_op(
 ) -> Any:
     """Call the operator for an epilogue's numbers of operands and results; returns a tensor or a tuple of tensors.
 
-    `offsets`: the ends of groups of rows, or None.
+    `b` may be a tuple of two, whose columns alternate. `offsets`: the ends of groups of rows, or None.
     """
     num_inputs, num_outputs, key = op_signature(epilogue)
-    arrays = (a, b) if offsets is None else (a, b, offsets)
-    if offsets is None:
+    arrays = (a, *b) if isinstance(b, tuple) else (a, b)
+    if offsets is None and len(arrays) == 2:
         op = OPERATORS[num_inputs, num_outputs]
     else:
-        op = getattr(torch.ops.gemmsmith, f"grouped_gemm_{num_inputs}_{num_outputs}").default
+        name = "gemm" if offsets is None else "grouped_gemm"
+        op = getattr(torch.ops.gemmsmith, f"{name}{'_of_two' * (len(arrays) == 3)}_{num_inputs}_{num_outputs}").default
+        arrays = arrays if offsets is None else (*arrays, offsets)
     if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return op(*arrays, key, epilogue, list(numbers), *operands)
     with torch._C._AutoDispatchBelowAutograd():  # autograd is not needed, or calls this
@@ -153,6 +159,30 @@ def _cuda_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], 
     return tuple(results_.values()) if isinstance(results_, dict) else results_
 
 
+def read_together(b: Any, b2: Any) -> Any:
+    """Return the tuple of two operands whose columns alternate, or a copy of them if TMA cannot read both."""
+    strides = (b.stride(-1), *b.stride()[:-2])
+    is_aligned = not (b.data_ptr() | b2.data_ptr() | b.element_size() * math.gcd(*strides)) % TMA_ALIGNMENT_BYTES
+    reads_both = b.stride() == b2.stride() and b.stride(-2) == 1 and is_aligned and b.element_size() < 4
+    distance = abs(b.data_ptr() - b2.data_ptr())
+    return (b, b2) if reads_both and 0 < distance < MAX_STRIDE_BYTES else interleave(b, b2)
+
+
+def of_two(kernel: Callable[..., Any], combine: Callable[[Any, Any], Any] = interleave) -> Callable[..., Any]:
+    """Return the kernel of an operator of two operands b whose columns alternate, which are combined first."""
+    return lambda a, b, b2, *others: kernel(a, combine(b, b2), *others)
+
+
+def of_two_on_gpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the CUDA kernel of an operator of two operands b."""
+
+    def run(a: Any, b: Any, b2: Any, *others: Any) -> Any:
+        combine = interleave if fallback.kernels_unsupported(a.get_device()) else read_together
+        return kernel(a, combine(b, b2), *others)
+
+    return run
+
+
 def operands_by_name(graph: EpilogueGraph, numbers: Sequence[float], operands: Sequence[Any]) -> dict[str, Any]:
     """Return an operator's numbers and tensors by the names of the epilogue's operands."""
     numbers_, tensors = iter(numbers), iter(operands)
@@ -213,3 +243,14 @@ OPERATORS: dict[tuple[int, int], Any] = {
     (i, o): _define_gemm(i, o) for i in range(MAX_OPERANDS + 1) for o in range(1, MAX_RESULTS + 1)
 }
 """The operators by their numbers of tensor operands and of results."""
+
+
+def _define_gemm_of_two(num_inputs: int, num_outputs: int) -> Any:
+    signature = epilogue_signature("Tensor a, Tensor b, Tensor b2", num_inputs, num_outputs)
+    kernels = {"CPU": of_two(_cpu_kernel), "CUDA": of_two_on_gpu(_cuda_kernel)}
+    name = f"gemm_of_two_{num_inputs}_{num_outputs}"
+    return define_op(name, signature, of_two(_fake_kernel), lambda *shapes, **_: 2 * _count_flops(*shapes), **kernels)
+
+
+for _counts in OPERATORS:
+    _define_gemm_of_two(*_counts)

@@ -125,17 +125,22 @@ def bindings() -> Any:
     return driver
 
 
+MAX_TENSOR_MAP_RANK = 5
+"""Dimensions of a tensor map (CUDA driver API, cuTensorMapEncodeTiled)."""
+
+
 @lru_cache(maxsize=MAX_CACHED_TENSOR_MAPS)
 def encode_tensor_map(tensor_map: TensorMap) -> Any:
     """Return the CUtensorMap, encoded once per address and shape. Raises DeviceError, which names the map."""
     _require_driver()
     cu = bindings()
     element, swizzle, ones, interleave, promotion, fill = _tensor_map_codes(tensor_map.dtype, tensor_map.swizzle)
-    extents, strides = [cu.cuuint64_t(x) for x in tensor_map.extents], [cu.cuuint64_t(x) for x in tensor_map.strides]
-    box = [cu.cuuint32_t(x) for x in tensor_map.box]
+    extents, strides, box = tensor_map.encoded()
+    rank, words = len(extents), [cu.cuuint64_t(x) for x in (*extents, *strides)]
     result = cu.cuTensorMapEncodeTiled(
-        element, 3, tensor_map.address, extents, strides, box, ones, interleave, swizzle, promotion, fill
-    )
+        element, rank, tensor_map.address, words[:rank], words[rank:], [cu.cuuint32_t(x) for x in box], ones[:rank],
+        interleave, swizzle, promotion, fill,
+    )  # fmt: skip
     return check(result, f"cuTensorMapEncodeTiled({tensor_map})" if result[0] else "")
 
 
@@ -153,7 +158,7 @@ def _tensor_map_codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
     return (
         getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{element}"),
         getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{mode}"),
-        [cu.cuuint32_t(1)] * 3,
+        [cu.cuuint32_t(1)] * MAX_TENSOR_MAP_RANK,
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,

@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gemmsmith.backends.cuda.cluster_placement import permutation_address
@@ -100,8 +101,7 @@ class LaunchTemplate:
 
     @staticmethod
     def _encode(template: TensorMap, address: int, encoded: dict[int, Any]) -> tuple[Any, int]:
-        t = template
-        tensor_map = encode_tensor_map(TensorMap(address, t.dtype, t.extents, t.strides, t.box, t.swizzle))
+        tensor_map = encode_tensor_map(replace(template, address=address))
         entry = encoded[address] = tensor_map, int(tensor_map.getPtr())
         return entry
 

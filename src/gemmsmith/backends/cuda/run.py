@@ -56,17 +56,19 @@ class BoundLaunches:
     def _overlap_checks(self) -> list[tuple[str, str, int, int]]:
         """Outputs, other arrays, and exclusive bounds of the distances at which they overlap; for repeated runs."""
         arrays = {name: x for name, x in self._arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
-        spans = {
-            name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]
-        }
         unallocated = {pointer for _, pointer, _ in self.unallocated_results}
-        outputs = [name for name in spans if arrays[name].writable and name not in unallocated]
+        spans = [
+            (name, first - x.address, end - x.address)
+            for name, x in arrays.items() if name not in unallocated
+            for first, end in map(byte_range, x.parts)
+        ]  # fmt: skip
+        outputs = {name for name, _, _ in spans if arrays[name].writable}
         return [
-            (output, name, spans[output][0] - spans[name][1], spans[output][1] - spans[name][0])
-            for output in outputs
-            for name in spans
-            if name not in unallocated and name != output and (name not in outputs or name > output)
-        ]
+            (output, name, first_of_output - end, end_of_output - first)
+            for output, first_of_output, end_of_output in spans if output in outputs
+            for name, first, end in spans
+            if name != output and (name not in outputs or name > output)
+        ]  # fmt: skip
 
     def outputs_do_not_overlap(self, addresses: Mapping[str, Any]) -> bool:
         """Return whether no output that the caller passed overlaps another argument (by address range)."""

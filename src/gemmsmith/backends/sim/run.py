@@ -16,10 +16,13 @@ from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.hazards import Hazard
 from gemmsmith.backends.sim.report.timeline import Timeline
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import round_up
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.lang.location import SourceLocation
 
+GUARD_BYTES = 256
+"""Multiple at which the second of two arrays in one buffer begins."""
 MAX_RESIDENT_CTAS = 4
 """Resident CTAs of a persistent kernel, few so that small problems exercise its tile loop. Chosen; not measured."""
 
@@ -38,11 +41,15 @@ def run(
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory = GlobalMemory()
     addresses: dict[str, int | float] = {}
+    interleave_strides: dict[str, int] = {}
     for name, x in arguments.items():
         if isinstance(x, ArrayInfo) and x.device != "cpu":
             raise ArgumentError(f"{name}: the simulator runs on the CPU; got an array on {x.device_name}")
         title = {"a": "A", "b": "B"}.get(name, name.removeprefix("in_").removeprefix("out_"))
-        addresses[name] = _address(memory, x, title) if isinstance(x, ArrayInfo) else x
+        if isinstance(x, ArrayInfo) and x.interleave_stride and 0 not in x.shape:
+            addresses[name], interleave_strides[name] = _address_of_copies(memory, x, title)
+        else:
+            addresses[name] = _address(memory, x, title) if isinstance(x, ArrayInfo) else x
     if launches.workspace_bytes:
         space = np.zeros(launches.workspace_bytes, np.uint8)
         addresses["workspace"] = memory.add_buffer(space, "workspace", uninitialized=True)
@@ -65,8 +72,8 @@ def run(
         dependent = launch.kernel.chip.supports("sm_90")  # programmatic dependent launch
         with np.errstate(all="ignore"):  # infinities and NaN are results like others
             result = simulate(
-                launch.kernel, grid, launch.resolve(addresses), memory, seed=seed, is_dependent_launch=dependent,
-                on_mma_cycles=on_mma_cycles, counters=counters,
+                launch.kernel, grid, launch.resolve(addresses, interleave_strides), memory, seed=seed,
+                is_dependent_launch=dependent, on_mma_cycles=on_mma_cycles, counters=counters,
             )  # fmt: skip
         results.append(result)
     hazards = [hazard for result in results for hazard in result.hazards]
@@ -90,7 +97,24 @@ def _address(memory: GlobalMemory, info: ArrayInfo, name: str) -> int:
     """Add an array's bytes to `memory` with the same alignment; return the address of its first element."""
     if 0 in info.shape:
         return int(memory.add_buffer(np.zeros(16, np.uint8), name, writable=info.writable))
-    first, end = byte_range(info)
-    raw: Any = np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first))
+    first, raw = _bytes_of(info)
     address = memory.add_buffer(raw, name, alignment_offset=first % 16, writable=info.writable)
     return int(address) + info.address - first
+
+
+def _address_of_copies(memory: GlobalMemory, info: ArrayInfo, name: str) -> tuple[int, int]:
+    """Add copies of two arrays whose columns alternate to one buffer; return its address, and the second's distance.
+
+    An access that reads both is one to the same buffer so.
+    """
+    lower, higher = (_bytes_of(part)[1] for part in sorted(info.parts, key=lambda part: part.address))
+    distance = round_up(len(lower), GUARD_BYTES)
+    both = np.zeros(distance + len(higher), np.uint8)
+    both[: len(lower)], both[distance:] = lower, higher
+    return int(memory.add_buffer(both, name, writable=False)), distance
+
+
+def _bytes_of(info: ArrayInfo) -> tuple[int, Any]:
+    """Return the address and the bytes of a nonempty array in memory."""
+    first, end = byte_range(info)
+    return first, np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first))

@@ -9,13 +9,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.values import Traced, is_compile_proxy
 from gemmsmith.graph.frontend.values import deinterleave as deinterleave_traced
 from gemmsmith.graph.frontend.values import interleave as interleave_traced
-
-INTERLEAVE_COLUMNS = 8
-"""Columns of gate, or of up, that are contiguous: a column group of the wgmma accumulator's layout (PTX ISA)."""
 
 
 def interleave(gate: Any, up: Any) -> Any:

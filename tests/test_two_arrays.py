@@ -1,0 +1,188 @@
+"""`b` as a tuple of two arrays, which are multiplied as interleave(*b) is, without the copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmsmith
+from gemmsmith import ArgumentError, Config, ConfigError, Grouping, Spec, deinterleave
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+CONFIGS = [
+    None,
+    Config("cooperative", (128, 64, 64), cluster=(2, 1), consumers=2, stages=4),
+    Config("cooperative", (64, 176, 64), cluster=(1, 2), consumers=1, stages=3),
+    Config("cooperative", (128, 32, 64), cluster=(1, 2), consumers=1, stages=4, swap_ab=True),
+    Config("cooperative", (128, 48, 64), cluster=(1, 1), consumers=2, stages=4, swap_ab=True),
+    Config("cooperative", (128, 64, 64), cluster=(1, 1), consumers=2, stages=4, splits=2),
+    Config("cooperative", (128, 64, 64), cluster=(1, 1), consumers=2, stages=4, cluster_splits=2),
+    Config("pingpong", (64, 128, 64), cluster=(1, 2), consumers=2, stages=4),
+    Config("pingpong", (64, 96, 64), cluster=(1, 1), consumers=2, stages=4, swap_ab=True),
+]
+
+
+def random(rng: np.random.Generator, *shape: int, dtype: Any = BF16) -> Any:
+    if np.dtype(dtype) == np.int8:
+        return rng.integers(-9, 9, shape).astype(np.int8)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def weights(rng: np.random.Generator, k: int, n: int, *, second_first: bool, dtype: Any = BF16) -> tuple[Any, Any]:
+    """Return two K-major weights; which one is at the lower address is given."""
+    low, high = random(rng, 3, n, k, dtype=dtype).swapaxes(-1, -2)[::2]
+    return (high, low) if second_first else (low, high)
+
+
+def swiglu(acc: Any) -> Any:
+    gate, up = deinterleave(acc)
+    return gate * gate.sigmoid() * up
+
+
+def expected(a: Any, gate: Any, up: Any) -> Any:
+    g, u = (a.astype(np.float64) @ x.astype(np.float64) for x in (gate, up))
+    return g / (1 + np.exp(-g)) * u
+
+
+@pytest.mark.parametrize("second_first", [False, True])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_two_weights_are_multiplied_at_once(rng: Any, config: Any, second_first: bool) -> None:
+    a, b = random(rng, 160, 200), weights(rng, 200, 136, second_first=second_first)
+    out = np.full((160, 136), np.nan, BF16)
+    simulation = gemmsmith.simulate(a, b, epilogue=swiglu, config=config, out=out)
+    assert not simulation.hazards
+    want = expected(a, *b)
+    np.testing.assert_allclose(out.astype(float), want, rtol=0.01, atol=0.02)
+    reference = gemmsmith.gemm(a, b, epilogue=swiglu)
+    np.testing.assert_allclose(reference.astype(float), want, rtol=0.005, atol=0.01)
+
+
+@pytest.mark.parametrize("second_first", [False, True])
+@pytest.mark.parametrize("swap_ab", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, np.float16, np.int8, ml_dtypes.float8_e4m3fn], ids=str)
+def test_the_product_is_that_of_the_interleaved_arrays(rng: Any, dtype: Any, swap_ab: bool, second_first: bool) -> None:
+    """Also without an epilogue, and in every kind of accumulator."""
+    a, b = random(rng, 96, 256, dtype=dtype), weights(rng, 256, 72, second_first=second_first, dtype=dtype)
+    tile_k = 128 // np.dtype(dtype).itemsize
+    tile = (64, 96, tile_k) if swap_ab else (64, 32, tile_k)
+    config = Config("cooperative", tile, cluster=(1, 1), consumers=1, stages=3, swap_ab=swap_ab)
+    kwargs = {"accumulate": "fp16"} if dtype == np.float16 else {}
+    simulation = gemmsmith.simulate(a, b, config=config, **kwargs)
+    assert not simulation.hazards
+    interleaved = gemmsmith.interleave(*map(np.ascontiguousarray, b))
+    want = a.astype(np.float64) @ interleaved.astype(np.float64)
+    np.testing.assert_allclose(simulation.result.astype(float), want, rtol=0.02, atol=0.3)
+
+
+def test_halves_of_one_array_and_batches(rng: Any) -> None:
+    stacked, a = random(rng, 3, 2 * 40, 64), random(rng, 3, 48, 64)
+    b = stacked[:, :40].swapaxes(1, 2), stacked[:, 40:].swapaxes(1, 2)
+    simulation = gemmsmith.simulate(a, b, epilogue=swiglu)
+    assert not simulation.hazards
+    np.testing.assert_allclose(simulation.result.astype(float), expected(a, *b), rtol=0.01, atol=0.02)
+
+
+@pytest.mark.parametrize("second_first", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        Config("cooperative", (128, 64, 64), cluster=(2, 1), consumers=2, stages=3),
+        Config("pingpong", (64, 64, 64), cluster=(1, 1), consumers=2, stages=3),
+        Config("cooperative", (128, 64, 64), cluster=(1, 1), consumers=2, stages=3, swap_ab=True),
+        Config("cooperative", (64, 32, 64), cluster=(1, 1), consumers=1, stages=3, swap_ab=True),
+    ],
+    ids=str,
+)
+def test_two_weights_of_each_group(rng: Any, config: Any, second_first: bool) -> None:
+    groups, n, k, tokens = 4, 48, 128, 70
+    x, w = random(rng, tokens, k), random(rng, groups, 2 * n, k)
+    offsets, gather = np.array([0, 63, 64, 190], np.int32), rng.integers(0, tokens, 200).astype(np.int32)
+    gate, up = w[:, :n].swapaxes(1, 2), w[:, n:].swapaxes(1, 2)
+    b = (up, gate) if second_first else (gate, up)
+    out = np.full((200, n), np.nan, BF16)
+    arrays = {"offsets": offsets, "gather": gather}
+    simulation = gemmsmith.simulate(
+        x, b, grouping=Grouping("offsets", gathers=True), epilogue=swiglu, config=config, out=out, **arrays
+    )
+    assert not simulation.hazards
+    want, begin = np.zeros((200, n)), 0
+    for g, end in enumerate(offsets):
+        want[begin:end] = expected(x[gather[begin:end]], b[0][g], b[1][g])
+        begin = end
+    np.testing.assert_allclose(out.astype(float), want, rtol=0.01, atol=0.02)
+    reference = gemmsmith.grouped_gemm(x, b, epilogue=swiglu, **arrays)
+    np.testing.assert_allclose(reference.astype(float), want, rtol=0.005, atol=0.01)
+
+
+def test_results_of_both(rng: Any) -> None:
+    """As a layer that is trained stores them, with an operand of one half's shape."""
+    a, b, bias = random(rng, 64, 64), weights(rng, 64, 32, second_first=True), random(rng, 32)
+
+    def epilogue(acc: Any, bias: Any) -> Any:
+        gate, up = deinterleave(acc)
+        return {"h": (gate + bias).relu() * up, "gate": gate, "up": up}
+
+    simulation = gemmsmith.simulate(a, b, epilogue=epilogue, bias=bias)
+    assert not simulation.hazards
+    gate, up = (a.astype(float) @ x.astype(float) for x in b)
+    wants = {"h": np.maximum(gate + bias.astype(float), 0) * up, "gate": gate, "up": up}
+    for name, want in wants.items():
+        np.testing.assert_allclose(simulation.result[name].astype(float), want, rtol=0.01, atol=0.02)
+
+
+def test_a_plan_serves_pairs_at_any_distance(rng: Any) -> None:
+    spec = Spec((64, 40), "bf16", (1, 64))
+    plan = gemmsmith.plan(Spec((64, 64), "bf16"), (spec, spec), epilogue=swiglu, backend="sim")
+    assert "cp.async.bulk.tensor.5d" in plan.source
+    a = random(rng, 64, 64)
+    for second_first in (False, True):
+        b = weights(rng, 64, 40, second_first=second_first)
+        np.testing.assert_allclose(plan.run(a, b).astype(float), expected(a, *b), rtol=0.01, atol=0.02)
+
+
+def test_kernels_load_both_with_one_instruction() -> None:
+    spec = Spec((64, 128), "bf16", (1, 64))
+    source = gemmsmith.plan(Spec((256, 64), "bf16"), (spec, spec), epilogue=swiglu).source
+    assert "cp.async.bulk.tensor.5d" in source
+
+
+def test_what_cannot_be_read_is_refused(rng: Any) -> None:
+    a, (gate, up) = random(rng, 64, 64), weights(rng, 64, 40, second_first=False)
+
+    def refuse(b: Any, match: str, error: type[Exception] = ArgumentError, **kwargs: Any) -> None:
+        with pytest.raises(error, match=match):
+            gemmsmith.simulate(kwargs.pop("a", a), b, **kwargs)
+
+    refuse((gate,), "b: got a tuple of 1 arrays; use one array, or a tuple of two")
+    refuse((gate, up, up), "b: got a tuple of 3 arrays")
+    refuse((gate, up[:, :32]), r"b: got two arrays of shape \(64, 40\) and \(64, 32\); use the same")
+    refuse((gate, up.astype(np.float16)), "b: got two arrays of dtype bf16 and fp16")
+    refuse((gate, np.ascontiguousarray(up)), "b: got two arrays of strides")
+    refuse((gate, gate), "b: got the same array twice")
+    refuse((gate[:, :36], up[:, :36]), "b: got two arrays of 36 columns, which alternate in groups of 8")
+    rows = tuple(map(np.ascontiguousarray, (gate, up)))
+    refuse(rows, r"b: got a tuple of two arrays that TMA cannot read together; .* or interleave\(\*b\)")
+    odd = tuple(x[:63] for x in (np.zeros((2, 40, 63), BF16).swapaxes(1, 2)))
+    refuse(odd, "b: got a tuple of two arrays that TMA cannot read", a=a[:, :63])
+    fp32 = tuple(x.astype(np.float32).T.copy().T for x in (gate, up))
+    refuse(fp32, 'b: got a tuple with precision="3xtf32"', ConfigError, a=a.astype(np.float32), precision="3xtf32")
+    refuse(fp32, r"b: got a tuple with sgemm, which takes one array", ConfigError, a=a.astype(np.float32))
+    with pytest.raises(ArgumentError, match="a: got builtins.tuple"):
+        gemmsmith.gemm((gate, up), gate)  # type: ignore[arg-type]
+    out = random(rng, 2, 40, 64)
+    inside = out[0].T, out[1].T
+    refuse(inside, "out: overlaps b", out=out[1, :40, :].reshape(-1)[: 64 * 40].reshape(64, 40), epilogue=swiglu)
+
+
+def test_an_array_between_both_is_not_theirs(rng: Any) -> None:
+    """The range of addresses from the first to the second has others' elements, too."""
+    memory = random(rng, 3, 64, 64)
+    a, b = random(rng, 64, 64), (memory[2].T, memory[0].T)
+    want = expected(a, *b)
+    out = memory[1]
+    gemmsmith.gemm(a, b, epilogue=swiglu, out=out)
+    np.testing.assert_allclose(out.astype(float), want, rtol=0.005, atol=0.01)
