@@ -21,6 +21,7 @@ from gemmsmith.torch.expert_sort import sort_on_gpu, sort_slots
 from gemmsmith.torch.graph_serialization import deserialize, serialize
 from gemmsmith.torch.grouped_ops import SLICES, by_rows
 from gemmsmith.torch.ops import LIBRARY, call_op
+from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.tracing import dtype_from_name
 
 
@@ -30,7 +31,8 @@ def gated_experts(
 ) -> Any:  # fmt: skip
     """Return the sum over a token's experts e of weight * down[e] (activation(gate[e] x) * up[e] x), with gradients.
 
-    Nothing is read on the host. Experts of a token are added in a fixed order. No second derivatives.
+    Nothing is read on the host. Experts of a token are added in a fixed order. No second derivatives. If gate_up and
+    down are DTensors, sharded by experts, the others are DTensors, too, and each rank computes its experts.
 
     Args:
         x: (tokens, dim), bf16, fp16, fp32, or float64 on the CPU.
@@ -42,13 +44,15 @@ def gated_experts(
         all_present: no expert is outside of 0 ... count - 1.
 
     Returns:
-        (tokens, dim), in x's dtype, or autocast's.
+        (tokens, dim), in x's dtype, or autocast's; of DTensors a DTensor of partial sums.
 
     Raises:
-        ArgumentError: shapes do not match, or the activation is unknown.
+        ArgumentError: shapes or placements do not match, or the activation is unknown.
     """
     if activation not in ACTIVATIONS:
         raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+    if is_dtensor(gate_up):
+        return sharded_experts(partial(gated_experts, activation=activation), x, experts, weights, gate_up, down)
     (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
     (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
     hidden = twice_hidden // 2
