@@ -27,7 +27,7 @@ from benchmarks import contest
 from benchmarks.speed import triton_grouped
 from benchmarks.speed.grouped import COPY_SPEED, copy_chip
 from gemmsmith.torch import FusedMoE
-from gemmsmith.torch.experts import gated_experts, sort_by_expert
+from gemmsmith.torch.experts import gated_experts
 
 LAYERS = {
     "small experts": (2816, 704, 128, 8),
@@ -52,6 +52,13 @@ def job_of(row: contest.Row) -> Job:
 
 
 # -- the experts of the contenders -----------------------------------------------------------------------------------
+def sort_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
+    """Return the slots in the order of their experts, and the ends of each expert's, by torch's operations."""
+    sorted_experts, order = experts.flatten().sort(stable=True)
+    all_experts = torch.arange(count, device=experts.device)
+    return order, torch.searchsorted(sorted_experts, all_experts, right=True, out_int32=True)
+
+
 def by_grouped_mm(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any) -> Any:
     order, offsets = sort_by_expert(experts, len(gate_up))
     top_k = experts.shape[1]

@@ -191,6 +191,13 @@ def shuffles(k: Builder) -> None:
     write(out, k.thread, *xors, hw.shuffle_index(word, other), hw.shuffle_index(word, 7))
 
 
+def matches(k: Builder) -> None:
+    out, x = k.pointer("out"), k.pointer("x")
+    word = read_word(x, k.thread)
+    peers = hw.match_any(word >> 29)
+    write(out, k.thread, peers, hw.population_count(peers), hw.population_count(word))
+
+
 def opaque(k: Builder) -> None:
     out, x = k.pointer("out"), k.pointer("x")
     word = read_word(x, k.thread)
@@ -200,6 +207,9 @@ def opaque(k: Builder) -> None:
 _x, _lane = integers("shuffles", (128,)), THREAD % 32
 _from = [_lane ^ mask for mask in (1, 2, 16, 31)] + [(_lane * 5 + THREAD // 32) % 32, _lane * 0 + 7]
 CASES += [Case("shuffles", shuffles, np.stack([_x[THREAD - _lane + lane] for lane in _from], 1), {"x": _x})]
+_same = (_x >> 29).reshape(4, 32, 1) == (_x >> 29).reshape(4, 1, 32)
+_peers, _ones = (_same << np.arange(32)).sum(-1).ravel(), [word.bit_count() for word in _x.tolist()]
+CASES.append(Case("matches", matches, np.stack([_peers, _same.sum(-1).ravel(), _ones], 1).astype(np.uint32), {"x": _x}))
 CASES.append(Case("opaque", opaque, np.stack([_x, _x], 1), {"x": _x}))
 
 

@@ -93,6 +93,13 @@ class Product:
         """Arrays for its results, full of NaN."""
         return [torch.full_like(x, float("nan")) for x in self.isolated_results]
 
+    def for_graph(self) -> Product:
+        """What a graph of it has."""
+        return self
+
+    def renew(self, rng: random.Random) -> None:
+        """Changes what a graph of it reads before a replay: nothing."""
+
     def expect(self) -> None:
         """Computes it alone, and in float64."""
         self.isolated_results = self()

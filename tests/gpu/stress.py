@@ -29,6 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))  # this is a program too
 
 from tests.gpu import judges
+from tests.gpu.grouped_products import Form, drawn_groups
 from tests.gpu.harness import BROKEN, Result, Watchdog, lasting, say, supervise, surroundings
 from tests.gpu.products import Product, Results, drawn, expected
 
@@ -50,6 +51,10 @@ SCHEDULES: dict[str, tuple[Config, ...]] = {
     "pdl": (Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, pdl=True), Config(splits=0, pdl=True),
             Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, sync_clusters=True, pdl=True)),
 }  # fmt: skip
+GROUPED = (None, Config(tile=(256, 128, 64), cluster=(2, 1)), Config("pingpong", (64, 256, 64), (1, 1)),
+           Config(tile=(128, 16, 64), cluster=(1, 1), stages=6, swap_ab=True))  # fmt: skip
+"""Of grouped products."""
+FORMS: tuple[Form, ...] = ("rows", "scattered", "k", "masked")
 FEW = (None, *(configs[0] for configs in SCHEDULES.values()))
 
 
@@ -57,8 +62,8 @@ FEW = (None, *(configs[0] for configs in SCHEDULES.values()))
 class Mode:
     """What is run, and how: calls, prepared runs that several threads replay, or graphs in flight on several streams.
 
-    `ragged`: TMA cannot read the operands' rows, which are packed first. `priorities`: half the streams have a
-    high one.
+    `form`: of grouped products, whose tables change between a graph's replays. `ragged`: TMA cannot read the operands'
+    rows, which are packed first. `priorities`: half the streams have a high one.
     """
 
     configs: tuple[Config | None, ...] = (None,)
@@ -67,6 +72,7 @@ class Mode:
     way: Literal["calls", "prepared", "graphs"] = "calls"
     priorities: bool = False
     processes: int = 1
+    form: Form | None = None
 
 
 FUSED = ("row_sums", "amax", "swiglu", "residual")
@@ -83,6 +89,11 @@ MODES: dict[str, Mode] = {
     "graphs_ragged": Mode((None, *SCHEDULES["stream_k"]), ("bare", "amax"), ragged=True, way="graphs"),
     "priorities": Mode(FEW, priorities=True),
     "processes": Mode(FEW, ("bare", "row_sums"), processes=2),
+    "grouped": Mode(GROUPED, form="rows"),
+    "grouped_scattered": Mode(GROUPED, form="scattered"),
+    "grouped_k": Mode((None, GROUPED[1]), form="k"),
+    "grouped_masked": Mode(GROUPED, form="masked"),
+    **{f"grouped_{form}_graphs": Mode((None, *GROUPED[-2:]), way="graphs", form=form) for form in FORMS},
 }
 CAPTURES = threading.Lock()
 """torch captures one graph at a time, and forgets graphs while none is captured."""
@@ -121,9 +132,11 @@ class Captured:
 
     graph: Any
     made: list[tuple[Product, Results]]
+    rng: random.Random
 
     def replay(self) -> None:
-        for _, results in self.made:
+        for p, results in self.made:
+            p.renew(self.rng)
             for x in results:
                 x.fill_(float("nan"))
         if self.graph is not None:
@@ -133,17 +146,17 @@ class Captured:
                 p(results)
 
 
-def captured(selected: list[Product], stream: Any) -> Captured:
+def captured(selected: list[Product], stream: Any, rng: random.Random) -> Captured:
     """The products as one graph, with results of its own or in memory that was there."""
-    made = [(p, p.empty()) if i % 2 else (p, None) for i, p in enumerate(selected)]
+    made = [(p.for_graph(), p.empty() if i % 2 else None) for i, p in enumerate(selected)]
     if stream is None:
-        return Captured(None, [(p, outs or p.empty()) for p, outs in made])
+        return Captured(None, [(p, outs or p.empty()) for p, outs in made], rng)
     stream.synchronize()
     with CAPTURES:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = [(p, p(outs)) for p, outs in made]
-    return Captured(graph, results)
+    return Captured(graph, results, rng)
 
 
 class Worker:
@@ -188,7 +201,7 @@ class Worker:
         made = [(p, p(out)) for out in outs]
         if self.streams[0] is not None and self.rng.random() < self.share_of_graphs:
             self.at("a capture", p)
-            one = captured([p], self.streams[0])
+            one = captured([p], self.streams[0], self.rng)
             one.replay()
             one.replay()
             made += one.made
@@ -239,7 +252,7 @@ class Worker:
         if len(self.own) < 4:
             selected = self.rng.choices(self.products, k=self.rng.randint(1, 3))
             self.at("a capture", *selected)
-            self.own.append(captured(selected, self.streams[0]))
+            self.own.append(captured(selected, self.streams[0], self.rng))
         made = []
         self.at("replays", *(p for one in self.own for p, _ in one.made))
         for one in self.own:
@@ -259,7 +272,10 @@ def run_mode(
 ) -> Result:  # fmt: skip
     """{"runs", "wrong", "different", "errors"}: how many of a mode's runs within `seconds`; and up to three errors."""
     mode, rng = MODES[name], random.Random(f"{name} {seed}")
-    some = drawn(mode.configs, mode.epilogues, mode.ragged, device, count, rng, control)
+    if mode.form and not control:
+        some: Iterable[Product] = drawn_groups(mode.form, mode.configs, device, count, rng)
+    else:
+        some = drawn(mode.configs, mode.epilogues, mode.ragged, device, count, rng, control)
     counts = Counter[str](runs=0, wrong=0, different=0, errors=0)
     with Watchdog(patience, f"mode {name}, seed {seed}, {threads} threads") as watchdog:
         there = expected(some, lambda what: watchdog.at(-1, what))
@@ -335,9 +351,9 @@ def bad(result: Result) -> bool:
 
 def table(actual_results: dict[str, Result]) -> str:
     """One line a mode."""
-    lines = [f"{'mode':18}{'runs':>9}{'wrong':>7}{'different':>11}{'errors':>8}"]
+    lines = [f"{'mode':26}{'runs':>9}{'wrong':>7}{'different':>11}{'errors':>8}"]
     for name, r in actual_results.items():
-        numbers = f"{name:18}{r['runs']:9}{r['wrong']:7}{r['different']:11}{r['errors']:8}"
+        numbers = f"{name:26}{r['runs']:9}{r['wrong']:7}{r['different']:11}{r['errors']:8}"
         lines.append(numbers + "".join(f"  {x}" for x in (r.get("died"), *r.get("first_errors", ())) if x))
     return "\n".join(lines)
 

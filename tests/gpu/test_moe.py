@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from gemmsmith.torch import FusedMoE, grouped_gemm  # noqa: E402
+from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
 from gemmsmith.torch.experts import gated_experts  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -48,6 +49,55 @@ def test_experts_and_their_gradients(dtype: Any, tokens: int) -> None:
         assert near(a, b, 0.02)
     with torch.no_grad():  # rows are gathered and scattered
         assert near(gated_experts(x, experts, weights, gate_up, down), want)
+
+
+def sorted_by_torch(experts: Any, weights: Any, count: int) -> dict[str, Any]:
+    flat = experts.flatten()
+    is_one = (flat >= 0) & (flat < count)
+    order = torch.where(is_one, flat, count).argsort(stable=True)
+    return {
+        "offsets": torch.bincount(flat[is_one], minlength=count).cumsum(0),
+        "slot_of_row": order,
+        "token_of_row": order // experts.shape[1],
+        "row_of_slot": order.argsort(),
+        "row_weights": weights.flatten()[order],
+    }
+
+
+def routed(tokens: int, top_k: int, count: int, dtype: Any) -> tuple[Any, Any]:
+    """Some experts are none of them."""
+    experts = torch.randint(-2, count + 3, (tokens, top_k), device="cuda").to(dtype)
+    if dtype == torch.int64:
+        experts[::5, 0] += 1 << 32
+    return experts, torch.rand(tokens, top_k, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("count", [1, 3, 8, 128, 256, 1024])
+@pytest.mark.parametrize("tokens", [1, 5, 128, 300, 1000, 1024, 1025])
+def test_slots_are_sorted(tokens: int, count: int, dtype: Any) -> None:
+    for top_k in (1, 6, 8):
+        experts, weights = routed(tokens, top_k, count, dtype)
+        got = sort_slots(experts, weights, count)._asdict()
+        for name, want in sorted_by_torch(experts, weights, count).items():
+            assert torch.equal(got[name], want.to(got[name].dtype)), name
+
+
+def test_slots_are_sorted_in_a_graph() -> None:
+    experts, weights = routed(200, 8, 64, torch.int64)
+    sort_slots(experts, weights, 64)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = sort_slots(experts, weights, 64)._asdict()
+    for _ in range(20):
+        for x, new in zip((experts, weights), routed(200, 8, 64, torch.int64), strict=True):
+            x.copy_(new)
+        for x in got.values():
+            x.fill_(-7)
+        graph.replay()
+        for name, want in sorted_by_torch(experts, weights, 64).items():
+            assert torch.equal(got[name], want.to(got[name].dtype)), name
 
 
 def test_a_layer_in_a_graph_and_compiled() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.gpu import harness, judges, stress  # noqa: E402
+from tests.gpu import grouped_products, harness, judges, stress  # noqa: E402
 
 import gemmsmith  # noqa: E402
 
@@ -37,7 +39,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
 
 
 def test_the_program_without_a_gpu(tmp_path: Path) -> None:
-    modes = ["epilogues_mixed", "atomic", "ragged", "prepared", "graphs", "processes"]
+    modes = ["epilogues_mixed", "atomic", "ragged", "prepared", "graphs", "grouped_k", "grouped_masked", "processes"]
     code, saved, printed = program(
         tmp_path, "--device", "cpu", "--seconds", 1, "--threads", 2, "--only", ",".join(modes), "--seed", 5
     )
@@ -55,6 +57,35 @@ def test_every_schedule_is_one_of_a_kernel(name: str) -> None:
     for config in stress.SCHEDULES[name]:
         assert gemmsmith.plan(a, b, config=config).kernel
     assert stress.SCHEDULES[name][0] in stress.FEW
+
+
+@pytest.mark.parametrize("config", stress.GROUPED, ids=str)
+def test_every_config_is_one_of_a_grouped_kernel(config: gemmsmith.Config | None) -> None:
+    a, b, table = (gemmsmith.Spec(*x) for x in (((1000, 520), "bf16"), ((32, 520, 1024), "bf16"), ((32,), "int32")))
+    assert gemmsmith.plan(a, b, offsets=table, grouping=gemmsmith.Grouping("offsets"), config=config).kernel
+
+
+@pytest.mark.parametrize("form", stress.FORMS)
+def test_a_table_of_the_last_replay_is_counted(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a graph had not read the new one."""
+    same = stress.run_mode(f"grouped_{form}_graphs", device="cpu", seconds=0.5, seed=1, threads=2)
+    assert not stress.bad(same)
+    renew = grouped_products.GroupedProduct.renew
+
+    def stale(self: grouped_products.GroupedProduct, rng: random.Random) -> None:
+        before = {name: x.clone() for name, x in self.tables.items()}
+        renew(self, rng)
+        self.stale, self.tables = before, dict(self.tables)  # type: ignore[attr-defined]
+
+    def call(self: grouped_products.GroupedProduct, outs=None):
+        return once(dataclasses.replace(self, tables=getattr(self, "stale", self.tables)), outs)
+
+    once = grouped_products.GroupedProduct.__call__
+    monkeypatch.setattr(grouped_products.GroupedProduct, "renew", stale)
+    monkeypatch.setattr(grouped_products.GroupedProduct, "__call__", call)
+    actual = stress.run_mode(f"grouped_{form}_graphs", device="cpu", seconds=0.5, seed=1, threads=2)
+    assert actual["wrong"] > 0
+    assert stress.bad(actual)
 
 
 @pytest.mark.parametrize("name", ["auto", "prepared", "graphs"])

@@ -23,6 +23,8 @@ def budgets(k: Builder, first: int, second: int) -> None:
 
 FORMS: Forms = {
     "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }": lambda k: hw.elect_one(),
+    "match.any.sync.b32 %0, %1, 0xffffffff;": lambda k: hw.match_any(k.smem),
+    "popc.b32 %0, %1;": lambda k: hw.population_count(k.smem),
 }
 
 
@@ -75,3 +77,19 @@ def test_all_lanes_of_a_warp_take_part(what: str) -> None:
     done = run(record, threads=32)
     assert len(kinds(done)) == 1
     assert what in str(done.hazards[0])
+
+
+def test_lanes_match_within_a_warp(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 5, 64, np.uint32)
+    want = [sum(1 << j for j in range(32) if x[i // 32 * 32 + j] == x[i]) for i in range(64)]
+    np.testing.assert_array_equal(computed(hw.match_any, x), np.array(want, np.uint32))
+
+
+def test_population_count(rng: np.random.Generator) -> None:
+    x = np.concatenate([rng.integers(0, 1 << 32, 30, np.uint32), np.array([0, 2**32 - 1], np.uint32)])
+    np.testing.assert_array_equal(computed(hw.population_count, x), [int(word).bit_count() for word in x])
+
+
+def test_sum_of_lanes_before(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 1000, (2, 32), np.uint32)
+    np.testing.assert_array_equal(computed(hw.sum_of_lanes_before, x.ravel()), (x.cumsum(1) - x).ravel())

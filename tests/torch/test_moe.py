@@ -8,7 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from gemmsmith import ArgumentError  # noqa: E402
+from gemmsmith.host.expert_sort import sort_by_expert as sort_by_expert_kernel  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
+from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
 from gemmsmith.torch.experts import ACTIVATIONS, gated_experts, sort_by_expert  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -80,6 +82,20 @@ def test_sorting_is_stable() -> None:
     assert order.tolist() == [1, 2, 0, 4, 3, 5]
     assert ends.tolist() == [2, 2, 4, 4]
     assert ends.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_the_operator_that_sorts(count: int, dtype: Any) -> None:
+    """It gives what its kernel gives, also to the compiler."""
+    experts, weights = torch.randint(0, count + 2, (70, 3)).to(dtype), torch.rand(70, 3)
+    got = sort_slots(experts, weights, count)
+    by_kernel = sort_by_expert_kernel(experts.long(), weights, count, "sim")
+    for name, x in by_kernel.items():
+        torch.testing.assert_close(getattr(got, name), x, rtol=0, atol=0)
+    for values in (weights, weights.double(), weights.bfloat16()):
+        torch.library.opcheck(torch.ops.gemmsmith.sort_by_expert.default, (experts, values, count))
+    assert sort_slots(experts, weights.double(), count).row_weights.dtype == torch.float64
 
 
 def test_autocast() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
@@ -18,7 +19,7 @@ from gemmsmith.core.dtypes import BF16, INT32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
-from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
+from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, FusedMoE, gemm
 from gemmsmith.torch.sharding import partial_sum_operands
 
 M, N, K = 6, 16, 8
@@ -45,6 +46,9 @@ def both(rank: int, port: int) -> None:
     tensor_parallel(mesh, FusedMLP(K, N, bias=True), compiled=True)
     for compiled in (False, True):
         data_parallel(compiled)
+        expert_parallel(mesh, compiled)
+    sharded_tokens(mesh)
+    wrong_experts(mesh)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     # The mesh keeps gloo's threads. Where one lets go of a tensor while the interpreter ends, the process aborts.
@@ -190,6 +194,87 @@ def data_parallel(compiled: bool) -> None:
     fully_shard(unsharded.up)
     with pytest.raises(ArgumentError, match=r"up: got a hook with kwargs, as of fully_shard; use fully_shard\(Fus"):
         unsharded(x.float())
+
+
+def expert_parallel(mesh: Any, compiled: bool) -> None:
+    """Shard experts: one all-reduce in the forward pass, and in the backward pass one of x, and one of the weights."""
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from gemmsmith.torch.parallel import ExpertParallel
+
+    plain = FusedMoE(K, N, 6, 2, shared_hidden=8).double()
+    sharded = parallelize_module(copy.deepcopy(plain), mesh, {"experts": ExpertParallel()})
+    assert [len(x.to_local()) for x in sharded.experts.parameters()] == [3, 3]
+    x = inputs()
+    run = torch.compile(sharded, fullgraph=True) if compiled else sharded
+    with contextlib.nullcontext() if compiled else CommDebugMode() as forward:
+        y = run(x)
+    cotangent = torch.randn_like(y)
+    with contextlib.nullcontext() if compiled else CommDebugMode() as backward:
+        y.backward(cotangent)
+    if not compiled:
+        assert [*forward.get_comm_counts().values(), *backward.get_comm_counts().values()] == [1, 2]
+    of_x, x.grad = x.grad, None
+    expected = plain(x)
+    expected.backward(cotangent)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(of_x, x.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(sharded(x), expected)
+    for actual, parameter in zip(sharded.parameters(), plain.parameters(), strict=True):
+        gradient = actual.grad.full_tensor() if hasattr(actual.grad, "full_tensor") else actual.grad
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def sharded_tokens(mesh: Any) -> None:
+    """Each rank routes its own tokens, and gets their results."""
+    from torch.distributed.tensor import DTensor, Partial, Shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from gemmsmith.torch.parallel import ExpertParallel
+
+    plain, rank = FusedMoE(K, N, 4, 3).double(), mesh.get_local_rank()
+    style = ExpertParallel(input_layouts=Shard(0), output_layouts=Shard(0))
+    sharded = parallelize_module(copy.deepcopy(plain), mesh, {"experts": style})
+    x = inputs()
+    own = x.detach()[rank].clone().requires_grad_()
+    y, expected = sharded(own), plain(x)
+    torch.testing.assert_close(y, expected[rank])
+    cotangent = torch.randn_like(expected)
+    y.backward(cotangent[rank])
+    expected.backward(cotangent)
+    torch.testing.assert_close(own.grad, x.grad[rank])
+    for actual, parameter in zip(sharded.experts.parameters(), plain.experts.parameters(), strict=True):
+        torch.testing.assert_close(actual.grad.full_tensor(), parameter.grad)
+    as_sums = ExpertParallel(output_layouts=Partial(), use_local_output=False)
+    sharded, tokens = parallelize_module(copy.deepcopy(plain), mesh, {"experts": as_sums}), x.detach().flatten(0, 1)
+    y = sharded.experts(tokens, *sharded.gate(tokens))
+    assert isinstance(y, DTensor)
+    assert y.placements == (Partial(),)
+    torch.testing.assert_close(y.full_tensor(), plain(tokens))
+
+
+def wrong_experts(mesh: Any) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from gemmsmith.torch.parallel import ExpertParallel
+
+    with pytest.raises(ArgumentError, match="ExpertParallel: got FusedMoE; use the submodule experts of FusedMoE"):
+        parallelize_module(FusedMoE(K, N, 4, 2), mesh, ExpertParallel())
+    odd = parallelize_module(FusedMoE(K, N, 3, 2), mesh, {"experts": ExpertParallel()})
+    with pytest.raises(ArgumentError, match="gate_up, down: got 3 experts for 2 ranks; use a multiple"):
+        odd(torch.randn(M, K))
+    by_hand = FusedMoE(K, N, 4, 2)
+    for name, x in list(by_hand.experts.named_parameters()):
+        by_hand.experts.register_parameter(name, torch.nn.Parameter(distribute_tensor(x, mesh, [Shard(1)])))
+    with pytest.raises(ArgumentError, match=r"x: got no DTensor on gate_up's mesh; use .*ExpertParallel"):
+        by_hand(torch.randn(M, K))
+    x = distribute_tensor(torch.randn(M, K), mesh)
+    experts, weights = (distribute_tensor(y.detach(), mesh) for y in by_hand.gate(x.to_local()))
+    with pytest.raises(ArgumentError, match=r"gate_up: got \(Shard\(dim=1\),\); use Shard\(0\)"):
+        by_hand.experts(x, experts, weights)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")

@@ -26,6 +26,7 @@ from gemmsmith.hw.convert import unpack_pair as unpack_pair
 from gemmsmith.hw.convert import unpack_ue8m0 as unpack_ue8m0
 from gemmsmith.hw.register import opaque as opaque
 from gemmsmith.hw.register import set_registers as set_registers
+from gemmsmith.hw.register import sum_of_lanes_before as sum_of_lanes_before
 from gemmsmith.hw.wgmma import descriptor as descriptor
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import emitter
@@ -84,6 +85,8 @@ elect_one = emitter(register.ElectOne)
 shuffle_xor = emitter(register.ShuffleXor)
 shuffle_xor_fp32 = register.shuffle_xor_fp32
 shuffle_index = emitter(register.ShuffleIndex)
+match_any = emitter(register.MatchAny)
+population_count = emitter(register.PopulationCount)
 
 load_global = emitter(memory.LoadGlobal)
 store_global = emitter(memory.StoreGlobal)

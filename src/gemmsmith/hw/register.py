@@ -1,7 +1,9 @@
-"""Registers and lanes: setmaxnreg, elect.sync, shuffles, opaque copies. PTX ISA, "setmaxnreg", "elect.sync"."""
+"""Registers and lanes: setmaxnreg, elect.sync, shuffles, matches, opaque copies. PTX ISA, "setmaxnreg", "match"."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -111,6 +113,44 @@ class ShuffleIndex(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         return _read_lane(m, m.per_thread(self.value), m.per_thread(self.lane) % 32)
+
+
+class MatchAny(Instruction):
+    """match.any.sync: the mask of the warp's lanes that have the same value."""
+
+    value: u32
+    result = U32
+    result_name = "peers"
+    ptx = "match.any.sync.b32 {result}, {value}, 0xffffffff;"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        m.require_converged("match.any")
+        lanes = m.per_thread(self.value).reshape(-1, 32)
+        is_same = lanes[:, :, None] == lanes[:, None, :]
+        return np.asarray((is_same << np.arange(32)).sum(-1).reshape(-1))
+
+
+class PopulationCount(Instruction):
+    """popc: the number of bits that are 1."""
+
+    value: u32
+    result = U32
+    pure = True
+    ptx = "popc.b32 {result}, {value};"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        bits = m.per_thread(self.value)[:, None] >> np.arange(32) & 1
+        return np.asarray(bits.sum(-1))
+
+
+def sum_of_lanes_before(x: Value, add: Callable[[Value, Value], Value] = operator.add) -> Value:
+    """Return the sum of a u32 in all lanes before this one, by an `add` that is associative."""
+    k = current_builder()
+    for distance in (1, 2, 4, 8, 16):
+        other = ShuffleIndex(x, (k.lane - distance).to(U32)).issue()
+        x = k.select(k.lane >= distance, add(x, other), x)
+    before = ShuffleIndex(x, (k.lane - 1).to(U32)).issue()
+    return k.select(k.lane > 0, before, 0)
 
 
 class Opaque(Instruction):

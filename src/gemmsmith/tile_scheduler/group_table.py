@@ -72,7 +72,7 @@ class GroupTable:
             begin.set(_saturated_sum(begin.get(), sizes[i]))
             first_tile.set(first_tile.get() + self._tiles(sizes[i]))
         for total in (begin, first_tile):
-            total.set(_sum_of_lanes_before(total.get()))
+            total.set(hw.sum_of_lanes_before(total.get(), _saturated_sum))
         with k.unroll(per_lane, name="i") as i:
             begin.set(_saturated_sum(begin.get(), sizes[i]))
             tiles = self._tiles(sizes[i])
@@ -167,16 +167,6 @@ def _ceil_div(x: Value, y: ValueLike) -> Value:
 def _saturated_sum(x: Value, y: Value) -> Value:
     """Return x + y, at most MAX_SUM, of two sums that are at most MAX_SUM."""
     return current_builder().minimum(x + y, MAX_SUM)
-
-
-def _sum_of_lanes_before(x: Value) -> Value:
-    """Return the sum of a value in all lanes before this one."""
-    k = current_builder()
-    for distance in (1, 2, 4, 8, 16):
-        other = hw.shuffle_index(x, (k.lane - distance).to(U32))
-        x = k.select(k.lane >= distance, _saturated_sum(x, other), x)
-    before = hw.shuffle_index(x, (k.lane - 1).to(U32))
-    return k.select(k.lane > 0, before, 0)
 
 
 def _store(sums: SharedBuffer, index: Value | int, value: Value) -> None:

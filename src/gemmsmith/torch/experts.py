@@ -19,9 +19,11 @@ from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
 from gemmsmith.torch.backward_plan import dynamo_constant
+from gemmsmith.torch.expert_sort import sort_on_gpu, sort_slots
 from gemmsmith.torch.graph_serialization import deserialize, serialize
 from gemmsmith.torch.grouped_ops import SLICES, by_rows
 from gemmsmith.torch.ops import LIBRARY, call_op, read_together
+from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.tracing import dtype_from_name
 
 
@@ -31,7 +33,8 @@ def gated_experts(
 ) -> Any:  # fmt: skip
     """Return the sum over a token's experts e of weight * down[e] (activation(gate[e] x) * up[e] x), with gradients.
 
-    Nothing is read on the host. Experts of a token are added in a fixed order. No second derivatives.
+    Nothing is read on the host. Experts of a token are added in a fixed order. No second derivatives. If gate_up and
+    down are DTensors, sharded by experts, the others are DTensors, too, and each rank computes its experts.
 
     Args:
         x: (tokens, dim), bf16, fp16, fp32, or float64 on the CPU.
@@ -43,13 +46,15 @@ def gated_experts(
         all_present: no expert is outside of 0 ... count - 1.
 
     Returns:
-        (tokens, dim), in x's dtype, or autocast's.
+        (tokens, dim), in x's dtype, or autocast's; of DTensors a DTensor of partial sums.
 
     Raises:
-        ArgumentError: shapes do not match, or the activation is unknown.
+        ArgumentError: shapes or placements do not match, or the activation is unknown.
     """
     if activation not in ACTIVATIONS:
         raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+    if is_dtensor(gate_up):
+        return sharded_experts(partial(gated_experts, activation=activation), x, experts, weights, gate_up, down)
     (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
     (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
     hidden = twice_hidden // 2
@@ -59,23 +64,21 @@ def gated_experts(
             f"{tuple(weights.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}; use (tokens, dim), "
             "(tokens, top_k), (tokens, top_k), (count, 2 * hidden, dim) and (count, dim, hidden)"
         )
-    order, offsets = sort_by_expert(experts, count)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights, gate_up, down))
     if not needs_grad and _gathers(x, hidden):
         return torch.ops.gemmsmith.gated_experts(
-            x.contiguous(), weights, gate_up, down, order, offsets, activation, all_present
+            x.contiguous(), experts, weights, gate_up, down, activation, all_present
         )
-    row_of_slot = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return _GatedExperts.apply(x, weights, gate_up, down, order, row_of_slot, offsets, activation)[0]
+    return _GatedExperts.apply(x, weights, gate_up, down, *sort_slots(experts, weights, count), activation)[0]
 
 
 def _run_inference(
-    x: Any, weights: Any, gate_up: Any, down: Any, order: Any, offsets: Any, activation: str, all_present: bool
+    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str, all_present: bool
 ) -> Any:
     """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots."""
     tokens, top_k = weights.shape
-    row_weights, dtypes = _of_rows(weights, order), (str(x.dtype), "torch.float32")
-    token_of_row, slot_of_row = (order // top_k).to(torch.int32), order.to(torch.int32)
+    offsets, slot_of_row, token_of_row, _, row_weights = sort_on_gpu(experts, weights.float(), len(gate_up))
+    row_weights, dtypes = row_weights.unsqueeze(1), (str(x.dtype), "torch.float32")
     h = launch(
         x, read_together(*_gate_and_up(gate_up)), offsets=offsets, gather=token_of_row,
         epilogue=deserialize(_epilogue("gated", activation, *dtypes)),
@@ -89,14 +92,14 @@ def _run_inference(
 
 
 def _inference_fake(
-    x: Any, weights: Any, gate_up: Any, down: Any, order: Any, offsets: Any, activation: str, all_present: bool
+    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str, all_present: bool
 ) -> Any:
     return x.new_empty(x.shape)
 
 
 LIBRARY.define(
-    "gated_experts(Tensor x, Tensor weights, Tensor gate_up, Tensor down, Tensor order, Tensor offsets, "
-    "str activation, bool all_present) -> Tensor",
+    "gated_experts(Tensor x, Tensor experts, Tensor weights, Tensor gate_up, Tensor down, str activation, "
+    "bool all_present) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
 )
 LIBRARY.impl("gated_experts", _run_inference, "CUDA")
@@ -114,10 +117,8 @@ def sort_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
 
     Slots whose expert is outside 0 ... count - 1 are behind the last end.
     """
-    flat = experts.flatten()
-    sorted_experts, order = torch.where((flat >= 0) & (flat < count), flat, count).sort(stable=True)
-    ends = torch.searchsorted(sorted_experts, torch.arange(count, device=flat.device, dtype=flat.dtype), right=True)
-    return order, ends.to(torch.int32)
+    order = sort_slots(experts, torch.empty_like(experts, dtype=torch.float32), count)
+    return order.slot_of_row.long(), order.offsets
 
 
 class _GatedExperts(torch.autograd.Function):
@@ -129,10 +130,11 @@ class _GatedExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Any, weights: Any, gate_up: Any, down: Any, order: Any, row_of_slot: Any, offsets: Any, activation: str
-    ) -> tuple[Any, ...]:
+        x: Any, weights: Any, gate_up: Any, down: Any, offsets: Any, slot_of_row: Any, token_of_row: Any,
+        row_of_slot: Any, row_weights: Any, activation: str,
+    ) -> tuple[Any, ...]:  # fmt: skip
         top_k, hidden = weights.shape[1], down.shape[2]
-        rows, row_weights = x[order // top_k], _of_rows(weights, order)
+        rows, row_weights = x.index_select(0, token_of_row), row_weights.unsqueeze(1)
         dtypes = str(x.dtype), str(row_weights.dtype)
         if hidden % INTERLEAVE_COLUMNS:
             gate, up = (call_op(PLAIN_GEMM, rows, b, [], [], offsets) for b in _gate_and_up(gate_up))
@@ -142,23 +144,23 @@ class _GatedExperts(torch.autograd.Function):
                 _epilogue("gate and up", activation, *dtypes), rows, _gate_and_up(gate_up), [], [], offsets
             )
         y = call_op(_epilogue("weight", activation, *dtypes), h, down.mT, [], [row_weights], offsets)
-        return _summed_slots(y, row_of_slot, top_k), rows, gate, up, h, row_weights
+        return _summed_slots(y, row_of_slot, top_k), rows, gate, up, h
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        _, weights, gate_up, down, order, row_of_slot, offsets, ctx.activation = inputs
+        _, weights, gate_up, down, offsets, _, token_of_row, row_of_slot, row_weights, ctx.activation = inputs
         ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(gate_up, down, order, row_of_slot, offsets, *output[1:])
+        ctx.save_for_backward(gate_up, down, offsets, token_of_row, row_of_slot, row_weights, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         check_once_differentiable()
         if gradients[0] is None:
-            return (None,) * 8
-        gate_up, down, order, row_of_slot, offsets, rows, gate, up, h, row_weights = ctx.saved_tensors
-        gradient = gradients[0][order // ctx.top_k]
+            return (None,) * 10
+        gate_up, down, offsets, token_of_row, row_of_slot, row_weights, rows, gate, up, h = ctx.saved_tensors
+        gradient, row_weights = gradients[0].index_select(0, token_of_row), row_weights.unsqueeze(1)
         backward = _epilogue("backward", ctx.activation, str(h.dtype), str(row_weights.dtype))
         grad_gate, grad_up, weighted_h, products = call_op(
             backward, gradient, down, [], [gate, up, h, row_weights], offsets
@@ -168,12 +170,12 @@ class _GatedExperts(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = _summed_slots(call_op(PLAIN_GEMM, grad_both, gate_up, [], [], offsets), row_of_slot, ctx.top_k)
         if ctx.needs_input_grad[1]:
-            grad_weights = products.sum(1)[row_of_slot].view(-1, ctx.top_k).to(ctx.dtype)
+            grad_weights = products.sum(1).index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
             grad_gate_up = SLICES(grad_both.mT, rows, offsets)
         if ctx.needs_input_grad[3]:
             grad_down = SLICES(gradient.mT, weighted_h, offsets)
-        return grad_x, grad_weights, grad_gate_up, grad_down, None, None, None, None
+        return grad_x, grad_weights, grad_gate_up, grad_down, *[None] * 6
 
 
 def _gate_and_up(gate_up: Any) -> tuple[Any, Any]:
@@ -182,15 +184,9 @@ def _gate_and_up(gate_up: Any) -> tuple[Any, Any]:
     return gate_up[:, :hidden].mT, gate_up[:, hidden:].mT
 
 
-def _of_rows(weights: Any, order: Any) -> Any:
-    """Return the weight of each row, (rows, 1)."""
-    exact = weights if weights.dtype == torch.float64 else weights.float()
-    return exact.flatten()[order].unsqueeze(1)
-
-
 def _summed_slots(rows: Any, row_of_slot: Any, top_k: int) -> Any:
     """Return the sum of each token's rows, in the order of its slots."""
-    return rows[row_of_slot].view(-1, top_k, rows.shape[1]).sum(1)
+    return rows.index_select(0, row_of_slot).view(-1, top_k, rows.shape[1]).sum(1)
 
 
 # -- epilogues -------------------------------------------------------------------------------------------------------
