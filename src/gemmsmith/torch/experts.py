@@ -27,6 +27,13 @@ from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.tracing import dtype_from_name
 
 
+MIN_COPIED_ROWS = 256
+"""Rows of an expert in the mean from which on they are copied. On an H100 the first product of Mixtral-8x7B, 4096
+tokens, takes 3322 us with gathered rows, 2603 without, and the copy 80."""
+MIN_HIDDEN_WITH_COPIES = 1024
+"""Hidden size from which on rows are copied: with 704, 590 us with gathered rows, 509 without, and the copy 119."""
+
+
 def gated_experts(
     x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str = "silu",
     all_present: bool = False,
@@ -75,12 +82,18 @@ def gated_experts(
 def _run_inference(
     x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str, all_present: bool
 ) -> Any:
-    """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots."""
+    """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots.
+
+    Where a product is bound by the tensor cores, copying its rows first takes less time than gathering them costs it.
+    """
     tokens, top_k = weights.shape
     offsets, slot_of_row, token_of_row, _, row_weights = sort_on_gpu(experts, weights.float(), len(gate_up))
     row_weights, dtypes = row_weights.unsqueeze(1), (str(x.dtype), "torch.float32")
+    gather = token_of_row
+    if tokens * top_k >= MIN_COPIED_ROWS * len(gate_up) and down.shape[2] >= MIN_HIDDEN_WITH_COPIES:
+        x, gather = x.index_select(0, token_of_row), None
     h = launch(
-        x, read_together(*_gate_and_up(gate_up)), offsets=offsets, gather=token_of_row,
+        x, read_together(*_gate_and_up(gate_up)), offsets=offsets, gather=gather,
         epilogue=deserialize(_epilogue("gated", activation, *dtypes)),
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((tokens * top_k, down.shape[1]))

@@ -40,6 +40,11 @@ PARTIAL_TILE_GAIN = 0.7
 H200, whose estimates then correlate best with their times (0.82; without it 0.64)."""
 WIDTHS = 8
 """Widths of a tile whose columns are multiplied alone (Accumulator.widths)."""
+GATHER_COST = 1.2
+"""Times that a kernel takes longer if rows are gathered by cp.async. Fitted to 90 times of two GEMMs on an H100, as the
+next one."""
+GATHER_L2_BYTES_PER_CYCLE = 3190
+"""Bytes that all SMs read from the L2 per cycle if cp.async reads most of them: 5.6 TB/s at 1755 MHz."""
 UNMULTIPLIED_COLUMN_COST = 0.4
 """Cost of a column that is loaded but not multiplied, relative to one that is. Measured likewise."""
 
@@ -58,7 +63,7 @@ def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]
         )
     else:
         rows = max(1, binding.problem.m // 2) if grouping.is_masked else problem.m
-        ranked = _rank(_with_rows(problem, _rounded(rows)), binding.spec, gpu)
+        ranked = _rank(_with_rows(problem, _rounded(rows)), binding.spec, gpu, grouping.gathers)
         origin = "chosen by the model for sizes from 0 to twice the mean"
     rejection = ConfigError("config: no config can compute this grouped GEMM")
     for config in ranked:
@@ -78,29 +83,40 @@ def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]
 
 
 @lru_cache(maxsize=256)
-def _rank(problem: Problem, epilogue: EpilogueSpec, gpu: Gpu) -> tuple[Config, ...]:
+def _rank(problem: Problem, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool) -> tuple[Config, ...]:
     """Return the configs with the least estimated time for groups of which `problem` has the mean, best first."""
     largest = as_16bit_problem(_with_rows(problem, 2 * problem.m))
     table = configs_for(epilogue, largest, splits=False)
     is_unsplit = (table.splits == 1) & (table.cluster_splits == 1)
     table = table.select(np.flatnonzero(is_unsplit & table.valid_for(largest)))
     sizes = [max(1, problem.m * (2 * i + 1) // SIZES) for i in range(SIZES)]
-    cycles = sum((_cycles(problem, table, epilogue, gpu, size, correct=False) for size in sizes), np.zeros(1))
+    cycles = sum((_cycles(problem, table, epilogue, gpu, size, gathers, correct=False) for size in sizes), np.zeros(1))
     top = np.argsort(cycles, kind="stable")[:RERANK_TOP_K]
     best = table.select(top)
-    corrected = sum((_cycles(problem, best, epilogue, gpu, size, correct=True) for size in sizes), np.zeros(1))
+    corrected = sum((_cycles(problem, best, epilogue, gpu, size, gathers, correct=True) for size in sizes), np.zeros(1))
     configs = (table.configs[top[i]].replace(stages=int(best.stages[i])) for i in np.argsort(corrected, kind="stable"))
     return tuple(config_for_dtype(config, problem.a.dtype) for config in configs)
 
 
 def _cycles(
-    problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, rows: int, *, correct: bool
+    problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, rows: int, gathers: bool, *, correct: bool
 ) -> Array:
     """Return the estimated cycles of each config for groups of `rows` rows."""
     sized, partial = _with_rows(problem, rows), _with_partial_tiles(table, rows)
     loads_a = loads_a_fragments(sized, table.swap_ab)
     estimates = estimate(as_16bit_problem(sized), partial, epilogue, gpu, loads_a)
-    return corrected_cycles(sized, partial, estimates) if correct else estimates.cycles
+    cycles = corrected_cycles(sized, partial, estimates) if correct else estimates.cycles
+    return cycles * _gather_slowdown(sized, table, cycles) if gathers else cycles
+
+
+def _gather_slowdown(problem: Problem, table: ConfigTable, cycles: Array) -> Array:
+    """Return how many times longer each config takes with rows that are gathered, which CTAs do not multicast."""
+    m, n, k, size = problem.m, problem.n, problem.k, problem.a.dtype.bytes
+    tiles_m = np.ceil(m / np.where(table.swap_ab, table.tile_n, table.tile_m))
+    tiles_n = np.ceil(n / np.where(table.swap_ab, table.tile_m, table.tile_n))
+    multicast = np.where(table.swap_ab, table.cluster_shape_n, table.cluster_shape_m)
+    nbytes = problem.batch * k * size * (m * tiles_n + n * tiles_m / multicast)
+    return np.asarray((GATHER_COST**4 + (nbytes / GATHER_L2_BYTES_PER_CYCLE / cycles) ** 4) ** 0.25)
 
 
 def _with_partial_tiles(table: ConfigTable, rows: int) -> ConfigTable:
