@@ -86,6 +86,53 @@ def test_calls_are_captured_into_graphs(recipe: str) -> None:
         assert torch.equal(actual.float(), expected.float())
 
 
+@pytest.mark.parametrize("groups", [1, 8, 256, 1024])
+@pytest.mark.parametrize("shape", [(5000, 512), (3000, 1111), (16, 128)])
+@pytest.mark.parametrize("name", ["offsets", "sizes"])
+def test_groups(name: str, shape: tuple[int, int], groups: int) -> None:
+    """Also when replayed from a graph with another table, and with an invalid one."""
+    x, table = torch.randn(shape, device="cuda").bfloat16(), torch.empty(groups, device="cuda", dtype=torch.int32)
+
+    def draw() -> list[int]:
+        cuts = torch.randint(0, shape[0] + 1, (groups,)).sort().values
+        table.copy_(cuts if name == "offsets" else cuts.diff(prepend=cuts.new_zeros(1)))
+        return [-(-size // 128) * 128 for size in cuts.diff(prepend=cuts.new_zeros(1)).tolist()]
+
+    draw()
+    gemmsmith.quantize(x, "128x1", **{name: table})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values, scales, ends = gemmsmith.quantize(x, "128x1", **{name: table})
+    for _ in range(3):
+        sizes = draw()
+        graph.replay()
+        expected = gemmsmith.quantize(x.cpu(), "128x1", **{name: table.cpu()})
+        assert ends.tolist() == np.cumsum(sizes).tolist() == expected[2].tolist()
+        end = int(ends[-1])
+        assert same(as_numpy(values.cpu()[:end]), as_numpy(expected[0][:end]))
+        assert same(as_numpy(scales.cpu()[: end // 128]), as_numpy(expected[1][: end // 128]))
+    table[-1] = shape[0] + 1
+    graph.replay()
+    assert (ends == -1).all()
+
+
+@pytest.mark.parametrize("sizes", [[0], [1, 0, 63, 300], [128, 129, 127, 64, 65], [700, 0, 0, 1300]])
+def test_products_along_k_of_quantized_groups(sizes: list[int]) -> None:
+    offsets = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+    x, y = (torch.randn(sum(sizes) + 9, n, device="cuda").bfloat16() for n in (520, 264))
+    a, scale_a, ends = gemmsmith.quantize(x, "128x1", offsets=offsets)
+    b, scale_b, _ = gemmsmith.quantize(y, "128x1", offsets=offsets)
+    d = gemmsmith.grouped_gemm(
+        a.T, b, scale_a=scale_a.T, scale_b=scale_b, offsets=ends, along="k", out_dtype="fp32"
+    )  # fmt: skip
+    wide, begin = [q.double() * s.double().repeat_interleave(128, 0) for q, s in ((a, scale_a), (b, scale_b))], 0
+    for g, end in enumerate(ends.tolist()):
+        p, q = (z[begin:end] for z in wide)
+        want, tolerance = p.T @ q, 2.0**-11 * (p.T.abs() @ q.abs()).max() if end > begin else 0
+        assert bool(((d[g].double() - want).abs() <= tolerance).all())
+        begin = end
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(4096, 1000), (777, 5001), (3, 130, 257), (1, 9), (9, 1)])
 def test_packed_weights_have_the_same_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> None:

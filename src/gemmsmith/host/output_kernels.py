@@ -13,6 +13,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import HazardError
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix
+from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
 from gemmsmith.lang.launch import Launches
 
 T = TypeVar("T")
@@ -109,3 +110,8 @@ def describe_no_grad(x: Any, argument: str) -> ArrayInfo:
 def to_canonical_matrix(x: ArrayInfo) -> Matrix:
     """Return an array as a kernel's argument, with canonical strides."""
     return to_matrix(x, x.shape[0] if len(x.shape) == 3 else 1).canonical()
+
+
+def has_vector_rows(matrix: Matrix) -> bool:
+    """Return whether rows consist of aligned vectors of 16 bytes, as kernels load them."""
+    return matrix.is_row_major and matrix.is_tma_compatible and matrix.cols % VECTOR_ELEMENTS == 0

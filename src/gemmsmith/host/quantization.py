@@ -9,6 +9,7 @@ from typing import Any, Literal
 from gemmsmith.arrays import ArrayInfo, as_numpy, cache_key_and_address, describe, empty_like_kind
 from gemmsmith.backends import Backend, resolve_backend
 from gemmsmith.binding import checks
+from gemmsmith.binding.groups import make_grouping
 from gemmsmith.binding.matrices import to_matrix
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
@@ -25,14 +26,16 @@ from gemmsmith.host.output_kernels import (
     OutputSpec,
     describe_no_grad,
     get_or_create,
+    has_vector_rows,
     to_canonical_matrix,
 )
+from gemmsmith.host.quantized_groups import QuantizedGroups
 from gemmsmith.kernels.dequantize import BoundDequantize, DequantizeSpec
 from gemmsmith.kernels.dequantize import dequantize as dequantize_kernel
 from gemmsmith.kernels.quantize import MAX_AMAX_PARTIALS, BoundQuantize, QuantizeSpec, ScaleGranularity
 from gemmsmith.kernels.quantize import amax as amax_kernel
 from gemmsmith.kernels.quantize import quantize as quantize_kernel
-from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK, VECTOR_ELEMENTS
+from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK
 from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
 
 VALUE_DTYPES = (E4M3, E5M2, INT8)
@@ -52,12 +55,14 @@ ROW_TILE_COLUMNS = (128, 512, 2048, 4096, 8192, 16384)
 """Columns of a tile that has full rows; the smallest that fits is used. Chosen; not measured."""
 _QUANTIZE_CACHE: dict[Hashable, _CachedQuantize] = BoundedCache(MAX_CACHED_RUNS)
 """Kernels of `quantize`, by the array's signature and the options."""
+_GROUPS_CACHE: dict[Hashable, QuantizedGroups] = BoundedCache(MAX_CACHED_RUNS)
+"""Kernels of `quantize` with groups, by the arrays' signatures and the options."""
 
 
 def quantize(
     x: Any, recipe: Recipe | str = "1x128", dtype: Any = "fp8_e4m3", *, transposed: bool = False,
     scale_dtype: Any = "fp32", scale_order: Literal["K", "M"] | None = None, scale_padding: int | None = None,
-    backend: Backend = "auto",
+    offsets: Any = None, sizes: Any = None, backend: Backend = "auto",
 ) -> tuple[Any, ...]:  # fmt: skip
     """Quantize an array to 8 bits with scales, so that x is about values * scales.
 
@@ -84,6 +89,13 @@ def quantize(
             others.
         scale_padding: The contiguous dimension is padded to a multiple of this number of scales. Default: see
             `scale_order`; 1 with an explicit order.
+        offsets: (groups,), int32, on x's device: the ends of groups of rows, which are quantized for `grouped_gemm`
+            along K. Only with "128x1", without a batch, and not with `transposed`. Each group is filled with rows of
+            zeros to a multiple of 128, and the third result is offsets of the filled groups. The results have room
+            for m + 127 * min(m, groups) rows, rounded down to a multiple of 128; those behind the last group, and
+            their scales, are not written. A table that is invalid for `grouped_gemm` gives offsets of -1, and nothing
+            else is written.
+        sizes: The rows of the groups, instead of offsets.
         backend: As in `gemm`.
 
     Returns:
@@ -99,12 +111,16 @@ def quantize(
     if isinstance(x, Traced) or is_compile_proxy(x):
         for name, value, default in (
             ("transposed", transposed, False), ("scale_dtype", scale_dtype, "fp32"), ("scale_order", scale_order, None),
-            ("scale_padding", scale_padding, None), ("backend", backend, "auto"),
+            ("scale_padding", scale_padding, None), ("backend", backend, "auto"), ("offsets", offsets, None),
+            ("sizes", sizes, None),
         ):  # fmt: skip
-            if value != default:
+            if value is not default and not (isinstance(value, (str, bool)) and value == default):
                 raise EpilogueError(f"epilogue: quantize: {name}: got {value!r}; leave it out, it is for arrays")
         return quantize_traced(x, dtype, _block_columns(recipe))
     (transposed,) = as_bools(transposed=transposed)
+    if offsets is not None or sizes is not None:
+        return _quantize_groups(x, recipe, dtype, transposed, scale_dtype, scale_order, scale_padding, offsets, sizes,
+                                backend)  # fmt: skip
     array_signature, address = cache_key_and_address(x, "x")
     options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding
     key: Hashable = array_signature, address & 15, *options, backend
@@ -128,6 +144,37 @@ def quantize(
     return get_or_create(
         _QUANTIZE_CACHE, key, lambda: _CachedQuantize(checked, resolve_backend(backend, checked.x, "x"))
     ).run(x)
+
+
+def _quantize_groups(
+    x: Any, recipe: Any, dtype: Any, transposed: bool, scale_dtype: Any, scale_order: Any, scale_padding: Any,
+    offsets: Any, sizes: Any, backend: Backend,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return (values, scales, ends) of the filled groups."""
+    grouping, tables = make_grouping(offsets, sizes, None, "m", True, None, None)
+    name, table = grouping.table, tables[grouping.table]
+    options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding
+    signatures = [(s, address & 15) for s, address in map(cache_key_and_address, (x, table), ("x", name))]
+    key: Hashable = *signatures, grouping, *options, backend
+    try:
+        cached = _GROUPS_CACHE.get(key)
+    except TypeError:  # an option is not hashable, which raises below
+        cached = key = None
+    if cached is None:
+        checked = _Options(describe(x, "x"), *options)
+        if checked.recipe != "128x1" or transposed or len(checked.x.shape) != 2:
+            got = f"shape {tuple(checked.x.shape)}, {checked.recipe!r}" + ", transposed" * transposed
+            raise ArgumentError(f"{name}: got it with {got}; use (m, k) and '128x1', not transposed")
+        of_transpose = _Options(checked.x, "1x128", *options[1:4], OPPOSITE_ORDER[scale_order], scale_padding)
+        cached = get_or_create(
+            _GROUPS_CACHE, key,
+            lambda: QuantizedGroups(
+                checked.x, describe(table, name), grouping, resolve_backend(backend, checked.x, "x"), checked.dtype,
+                checked.scale_dtype, of_transpose.output_specs,
+            ),
+        )  # fmt: skip
+    values, scales, ends = cached.run(x, table)
+    return _transposed(values), _transposed(scales), ends
 
 
 class _Options:
@@ -317,11 +364,6 @@ def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, 
     bound = BoundDequantize(arrays, (shifts[0], shifts[1]))
     launch = (Launch.from_kernel(dequantize_kernel(spec), bound),) if prod(bound.grid) else ()
     return OutputKernels(Launches(None, False, launch), {"out": output})
-
-
-def has_vector_rows(matrix: Matrix) -> bool:
-    """Return whether rows consist of aligned vectors of 16 bytes, as kernels load them."""
-    return matrix.is_row_major and matrix.is_tma_compatible and matrix.cols % VECTOR_ELEMENTS == 0
 
 
 def num_blocks(extent: int) -> int:

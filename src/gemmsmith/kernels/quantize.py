@@ -145,7 +145,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         k.work_clusters, k.persistent = lambda p: max(prod(p.grid), 1), True
         tile = make_register_tile(spec.source_dtype, spec.columns, vectorizable=spec.vectorizable)
         granularities = spec.granularities
-        outputs = [_QuantizedOutput(orientation, x, spec, tile.extents) for orientation, x in granularities.items()]
+        outputs = [QuantizedOutput(orientation, x, spec, tile.extents) for orientation, x in granularities.items()]
         serial_tiles = None
         if spec.has_scale_per_row_or_column:
             serial_tiles = k.parameter("serial_tiles", compute=lambda p: p.tiles[p.serial_axis == "columns"])
@@ -237,7 +237,7 @@ def _loop_or_once(count: Value | None, name: str) -> AbstractContextManager[Valu
 
 
 def _compute_tensor_scale(
-    group: ScaleGroup, amax_partials: Value, spec: QuantizeSpec, outputs: list[_QuantizedOutput]
+    group: ScaleGroup, amax_partials: Value, spec: QuantizeSpec, outputs: list[QuantizedOutput]
 ) -> Reciprocals:
     """Compute the matrix's scale from the partial results of `amax`; the first CTA stores it."""
     k = current_builder()
@@ -255,7 +255,7 @@ def _compute_tensor_scale(
 
 
 def _store_scales(
-    outputs: list[_QuantizedOutput], batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value,
+    outputs: list[QuantizedOutput], batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value,
     predicate: Value,
 ) -> None:  # fmt: skip
     """Store the scale of a tile's group to each output, in the threads where `predicate` holds."""
@@ -263,7 +263,7 @@ def _store_scales(
         output.store_scale(batch, tile_m, tile_n, group, scale, predicate)
 
 
-class _QuantizedOutput:
+class QuantizedOutput:
     """The quantized matrix in one orientation, "rowwise" or "columnwise" (transposed), with its scales.
 
     The orientation names the array of its values in the kernel, and `orientation`_scales that of its scales.

@@ -89,9 +89,12 @@ class RegisterTile:
             "tile_registers",
         )
 
-    def load(self, batch: Value, row: Value, column: Value) -> None:
-        """Load the tile whose first element is (row, column); all loads are in flight at once."""
-        rows, columns = self.extents
+    def load(self, batch: Value, row: Value, column: Value, end: Value | None = None) -> None:
+        """Load the tile whose first element is (row, column); all loads are in flight at once.
+
+        Rows from `end` on are zero, by default those outside of the matrix.
+        """
+        rows, columns = self.extents[0] if end is None else end, self.extents[1]
         row0, col0 = (row + self.layout.row(0)).named("row0"), (column + self.layout.column(0)).named("col0")
         start, row_pitch = self.source.element_address(batch, row0, col0), row_pitch_bytes(self.source)
         for vector in range(VECTORS_PER_THREAD):

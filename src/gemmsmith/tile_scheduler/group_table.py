@@ -46,7 +46,7 @@ class GroupTable:
         k, self._grouping, source = current_builder(), grouping, operand_getter(grouping.table)
         self._tile_rows, self._end_multiple = tile_rows, end_multiple
         self._table = k.pointer(grouping.table, lambda p: source(p)[1])
-        self._groups = k.parameter("groups", compute=lambda p: p.groups)
+        self.groups = k.parameter("groups", compute=lambda p: p.groups)
         self._extent = k.parameter("group_extent", compute=group_extent)
         # Entry g has the sums of the groups before g: of their sizes, and of their tiles.
         self._begins, self._first_tiles = (
@@ -101,9 +101,9 @@ class GroupTable:
         with k.unroll(len(entries), name="i") as i:
             group = first + i - int(is_end)
             address = self._table + (group * 4).to(U64)
-            hw.load_global(entries.slice(i, 1), address, (group >= 0) & (group < self._groups))
+            hw.load_global(entries.slice(i, 1), address, (group >= 0) & (group < self.groups))
         with k.unroll(len(sizes), name="i") as i:
-            size, is_group = entries[i], first + i < self._groups
+            size, is_group = entries[i], first + i < self.groups
             if is_end:
                 begin, end = (k.maximum(entries[i + j], -1) for j in range(2))
                 size = end - begin

@@ -7,7 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmsmith.backends.reference.grouped import group_slices
 from gemmsmith.core.dtypes import FP32, INT8, MAX_FINITE, MIN_SCALE, DType
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
 
@@ -33,6 +35,28 @@ def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[A
     expanded = inverse.repeat(rows, axis=-2).repeat(columns, axis=-1)[..., :m, :k]
     with np.errstate(invalid="ignore"):
         return rounded(wide * expanded, dtype), scales
+
+
+def quantize_groups(
+    x: Array, table: Array, grouping: Grouping, dtype: DType, scale_dtype: DType, values: Array, scales: Array,
+    ends: Array,
+) -> None:  # fmt: skip
+    """Store the transpose of x (m, n), each group of rows filled to whole blocks, and where the filled groups end.
+
+    Values (n, filled rows), scales (n, blocks), ends (groups,): -1 if the table is invalid.
+    """
+    groups = group_slices(grouping, table, len(x))
+    ends[...] = -1
+    if groups is None:
+        return
+    begin = 0
+    for g, group in enumerate(groups):
+        end = begin + ceil_div(group.stop - group.start, SCALE_BLOCK) * SCALE_BLOCK
+        filled = np.zeros((x.shape[1], end - begin), x.dtype)
+        filled[:, : group.stop - group.start] = x[group].T
+        blocks = slice(begin // SCALE_BLOCK, end // SCALE_BLOCK)
+        values[:, begin:end], scales[:, blocks] = quantize(filled, "1x128", dtype, scale_dtype)
+        ends[g] = begin = end
 
 
 def dequantize(values: Array, scales: Array, shares: tuple[int, int], dtype: DType) -> Array:
