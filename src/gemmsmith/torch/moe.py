@@ -12,6 +12,7 @@ from torch import nn
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fusions import GATED
 from gemmsmith.torch.experts import gated_experts
+from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, convert_weights
 from gemmsmith.torch.modules import FusedMLP
 
 
@@ -86,7 +87,8 @@ class FusedMoE(nn.Module):
 
     The experts are computed by grouped GEMMs, without padding, and without the host waiting for the router. State dicts
     of the blocks of Mixtral, Qwen3-MoE and DeepSeek-V3 in transformers can be loaded, of version 5 (one tensor for all
-    experts) and of checkpoints (a tensor for each).
+    experts) and of checkpoints (a tensor for each), in fp8 with scales of 128 x 128 or without. Weights are quantized,
+    or dequantized, if the layer's are so.
 
     Shapes: input (..., dim) -> output (..., dim).
 
@@ -104,6 +106,9 @@ class FusedMoE(nn.Module):
         activation: of the gate: silu, gelu, gelu_tanh or relu.
         device: device of the parameters.
         dtype: dtype of the parameters: bf16, fp16, fp32, or float64 on the CPU.
+        experts_dtype: torch.float8_e4m3fn: weights of the routed experts in fp8, with a scale for each 128 x 128, for
+            inference: under torch.no_grad(), or with frozen parameters. `hidden` is a multiple of 128 then. Default:
+            dtype.
 
     Raises:
         ArgumentError: an argument is not valid.
@@ -112,11 +117,19 @@ class FusedMoE(nn.Module):
     def __init__(
         self, dim: int, hidden: int, experts: int, top_k: int, *, scores: Literal["softmax", "sigmoid"] = "softmax",
         normalize: bool = True, scale: float = 1.0, groups: int = 1, top_k_groups: int = 1, shared_hidden: int = 0,
-        activation: str = "silu", device: Any = None, dtype: Any = None,
+        activation: str = "silu", device: Any = None, dtype: Any = None, experts_dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        if experts_dtype not in (None, dtype, torch.float8_e4m3fn):
+            raise ArgumentError(
+                f"experts_dtype: got {experts_dtype}; use torch.float8_e4m3fn, or None for that of dtype"
+            )
         self.gate = Router(dim, experts, top_k, scores, normalize, scale, groups, top_k_groups, device, dtype)
-        self.experts = Experts(dim, hidden, experts, activation, device, dtype)
+        self.experts: nn.Module = (
+            Fp8Experts(dim, hidden, experts, activation, device)
+            if experts_dtype == torch.float8_e4m3fn
+            else Experts(dim, hidden, experts, activation, device, dtype)
+        )
         gated = next((name for name, act in GATED.items() if act == activation), "")
         if not gated:
             raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(GATED.values())}")
@@ -132,25 +145,27 @@ class FusedMoE(nn.Module):
         return y.reshape(input.shape)
 
 
-_OF_ONE_EXPERT = re.compile(r"experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_OF_ONE_EXPERT = re.compile(r"experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight(|_scale_inv)")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def _rename_transformers_parameters(
     module: nn.Module, state: dict[str, Any], prefix: str, *_: Any, **__: Any
 ) -> None:  # fmt: skip
-    """Rename a state dict's parameters from transformers' names, and stack those of single experts."""
-    single: dict[str, dict[int, Any]] = {}
+    """Rename a state dict's parameters from transformers' names, stack those of single experts, and convert weights."""
+    single: dict[str, dict[str, dict[int, Any]]] = {"": {}, SCALE_SUFFIX: {}}
     for name in [name for name in state if name.startswith(prefix)]:
         if match := _OF_ONE_EXPERT.fullmatch(name[len(prefix) :]):
             kind = _MIXTRAL.get(match[2], match[2])
-            single.setdefault(kind, {})[int(match[1])] = state.pop(name)
+            single[match[3]].setdefault(kind, {})[int(match[1])] = state.pop(name)
         elif name.startswith(f"{prefix}shared_experts."):
             state[name.replace("_proj.", ".")] = state.pop(name)
-    if single:
-        gate, up, down = (_stacked(single.get(kind, {})) for kind in ("gate_proj", "up_proj", "down_proj"))
-        state[f"{prefix}experts.gate_up_proj"] = torch.cat([gate, up], 1)
-        state[f"{prefix}experts.down_proj"] = down
+    for suffix, of_suffix in single.items():
+        if of_suffix:
+            gate, up, down = (_stacked(of_suffix.get(kind, {})) for kind in ("gate_proj", "up_proj", "down_proj"))
+            state[f"{prefix}experts.gate_up_proj{suffix}"] = torch.cat([gate, up], 1)
+            state[f"{prefix}experts.down_proj{suffix}"] = down
+    convert_weights(module, state, prefix)
 
 
 def _stacked(weights: Mapping[int, Any]) -> Any:

@@ -1,0 +1,162 @@
+"""Experts whose weights are e4m3 with scales of 128 x 128 blocks, as DeepSeek-V3's checkpoints have them; inference."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemmsmith.api import grouped_gemm
+from gemmsmith.backends import Backend
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.graph.frontend.fusions import resolve_activation
+from gemmsmith.graph.frontend.values import quantize as quantize_traced
+from gemmsmith.host.quantization import dequantize, quantize
+from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
+from gemmsmith.torch.experts import sort_by_expert
+from gemmsmith.torch.grouped_ops import by_rows
+from gemmsmith.torch.ops import LIBRARY
+
+SCALE_SUFFIX = "_scale_inv"
+"""What follows a weight's name in that of its scales, in transformers and in DeepSeek-V3's checkpoints."""
+
+
+class Fp8Experts(nn.Module):
+    """The weights of gated MLPs in e4m3: gate_up_proj (experts, 2 * hidden, dim), gate's rows first, and down_proj.
+
+    gate_up_proj_scale_inv and down_proj_scale_inv, fp32, have a scale for each 128 x 128 of a weight. All are zero
+    until they are loaded; weights without scales are quantized then.
+    """
+
+    def __init__(self, dim: int, hidden: int, experts: int, activation: str, device: Any) -> None:
+        super().__init__()
+        if hidden % BLOCK:
+            raise ArgumentError(f"hidden: got {hidden} with experts in fp8; use a multiple of {BLOCK}, a scale's rows")
+        self.activation = activation
+        for name, shape in (("gate_up_proj", (2 * hidden, dim)), ("down_proj", (dim, hidden))):
+            blocks = [-(-extent // BLOCK) for extent in shape]
+            for suffix, extents, dtype in (("", shape, torch.float8_e4m3fn), (SCALE_SUFFIX, blocks, torch.float32)):
+                values = torch.zeros((experts, *extents), device=device, dtype=dtype)
+                self.register_parameter(name + suffix, nn.Parameter(values, requires_grad=False))
+
+    def forward(self, x: Any, experts: Any, weights: Any) -> Any:
+        """Return the weighted sum of each token's experts, (tokens, dim)."""
+        return fp8_gated_experts(
+            x, experts, weights, self.gate_up_proj, self.gate_up_proj_scale_inv, self.down_proj,
+            self.down_proj_scale_inv, self.activation, all_present=True,
+        )  # fmt: skip
+
+
+def fp8_gated_experts(
+    x: Any, experts: Any, weights: Any, gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any,
+    activation: str = "silu", all_present: bool = False,
+) -> Any:  # fmt: skip
+    """Return what `gated_experts` does, by FP8 products, without gradients.
+
+    x and the hidden activations are quantized with a scale for each token and 128 columns. On the CPU the products are
+    the reference's.
+
+    Args:
+        x: (tokens, dim), bf16, fp16 or fp32.
+        experts: (tokens, top_k) of integers. Those outside 0 ... count - 1, such as other ranks', count for nothing.
+        weights: (tokens, top_k), a float dtype.
+        gate_up: (count, 2 * hidden, dim), e4m3: the rows of gate, then those of up; hidden is a multiple of 128.
+        gate_up_scale: (count, 2 * hidden / 128, dim / 128), fp32: dequantization factors.
+        down: (count, dim, hidden), e4m3.
+        down_scale: (count, dim / 128, hidden / 128), fp32.
+        activation: silu, gelu, gelu_tanh or relu.
+        all_present: no expert is outside of 0 ... count - 1.
+
+    Returns:
+        (tokens, dim), in x's dtype.
+
+    Raises:
+        ArgumentError: a gradient is required, a weight is not e4m3, or shapes do not match.
+    """
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights)):
+        raise ArgumentError("x, weights: got a tensor that requires a gradient; FP8 experts have none, use no_grad()")
+    for name, w in (("gate_up", gate_up), ("down", down)):
+        if w.dtype != torch.float8_e4m3fn:
+            raise ArgumentError(f"{name}: got {w.dtype}; use torch.float8_e4m3fn, which .to(dtype) of a module changes")
+    (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
+    hidden = twice_hidden // 2
+    if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
+        raise ArgumentError(
+            f"x, experts, weights, gate_up, down: got shapes {tuple(x.shape)}, {tuple(experts.shape)}, "
+            f"{tuple(weights.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}; use (tokens, dim), "
+            "(tokens, top_k), (tokens, top_k), (count, 2 * hidden, dim) and (count, dim, hidden)"
+        )
+    if hidden % BLOCK:
+        raise ArgumentError(f"gate_up: got {hidden} rows of gate; use a multiple of {BLOCK}, a scale's rows")
+    order, offsets = sort_by_expert(experts, count)
+    return torch.ops.gemmsmith.fp8_experts(
+        x.contiguous(), weights, gate_up, gate_up_scale, down, down_scale, order, offsets, activation, all_present
+    )
+
+
+def _run(
+    x: Any, weights: Any, gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any, order: Any, offsets: Any,
+    activation: str, all_present: bool, backend: Backend = "auto",
+) -> Any:  # fmt: skip
+    """Return the experts' sum; row i of the products is slot order[i] (token * top_k + i)."""
+    (tokens, top_k), hidden = weights.shape, down.shape[2]
+    token_of_row, slot_of_row = (order // top_k).to(torch.int32), order.to(torch.int32)
+    row_weights = by_rows(weights.float().flatten()[order].unsqueeze(1))
+    values, scales = quantize(x, "1x128", backend=backend)
+
+    def multiply(part: slice, blocks: slice, **options: Any) -> Any:
+        return grouped_gemm(
+            values, gate_up[:, part].mT, scale_a=scales, scale_b=gate_up_scale[:, blocks].mT, offsets=offsets,
+            gather=token_of_row, backend=backend, **options,
+        )  # fmt: skip
+
+    gate = multiply(slice(hidden), slice(hidden // BLOCK), out_dtype=x.dtype)
+    h, h_scales = multiply(
+        slice(hidden, None), slice(hidden // BLOCK, None), epilogue=_gated(activation), gate=by_rows(gate)
+    )
+    slots = (x.new_empty if all_present else x.new_zeros)((tokens * top_k, x.shape[1]))
+    grouped_gemm(
+        h, down.mT, scale_a=h_scales, scale_b=down_scale.mT, offsets=offsets, scatter=slot_of_row, out=slots,
+        out_dtype=x.dtype, epilogue=_weighted, weight=row_weights, backend=backend,
+    )  # fmt: skip
+    return slots.view(tokens, top_k, x.shape[1]).sum(1)
+
+
+@lru_cache(maxsize=16)
+def _gated(activation: str) -> Any:
+    """Return the epilogue of up, which quantizes what down multiplies."""
+    activate = resolve_activation(activation)
+    return lambda acc, gate: quantize_traced(activate(gate) * acc)
+
+
+def _weighted(acc: Any, weight: Any) -> Any:
+    return acc * weight
+
+
+def _fake(x: Any, *_: Any) -> Any:
+    return x.new_empty(x.shape)
+
+
+LIBRARY.define(
+    "fp8_experts(Tensor x, Tensor weights, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
+    "Tensor order, Tensor offsets, str activation, bool all_present) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl("fp8_experts", _run, _device)
+torch.library.register_fake("gemmsmith::fp8_experts", _fake, lib=LIBRARY)
+
+
+def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    """Quantize a state dict's weights for parameters in fp8, and dequantize fp8 weights for other parameters."""
+    for name, parameter in module.named_parameters():
+        weight, scale = state.get(prefix + name), prefix + name + SCALE_SUFFIX
+        if weight is None or name.endswith(SCALE_SUFFIX):
+            continue
+        if parameter.dtype == torch.float8_e4m3fn and scale not in state and weight.dtype != parameter.dtype:
+            state[prefix + name], state[scale] = quantize(weight.detach(), "128x128")
+        elif parameter.dtype != torch.float8_e4m3fn and scale in state:
+            dtype = torch.float32 if parameter.dtype == torch.float64 else parameter.dtype
+            state[prefix + name] = dequantize(weight.detach(), state.pop(scale).detach(), dtype)

@@ -1,0 +1,154 @@
+"""FusedMoE with experts in FP8, against float64 of the dequantized weights, and checkpoints with scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from tests.torch.fp8_bounds import dequantized, fp8_experts_and_bound  # noqa: E402
+
+import gemmsmith  # noqa: E402
+from gemmsmith import ArgumentError  # noqa: E402
+from gemmsmith.torch import FusedMoE  # noqa: E402
+from gemmsmith.torch.experts import ACTIVATIONS, sort_by_expert  # noqa: E402
+from gemmsmith.torch.fp8_experts import _run, fp8_gated_experts  # noqa: E402
+
+pytestmark = pytest.mark.torch
+DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
+FP8 = torch.float8_e4m3fn
+
+
+def inputs(tokens: int, dtype: Any = torch.bfloat16) -> list[Any]:
+    experts = torch.rand(tokens, EXPERTS).topk(TOP_K).indices
+    gate_up = gemmsmith.quantize(torch.randn(EXPERTS, 2 * HIDDEN, DIM) * DIM**-0.5, "128x128")
+    down = gemmsmith.quantize(torch.randn(EXPERTS, DIM, HIDDEN) * HIDDEN**-0.5, "128x128")
+    return [torch.randn(tokens, DIM).to(dtype), experts, torch.randn(tokens, TOP_K), *gate_up, *down]
+
+
+def check(got: Any, x: Any, experts: Any, weights: Any, *scaled: Any, activation: Any = None) -> None:
+    activation = activation or torch.nn.functional.silu
+    want, bound = fp8_experts_and_bound(
+        x, experts, weights, dequantized(*scaled[:2]), dequantized(*scaled[2:]), activation
+    )
+    assert got.dtype == x.dtype
+    assert ((got.double() - want).abs() <= bound).all()
+    assert (got.double() - want).norm() <= 0.07 * want.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("tokens", [0, 1, 40])
+def test_experts(tokens: int, dtype: Any) -> None:
+    arrays = inputs(tokens, dtype)
+    check(fp8_gated_experts(*arrays), *arrays)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str) -> None:
+    act = {"gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh")}.get(
+        activation, getattr(torch.nn.functional, activation.removesuffix("_tanh"))
+    )
+    arrays = inputs(20)
+    check(fp8_gated_experts(*arrays, activation), *arrays, activation=act)
+
+
+@pytest.mark.parametrize("absent", [-1, EXPERTS, 1000])
+def test_the_kernels(absent: int) -> None:
+    """In the simulator; some experts are other ranks'."""
+    arrays = inputs(23)
+    arrays[1][::3, 0], arrays[1][5] = absent, absent
+    x, experts, weights, *scaled = arrays
+    got = _run(x, weights, *scaled, *sort_by_expert(experts, EXPERTS), "silu", False, backend="sim")
+    check(got, *arrays)
+    check(fp8_gated_experts(*arrays), *arrays)
+    assert not got[5].any()
+
+
+def layer(**options: Any) -> FusedMoE:
+    return FusedMoE(
+        DIM, HIDDEN, EXPERTS, TOP_K, scores="sigmoid", scale=2.5, groups=2, top_k_groups=1, shared_hidden=256,
+        **options,
+    )  # fmt: skip
+
+
+def checkpoint(stacked: bool) -> dict[str, Any]:
+    """A state dict as DeepSeek-V3 has it: e4m3 with weight_scale_inv, but for the router."""
+    state = {"gate.weight": torch.randn(EXPERTS, DIM) * 0.1, "gate.e_score_correction_bias": torch.randn(EXPERTS) * 0.1}
+    shapes = {f"{name}_proj": (HIDDEN, DIM) for name in ("gate", "up")} | {"down_proj": (DIM, HIDDEN)}
+    for prefix, hidden in [*((f"experts.{e}", HIDDEN) for e in range(EXPERTS)), ("shared_experts", 256)]:
+        for name, shape in shapes.items():
+            shape = tuple(hidden if extent == HIDDEN else extent for extent in shape)
+            weight, scale = gemmsmith.quantize(torch.randn(shape) * shape[1] ** -0.5, "128x128")
+            state[f"{prefix}.{name}.weight"] = weight.contiguous()
+            state[f"{prefix}.{name}.weight_scale_inv"] = scale.contiguous()
+    for suffix in ("", "_scale_inv") if stacked else ():
+        gate, up, down = (
+            torch.stack([state.pop(f"experts.{e}.{name}.weight{suffix}") for e in range(EXPERTS)]) for name in shapes
+        )
+        state |= {f"experts.gate_up_proj{suffix}": torch.cat([gate, up], 1), f"experts.down_proj{suffix}": down}
+    return state
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_checkpoints_with_scales(stacked: bool) -> None:
+    """In a layer with experts in FP8, and dequantized in one without."""
+    state, x = checkpoint(stacked), torch.randn(30, DIM)
+    ours, wide = layer(experts_dtype=FP8), layer()
+    for each in (ours, wide):
+        each.load_state_dict(dict(state), strict=True)
+    experts = ours.experts
+    shared = [
+        dequantized(state[f"shared_experts.{name}_proj.weight"], state[f"shared_experts.{name}_proj.weight_scale_inv"])
+        for name in ("gate", "up", "down")
+    ]
+    gate_up = dequantized(experts.gate_up_proj, experts.gate_up_proj_scale_inv)
+    down = dequantized(experts.down_proj, experts.down_proj_scale_inv)
+    with torch.no_grad():
+        want, bound = fp8_experts_and_bound(x, *ours.gate(x), gate_up, down)
+        h = torch.nn.functional.silu(x.double() @ shared[0].T) * (x.double() @ shared[1].T)
+        want = want + h @ shared[2].T
+        got, by_wide = ours(x), wide(x)
+    assert ((got.double() - want).abs() <= bound + 1e-4).all()
+    torch.testing.assert_close(by_wide.double(), want, rtol=1e-4, atol=1e-4)
+    assert torch.equal(ours.state_dict()["experts.gate_up_proj"].float(), experts.gate_up_proj.float())
+
+
+def test_weights_without_scales_are_quantized() -> None:
+    wide, ours, x = layer(dtype=torch.bfloat16), layer(dtype=torch.bfloat16, experts_dtype=FP8), torch.randn(9, DIM)
+    ours.load_state_dict(wide.state_dict())
+    values, scales = gemmsmith.quantize(wide.experts.down_proj.detach(), "128x128")
+    assert torch.equal(ours.experts.down_proj.float(), values.float())
+    assert torch.equal(ours.experts.down_proj_scale_inv, scales)
+    again = layer(dtype=torch.bfloat16, experts_dtype=FP8)
+    again.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        got, want = ours(x.bfloat16()), wide(x.bfloat16())
+        assert torch.equal(again(x.bfloat16()), got)
+    assert (got - want).norm() < 0.1 * want.norm()
+
+
+def test_compiled() -> None:
+    ours, x = layer(experts_dtype=FP8), torch.randn(3, 5, DIM)
+    ours.load_state_dict(checkpoint(True))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(ours, fullgraph=True)(x), ours(x))
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="hidden: got 96 with experts in fp8; use a multiple of 128"):
+        FusedMoE(DIM, 96, EXPERTS, TOP_K, experts_dtype=FP8)
+    with pytest.raises(ArgumentError, match=r"experts_dtype: got torch.float8_e5m2; use torch.float8_e4m3fn"):
+        FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, experts_dtype=torch.float8_e5m2)
+    ours, x = layer(experts_dtype=FP8), torch.randn(4, DIM)
+    with pytest.raises(ArgumentError, match="requires a gradient; FP8 experts have none"):
+        ours(x)
+    with torch.no_grad(), pytest.raises(ArgumentError, match="gate_up: got torch.bfloat16; use torch.float8_e4m3fn"):
+        ours.bfloat16()(x.bfloat16())
+    with pytest.raises(RuntimeError, match="Missing key.*down_proj_scale_inv"):
+        ours.load_state_dict({name: w for name, w in checkpoint(True).items() if "down_proj_scale" not in name})
+    x, experts, weights, *scaled = inputs(3)
+    with pytest.raises(ArgumentError, match="x, experts, weights, gate_up, down: got shapes"):
+        fp8_gated_experts(x[:2], experts, weights, *scaled)
+    with pytest.raises(ArgumentError, match="scale_b: got dtype bf16"):
+        fp8_gated_experts(x, experts, weights, scaled[0], scaled[1].bfloat16(), *scaled[2:])
