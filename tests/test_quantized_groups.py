@@ -146,6 +146,35 @@ def test_products_along_k(sizes: list[int], config: Config | None) -> None:
         begin, filled_begin = end, filled_end
 
 
+def add(acc: Any, total: Any) -> Any:
+    return acc + total
+
+
+@pytest.mark.parametrize("groups", range(1, 9))
+def test_gradients_of_weights_are_accumulated(groups: int) -> None:
+    """In fp32, in place, over several steps; a group without rows adds nothing."""
+    rng, m, n = np.random.default_rng(groups), 72, 48
+    total = rng.standard_normal((groups, m, n)).astype(np.float32)
+    want, magnitudes = total.astype(float), np.abs(total).astype(float)
+    for _ in range(2):
+        sizes = rng.choice(SIZES, groups).tolist()
+        x, y = random(rng, "bf16", sum(sizes) + 5, m), random(rng, "bf16", sum(sizes) + 5, n)
+        offsets = table(sizes, "offsets")["offsets"]
+        a, scale_a, ends = gemmsmith.quantize(x, "128x1", offsets=offsets, backend="sim")
+        b, scale_b, _ = gemmsmith.quantize(y, "128x1", offsets=offsets, backend="sim")
+        gemmsmith.grouped_gemm(
+            a.T, b, scale_a=scale_a.T, scale_b=scale_b, offsets=ends, along="k", out_dtype="fp32", epilogue=add,
+            total=total, out=total, backend="sim",
+        )  # fmt: skip
+        for g, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            blocks = slice(begin // 128, end // 128)
+            exact_a = scaled(a[begin:end], scale_a[blocks], transposed=True)
+            exact_b = scaled(b[begin:end], scale_b[blocks], transposed=True)
+            want[g] += exact_a.T @ exact_b
+            magnitudes[g] += np.abs(exact_a).T @ np.abs(exact_b)
+    np.testing.assert_allclose(total, want, rtol=0, atol=2.0**-11 * magnitudes.max())  # 13-bit sums
+
+
 @pytest.mark.torch
 def test_torch() -> None:
     torch = pytest.importorskip("torch")

@@ -7,6 +7,7 @@
 | along_k | a (M, sum K) @ b (sum K, N), `offsets`, to (G, M, N) | torch's grouped_mm, torch.mm in a loop |
 | equal | as rows, but all groups have `mean` rows | torch.bmm |
 | fp8 | as rows, e4m3 with scales of 1x128 and 128x128 blocks | our dense product of each group, in a loop |
+| fp8_k | as along_k, e4m3 with scales of 1x128 blocks on both sides, added to C (G, M, N) in fp32 | as fp8 |
 
 torch.mm in a loop is given the sizes on the host. `dense` is our GEMM of as many rows with one B, rounded up to 64 rows
 for each group where groups are small: no product of groups, but a measure of what its FLOPs cost. `floor_us` is the
@@ -46,6 +47,10 @@ class Job(NamedTuple):
     def name(self) -> str:
         return f"{self.groups} x {self.mean} of {self.n} x {self.k}"
 
+    @property
+    def is_along_k(self) -> bool:
+        return self.kind in ("along_k", "fp8_k")
+
 
 def job_of(row: contest.Row) -> Job:
     return Job(*(row[name] for name in Job._fields))
@@ -57,7 +62,7 @@ def jobs() -> list[Job]:
     listed += [Job("rows", groups, mean, 2816, 2048) for groups, mean in ((256, 64), (128, 8), (128, 1))]
     listed += [Job("masked", groups, mean, n, k) for groups, mean in ((32, 192), (6, 1024), (32, 20), (6, 20))
                for n, k in ((4096, 4096), (7168, 2048))]  # fmt: skip
-    listed += [Job("along_k", groups, mean, n, m) for groups, mean in ((4, 8192), (8, 4096))
+    listed += [Job(kind, groups, mean, n, m) for kind in ("along_k", "fp8_k") for groups, mean in ((4, 8192), (8, 4096))
                for m, n in ((4096, 7168), (7168, 2048))]  # fmt: skip
     listed.append(Job("equal", 256, 64, 2816, 2048))
     listed += [Job("fp8", groups, mean, n, k) for groups, mean in ((4, 8192), (8, 4096), (32, 256))
@@ -76,12 +81,13 @@ def unseen() -> list[Job]:
 
 
 def drawn(job: Job) -> list[int]:
-    """Return the sizes of the groups: uniform from 0 to twice the mean; multiples of 8 along K, for torch's."""
+    """Return the sizes of the groups: uniform from 0 to twice the mean; along K multiples of 8, for torch's, or 128."""
     if job.kind == "equal":
         return [job.mean] * job.groups
     chosen = random.Random(f"{job}")
     sizes = [chosen.randint(0, 2 * job.mean) for _ in range(job.groups)]
-    return [size // 8 * 8 for size in sizes] if job.kind == "along_k" else sizes
+    multiple = {"along_k": 8, "fp8_k": 128}.get(job.kind, 1)
+    return [size // multiple * multiple for size in sizes]
 
 
 class Case:
@@ -97,7 +103,7 @@ class Case:
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, device="cuda", dtype=BF16)
 
-        if job.kind == "along_k":
+        if job.is_along_k:
             self.a, self.b, shape = normal(total, k).mT, normal(total, n), (groups, k, n)
         else:
             self.b = normal(groups, n, k).mT
@@ -108,20 +114,26 @@ class Case:
             self.a, self.b = self.a.to(E4M3), self.b.mT.to(E4M3).mT
             scale_a = torch.rand(k // 128, total, device="cuda").T + 0.5
             self.scales = {"scale_a": scale_a, "scale_b": torch.rand(groups, k // 128, n // 128, device="cuda") + 0.5}
-        self.d = torch.empty(shape, device="cuda", dtype=BF16)
+        self.operands: dict[str, torch.Tensor] = {}
+        if job.kind == "fp8_k":
+            self.a, self.b = self.a.contiguous().to(E4M3), self.b.mT.contiguous().to(E4M3).mT
+            scale_a, scale_b = (torch.rand(total // 128, x, device="cuda") + 0.5 for x in (k, n))
+            self.scales = {"scale_a": scale_a.T, "scale_b": scale_b}
+            self.operands = {"c": torch.randn(shape, device="cuda")}
+        self.d = torch.empty(shape, device="cuda", dtype=torch.float32 if self.operands else BF16)
         self.made: torch.Tensor | None = None
         """A result in memory of its own."""
         self.poison()
 
     @property
     def bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.d))
+        return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.d, *self.operands.values()))
 
     @property
     def bytes_in_use(self) -> int:
         """Bytes of the operands that the groups use, and of D's rows that they write."""
         job, total, used = self.job, sum(self.sizes), sum(size > 0 for size in self.sizes)
-        if job.kind == "along_k":
+        if job.is_along_k:
             return self.bytes
         return self.a.element_size() * (total * job.k + used * job.n * job.k) + 2 * total * job.n
 
@@ -137,7 +149,7 @@ class Case:
         if self.job.kind == "masked":
             groups = zip(self.a, self.b, self.d, self.sizes, strict=True)
             return [(a[:size], b, d[:size]) for a, b, d, size in groups]
-        if self.job.kind == "along_k":
+        if self.job.is_along_k:
             return list(zip(self.a.split(self.sizes, 1), self.b.split(self.sizes), self.d, strict=True))
         return list(zip(self.a.split(self.sizes), self.b, self.d.split(self.sizes), strict=True))
 
@@ -146,9 +158,19 @@ class Case:
         if not self.scales:
             return a.double() @ b.double()
         begin = sum(self.sizes[:group])
+        if self.job.kind == "fp8_k":
+            scale_a, scale_b = self.scales_along_k(group)
+            a = a.double() * scale_a.double().repeat_interleave(128, 1)
+            return self.operands["c"][group] + a @ (b.double() * scale_b.double().repeat_interleave(128, 0))
         scale_a = self.scales["scale_a"][begin : begin + len(a)].double().repeat_interleave(128, 1)
         scale_b = self.scales["scale_b"][group].double().repeat_interleave(128, 0).repeat_interleave(128, 1)
         return (a.double() * scale_a) @ (b.double() * scale_b)
+
+    def scales_along_k(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the scales of a group's slices of K."""
+        begin = sum(self.sizes[:group]) // 128
+        part = slice(begin, begin + self.sizes[group] // 128)
+        return self.scales["scale_a"][:, part], self.scales["scale_b"][part]
 
 
 def check(case: Case) -> str:
@@ -170,6 +192,10 @@ def check(case: Case) -> str:
     return "" if worst <= 1 else f"error {worst:.3g} of its bound"
 
 
+def add(acc: Any, c: Any) -> Any:
+    return acc + c
+
+
 # -- contenders ------------------------------------------------------------------------------------------------------
 def loop(c: Case) -> None:
     for a, b, d in c.products():
@@ -180,7 +206,11 @@ def loop(c: Case) -> None:
 def loop_of_ours(c: Case) -> None:
     begin = 0
     for group, (a, b, d) in enumerate(c.products()):
-        if d.numel():
+        if c.operands:
+            scale_a, scale_b = c.scales_along_k(group)
+            of_group = c.operands["c"][group]
+            gemmsmith.gemm(a, b, scale_a=scale_a, scale_b=scale_b, epilogue=add, c=of_group, out=d, out_dtype="fp32")
+        elif d.numel():
             scale_a = c.scales["scale_a"][begin : begin + len(a)]
             gemmsmith.gemm(a, b, scale_a=scale_a, scale_b=c.scales["scale_b"][group], out=d)
             begin += len(a)
@@ -197,13 +227,20 @@ def bmm(c: Case) -> None:
 def keyword(job: Job) -> dict[str, Any]:
     """Return the grouping and the name of its table."""
     table = "counts" if job.kind == "masked" else "offsets"
-    return {"grouping": gemmsmith.Grouping(table, "k" if job.kind == "along_k" else "m")}  # type: ignore[arg-type]
+    return {"grouping": gemmsmith.Grouping(table, "k" if job.is_along_k else "m")}  # type: ignore[arg-type]
 
 
 def planned(job: Job, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
     """Return the plan for stand-ins of a Case's arrays."""
     groups, n, k, total = job.groups, job.n, job.k, sum(drawn(job))
     spec, table = gemmsmith.Spec, gemmsmith.Spec((groups,), "int32")
+    if job.kind == "fp8_k":
+        a, b = spec((k, total), "fp8_e4m3"), spec((total, n), "fp8_e4m3", (1, total))
+        scales = {"scale_a": spec((k, total // 128), "fp32", (1, k)), "scale_b": spec((total // 128, n), "fp32")}
+        return gemmsmith.plan(
+            a, b, offsets=table, config=config, epilogue=add, c=spec((groups, k, n), "fp32"), out_dtype="fp32",
+            **scales, **keyword(job),
+        )  # fmt: skip
     if job.kind == "along_k":
         a, b = spec((k, total), "bf16", (1, k)), spec((total, n), "bf16")
     else:
@@ -221,7 +258,7 @@ def planned(job: Job, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
 
 def dense_rows(case: Case) -> int:
     """Return the rows (or K) of the dense product: all of them, of small groups rounded up to 64 each."""
-    if case.job.kind == "along_k" or case.job.mean > 512:
+    if case.job.is_along_k or case.job.mean > 512:
         return sum(case.sizes)
     return sum(-(-size // 64) * 64 for size in case.sizes)
 
@@ -229,14 +266,15 @@ def dense_rows(case: Case) -> int:
 def dense_of(case: Case) -> tuple[Callable[[], Any], str]:
     """Return a call of the dense product, and its config."""
     rows, job = dense_rows(case), case.job
-    n, k = (job.n, rows) if job.kind == "along_k" else (job.n, job.k)
-    m = job.k if job.kind == "along_k" else rows
+    n, k = (job.n, rows) if job.is_along_k else (job.n, job.k)
+    m = job.k if job.is_along_k else rows
     a = torch.randn((k, m) if job.kind == "along_k" else (m, k), device="cuda", dtype=BF16)
     b = torch.randn((k, n) if job.kind == "along_k" else (n, k), device="cuda", dtype=BF16)
     a, b = (a.mT, b) if job.kind == "along_k" else (a, b.mT)
     d = torch.empty((m, n), device="cuda", dtype=BF16)
-    if job.kind == "fp8":
-        scale_a, scale_b = (torch.rand(k // 128, x, device="cuda") for x in (m, n // 128))
+    if job.kind in ("fp8", "fp8_k"):
+        columns = n if job.kind == "fp8_k" else n // 128
+        scale_a, scale_b = (torch.rand(k // 128, x, device="cuda") for x in (m, columns))
         scales = {"scale_a": scale_a.T, "scale_b": scale_b}
         a, b = a.to(E4M3), b.mT.to(E4M3).mT
         plan = gemmsmith.plan(a, b, **scales)
@@ -255,12 +293,12 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
     call_dense, dense_config = dense_of(first)
 
     def ours(c: Case) -> None:
-        plan.run(c.a, c.b, c.d, **{table: c.table}, **c.scales)
+        plan.run(c.a, c.b, c.d, **{table: c.table}, **c.scales, **c.operands)
 
     def dense(c: Case) -> None:
         call_dense()
 
-    others: dict[str, Callable[[Case], None]] = {"loop": loop if job.kind != "fp8" else loop_of_ours}
+    others: dict[str, Callable[[Case], None]] = {"loop": loop_of_ours if "fp8" in job.kind else loop}
     if job.kind in ("masked", "equal"):
         others["bmm"] = bmm
     if job.kind == "rows":
