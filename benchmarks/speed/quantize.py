@@ -2,7 +2,9 @@
 
 Both are captured in CUDA graphs that rotate enough buffers to exceed the L2, and run in alternating blocks with a
 warm-up each. `of_copy` is the copy's time over ours. Bytes are those read and written once; with the recipe "tensor",
-whose scale must be known first, those read count twice. `pack` transposes a row-major weight of one byte per element.
+whose scale must be known first, those read count twice. "groups" is the recipe "128x1" of rows in GROUPS groups, of
+equal chances for each row, that are filled to multiples of 128: bytes are those of the rows. `pack` transposes a
+row-major weight of one byte per element.
 
     python -m benchmarks.speed.quantize --json benchmarks/results/quantize-h200.json
 """
@@ -20,6 +22,7 @@ from benchmarks.timing import FAR, L2_BYTES, captured, options, save, shuffled
 
 SHAPES = [(128, 4096), (1024, 4096), (4096, 4096), (8192, 8192), (4096, 28672), (16384, 7168)]
 RECIPES = ["1x128", "128x128", "rows", "tensor"]
+GROUPS = 32
 LAYOUTS = ["row-major", "column-major", "unaligned"]
 
 
@@ -31,8 +34,8 @@ def jobs(shapes: list[tuple[int, int]], recipes: list[str], layouts: list[str]) 
     result: list[Job] = []
     for m, k in shapes:
         for recipe in recipes:
-            for layout in layouts if recipe else LAYOUTS[:1]:
-                ways = {"": (True,), "rows": (False,)}.get(recipe, (False, True))
+            for layout in layouts if recipe in RECIPES else LAYOUTS[:1]:
+                ways = {"": (True,), "groups": (True,), "rows": (False,)}.get(recipe, (False, True))
                 result += [(m, k, recipe, layout, transposed) for transposed in ways]
     return result
 
@@ -84,6 +87,20 @@ def measure(
     return rows
 
 
+def grouped(m: int, k: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    """Return the row of quantize with groups."""
+    offsets = torch.randint(0, GROUPS, (m,)).bincount(minlength=GROUPS).cumsum(0).to(torch.int32).cuda()
+    moved = m * k * (dtype.itemsize + 1) + m // 128 * k * 4
+    inputs = [(matrix(m, k, dtype, "row-major"),) for _ in range(max(3, FAR * L2_BYTES // 4 // moved + 1))]
+    row = {"what": "quantize", "m": m, "k": k, "dtype": str(dtype).removeprefix("torch."), "recipe": "groups",
+           "layout": "row-major", "transposed": True}  # fmt: skip
+    call = lambda x: gemmsmith.quantize(x, "128x1", offsets=offsets)  # noqa: E731
+    row |= against_copy(call, inputs, moved, rounds)
+    print(f"groups     {m:>6} {k:>6}  {row['us']:8.2f} us {row['gb_s']:6.0f} GB/s  copy {row['copy_us']:8.2f} us  "
+          f"{row['of_copy']:.3f}", flush=True)  # fmt: skip
+    return row
+
+
 def packed(m: int, k: int, rounds: int) -> dict[str, Any]:
     """Return the row of pack, for a weight (k, m)."""
     made = [(torch.randint(-128, 128, (k, m), device="cuda", dtype=torch.int8),)]
@@ -99,19 +116,23 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--recipe", action="append", choices=RECIPES, help="instead of all; may be repeated")
+    parser.add_argument(
+        "--recipe", action="append", choices=[*RECIPES, "groups"], help="instead of all; may be repeated"
+    )
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="instead of row-major; may be repeated")
     parser.add_argument("--shape", action="append", help="MxK instead of the suite; may be repeated")
     portions.add_options(parser)
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
-    asked = jobs(shapes, arguments.recipe or [*RECIPES, ""], arguments.layout or LAYOUTS[:1])
+    asked = jobs(shapes, arguments.recipe or [*RECIPES, "groups", ""], arguments.layout or LAYOUTS[:1])
     rows, dtype = portions.load_rows(arguments), getattr(torch, arguments.dtype)
     for m, k, recipe, layout, transposed in portions.in_time(
         portions.missing(asked, rows, lambda r: (r["m"], r["k"], r["recipe"], r["layout"], r["transposed"]),
                          arguments.part), arguments.seconds,
     ):  # fmt: skip
-        if recipe:
+        if recipe == "groups":
+            rows.append(grouped(m, k, dtype, arguments.rounds))
+        elif recipe:
             rows += measure(m, k, dtype, recipe, layout, transposed, arguments.rounds)
         else:
             rows.append(packed(m, k, arguments.rounds))

@@ -3,6 +3,7 @@
 | contender | experts |
 | --- | --- |
 | ours | gemmsmith.torch.FusedMoE |
+| fp8 | ours with `experts_dtype=torch.float8_e4m3fn` (inference only) |
 | copied | as ours, with rows copied in the order of experts, as for training (inference only) |
 | grouped_mm | torch's grouped_mm, gate and up in one product, pointwise operations by Inductor |
 | triton | as grouped_mm, with the products of ../speed/triton_grouped.py (inference only) |
@@ -122,10 +123,10 @@ def layer_with(layer: FusedMoE, experts: Any) -> Any:
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
-def made(job: Job) -> tuple[FusedMoE, Any]:
+def made(job: Job, experts_dtype: Any = None) -> tuple[FusedMoE, Any]:
     dim, hidden, experts, top_k = LAYERS[job.layer]
     torch.manual_seed(48)
-    layer = FusedMoE(dim, hidden, experts, top_k, device="cuda", dtype=torch.bfloat16)
+    layer = FusedMoE(dim, hidden, experts, top_k, device="cuda", dtype=torch.bfloat16, experts_dtype=experts_dtype)
     return layer, torch.randn(job.tokens, dim, device="cuda", dtype=torch.bfloat16)
 
 
@@ -150,7 +151,9 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
         want, used = exact(layer, x), int(ids.unique().numel())
         graphs: dict[str, Any] = {}
         others = {"copied": copied, "triton": TritonExperts()}
-        calls = {"ours": layer, **{name: layer_with(layer, experts) for name, experts in others.items()},
+        fp8 = made(job, torch.float8_e4m3fn)[0]
+        fp8.load_state_dict(layer.state_dict())
+        calls = {"ours": layer, "fp8": fp8, **{name: layer_with(layer, experts) for name, experts in others.items()},
                  "grouped_mm": torch.compile(layer_with(layer, by_grouped_mm))}  # fmt: skip
         errors = {}
         for name, call in calls.items():
@@ -217,7 +220,7 @@ def train(layer: FusedMoE, x: Any, pace: contest.Pace) -> contest.Row:
 
 
 def told(row: contest.Row) -> str:
-    names = ("copied", "grouped_mm", "triton", "loop", "ours_compiled")
+    names = ("fp8", "copied", "grouped_mm", "triton", "loop", "ours_compiled")
     others = "   ".join(f"{n} {row[f'{n}_us']:.0f} ({row[f'{n}_ratio']:.2f})" for n in names if f"{n}_us" in row)
     about = "training" if row["training"] else f"bytes {row['bytes_us']:.0f}   {row['tflops']:.0f} TFLOP/s"
     errors = " ".join(f"{x:.1e}" for x in row["errors"].values())
