@@ -10,6 +10,7 @@ from gemmsmith.binding import checks
 from gemmsmith.core.dtypes import INT32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.problem import MAX_EXTENT
 from gemmsmith.host.output_kernels import OutputKernels, OutputSpec, has_vector_rows, to_canonical_matrix
 from gemmsmith.kernels.quantize import QuantizeSpec
 from gemmsmith.kernels.quantize_groups import FILLED, BoundQuantizeGroups, filled_rows, quantize_groups
@@ -43,6 +44,10 @@ class QuantizedGroups:
         self.grouping, self.backend, self.groups = grouping.with_room_for(table.shape[0]), backend, table.shape[0]
         self.dtype, self.scale_dtype = dtype, scale_dtype
         m, n = x.shape
+        if filled_rows(m, self.groups) > MAX_EXTENT:
+            raise ArgumentError(
+                f"x: got {m} rows of {self.groups} groups; use at most {MAX_EXTENT} when they are filled"
+            )
         values, scales = output_specs((n, filled_rows(m, self.groups)))
         self.outputs = {
             "columnwise": values,
