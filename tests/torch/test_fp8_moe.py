@@ -11,7 +11,7 @@ from tests.torch.fp8_bounds import dequantized, fp8_experts_and_bound  # noqa: E
 
 import gemmsmith  # noqa: E402
 from gemmsmith import ArgumentError  # noqa: E402
-from gemmsmith.torch import FusedMoE  # noqa: E402
+from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
 from gemmsmith.torch.experts import ACTIVATIONS, sort_by_expert  # noqa: E402
 from gemmsmith.torch.fp8_experts import _run, fp8_gated_experts  # noqa: E402
 
@@ -126,6 +126,38 @@ def test_weights_without_scales_are_quantized() -> None:
         got, want = ours(x.bfloat16()), wide(x.bfloat16())
         assert torch.equal(again(x.bfloat16()), got)
     assert (got - want).norm() < 0.1 * want.norm()
+
+
+def transformers_experts(**options: Any) -> Any:
+    """FP8 experts of transformers, with gemmsmith's implementation."""
+    pytest.importorskip("transformers", minversion="5.0")
+    from transformers.integrations import finegrained_fp8
+    from transformers.integrations.moe import use_experts_implementation
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Config
+
+    if not hasattr(finegrained_fp8, "ALL_FP8_EXPERTS_FUNCTIONS"):
+        pytest.skip("this transformers has no interface for experts in FP8")
+    register_experts()
+    config = DeepseekV3Config(hidden_size=DIM, moe_intermediate_size=HIDDEN, n_routed_experts=EXPERTS)
+    config.num_experts, config._experts_implementation = EXPERTS, "gemmsmith"
+    made = use_experts_implementation(
+        experts_class=finegrained_fp8.FP8Experts, experts_interface=finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS
+    )
+    return made(config=config, **{"block_size": (128, 128), "activation_scheme": "dynamic", **options})
+
+
+def test_the_experts_interface_of_transformers() -> None:
+    theirs, (x, experts, weights, *scaled) = transformers_experts(), inputs(20)
+    names = ("gate_up_proj", "gate_up_proj_scale_inv", "down_proj", "down_proj_scale_inv")
+    theirs.load_state_dict(dict(zip(names, scaled, strict=True)), strict=False)
+    experts[::3, 0] = EXPERTS  # of another rank
+    with torch.no_grad():
+        check(theirs(x, experts, weights), x, experts, weights, *scaled)
+        for options, message in (
+            ({"block_size": (64, 64)}, "got scales of blocks"), ({"activation_scheme": "static"}, "scheme=static"),
+        ):  # fmt: skip
+            with pytest.raises(ArgumentError, match=message):
+                transformers_experts(**options)(x, experts, weights)
 
 
 def test_compiled() -> None:
