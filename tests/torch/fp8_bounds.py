@@ -53,3 +53,10 @@ def fp8_experts_and_bound(
         slot_error = slot_error + epsilon * (result.abs() + slot_error)
         bound = bound.index_add(0, token, slot_error * weight.abs())
     return y, 1.01 * bound + epsilon * (y.abs() + bound) + 1e-6
+
+
+def fp8_mlp_and_bound(x: Any, gate: Any, up: Any, down: Any) -> tuple[Any, Any]:
+    """The same of an MLP: one expert of all tokens."""
+    weights = x.new_ones((len(x), 1))
+    gate_up = torch.cat([gate, up])[None]
+    return fp8_experts_and_bound(x, torch.zeros_like(weights, dtype=torch.int64), weights, gate_up, down[None])

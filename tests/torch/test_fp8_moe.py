@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.torch.fp8_bounds import dequantized, fp8_experts_and_bound  # noqa: E402
+from tests.torch.fp8_bounds import dequantized, fp8_experts_and_bound, fp8_mlp_and_bound  # noqa: E402
 
 import gemmsmith  # noqa: E402
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
 from gemmsmith.torch.experts import ACTIVATIONS, sort_by_expert  # noqa: E402
-from gemmsmith.torch.fp8_experts import _run, fp8_gated_experts  # noqa: E402
+from gemmsmith.torch.fp8_experts import Fp8MLP, _run, _run_mlp, fp8_gated_experts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
@@ -65,6 +65,23 @@ def test_the_kernels(absent: int) -> None:
     assert not got[5].any()
 
 
+@pytest.mark.parametrize("hidden", [128, 200])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_kernels_of_an_mlp(dtype: Any, hidden: int) -> None:
+    mlp, x = Fp8MLP(DIM, hidden, "silu", None), torch.randn(21, DIM).to(dtype)
+    wide = []
+    for layer in (mlp.gate, mlp.up, mlp.down):
+        values, scales = gemmsmith.quantize(torch.randn(layer.weight.shape) * layer.weight.shape[1] ** -0.5, "128x128")
+        layer.load_state_dict({"weight": values, "weight_scale_inv": scales})
+        wide.append(dequantized(values, scales))
+    arrays = [t for layer in (mlp.gate, mlp.up, mlp.down) for t in (layer.weight, layer.weight_scale_inv)]
+    want, bound = fp8_mlp_and_bound(x, *wide)
+    for got in (mlp(x), _run_mlp(x, *arrays, "silu", backend="sim")):
+        assert got.dtype == dtype
+        assert ((got.double() - want).abs() <= bound).all()
+        assert (got.double() - want).norm() <= 0.07 * want.norm()
+
+
 def layer(**options: Any) -> FusedMoE:
     return FusedMoE(
         DIM, HIDDEN, EXPERTS, TOP_K, scores="sigmoid", scale=2.5, groups=2, top_k_groups=1, shared_hidden=256,
@@ -98,18 +115,17 @@ def test_checkpoints_with_scales(stacked: bool) -> None:
     for each in (ours, wide):
         each.load_state_dict(dict(state), strict=True)
     experts = ours.experts
-    shared = [
-        dequantized(state[f"shared_experts.{name}_proj.weight"], state[f"shared_experts.{name}_proj.weight_scale_inv"])
-        for name in ("gate", "up", "down")
-    ]
+    names = [f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")]
+    gate, up, shared_down = (dequantized(state[name], state[f"{name}_scale_inv"]) for name in names)
     gate_up = dequantized(experts.gate_up_proj, experts.gate_up_proj_scale_inv)
     down = dequantized(experts.down_proj, experts.down_proj_scale_inv)
     with torch.no_grad():
         want, bound = fp8_experts_and_bound(x, *ours.gate(x), gate_up, down)
-        h = torch.nn.functional.silu(x.double() @ shared[0].T) * (x.double() @ shared[1].T)
-        want = want + h @ shared[2].T
+        of_shared, bound_of_shared = fp8_mlp_and_bound(x, gate, up, shared_down)
         got, by_wide = ours(x), wide(x)
-    assert ((got.double() - want).abs() <= bound + 1e-4).all()
+    want, bound = want + of_shared, bound + bound_of_shared
+    assert ((got.double() - want).abs() <= bound).all()
+    assert (got.double() - want).norm() <= 0.07 * want.norm()
     torch.testing.assert_close(by_wide.double(), want, rtol=1e-4, atol=1e-4)
     assert torch.equal(ours.state_dict()["experts.gate_up_proj"].float(), experts.gate_up_proj.float())
 

@@ -1,14 +1,15 @@
-"""Experts whose weights are e4m3 with scales of 128 x 128 blocks, as DeepSeek-V3's checkpoints have them; inference."""
+"""Gated MLPs with weights in e4m3 and scales of 128 x 128 blocks, as DeepSeek-V3's checkpoints have them; inference."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from gemmsmith.api import grouped_gemm
+from gemmsmith.api import gemm, grouped_gemm
 from gemmsmith.backends import Backend
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fusions import resolve_activation
@@ -35,11 +36,8 @@ class Fp8Experts(nn.Module):
         if hidden % BLOCK:
             raise ArgumentError(f"hidden: got {hidden} with experts in fp8; use a multiple of {BLOCK}, a scale's rows")
         self.activation = activation
-        for name, shape in (("gate_up_proj", (2 * hidden, dim)), ("down_proj", (dim, hidden))):
-            blocks = [-(-extent // BLOCK) for extent in shape]
-            for suffix, extents, dtype in (("", shape, torch.float8_e4m3fn), (SCALE_SUFFIX, blocks, torch.float32)):
-                values = torch.zeros((experts, *extents), device=device, dtype=dtype)
-                self.register_parameter(name + suffix, nn.Parameter(values, requires_grad=False))
+        _add_weight(self, "gate_up_proj", (experts, 2 * hidden, dim), device)
+        _add_weight(self, "down_proj", (experts, dim, hidden), device)
 
     def forward(self, x: Any, experts: Any, weights: Any) -> Any:
         """Return the weighted sum of each token's experts, (tokens, dim)."""
@@ -47,6 +45,40 @@ class Fp8Experts(nn.Module):
             x, experts, weights, self.gate_up_proj, self.gate_up_proj_scale_inv, self.down_proj,
             self.down_proj_scale_inv, self.activation, all_present=True,
         )  # fmt: skip
+
+
+class Fp8MLP(nn.Module):
+    """A gated MLP of all tokens: gate.weight and up.weight (hidden, dim), and down.weight, as those of `Fp8Experts`."""
+
+    def __init__(self, dim: int, hidden: int, activation: str, device: Any) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate, self.up, self.down = nn.Module(), nn.Module(), nn.Module()
+        for layer, shape in ((self.gate, (hidden, dim)), (self.up, (hidden, dim)), (self.down, (dim, hidden))):
+            _add_weight(layer, "weight", shape, device)
+
+    def forward(self, x: Any) -> Any:
+        """Return the MLP's output, (tokens, dim), in x's dtype."""
+        layers = [(layer.weight, layer.weight_scale_inv) for layer in (self.gate, self.up, self.down)]
+        _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
+        return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
+
+
+def _add_weight(module: nn.Module, name: str, shape: tuple[int, ...], device: Any) -> None:
+    """Add a weight (..., n, k) of zeros and its scales to a module."""
+    blocks = (*shape[:-2], *[-(-extent // BLOCK) for extent in shape[-2:]])
+    for suffix, extents, dtype in (("", shape, torch.float8_e4m3fn), (SCALE_SUFFIX, blocks, torch.float32)):
+        values = torch.zeros(extents, device=device, dtype=dtype)
+        module.register_parameter(name + suffix, nn.Parameter(values, requires_grad=False))
+
+
+def _check(inputs: Iterable[Any], weights: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if an input requires a gradient, or a weight is not e4m3."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        raise ArgumentError("x, weights: got a tensor that requires a gradient; FP8 experts have none, use no_grad()")
+    for name, w in weights.items():
+        if w.dtype != torch.float8_e4m3fn:
+            raise ArgumentError(f"{name}: got {w.dtype}; use torch.float8_e4m3fn, which .to(dtype) of a module changes")
 
 
 def fp8_gated_experts(
@@ -75,11 +107,7 @@ def fp8_gated_experts(
     Raises:
         ArgumentError: a gradient is required, a weight is not e4m3, or shapes do not match.
     """
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights)):
-        raise ArgumentError("x, weights: got a tensor that requires a gradient; FP8 experts have none, use no_grad()")
-    for name, w in (("gate_up", gate_up), ("down", down)):
-        if w.dtype != torch.float8_e4m3fn:
-            raise ArgumentError(f"{name}: got {w.dtype}; use torch.float8_e4m3fn, which .to(dtype) of a module changes")
+    _check((x, weights), {"gate_up": gate_up, "down": down})
     (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
     hidden = twice_hidden // 2
     if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
@@ -124,6 +152,18 @@ def _run(
     return slots.view(tokens, top_k, x.shape[1]).sum(1)
 
 
+def _run_mlp(
+    x: Any, gate: Any, gate_scale: Any, up: Any, up_scale: Any, down: Any, down_scale: Any, activation: str,
+    backend: Backend = "auto",
+) -> Any:  # fmt: skip
+    """Return the MLP's output."""
+    values, scales = quantize(x, "1x128", backend=backend)
+    a: dict[str, Any] = {"a": values, "scale_a": scales, "backend": backend}
+    gated = gemm(**a, b=gate.T, scale_b=gate_scale.T, out_dtype=x.dtype)
+    h, h_scales = gemm(**a, b=up.T, scale_b=up_scale.T, epilogue=_gated(activation), gate=gated)
+    return gemm(h, down.T, scale_a=h_scales, scale_b=down_scale.T, out_dtype=x.dtype, backend=backend)
+
+
 @lru_cache(maxsize=16)
 def _gated(activation: str) -> Any:
     """Return the epilogue of up, which quantizes what down multiplies."""
@@ -139,14 +179,18 @@ def _fake(x: Any, *_: Any) -> Any:
     return x.new_empty(x.shape)
 
 
-LIBRARY.define(
+_OPERATORS = {
     "fp8_experts(Tensor x, Tensor weights, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
-    "Tensor order, Tensor offsets, str activation, bool all_present) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-)
-for _device in ("CPU", "CUDA"):
-    LIBRARY.impl("fp8_experts", _run, _device)
-torch.library.register_fake("gemmsmith::fp8_experts", _fake, lib=LIBRARY)
+    "Tensor order, Tensor offsets, str activation, bool all_present) -> Tensor": _run,
+    "fp8_mlp(Tensor x, Tensor gate, Tensor gate_scale, Tensor up, Tensor up_scale, Tensor down, Tensor down_scale, "
+    "str activation) -> Tensor": _run_mlp,
+}
+for _signature, _kernel in _OPERATORS.items():
+    _name = _signature.partition("(")[0]
+    LIBRARY.define(_signature, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+    for _device in ("CPU", "CUDA"):
+        LIBRARY.impl(_name, _kernel, _device)
+    torch.library.register_fake(f"gemmsmith::{_name}", _fake, lib=LIBRARY)
 
 
 def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fusions import GATED
 from gemmsmith.torch.experts import gated_experts
-from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, convert_weights
+from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, Fp8MLP, convert_weights
 from gemmsmith.torch.modules import FusedMLP
 
 
@@ -106,9 +106,9 @@ class FusedMoE(nn.Module):
         activation: of the gate: silu, gelu, gelu_tanh or relu.
         device: device of the parameters.
         dtype: dtype of the parameters: bf16, fp16, fp32, or float64 on the CPU.
-        experts_dtype: torch.float8_e4m3fn: weights of the routed experts in fp8, with a scale for each 128 x 128, for
-            inference: under torch.no_grad(), or with frozen parameters. `hidden` is a multiple of 128 then. Default:
-            dtype.
+        experts_dtype: torch.float8_e4m3fn: weights of the experts and of the shared MLP in fp8, with a scale for each
+            128 x 128, for inference: under torch.no_grad(), or with frozen parameters. `hidden` is a multiple of 128
+            then. Default: dtype.
 
     Raises:
         ArgumentError: an argument is not valid.
@@ -125,15 +125,20 @@ class FusedMoE(nn.Module):
                 f"experts_dtype: got {experts_dtype}; use torch.float8_e4m3fn, or None for that of dtype"
             )
         self.gate = Router(dim, experts, top_k, scores, normalize, scale, groups, top_k_groups, device, dtype)
+        is_fp8 = experts_dtype == torch.float8_e4m3fn
         self.experts: nn.Module = (
-            Fp8Experts(dim, hidden, experts, activation, device)
-            if experts_dtype == torch.float8_e4m3fn
+            Fp8Experts(dim, hidden, experts, activation, device) if is_fp8
             else Experts(dim, hidden, experts, activation, device, dtype)
-        )
+        )  # fmt: skip
         gated = next((name for name, act in GATED.items() if act == activation), "")
         if not gated:
             raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(GATED.values())}")
-        self.shared_experts = FusedMLP(dim, shared_hidden, gated, False, device, dtype) if shared_hidden else None
+        self.shared_experts: nn.Module | None = None
+        if shared_hidden:
+            self.shared_experts = (
+                Fp8MLP(dim, shared_hidden, activation, device) if is_fp8
+                else FusedMLP(dim, shared_hidden, gated, False, device, dtype)
+            )  # fmt: skip
         self.register_load_state_dict_pre_hook(_rename_transformers_parameters)
 
     def forward(self, input: Any) -> Any:
