@@ -16,7 +16,7 @@ from gemmsmith.graph.frontend.fusions import resolve_activation
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
-from gemmsmith.torch.experts import sort_by_expert
+from gemmsmith.torch.expert_sort import sort_slots
 from gemmsmith.torch.grouped_ops import by_rows
 from gemmsmith.torch.ops import LIBRARY
 
@@ -118,20 +118,18 @@ def fp8_gated_experts(
         )
     if hidden % BLOCK:
         raise ArgumentError(f"gate_up: got {hidden} rows of gate; use a multiple of {BLOCK}, a scale's rows")
-    order, offsets = sort_by_expert(experts, count)
     return torch.ops.gemmsmith.fp8_experts(
-        x.contiguous(), weights, gate_up, gate_up_scale, down, down_scale, order, offsets, activation, all_present
+        x.contiguous(), experts, weights, gate_up, gate_up_scale, down, down_scale, activation, all_present
     )
 
 
 def _run(
-    x: Any, weights: Any, gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any, order: Any, offsets: Any,
-    activation: str, all_present: bool, backend: Backend = "auto",
+    x: Any, experts: Any, weights: Any, gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any, activation: str,
+    all_present: bool, backend: Backend = "auto",
 ) -> Any:  # fmt: skip
-    """Return the experts' sum; row i of the products is slot order[i] (token * top_k + i)."""
+    """Return the experts' sum."""
     (tokens, top_k), hidden = weights.shape, down.shape[2]
-    token_of_row, slot_of_row = (order // top_k).to(torch.int32), order.to(torch.int32)
-    row_weights = by_rows(weights.float().flatten()[order].unsqueeze(1))
+    offsets, slot_of_row, token_of_row, _, row_weights = sort_slots(experts, weights.float(), len(gate_up))
     values, scales = quantize(x, "1x128", backend=backend)
 
     def multiply(part: slice, blocks: slice, **options: Any) -> Any:
@@ -147,7 +145,7 @@ def _run(
     slots = (x.new_empty if all_present else x.new_zeros)((tokens * top_k, x.shape[1]))
     grouped_gemm(
         h, down.mT, scale_a=h_scales, scale_b=down_scale.mT, offsets=offsets, scatter=slot_of_row, out=slots,
-        out_dtype=x.dtype, epilogue=_weighted, weight=row_weights, backend=backend,
+        out_dtype=x.dtype, epilogue=_weighted, weight=by_rows(row_weights.unsqueeze(1)), backend=backend,
     )  # fmt: skip
     return slots.view(tokens, top_k, x.shape[1]).sum(1)
 
@@ -180,8 +178,8 @@ def _fake(x: Any, *_: Any) -> Any:
 
 
 _OPERATORS = {
-    "fp8_experts(Tensor x, Tensor weights, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
-    "Tensor order, Tensor offsets, str activation, bool all_present) -> Tensor": _run,
+    "fp8_experts(Tensor x, Tensor experts, Tensor weights, Tensor gate_up, Tensor gate_up_scale, Tensor down, "
+    "Tensor down_scale, str activation, bool all_present) -> Tensor": _run,
     "fp8_mlp(Tensor x, Tensor gate, Tensor gate_scale, Tensor up, Tensor up_scale, Tensor down, Tensor down_scale, "
     "str activation) -> Tensor": _run_mlp,
 }
