@@ -572,8 +572,8 @@ def test_every_mutant_is_found(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(launch_sequence, "build", lambda spec: changed[-1])
     resolve = Launch.resolve
 
-    def resolved(self: Launch, addresses: Addresses) -> dict[str, Any]:
-        arguments = resolve(self, addresses)
+    def resolved(self: Launch, addresses: Addresses, *others: Any) -> dict[str, Any]:
+        arguments = resolve(self, addresses, *others)
         if "stage_bytes" in arguments:
             arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
         return arguments
