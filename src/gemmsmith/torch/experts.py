@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,19 +10,15 @@ import torch
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.graph.frontend.interleave import deinterleave
-from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
-from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.expert_sort import sort_on_gpu, sort_slots
-from gemmsmith.torch.graph_serialization import deserialize, serialize
+from gemmsmith.torch.gated_epilogues import ACTIVATIONS, epilogue_of
+from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import SLICES, by_rows
 from gemmsmith.torch.ops import LIBRARY, call_op, read_together
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
-from gemmsmith.torch.tracing import dtype_from_name
 
 MIN_COPIED_ROWS = 256
 """Rows of an expert in the mean from which on they are copied. On an H100 the first product of Mixtral-8x7B, 4096
@@ -93,12 +87,12 @@ def _run_inference(
         x, gather = x.index_select(0, token_of_row), None
     h = launch(
         x, read_together(*_gate_and_up(gate_up)), offsets=offsets, gather=gather,
-        epilogue=deserialize(_epilogue("gated", activation, *dtypes)),
+        epilogue=deserialize(epilogue_of("gated", activation, *dtypes)),
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((tokens * top_k, down.shape[1]))
     launch(
         h, down.mT, offsets=offsets, scatter=slot_of_row, out=slots,
-        epilogue=deserialize(_epilogue("weight", activation, *dtypes)), operands={"weight": by_rows(row_weights)},
+        epilogue=deserialize(epilogue_of("weight", activation, *dtypes)), operands={"weight": by_rows(row_weights)},
     )  # fmt: skip
     return slots.view(-1, top_k, down.shape[1]).sum(1)
 
@@ -150,12 +144,12 @@ class _GatedExperts(torch.autograd.Function):
         dtypes = str(x.dtype), str(row_weights.dtype)
         if hidden % INTERLEAVE_COLUMNS:
             gate, up = (call_op(PLAIN_GEMM, rows, b, [], [], offsets) for b in _gate_and_up(gate_up))
-            h = _ACTIVATIONS[activation](gate)[0] * up
+            h = ACTIVATIONS[activation](gate)[0] * up
         else:
             h, gate, up = call_op(
-                _epilogue("gate and up", activation, *dtypes), rows, _gate_and_up(gate_up), [], [], offsets
+                epilogue_of("gate and up", activation, *dtypes), rows, _gate_and_up(gate_up), [], [], offsets
             )
-        y = call_op(_epilogue("weight", activation, *dtypes), h, down.mT, [], [row_weights], offsets)
+        y = call_op(epilogue_of("weight", activation, *dtypes), h, down.mT, [], [row_weights], offsets)
         return _summed_slots(y, row_of_slot, top_k), rows, gate, up, h
 
     @staticmethod
@@ -173,7 +167,7 @@ class _GatedExperts(torch.autograd.Function):
             return (None,) * 10
         gate_up, down, offsets, token_of_row, row_of_slot, row_weights, rows, gate, up, h = ctx.saved_tensors
         gradient, row_weights = gradients[0].index_select(0, token_of_row), row_weights.unsqueeze(1)
-        backward = _epilogue("backward", ctx.activation, str(h.dtype), str(row_weights.dtype))
+        backward = epilogue_of("weighted backward", ctx.activation, str(h.dtype), str(row_weights.dtype))
         grad_gate, grad_up, weighted_h, products = call_op(
             backward, gradient, down, [], [gate, up, h, row_weights], offsets
         )
@@ -199,66 +193,3 @@ def _gate_and_up(gate_up: Any) -> tuple[Any, Any]:
 def _summed_slots(rows: Any, row_of_slot: Any, top_k: int) -> Any:
     """Return the sum of each token's rows, in the order of its slots."""
     return rows.index_select(0, row_of_slot).view(-1, top_k, rows.shape[1]).sum(1)
-
-
-# -- epilogues -------------------------------------------------------------------------------------------------------
-def _gate_and_up_results(activation: str, acc: Any) -> tuple[Any, Any, Any]:
-    gate, up = deinterleave(acc)
-    return _ACTIVATIONS[activation](gate)[0] * up, gate, up
-
-
-def _gated(activation: str, acc: Any) -> Any:
-    return _gate_and_up_results(activation, acc)[0]
-
-
-def _weight(_: str, acc: Any, weight: Any) -> Any:
-    return acc * weight
-
-
-def _backward(activation: str, acc: Any, gate: Any, up: Any, h: Any, weight: Any) -> tuple[Any, ...]:
-    """Return the gradients of gate and up, h times the weight, and what sums to the weight's gradient."""
-    (value, slope), grad_h = _ACTIVATIONS[activation](gate), acc * weight
-    return grad_h * up * slope, grad_h * value, h * weight, (acc * h).to("fp32")
-
-
-def _silu(x: Any) -> tuple[Any, Any]:
-    s = x.sigmoid()
-    return x * s, s * (1 + x * (1 - s))
-
-
-def _gelu(x: Any) -> tuple[Any, Any]:
-    distribution = 0.5 * (1 + (x * 0.5**0.5).erf())
-    return x * distribution, distribution + x * (x * x * -0.5).exp() * (2 * math.pi) ** -0.5
-
-
-def _gelu_tanh(x: Any) -> tuple[Any, Any]:
-    scale = (2 / math.pi) ** 0.5
-    t = (scale * (x + 0.044715 * x * x * x)).tanh()
-    return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * 0.044715 * x * x)
-
-
-def _relu(x: Any) -> tuple[Any, Any]:
-    return x.relu(), (x > 0) * 1.0
-
-
-_ACTIVATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
-    "silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu,
-}  # fmt: skip
-"""Activations and their derivatives."""
-ACTIVATIONS = tuple(_ACTIVATIONS)
-"""Names of the activations."""
-
-
-@dynamo_constant
-def _epilogue(name: str, activation: str, dtype: str, weight_dtype: str) -> str:
-    """Return a serialized epilogue."""
-    matrix = BroadcastDims(False, 1, 1), dtype_from_name(dtype)
-    weight = BroadcastDims(False, 1, 0), dtype_from_name(weight_dtype)
-    epilogues: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-        "gate and up": (_gate_and_up_results, {}),
-        "gated": (_gated, {}),
-        "weight": (_weight, {"weight": weight}),
-        "backward": (_backward, {"gate": matrix, "up": matrix, "h": matrix, "weight": weight}),
-    }
-    function, operands = epilogues[name]
-    return serialize(trace(partial(function, activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

@@ -13,6 +13,7 @@ from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fusions import ACTIVATIONS, GATED, resolve_activation
 from gemmsmith.torch.api import gemm, gemm_then_linear
+from gemmsmith.torch.gated_mlp import gated_mlp, multiplies_both_at_once
 from gemmsmith.torch.loss import as_batched_input, cross_entropy
 
 Activation = str | Callable[[Any], Any] | None
@@ -117,6 +118,11 @@ class FusedMLP(nn.Module):
                     "called; use torch.nn.utils.parametrizations"
                 )
         x, operands = _run_forward_pre_hooks(self.up, as_batched_input(input, self.up.weight)), {}
+        gated = self.activation if isinstance(self.activation, str) else ""
+        if gated in GATED and self._has_no_bias() and multiplies_both_at_once(x, self.gate.weight, self.up.weight):
+            y = gated_mlp(x, self.gate.weight, self.up.weight, self.down.weight, GATED[gated])
+            y = _run_forward_hooks(self.down, y)
+            return y.squeeze(0) if input.dim() == 1 else y
         epilogue = partial(_add_bias_and_activate, self.activation)
         if isinstance(self.activation, str) and self.activation in GATED:
             epilogue = partial(_gate, GATED[self.activation])
@@ -130,6 +136,9 @@ class FusedMLP(nn.Module):
             self.down, gemm_then_linear(x, up, down, epilogue=epilogue, operands=operands, bias=self.down.bias)
         )
         return y.squeeze(0) if input.dim() == 1 else y
+
+    def _has_no_bias(self) -> bool:
+        return self.gate.bias is None and self.up.bias is None and self.down.bias is None
 
     def extra_repr(self) -> str:
         """Return the arguments for repr()."""

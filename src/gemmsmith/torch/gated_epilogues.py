@@ -1,0 +1,82 @@
+"""Epilogues of gated linear units: activation(gate) * up from one product, and its gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.graph.frontend.interleave import deinterleave
+from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.torch.backward_plan import dynamo_constant
+from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.tracing import dtype_from_name
+
+
+def _gate_and_up_results(activation: str, acc: Any) -> tuple[Any, Any, Any]:
+    gate, up = deinterleave(acc)
+    return ACTIVATIONS[activation](gate)[0] * up, gate, up
+
+
+def _gated(activation: str, acc: Any) -> Any:
+    return _gate_and_up_results(activation, acc)[0]
+
+
+def _weight(_: str, acc: Any, weight: Any) -> Any:
+    return acc * weight
+
+
+def _backward(activation: str, acc: Any, gate: Any, up: Any) -> tuple[Any, Any]:
+    """Return the gradients of gate and up."""
+    value, slope = ACTIVATIONS[activation](gate)
+    return acc * up * slope, acc * value
+
+
+def _weighted_backward(activation: str, acc: Any, gate: Any, up: Any, h: Any, weight: Any) -> tuple[Any, ...]:
+    """Return the gradients of gate and up, h times the weight, and what sums to the weight's gradient."""
+    return *_backward(activation, acc * weight, gate, up), h * weight, (acc * h).to("fp32")
+
+
+def _silu(x: Any) -> tuple[Any, Any]:
+    s = x.sigmoid()
+    return x * s, s * (1 + x * (1 - s))
+
+
+def _gelu(x: Any) -> tuple[Any, Any]:
+    distribution = 0.5 * (1 + (x * 0.5**0.5).erf())
+    return x * distribution, distribution + x * (x * x * -0.5).exp() * (2 * math.pi) ** -0.5
+
+
+def _gelu_tanh(x: Any) -> tuple[Any, Any]:
+    scale = (2 / math.pi) ** 0.5
+    t = (scale * (x + 0.044715 * x * x * x)).tanh()
+    return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * 0.044715 * x * x)
+
+
+def _relu(x: Any) -> tuple[Any, Any]:
+    return x.relu(), (x > 0) * 1.0
+
+
+ACTIVATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    "silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu,
+}  # fmt: skip
+"""Activations, which return a value and the derivative, by name."""
+
+
+@dynamo_constant
+def epilogue_of(name: str, activation: str, dtype: str, weight_dtype: str = "torch.float32") -> str:
+    """Return a serialized epilogue, of operands of these dtypes."""
+    matrix = BroadcastDims(False, 1, 1), dtype_from_name(dtype)
+    weight = BroadcastDims(False, 1, 0), dtype_from_name(weight_dtype)
+    epilogues: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+        "gate and up": (_gate_and_up_results, {}),
+        "gated": (_gated, {}),
+        "weight": (_weight, {"weight": weight}),
+        "backward": (_backward, {"gate": matrix, "up": matrix}),
+        "weighted backward": (_weighted_backward, {"gate": matrix, "up": matrix, "h": matrix, "weight": weight}),
+    }
+    function, operands = epilogues[name]
+    return serialize(trace(partial(function, activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

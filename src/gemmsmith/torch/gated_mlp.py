@@ -1,0 +1,100 @@
+"""A gated MLP whose gate and up are one product, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.torch.api import autocast
+from gemmsmith.torch.autograd import (
+    PLAIN_GEMM,
+    check_once_differentiable,
+    in_functorch_transform,
+    is_column_major,
+    is_exporting,
+    weight_gradient,
+)
+from gemmsmith.torch.backward_plan import dynamo_constant
+from gemmsmith.torch.gated_epilogues import epilogue_of
+from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.ops import call_op
+from gemmsmith.torch.sharded_experts import is_dtensor
+from gemmsmith.torch.tracing import dtype_from_name
+
+
+def multiplies_both_at_once(x: Any, gate: Any, up: Any) -> bool:
+    """Return whether `gated_mlp` computes it: in 16 bits, of tensors, without transforms of functions."""
+    is_16bit = x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(x.device.type)
+    is_plain = not any(map(is_dtensor, (x, gate, up))) and not in_functorch_transform() and not is_exporting()
+    return is_16bit and is_plain and gate.shape == up.shape and not gate.shape[0] % INTERLEAVE_COLUMNS
+
+
+def gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str) -> Any:
+    """Return down (activation(gate x) * up x), with gradients. No second derivatives.
+
+    Args:
+        x: (..., dim), in 16 bits or under autocast to them.
+        gate: (hidden, dim).
+        up: (hidden, dim).
+        down: (dim, hidden).
+        activation: silu, gelu, gelu_tanh or relu.
+    """
+    (x, gate), (_, up), (_, down) = autocast(x, gate), autocast(x, up), autocast(x, down)
+    rows = x.flatten(0, -2)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, gate, up, down)):
+        y = _GatedMLP.apply(rows, gate, up, down, activation)[0]
+    else:
+        h = call_op(epilogue_of("gated", activation, str(x.dtype)), rows, (gate.mT, up.mT), [], [])
+        y = call_op(PLAIN_GEMM, h, down.mT, [], [])
+    return y.view(*x.shape[:-1], down.shape[0])
+
+
+class _GatedMLP(torch.autograd.Function):
+    """The result, then what backward reads of the products."""
+
+    @staticmethod
+    def forward(rows: Any, gate: Any, up: Any, down: Any, activation: str) -> tuple[Any, ...]:
+        epilogue = epilogue_of("gate and up", activation, str(rows.dtype))
+        h, g, u = call_op(epilogue, rows, (gate.mT, up.mT), [], [])
+        return call_op(PLAIN_GEMM, h, down.mT, [], []), h, g, u
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        *arrays, ctx.activation = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*arrays, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        check_once_differentiable()
+        if gradients[0] is None:
+            return (None,) * 5
+        gradient, (rows, gate, up, down, h, g, u) = gradients[0], ctx.saved_tensors
+        epilogue = epilogue_of("backward", ctx.activation, str(h.dtype))
+        grad_g, grad_u = call_op(epilogue, gradient, down, [], [g, u])
+        grad_rows = grad_gate = grad_up = grad_down = None
+        if ctx.needs_input_grad[0]:
+            of_gate = call_op(PLAIN_GEMM, grad_g, gate, [], [])
+            grad_rows = call_op(_sum_epilogue(str(h.dtype)), grad_u, up, [], [of_gate])
+        if ctx.needs_input_grad[1]:
+            grad_gate = weight_gradient(rows, grad_g, is_column_major(gate.mT)).mT
+        if ctx.needs_input_grad[2]:
+            grad_up = weight_gradient(rows, grad_u, is_column_major(up.mT)).mT
+        if ctx.needs_input_grad[3]:
+            grad_down = weight_gradient(h, gradient, is_column_major(down.mT)).mT
+        return grad_rows, grad_gate, grad_up, grad_down, None
+
+
+def _add(acc: Any, c: Any) -> Any:
+    return acc + c
+
+
+@dynamo_constant
+def _sum_epilogue(dtype: str) -> str:
+    """Return the serialized epilogue that adds a matrix."""
+    return serialize(trace(_add, (2, 2), {"c": (BroadcastDims(False, 1, 1), dtype_from_name(dtype))}))
