@@ -11,6 +11,7 @@ from typing import Any
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, is_array
 from gemmsmith.binding import checks, scaling
 from gemmsmith.binding.groups import (
+    check_added_rows,
     check_scales_of_groups,
     classify_in_groups,
     scattered_shape,
@@ -266,7 +267,10 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     arguments |= {result_argument(name): x for name, x in result_infos.items()}
     # Without operations the options make no difference: one kernel for all
     fast_math = request.fast_math or not graph.has_operations
-    deterministic = request.deterministic or not graph.has_operations
+    adds_rows = grouping is not None and grouping.scatters and not request.deterministic
+    if adds_rows:
+        check_added_rows(graph)
+    deterministic = request.deterministic or not (graph.has_operations or adds_rows)
     spec = EpilogueSpec(graph, frozenset(), frozenset(), fast_math, deterministic)
     oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity, product, grouping, groups)
     return Binding(
@@ -364,12 +368,13 @@ def _build_graphs(
         )
         for name, x in infos.items()
     }  # fmt: skip
-    key = len(shape), shape[-1], tuple(kinds.items()), out_dtype
+    key = len(shape), shape[-1], tuple(kinds.items()), out_dtype, groups > 0
     if cached := _GRAPH_CACHE.get((source or fingerprint(epilogue), key)):
         return cached
     if source is None:
         epilogue, source = snapshot(epilogue)
-    source_graph, depends_on_rows = build_source_graph(epilogue, shape, {name: kinds[name] for name in operands})
+    operand_kinds = {name: kinds[name] for name in operands}
+    source_graph, depends_on_rows = build_source_graph(epilogue, shape, operand_kinds, groups > 0)
     source_graph = scaling.multiply_by_scales(source_graph, [Operand(name, *kinds[name]) for name in factors])
     graph = _with_result_dtypes(optimize(source_graph), out_dtype)
     check_quantize_blocks(graph)
@@ -379,12 +384,15 @@ def _build_graphs(
 
 
 def build_source_graph(
-    epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]]
-) -> tuple[EpilogueGraph, bool]:
+    epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]],
+    has_groups: bool = False,
+) -> tuple[EpilogueGraph, bool]:  # fmt: skip
     """Return the graph as the user wrote it, and whether it may depend on the number of rows."""
     if isinstance(epilogue, EpilogueGraph):
         if any(node.op in ("chunk", "interleave") and node.attribute[-1] != "n" for node in epilogue.nodes):
             raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
+        if not has_groups and any(node.op == "group_index" for node in epilogue.nodes):
+            raise EpilogueError("epilogue: got the index of a group; use grouped_gemm, or a grouping")
         return epilogue, False
     if isinstance(epilogue, type):
         raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")
@@ -393,7 +401,7 @@ def build_source_graph(
 
         return bind_visitor(graph(), kinds, shape), True
     if callable(epilogue):
-        return trace_with_shape_dependence(epilogue, shape, kinds)
+        return trace_with_shape_dependence(epilogue, shape, kinds, has_groups)
     raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function, a visitor tree, or None")
 
 

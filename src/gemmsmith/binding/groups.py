@@ -7,6 +7,7 @@ from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.core.bools import as_bools
+from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
 from gemmsmith.core.grouping import GATHER, SCATTER, TABLES, Grouping, Table
@@ -91,6 +92,16 @@ def scattered_shape(shape: tuple[int, ...], results: Mapping[str, Any], graph: E
     first = graph.results[0].name
     rows, *_ = (*describe(results[first], first).shape, 0)
     return rows, *shape[1:]
+
+
+def check_added_rows(graph: EpilogueGraph) -> None:
+    """Raise ArgumentError for results that cannot be added to the rows to which they are scattered."""
+    for r in graph.results:
+        if r.dtype not in (FP32, BF16, FP16):
+            raise ArgumentError(
+                f"{r.name}: got {r.dtype} with scatter and deterministic=False, which adds rows of fp32, bf16 or fp16; "
+                "use one of these, or deterministic=True, which stores rows"
+            )
 
 
 def check_scales_of_groups(grouping: Grouping, granularity: Mapping[str, int]) -> None:

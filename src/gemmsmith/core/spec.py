@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, designs_for_dtype, designs_for_groups, get_design
-from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import EpilogueGraph, identity_graph
 from gemmsmith.core.grouping import GROUP_END_MULTIPLE, Grouping
@@ -66,7 +66,7 @@ class EpilogueSpec:
     `tma_eligible`: names of the matrices, operands and results, that TMA can access; others are accessed element by
     element, with any strides. `column_major`: names of the matrices with contiguous columns. `fast_math`: SFU
     approximations instead of CUDA's math library. `deterministic`: reductions in two passes of fixed order instead of
-    by atomics.
+    by atomics, and scattered rows are stored instead of added by atomics.
     """
 
     graph: EpilogueGraph
@@ -356,6 +356,11 @@ class KernelSpec:
         scatters = self.grouping is not None and self.grouping.scatters
         return self.epilogue.tma_eligible - frozenset(self.epilogue.graph.matrix_result_names if scatters else ())
 
+    @property
+    def adds_rows(self) -> bool:
+        """True if results are added by atomics to the rows to which they are scattered."""
+        return self.grouping is not None and self.grouping.scatters and not self.epilogue.deterministic
+
     # -- sizes ---------------------------------------------------------------------------------------
     @property
     def multicast_size(self) -> int:
@@ -542,6 +547,13 @@ class KernelSpec:
         for name, default in (("splits", 1), ("cluster_splits", 1), ("serpentine", False), ("sync_clusters", False)):
             if getattr(c, name) != default:
                 raise ConfigError(f"{name}: got {getattr(c, name)} with {grouping}; use {default}")
+        if self.adds_rows and not self.chip.supports("sm_90"):
+            for r in self.epilogue.graph.results:
+                if r.dtype == BF16:
+                    raise ConfigError(
+                        f"{r.name}: got bf16 with deterministic=False for {self.chip}, which cannot add it "
+                        "by atomics; use fp16 or fp32"
+                    )
         if grouping.along == "k" and self.mma.a.bits == 32:
             raise ConfigError("a, b: got fp32 with groups along k; use 16-bit or 8-bit operands")
         if grouping.along == "k" and c.alias_epilogue:

@@ -52,7 +52,7 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     reductions = shared_partials(graph, spec.epilogue.deterministic)
     partials = [x for x in results if x.name in reductions and not is_atomic(x, spec)]
     written = [
-        f"{x.name} {x.dtype}{' (atomic sums)' * (x.name in reductions)}"
+        f"{x.name} {x.dtype}{' (atomic sums)' * (spec.adds_rows or x.name in reductions)}"
         for x in results
         if x not in partials and graph.constant_operand_of(x) is None
     ]

@@ -13,7 +13,9 @@ from gemmsmith.core.graph import EpilogueGraph, Node, reduced_dims
 from gemmsmith.graph.functions import FUNCTIONS
 
 
-def execute(graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any]) -> dict[str, Array]:
+def execute(
+    graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any], group_index: Any = None
+) -> dict[str, Array]:
     """Return the results by name, in float64; quantized results hold the values that are stored.
 
     Only casts and quantization round.
@@ -23,13 +25,17 @@ def execute(graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any
         accumulator: A @ B, (m, n) or (batch, m, n), float64.
         operands: Numbers, or arrays that broadcast against the accumulator, columns as (m, 1); after a GLU gate, which
             halves n, against (m, n / 2).
+        group_index: The index of each row's group, an array that broadcasts likewise.
     """
     values: list[Any] = []
     scales: dict[int, Array] = {}
     for index, node in enumerate(graph.nodes):
         inputs = [values[i] for i in node.inputs]
         with np.errstate(all="ignore"):
-            values.append(_evaluate_node(node, index, inputs, accumulator, operands, scales))
+            is_group = node.op == "group_index"
+            values.append(
+                group_index if is_group else _evaluate_node(node, index, inputs, accumulator, operands, scales)
+            )
     shape = accumulator.shape[:-1]
     results = {}
     for r in graph.results:
