@@ -16,6 +16,7 @@ from gemmsmith.binding.groups import (
     classify_in_groups,
     scattered_shape,
     with_group_dimension,
+    with_reductions_of_groups,
 )
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.request import Request
@@ -241,13 +242,14 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
         source_graph, graph = _build_graphs(
-            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, groups,
+            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, grouping, groups,
             (groups, a_info.shape[-2], shape[-1]) if groups else shape,
         )  # fmt: skip
     outputs = outputs_by_name(out, primary_result_name(graph), allow_several=epilogue is not None)
     given_results = {"out": out_info} if out_info else outputs
     shape_of_results = scattered_shape(shape, given_results, graph) if grouping and grouping.scatters else shape
-    result_infos = _describe_results(graph, given_results, shape_of_results)
+    groups_of_rows = groups if grouping and grouping.clips_rows and not grouping.is_masked else 0
+    result_infos = _describe_results(graph, given_results, shape_of_results, groups_of_rows)
     operand_infos |= factors
     arrays = {  # a user's operand may be named like the argument of a scale
         name if argument_name(name) in operands else argument_name(name): x
@@ -353,7 +355,8 @@ def _split_scales(
 
 def _build_graphs(
     epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
-    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, groups: int, scaled_shape: tuple[int, ...],
+    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, grouping: Grouping | None, groups: int,
+    scaled_shape: tuple[int, ...],
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
     """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
 
@@ -368,13 +371,14 @@ def _build_graphs(
         )
         for name, x in infos.items()
     }  # fmt: skip
-    key = len(shape), shape[-1], tuple(kinds.items()), out_dtype, groups > 0
+    key = len(shape), shape[-1], tuple(kinds.items()), out_dtype, grouping
     if cached := _GRAPH_CACHE.get((source or fingerprint(epilogue), key)):
         return cached
     if source is None:
         epilogue, source = snapshot(epilogue)
     operand_kinds = {name: kinds[name] for name in operands}
     source_graph, depends_on_rows = build_source_graph(epilogue, shape, operand_kinds, groups > 0)
+    source_graph = with_reductions_of_groups(source_graph, grouping) if grouping else source_graph
     source_graph = scaling.multiply_by_scales(source_graph, [Operand(name, *kinds[name]) for name in factors])
     graph = _with_result_dtypes(optimize(source_graph), out_dtype)
     check_quantize_blocks(graph)
@@ -418,7 +422,9 @@ def _with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph
     return replace(graph, results=tuple(results))
 
 
-def _describe_results(graph: EpilogueGraph, outputs: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, ArrayInfo]:
+def _describe_results(
+    graph: EpilogueGraph, outputs: Mapping[str, Any], shape: tuple[int, ...], groups_of_rows: int
+) -> dict[str, ArrayInfo]:
     """Return the ArrayInfo of every result, by name: of the given array, which is checked, or of one to allocate."""
     names = [r.name for r in graph.results]
     if unknown := set(outputs) - set(names):
@@ -427,7 +433,7 @@ def _describe_results(graph: EpilogueGraph, outputs: Mapping[str, Any], shape: t
         )
     infos = {}
     for r in graph.results:
-        expected_shape = result_shape(graph, r, shape)
+        expected_shape = result_shape(graph, r, shape, groups_of_rows)
         assert r.dtype
         if r.name in outputs:
             infos[r.name] = describe(outputs[r.name], r.name)
@@ -438,13 +444,20 @@ def _describe_results(graph: EpilogueGraph, outputs: Mapping[str, Any], shape: t
     return infos
 
 
-def result_shape(graph: EpilogueGraph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a result of a GEMM of `shape`. Raises EpilogueError for a result without the accumulator."""
+def result_shape(
+    graph: EpilogueGraph, result: Result, shape: tuple[int, ...], groups_of_rows: int = 0
+) -> tuple[int, ...]:
+    """Return the shape of a result of a GEMM of `shape`. Raises EpilogueError for a result without the accumulator.
+
+    `groups_of_rows`: into how many groups the rows are divided, of which each is reduced by itself.
+    """
     *batch, m, n = shape
     node = graph.nodes[result.node]
     broadcast_dims = graph.broadcast_dims()
     if node.op == "reduce":
         reduced = reduced_dims(node.attribute[1])
+        if groups_of_rows and "m" in reduced:
+            batch = [groups_of_rows]
         n = n // broadcast_dims[node.inputs[0]].column_divisor
         dims = [*(("b", size) for size in batch), ("m", m), ("n", n)]
         if result.keepdim:

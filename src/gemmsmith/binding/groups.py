@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, reduced_dims
 from gemmsmith.core.grouping import GATHER, SCATTER, TABLES, Grouping, Table
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
 from gemmsmith.graph.frontend.classify import classify
@@ -77,6 +78,29 @@ def classify_in_groups(name: str, operand_shape: tuple[int, ...], shape: tuple[i
         row = (operand_shape[2],) if operand_shape[2] > 1 or shape[1] == 1 else ()
         return classify(name, row, shape)._replace(batch=True)
     return classify(name, operand_shape, shape)
+
+
+def with_reductions_of_groups(graph: EpilogueGraph, grouping: Grouping) -> EpilogueGraph:
+    """Return the graph with reductions over rows that are each group's own.
+
+    Raises ArgumentError for what they cannot be.
+    """
+    if not grouping.clips_rows:
+        return graph
+    nodes = list(graph.nodes)
+    for r in graph.results:
+        node = nodes[r.node]
+        if node.op != "reduce":
+            continue
+        kind, axis = node.attribute
+        if axis == "b" or (grouping.is_masked and "b" in reduced_dims(axis)):
+            raise ArgumentError(f"{r.name}: got a reduction over the groups; use one over rows (-2), columns or both")
+        if grouping.scatters:
+            raise ArgumentError(f"{r.name}: got a reduction with scatter; return the matrix, or leave scatter out")
+        if graph.constant_operand_of(r) is not None:
+            raise ArgumentError(f"{r.name}: got the reduction of a constant; compute it from the sizes of groups")
+        nodes[r.node] = replace(node, attribute=(kind, reduced_dims(axis).removeprefix("b")))
+    return replace(graph, nodes=tuple(nodes))
 
 
 def scattered_shape(shape: tuple[int, ...], results: Mapping[str, Any], graph: EpilogueGraph) -> tuple[int, ...]:

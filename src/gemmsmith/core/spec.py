@@ -14,7 +14,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, designs_for_dtype, designs_for_groups, get_design
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.graph import EpilogueGraph, identity_graph
+from gemmsmith.core.graph import EpilogueGraph, Result, identity_graph
 from gemmsmith.core.grouping import GROUP_END_MULTIPLE, Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import (
@@ -99,12 +99,24 @@ class EpilogueSpec:
     def with_clipped_rows(self, role: Role = "a") -> EpilogueSpec:
         """Return the spec for tiles whose rows (columns, with role "b") begin and end anywhere.
 
-        What is contiguous along them is accessed element by element. Raises ConfigError for reductions.
+        What is contiguous along them is accessed element by element. Raises ConfigError for reductions over them, but
+        of sums by atomics.
         """
-        if any(self.graph.is_reduction(r) for r in self.graph.results):
-            raise ConfigError("epilogue: got a reduction over rows that may be several groups'; return the matrix")
+        for r in self.graph.results:
+            if self.graph.is_reduction(r) and not self.is_atomic(r):
+                kind, axis = self.graph.nodes[r.node].attribute
+                if {"a": "m", "b": "n"}[role] in axis:
+                    raise ConfigError(
+                        f"{r.name}: got a {kind} over rows that are divided into groups; use an fp32 sum with "
+                        "deterministic=False, or return the matrix"
+                    )
         column_major = self.tma_eligible & self.column_major
         return replace(self, tma_eligible=column_major if role == "b" else self.tma_eligible - column_major)
+
+    def is_atomic(self, result: Result) -> bool:
+        """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""
+        node = self.graph.nodes[result.node]
+        return node.op == "reduce" and not self.deterministic and node.attribute[0] == "sum" and result.dtype == FP32
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
@@ -268,6 +280,8 @@ class KernelSpec:
         if grouping and grouping.clips_rows:
             epilogue = epilogue.with_clipped_rows(grouping.role)
         if get_design(config.design).clips_rows:
+            if any(epilogue.graph.is_reduction(r) for r in epilogue.graph.results):
+                raise ConfigError(f"epilogue: got a reduction with {config.design}; return the matrix")
             epilogue = epilogue.with_clipped_rows()
             if majors[0] == "MN" and problem.m:
                 raise ConfigError(

@@ -98,7 +98,7 @@ class Epilogue:
         self.split_reduction = make_split_reduction(spec, scheduler)
         self.interleave_order = InterleaveOrder(spec.interleaved) if spec.interleaved else None
         table, scale_stores = scheduler.table, [x for _, x in self.scale_stores]
-        self.row_fill = RowFill(spec, table, self.stores, scale_stores) if table else None
+        self.row_fill = RowFill(spec, table, self.stores, scale_stores, self.reductions) if table else None
 
     def _make_input(self, operand: Operand) -> ScalarBroadcast | VectorBroadcast | GmemAuxLoad:
         if operand.broadcast_dims.is_matrix:

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Result, reduced_dims
 from gemmsmith.core.integers import ceil_div
@@ -37,6 +36,7 @@ from gemmsmith.graph.functions import LN_2, fast_exp
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike
+from gemmsmith.tile_scheduler.group_table import GroupTable
 
 FLT_LOWEST_FINITE = -float(np.finfo(np.float32).max)
 """Most negative finite fp32 value: replaces -Inf (its negative replaces Inf), since Inf - Inf would be NaN."""
@@ -146,7 +146,8 @@ class Reduction:
     itself if sums are atomic); `num_partials_`, the partials per element, and `num_elements_`, the elements of the
     result per batch, or with axis "mn" `tiles_n_`, the tiles along N, and `tiles_per_batch_`; `component_stride_`, the
     elements between the components of a partial, of which only logsumexp has several; `columns_` if no index of the
-    tile is reduced. A prefix, unlike a suffix, keeps them apart from the results' own arguments.
+    tile is reduced; in a grouped GEMM `fill_lines_` and `fill_elements_`, see `fill`. A prefix, unlike a suffix, keeps
+    them apart from the results' own arguments.
     """
 
     def __init__(
@@ -158,7 +159,9 @@ class Reduction:
         self.rows_per_value, self.columns_per_value = input_dims.row_divisor, input_dims.column_divisor
         self.halves = 2 // self.rows_per_value
         self.monoid = MONOIDS[kind]
-        self.atomic = is_atomic(result, spec)
+        self._clips = spec.grouping is not None and spec.grouping.clips_rows
+        self._by_group = _reduces_groups(axis, spec)
+        self.atomic = spec.epilogue.is_atomic(result)
         argument = partials_argument(result.name)
         if self.atomic:
             self.address = k.pointer(argument, lambda p: Pointer(result_argument(result.name)))
@@ -175,8 +178,50 @@ class Reduction:
         self.component_stride = k.parameter(
             f"component_stride_{result.name}", I64, lambda p: shape_of(p).component_stride
         )
+        if spec.grouping:
+            self.fill_lines = k.parameter(f"fill_lines_{result.name}", compute=lambda p: self._lines(shape_of(p)))
+            self.fill_elements = k.parameter(f"fill_elements_{result.name}", compute=lambda p: shape_of(p).num_outputs)
         if not self.axis:
             self.columns = k.parameter(f"columns_{result.name}", compute=lambda p: p.n // self.columns_per_value)
+
+    def _lines(self, shape: PartialsShape) -> int:
+        """Return by how many lines of `num_outputs` the result, if it is atomic, or its partials are stored."""
+        if self.atomic:
+            return 1 if self._over_batch else shape.batch
+        return shape.batch * shape.num_partials
+
+    def fill(self, table: GroupTable, thread: Value, threads: int) -> None:
+        """Store what no tile of a group does: NaN in all elements (partials) of an invalid table, else zeros.
+
+        Zeros are partials of rows of no group. The `threads` consumer threads of all CTAs execute it.
+        """
+        k, is_invalid, grouping = current_builder(), table.is_invalid, self.spec.grouping
+        assert grouping
+        with k.range(hw.block_index(), self.fill_lines, hw.grid_size(), name="line") as line:
+            first: Value = self.fill_elements
+            if self._clips and not self.atomic:  # an atomic one is zeroed before
+                group = line // self.num_partials
+                first = table.begin(group + 1) - table.begin(group) if grouping.is_masked else table.end
+            first = k.select(is_invalid, 0, first).named("first_element")
+            value = k.select(is_invalid, Constant(F32, math.nan), 0.0).with_name_hint("fill")
+            with k.range(first, self.fill_elements, threads, name="element") as element:
+                index = (element + thread).named("fill_element")
+                offset = line.to(I64) * self.fill_elements.to(I64) + index.to(I64)
+                for i in range(1 if self.atomic else len(self.monoid.identity)):
+                    address = self.address + ((offset + self.component_stride * i) * 4).to(U64)
+                    hw.store_global_word(address, value, index < self.fill_elements, "fill_value")
+
+    def row_is_written(self, wg_tile: WarpgroupTile, row: Value) -> Value:
+        """Return whether a row of the result is one of the tile's."""
+        return row < (wg_tile.problem_m // self.rows_per_value if self._clips else self.num_elements)
+
+    def column_is_written(self, wg_tile: WarpgroupTile, column: Value) -> Value:
+        """Return whether a column of the result is one of the tile's."""
+        return column < (wg_tile.problem_n // self.columns_per_value if self._clips else self.num_elements)
+
+    def batch_of(self, wg_tile: WarpgroupTile) -> Value:
+        """Return the batch of the tile's results: the group, if each has results of its own."""
+        return wg_tile.operand_batch if self._by_group else wg_tile.work.batch
 
     def begin_tile(self, wg_tile: WarpgroupTile) -> TileReduction:
         """Return the reduction of a tile's elements; clears the states of reductions over a whole tile."""
@@ -210,9 +255,9 @@ class Reduction:
         if self.axis == "mn":
             offset = partial_index.to(I64)
             if self.atomic:
-                offset = (Constant(I32, 0) if self._over_batch else wg_tile.work.batch).to(I64)
+                offset = (Constant(I32, 0) if self._over_batch else self.batch_of(wg_tile)).to(I64)
         else:
-            num_partials, batch = 1 if self.atomic else self.num_partials, wg_tile.work.batch
+            num_partials, batch = 1 if self.atomic else self.num_partials, self.batch_of(wg_tile)
             if self.atomic:
                 partial_index, batch = Constant(I32, 0), Constant(I32, 0) if self._over_batch else batch
             offset = (batch * num_partials + partial_index).to(I64) * self.num_elements.to(I64)
@@ -252,9 +297,8 @@ class TileReduction:
             index = reduction.state_index(epi_m * reduction.halves + row_half)
             self.states.warp_reduce(index, QUAD_XOR_MASKS)
             row = wg_tile.row(epi_m, row_half, reduction.rows_per_value)
-            in_bounds = (
-                (k.lane % LANES_PER_QUAD == 0) & (row < reduction.num_elements) & (tile < reduction.num_partials)
-            )
+            is_written = reduction.row_is_written(wg_tile, row)
+            in_bounds = (k.lane % LANES_PER_QUAD == 0) & is_written & (tile < reduction.num_partials)
             reduction.write(wg_tile, tile, row, self.states.load(index), in_bounds)
 
 
@@ -301,7 +345,7 @@ class RangeReduction:
                 index = reduction.state_index(n8 * 2 + i)
                 self.states.warp_reduce(index, COLUMN_XOR_MASKS)
                 rows_in_bounds = (k.lane < LANES_PER_QUAD) & (row_group < reduction.num_partials)
-                in_bounds = rows_in_bounds & (n_i < reduction.num_elements)
+                in_bounds = rows_in_bounds & reduction.column_is_written(wg_tile, n_i)
                 reduction.write(wg_tile, row_group, n_i, self.states.load(index), in_bounds)
 
     def _write_elements(self, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]) -> None:
@@ -344,10 +388,10 @@ def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]
     return shared
 
 
-def is_atomic(result: Result, spec: KernelSpec) -> bool:
-    """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""
-    kind, _ = spec.epilogue.graph.nodes[result.node].attribute
-    return not spec.epilogue.deterministic and kind == "sum" and result.dtype == FP32
+def _reduces_groups(axis: str, spec: KernelSpec) -> bool:
+    """Return whether a reduction is over rows (columns, with role "b") of groups, each by itself."""
+    grouping = spec.grouping
+    return grouping is not None and grouping.clips_rows and {"a": "m", "b": "n"}[grouping.role] in axis
 
 
 def partials_argument(name: str) -> str:
@@ -395,19 +439,20 @@ def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShap
     node = graph.nodes[result.node]
     (kind, axis), dims = node.attribute, graph.broadcast_dims()[node.inputs[0]]
     m, n = p.m // dims.row_divisor, p.n // dims.column_divisor
+    batch = p.groups if _reduces_groups(axis, spec) else p.batch
     match reduced_dims(axis).removeprefix("b"):
         case "n":
-            shape = PartialsShape(kind, p.batch, ceil_div(p.n, spec.slice_columns), m)
+            shape = PartialsShape(kind, batch, ceil_div(p.n, spec.slice_columns), m)
         case "m":
-            shape = PartialsShape(kind, p.batch, ceil_div(p.m, FRAGMENT_ROWS_PER_WARP), n)
+            shape = PartialsShape(kind, batch, ceil_div(p.m, FRAGMENT_ROWS_PER_WARP), n)
         case "mn":
             tiles_m = ceil_div(p.m, config.tile[0] * config.cluster[0]) * config.cluster[0]
             tiles_n_per_cluster = config.cluster[1] * spec.num_reducing_ctas * config.warpgroups[1]
             tiles_n = ceil_div(p.n, spec.slice_columns * tiles_n_per_cluster) * tiles_n_per_cluster
             num_partials = tiles_m * tiles_n * 4 * config.warpgroups[0]
-            shape = PartialsShape(kind, p.batch, num_partials, 1, tiles_m * tiles_n, tiles_n)
+            shape = PartialsShape(kind, batch, num_partials, 1, tiles_m * tiles_n, tiles_n)
         case _:
-            shape = PartialsShape(kind, p.batch, 1, m * n)
+            shape = PartialsShape(kind, batch, 1, m * n)
     count = shape.batch * max(shape.num_partials, shape.num_outputs)
     if count > MAX_PARTIALS:
         raise ArgumentError(

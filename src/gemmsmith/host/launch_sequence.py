@@ -16,7 +16,6 @@ from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.reductions import (
     PartialsShape,
-    is_atomic,
     merge_batches,
     partials_argument,
     partials_shape,
@@ -69,7 +68,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
     shared = shared_partials(graph, spec.epilogue.deterministic)
     zero_fills, final_reductions = [], []
     for r, shape in reduced:
-        if is_atomic(r, spec) and r.name in shared:
+        if spec.epilogue.is_atomic(r) and r.name in shared:
             zero_fills.append(_identity_reduction(r, spec, problem, shape))
         else:  # without partials if the value is a constant
             source = gemm.arguments[partials_argument(shared[r.name])] if r.name in shared else 0

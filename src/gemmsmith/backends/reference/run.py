@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, as_numpy
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.backends.reference.grouped import Multiply, accumulate, gathered, group_slices, rows_of
+from gemmsmith.backends.reference.grouped import (
+    Multiply,
+    accumulate,
+    gathered,
+    group_slices,
+    reduced_by_group,
+    rows_of,
+)
 from gemmsmith.backends.reference.matmul import (
     Array,
     blockwise_scaled_matmul,
@@ -86,9 +94,15 @@ def _run_groups(
         return
     accumulator = accumulate(grouping, groups, multiply, a, b, *scales)
     index: Any = np.arange(len(groups))[:, None, None]
+    reduce = partial(reduced_by_group, grouping, groups) if grouping.clips_rows else None
+    reductions = {r.name for r in graph.results if graph.is_reduction(r)}
     if grouping.has_batch:
-        values = execute(graph, accumulator, operands, index)
+        values = execute(graph, accumulator, operands, index, reduce)
+        for name in reductions:
+            _store(results[name], values[name])
         for name, out in results.items():
+            if name in reductions:
+                continue
             for g, group in enumerate(groups):
                 rows = (g, group) if grouping.is_masked else g
                 _store(out, values[name][rows], rows)
@@ -98,16 +112,19 @@ def _run_groups(
         name: x[:end] if np.ndim(x) == 2 and len(x) == len(accumulator) != 1 else x for name, x in operands.items()
     }
     index = np.repeat(index[:, 0], [x.stop - x.start for x in groups], axis=0)
-    values = execute(graph, accumulator[:end], rows_of(groups, rows_of_groups), index)
+    values = execute(graph, accumulator[:end], rows_of(groups, rows_of_groups), index, reduce)
     for name, out in results.items():
-        if grouping.scatters:
+        if name in reductions:
+            out[...] = 0
+            _store(out, values[name], slice(len(values[name])))
+        elif grouping.scatters:
             indices = product_arrays[SCATTER][:end]
             is_row = (indices >= 0) & (indices < len(out))
             scatter = _store if deterministic else _add
             scatter(out, values[name][is_row], indices[is_row])
         else:
             _store(out, values[name], slice(end))
-        if grouping.fills_rows:
+        if grouping.fills_rows and name not in reductions:
             out[end:] = 0
 
 
