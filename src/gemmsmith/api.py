@@ -139,8 +139,9 @@ def grouped_gemm(
         zero_fill: Rows of D behind the last group become zero; False, or with scatter: they are not written.
         scale_a: As in `gemm`; a block scale has one row of a, not 128, if rows are divided at any row.
         scale_b: As in `gemm`, with a leading dimension of G.
-        epilogue: As in `gemm`. Results are matrices; reductions are not supported. A parameter `group` that is no
-            operand and has no default is the index of the group, a float.
+        epilogue: As in `gemm`. With groups along "m", reductions over rows are (G, N), over rows and columns (G,):
+            fp32 sums, with deterministic=False. A parameter `group` that is no operand and has no default is the index
+            of the group, a float.
         operands: As in `gemm`. Further shapes: (G,) or (G, 1, 1), a value for each group; (G, N) or (G, 1, N), a row
             for each group.
         out: As in `gemm`.
@@ -148,9 +149,8 @@ def grouped_gemm(
         accumulate: As in `gemm`.
         precision: As in `gemm`, "tf32" or "3xtf32".
         fast_math: As in `gemm`.
-        deterministic: False: rows that are scattered are added to those of `out`, which is fp32, bf16 or fp16 (not
-            bf16 before sm_90), by atomics: in no fixed order, rounded to its dtype after each addition. They are
-            fastest with rows that are multiples of 16 bytes.
+        deterministic: As in `gemm`; False also adds rows that are scattered to those of `out`, which is fp32, bf16 or
+            fp16 (not bf16 before sm_90), by atomics: in no fixed order, each addition rounded to its dtype.
         config: The kernel's configuration, without split-K. Default: the analytic model's choice for equal groups.
         backend: As in `gemm`.
         **named_operands: As in `gemm`.
