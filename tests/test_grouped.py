@@ -430,7 +430,7 @@ GIVEN: dict[str, Any] = {"a": Spec((256, 128), "bf16"), "b": Spec((4, 128, 64), 
         ({"config": Config(splits=2)}, "splits: got 2 with groups along m by sizes; use 1"),
         ({"config": Config(serpentine=True)}, "serpentine"),
         ({"config": Config("tma", (128, 128, 64), (1, 1))}, "design: got tma with groups along m by sizes; use coop"),
-        ({"epilogue": lambda acc: acc.sum(0)}, "out: got a sum over rows that are divided into groups"),
+        ({"epilogue": lambda acc: acc.mean(0)}, "out: got a mean over rows that are divided into groups; use a sum"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:

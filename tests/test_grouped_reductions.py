@@ -111,6 +111,58 @@ def test_rows_are_reduced_in_a_fixed_order(config: Config | None, form: str) -> 
         assert (out[name][~is_row] == (-np.inf if name == "logsumexp" else 0)).all()
 
 
+def over_rows(acc: Any, bias: Any) -> Any:
+    y = acc + bias
+    results = {"sum": y.sum(-2), "max": y.amax(-2), "min": y.amin(-2), "logsumexp": y.logsumexp(-2)}
+    return {**results, "total": y.sum((-2, -1), dtype="bf16"), "largest": y.amax((-2, -1))}
+
+
+@pytest.mark.parametrize("config", [x for x in CONFIGS if not (x and x.swap_ab)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("has_matrix", [False, True])
+def test_rows_of_groups_are_reduced_in_a_fixed_order(config: Config | None, form: str, has_matrix: bool) -> None:
+    """An empty group has the reduction of nothing."""
+    rng, n, k = np.random.default_rng(7), 72, 64
+    a, b, table, parts = operands(rng, form, n, k)
+    bias, names = fp32(rng, G, 1, n), ["sum", "max", "min", "logsumexp"]
+    out = {name: poisoned("fp32", G, n) for name in names} | {
+        "total": poisoned("bf16", G),
+        "largest": poisoned("fp32", G),
+    }
+    if has_matrix:
+        out["d"] = poisoned("bf16", *a.shape[:-1], n)
+
+    def epilogue(acc: Any, bias: Any) -> Any:
+        return over_rows(acc, bias) | ({"d": acc + bias} if has_matrix else {})
+
+    options: dict[str, Any] = {"epilogue": epilogue, "bias": bias}
+    done = gemmsmith.simulate(a, b, **table, **options, grouping=Grouping(form), out=out, config=config, seed=1)  # type: ignore[arg-type]
+    assert done.hazards == []
+    by_reference = gemmsmith.grouped_gemm(a, b, **table, **options, backend="reference")
+    for g, part in enumerate(parts):
+        y = a[part].astype(float) @ b[g].astype(float) + bias[g]
+        want = {"sum": y.sum(0), "max": y.max(0, initial=-np.inf), "min": y.min(0, initial=np.inf)}
+        want |= {"largest": y.max(initial=-np.inf), "total": y.sum()}
+        with np.errstate(divide="ignore"):
+            want["logsumexp"] = np.log(np.exp(y).sum(0))
+        for name, x in want.items():
+            tolerance = (2.0**-8, 0.01) if name == "total" else (1e-4, 2e-3)
+            for found in (out, by_reference):
+                np.testing.assert_allclose(found[name][g].astype(float), x, *tolerance)
+        if has_matrix:
+            np.testing.assert_allclose(out["d"][part].astype(float), y, rtol=2.0**-8, atol=1e-3)
+
+
+def test_a_chosen_config_for_reductions_of_small_groups() -> None:
+    """It computes D itself, not D^T, whose tiles have as few columns as a group has rows."""
+    for m in (32, 256, 8192):
+        plan = gemmsmith.plan(
+            Spec((m, 512), "bf16"), Spec((32, 512, 1024), "bf16"), sizes=Spec((32,), "int32"),
+            grouping=Grouping("sizes"), epilogue=lambda acc: (acc, acc.sum(0)),
+        )  # fmt: skip
+        assert not plan.config.swap_ab
+
+
 def gated(acc: Any, weight: Any) -> Any:
     gate, up = gemmsmith.deinterleave(acc)
     y = gate.sigmoid() * up * weight
@@ -154,7 +206,8 @@ def test_an_invalid_table_yields_nan(deterministic: bool, form: str, backend: An
     a, b = np.ones((*((2,) if form == "counts" else ()), 64, 64), NUMPY["bf16"]), np.ones((2, 64, 80), NUMPY["bf16"])
 
     def epilogue(acc: Any) -> Any:
-        return (acc.sum(-1), acc.max(-1).values) if deterministic else (acc.sum(-1), acc.sum(-2), acc.sum((-1, -2)))
+        others = (acc.amax(-1), acc.amin(-2), acc.logsumexp((-1, -2))) if deterministic else ()
+        return acc.sum(-1), acc.sum(-2), acc.sum((-1, -2)), *others
 
     results = gemmsmith.grouped_gemm(
         a, b, **{form: np.array([70, 66], np.int32)}, epilogue=epilogue, deterministic=deterministic, backend=backend
@@ -240,10 +293,10 @@ def test_the_reference_computes_every_reduction_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("epilogue", "options", "message"),
     [
-        (lambda acc: acc.sum(0), {"deterministic": True}, "out: got a sum over rows that are divided into groups; use"),
-        (lambda acc: acc.max(0).values, {}, "out: got a max over rows that are divided"),
-        (lambda acc: acc.mean(), {}, "out: got a mean over rows"),
-        (lambda acc: acc.sum(0, dtype="bf16"), {}, "out: got a sum over rows"),
+        (lambda acc: acc.sum(0), {"deterministic": True, "config": CONFIGS[3]}, "swap_ab: got True with out, a sum"),
+        (lambda acc: acc.max(0).values, {"config": CONFIGS[3]}, "swap_ab: got True with out, a max over rows"),
+        (lambda acc: acc.mean(), {}, "out: got a mean over rows that are divided into groups; use a sum"),
+        (lambda acc: acc.mean(0), {}, "out: got a mean over rows"),
         (lambda acc: (acc, acc.sum(0)), {"scatter": np.zeros(64, np.int32)}, "out1: got a reduction with scatter"),
         (lambda acc: acc.sum(0), {"a": np.zeros((2, 64, 64), NUMPY["bf16"]), "counts": True}, "over the groups; use"),
         (lambda acc: acc.sum(), {"a": np.zeros((2, 64, 64), NUMPY["bf16"]), "counts": True}, "over the groups; use"),

@@ -139,9 +139,8 @@ def grouped_gemm(
         zero_fill: Rows of D behind the last group become zero; False, or with scatter: they are not written.
         scale_a: As in `gemm`; a block scale has one row of a, not 128, if rows are divided at any row.
         scale_b: As in `gemm`, with a leading dimension of G.
-        epilogue: As in `gemm`. With groups along "m", reductions over rows are (G, N), over rows and columns (G,):
-            fp32 sums, with deterministic=False. A parameter `group` that is no operand and has no default is the index
-            of the group, a float.
+        epilogue: As in `gemm`. With groups along "m", reductions over rows are (G, N), over rows and columns (G,). A
+            parameter `group` that is no operand and has no default is the index of the group, a float.
         operands: As in `gemm`. Further shapes: (G,) or (G, 1, 1), a value for each group; (G, N) or (G, 1, N), a row
             for each group.
         out: As in `gemm`.

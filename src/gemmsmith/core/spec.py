@@ -99,19 +99,22 @@ class EpilogueSpec:
     def with_clipped_rows(self, role: Role = "a") -> EpilogueSpec:
         """Return the spec for tiles whose rows (columns, with role "b") begin and end anywhere.
 
-        What is contiguous along them is accessed element by element. Raises ConfigError for reductions over them, but
-        of sums by atomics.
+        What is contiguous along them is accessed element by element. Raises ConfigError for reductions over them
+        that cannot be done.
         """
-        for r in self.graph.results:
-            if self.graph.is_reduction(r) and not self.is_atomic(r):
-                kind, axis = self.graph.nodes[r.node].attribute
-                if {"a": "m", "b": "n"}[role] in axis:
-                    raise ConfigError(
-                        f"{r.name}: got a {kind} over rows that are divided into groups; use an fp32 sum with "
-                        "deterministic=False, or return the matrix"
-                    )
+        for r in self.reductions_in_order("m" if role == "a" else "n"):
+            kind, _ = self.graph.nodes[r.node].attribute
+            if role == "b":
+                raise ConfigError(f"swap_ab: got True with {r.name}, a {kind} over rows of groups; use False")
+            if kind == "mean":
+                raise ConfigError(f"{r.name}: got a mean over rows that are divided into groups; use a sum")
         column_major = self.tma_eligible & self.column_major
         return replace(self, tma_eligible=column_major if role == "b" else self.tma_eligible - column_major)
+
+    def reductions_in_order(self, dim: str) -> list[Result]:
+        """Return the reductions over a dimension, "m" or "n", that are not sums by atomics."""
+        reductions = [r for r in self.graph.results if self.graph.is_reduction(r) and not self.is_atomic(r)]
+        return [r for r in reductions if dim in self.graph.nodes[r.node].attribute[1]]
 
     def is_atomic(self, result: Result) -> bool:
         """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""

@@ -87,7 +87,8 @@ class Epilogue:
             node = self.graph.nodes[r.node]
             if shared.get(r.name) == r.name:
                 kind, axis = node.attribute
-                self.reductions.append(Reduction(r, kind, axis, self.broadcast_dims[node.inputs[0]], spec, plan))
+                dims = self.broadcast_dims[node.inputs[0]]
+                self.reductions.append(Reduction(r, kind, axis, dims, spec, plan, scheduler.table))
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n, scatter)))
         thread_stores = self.stores.arrays if self.stores else {}

@@ -88,6 +88,8 @@ def _rank(problem: Problem, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool) -> 
     largest = as_16bit_problem(_with_rows(problem, 2 * problem.m))
     table = configs_for(epilogue, largest, splits=False)
     is_unsplit = (table.splits == 1) & (table.cluster_splits == 1)
+    if epilogue.reductions_in_order("m"):
+        is_unsplit &= ~table.swap_ab
     table = table.select(np.flatnonzero(is_unsplit & table.valid_for(largest)))
     sizes = [max(1, problem.m * (2 * i + 1) // SIZES) for i in range(SIZES)]
     cycles = sum((_cycles(problem, table, epilogue, gpu, size, gathers, correct=False) for size in sizes), np.zeros(1))
