@@ -97,17 +97,20 @@ def reduce_kernel(
             index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
             batch, output = (index // num_outputs).with_name_hint("batch"), (index % num_outputs).named("output")
             count: Value = num_partials
-            is_output, first = index < total, None
+            first = None
             if ranges is not None:  # a CTA has outputs of one group
                 chunk = (hw.block_index() + group * grid).named("chunk")
                 batch = (chunk // chunks).named("batch")
                 output = ((chunk - batch * chunks) * columns + k.thread % columns).named("output")
-                is_output, index = output < num_outputs, batch * num_outputs + output
+                index = batch * num_outputs + output
                 address = ranges + (batch * RANGE_BYTES).to(U64)
                 first, count = (
                     hw.load_global_word(address + 4 * i, Constant(PRED, True), I32, name)
                     for i, name in enumerate(("first_partial", "partial_count"))
                 )
+            is_output = (
+                partial(_is_output, index, total) if ranges is None else partial(_is_output, output, num_outputs)
+            )
             state = [k.registers(F32, 1, name) for name in monoid.names_of("thread", "state")]
             for register, identity in zip(state, monoid.identity, strict=True):
                 register[0] = identity
@@ -116,7 +119,7 @@ def reduce_kernel(
                 loaded = [k.registers(F32, LOADS_IN_FLIGHT, name) for name in monoid.names_of("loaded", "")]
                 with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
                     partial_idx = (round * in_flight + load * threads + reduction_lane).with_name_hint("partial_idx")
-                    in_bounds = ((partial_idx < count) & is_output).named("in_bounds")
+                    in_bounds = ((partial_idx < count) & is_output()).named("in_bounds")
                     line = batch * num_partials + partial_idx if first is None else first + partial_idx
                     offset = line.to(I64) * num_outputs.to(I64) + output.to(I64)
                     offset.with_name_hint("partial_offset")
@@ -129,7 +132,7 @@ def reduce_kernel(
                 _reduce_threads(monoid, state, state_buffers, reduction_lane, threads, columns)
             result = hw.fma(monoid.finish(tuple(register[0] for register in state)), scale, affine_offset)
             address = out + (index.to(I64) * dtype.bytes).to(U64)
-            store_rounded(result, address, (reduction_lane == 0) & is_output, dtype, "result")
+            store_rounded(result, address, (reduction_lane == 0) & is_output(), dtype, "result")
         return k.finish()
 
 
@@ -138,6 +141,10 @@ def _ctas(columns: int, has_ranges: bool, r: BoundReduction) -> int:
     if has_ranges:
         return r.partials.groups * ceil_div(r.partials.num_outputs, columns)
     return ceil_div(r.total, columns)
+
+
+def _is_output(index: Value, outputs: Value) -> Value:
+    return index < outputs
 
 
 def _reduce_threads(
