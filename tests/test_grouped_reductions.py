@@ -163,6 +163,22 @@ def test_a_chosen_config_for_reductions_of_small_groups() -> None:
         assert not plan.config.swap_ab
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_sums_beside_a_column_major_matrix(deterministic: bool) -> None:
+    """D^T is computed then, unless a fixed order needs D."""
+    rng, sizes = np.random.default_rng(8), np.array([70, 0, 65], np.int32)
+    a, b = random(rng, "bf16", 140, 64), random(rng, "bf16", 3, 64, 80)
+    out = np.asfortranarray(poisoned("fp32", 140, 80)), poisoned("fp32", 3, 80), poisoned("fp32", 140)
+    gemmsmith.grouped_gemm(
+        a, b, sizes=sizes, epilogue=lambda acc: (acc, acc.sum(0), acc.sum(1)), out=out, out_dtype="fp32",
+        deterministic=deterministic, backend="sim",
+    )  # fmt: skip
+    y = np.concatenate([a[:70].astype(float) @ b[0].astype(float), a[70:135].astype(float) @ b[2].astype(float)])
+    np.testing.assert_allclose(out[0][:135], y, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(out[1], [y[:70].sum(0), np.zeros(80), y[70:].sum(0)], rtol=1e-4, atol=2e-3)
+    np.testing.assert_allclose(out[2][:135], y.sum(1), rtol=1e-4, atol=2e-3)
+
+
 def gated(acc: Any, weight: Any) -> Any:
     gate, up = gemmsmith.deinterleave(acc)
     y = gate.sigmoid() * up * weight
@@ -293,8 +309,8 @@ def test_the_reference_computes_every_reduction_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("epilogue", "options", "message"),
     [
-        (lambda acc: acc.sum(0), {"deterministic": True, "config": CONFIGS[3]}, "swap_ab: got True with out, a sum"),
-        (lambda acc: acc.max(0).values, {"config": CONFIGS[3]}, "swap_ab: got True with out, a max over rows"),
+        (lambda acc: acc.sum(0), {"deterministic": True, "config": CONFIGS[3]}, "out: got a sum over rows of groups"),
+        (lambda acc: acc.max(0).values, {"config": CONFIGS[3]}, "out: got a max over rows of groups"),
         (lambda acc: acc.mean(), {}, "out: got a mean over rows that are divided into groups; use a sum"),
         (lambda acc: acc.mean(0), {}, "out: got a mean over rows"),
         (lambda acc: (acc, acc.sum(0)), {"scatter": np.zeros(64, np.int32)}, "out1: got a reduction with scatter"),

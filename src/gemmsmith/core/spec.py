@@ -105,7 +105,9 @@ class EpilogueSpec:
         for r in self.reductions_in_order("m" if role == "a" else "n"):
             kind, _ = self.graph.nodes[r.node].attribute
             if role == "b":
-                raise ConfigError(f"swap_ab: got True with {r.name}, a {kind} over rows of groups; use False")
+                raise ConfigError(
+                    f"{r.name}: got a {kind} over rows of groups, which are columns of the kernel's D; change swap_ab"
+                )
             if kind == "mean":
                 raise ConfigError(f"{r.name}: got a mean over rows that are divided into groups; use a sum")
         column_major = self.tma_eligible & self.column_major

@@ -80,12 +80,15 @@ def trace_with_shape_dependence(
         message = "its functions are nested deeper than sys.getrecursionlimit(); raise that, or nest them less"
         raise epilogue_error(message, location) from None
     results = _named_results(returned, tracer, location)
+    operand_names = [name for name in values if name in operands]
     graph_results = tuple(Result(name, x.node, x.pending_cast, x.keepdim) for name, x in results.items())
     graph = eliminate_dead_code(
-        EpilogueGraph(tuple(tracer.nodes), tuple(Operand(name, *operands[name]) for name in operands), graph_results)
+        EpilogueGraph(
+            tuple(tracer.nodes), tuple(Operand(name, *operands[name]) for name in operand_names), graph_results
+        )
     )
     read = {operand.name for operand in graph.operands}
-    for name in operands:
+    for name in operand_names:
         if name not in read:
             raise epilogue_error(f"{name}: no result needs this operand; use it, or do not pass it", location)
         if name in results:
