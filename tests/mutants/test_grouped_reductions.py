@@ -105,7 +105,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("plant", "kinds", "config", "deterministic"),
     [(plant, kinds, *kernel) for plant, kinds, kernels in MISTAKES for kernel in kernels],
-    ids=lambda x: getattr(x, "__name__", str(x)),
+    ids=lambda x: " ".join(sorted(x)) if isinstance(x, set) else getattr(x, "__name__", str(x)),
 )
 def test_mistakes(
     plant: Callable[[Patch], None], kinds: set[str], config: Config, deterministic: bool, monkeypatch: Patch
