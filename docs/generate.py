@@ -62,8 +62,8 @@ differentiated by `gemmsmith.torch`; for the others the derivative is zero.
 
 ## Reductions
 
-`dim` is -1 (columns), -2 (rows), 0 (the batch), a tuple of these, or None (everything). Kernels of a grouped GEMM have
-no reductions.
+`dim` is -1 (columns), -2 (rows), 0 (the batch), a tuple of these, or None (everything). In a grouped GEMM each
+[group](../guides/grouped.md#reductions) is reduced by itself.
 
 {reductions}
 

@@ -203,6 +203,53 @@ def bias_and_weights(acc: Any, bias: Any, scale: Any, weight: Any, residual: Any
     return (acc * scale + bias).tanh() * weight + residual - shift
 
 
+def by_group(acc: Any, group: Any) -> Any:
+    return (acc * (group + 1)).relu() + (group == 3)
+
+
+@pytest.mark.parametrize("config", [None, COOPERATIVE, COOPERATIVE.replace(swap_ab=True), PINGPONG, SM80], ids=str)
+@pytest.mark.parametrize("form", ["rows", "masked", "k"])
+def test_epilogues_that_read_the_index_of_the_group(config: Config | None, form: str) -> None:
+    if form == "k" and config is PINGPONG:
+        return
+    rng, sizes, n, k = np.random.default_rng(14), np.array([65, 0, 130, 7, 0, 1], np.int32), 72, 64
+    groups, total, b = len(sizes), int(sizes.sum()), random(rng, "bf16", 6, k, n)
+    a = random(rng, "bf16", *([groups, 140] if form == "masked" else [total + 9]), k)
+    if form == "k":
+        a, b = a.T, random(rng, "bf16", total + 9, n)
+    out = poisoned("fp32", *((groups,) if form != "rows" else ()), *((k,) if form == "k" else a.shape[-2:-1]), n)
+    name = "counts" if form == "masked" else "sizes"
+    options: dict[str, Any] = {name: sizes, "epilogue": by_group, "out_dtype": "fp32"}
+    grouping = Grouping(name, "k" if form == "k" else "m")  # type: ignore[arg-type]
+    by_reference = out.copy()
+    assert gemmsmith.simulate(a, b, **options, grouping=grouping, out=out, config=config).hazards == []
+    gemmsmith.grouped_gemm(a, b, **options, along=grouping.along, out=by_reference, backend="reference")
+    for g, (end, size) in enumerate(zip(sizes.cumsum(), sizes, strict=True)):
+        part = slice(end - size, end) if form != "masked" else slice(size)
+        x, y = {"rows": (a[part], b[g]), "masked": (a[g, part], b[g]), "k": (a[:, part], b[part])}[form]
+        want = np.maximum(x.astype(float) @ y.astype(float) * (g + 1), 0) + (g == 3)
+        for found in (out, by_reference):
+            of_group = {"rows": found[part], "masked": found[g, part], "k": found[g]}[form]
+            np.testing.assert_allclose(of_group, want, rtol=1e-4, atol=1e-3)
+
+
+def test_a_group_that_is_an_operand_or_has_a_default_is_no_index() -> None:
+    a, b, sizes = np.ones((60, 64), NUMPY["bf16"]), np.ones((2, 64, 64), NUMPY["bf16"]), np.array([30, 30], np.int32)
+
+    def with_default(acc: Any, group: float = 5.0) -> Any:
+        return acc * group
+
+    for given, factor in (({"group": 3.0}, [3, 3]), ({}, [5, 5])):
+        d = gemmsmith.grouped_gemm(a, b, sizes=sizes, epilogue=with_default, **given)
+        assert (d[::30, 0].astype(float) == 64 * np.array(factor)).all()
+    with pytest.raises(gemmsmith.EpilogueError, match="group: no operand has this name"):
+        gemmsmith.gemm(a, b[0], epilogue=by_group)
+    batch = np.stack([a, a])
+    gemmsmith.grouped_gemm(batch, b, counts=sizes, epilogue=by_group)
+    with pytest.raises(gemmsmith.EpilogueError, match="group: no operand has this name"):
+        gemmsmith.gemm(batch, b, epilogue=by_group)
+
+
 @pytest.mark.parametrize(
     "config", [None, COOPERATIVE.replace(cluster=(2, 1)), COOPERATIVE.replace(swap_ab=True), PINGPONG, SM80], ids=str
 )
@@ -383,7 +430,7 @@ GIVEN: dict[str, Any] = {"a": Spec((256, 128), "bf16"), "b": Spec((4, 128, 64), 
         ({"config": Config(splits=2)}, "splits: got 2 with groups along m by sizes; use 1"),
         ({"config": Config(serpentine=True)}, "serpentine"),
         ({"config": Config("tma", (128, 128, 64), (1, 1))}, "design: got tma with groups along m by sizes; use coop"),
-        ({"epilogue": lambda acc: acc.sum(1)}, "epilogue: got a reduction"),
+        ({"epilogue": lambda acc: acc.mean(0)}, "out: got a mean over rows that are divided into groups; use a sum"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:

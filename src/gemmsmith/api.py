@@ -134,11 +134,13 @@ def grouped_gemm(
             bytes, and repacked otherwise.
         scatter: (M,), int32, likewise: row i of D is row scatter[i] of `out`, which is (S, N) with any S, and must be
             given; it is not written if the index is negative, or S or more. The other indices are unique: rows are
-            stored, not added. Rows of `out` that are no index keep what they hold.
+            stored; with deterministic=False they are added, and several may have one index. Rows of `out` that are no
+            index keep what they hold.
         zero_fill: Rows of D behind the last group become zero; False, or with scatter: they are not written.
         scale_a: As in `gemm`; a block scale has one row of a, not 128, if rows are divided at any row.
         scale_b: As in `gemm`, with a leading dimension of G.
-        epilogue: As in `gemm`. Results are matrices; reductions are not supported.
+        epilogue: As in `gemm`. With groups along "m", reductions over rows are (G, N), over rows and columns (G,). A
+            parameter `group` that is no operand and has no default is the index of the group, a float.
         operands: As in `gemm`. Further shapes: (G,) or (G, 1, 1), a value for each group; (G, N) or (G, 1, N), a row
             for each group.
         out: As in `gemm`.
@@ -146,7 +148,8 @@ def grouped_gemm(
         accumulate: As in `gemm`.
         precision: As in `gemm`, "tf32" or "3xtf32".
         fast_math: As in `gemm`.
-        deterministic: As in `gemm`.
+        deterministic: As in `gemm`; False also adds rows that are scattered to those of `out`, which is fp32, bf16 or
+            fp16 (not bf16 before sm_90), by atomics: in no fixed order, each addition rounded to its dtype.
         config: The kernel's configuration, without split-K. Default: the analytic model's choice for equal groups.
         backend: As in `gemm`.
         **named_operands: As in `gemm`.

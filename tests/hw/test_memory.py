@@ -51,6 +51,12 @@ FORMS: Forms = {
     "atom.acq_rel.cluster.global.add.u32 %0, [%1], %2;": lambda k: hw.atom_add_u32(p(k), 1, "acq_rel", "cluster"),
     "red.relaxed.gpu.global.add.f32 [%0], %1;": lambda k: hw.red_add_f32(p(k), 1.0),
     "red.relaxed.gpu.global.add.u32 [%0], %1;": lambda k: hw.red_add_u32(p(k), 1),
+    "red.relaxed.gpu.global.add.v4.f32 [%4], {%0, %1, %2, %3};":
+        lambda k: hw.red_add_vector(registers(k, 4, F32), p(k), "f32"),
+    "red.relaxed.gpu.global.add.noftz.v2.bf16x2 [%2], {%0, %1};":
+        lambda k: hw.red_add_vector(registers(k, 2), p(k), "bf16x2"),
+    "red.relaxed.gpu.global.add.noftz.f16x2 [%1], %0;": lambda k: hw.red_add_vector(registers(k, 1), p(k), "f16x2"),
+    "red.relaxed.gpu.global.add.noftz.bf16 [%0], %1;": lambda k: hw.red_add_16(p(k), half(k), "bf16"),
     "{ .reg .pred other; .reg .b32 word; WAIT: ld.acquire.gpu.global.b32 word, [%0]; "
     "setp.ne.b32 other, word, %1; @other bra WAIT; }": lambda k: hw.spin_until_equal(p(k), 1),
     "{ .reg .pred more; .reg .b32 word, left; mov.b32 left, %3; WAIT: ld.relaxed.gpu.global.b32 word, [%1]; "

@@ -103,6 +103,7 @@ def test_bf16_is_rounded_once() -> None:
         ({"along": "n"}, r"along: got 'n'"),
         ({"along": "k"}, r"a, b, offsets: got shapes .* use \(m, k\), \(k, n\) and \(groups,\)"),
         ({"along": "k", "epilogue": torch.relu}, r'epilogue: got one with along="k"'),
+        ({"epilogue": lambda acc: acc.sum(0)}, "epilogue: got a reduction, which has no gradient here"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:

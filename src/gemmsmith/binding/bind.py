@@ -11,10 +11,12 @@ from typing import Any
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, is_array
 from gemmsmith.binding import checks, scaling
 from gemmsmith.binding.groups import (
+    check_added_rows,
     check_scales_of_groups,
     classify_in_groups,
     scattered_shape,
     with_group_dimension,
+    with_reductions_of_groups,
 )
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.request import Request
@@ -240,13 +242,14 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
         source_graph, graph = _build_graphs(
-            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, groups,
+            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, grouping, groups,
             (groups, a_info.shape[-2], shape[-1]) if groups else shape,
         )  # fmt: skip
     outputs = outputs_by_name(out, primary_result_name(graph), allow_several=epilogue is not None)
     given_results = {"out": out_info} if out_info else outputs
     shape_of_results = scattered_shape(shape, given_results, graph) if grouping and grouping.scatters else shape
-    result_infos = _describe_results(graph, given_results, shape_of_results)
+    groups_of_rows = groups if grouping and grouping.clips_rows and not grouping.is_masked else 0
+    result_infos = _describe_results(graph, given_results, shape_of_results, groups_of_rows)
     operand_infos |= factors
     arrays = {  # a user's operand may be named like the argument of a scale
         name if argument_name(name) in operands else argument_name(name): x
@@ -266,7 +269,10 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     arguments |= {result_argument(name): x for name, x in result_infos.items()}
     # Without operations the options make no difference: one kernel for all
     fast_math = request.fast_math or not graph.has_operations
-    deterministic = request.deterministic or not graph.has_operations
+    adds_rows = grouping is not None and grouping.scatters and not request.deterministic
+    if adds_rows:
+        check_added_rows(graph)
+    deterministic = request.deterministic or not (graph.has_operations or adds_rows)
     spec = EpilogueSpec(graph, frozenset(), frozenset(), fast_math, deterministic)
     oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity, product, grouping, groups)
     return Binding(
@@ -349,7 +355,8 @@ def _split_scales(
 
 def _build_graphs(
     epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
-    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, groups: int, scaled_shape: tuple[int, ...],
+    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, grouping: Grouping | None, groups: int,
+    scaled_shape: tuple[int, ...],
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
     """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
 
@@ -364,12 +371,14 @@ def _build_graphs(
         )
         for name, x in infos.items()
     }  # fmt: skip
-    key = len(shape), shape[-1], tuple(kinds.items()), out_dtype
+    key = len(shape), shape[-1], tuple(kinds.items()), out_dtype, grouping
     if cached := _GRAPH_CACHE.get((source or fingerprint(epilogue), key)):
         return cached
     if source is None:
         epilogue, source = snapshot(epilogue)
-    source_graph, depends_on_rows = build_source_graph(epilogue, shape, {name: kinds[name] for name in operands})
+    operand_kinds = {name: kinds[name] for name in operands}
+    source_graph, depends_on_rows = build_source_graph(epilogue, shape, operand_kinds, groups > 0)
+    source_graph = with_reductions_of_groups(source_graph, grouping) if grouping else source_graph
     source_graph = scaling.multiply_by_scales(source_graph, [Operand(name, *kinds[name]) for name in factors])
     graph = _with_result_dtypes(optimize(source_graph), out_dtype)
     check_quantize_blocks(graph)
@@ -379,12 +388,15 @@ def _build_graphs(
 
 
 def build_source_graph(
-    epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]]
-) -> tuple[EpilogueGraph, bool]:
+    epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]],
+    has_groups: bool = False,
+) -> tuple[EpilogueGraph, bool]:  # fmt: skip
     """Return the graph as the user wrote it, and whether it may depend on the number of rows."""
     if isinstance(epilogue, EpilogueGraph):
         if any(node.op in ("chunk", "interleave") and node.attribute[-1] != "n" for node in epilogue.nodes):
             raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
+        if not has_groups and any(node.op == "group_index" for node in epilogue.nodes):
+            raise EpilogueError("epilogue: got the index of a group; use grouped_gemm, or a grouping")
         return epilogue, False
     if isinstance(epilogue, type):
         raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")
@@ -393,7 +405,7 @@ def build_source_graph(
 
         return bind_visitor(graph(), kinds, shape), True
     if callable(epilogue):
-        return trace_with_shape_dependence(epilogue, shape, kinds)
+        return trace_with_shape_dependence(epilogue, shape, kinds, has_groups)
     raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function, a visitor tree, or None")
 
 
@@ -410,7 +422,9 @@ def _with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph
     return replace(graph, results=tuple(results))
 
 
-def _describe_results(graph: EpilogueGraph, outputs: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, ArrayInfo]:
+def _describe_results(
+    graph: EpilogueGraph, outputs: Mapping[str, Any], shape: tuple[int, ...], groups_of_rows: int
+) -> dict[str, ArrayInfo]:
     """Return the ArrayInfo of every result, by name: of the given array, which is checked, or of one to allocate."""
     names = [r.name for r in graph.results]
     if unknown := set(outputs) - set(names):
@@ -419,7 +433,7 @@ def _describe_results(graph: EpilogueGraph, outputs: Mapping[str, Any], shape: t
         )
     infos = {}
     for r in graph.results:
-        expected_shape = result_shape(graph, r, shape)
+        expected_shape = result_shape(graph, r, shape, groups_of_rows)
         assert r.dtype
         if r.name in outputs:
             infos[r.name] = describe(outputs[r.name], r.name)
@@ -430,13 +444,20 @@ def _describe_results(graph: EpilogueGraph, outputs: Mapping[str, Any], shape: t
     return infos
 
 
-def result_shape(graph: EpilogueGraph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a result of a GEMM of `shape`. Raises EpilogueError for a result without the accumulator."""
+def result_shape(
+    graph: EpilogueGraph, result: Result, shape: tuple[int, ...], groups_of_rows: int = 0
+) -> tuple[int, ...]:
+    """Return the shape of a result of a GEMM of `shape`. Raises EpilogueError for a result without the accumulator.
+
+    `groups_of_rows`: into how many groups the rows are divided, of which each is reduced by itself.
+    """
     *batch, m, n = shape
     node = graph.nodes[result.node]
     broadcast_dims = graph.broadcast_dims()
     if node.op == "reduce":
         reduced = reduced_dims(node.attribute[1])
+        if groups_of_rows and "m" in reduced:
+            batch = [groups_of_rows]
         n = n // broadcast_dims[node.inputs[0]].column_divisor
         dims = [*(("b", size) for size in batch), ("m", m), ("n", n)]
         if result.keepdim:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.core.bools import as_bools
+from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, reduced_dims
 from gemmsmith.core.grouping import GATHER, SCATTER, TABLES, Grouping, Table
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
 from gemmsmith.graph.frontend.classify import classify
@@ -78,6 +80,29 @@ def classify_in_groups(name: str, operand_shape: tuple[int, ...], shape: tuple[i
     return classify(name, operand_shape, shape)
 
 
+def with_reductions_of_groups(graph: EpilogueGraph, grouping: Grouping) -> EpilogueGraph:
+    """Return the graph with reductions over rows that are each group's own.
+
+    Raises ArgumentError for what they cannot be.
+    """
+    if not grouping.clips_rows:
+        return graph
+    nodes = list(graph.nodes)
+    for r in graph.results:
+        node = nodes[r.node]
+        if node.op != "reduce":
+            continue
+        kind, axis = node.attribute
+        if axis == "b" or (grouping.is_masked and "b" in reduced_dims(axis)):
+            raise ArgumentError(f"{r.name}: got a reduction over the groups; use one over rows (-2), columns or both")
+        if grouping.scatters:
+            raise ArgumentError(f"{r.name}: got a reduction with scatter; return the matrix, or leave scatter out")
+        if graph.constant_operand_of(r) is not None:
+            raise ArgumentError(f"{r.name}: got the reduction of a constant; compute it from the sizes of groups")
+        nodes[r.node] = replace(node, attribute=(kind, reduced_dims(axis).removeprefix("b")))
+    return replace(graph, nodes=tuple(nodes))
+
+
 def scattered_shape(shape: tuple[int, ...], results: Mapping[str, Any], graph: EpilogueGraph) -> tuple[int, ...]:
     """Return the shape of the arrays to whose rows a product's are scattered: with the rows of the given results.
 
@@ -91,6 +116,16 @@ def scattered_shape(shape: tuple[int, ...], results: Mapping[str, Any], graph: E
     first = graph.results[0].name
     rows, *_ = (*describe(results[first], first).shape, 0)
     return rows, *shape[1:]
+
+
+def check_added_rows(graph: EpilogueGraph) -> None:
+    """Raise ArgumentError for results that cannot be added to the rows to which they are scattered."""
+    for r in graph.results:
+        if r.dtype not in (FP32, BF16, FP16):
+            raise ArgumentError(
+                f"{r.name}: got {r.dtype} with scatter and deterministic=False, which adds rows of fp32, bf16 or fp16; "
+                "use one of these, or deterministic=True, which stores rows"
+            )
 
 
 def check_scales_of_groups(grouping: Grouping, granularity: Mapping[str, int]) -> None:

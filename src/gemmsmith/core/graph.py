@@ -100,6 +100,7 @@ class Node:
       "accumulator"   ()      None           A @ B, fp32
       "constant"      ()      float          in fp32's range: infinity if it overflows, see `overflow_as_fp32`
       "operand"       ()      name           converted to fp32
+      "group_index"   ()      None           in a grouped GEMM, the index of the group
       "chunk"         (x,)    (i, axis)      the even (i = 0) or odd (1) groups of 8 columns (axis "n") or rows ("m") of
                                              x: gate and up, interleaved
       "interleave"    (x, y)  axis           chunk's inverse: alternating groups of 8 of x and of y
@@ -179,6 +180,8 @@ class EpilogueGraph:
                 return BroadcastDims(True, 1, 1)
             case "constant":
                 return BroadcastDims()
+            case "group_index":
+                return BroadcastDims(batch=True)
             case "operand":
                 return self.operand(node.attribute).broadcast_dims
             case "chunk":

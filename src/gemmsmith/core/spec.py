@@ -12,9 +12,9 @@ from typing import NamedTuple
 from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, designs_for_dtype, designs_for_groups, get_design
-from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.graph import EpilogueGraph, identity_graph
+from gemmsmith.core.graph import EpilogueGraph, Result, identity_graph
 from gemmsmith.core.grouping import GROUP_END_MULTIPLE, Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import (
@@ -66,7 +66,7 @@ class EpilogueSpec:
     `tma_eligible`: names of the matrices, operands and results, that TMA can access; others are accessed element by
     element, with any strides. `column_major`: names of the matrices with contiguous columns. `fast_math`: SFU
     approximations instead of CUDA's math library. `deterministic`: reductions in two passes of fixed order instead of
-    by atomics.
+    by atomics, and scattered rows are stored instead of added by atomics.
     """
 
     graph: EpilogueGraph
@@ -99,12 +99,29 @@ class EpilogueSpec:
     def with_clipped_rows(self, role: Role = "a") -> EpilogueSpec:
         """Return the spec for tiles whose rows (columns, with role "b") begin and end anywhere.
 
-        What is contiguous along them is accessed element by element. Raises ConfigError for reductions.
+        What is contiguous along them is accessed element by element. Raises ConfigError for reductions over them
+        that cannot be done.
         """
-        if any(self.graph.is_reduction(r) for r in self.graph.results):
-            raise ConfigError("epilogue: got a reduction over rows that may be several groups'; return the matrix")
+        for r in self.reductions_in_order("m" if role == "a" else "n"):
+            kind, _ = self.graph.nodes[r.node].attribute
+            if role == "b":
+                raise ConfigError(
+                    f"{r.name}: got a {kind} over rows of groups, which are columns of the kernel's D; change swap_ab"
+                )
+            if kind == "mean":
+                raise ConfigError(f"{r.name}: got a mean over rows that are divided into groups; use a sum")
         column_major = self.tma_eligible & self.column_major
         return replace(self, tma_eligible=column_major if role == "b" else self.tma_eligible - column_major)
+
+    def reductions_in_order(self, dim: str) -> list[Result]:
+        """Return the reductions over a dimension, "m" or "n", that are not sums by atomics."""
+        reductions = [r for r in self.graph.results if self.graph.is_reduction(r) and not self.is_atomic(r)]
+        return [r for r in reductions if dim in self.graph.nodes[r.node].attribute[1]]
+
+    def is_atomic(self, result: Result) -> bool:
+        """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""
+        node = self.graph.nodes[result.node]
+        return node.op == "reduce" and not self.deterministic and node.attribute[0] == "sum" and result.dtype == FP32
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
@@ -268,6 +285,8 @@ class KernelSpec:
         if grouping and grouping.clips_rows:
             epilogue = epilogue.with_clipped_rows(grouping.role)
         if get_design(config.design).clips_rows:
+            if any(epilogue.graph.is_reduction(r) for r in epilogue.graph.results):
+                raise ConfigError(f"epilogue: got a reduction with {config.design}; return the matrix")
             epilogue = epilogue.with_clipped_rows()
             if majors[0] == "MN" and problem.m:
                 raise ConfigError(
@@ -355,6 +374,11 @@ class KernelSpec:
             return frozenset()
         scatters = self.grouping is not None and self.grouping.scatters
         return self.epilogue.tma_eligible - frozenset(self.epilogue.graph.matrix_result_names if scatters else ())
+
+    @property
+    def adds_rows(self) -> bool:
+        """True if results are added by atomics to the rows to which they are scattered."""
+        return self.grouping is not None and self.grouping.scatters and not self.epilogue.deterministic
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property
@@ -542,6 +566,13 @@ class KernelSpec:
         for name, default in (("splits", 1), ("cluster_splits", 1), ("serpentine", False), ("sync_clusters", False)):
             if getattr(c, name) != default:
                 raise ConfigError(f"{name}: got {getattr(c, name)} with {grouping}; use {default}")
+        if self.adds_rows and not self.chip.supports("sm_90"):
+            for r in self.epilogue.graph.results:
+                if r.dtype == BF16:
+                    raise ConfigError(
+                        f"{r.name}: got bf16 with deterministic=False for {self.chip}, which cannot add it "
+                        "by atomics; use fp16 or fp32"
+                    )
         if grouping.along == "k" and self.mma.a.bits == 32:
             raise ConfigError("a, b: got fp32 with groups along k; use 16-bit or 8-bit operands")
         if grouping.along == "k" and c.alias_epilogue:

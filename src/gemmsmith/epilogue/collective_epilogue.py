@@ -87,7 +87,8 @@ class Epilogue:
             node = self.graph.nodes[r.node]
             if shared.get(r.name) == r.name:
                 kind, axis = node.attribute
-                self.reductions.append(Reduction(r, kind, axis, self.broadcast_dims[node.inputs[0]], spec, plan))
+                dims = self.broadcast_dims[node.inputs[0]]
+                self.reductions.append(Reduction(r, kind, axis, dims, spec, plan, scheduler.table))
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n, scatter)))
         thread_stores = self.stores.arrays if self.stores else {}
@@ -98,7 +99,7 @@ class Epilogue:
         self.split_reduction = make_split_reduction(spec, scheduler)
         self.interleave_order = InterleaveOrder(spec.interleaved) if spec.interleaved else None
         table, scale_stores = scheduler.table, [x for _, x in self.scale_stores]
-        self.row_fill = RowFill(spec, table, self.stores, scale_stores) if table else None
+        self.row_fill = RowFill(spec, table, self.stores, scale_stores, self.reductions) if table else None
 
     def _make_input(self, operand: Operand) -> ScalarBroadcast | VectorBroadcast | GmemAuxLoad:
         if operand.broadcast_dims.is_matrix:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Literal
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition, has_whole_steps
 from gemmsmith.collective.tma_operand import box_rows, make_tensor_map
-from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.core.integers import ceil_div
@@ -28,7 +29,7 @@ from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, I32, U16, U32
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import RegisterArray, Value
 
 
 def result_argument(name: str) -> str:
@@ -67,7 +68,7 @@ class Stores:
         self.column_major = spec.epilogue.column_major
         self._aligned_names = spec.epilogue.tma_eligible
         is_grouped = spec.grouping is not None
-        self._scatter = scatter
+        self._scatter, self._adds = scatter, spec.adds_rows
         self.maps: dict[str, Value] = {}
         self.arrays: dict[str, GlobalArray] = {}
         """The results that threads store: those without a tensor map; all of a grouped GEMM, where groups end."""
@@ -158,10 +159,13 @@ class Stores:
             col.with_name_hint("column_in_subtile")
             in_bounds = (m + row < rows) & (n + col < columns)
             with nullcontext() if step.pred is None else k.when(step.pred):
-                values = k.registers(U32, VECTOR_BYTES // 4, "values")
+                values = k.registers(F32 if self._adds and tile.dtype == FP32 else U32, VECTOR_BYTES // 4, "values")
                 hw.load_shared(values, buffer + step.offset)
                 address, in_bounds = _destination(array, self._scatter, wg_tile, m + row, n + col, in_bounds)
-                hw.store_global(values, address, in_bounds)
+                if self._adds:
+                    _add_vector(values, address, in_bounds, tile.dtype)
+                else:
+                    hw.store_global(values, address, in_bounds)
 
     def _store_elements(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
         """Store single elements: each warp a quarter of the rows (columns, if column-major), the lanes along them."""
@@ -185,7 +189,8 @@ class Stores:
                 in_bounds = in_bounds & (row < tile.mn) & (col < tile.k)
             address, in_bounds = _destination(array, self._scatter, wg_tile, m + row, n + col, in_bounds)
             clamped_col = col if inner_extent % 32 == 0 else k.minimum(col, tile.k - 1)
-            _store_element(buffer + fragment.element_offset(tile, row, clamped_col), address, in_bounds, tile.dtype)
+            move = _add_element if self._adds else _store_element
+            move(buffer + fragment.element_offset(tile, row, clamped_col), address, in_bounds, tile.dtype)
 
 
 def _destination(
@@ -205,6 +210,29 @@ def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, d
         return
     value = hw.load_shared_u8_or_u16(smem_address, dtype.bits)
     hw.store_global_u8_or_u16(gmem_address, value, in_bounds, dtype.bits)
+
+
+_ADDED_REGISTERS: dict[DType, Literal["f32", "f16x2", "bf16x2"]] = {FP32: "f32", FP16: "f16x2", BF16: "bf16x2"}
+
+
+def _add_vector(values: RegisterArray, address: Value, in_bounds: Value, dtype: DType) -> None:
+    """Add registers to global memory by atomics: all at once, or before sm_90 one by one."""
+    k = current_builder()
+    step = len(values) if k.chip.supports("sm_90") else 1
+    with k.when(in_bounds):
+        for i in range(0, len(values), step):
+            hw.red_add_vector(values.slice(i, step), address + 4 * i, _ADDED_REGISTERS[dtype])
+
+
+def _add_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
+    if dtype == FP32:
+        element = current_builder().registers(F32, 1, "element")
+        hw.load_shared(element, smem_address)
+        _add_vector(element, gmem_address, in_bounds, dtype)
+        return
+    value = hw.load_shared_u8_or_u16(smem_address, 16)
+    with current_builder().when(in_bounds):
+        hw.red_add_16(gmem_address, value, "f16" if dtype == FP16 else "bf16")
 
 
 def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType, name: str = "value") -> None:

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Result, reduced_dims
 from gemmsmith.core.integers import ceil_div
@@ -31,12 +30,14 @@ from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
+from gemmsmith.epilogue.group_partials import GroupPartials, max_blocks
 from gemmsmith.epilogue.inputs import VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.graph.functions import LN_2, fast_exp
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike
+from gemmsmith.tile_scheduler.group_table import GroupTable
 
 FLT_LOWEST_FINITE = -float(np.finfo(np.float32).max)
 """Most negative finite fp32 value: replaces -Inf (its negative replaces Inf), since Inf - Inf would be NaN."""
@@ -146,19 +147,23 @@ class Reduction:
     itself if sums are atomic); `num_partials_`, the partials per element, and `num_elements_`, the elements of the
     result per batch, or with axis "mn" `tiles_n_`, the tiles along N, and `tiles_per_batch_`; `component_stride_`, the
     elements between the components of a partial, of which only logsumexp has several; `columns_` if no index of the
-    tile is reduced. A prefix, unlike a suffix, keeps them apart from the results' own arguments.
+    tile is reduced; in a grouped GEMM `fill_lines_` and `fill_elements_`, see `fill`. A prefix, unlike a suffix, keeps
+    them apart from the results' own arguments.
     """
 
     def __init__(
-        self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan
-    ) -> None:
+        self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan,
+        table: GroupTable | None = None,
+    ) -> None:  # fmt: skip
         k, shape_of = current_builder(), partial(partials_shape, result, spec)
         self.result, self.spec, self.plan = result, spec, plan
         self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
         self.rows_per_value, self.columns_per_value = input_dims.row_divisor, input_dims.column_divisor
         self.halves = 2 // self.rows_per_value
         self.monoid = MONOIDS[kind]
-        self.atomic = is_atomic(result, spec)
+        self._clips = spec.grouping is not None and spec.grouping.clips_rows
+        self._by_group = _reduces_groups(axis, spec)
+        self.atomic = spec.epilogue.is_atomic(result)
         argument = partials_argument(result.name)
         if self.atomic:
             self.address = k.pointer(argument, lambda p: Pointer(result_argument(result.name)))
@@ -172,11 +177,62 @@ class Reduction:
         else:
             self.num_partials = k.parameter(f"num_partials_{result.name}", compute=lambda p: shape_of(p).num_partials)
             self.num_elements = k.parameter(f"num_elements_{result.name}", compute=lambda p: shape_of(p).num_outputs)
+        self.group_partials = None
+        if table and spec.grouping and self._by_group and not self.atomic:
+            rows, per_block = rows_of_block(self.axis, spec), self.tiles_n * self._warps if self.axis == "mn" else 1
+            self.group_partials = GroupPartials(result.name, spec.grouping, table, rows, per_block)
         self.component_stride = k.parameter(
             f"component_stride_{result.name}", I64, lambda p: shape_of(p).component_stride
         )
+        if spec.grouping:
+            self.fill_lines = k.parameter(f"fill_lines_{result.name}", compute=lambda p: self._lines(shape_of(p)))
+            self.fill_elements = k.parameter(f"fill_elements_{result.name}", compute=lambda p: shape_of(p).num_outputs)
         if not self.axis:
             self.columns = k.parameter(f"columns_{result.name}", compute=lambda p: p.n // self.columns_per_value)
+
+    def _lines(self, shape: PartialsShape) -> int:
+        """Return by how many lines of `num_outputs` the result, if it is atomic, or its partials are stored."""
+        if self.atomic:
+            return 1 if self._over_batch else shape.batch
+        return shape.batch * shape.num_partials
+
+    def fill(self, table: GroupTable, thread: Value, threads: int) -> None:
+        """Store what no tile of a group does: NaN in all elements (partials) of an invalid table, else zeros.
+
+        Zeros are partials of rows of no group. The `threads` consumer threads of all CTAs execute it.
+        """
+        k, is_invalid, grouping = current_builder(), table.is_invalid, self.spec.grouping
+        assert grouping
+        if self.group_partials:
+            with k.when(hw.block_index() == 0):
+                self.group_partials.store_ranges(thread, threads)
+        with k.range(hw.block_index(), self.fill_lines, hw.grid_size(), name="line") as line:
+            first: Value = self.fill_elements
+            if self._clips and not self.atomic and not self._by_group:  # an atomic one is zeroed before
+                group = line // self.num_partials
+                first = table.begin(group + 1) - table.begin(group) if grouping.is_masked else table.end
+            first = k.select(is_invalid, 0, first).named("first_element")
+            value = k.select(is_invalid, Constant(F32, math.nan), 0.0).with_name_hint("fill")
+            with k.range(first, self.fill_elements, threads, name="element") as element:
+                index = (element + thread).named("fill_element")
+                offset = line.to(I64) * self.fill_elements.to(I64) + index.to(I64)
+                for i in range(1 if self.atomic else len(self.monoid.identity)):
+                    address = self.address + ((offset + self.component_stride * i) * 4).to(U64)
+                    hw.store_global_word(address, value, index < self.fill_elements, "fill_value")
+
+    def row_is_written(self, wg_tile: WarpgroupTile, row: Value) -> Value:
+        """Return whether a row of the result is one of the tile's."""
+        return row < (wg_tile.problem_m // self.rows_per_value if self._clips else self.num_elements)
+
+    def column_is_written(self, wg_tile: WarpgroupTile, column: Value) -> Value:
+        """Return whether a column of the result is one of the tile's."""
+        return column < (wg_tile.problem_n // self.columns_per_value if self._clips else self.num_elements)
+
+    def batch_of(self, wg_tile: WarpgroupTile) -> Value:
+        """Return the batch of the tile's results: the group, if each has results of its own; 0 for its partials."""
+        if self.group_partials:
+            return Constant(I32, 0)
+        return wg_tile.operand_batch if self._by_group else wg_tile.work.batch
 
     def begin_tile(self, wg_tile: WarpgroupTile) -> TileReduction:
         """Return the reduction of a tile's elements; clears the states of reductions over a whole tile."""
@@ -192,11 +248,19 @@ class Reduction:
 
     def global_warp_index(self, wg_tile: WarpgroupTile) -> Value:
         """Return the index of this warp and tile among all warps of all tiles of all batches."""
-        k = current_builder()
-        m, n, warps = self.spec.config.tile[0], self.spec.slice_columns, 4 * self.spec.config.warpgroups[0]
-        tile = wg_tile.work.batch * self.tiles_per_batch + wg_tile.work.m // m * self.tiles_n + wg_tile.work.n // n
+        k, work = current_builder(), wg_tile.work
+        m, n = self.spec.config.tile[0], self.spec.slice_columns
+        if self.group_partials:
+            tile = self.group_partials.block_of(wg_tile, work.m) * self.tiles_n + work.n // n
+        else:
+            tile = work.batch * self.tiles_per_batch + work.m // m * self.tiles_n + work.n // n
         warpgroup = wg_tile.warpgroup if self.spec.config.warpgroups[0] > 1 else 0
-        return tile * warps + warpgroup * 4 + k.warp_index % 4
+        return tile * self._warps + warpgroup * 4 + k.warp_index % 4
+
+    @property
+    def _warps(self) -> int:
+        """Warps along the rows of a tile."""
+        return 4 * self.spec.config.warpgroups[0]
 
     def write(
         self, wg_tile: WarpgroupTile, partial_index: Value, element: ValueLike, state: State, in_bounds: Value
@@ -210,9 +274,9 @@ class Reduction:
         if self.axis == "mn":
             offset = partial_index.to(I64)
             if self.atomic:
-                offset = (Constant(I32, 0) if self._over_batch else wg_tile.work.batch).to(I64)
+                offset = (Constant(I32, 0) if self._over_batch else self.batch_of(wg_tile)).to(I64)
         else:
-            num_partials, batch = 1 if self.atomic else self.num_partials, wg_tile.work.batch
+            num_partials, batch = 1 if self.atomic else self.num_partials, self.batch_of(wg_tile)
             if self.atomic:
                 partial_index, batch = Constant(I32, 0), Constant(I32, 0) if self._over_batch else batch
             offset = (batch * num_partials + partial_index).to(I64) * self.num_elements.to(I64)
@@ -234,6 +298,9 @@ class TileReduction:
         self.reduction, self.wg_tile = reduction, wg_tile
         counts = {"n": reduction.halves * reduction.plan.subtiles_m, "mn": 1}
         self.states = reduction.make_states(counts[reduction.axis]) if reduction.axis in counts else None
+        self.first_row_group: Value | None = None
+        if reduction.group_partials and reduction.axis == "m":
+            self.first_row_group = reduction.group_partials.block_of(wg_tile, wg_tile.m)
 
     def end(self) -> None:
         """Reduce rows over quads, or everything over warps, and write the partials."""
@@ -242,7 +309,10 @@ class TileReduction:
             return
         if reduction.axis == "mn":
             self.states.warp_reduce(0, QUAD_XOR_MASKS + COLUMN_XOR_MASKS)
-            reduction.write(wg_tile, reduction.global_warp_index(wg_tile), 0, self.states.load(0), k.lane == 0)
+            is_writer = k.lane == 0
+            if reduction.group_partials:
+                is_writer = is_writer & (wg_tile.work.m < wg_tile.problem_m)
+            reduction.write(wg_tile, reduction.global_warp_index(wg_tile), 0, self.states.load(0), is_writer)
             return
         tile = (wg_tile.work.n // reduction.spec.slice_columns).with_name_hint("partial_idx")
         with (
@@ -252,9 +322,8 @@ class TileReduction:
             index = reduction.state_index(epi_m * reduction.halves + row_half)
             self.states.warp_reduce(index, QUAD_XOR_MASKS)
             row = wg_tile.row(epi_m, row_half, reduction.rows_per_value)
-            in_bounds = (
-                (k.lane % LANES_PER_QUAD == 0) & (row < reduction.num_elements) & (tile < reduction.num_partials)
-            )
+            is_written = reduction.row_is_written(wg_tile, row)
+            in_bounds = (k.lane % LANES_PER_QUAD == 0) & is_written & (tile < reduction.num_partials)
             reduction.write(wg_tile, tile, row, self.states.load(index), in_bounds)
 
 
@@ -262,7 +331,7 @@ class RangeReduction:
     """A reduction of a range of a subtile's columns: groups of 8 columns, counted in the reduced value's columns."""
 
     def __init__(self, tile: TileReduction, first: int, stop: int) -> None:
-        self.reduction, self.wg_tile = tile.reduction, tile.wg_tile
+        self.reduction, self.wg_tile, self._first_row_group = tile.reduction, tile.wg_tile, tile.first_row_group
         columns_per_value = tile.reduction.columns_per_value
         self.first_n8, self.n8_count = first // columns_per_value, (stop - first) // columns_per_value
         self.states = self.reduction.make_states(2 * self.n8_count) if self.reduction.axis == "m" else tile.states
@@ -291,7 +360,13 @@ class RangeReduction:
         k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
         if reduction.axis != "m" or self.states is None:
             return
-        row_group = (wg_tile.m + epi_m * WGMMA_M) // FRAGMENT_ROWS_PER_WARP + k.warp_index % 4
+        if self._first_row_group is None:
+            row_group = (wg_tile.m + epi_m * WGMMA_M) // FRAGMENT_ROWS_PER_WARP + k.warp_index % 4
+            is_row_group = row_group < reduction.num_partials
+        else:
+            in_tile = epi_m * (WGMMA_M // FRAGMENT_ROWS_PER_WARP) + k.warp_index % 4
+            row_group = self._first_row_group + in_tile
+            is_row_group = wg_tile.m + in_tile * FRAGMENT_ROWS_PER_WARP < wg_tile.problem_m
         row_group.with_name_hint("row_group")
         with k.unroll(self.n8_count, name="n8") as n8:
             first = wg_tile.work.n // reduction.columns_per_value + column // reduction.columns_per_value
@@ -300,8 +375,8 @@ class RangeReduction:
                 n_i = (n + i).with_name_hint("column")
                 index = reduction.state_index(n8 * 2 + i)
                 self.states.warp_reduce(index, COLUMN_XOR_MASKS)
-                rows_in_bounds = (k.lane < LANES_PER_QUAD) & (row_group < reduction.num_partials)
-                in_bounds = rows_in_bounds & (n_i < reduction.num_elements)
+                rows_in_bounds = (k.lane < LANES_PER_QUAD) & is_row_group
+                in_bounds = rows_in_bounds & reduction.column_is_written(wg_tile, n_i)
                 reduction.write(wg_tile, row_group, n_i, self.states.load(index), in_bounds)
 
     def _write_elements(self, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]) -> None:
@@ -344,10 +419,15 @@ def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]
     return shared
 
 
-def is_atomic(result: Result, spec: KernelSpec) -> bool:
-    """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""
-    kind, _ = spec.epilogue.graph.nodes[result.node].attribute
-    return not spec.epilogue.deterministic and kind == "sum" and result.dtype == FP32
+def _reduces_groups(axis: str, spec: KernelSpec) -> bool:
+    """Return whether a reduction is over rows (columns, with role "b") of groups, each by itself."""
+    grouping = spec.grouping
+    return grouping is not None and grouping.clips_rows and {"a": "m", "b": "n"}[grouping.role] in axis
+
+
+def rows_of_block(axis: str, spec: KernelSpec) -> int:
+    """Return the rows of a group that have partials of their own: a warp's, or with axis "mn" a tile's."""
+    return spec.config.tile[0] if axis == "mn" else FRAGMENT_ROWS_PER_WARP
 
 
 def partials_argument(name: str) -> str:
@@ -361,7 +441,7 @@ class PartialsShape:
 
     Each of `batch` x `num_outputs` outputs has `num_partials` partials. For a reduction to one scalar per batch, to
     which each warp of each tile contributes, `tiles_per_batch` and `tiles_n` are the tiles of the padded grid, in total
-    and along N; otherwise they are 0.
+    and along N; otherwise they are 0. `groups`: those of rows, of which each has results, and some of the partials.
     """
 
     kind: str
@@ -370,11 +450,17 @@ class PartialsShape:
     num_outputs: int
     tiles_per_batch: int = 0
     tiles_n: int = 0
+    groups: int = 0
 
     @property
     def bytes(self) -> int:
         """Size of the partials in bytes."""
         return 4 * len(MONOIDS[self.kind].identity) * self.component_stride
+
+    @property
+    def total_outputs(self) -> int:
+        """Outputs of all batches, or of all groups."""
+        return self.batch * max(self.groups, 1) * self.num_outputs
 
     @property
     def component_stride(self) -> int:
@@ -395,23 +481,41 @@ def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShap
     node = graph.nodes[result.node]
     (kind, axis), dims = node.attribute, graph.broadcast_dims()[node.inputs[0]]
     m, n = p.m // dims.row_divisor, p.n // dims.column_divisor
+    by_group = _reduces_groups(axis, spec)
+    batch = p.groups if by_group else p.batch
+    if by_group and not spec.epilogue.is_atomic(result):
+        partials, outputs, tiles_n = max_blocks(p, rows_of_block(axis, spec)), n, 0
+        if axis == "mn":
+            tiles_n = _tiles_n(spec, p)
+            partials, outputs = partials * tiles_n * 4 * config.warpgroups[0], 1
+        shape = PartialsShape(kind, 1, partials, outputs, tiles_n, tiles_n, p.groups)
+        return _checked_shape(shape, result, p)
     match reduced_dims(axis).removeprefix("b"):
         case "n":
-            shape = PartialsShape(kind, p.batch, ceil_div(p.n, spec.slice_columns), m)
+            shape = PartialsShape(kind, batch, ceil_div(p.n, spec.slice_columns), m)
         case "m":
-            shape = PartialsShape(kind, p.batch, ceil_div(p.m, FRAGMENT_ROWS_PER_WARP), n)
+            shape = PartialsShape(kind, batch, ceil_div(p.m, FRAGMENT_ROWS_PER_WARP), n)
         case "mn":
             tiles_m = ceil_div(p.m, config.tile[0] * config.cluster[0]) * config.cluster[0]
-            tiles_n_per_cluster = config.cluster[1] * spec.num_reducing_ctas * config.warpgroups[1]
-            tiles_n = ceil_div(p.n, spec.slice_columns * tiles_n_per_cluster) * tiles_n_per_cluster
+            tiles_n = _tiles_n(spec, p)
             num_partials = tiles_m * tiles_n * 4 * config.warpgroups[0]
-            shape = PartialsShape(kind, p.batch, num_partials, 1, tiles_m * tiles_n, tiles_n)
+            shape = PartialsShape(kind, batch, num_partials, 1, tiles_m * tiles_n, tiles_n)
         case _:
-            shape = PartialsShape(kind, p.batch, 1, m * n)
-    count = shape.batch * max(shape.num_partials, shape.num_outputs)
+            shape = PartialsShape(kind, batch, 1, m * n)
+    return _checked_shape(shape, result, p)
+
+
+def _tiles_n(spec: KernelSpec, p: Problem) -> int:
+    """Return the tiles along N of the padded grid."""
+    per_cluster = spec.config.cluster[1] * spec.num_reducing_ctas * spec.config.warpgroups[1]
+    return ceil_div(p.n, spec.slice_columns * per_cluster) * per_cluster
+
+
+def _checked_shape(shape: PartialsShape, result: Result, p: Problem) -> PartialsShape:
+    count = max(shape.batch * shape.num_partials, shape.total_outputs)
     if count > MAX_PARTIALS:
         raise ArgumentError(
-            f"{result.name}: got {p}, whose {kind} has {count} partial results, more than the maximum of "
+            f"{result.name}: got {p}, whose {shape.kind} has {count} partial results, more than the maximum of "
             f"{MAX_PARTIALS}; split the GEMM along M or N"
         )
     return shape

@@ -15,6 +15,7 @@ from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
+from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import U16, U32
 from gemmsmith.lang.values import Constant, Value
@@ -43,14 +44,15 @@ class RowFill:
     """
 
     def __init__(
-        self, spec: KernelSpec, table: GroupTable, stores: Stores | None, scales: Sequence[ScaleStore]
-    ) -> None:
+        self, spec: KernelSpec, table: GroupTable, stores: Stores | None, scales: Sequence[ScaleStore],
+        reductions: Sequence[Reduction],
+    ) -> None:  # fmt: skip
         assert spec.grouping
         k, self._grouping, self._table, self._consumers = current_builder(), spec.grouping, table, spec.config.consumers
         self._axis = 0 if spec.grouping.role == "a" else 1
         self._rows = k.parameter("fill_rows", compute=lambda p: p.batch * (p.d.rows, p.d.cols)[self._axis])
         self._rows_of_one = k.parameter("fill_rows_of_one", compute=lambda p: (p.d.rows, p.d.cols)[self._axis])
-        self._targets = []
+        self._targets, self._reductions = [], reductions
         if stores:
             for name, array in stores.arrays.items():
                 is_contiguous = (name in spec.epilogue.column_major) == (self._axis == 1)
@@ -94,3 +96,5 @@ class RowFill:
                         hw.store_global(words, address, in_bounds)
                     else:
                         hw.store_global_u8_or_u16(address, value.to(U16), in_bounds, x.array.dtype.bits)
+        for reduction in self._reductions:
+            reduction.fill(self._table, thread, threads)

@@ -22,6 +22,7 @@ from gemmsmith.epilogue.register_usage import accumulator_consumers
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS, QuantizeRows, RowFragment, TopKSoftmax
 from gemmsmith.graph.functions import Lowering
 from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import RegisterArray, Value
 
 MAX_N8_AT_ONCE = 8
@@ -162,6 +163,8 @@ class EpilogueSubtile:
             elif node.op == "accumulator":
                 first_n8 = (n8 + (self.column // 8).with_name_hint("subtile_n8")).named("acc_n8")
                 sources[i] = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8)
+            elif node.op == "group_index":
+                sources[i] = partial(_group_pair, self.wg_tile)
             elif i in self.operand_fragments:
                 sources[i] = partial(_pair_at, self.operand_fragments[i], first_n8)
             elif i in self.row_functions:
@@ -246,6 +249,12 @@ def _pair_in_range(pair: fragment.LoadPair, first_n8: int, n8: Value, row_half: 
 
 def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, row_half: int) -> tuple[Value, Value]:
     return pair(fragment.n8_plus(n8, n8_offset), row_half)
+
+
+def _group_pair(wg_tile: WarpgroupTile, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    assert wg_tile.work.group is not None
+    index = wg_tile.work.group.to(F32).with_name_hint("group_index")
+    return index, index
 
 
 def _scale_pair(quantized: QuantizeRows, n8_offset: int, row_half: int) -> tuple[Value, Value]:

@@ -12,11 +12,11 @@ from gemmsmith.core.graph import Result, reduced_dims
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Problem
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.group_partials import ranges_argument
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.reductions import (
     PartialsShape,
-    is_atomic,
     merge_batches,
     partials_argument,
     partials_shape,
@@ -41,7 +41,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
         for r in graph.results if graph.is_reduction(r)
     ]  # fmt: skip
     if 0 in (problem.batch, problem.m, problem.n):
-        written_reductions = [(r, shape) for r, shape in reduced if shape.batch * shape.num_outputs]
+        written_reductions = [(r, shape) for r, shape in reduced if shape.total_outputs]
         return Launches(
             spec,
             binding.swapped,
@@ -69,11 +69,12 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
     shared = shared_partials(graph, spec.epilogue.deterministic)
     zero_fills, final_reductions = [], []
     for r, shape in reduced:
-        if is_atomic(r, spec) and r.name in shared:
+        if spec.epilogue.is_atomic(r) and r.name in shared:
             zero_fills.append(_identity_reduction(r, spec, problem, shape))
         else:  # without partials if the value is a constant
             source = gemm.arguments[partials_argument(shared[r.name])] if r.name in shared else 0
-            final_reductions.append(_final_reduction(r, spec, problem, shape, source))
+            ranges = gemm.arguments[ranges_argument(shared[r.name])] if shape.groups else 0
+            final_reductions.append(_final_reduction(r, spec, problem, shape, source, ranges))
     scratch, flags = kernel.scratch_bytes(bound), kernel.scratch_bytes(bound, zero_initialized=True)
     ordered = (*packing_launches, *zero_fills, gemm, *final_reductions)
     return Launches(spec, binding.swapped, ordered, workspace.offset + scratch, flags)
@@ -84,8 +85,10 @@ def _identity_reduction(result: Result, spec: KernelSpec, problem: Problem, shap
     return _final_reduction(result, spec, problem, replace(shape, num_partials=0), 0)
 
 
-def _final_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape, source: Any) -> Launch:
-    """Return the second pass of a reduction, whose partials are stored at `source`."""
+def _final_reduction(
+    result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape, source: Any, ranges: Any = 0
+) -> Launch:
+    """Return the second pass of a reduction, whose partials are stored at `source`, in the groups' `ranges`."""
     graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
     node, constant = graph.nodes[result.node], graph.constant_operand_of(result)
     kind, axis = node.attribute
@@ -98,5 +101,6 @@ def _final_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: 
         kind, shape = "sum", replace(shape, num_partials=0)
     elif kind == "mean":
         scale = 1 / count if count else math.nan
-    kernel = reduce_kernel(kind, result.dtype or FP32, *reduction_launch_shape(shape), spec.chip)
-    return Launch.from_kernel(kernel, BoundReduction(shape, source, out, scale, overflow_as_fp32(offset)))
+    has_ranges = shape.groups > 0 and shape.num_partials > 0
+    kernel = reduce_kernel(kind, result.dtype or FP32, *reduction_launch_shape(shape), spec.chip, has_ranges)
+    return Launch.from_kernel(kernel, BoundReduction(shape, source, out, scale, overflow_as_fp32(offset), ranges))

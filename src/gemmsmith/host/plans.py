@@ -385,7 +385,7 @@ def run_reference(binding: Binding) -> None:
         raise ArgumentError(f'backend: got "reference" for {binding.product.name}, which it cannot compute; use "sim"')
     run(
         binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity,
-        is_3xtf32=binding.problem.is_3xtf32, grouping=binding.grouping,
+        is_3xtf32=binding.problem.is_3xtf32, grouping=binding.grouping, deterministic=binding.spec.deterministic,
     )  # fmt: skip
 
 

@@ -106,6 +106,8 @@ spin_until_at_least = emitter(memory.SpinUntilAtLeast)
 atom_add_u32 = emitter(memory.AtomAddU32)
 red_add_f32 = emitter(memory.RedAddF32)
 red_add_u32 = emitter(memory.RedAddU32)
+red_add_vector = emitter(memory.RedAddVector)
+red_add_16 = emitter(memory.RedAdd16)
 
 store_matrix = emitter(matrix.StoreMatrix)
 load_matrix = emitter(matrix.LoadMatrix)

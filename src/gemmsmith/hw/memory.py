@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
@@ -293,6 +294,60 @@ class RedAddF32(Instruction):
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
         m.memory.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False)
+
+
+class RedAddVector(Instruction):
+    """red.add (relaxed) of 1, 2 or 4 registers of f32, f16x2 or bf16x2: memory += values, each element by itself."""
+
+    values: registers_in
+    address: u64
+    dtype: Literal["f32", "f16x2", "bf16x2"]
+
+    @property
+    def required_arch(self) -> str:  # type: ignore[override]
+        """Vectors, and bf16, need sm_90."""
+        return "sm_80" if self.values.count == 1 and self.dtype != "bf16x2" else "sm_90"
+
+    def text(self) -> str:
+        modifiers = f"{'' if self.dtype == 'f32' else '.noftz'}{vector_suffix(self.values)}.{self.dtype}"
+        return f"red.relaxed.gpu.global.add{modifiers} [{{address}}], {{values}};"
+
+    def simulate(self, m: Machine) -> None:
+        data, address = register_bytes(m, self.values), m.per_thread(self.address)
+        element = _PTX_DTYPES[self.dtype.removesuffix("x2")]
+        for i, column in enumerate(np.ascontiguousarray(data).view(f"u{element.itemsize}").T):
+            _add_atomically(m, address + i * element.itemsize, column, element)
+
+
+class RedAdd16(Instruction):
+    """red.add.noftz (relaxed) of an f16 or bf16: memory += value. ptxas makes a loop with atom.cas of it."""
+
+    address: u64
+    value: u16
+    dtype: Literal["f16", "bf16"]
+    ptx = "red.relaxed.gpu.global.add.noftz.{dtype} [{address}], {value};"
+
+    @property
+    def required_arch(self) -> str:  # type: ignore[override]
+        """bf16 needs sm_90."""
+        return "sm_90" if self.dtype == "bf16" else "sm_80"
+
+    def simulate(self, m: Machine) -> None:
+        value = np.asarray(m.per_thread(self.value)).astype(np.uint16)
+        _add_atomically(m, m.per_thread(self.address), value, _PTX_DTYPES[self.dtype])
+
+
+_PTX_DTYPES: dict[str, Any] = {name: x.numpy for name, x in (("f32", FP32), ("f16", FP16), ("bf16", BF16))}
+
+
+def _add_atomically(m: Machine, address: np.ndarray, bits: np.ndarray, dtype: Any) -> None:
+    """Add elements, given by their bits, which numpy's own integers are: it does not know bf16."""
+
+    def add(a: Any, b: Any) -> Any:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.add(a.view(dtype), b.view(dtype)).view(bits.dtype)
+
+    m.memory.atomic("global", address, bits.dtype, add, bits, returns=False)
 
 
 class RedAddU32(Instruction):

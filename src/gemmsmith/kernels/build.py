@@ -8,7 +8,7 @@ from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.reductions import is_atomic, shared_partials
+from gemmsmith.epilogue.reductions import shared_partials
 from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
@@ -50,9 +50,9 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     c, mma, graph = spec.config, spec.mma, spec.epilogue.graph
     results = graph.results
     reductions = shared_partials(graph, spec.epilogue.deterministic)
-    partials = [x for x in results if x.name in reductions and not is_atomic(x, spec)]
+    partials = [x for x in results if x.name in reductions and not spec.epilogue.is_atomic(x)]
     written = [
-        f"{x.name} {x.dtype}{' (atomic sums)' * (x.name in reductions)}"
+        f"{x.name} {x.dtype}{' (atomic sums)' * (spec.adds_rows or x.name in reductions)}"
         for x in results
         if x not in partials and graph.constant_operand_of(x) is None
     ]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from gemmsmith import hw
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
+from gemmsmith.epilogue.group_partials import RANGE_BYTES
 from gemmsmith.epilogue.outputs import store_rounded
 from gemmsmith.epilogue.reductions import MONOIDS, Monoid, PartialsShape, State
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.shared import SharedBuffer
-from gemmsmith.lang.types import F32, I32, I64, U32, U64
+from gemmsmith.lang.types import F32, I32, I64, PRED, U32, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value
 
 LOADS_IN_FLIGHT = 8
@@ -32,7 +33,8 @@ def launch_shape(partials: PartialsShape) -> tuple[int, int]:
     """
     if partials.tiles_per_batch:
         return 1, 1024
-    threads = min(1 << (max(ceil_div(partials.num_partials, LOADS_IN_FLIGHT), 1) - 1).bit_length(), 32)
+    num_partials = ceil_div(partials.num_partials, partials.groups or 1)
+    threads = min(1 << (max(ceil_div(num_partials, LOADS_IN_FLIGHT), 1) - 1).bit_length(), 32)
     return (32, threads) if threads <= 8 else (8, threads)
 
 
@@ -46,6 +48,7 @@ class BoundReduction:
         out: Address of the contiguous results.
         scale: Factor of the total.
         offset: Addend.
+        ranges: Address of which partials each group has, see GroupPartials.
     """
 
     partials: PartialsShape
@@ -53,25 +56,30 @@ class BoundReduction:
     out: Pointer
     scale: float = 1.0
     offset: float = 0.0
+    ranges: Pointer | int = 0
 
     @property
     def total(self) -> int:
         """Number of outputs."""
-        return self.partials.batch * self.partials.num_outputs
+        return self.partials.total_outputs
 
 
 @lru_cache(maxsize=64)
-def reduce_kernel(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOPPER) -> Kernel:
+def reduce_kernel(
+    kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOPPER, has_ranges: bool = False
+) -> Kernel:
     """Build a reduction kernel.
 
     `threads` threads share the partials of an output and combine their states in shared memory; a CTA has `columns`
-    outputs, stored as `dtype`: fp32, fp16 or bf16.
+    outputs, stored as `dtype`: fp32, fp16 or bf16. `has_ranges`: batches are groups, which have ranges of the partials.
     """
     monoid = MONOIDS[kind]
-    with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}", threads=columns * threads, chip=chip) as k:
+    of_groups = "_of_groups" * has_ranges
+    with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}{of_groups}", threads=columns * threads, chip=chip) as k:
         k.header += [f"gemmsmith: reduce ({kind})", "combines partials (batch, partials, outputs) in order"]
-        k.work_clusters, k.persistent = lambda r: ceil_div(r.total, columns), True
+        k.work_clusters, k.persistent = partial(_ctas, columns, has_ranges), True
         source, out = k.pointer("partials", lambda r: r.source), k.pointer("out", lambda r: r.out)
+        ranges = k.pointer("ranges", lambda r: r.ranges) if has_ranges else None
         num_partials = k.parameter("num_partials", compute=lambda r: r.partials.num_partials)
         num_outputs = k.parameter("num_outputs", compute=lambda r: r.partials.num_outputs)
         total = k.parameter("total", compute=lambda r: r.total)
@@ -82,19 +90,38 @@ def reduce_kernel(kind: str, dtype: DType, columns: int, threads: int, chip: Chi
         reduction_lane = (k.thread // columns).named("reduction_lane")
         state_buffers = k.shared(4 * columns * threads, stages=len(monoid.identity), name="reduction_state")
         groups, grid = (total + columns - 1) // columns, hw.grid_size().with_name_hint("num_ctas")
+        if has_ranges:
+            chunks = k.parameter("chunks_per_group", compute=lambda r: ceil_div(r.partials.num_outputs, columns))
+            groups = chunks * k.parameter("groups", compute=lambda r: r.partials.groups)
         with k.range((groups - hw.block_index() + grid - 1) // grid, name="group") as group:
             index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
             batch, output = (index // num_outputs).with_name_hint("batch"), (index % num_outputs).named("output")
+            count: Value = num_partials
+            first = None
+            if ranges is not None:  # a CTA has outputs of one group
+                chunk = (hw.block_index() + group * grid).named("chunk")
+                batch = (chunk // chunks).named("batch")
+                output = ((chunk - batch * chunks) * columns + k.thread % columns).named("output")
+                index = batch * num_outputs + output
+                address = ranges + (batch * RANGE_BYTES).to(U64)
+                first, count = (
+                    hw.load_global_word(address + 4 * i, Constant(PRED, True), I32, name)
+                    for i, name in enumerate(("first_partial", "partial_count"))
+                )
+            is_output = (
+                partial(_is_output, index, total) if ranges is None else partial(_is_output, output, num_outputs)
+            )
             state = [k.registers(F32, 1, name) for name in monoid.names_of("thread", "state")]
             for register, identity in zip(state, monoid.identity, strict=True):
                 register[0] = identity
             in_flight = threads * LOADS_IN_FLIGHT
-            with k.range((num_partials + in_flight - 1) // in_flight, name="round") as round:
+            with k.range((count + in_flight - 1) // in_flight, name="round") as round:
                 loaded = [k.registers(F32, LOADS_IN_FLIGHT, name) for name in monoid.names_of("loaded", "")]
                 with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
-                    partial = (round * in_flight + load * threads + reduction_lane).with_name_hint("partial_idx")
-                    in_bounds = ((partial < num_partials) & (index < total)).named("in_bounds")
-                    offset = (batch * num_partials + partial).to(I64) * num_outputs.to(I64) + output.to(I64)
+                    partial_idx = (round * in_flight + load * threads + reduction_lane).with_name_hint("partial_idx")
+                    in_bounds = ((partial_idx < count) & is_output()).named("in_bounds")
+                    line = batch * num_partials + partial_idx if first is None else first + partial_idx
+                    offset = line.to(I64) * num_outputs.to(I64) + output.to(I64)
                     offset.with_name_hint("partial_offset")
                     for s, (registers, identity) in enumerate(zip(loaded, monoid.identity, strict=True)):
                         address = source + ((offset + component_stride * s) * 4).to(U64)
@@ -105,8 +132,19 @@ def reduce_kernel(kind: str, dtype: DType, columns: int, threads: int, chip: Chi
                 _reduce_threads(monoid, state, state_buffers, reduction_lane, threads, columns)
             result = hw.fma(monoid.finish(tuple(register[0] for register in state)), scale, affine_offset)
             address = out + (index.to(I64) * dtype.bytes).to(U64)
-            store_rounded(result, address, (reduction_lane == 0) & (index < total), dtype, "result")
+            store_rounded(result, address, (reduction_lane == 0) & is_output(), dtype, "result")
         return k.finish()
+
+
+def _ctas(columns: int, has_ranges: bool, r: BoundReduction) -> int:
+    """Return the CTAs that have outputs."""
+    if has_ranges:
+        return r.partials.groups * ceil_div(r.partials.num_outputs, columns)
+    return ceil_div(r.total, columns)
+
+
+def _is_output(index: Value, outputs: Value) -> Value:
+    return index < outputs
 
 
 def _reduce_threads(

@@ -15,6 +15,7 @@ from gemmsmith.torch.api import OPERAND_DTYPES, autocast, check_tensor, is_fast_
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
 from gemmsmith.torch.fallback import FLOAT_DTYPES
+from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.grouped_ops import by_rows, rows_shape, slices_shape
 from gemmsmith.torch.ops import fp32_precision
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
@@ -90,5 +91,7 @@ def _prepare(
         dims = classify(name, tuple(x.shape), shape)
         signature = (*signature, (name, (0, dims.rows_per_value, dims.columns_per_value), str(x.dtype)))
     serialized = serialize_epilogue(epilogue, shape, signature, ())
+    if f"{ENTRY_SEPARATOR}reduce " in serialized:
+        raise ArgumentError("epilogue: got a reduction, which has no gradient here; use gemmsmith.grouped_gemm")
     numbers = [float(operands[name]) for name in number_names(serialized)]
     return serialized, numbers, [operands[name] for name in tensor_names(serialized)]

@@ -63,7 +63,9 @@ def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]
         )
     else:
         rows = max(1, binding.problem.m // 2) if grouping.is_masked else problem.m
-        ranked = _rank(_with_rows(problem, _rounded(rows)), binding.spec, gpu, grouping.gathers)
+        is_swapped = grouping.role == "b"  # a fixed order of rows needs D, not D^T
+        swap_ab = is_swapped if binding.spec.reductions_in_order("n" if is_swapped else "m") else None
+        ranked = _rank(_with_rows(problem, _rounded(rows)), binding.spec, gpu, grouping.gathers, swap_ab)
         origin = "chosen by the model for sizes from 0 to twice the mean"
     rejection = ConfigError("config: no config can compute this grouped GEMM")
     for config in ranked:
@@ -83,11 +85,18 @@ def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]
 
 
 @lru_cache(maxsize=256)
-def _rank(problem: Problem, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool) -> tuple[Config, ...]:
-    """Return the configs with the least estimated time for groups of which `problem` has the mean, best first."""
+def _rank(
+    problem: Problem, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool, swap_ab: bool | None
+) -> tuple[Config, ...]:
+    """Return the configs with the least estimated time for groups of which `problem` has the mean, best first.
+
+    `swap_ab`: that of all of them; None: any.
+    """
     largest = as_16bit_problem(_with_rows(problem, 2 * problem.m))
     table = configs_for(epilogue, largest, splits=False)
     is_unsplit = (table.splits == 1) & (table.cluster_splits == 1)
+    if swap_ab is not None:
+        is_unsplit &= table.swap_ab == swap_ab
     table = table.select(np.flatnonzero(is_unsplit & table.valid_for(largest)))
     sizes = [max(1, problem.m * (2 * i + 1) // SIZES) for i in range(SIZES)]
     cycles = sum((_cycles(problem, table, epilogue, gpu, size, gathers, correct=False) for size in sizes), np.zeros(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,10 @@ from gemmsmith.core.graph import EpilogueGraph, Node, reduced_dims
 from gemmsmith.graph.functions import FUNCTIONS
 
 
-def execute(graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any]) -> dict[str, Array]:
+def execute(
+    graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any], group_index: Any = None,
+    reduce: Callable[[Array, str, str], Array] | None = None,
+) -> dict[str, Array]:  # fmt: skip
     """Return the results by name, in float64; quantized results hold the values that are stored.
 
     Only casts and quantization round.
@@ -23,21 +26,28 @@ def execute(graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any
         accumulator: A @ B, (m, n) or (batch, m, n), float64.
         operands: Numbers, or arrays that broadcast against the accumulator, columns as (m, 1); after a GLU gate, which
             halves n, against (m, n / 2).
+        group_index: The index of each row's group, an array that broadcasts likewise.
+        reduce: Computes reductions, as `reduced` does.
     """
     values: list[Any] = []
     scales: dict[int, Array] = {}
     for index, node in enumerate(graph.nodes):
         inputs = [values[i] for i in node.inputs]
         with np.errstate(all="ignore"):
-            values.append(_evaluate_node(node, index, inputs, accumulator, operands, scales))
+            if node.op == "group_index":
+                values.append(group_index)
+            elif node.op == "reduce":
+                values.append((reduce or reduced)(_broadcast_to_accumulator(inputs[0], accumulator), *node.attribute))
+            else:
+                values.append(_evaluate_node(node, index, inputs, accumulator, operands, scales))
     shape = accumulator.shape[:-1]
     results = {}
     for r in graph.results:
         node, value = graph.nodes[r.node], values[r.node]
         if node.op == "reduce":
-            results[r.name] = (
-                np.expand_dims(value, _reduced_axes(node.attribute[1], accumulator.ndim)) if r.keepdim else value
-            )
+            axis = node.attribute[1]
+            rank = np.ndim(value) + len(axis) if reduce else accumulator.ndim
+            results[r.name] = np.expand_dims(value, _reduced_axes(axis, rank)) if r.keepdim else value
         else:
             results[r.name] = np.broadcast_to(value, (*shape, np.shape(value)[-1] if np.ndim(value) else 1))
     return results
@@ -61,8 +71,6 @@ def _evaluate_node(
             return np.arange(accumulator.shape[-1]) == inputs[0]
         case "cast":
             return rounded(np.asarray(inputs[0], np.float64), node.attribute).astype(np.float64)
-        case "reduce":
-            return _reduce(_broadcast_to_accumulator(inputs[0], accumulator), *node.attribute)
         case "quantize":
             q, scales[index] = _quantize(_broadcast_to_accumulator(inputs[0], accumulator), *node.attribute)
             return q
@@ -92,7 +100,8 @@ def _interleave(x: Array, y: Array) -> Array:
     return groups.reshape(*x.shape[:-1], 2 * x.shape[-1])
 
 
-def _reduce(x: Array, kind: str, axis: str) -> Array:
+def reduced(x: Array, kind: str, axis: str) -> Array:
+    """Return a reduction of x, (m, n) or (batch, m, n)."""
     axes = _reduced_axes(axis, x.ndim)
     if kind == "logsumexp":
         largest = x.max(axis=axes, keepdims=True, initial=-np.inf)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmsmith.backends.reference.epilogue import reduced
 from gemmsmith.backends.reference.matmul import Array
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div
@@ -77,3 +78,15 @@ def rows_of(groups: list[slice], operands: Mapping[str, Any]) -> dict[str, Any]:
     """Return the operands with one row for each group, (groups, 1, n), as rows of the product (m, n)."""
     group_of_row = np.repeat(np.arange(len(groups)), [x.stop - x.start for x in groups])
     return {name: x[group_of_row, 0] if np.ndim(x) == 3 else x for name, x in operands.items()}
+
+
+def reduced_by_group(grouping: Grouping, groups: list[slice], x: Array, kind: str, axis: str) -> Array:
+    """Return a reduction of the rows of groups, (m, n) or (groups, m, n); of rows of no group it is zero."""
+    parts = [x[(g, part) if grouping.is_masked else part] for g, part in enumerate(groups)]
+    values = [reduced(part, kind, axis) for part in parts]
+    if "m" in axis:
+        return np.stack(values)
+    result = np.zeros(x.shape[:-1])
+    for g, part in enumerate(groups):
+        result[(g, part) if grouping.is_masked else part] = values[g]
+    return result

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, as_numpy
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.backends.reference.grouped import Multiply, accumulate, gathered, group_slices, rows_of
+from gemmsmith.backends.reference.grouped import (
+    Multiply,
+    accumulate,
+    gathered,
+    group_slices,
+    reduced_by_group,
+    rows_of,
+)
 from gemmsmith.backends.reference.matmul import (
     Array,
     blockwise_scaled_matmul,
@@ -29,6 +37,7 @@ from gemmsmith.epilogue.outputs import result_argument
 def run(
     graph: EpilogueGraph, mma: Mma, arguments: Mapping[str, ArrayInfo | float],
     scale_granularity: Mapping[str, int] | None = None, *, is_3xtf32: bool = False, grouping: Grouping | None = None,
+    deterministic: bool = True,
 ) -> None:  # fmt: skip
     """Execute a GEMM and the epilogue graph in float64 and write the results.
 
@@ -39,6 +48,7 @@ def run(
         scale_granularity: Rows (columns, for b) per block scale, by the names of the block scales.
         is_3xtf32: Whether operands are not truncated to TF32 (3xTF32).
         grouping: The groups of a grouped GEMM.
+        deterministic: Scattered rows are stored, not added.
     """
     arrays: dict[str, Any] = {
         name: as_numpy(x, name) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()
@@ -57,6 +67,7 @@ def run(
         _run_groups(
             graph, grouping, multiply, (a, b, *scales),
             {name: arrays[operand_argument(name)] for name in grouping.product.arrays}, operands, results,
+            deterministic,
         )  # fmt: skip
         return
     values = execute(graph, multiply(a, b, *scales), operands)
@@ -66,7 +77,7 @@ def run(
 
 def _run_groups(
     graph: EpilogueGraph, grouping: Grouping, multiply: Multiply, inputs: Sequence[Any],
-    product_arrays: Mapping[str, Array], operands: Mapping[str, Any], results: Mapping[str, Array],
+    product_arrays: Mapping[str, Array], operands: Mapping[str, Any], results: Mapping[str, Array], deterministic: bool,
 ) -> None:  # fmt: skip
     a, b, *scales = inputs
     if grouping.gathers:
@@ -82,29 +93,49 @@ def _run_groups(
             out[...] = np.iinfo(np.int32).min if out.dtype == np.int32 else np.nan
         return
     accumulator = accumulate(grouping, groups, multiply, a, b, *scales)
+    index: Any = np.arange(len(groups))[:, None, None]
+    reduce = partial(reduced_by_group, grouping, groups) if grouping.clips_rows else None
+    reductions = {r.name for r in graph.results if graph.is_reduction(r)}
     if grouping.has_batch:
-        values = execute(graph, accumulator, operands)
+        values = execute(graph, accumulator, operands, index, reduce)
+        for name in reductions:
+            _store(results[name], values[name])
         for name, out in results.items():
+            if name in reductions:
+                continue
             for g, group in enumerate(groups):
                 rows = (g, group) if grouping.is_masked else g
-                _store(out, values[name], rows)
+                _store(out, values[name][rows], rows)
         return
     end = groups[-1].stop
     rows_of_groups = {
         name: x[:end] if np.ndim(x) == 2 and len(x) == len(accumulator) != 1 else x for name, x in operands.items()
     }
-    values = execute(graph, accumulator[:end], rows_of(groups, rows_of_groups))
+    index = np.repeat(index[:, 0], [x.stop - x.start for x in groups], axis=0)
+    values = execute(graph, accumulator[:end], rows_of(groups, rows_of_groups), index, reduce)
     for name, out in results.items():
-        if grouping.scatters:
+        if name in reductions:
+            out[...] = 0
+            _store(out, values[name], slice(len(values[name])))
+        elif grouping.scatters:
             indices = product_arrays[SCATTER][:end]
             is_row = (indices >= 0) & (indices < len(out))
-            out[indices[is_row]] = rounded(values[name][is_row], as_dtype(out.dtype, allow_integers=True))
+            scatter = _store if deterministic else _add
+            scatter(out, values[name][is_row], indices[is_row])
         else:
-            _store(out[:end], values[name])
-        if grouping.fills_rows:
+            _store(out, values[name], slice(end))
+        if grouping.fills_rows and name not in reductions:
             out[end:] = 0
 
 
 def _store(out: Array, values: Array, where: Any = ...) -> None:
     """Store values, rounded once to the dtype of `out`, where that index is."""
-    out[where] = rounded(values[where], as_dtype(out.dtype, allow_integers=True))
+    out[where] = rounded(values, as_dtype(out.dtype, allow_integers=True))
+
+
+def _add(out: Array, values: Array, rows: Array) -> None:
+    """Add values to rows of `out`, of which some may be equal, and round each sum once."""
+    changed, index = np.unique(rows, return_inverse=True)
+    total = out[changed].astype(np.float64)
+    np.add.at(total, index.reshape(-1), values)
+    _store(out, total, changed)

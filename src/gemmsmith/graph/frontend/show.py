@@ -26,6 +26,8 @@ def node_label(graph: EpilogueGraph, node: Node) -> str:
             return "AccFetch"
         case "constant":
             return f"ScalarBroadcast({node.attribute:.6g})"
+        case "group_index":
+            return "GroupIndex"
         case "operand":
             dims = graph.operand(node.attribute).broadcast_dims
             varies = dims.varies_along_m, dims.varies_along_n

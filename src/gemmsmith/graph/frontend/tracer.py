@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gemmsmith.core.dtypes import BOOL, DType
@@ -18,6 +18,9 @@ from gemmsmith.graph.frontend.math_patching import PatchedFunctions, is_module
 from gemmsmith.graph.frontend.values import Traced, Tracer, call
 from gemmsmith.graph.passes.rewrite import eliminate_dead_code
 from gemmsmith.graph.source_location import epilogue_error, format_location, user_source_line
+
+GROUP = "group"
+"""The name of an epilogue's parameter that is the index of the group."""
 
 
 def trace(
@@ -41,20 +44,26 @@ def trace(
 
 
 def trace_with_shape_dependence(
-    function: Callable[..., Any], acc_shape: tuple[int, ...], operands: Mapping[str, tuple[BroadcastDims, DType | None]]
+    function: Callable[..., Any],
+    acc_shape: tuple[int, ...],
+    operands: Mapping[str, tuple[BroadcastDims, DType | None]],
+    has_groups: bool = False,
 ) -> tuple[EpilogueGraph, bool]:
     """Trace an epilogue function as `trace` does; return the graph and whether it depends on the shape.
 
-    A function that reads a shape may have another graph for another M.
+    A function that reads a shape may have another graph for another M. `has_groups`: a parameter named GROUP that is no
+    operand, and has no default, is the index of the group.
     """
     function = _resolve_callable(function)
     location = _definition_location(function)
-    parameters = _parameters(function, operands, location)
+    parameters = _parameters(function, operands, location, {GROUP} if has_groups else set())
     tracer = Tracer(acc_shape)
     accumulator = tracer.add("accumulator", BroadcastDims(True, 1, 1), location=location)
     values: dict[str, Traced] = {}
     for name in parameters:
         if name not in operands:
+            if has_groups and name == GROUP and parameters[name].default is inspect.Parameter.empty:
+                values[name] = tracer.add("group_index", BroadcastDims(batch=True), location=location)
             continue
         broadcast_dims, dtype = operands[name]
         values[name] = tracer.add("operand", broadcast_dims, attribute=name, location=location)
@@ -71,12 +80,15 @@ def trace_with_shape_dependence(
         message = "its functions are nested deeper than sys.getrecursionlimit(); raise that, or nest them less"
         raise epilogue_error(message, location) from None
     results = _named_results(returned, tracer, location)
+    operand_names = [name for name in values if name in operands]
     graph_results = tuple(Result(name, x.node, x.pending_cast, x.keepdim) for name, x in results.items())
     graph = eliminate_dead_code(
-        EpilogueGraph(tuple(tracer.nodes), tuple(Operand(name, *operands[name]) for name in values), graph_results)
+        EpilogueGraph(
+            tuple(tracer.nodes), tuple(Operand(name, *operands[name]) for name in operand_names), graph_results
+        )
     )
     read = {operand.name for operand in graph.operands}
-    for name in values:
+    for name in operand_names:
         if name not in read:
             raise epilogue_error(f"{name}: no result needs this operand; use it, or do not pass it", location)
         if name in results:
@@ -129,9 +141,12 @@ def _definition_location(function: Any) -> str:
 
 
 def _parameters(
-    function: Callable[..., Any], operands: Mapping[str, Any], location: str
+    function: Callable[..., Any], operands: Mapping[str, Any], location: str, others_given: Collection[str]
 ) -> dict[str, inspect.Parameter]:
-    """Return the parameters by name, without the accumulator; **kwargs stands for operands that nothing else names."""
+    """Return the parameters by name, without the accumulator; **kwargs stands for operands that nothing else names.
+
+    `others_given`: parameters that get a value without being operands.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # a builtin without a signature
@@ -153,7 +168,7 @@ def _parameters(
             named_explicitly = {first.name, *(q.name for q in others)}
             extra = [name for name in operands if name not in named_explicitly]
             named.update({name: inspect.Parameter(name, p.KEYWORD_ONLY) for name in extra})
-        elif p.name not in operands and p.default is p.empty:
+        elif p.name not in operands and p.name not in others_given and p.default is p.empty:
             operand_names = ", ".join(operands) or "none"
             raise epilogue_error(
                 f"{p.name}: no operand has this name; pass {p.name}=..., the operands are {operand_names}", location

@@ -1,0 +1,64 @@
+"""Partials of a reduction over the rows of groups: where those of each group are, which the second kernel combines."""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.problem import Problem
+from gemmsmith.epilogue.inputs import WarpgroupTile
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import U64
+from gemmsmith.lang.values import Value, ValueLike
+from gemmsmith.tile_scheduler.group_table import GroupTable, group_extent
+
+RANGE_BYTES = 8
+"""The first partial of a group and the number of its partials, int32 each."""
+
+
+def ranges_argument(name: str) -> str:
+    """Return the name of the kernel argument that holds the address of a reduction's ranges of partials."""
+    return f"ranges_{name}"
+
+
+def max_blocks(p: Problem, rows: int) -> int:
+    """Return the most blocks of `rows` rows of all groups, of which each may have a partial one."""
+    assert p.grouping
+    return group_extent(p) * (p.groups if p.grouping.is_masked else 1) // rows + p.groups
+
+
+class GroupPartials:
+    """Blocks of `rows` rows, of which each has `partials_per_block` partials; a group has blocks of its own.
+
+    Group g's first block is number begin(g) / rows + g, where begin(g) are the rows of all groups before: groups do not
+    overlap, and no other prefix sum is needed.
+
+    Kernel arguments: `ranges_`, followed by the result's name: the address of what RANGE_BYTES describes, by group.
+    """
+
+    def __init__(
+        self, name: str, grouping: Grouping, table: GroupTable, rows: int, partials_per_block: ValueLike = 1
+    ) -> None:
+        self._grouping, self._table, self._rows, self._partials_per_block = grouping, table, rows, partials_per_block
+        self._ranges = current_builder().scratch(ranges_argument(name), lambda p: RANGE_BYTES * p.groups)
+
+    def block_of(self, wg_tile: WarpgroupTile, row: Value) -> Value:
+        """Return the block that begins at a row of the tile's group."""
+        group = wg_tile.operand_batch
+        begin = self._table.begin(group)
+        row_of_group = row if self._grouping.is_masked else row - begin
+        return (begin // self._rows + group + row_of_group // self._rows).named("first_block")
+
+    def store_ranges(self, thread: Value, threads: int) -> None:
+        """Store which partials each group has; of an invalid table one, which is NaN. A CTA's consumers execute it."""
+        k, table, is_invalid = current_builder(), self._table, self._table.is_invalid
+        with k.range(0, table.groups, threads, name="first_group") as first_group:
+            group = (first_group + thread).named("group_of_range")
+            is_group = group < table.groups
+            of_table = k.minimum(group, self._grouping.capacity - 1)
+            begin = table.begin(of_table)
+            blocks = (table.begin(of_table + 1) - begin + (self._rows - 1)) // self._rows
+            first = k.select(is_invalid, 0, (begin // self._rows + group) * self._partials_per_block)
+            count = k.select(is_invalid, 1, blocks * self._partials_per_block)
+            address = self._ranges + (group * RANGE_BYTES).to(U64)
+            hw.store_global_word(address, first, is_group, "first_partial")
+            hw.store_global_word(address + 4, count, is_group, "partial_count")
