@@ -111,7 +111,9 @@ def test_an_invalid_table_stays_invalid(entries: list[int], name: str) -> None:
 
 
 @pytest.mark.parametrize("config", [None, Config("cooperative", (64, 72, 128), (1, 1), consumers=1)])
-@pytest.mark.parametrize("sizes", [[130], [63, 0, 129, 65], [127, 128, 1], [0, 0], [1, 0, 200, 64, 300, 0, 128, 1]])
+@pytest.mark.parametrize(
+    "sizes", [[0], [128], [130], [63, 0, 129, 65], [127, 128, 1], [0, 0], [1, 0, 200, 64, 300, 0, 128, 1]]
+)
 def test_products_along_k(sizes: list[int], config: Config | None) -> None:
     """Of the gradients of experts' weights; what is behind the last group is NaN, and is not read."""
     rng, m, n = np.random.default_rng(len(sizes)), 80, 136

@@ -225,6 +225,9 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     groups = array_infos[grouping.table].shape[0] if grouping else 0
     grouping = grouping.with_room_for(groups) if grouping else None
     promoted = checks.is_promoted(a_info, request.accumulate, request.precision)
+    if planned_granularity is None and grouping and grouping.along == "k" and promoted:
+        # (m, 1) of 128 of k may not be written where no group is: it is a block's, which only groups read
+        planned_granularity = dict.fromkeys(SCALE_NAMES, 1)
     factors, block_scales, granularity = _split_scales(
         scales, a_info, b_info, (groups,) if groups else shape[:-2], promoted, planned_granularity or {}
     )
