@@ -16,8 +16,8 @@ from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
 from gemmsmith.torch.expert_sort import sort_on_gpu, sort_slots
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, epilogue_of
 from gemmsmith.torch.graph_serialization import deserialize
-from gemmsmith.torch.grouped_ops import SLICES, by_rows
-from gemmsmith.torch.ops import LIBRARY, call_op, read_together
+from gemmsmith.torch.grouped_ops import SLICES, by_rows, rows_by_groups
+from gemmsmith.torch.ops import LIBRARY, call_op, define_op, fp32_precision, read_together
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 
 MIN_COPIED_ROWS = 256
@@ -130,8 +130,8 @@ def sort_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
 class _GatedExperts(torch.autograd.Function):
     """The experts' products. Rows are slots (token * top_k + i) in the order of their experts.
 
-    Backward does not need the result of down: what a weight multiplies, summed with the gradient, is the sum of h times
-    h's gradient (sonic-moe).
+    h is weighted before down multiplies it. Backward does not need the result of down: the gradient of a weight is the
+    sum of h times h's gradient (sonic-moe).
     """
 
     @staticmethod
@@ -144,12 +144,11 @@ class _GatedExperts(torch.autograd.Function):
         dtypes = str(x.dtype), str(row_weights.dtype)
         if hidden % INTERLEAVE_COLUMNS:
             gate, up = (call_op(PLAIN_GEMM, rows, b, [], [], offsets) for b in _gate_and_up(gate_up))
-            h = ACTIVATIONS[activation](gate)[0] * up
+            h = (ACTIVATIONS[activation](gate)[0] * up * row_weights).to(x.dtype)
         else:
-            h, gate, up = call_op(
-                epilogue_of("gate and up", activation, *dtypes), rows, _gate_and_up(gate_up), [], [], offsets
-            )
-        y = call_op(epilogue_of("weight", activation, *dtypes), h, down.mT, [], [row_weights], offsets)
+            epilogue = epilogue_of("weighted gate and up", activation, *dtypes)
+            h, gate, up = call_op(epilogue, rows, _gate_and_up(gate_up), [], [row_weights], offsets)
+        y = call_op(PLAIN_GEMM, h, down.mT, [], [], offsets)
         return _summed_slots(y, row_of_slot, top_k), rows, gate, up, h
 
     @staticmethod
@@ -166,22 +165,65 @@ class _GatedExperts(torch.autograd.Function):
         if gradients[0] is None:
             return (None,) * 10
         gate_up, down, offsets, token_of_row, row_of_slot, row_weights, rows, gate, up, h = ctx.saved_tensors
-        gradient, row_weights = gradients[0].index_select(0, token_of_row), row_weights.unsqueeze(1)
-        backward = epilogue_of("weighted backward", ctx.activation, str(h.dtype), str(row_weights.dtype))
-        grad_gate, grad_up, weighted_h, products = call_op(
-            backward, gradient, down, [], [gate, up, h, row_weights], offsets
+        gradient = gradients[0].index_select(0, token_of_row)
+        grad_both, grad_row_weights = torch.ops.gemmsmith.gated_experts_backward(
+            gradient, down, gate, up, row_weights, offsets, ctx.activation
         )
         grad_x = grad_weights = grad_gate_up = grad_down = None
-        grad_both = torch.cat([grad_gate, grad_up], 1)
         if ctx.needs_input_grad[0]:
             grad_x = _summed_slots(call_op(PLAIN_GEMM, grad_both, gate_up, [], [], offsets), row_of_slot, ctx.top_k)
         if ctx.needs_input_grad[1]:
-            grad_weights = products.sum(1).index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
+            grad_weights = grad_row_weights.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
             grad_gate_up = SLICES(grad_both.mT, rows, offsets)
         if ctx.needs_input_grad[3]:
-            grad_down = SLICES(gradient.mT, weighted_h, offsets)
+            grad_down = SLICES(gradient.mT, h, offsets)
         return grad_x, grad_weights, grad_gate_up, grad_down, *[None] * 6
+
+
+def _backward_epilogue(activation: str, gate: Any, row_weights: Any) -> str:
+    return epilogue_of("weighted backward", activation, str(gate.dtype), str(row_weights.dtype))
+
+
+def _backward_on_gpu(
+    gradient: Any, down: Any, gate: Any, up: Any, row_weights: Any, offsets: Any, activation: str
+) -> tuple[Any, Any]:
+    """Return the gradients of gate and of up, side by side, and those of the rows' weights."""
+    if fallback.kernels_unsupported(gate.get_device()):
+        return _backward_by_groups(gradient, down, gate, up, row_weights, offsets, activation)
+    hidden = gate.shape[1]
+    grad_both, grad_weights = _backward_fake(gradient, down, gate, up, row_weights, offsets, activation)
+    operands = {"gate": gate, "up": up, "weight": row_weights.unsqueeze(1)}
+    launch(
+        gradient, down, offsets=offsets, precision=fp32_precision(gate),
+        epilogue=deserialize(_backward_epilogue(activation, gate, row_weights)),
+        operands={name: by_rows(x) for name, x in operands.items()},
+        out={"out": grad_both[:, :hidden], "out1": grad_both[:, hidden:], "out2": grad_weights},
+    )  # fmt: skip
+    return grad_both, grad_weights
+
+
+def _backward_by_groups(
+    gradient: Any, down: Any, gate: Any, up: Any, row_weights: Any, offsets: Any, activation: str
+) -> tuple[Any, Any]:
+    operands = gate, up, row_weights.unsqueeze(1)
+    epilogue = _backward_epilogue(activation, gate, row_weights)
+    *both, grad_weights = rows_by_groups(gradient, down, offsets, 0, epilogue, [], *operands)
+    return torch.cat(both, 1), grad_weights
+
+
+def _backward_fake(
+    gradient: Any, down: Any, gate: Any, up: Any, row_weights: Any, offsets: Any, activation: str
+) -> tuple[Any, Any]:
+    return gate.new_empty(gate.shape[0], 2 * gate.shape[1]), torch.empty_like(row_weights)
+
+
+define_op(
+    "gated_experts_backward", "(Tensor gradient, Tensor down, Tensor gate, Tensor up, Tensor row_weights, "
+    "Tensor offsets, str activation) -> (Tensor, Tensor)", _backward_fake,
+    lambda gradient, down, *_, **__: 2 * gradient[0] * gradient[1] * down[2],
+    CPU=_backward_by_groups, CUDA=_backward_on_gpu,
+)  # fmt: skip
 
 
 def _gate_and_up(gate_up: Any) -> tuple[Any, Any]:

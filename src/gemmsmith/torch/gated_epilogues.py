@@ -25,6 +25,11 @@ def _gated(activation: str, acc: Any) -> Any:
     return _gate_and_up_results(activation, acc)[0]
 
 
+def _weighted_gate_and_up(activation: str, acc: Any, weight: Any) -> tuple[Any, Any, Any]:
+    h, gate, up = _gate_and_up_results(activation, acc)
+    return h * weight, gate, up
+
+
 def _weight(_: str, acc: Any, weight: Any) -> Any:
     return acc * weight
 
@@ -35,9 +40,10 @@ def _backward(activation: str, acc: Any, gate: Any, up: Any) -> tuple[Any, Any]:
     return acc * up * slope, acc * value
 
 
-def _weighted_backward(activation: str, acc: Any, gate: Any, up: Any, h: Any, weight: Any) -> tuple[Any, ...]:
-    """Return the gradients of gate and up, h times the weight, and what sums to the weight's gradient."""
-    return *_backward(activation, acc * weight, gate, up), h * weight, (acc * h).to("fp32")
+def _weighted_backward(activation: str, acc: Any, gate: Any, up: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Return the gradients of gate, of up and of the weight, whose factor is activation(gate) * up."""
+    h = ACTIVATIONS[activation](gate)[0] * up
+    return *_backward(activation, acc * weight, gate, up), (acc * h).sum(-1)
 
 
 def _silu(x: Any) -> tuple[Any, Any]:
@@ -76,7 +82,8 @@ def epilogue_of(name: str, activation: str, dtype: str, weight_dtype: str = "tor
         "gated": (_gated, {}),
         "weight": (_weight, {"weight": weight}),
         "backward": (_backward, {"gate": matrix, "up": matrix}),
-        "weighted backward": (_weighted_backward, {"gate": matrix, "up": matrix, "h": matrix, "weight": weight}),
+        "weighted gate and up": (_weighted_gate_and_up, {"weight": weight}),
+        "weighted backward": (_weighted_backward, {"gate": matrix, "up": matrix, "weight": weight}),
     }
     function, operands = epilogues[name]
     return serialize(trace(partial(function, activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

@@ -75,7 +75,7 @@ def _fake_rows(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: l
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _by_groups(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
+def rows_by_groups(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     """Compute the results by PyTorch's operations, one group after the other."""
     graph, (m, n) = graph_serialization.deserialize(epilogue), rows_shape(a.shape, b.shape, offsets.shape)
     accumulators, begin = [], 0
@@ -94,7 +94,7 @@ def _by_groups(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: l
 
 def _rows_cuda(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     if fallback.kernels_unsupported(a.get_device()):
-        return _by_groups(a, b, offsets, key, epilogue, numbers, *operands)
+        return rows_by_groups(a, b, offsets, key, epilogue, numbers, *operands)
     graph = graph_serialization.deserialize(epilogue)
     values = operands_by_name(graph, numbers, [by_rows(x) for x in operands])
     if graph.is_identity:
@@ -137,7 +137,7 @@ ARRAYS = "Tensor a, Tensor b, Tensor offsets"
 def _define_rows(num_inputs: int, num_outputs: int) -> Any:
     signature = epilogue_signature(ARRAYS, num_inputs, num_outputs)
     name = f"grouped_gemm_{num_inputs}_{num_outputs}"
-    return define_op(name, signature, _fake_rows, _count_flops, CPU=_by_groups, CUDA=_rows_cuda)
+    return define_op(name, signature, _fake_rows, _count_flops, CPU=rows_by_groups, CUDA=_rows_cuda)
 
 
 ROWS: dict[tuple[int, int], Any] = {
@@ -148,7 +148,7 @@ ROWS: dict[tuple[int, int], Any] = {
 
 def _define_rows_of_two(num_inputs: int, num_outputs: int) -> Any:
     signature = epilogue_signature("Tensor a, Tensor b, Tensor b2, Tensor offsets", num_inputs, num_outputs)
-    kernels = {"CPU": of_two(_by_groups), "CUDA": of_two_on_gpu(_rows_cuda)}
+    kernels = {"CPU": of_two(rows_by_groups), "CUDA": of_two_on_gpu(_rows_cuda)}
     name = f"grouped_gemm_of_two_{num_inputs}_{num_outputs}"
     return define_op(name, signature, of_two(_fake_rows), lambda *shapes, **_: 2 * _count_flops(*shapes), **kernels)
 

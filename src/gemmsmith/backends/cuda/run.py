@@ -53,8 +53,11 @@ class BoundLaunches:
         self._arguments = arguments
 
     @cached_property
-    def _overlap_checks(self) -> list[tuple[str, str, int, int]]:
-        """Outputs, other arrays, and exclusive bounds of the distances at which they overlap; for repeated runs."""
+    def _overlap_checks(self) -> list[tuple[str, str, int, int, int]]:
+        """Outputs, other arrays, and exclusive bounds of the distances at which they overlap; for repeated runs.
+
+        Last is the distance of the arrays that were bound, which do not overlap: columns of one array may alternate.
+        """
         arrays = {name: x for name, x in self._arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         unallocated = {pointer for _, pointer, _ in self.unallocated_results}
         spans = [
@@ -64,7 +67,7 @@ class BoundLaunches:
         ]  # fmt: skip
         outputs = {name for name, _, _ in spans if arrays[name].writable}
         return [
-            (output, name, first_of_output - end, end_of_output - first)
+            (output, name, first_of_output - end, end_of_output - first, arrays[name].address - arrays[output].address)
             for output, first_of_output, end_of_output in spans if output in outputs
             for name, first, end in spans
             if name != output and (name not in outputs or name > output)
@@ -72,8 +75,8 @@ class BoundLaunches:
 
     def outputs_do_not_overlap(self, addresses: Mapping[str, Any]) -> bool:
         """Return whether no output that the caller passed overlaps another argument (by address range)."""
-        for output, name, min_distance, max_distance in self._overlap_checks:  # all() takes three times as long
-            if min_distance < addresses[name] - addresses[output] < max_distance:
+        for output, name, low, high, bound in self._overlap_checks:  # all() takes three times as long
+            if low < addresses[name] - addresses[output] < high and addresses[name] - addresses[output] != bound:
                 return False
         return True
 
