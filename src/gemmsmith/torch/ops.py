@@ -52,13 +52,12 @@ def call_op(
     `b` may be a tuple of two, whose columns alternate. `offsets`: the ends of groups of rows, or None.
     """
     num_inputs, num_outputs, key = op_signature(epilogue)
-    arrays = (a, *b) if isinstance(b, tuple) else (a, b)
-    if offsets is None and len(arrays) == 2:
-        op = OPERATORS[num_inputs, num_outputs]
+    arrays, of_two = ((a, *b), "_of_two") if isinstance(b, tuple) else ((a, b), "")
+    if offsets is None:
+        op = (OPERATORS_OF_TWO if of_two else OPERATORS)[num_inputs, num_outputs]
     else:
-        name = "gemm" if offsets is None else "grouped_gemm"
-        op = getattr(torch.ops.gemmsmith, f"{name}{'_of_two' * (len(arrays) == 3)}_{num_inputs}_{num_outputs}").default
-        arrays = arrays if offsets is None else (*arrays, offsets)
+        op = getattr(torch.ops.gemmsmith, f"grouped_gemm{of_two}_{num_inputs}_{num_outputs}").default
+        arrays = (*arrays, offsets)
     if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return op(*arrays, key, epilogue, list(numbers), *operands)
     with torch._C._AutoDispatchBelowAutograd():  # autograd is not needed, or calls this
@@ -252,5 +251,5 @@ def _define_gemm_of_two(num_inputs: int, num_outputs: int) -> Any:
     return define_op(name, signature, of_two(_fake_kernel), lambda *shapes, **_: 2 * _count_flops(*shapes), **kernels)
 
 
-for _counts in OPERATORS:
-    _define_gemm_of_two(*_counts)
+OPERATORS_OF_TWO: dict[tuple[int, int], Any] = {counts: _define_gemm_of_two(*counts) for counts in OPERATORS}
+"""The operators of two operands b whose columns alternate, likewise."""

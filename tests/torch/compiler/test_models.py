@@ -45,9 +45,9 @@ def test_a_training_step_with_any_batch(name):
     assert passed.fused
 
 
-@pytest.mark.parametrize(("name", "products", "fused"), [("llama", 33, 13), ("gpt", 15, 7), ("classifier", 5, 3)])
+@pytest.mark.parametrize(("name", "products", "fused"), [("llama", 31, 13), ("gpt", 15, 7), ("classifier", 5, 3)])
 def test_a_training_step_in_bf16_is_as_near_to_float64_as_torchs(name, products, fused):
-    """Six of llama's 33 matmuls are fused in forward.
+    """Of llama's 33 matmuls two pairs, gate and up of each layer, are one kernel; four others are fused in forward.
 
     The first layer's output is not: it is stored for backward in addition to its sum with the residual, so that as many
     bytes move either way. Seven are fused in backward, none of which is one of the 11 gradients of weights.

@@ -15,7 +15,7 @@ from gemmsmith.graph.passes import optimize
 from gemmsmith.graph.source_location import format_location
 from gemmsmith.torch.compiler import kernel_cost
 from gemmsmith.torch.compiler.logsumexp import replace_log_sum_exp, restore
-from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, unsupported_reason
+from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, match_pairs, unsupported_reason
 from gemmsmith.torch.compiler.nodes import Node, fake_tensor, node_kind
 from gemmsmith.torch.compiler.region import Region
 from gemmsmith.torch.compiler.rewrite import insert_fused_op
@@ -49,13 +49,30 @@ def fuse(graph: torch.fx.Graph) -> list[Outcome]:
     """Fuse epilogues into the matmuls of a graph, in place, and return the outcome for each matmul."""
     recognized = replace_log_sum_exp(graph)
     traffic = InductorTraffic(graph)
-    outcomes = [_fuse_matmul(matmul, traffic) for node in list(graph.nodes) if (matmul := match_matmul(node))]
+    outcomes, done = [], set[Node]()
+    for node in list(graph.nodes):
+        if node in done or not (matmul := match_matmul(node)):
+            continue
+        outcome = _fuse_pair(matmul, traffic, done) or _fuse_matmul(matmul, traffic)
+        outcomes.append(outcome)
     restore(graph, recognized)
     return outcomes
 
 
+def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node]) -> Outcome | None:
+    """Fuse a matmul and another one that a node of their epilogue needs, too; None if there is none."""
+    for pair in match_pairs(matmul):
+        if pair.second and pair.second.node not in done:
+            outcome = _fuse_matmul(pair, traffic)
+            if outcome.epilogue:
+                done.add(pair.second.node)
+                return outcome
+    return None
+
+
 def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic) -> Outcome:
-    outcome = partial(Outcome, matmul.node.name, matmul.shape, node_source_line(matmul.node))
+    name = ", ".join(x.name for x in matmul.nodes)
+    outcome = partial(Outcome, name, matmul.shape, node_source_line(matmul.node))
     if reason := unsupported_reason(matmul):
         return outcome(reason)
     try:
@@ -63,6 +80,8 @@ def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic) -> Outcome:
         candidate = region.best_candidate()
         if candidate is None:
             return outcome(_reason_not_fused(region))
+        if matmul.second and not region.reads_both(candidate.nodes):
+            return outcome("no operation reads both")
         if fake_tensor(matmul.a).is_cuda and (reason := kernel_cost.reason_not_to_fuse(region, candidate)):
             return outcome(reason)
         fused = insert_fused_op(region, candidate)

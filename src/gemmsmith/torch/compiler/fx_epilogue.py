@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,7 +48,8 @@ class FxEpilogueTracer(Tracer):
     """
 
     def __init__(self, matmul: Matmul, traffic: InductorTraffic) -> None:
-        super().__init__(matmul.shape)
+        self._columns_per_value: Literal[1, 2] = 2 if matmul.second else 1
+        super().__init__((*matmul.shape[:-1], self._columns_per_value * matmul.shape[-1]))
         self.matmul, self.traffic = matmul, traffic
         self.values: dict[Node, Traced] = {}
         self.inputs_read: dict[Node, frozenset[Node]] = {}
@@ -64,6 +65,10 @@ class FxEpilogueTracer(Tracer):
         if graph is not None:
             return self._resume(graph)
         value = self.add("accumulator", BroadcastDims(True, 1, 1))
+        if matmul.second:
+            for half, node in zip(self.deinterleaved(value), matmul.nodes, strict=True):
+                self._record_fused(node, half)
+            return
         self.inputs_read[matmul.node] = frozenset()
         if matmul.bias_term:
             term, beta, alpha = matmul.bias_term
@@ -73,6 +78,11 @@ class FxEpilogueTracer(Tracer):
                 self.inputs_read[matmul.node] = self._inputs_read_by([term])
                 value = self("add", value, bias if beta == 1 else self("mul", bias, beta))
         self._record_fused(matmul.node, value)
+
+    def deinterleaved(self, value: Traced) -> list[Traced]:
+        """Return the values of both matmuls, whose columns alternate in the accumulator."""
+        dims = value.broadcast_dims._replace(columns_per_value=2)
+        return [self.add("chunk", dims, value, attribute=(i, "n")) for i in range(2)]
 
     def _resume(self, graph: EpilogueGraph) -> None:
         """Continue the epilogue of an operator that is gemmsmith's already."""
@@ -179,7 +189,7 @@ class FxEpilogueTracer(Tracer):
     def _check_full_shape(self, node: Node) -> None:
         if self._broadcast_dims(shape(node), shape(node)) != self._no_broadcast:
             raise epilogue_error(
-                f"{op_name(node)}: its shape {tuple(shape(node))} is not the matmul's, {self.acc_shape}"
+                f"{op_name(node)}: its shape {tuple(shape(node))} is not the matmul's, {self.matmul.shape}"
             )
 
     def _is_computable_dtype(self, dtype_: torch.dtype) -> bool:
@@ -188,7 +198,7 @@ class FxEpilogueTracer(Tracer):
 
     @property
     def _no_broadcast(self) -> BroadcastDims:
-        return BroadcastDims(len(self.acc_shape) == 3, 1, 1)
+        return BroadcastDims(len(self.acc_shape) == 3, 1, self._columns_per_value)
 
     def _group_dims(self, like: Sequence[Any]) -> list[list[int]] | None:
         """Return the dimensions of a shape that form the matmul's batch (if it has one), M and N, or None."""
@@ -197,7 +207,7 @@ class FxEpilogueTracer(Tracer):
             return None
         lead = len(like) - count + 1
         groups = [list(range(lead)), *([d] for d in range(lead, len(like)))]
-        for group, size in zip(groups, self.acc_shape, strict=True):
+        for group, size in zip(groups, self.matmul.shape, strict=True):
             length = 1
             for d in group:
                 length *= like[d]
@@ -224,7 +234,8 @@ class FxEpilogueTracer(Tracer):
                 varies.append(1)
             else:
                 return None
-        return BroadcastDims(len(varies) == 3 and bool(varies[0]), varies[-2], varies[-1])  # type: ignore[arg-type]
+        columns = self._columns_per_value if varies[-1] else 0
+        return BroadcastDims(len(varies) == 3 and bool(varies[0]), varies[-2], columns)  # type: ignore[arg-type]
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
@@ -301,7 +312,7 @@ class FxEpilogueTracer(Tracer):
 
     def operand_shape(self, dims: BroadcastDims) -> tuple[Any, ...]:
         """Return the shape in which an operand with these broadcast dims is passed to the operator."""
-        *batch, m, n = self.acc_shape
+        *batch, m, n = self.matmul.shape
         lengths = (m if dims.varies_along_m else 1, n if dims.varies_along_n else 1)
         if batch and dims.batch:
             return (batch[0], *lengths)

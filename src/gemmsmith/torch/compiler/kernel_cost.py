@@ -38,8 +38,9 @@ def reason_not_to_fuse(region: Region, candidate: FusionCandidate) -> str:
         fused, unfused = fused_plan(region, candidate), unfused_plan(region)
     except GemmsmithError as error:
         return f"no kernel supports it: {error}"
-    launches_saved = candidate.kernels_saved - len(fused.launches.all) + len(unfused.launches.all)
-    extra_us = fused.estimated_us - unfused.estimated_us
+    matmuls = len(region.matmul.nodes)
+    launches_saved = candidate.kernels_saved - len(fused.launches.all) + matmuls * len(unfused.launches.all)
+    extra_us = fused.estimated_us - matmuls * unfused.estimated_us
     saved_us = (candidate.bytes_saved + candidate.extra_bytes) / INDUCTOR_BYTES_PER_US + launches_saved * LAUNCH_US
     if extra_us >= saved_us:
         return f"fusing would slow the matmul by {extra_us:.1f} us and save {saved_us:.1f} us elsewhere"
@@ -57,28 +58,32 @@ def fused_plan(region: Region, candidate: FusionCandidate) -> Plan:
         for o in graph.operands
         if o.dtype
     }
-    return _plan_matmul(
-        region, graph, {**tensors, **{o.name: epilogue.numbers[o.name] for o in graph.operands if not o.dtype}}
-    )
+    numbers = {o.name: epilogue.numbers[o.name] for o in graph.operands if not o.dtype}
+    return _plan_matmul(region, graph, {**tensors, **numbers}, region.matmul.second is not None)
 
 
 def unfused_plan(region: Region) -> Plan:
-    """Return the plan of a region's matmul without further fusion."""
+    """Return the plan of a region's matmul, or of each of its two, without further fusion."""
     operands = {name: x if isinstance(x, float) else fake_tensor(x) for name, x in region.matmul.operands.items()}
     return _plan_matmul(region, region.matmul.epilogue, operands)
 
 
-def _plan_matmul(region: Region, epilogue: EpilogueGraph | None, operands: Mapping[str, Any]) -> Plan:
-    a, b = fake_tensor(region.matmul.a), fake_tensor(region.matmul.b)
+def _plan_matmul(
+    region: Region, epilogue: EpilogueGraph | None, operands: Mapping[str, Any], of_two: bool = False
+) -> Plan:
+    a, b = fake_tensor(region.matmul.a), _spec(fake_tensor(region.matmul.b))
     specs = {name: x if isinstance(x, float) else _spec(x) for name, x in operands.items()}
     is_plain = epilogue is None or epilogue.is_identity
-    return _cached_plan(_spec(a), _spec(b), None if is_plain else epilogue, tuple(specs.items()), fp32_precision(a))
+    return _cached_plan(
+        _spec(a), (b, b) if of_two else b, None if is_plain else epilogue, tuple(specs.items()), fp32_precision(a)
+    )
 
 
 @lru_cache(maxsize=1024)
 def _cached_plan(
-    a: Spec, b: Spec, epilogue: EpilogueGraph | None, operands: tuple[tuple[str, Any], ...], fp32_precision: str | None
-) -> Plan:
+    a: Spec, b: Spec | tuple[Spec, Spec], epilogue: EpilogueGraph | None, operands: tuple[tuple[str, Any], ...],
+    fp32_precision: str | None,
+) -> Plan:  # fmt: skip
     """Return the plan of a matmul; layers of equal shapes share it."""
     return Plan(Request(a, b, operands=dict(operands), epilogue=epilogue, precision=fp32_precision))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler.nodes import Node, dtype, fake_tensor, op_name, shape, statically_equal
@@ -26,6 +27,7 @@ MATMUL_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.f
 class Matmul:
     """A matmul in a graph. `shape` is (m, n) or (batch, m, n).
 
+    `second` is another matmul of the same a and shape, which is computed with it, or None.
     For gemmsmith's own operators `epilogue` is the graph of the epilogue, `operands` maps the names of its operands to
     nodes and numbers, and `results` maps the names of its results to nodes.
     """
@@ -37,6 +39,12 @@ class Matmul:
     epilogue: EpilogueGraph | None = None
     operands: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Node] = field(default_factory=dict)
+    second: Matmul | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The matmul's node, and the second one's."""
+        return [self.node, *([self.second.node] if self.second else [])]
 
     @property
     def bias_term(self) -> tuple[Node, float, float] | None:
@@ -53,6 +61,31 @@ def match_matmul(node: Node) -> Matmul | None:
         a, b = node.args[:2] if op_name(node) in MM_OPS else node.args[1:3]
         return Matmul(node, a, b, matmul_shape(shape(a), shape(b)))
     return _match_gemmsmith_op(node) if node.target in OPERATORS.values() else None
+
+
+def match_pairs(matmul: Matmul) -> list[Matmul]:
+    """Return the matmul together with each later one that one kernel may compute with it, as a gate and what it gates.
+
+    Both weights are in 16 bits with k contiguous, as those of nn.Linear are, and have the same strides.
+    """
+    if op_name(matmul.node) != "mm" or not _is_linear_weight(matmul.b):
+        return []
+    others = (match_matmul(x) for x in matmul.a.users if matmul.node < x and op_name(x) == "mm")
+    strides = fake_tensor(matmul.b).stride()
+    return [
+        replace(matmul, second=x)
+        for x in others
+        if x and x.a is matmul.a and x.b is not matmul.b and shape(x.b) == shape(matmul.b)
+        and dtype(x.b) == dtype(matmul.b) and fake_tensor(x.b).stride() == strides
+    ]  # fmt: skip
+
+
+def _is_linear_weight(b: Node) -> bool:
+    """Return whether TMA can read a weight, and another one next to it, whose columns alternate."""
+    fake = fake_tensor(b)
+    extents = (*fake.shape, *fake.stride())
+    is_static = all(isinstance(x, int) for x in extents) and fake.dtype.itemsize == 2
+    return is_static and fake.stride(0) == 1 and not (fake.stride(1) | fake.shape[1]) % INTERLEAVE_COLUMNS
 
 
 def _match_gemmsmith_op(node: Node) -> Matmul:

@@ -47,11 +47,11 @@ class Region:
     def __init__(self, matmul: Matmul, traffic: InductorTraffic) -> None:
         self.matmul, self.traffic = matmul, traffic
         self.epilogue = FxEpilogueTracer(matmul, traffic)
-        roots = (matmul.node, *matmul.results.values())
+        roots = (*matmul.nodes, *matmul.results.values())
         self.roots = [x for x in dict.fromkeys(roots) if x in self.epilogue.fused]
         self.nodes = list(self.roots)
         self.rejected: dict[Node, str] = {}
-        self.depends_memo = dict.fromkeys([matmul.node, *self.roots], True)
+        self.depends_memo = dict.fromkeys([*matmul.nodes, *self.roots], True)
         self._grow()
 
     def _grow(self) -> None:
@@ -83,6 +83,14 @@ class Region:
         for x in sorted(undecided):
             self.depends_memo[x] = any(self.depends_memo.get(y, False) for y in x.all_input_nodes)
         return self.depends_memo.get(node, False)
+
+    def reads_both(self, nodes: Sequence[Node]) -> bool:
+        """Return whether one of these nodes is computed from both matmuls of a pair."""
+        sources: dict[Node, frozenset[Node]] = {x: frozenset([x]) for x in self.matmul.nodes}
+        for node in nodes:
+            if node not in sources:
+                sources[node] = frozenset().union(*(sources.get(x, frozenset()) for x in node.all_input_nodes))
+        return any(len(x) == 2 for x in sources.values())
 
     # -- choosing what to fuse -------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from gemmsmith.graph.source_location import epilogue_error
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler.nodes import Emitter, Node, shape, statically_equal
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
-from gemmsmith.torch.ops import OPERATORS
+from gemmsmith.torch.ops import OPERATORS, OPERATORS_OF_TWO
 
 aten = torch.ops.aten
 
@@ -31,7 +31,8 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph
     shapes = [_shape_argument(shape(x), matmul.node) for x in candidate.outputs]
     operand_shapes = [epilogue.operand_shape(broadcast_dims) for _, broadcast_dims in tensors]
     graph = matmul.node.graph
-    move_before([x for x, _ in tensors], matmul.node)
+    arrays = [matmul.a, *(x.b for x in (matmul, matmul.second) if x)]
+    move_before([*(x for x, _ in tensors), *arrays], matmul.node)
     with graph.inserting_before(matmul.node):
         emit = Emitter(graph)
         operands = [
@@ -40,9 +41,9 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph
             else emit(aten.reshape.default, x, _shape_argument(operand_shape, matmul.node))
             for (x, _), operand_shape in zip(tensors, operand_shapes, strict=True)
         ]
-        op = OPERATORS[len(operands), len(fused.results)]
+        op = (OPERATORS_OF_TWO if matmul.second else OPERATORS)[len(operands), len(fused.results)]
         serialized = graph_serialization.serialize(fused)
-        node = emit(op, matmul.a, matmul.b, graph_serialization.digest(serialized), serialized, numbers, *operands)
+        node = emit(op, *arrays, graph_serialization.digest(serialized), serialized, numbers, *operands)
         node.meta["stack_trace"] = matmul.node.meta.get("stack_trace")
         results = [node] if len(shapes) == 1 else [emit(operator.getitem, node, i) for i in range(len(shapes))]
         fused_nodes = set(candidate.nodes) - candidate.recomputed
