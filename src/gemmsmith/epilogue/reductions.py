@@ -33,7 +33,7 @@ from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.epilogue.group_partials import GroupPartials, max_blocks
 from gemmsmith.epilogue.inputs import VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.graph.functions import LN_2, fast_exp
+from gemmsmith.graph.approximations import LN_2, fast_exp
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike

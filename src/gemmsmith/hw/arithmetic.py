@@ -105,6 +105,26 @@ class MinimumNan(Instruction):
             return np.asarray(np.where((a == 0) & (b == 0), -(-a - b), np.minimum(a, b)))
 
 
+class SelectLess(Instruction):
+    """a < b ? x : y, by setp and selp. The compiler makes no branch around x or y, as it may of a C++ expression."""
+
+    a: f32
+    b: f32
+    x: f32
+    y: f32
+    result = F32
+    pure = True
+    ptx = """{
+    .reg .pred less;
+    setp.lt.f32 less, {a}, {b};
+    selp.f32 {result}, {x}, {y}, less;
+    }"""
+
+    def simulate(self, m: Machine) -> Array:
+        a, b, x, y = (m.per_thread(x) for x in (self.a, self.b, self.x, self.y))
+        return np.asarray(np.where(a < b, x, y), np.float32)
+
+
 class DivideFull(Instruction):
     """div.full: a / b with a maximum error of 2 ulp over the full range."""
 
