@@ -106,8 +106,10 @@ def test_what_becomes_of(function, want: list[str]) -> None:
     (lambda x: (x.softplus(), (-x).sigmoid()), ["neg", "sigmoid", "softplus_of_sigmoid"]),
     (lambda x: (x.sigmoid(), (-x).softplus()), ["neg", "sigmoid", "softplus_of_sigmoid"]),
     (lambda x: (x.log_sigmoid(), x.sigmoid()), ["neg", "neg", "sigmoid", "softplus_of_sigmoid"]),
-    (lambda x: (x.relu() + (-x.abs()).exp().log1p(), x.sigmoid()), ["abs", "add", "neg", "relu", "sigmoid",
-                                                                 "softplus_of_sigmoid"]),
+    (lambda x: (x.relu() + (-x.abs()).exp().log1p(), x.sigmoid()), ["sigmoid", "softplus_of_sigmoid"]),
+    (lambda x: (x.clamp(max=0) - (-x.abs()).exp().log1p(), x.sigmoid()), ["neg", "neg", "sigmoid",
+                                                                       "softplus_of_sigmoid"]),
+    (lambda x: ((-x.abs()).softplus(), x.sigmoid()), ["abs", "neg", "sigmoid", "softplus_of_sigmoid"]),
     (lambda x: (x.softplus(), (x + 1).sigmoid()), ["add", "sigmoid", "softplus"]),
     (lambda x: (x.softplus(), x.exp()), ["exp", "softplus"]),
 ])  # fmt: skip

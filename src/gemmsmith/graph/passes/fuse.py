@@ -48,6 +48,8 @@ FUSION_PATTERNS: list[tuple[Pattern, Pattern]] = [
     (("mul", "x", ("ndtr", "x")), ("gelu", "x")),
     (("log", ("add", 1, ("exp", "x"))), ("softplus", "x")),
     (("log1p", ("exp", "x")), ("softplus", "x")),
+    (("add", ("relu", "x"), ("softplus", ("neg", ("abs", "x")))), ("softplus", "x")),
+    (("sub", ("minimum", "x", 0), ("softplus", ("neg", ("abs", "x")))), ("neg", ("softplus", ("neg", "x")))),
     (("log", ("add", 1, "x")), ("log1p", "x")),
     (("sub", ("exp", "x"), 1), ("expm1", "x")),
     (("div", 1, ("sqrt", "x")), ("rsqrt", "x")),
