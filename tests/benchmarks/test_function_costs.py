@@ -76,6 +76,23 @@ def test_gradients_have_no_branches(name: str, dtype: DType) -> None:
     assert branches(graph, *(o.name for o in graph.operands)) <= bare
 
 
+@pytest.mark.slow
+def test_sums_of_functions_have_no_branches() -> None:
+    """Elements out of bounds are masked without a branch around the others' functions."""
+    operands = {"labels": Spec((256, 256), "bf16")}
+    count = [
+        gemmsmith.plan(
+            Spec((256, 64), "bf16"), Spec((64, 256), "bf16"), epilogue=epilogue, operands=operands,
+            config=Config(tile=(128, 128, 64)),
+        ).sass.count("BSSY")
+        for epilogue in (
+            lambda acc, labels: (acc - labels, (acc * labels).sum()),
+            lambda acc, labels: (acc.sigmoid() - labels, (acc.softplus() - acc * labels).sum()),
+        )
+    ]  # fmt: skip
+    assert count[0] == count[1]
+
+
 def test_the_cost_of_an_epilogue() -> None:
     """Functions of rows are free; results in bf16 take the coarse forms; `plan.why` states it."""
     operands = {"bias": (BroadcastDims(columns_per_value=1), FP32)}

@@ -125,3 +125,14 @@ def epilogue_cost(graph: EpilogueGraph, fast_math: bool) -> Cost:
             share = 1 / (dims[i].row_divisor * dims[i].column_divisor)
             total = Cost(*(x + share * y for x, y in zip(total, cost, strict=True)))
     return total
+
+
+def uses_special_functions(graph: EpilogueGraph, node: int) -> bool:
+    """Return whether a node is computed with the special-function unit."""
+    needed = {node}
+    for i in range(node, -1, -1):
+        if i in needed:
+            if COSTS.get((graph.nodes[i].op, "default"), Cost()).special:
+                return True
+            needed.update(graph.nodes[i].inputs)
+    return False
