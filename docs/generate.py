@@ -32,6 +32,7 @@ from docs import figures, results  # noqa: E402
 from gemmsmith import Spec, plan  # noqa: E402
 from gemmsmith.cli import main  # noqa: E402
 from gemmsmith.graph.frontend import op_table  # noqa: E402
+from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
 
 PAGES = ("README.md", "docs/performance.md", "docs/internals/kernel-language.md", "docs/internals/extending.md")
@@ -50,10 +51,12 @@ from `graph/functions.py` and `graph/frontend/op_table.py` by `python docs/gener
 *Default*: within 2^-18 of the exact value, relative. *Approximate*: a cheaper form, within 2^-11, which is taken when
 every result that depends on it is stored in bf16 or fp8. *Exact*: CUDA's math library and IEEE division, with
 `fast_math=False`; where the column is empty, the default is already exact to that degree. *Gradient*: it can be
-differentiated by `gemmsmith.torch`; for the others the derivative is zero.
+differentiated by `gemmsmith.torch`; for the others the derivative is zero. *Instructions* of an element on Hopper, and
+how many of them are of the special-function unit, in the default and in the approximate form; `sin`, `cos`, `pow` and
+`hypot` have branches.
 
-| operation | arguments | names | approximate | exact | gradient |
-| --- | --- | --- | --- | --- | --- |
+| operation | arguments | names | approximate | exact | gradient | instructions |
+| --- | --- | --- | --- | --- | --- | --- |
 {elementwise}
 
 ## Functions that are composed of these
@@ -112,8 +115,12 @@ def operations() -> str:
            "or": ["logical_or"]}  # fmt: skip
     rows = []
     for f in FUNCTIONS.values():
+        if f.name in ("ndtr", "softplus_of_sigmoid"):  # only made by the passes
+            continue
         names = own.get(f.name) or _names(f.name)
-        flags = ("yes" if x else "" for x in (f.approx, f.exact, f.gradient))
+        flags = ["yes" if x else "" for x in (f.approx, f.exact, f.gradient)]
+        found = [cost for p in ("default", "approx") if (cost := COSTS.get((f.name, p)))]
+        flags.append(", ".join(f"{x.instructions:.0f} ({x.special:.0f})" for x in found))
         rows.append(f"| {f.name} | {f.arity} | {_code(names)} | {' | '.join(flags)} |".replace("  ", " "))
     kinds = ("sum", "mean", "max", "min", "logsumexp", "count_nonzero")
     composed = [op for op in canonical if op not in FUNCTIONS and op not in kinds and op not in renamed]

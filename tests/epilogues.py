@@ -193,7 +193,7 @@ def function_graph(name: str) -> tuple[EpilogueGraph, Callable[[Array], list[Arr
 
     arity = FUNCTIONS[name].arity
     nodes = [Node("accumulator"), Node("constant", (), 0.25), Node("constant", (), 0.7), Node("abs", (0,)),
-             Node("add", (3, 2)), Node("gt", (0, 1)), Node("mul", (0, 1))]  # fmt: skip
+             Node("add", (3, 2)), Node("gt", (0, 1)), Node("mul", (0, 1)), Node("sigmoid", (0,))]  # fmt: skip
     x = 4 if name in POSITIVE else 6 if name in ("exp", "exp2", "expm1", "sin", "cos") else 0
     inputs: tuple[int, ...] = (x, 1, 2)[:arity]
     if name in ("and", "or", "not"):
@@ -202,11 +202,13 @@ def function_graph(name: str) -> tuple[EpilogueGraph, Callable[[Array], list[Arr
         inputs = (5, 0, 2)
     if name == "div":
         inputs = (1, 4)
+    if name == "softplus_of_sigmoid":
+        inputs = (0, 7)
     nodes.append(Node(name, inputs))
 
     def values(product: Array) -> list[Array]:
         buffers_: list[Any] = [product, np.float64(0.25), np.float64(0.7), np.abs(product), np.abs(product) + 0.7,
-                           product > 0.25, product * 0.25]  # fmt: skip
+                           product > 0.25, product * 0.25, 1 / (1 + np.exp(-product))]  # fmt: skip
         return [buffers_[i] for i in inputs]
 
     return EpilogueGraph(tuple(nodes), (), (Result("out", len(nodes) - 1),)), values

@@ -6,11 +6,13 @@ with a warm-up each. `cost` is the fused kernel's time over the plain GEMM's, `o
 kernel's; medians over the rounds.
 
     python -m benchmarks.speed.epilogues --json benchmarks/results/epilogues-h200.json
+    python -m benchmarks.speed.epilogues --functions --mode compile --json functions-h100.json
     python -m benchmarks.speed.epilogues --unseen 30 --json benchmarks/results/epilogues-unseen-h200.json --resume
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ from benchmarks.timing import block_seconds, captured, options, rotated, save, s
 
 SHAPES = [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 14336, 4096), (8192, 28672, 4096), (512, 4096, 4096),
           (128, 28672, 4096)]  # fmt: skip
+FUNCTION_SHAPES = [(4096, n, k) for n, k in ((65536, 1024), (16384, 2048), (16384, 4096), (16384, 8192))]
+"""With --functions: N as of a large classifier, and K from where functions take the most of the time."""
 COPY_BYTES_PER_US = 4.0e6
 """Bandwidth of a device-to-device copy in bytes per us: the cost of reading an extra matrix."""
 
@@ -33,7 +37,7 @@ COPY_BYTES_PER_US = 4.0e6
 @dataclass(frozen=True)
 class Case:
     """An epilogue for gemmsmith and the same with the GEMM in torch. torch gets the columns of `gated` operands in
-    halves.
+    halves. `rows`, `total`: the second result is a sum of each row, or of everything.
     """
 
     fused: Callable[..., Any]
@@ -42,6 +46,7 @@ class Case:
     operands: tuple[str, ...] = ()
     gated: bool = False
     rows: bool = False
+    total: bool = False
 
 
 def bias_gelu(acc: Any, bias: Any) -> Any:
@@ -60,6 +65,44 @@ def swiglu(acc: Any) -> Any:
 def relu_rows(acc: Any, bias: Any) -> Any:
     x = F.relu(acc + bias)
     return x, x.sum(-1)
+
+
+def bce(acc: Any, bias: Any, labels: Any) -> Any:
+    """Return the gradient of binary cross-entropy with logits, and the loss, summed."""
+    x = acc + bias
+    return x.sigmoid() - labels, (F.softplus(x) - x * labels).sum()
+
+
+def bce_loss(acc: Any, bias: Any, labels: Any) -> Any:
+    x = acc + bias
+    return x, (F.softplus(x) - x * labels).sum()
+
+
+def dgelu(acc: Any, residual: Any) -> Any:
+    """Return the gradient of gelu, of which acc is the upstream gradient and `residual` the argument."""
+    x = residual
+    density = (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
+    return acc * (0.5 + 0.5 * (x * math.sqrt(0.5)).erf() + x * density)
+
+
+def softplus(acc: Any, bias: Any) -> Any:
+    return F.softplus(acc + bias)
+
+
+def gelu(acc: Any, bias: Any) -> Any:
+    return F.gelu(acc + bias)
+
+
+def _of_product(fused: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same for torch, in fp32 from the product on."""
+
+    def call(a: Any, b: Any, *more: Any) -> Any:
+        results = fused((a @ b).float(), *(x.float() for x in more))
+        if isinstance(results, tuple):
+            return results[0].to(a.dtype), *results[1:]
+        return results.to(a.dtype)
+
+    return call
 
 
 def _swiglu_torch(a: Any, b: Any) -> Any:
@@ -91,10 +134,20 @@ CASES = {
 }  # fmt: skip
 
 
+FUNCTIONS = {
+    **{f.__name__: Case(f, _of_product(f), _of_product(f), ("bias", "labels"), total=True) for f in (bce, bce_loss)},
+    "dgelu": Case(dgelu, _of_product(dgelu), _of_product(dgelu), ("residual",)),
+    **{f.__name__: Case(f, _of_product(f), _of_product(f), ("bias",)) for f in (softplus, gelu)},
+}
+"""Epilogues whose functions take the time, for --functions."""
+ALL_CASES = {**CASES, **FUNCTIONS}
+
+
 def extra(case: Case, m: int, n: int) -> dict[str, torch.Tensor]:
-    """Return the case's operands, random normal."""
-    made = {"bias": (n,), "residual": (m, n)}
-    return {name: torch.randn(made[name], device="cuda").bfloat16() for name in case.operands}
+    """Return the case's operands, random normal; labels are 0 or 1."""
+    made = {"bias": (n,), "residual": (m, n), "labels": (m, n)}
+    operands = {name: torch.randn(made[name], device="cuda").bfloat16() for name in case.operands}
+    return {name: (x > 0).bfloat16() if name == "labels" else x for name, x in operands.items()}
 
 
 def outputs(case: Case, m: int, n: int) -> dict[str, torch.Tensor]:
@@ -103,6 +156,8 @@ def outputs(case: Case, m: int, n: int) -> dict[str, torch.Tensor]:
     made = {"out": torch.full((m, width), float("nan"), device="cuda", dtype=torch.bfloat16)}
     if case.rows:
         made["out1"] = torch.full((m,), float("nan"), device="cuda")
+    if case.total:
+        made["out1"] = torch.full((), float("nan"), device="cuda")
     return made
 
 
@@ -113,7 +168,7 @@ def halves(b: torch.Tensor) -> torch.Tensor:
 
 def contenders(name: str, sets: list[tuple[torch.Tensor, ...]], modes: list[str]) -> tuple[dict[str, Any], Any, str]:
     """Return CUDA graphs of one case: ours, and torch's in each mode; the buffers they need; and our config."""
-    case = CASES[name]
+    case = ALL_CASES[name]
     m, n = sets[0][2].shape
     buffers = [(a, b, outputs(case, m, n), extra(case, m, n)) for a, b, _ in sets]
     plan = gemmsmith.plan(*buffers[0][:2], epilogue=case.fused, operands=buffers[0][3], out=buffers[0][2])
@@ -147,7 +202,7 @@ def measure(m: int, n: int, k: int, name: str, modes: list[str], rounds: int) ->
     times, clocks = shuffled(graphs, len(sets), block_seconds(m), rounds)
     del alive  # graphs read it until here
     us = {contender: statistics.median(t) for contender, t in times.items()}
-    matrices = sum(more.endswith("residual") for more in CASES[name].operands)
+    matrices = sum(more in ("residual", "labels") for more in ALL_CASES[name].operands)
     return {
         "m": m, "n": n, "k": k, "dtype": "bfloat16", "epilogue": name, "us": us["fused"], "bare_us": us["bare"],
         "cost": statistics.median(f / b for f, b in zip(times["fused"], times["bare"], strict=True)),
@@ -162,19 +217,23 @@ def measure(m: int, n: int, k: int, name: str, modes: list[str], rounds: int) ->
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="instead of all; may be repeated")
+    parser.add_argument("--case", action="append", choices=list(ALL_CASES), help="instead of all; may be repeated")
     parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
+    parser.add_argument("--functions", action="store_true", help="epilogues whose functions take the time, at 4 K")
     parser.add_argument("--unseen", type=int, help="so many shapes of the class unseen, instead of the suite")
     parser.add_argument("--mode", action="append", choices=["eager", "compile", "max_autotune"], help="torch's; all")
     portions.add_options(parser)
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
+    cases = FUNCTIONS if arguments.functions else CASES
+    if arguments.functions and not arguments.shape:
+        shapes = FUNCTION_SHAPES
     if arguments.unseen:  # N of whole groups of 16 columns, which gated ones need
         shapes = [s for s in UNSEEN if s[1] % 16 == 0][:: len(UNSEEN) // arguments.unseen][: arguments.unseen]
     modes = arguments.mode or ["eager", "compile", "max_autotune"]
     rows, all_jobs = (
         portions.load_rows(arguments),
-        [(*shape, name) for shape in shapes for name in arguments.case or CASES],
+        [(*shape, name) for shape in shapes for name in arguments.case or cases],
     )
     left = portions.missing(all_jobs, rows, lambda r: (r["m"], r["n"], r["k"], r["epilogue"]), arguments.part)
     for m, n, k, name in portions.in_time(left, arguments.seconds):

@@ -18,6 +18,12 @@ FORMS: Forms = {
     "fma.rn.f32 %0, %1, %2, %3;": lambda k: hw.fma(float_of(k), 2.0, 3.0),
     "max.NaN.f32 %0, %1, %2;": lambda k: hw.maximum_nan(float_of(k), 2.0),
     "min.NaN.f32 %0, %1, %2;": lambda k: hw.minimum_nan(float_of(k), 2.0),
+    "{ .reg .pred p; setp.ne.b32 p, %1, 0; selp.f32 %0, %2, %3, p; }": lambda k: hw.select(
+        k.lane < 3, float_of(k), 4.0
+    ),
+    "{ .reg .pred less; setp.lt.f32 less, %1, %2; selp.f32 %0, %3, %4, less; }": lambda k: hw.select_less(
+        float_of(k), 2.0, 3.0, 4.0
+    ),
     "div.full.f32 %0, %1, %2;": lambda k: hw.divide_full(float_of(k), 2.0),
     "ex2.approx.ftz.f32 %0, %1;": lambda k: hw.sfu_approximation("ex2.approx.ftz", float_of(k)),
     "tanh.approx.f32 %0, %1;": lambda k: hw.sfu_approximation("tanh.approx", float_of(k)),
@@ -119,6 +125,14 @@ def test_the_larger_and_the_smaller_of_nan_are_nan(rng: np.random.Generator) -> 
         (computed(hw.minimum_nan, a, b), np.fmin(a, b)),
     ):
         np.testing.assert_array_equal(found, np.where(some, np.float32(np.nan), want))
+
+
+def test_selection(rng: np.random.Generator) -> None:
+    a, b, x, y = (rng.standard_normal(128).astype(np.float32) for _ in range(4))
+    a[::5], b[::7] = np.nan, np.nan
+    np.testing.assert_array_equal(computed(hw.select_less, a, b, x, y), np.where(a < b, x, y))
+    found = computed(lambda *v: hw.select(v[0] < v[1], v[2], v[3]), a, b, x, y)
+    np.testing.assert_array_equal(found, np.where(a < b, x, y))
 
 
 def test_functions_that_do_not_exist() -> None:

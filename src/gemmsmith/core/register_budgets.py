@@ -14,7 +14,7 @@ MAX_ACC_REGISTERS_WITH_GATHER = 192
 With 32-bit results the next one applies. With more the kernels spilled."""
 MAX_ACC_REGISTERS_WITH_SCATTER = 160
 """The maximum if rows are scattered."""
-REGISTER_HEAVY_OPS = frozenset({"erf", "gelu", "expm1", "elu"})
+REGISTER_HEAVY_OPS = frozenset({"erf", "gelu", "ndtr", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 MAX_EXCHANGED_COLUMNS = 192
 """Maximum tile N of a cluster split if the epilogue needs full rows in registers; wider tiles spill."""

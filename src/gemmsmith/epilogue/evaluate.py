@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.functions import FUNCTIONS, Lowering
+from gemmsmith.graph.precision import lowering, select_precisions
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, PRED
 from gemmsmith.lang.values import Constant, Value
@@ -17,23 +17,9 @@ Source = Callable[[int, int], tuple[Value, Value]]
 
 
 def select_lowerings(graph: EpilogueGraph, fast_math: bool) -> dict[int, Lowering]:
-    """Select each elementwise node's lowering: exact, default, or approximate.
-
-    Without `fast_math`: exact. With it: approximate if all results that depend on the node are stored in bf16 or fp8.
-    """
-    full_precision: set[int] = set()
-    for result in graph.results:
-        if graph.is_reduction(result) or result.dtype in (FP32, FP16):
-            full_precision.add(result.node)
-    for i in range(len(graph.nodes) - 1, -1, -1):
-        if i in full_precision:
-            full_precision.update(graph.nodes[i].inputs)
-    lowerings = {}
-    for i, node in enumerate(graph.nodes):
-        if f := FUNCTIONS.get(node.op):
-            preferred = f.exact if not fast_math else None if i in full_precision else f.approx
-            lowerings[i] = preferred or f.lower
-    return lowerings
+    """Select each elementwise node's lowering, in the precision that `select_precisions` states."""
+    precisions = select_precisions(graph, fast_math)
+    return {i: lowering(FUNCTIONS[graph.nodes[i].op], precision) for i, precision in precisions.items()}
 
 
 class Evaluation:

@@ -33,7 +33,8 @@ from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.epilogue.group_partials import GroupPartials, max_blocks
 from gemmsmith.epilogue.inputs import VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.graph.functions import LN_2, fast_exp
+from gemmsmith.graph.approximations import LN_2, fast_exp
+from gemmsmith.graph.function_costs import uses_special_functions
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike
@@ -161,6 +162,8 @@ class Reduction:
         self.rows_per_value, self.columns_per_value = input_dims.row_divisor, input_dims.column_divisor
         self.halves = 2 // self.rows_per_value
         self.monoid = MONOIDS[kind]
+        # the compiler may make `condition ? f(x) : 0` a branch around f, which each element would take
+        self.select = hw.select if uses_special_functions(spec.epilogue.graph, result.node) else k.select
         self._clips = spec.grouping is not None and spec.grouping.clips_rows
         self._by_group = _reduces_groups(axis, spec)
         self.atomic = spec.epilogue.is_atomic(result)
@@ -347,7 +350,7 @@ class RangeReduction:
             return
         for i, x in enumerate(pair):
             in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[reduction.axis]
-            masked = current_builder().select(in_bounds, x, reduction.monoid.masked_value).with_name_hint("masked_x")
+            masked = reduction.select(in_bounds, x, reduction.monoid.masked_value).with_name_hint("masked_x")
             self.states.accumulate(self._state_index(coord, n8_offset, row_half, i), masked)
 
     def fence(self) -> None:

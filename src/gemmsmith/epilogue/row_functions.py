@@ -12,7 +12,7 @@ from gemmsmith import hw
 from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE
 from gemmsmith.core.graph import Node
 from gemmsmith.core.mma import N8_COLUMNS, QUAD_XOR_MASKS, fragment_column
-from gemmsmith.graph.functions import fast_exp
+from gemmsmith.graph.approximations import fast_exp
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, as_value

@@ -1,9 +1,10 @@
 """The elementwise functions of epilogues: float64 reference, instructions and gradient of each, side by side.
 
-There are three precisions. `lower` is the default: its error is at most 2^-18, relative, or relative to 1 near the
-function's zeros. `approx`, if there is one, uses tanh.approx, with an error of at most 2^-11 |x|; it is used if every
-result that depends on it is stored in bf16 or fp8. `exact`, used with fast_math=False, is CUDA's math library and IEEE
-division.
+There are three precisions. `lower` is the default: its error is at most 2^-18 (2^-17.9 in exp and expm1 beyond 2^64),
+relative, or relative to 1 near the function's zeros. `approx`, if there is one, uses tanh.approx or shorter
+polynomials, with an error of at most 2^-11, relative to the larger of 1 and |x|; it is used if every result that
+depends on it is stored in bf16 or fp8. Both have no branches, except in sin, cos and pow (graph/approximations.py).
+`exact`, used with fast_math=False, is CUDA's math library and IEEE division.
 
 `gradient(g, y, *inputs)`, with y the function's value and g the upstream gradient, returns one gradient per input; None
 if the derivative is 0 wherever it exists. It only uses operators and methods of both traced values and torch tensors.
@@ -20,19 +21,12 @@ from typing import Any
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import F32
-from gemmsmith.lang.values import Constant, Value
+from gemmsmith.graph import approximations
+from gemmsmith.graph.approximations import GELU_A, GELU_B, LN_2, LOG2_E, absolute, select, tanh_approx
+from gemmsmith.lang.values import Value
 
 Array = np.ndarray[Any, Any]
 Lowering = Callable[..., Value]
-
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2)
-GELU_A = math.sqrt(2 / math.pi)
-"""Factor of GELU's tanh approximation. Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016."""
-GELU_B = 0.044715
-"""Cubic coefficient of GELU's tanh approximation (same source)."""
 
 
 @dataclass(frozen=True)
@@ -52,35 +46,6 @@ def _library(name: str) -> Lowering:
     return lambda x: hw.math_library_call(name, x)
 
 
-def _select(condition: Value, a: Value | float, b: Value | float) -> Value:
-    return current_builder().select(condition, *(x if isinstance(x, Value) else Constant(F32, x) for x in (a, b)))
-
-
-def fast_exp(x: Value) -> Value:
-    """Compute e^x with the special-function unit."""
-    return hw.sfu_approximation("ex2.approx.ftz", x * LOG2_E)
-
-
-def _log(x: Value) -> Value:
-    return hw.sfu_approximation("lg2.approx.ftz", x) * LN_2
-
-
-def _sqrt(x: Value) -> Value:
-    return hw.sfu_approximation("sqrt.approx.ftz", x)
-
-
-def _reciprocal(x: Value) -> Value:
-    return hw.sfu_approximation("rcp.approx.ftz", x)
-
-
-def _tanh(x: Value) -> Value:
-    return hw.sfu_approximation("tanh.approx", x)
-
-
-def _sigmoid(x: Value) -> Value:
-    return _reciprocal(fast_exp(-x) + 1)
-
-
 def _sigmoid_exact(x: Value) -> Value:
     return 1 / (hw.math_library_call("expf", -x) + 1)
 
@@ -89,21 +54,25 @@ def _relu(x: Value) -> Value:
     return hw.maximum_nan(x, 0.0)
 
 
-def _softplus(x: Value, log1p: Lowering, exp: Lowering) -> Value:
+def _softplus_exact(x: Value) -> Value:
     """Compute max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
-    return _relu(x) + log1p(exp(-hw.math_library_call("fabsf", x)))
+    return _relu(x) + hw.math_library_call("log1pf", hw.math_library_call("expf", -absolute(x)))
 
 
-def _mish(x: Value, exp: Lowering, divide: Lowering) -> Value:
-    """Compute x tanh(log(1 + e^x)) = x n / (n + 2), n = e^x (e^x + 2); above 20 it is x."""
-    e = exp(hw.minimum_nan(x, 20.0))
+def _mish_exact(x: Value) -> Value:
+    """Compute x n / (n + 2), as approximations.mish."""
+    e = hw.math_library_call("expf", hw.minimum_nan(x, 20.0))
     n = e * (e + 2)
-    return x * divide(n, n + 2)
+    return x * (n / (n + 2))
 
 
-def _gelu(x: Value) -> Value:
+def _gelu_exact(x: Value) -> Value:
     half = x * 0.5
     return hw.fma(half, hw.math_library_call("erff", x * math.sqrt(0.5)), half)
+
+
+def _ndtr_exact(x: Value) -> Value:
+    return hw.fma(hw.math_library_call("erff", x * math.sqrt(0.5)), 0.5, 0.5)
 
 
 def _gelu_tanh(x: Value, tanh: Lowering) -> Value:
@@ -113,34 +82,37 @@ def _gelu_tanh(x: Value, tanh: Lowering) -> Value:
 
 def _silu_approx(x: Value) -> Value:
     half = x * 0.5
-    return hw.fma(half, _tanh(half), half)
+    return hw.fma(half, tanh_approx(half), half)
 
 
 def _sign(x: Value) -> Value:
-    return _select(x > 0.0, 1.0, _select(x < 0.0, -1.0, 0.0))
+    return select(x > 0.0, 1.0, select(x < 0.0, -1.0, 0.0))
 
 
 def _hypot(x: Value, y: Value, sqrt: Lowering) -> Value:
     """Scale both by a power of two if a square would overflow or underflow in fp32."""
-    x, y = (hw.math_library_call("fabsf", z).named("magnitude") for z in (x, y))
+    x, y = (absolute(z).named("magnitude") for z in (x, y))
     max_magnitude = hw.maximum_nan(x, y).named("max_magnitude")
     large, small = max_magnitude > 2.0**60, max_magnitude < 2.0**-60
-    scale = _select(large, 2.0**-68, _select(small, 2.0**100, 1.0)).named("scale")
-    inverse_scale = _select(large, 2.0**68, _select(small, 2.0**-100, 1.0))
+    scale = select(large, 2.0**-68, select(small, 2.0**100, 1.0)).named("scale")
+    inverse_scale = select(large, 2.0**68, select(small, 2.0**-100, 1.0))
     a, b = (x * scale).named("scaled"), (y * scale).named("scaled")
-    return _select((x == math.inf) | (y == math.inf), math.inf, sqrt(hw.fma(a, a, b * b)) * inverse_scale)
+    return select((x == math.inf) | (y == math.inf), math.inf, sqrt(hw.fma(a, a, b * b)) * inverse_scale)
 
 
-def _logaddexp(x: Value, y: Value, log1p: Lowering, exp: Lowering) -> Value:
+def _logaddexp_exact(x: Value, y: Value) -> Value:
     """Handle x == y separately: the difference of equal infinities is NaN."""
-    combined = hw.maximum_nan(x, y) + log1p(exp(-hw.math_library_call("fabsf", x - y)))
-    return _select(x == y, x + LN_2, combined)
+    e = hw.math_library_call("expf", -absolute(x - y))
+    return select(x == y, x + LN_2, hw.maximum_nan(x, y) + hw.math_library_call("log1pf", e))
+
+
+def _normal_density(x: Any) -> Any:
+    return (x * x * (-0.5 * LOG2_E) - math.log2(2 * math.pi) / 2).exp2()
 
 
 def _d_gelu(g: Any, y: Any, x: Any) -> Any:
-    """Multiply g by Phi(x) + x phi(x), the normal distribution function and its density."""
-    density = (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
-    return g * (0.5 + 0.5 * (x * math.sqrt(0.5)).erf() + x * density)
+    """Multiply g by ndtr(x) + x phi(x), the normal distribution function and its density; the passes know ndtr."""
+    return g * (0.5 + 0.5 * (x * math.sqrt(0.5)).erf() + x * _normal_density(x))
 
 
 def _d_gelu_tanh(g: Any, y: Any, x: Any) -> Any:
@@ -156,9 +128,11 @@ def _d_silu(g: Any, y: Any, x: Any) -> Any:
 
 
 def _d_mish(g: Any, y: Any, x: Any) -> Any:
-    """Multiply g by the derivative of x * t, t = tanh(softplus(x)); softplus' = sigmoid."""
-    t = x.exp().log1p().tanh()
-    return g * (t + x * x.sigmoid() * (1 - t * t))
+    """Multiply g by the derivative of x t, t = tanh(softplus(x)) = n / (n + 2), as in `mish`; softplus' = sigmoid."""
+    e = x.clamp(max=20).exp()
+    n = e * (e + 2)
+    t = n / (n + 2)
+    return g * (t + x * (e * (1 / (e + 1))) * (1 - t * t))
 
 
 def _d_hardswish(g: Any, y: Any, x: Any) -> Any:
@@ -178,7 +152,7 @@ def _d_extremum(g: Any, a: Any, b: Any, above: Any, below: Any) -> Any:
     it, and 0 if NaN.
     """
     if "constant" in (getattr(a, "op", ""), getattr(b, "op", "")):
-        return tuple(g.where((a == b) | is_selected, 0.0) for is_selected in (above, below))
+        return tuple(g.where((a == b) | isselected, 0.0) for isselected in (above, below))
     return tuple((g * 0.5).where(a == b, g.where(~other, 0.0)) for other in (below, above))
 
 
@@ -189,6 +163,10 @@ def _sigmoid_64(x: Array) -> Array:
     return np.exp(-np.logaddexp(0, -x))
 
 
+def _softplus_of_sigmoid_64(x: Array, s: Array) -> Array:
+    return np.asarray(np.maximum(x, 0) - np.log1p(-np.minimum(s, 1 - s)))
+
+
 _TABLE = [
     # name, arity, reference, lower, approx, exact, gradient
     Function("detach", 1, lambda x: x, lambda x: x),  # removed by the passes
@@ -197,38 +175,49 @@ _TABLE = [
     Function("sign", 1, lambda x: np.where(np.isnan(x), 0, np.sign(x)), _sign),
     Function("floor", 1, np.floor, _library("floorf")),
     Function("round", 1, np.rint, _library("rintf")),
-    Function("exp", 1, np.exp, fast_exp, exact=_library("expf"), gradient=lambda g, y, x: g * y),
-    Function("exp2", 1, np.exp2, lambda x: hw.sfu_approximation("ex2.approx.ftz", x), exact=_library("exp2f"),
+    Function("exp", 1, np.exp, approximations.fast_exp, exact=_library("expf"), gradient=lambda g, y, x: g * y),
+    Function("exp2", 1, np.exp2, approximations.exp2, exact=_library("exp2f"),
              gradient=lambda g, y, x: g * (y * LN_2)),
-    Function("expm1", 1, np.expm1, _library("expm1f"), gradient=lambda g, y, x: g * (y + 1)),
-    Function("log", 1, np.log, _log, exact=_library("logf"), gradient=lambda g, y, x: g / x),
-    Function("log2", 1, np.log2, lambda x: hw.sfu_approximation("lg2.approx.ftz", x), exact=_library("log2f"),
+    Function("expm1", 1, np.expm1, approximations.expm1, exact=_library("expm1f"),
+             gradient=lambda g, y, x: g * (y + 1)),
+    Function("log", 1, np.log, approximations.log, exact=_library("logf"), gradient=lambda g, y, x: g / x),
+    Function("log2", 1, np.log2, approximations.log2, exact=_library("log2f"),
              gradient=lambda g, y, x: g / (x * LN_2)),
-    Function("log1p", 1, np.log1p, _library("log1pf"), gradient=lambda g, y, x: g / (x + 1)),
-    Function("sqrt", 1, np.sqrt, _sqrt, exact=_library("sqrtf"),
+    Function("log1p", 1, np.log1p, approximations.log1p, exact=_library("log1pf"),
+             gradient=lambda g, y, x: g / (x + 1)),
+    Function("sqrt", 1, np.sqrt, approximations.sqrt, exact=_library("sqrtf"),
              gradient=lambda g, y, x: g / (y * 2)),
     Function("rsqrt", 1, lambda x: 1 / np.sqrt(x), lambda x: hw.sfu_approximation("rsqrt.approx.ftz", x),
              exact=lambda x: 1 / hw.math_library_call("sqrtf", x), gradient=lambda g, y, x: g * (y * y * y * -0.5)),
-    Function("reciprocal", 1, lambda x: 1 / x, _reciprocal, exact=lambda x: 1 / x,
+    Function("reciprocal", 1, lambda x: 1 / x, approximations.reciprocal, exact=lambda x: 1 / x,
              gradient=lambda g, y, x: g * (y * y * -1)),
     Function("sin", 1, np.sin, _library("sinf"), gradient=lambda g, y, x: g * x.cos()),
     Function("cos", 1, np.cos, _library("cosf"), gradient=lambda g, y, x: g * -x.sin()),
-    Function("tanh", 1, np.tanh, _library("tanhf"), approx=_tanh, gradient=lambda g, y, x: g * (1 - y * y)),
-    Function("sigmoid", 1, _sigmoid_64, _sigmoid, exact=_sigmoid_exact, gradient=lambda g, y, x: g * (y * (1 - y))),
-    Function("softplus", 1, lambda x: np.logaddexp(0, x), lambda x: _softplus(x, _library("log1pf"), fast_exp),
-             approx=lambda x: _softplus(x, lambda e: _log(e + 1), fast_exp),
-             exact=lambda x: _softplus(x, _library("log1pf"), _library("expf")),
+    Function("tanh", 1, np.tanh, approximations.tanh, approx=tanh_approx, exact=_library("tanhf"),
+             gradient=lambda g, y, x: g * (1 - y * y)),
+    Function("sigmoid", 1, _sigmoid_64, approximations.sigmoid, exact=_sigmoid_exact,
+             gradient=lambda g, y, x: g * (y * (1 - y))),
+    Function("softplus", 1, lambda x: np.logaddexp(0, x), approximations.softplus,
+             approx=lambda x: approximations.softplus(x, "log1p_unit_approx"), exact=_softplus_exact,
              gradient=lambda g, y, x: g * x.sigmoid()),
-    Function("erf", 1, _erf, _library("erff"),
+    Function("softplus_of_sigmoid", 2, _softplus_of_sigmoid_64, approximations.softplus_of_sigmoid,
+             approx=lambda x, s: approximations.softplus_of_sigmoid(x, s, "log1p_half_approx"),
+             exact=lambda x, s: _softplus_exact(x), gradient=lambda g, y, x, s: (g * x.sigmoid(), None)),
+    Function("erf", 1, _erf, approximations.erf, exact=_library("erff"),
              gradient=lambda g, y, x: g * ((x * x * -1).exp() * (2 / math.sqrt(math.pi)))),
+    Function("ndtr", 1, lambda x: 0.5 * (1 + _erf(x * math.sqrt(0.5))), approximations.ndtr,
+             approx=lambda x: approximations.ndtr(x, "ndtr_approx"), exact=_ndtr_exact,
+             gradient=lambda g, y, x: g * _normal_density(x)),
     Function("relu", 1, lambda x: np.maximum(x, 0), _relu, gradient=lambda g, y, x: g.where(~(y <= 0), 0.0)),
-    Function("gelu", 1, lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), _gelu, gradient=_d_gelu),
+    Function("gelu", 1, lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), lambda x: x * approximations.ndtr(x),
+             approx=lambda x: x * approximations.ndtr(x, "ndtr_approx"), exact=_gelu_exact, gradient=_d_gelu),
     Function("gelu_tanh", 1, lambda x: 0.5 * x * (1 + np.tanh(GELU_A * (x + GELU_B * x * x * x))),
-             lambda x: _gelu_tanh(x, _library("tanhf")), approx=lambda x: _gelu_tanh(x, _tanh), gradient=_d_gelu_tanh),
-    Function("silu", 1, lambda x: x * _sigmoid_64(x), lambda x: x * _sigmoid(x), approx=_silu_approx,
+             approximations.gelu_tanh, approx=lambda x: _gelu_tanh(x, tanh_approx),
+             exact=lambda x: _gelu_tanh(x, _library("tanhf")), gradient=_d_gelu_tanh),
+    Function("silu", 1, lambda x: x * _sigmoid_64(x), lambda x: x * approximations.sigmoid(x), approx=_silu_approx,
              exact=lambda x: x * _sigmoid_exact(x), gradient=_d_silu),
-    Function("mish", 1, lambda x: x * np.tanh(np.logaddexp(0, x)), lambda x: _mish(x, fast_exp, hw.divide_full),
-             exact=lambda x: _mish(x, _library("expf"), lambda a, b: a / b), gradient=_d_mish),
+    Function("mish", 1, lambda x: x * np.tanh(np.logaddexp(0, x)), approximations.mish,
+             exact=_mish_exact, gradient=_d_mish),
     Function("hardswish", 1, lambda x: x * np.clip(x + 3, 0, 6) / 6,
              lambda x: x * (hw.minimum_nan(hw.maximum_nan(x + 3, 0.0), 6.0) * (1 / 6)), gradient=_d_hardswish),
     Function("not", 1, np.logical_not, operator.invert),
@@ -241,19 +230,19 @@ _TABLE = [
              gradient=lambda g, y, a, b: _d_extremum(g, a, b, a > b, b > a)),
     Function("minimum", 2, np.minimum, hw.minimum_nan,
              gradient=lambda g, y, a, b: _d_extremum(g, a, b, a < b, b < a)),
-    Function("hypot", 2, np.hypot, lambda x, y: _hypot(x, y, _sqrt),
+    Function("hypot", 2, np.hypot, lambda x, y: _hypot(x, y, approximations.sqrt),
              exact=lambda x, y: _hypot(x, y, _library("sqrtf")),
              gradient=lambda g, y, a, b: (g * (a / y), g * (b / y))),
-    Function("logaddexp", 2, np.logaddexp, lambda x, y: _logaddexp(x, y, _library("log1pf"), fast_exp),
-             approx=lambda x, y: _logaddexp(x, y, lambda e: _log(e + 1), fast_exp),
-             exact=lambda x, y: _logaddexp(x, y, _library("log1pf"), _library("expf")),
+    Function("logaddexp", 2, np.logaddexp, approximations.logaddexp,
+             approx=lambda x, y: approximations.logaddexp(x, y, "log1p_unit_approx"), exact=_logaddexp_exact,
              gradient=lambda g, y, a, b: (g / ((b - a).exp() + 1), g / ((a - b).exp() + 1))),
     Function("pow", 2, np.float_power, hw.power, gradient=_d_pow),
-    Function("leaky_relu", 2, lambda x, slope: np.where(x > 0, x, x * slope), lambda x, s: _select(x > 0.0, x, x * s),
+    Function("leaky_relu", 2, lambda x, slope: np.where(x > 0, x, x * slope), lambda x, s: select(x > 0.0, x, x * s),
              gradient=lambda g, y, x, slope: (g.where(x > 0, g * slope), (g * x).where(x <= 0, 0.0))),
     Function("elu", 2, lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-             lambda x, a: _select(x > 0.0, x, a * hw.math_library_call("expm1f", x)),
-             approx=lambda x, a: _select(x > 0.0, x, a * (fast_exp(x) - 1)),
+             lambda x, a: hw.select_less(0.0, x, x, a * approximations.expm1(x)),
+             approx=lambda x, a: hw.select_less(0.0, x, x, a * (approximations.fast_exp(x) - 1)),
+             exact=lambda x, a: select(x > 0.0, x, a * hw.math_library_call("expm1f", x)),
              gradient=lambda g, y, x, a: (g.where(x > 0, g * (a * x.exp())), (g * x.expm1()).where(x <= 0, 0.0))),
     Function("lt", 2, np.less, lambda a, b: a < b),
     Function("le", 2, np.less_equal, lambda a, b: a <= b),
@@ -263,7 +252,7 @@ _TABLE = [
     Function("ne", 2, np.not_equal, lambda a, b: a != b),
     Function("and", 2, np.logical_and, operator.and_),
     Function("or", 2, np.logical_or, operator.or_),
-    Function("where", 3, np.where, _select,
+    Function("where", 3, np.where, select,
              gradient=lambda g, y, c, a, b: (None, g.where(c != 0, 0.0), g.where(c == 0, 0.0))),
     Function("hardtanh", 3, lambda x, low, high: np.clip(x, low, high),
              lambda x, low, high: hw.minimum_nan(hw.maximum_nan(x, low), high),

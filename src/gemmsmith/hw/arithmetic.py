@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.instruction import Instruction, f32, i32, u32
+from gemmsmith.lang.instruction import Instruction, f32, i32, pred, u32
 from gemmsmith.lang.types import F32, I32
 from gemmsmith.machine import Machine
 
@@ -103,6 +103,45 @@ class MinimumNan(Instruction):
         a, b = m.per_thread(self.a), m.per_thread(self.b)
         with np.errstate(all="ignore"):
             return np.asarray(np.where((a == 0) & (b == 0), -(-a - b), np.minimum(a, b)))
+
+
+class Select(Instruction):
+    """condition ? x : y, by selp. The compiler makes no branch around x or y, as it may of a C++ expression."""
+
+    condition: pred
+    x: f32
+    y: f32
+    result = F32
+    pure = True
+    ptx = """{
+    .reg .pred p;
+    setp.ne.b32 p, {condition}, 0;
+    selp.f32 {result}, {x}, {y}, p;
+    }"""
+
+    def simulate(self, m: Machine) -> Array:
+        condition, x, y = (m.per_thread(x) for x in (self.condition, self.x, self.y))
+        return np.asarray(np.where(condition != 0, x, y), np.float32)
+
+
+class SelectLess(Instruction):
+    """a < b ? x : y, by setp and selp, without a branch, as `Select`."""
+
+    a: f32
+    b: f32
+    x: f32
+    y: f32
+    result = F32
+    pure = True
+    ptx = """{
+    .reg .pred less;
+    setp.lt.f32 less, {a}, {b};
+    selp.f32 {result}, {x}, {y}, less;
+    }"""
+
+    def simulate(self, m: Machine) -> Array:
+        a, b, x, y = (m.per_thread(x) for x in (self.a, self.b, self.x, self.y))
+        return np.asarray(np.where(a < b, x, y), np.float32)
 
 
 class DivideFull(Instruction):

@@ -32,6 +32,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     )},
     **{name: getattr(F, name) for name in ("softplus", "gelu", "silu", "mish", "hardswish")},
     "detach": lambda x: x,
+    "ndtr": torch.special.ndtr,
+    "softplus_of_sigmoid": lambda x, s: F.softplus(x),
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "leaky_relu": lambda x, slope: torch.where(x > 0, x, x * slope),
     "elu": lambda x, alpha: torch.where(x > 0, x, alpha * torch.expm1(torch.clamp(x, max=0))),

@@ -8,6 +8,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.mma import select_mma
 from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, operand_major
+from gemmsmith.graph.function_costs import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import ConfigTable
@@ -68,6 +69,11 @@ def explain_config(
     packings = zip(names, operand_packings(oriented, config), strict=True)
     residuals = zip(names, tf32_residual_packings(oriented, config), strict=False)
     lines += [_packing_line(name, x, oriented) for name, x in (*packings, *residuals) if x]
+    if epilogue and (cost := epilogue_cost(epilogue.graph, epilogue.fast_math)).instructions:
+        lines.append(
+            f"epilogue: its functions take {cost.instructions:.0f} instructions an element, {cost.special:.0f} of them "
+            "of the special-function unit"
+        )
     lines += [f"alternative: {us / SM_CLOCK_MHZ:.1f} us {c}" for us, c in zip(cycles[1:], alternatives, strict=True)]
     return "\n".join(lines)
 

@@ -90,12 +90,43 @@ def test_each_pass_keeps_the_meaning(name: str, step, graph: EpilogueGraph, seed
     (lambda acc: acc * 2 + 1, ["fma"]),
     (lambda acc: 1 - acc * 2, ["fma"]),
     (lambda acc: acc.sigmoid().log(), ["neg", "neg", "softplus"]),
+    (lambda acc: 0.5 + 0.5 * (acc * 0.5**0.5).erf(), ["ndtr"]),
+    (lambda acc: 0.5 * ((acc / 2**0.5).erf() + 1), ["ndtr"]),
+    (lambda acc: acc * (0.5 + 0.5 * (acc * 0.5**0.5).erf()), ["gelu"]),
 ])  # fmt: skip
 def test_what_becomes_of(function, want: list[str]) -> None:
     graph = traced(function)
     done = optimize(graph)
     assert ops(done) == sorted(want)
     same(graph, done) if "log" not in ops(graph) else None
+
+
+@pytest.mark.parametrize(("function", "want"), [
+    (lambda x: (x.softplus(), x.sigmoid()), ["sigmoid", "softplus_of_sigmoid"]),
+    (lambda x: (x.softplus(), (-x).sigmoid()), ["neg", "sigmoid", "softplus_of_sigmoid"]),
+    (lambda x: (x.sigmoid(), (-x).softplus()), ["neg", "sigmoid", "softplus_of_sigmoid"]),
+    (lambda x: (x.log_sigmoid(), x.sigmoid()), ["neg", "neg", "sigmoid", "softplus_of_sigmoid"]),
+    (lambda x: (x.relu() + (-x.abs()).exp().log1p(), x.sigmoid()), ["sigmoid", "softplus_of_sigmoid"]),
+    (lambda x: (x.clamp(max=0) - (-x.abs()).exp().log1p(), x.sigmoid()), ["neg", "neg", "sigmoid",
+                                                                       "softplus_of_sigmoid"]),
+    (lambda x: ((-x.abs()).softplus(), x.sigmoid()), ["abs", "neg", "sigmoid", "softplus_of_sigmoid"]),
+    (lambda x: (x.softplus(), (x + 1).sigmoid()), ["add", "sigmoid", "softplus"]),
+    (lambda x: (x.softplus(), x.exp()), ["exp", "softplus"]),
+])  # fmt: skip
+def test_softplus_and_sigmoid_share_an_exponential(function, want: list[str]) -> None:
+    graph = traced(function)
+    done = optimize(graph)
+    assert ops(done) == want
+    assert optimize(done) == done
+    same(graph, done)
+
+
+def test_a_loss_and_its_gradient_share_an_exponential() -> None:
+    """Binary cross-entropy of logits, as its definition has it."""
+    function = lambda acc, row: (((acc.softplus() - acc * row).sum()), acc.sigmoid() - row)  # noqa: E731
+    done = optimize(traced(function, "row"))
+    assert [op for op in ops(done) if op in SPECIAL_FUNCTION_OPERATIONS] == ["sigmoid"]
+    same(traced(function, "row"), done)
 
 
 @pytest.mark.parametrize(("function", "want"), [

@@ -10,6 +10,7 @@ from gemmsmith.graph.passes.fission import fission
 from gemmsmith.graph.passes.fold import fold
 from gemmsmith.graph.passes.fuse import fuse, multiply_add
 from gemmsmith.graph.passes.rewrite import eliminate_dead_code
+from gemmsmith.graph.passes.share import share
 
 Pass = Callable[[EpilogueGraph], EpilogueGraph]
 
@@ -17,7 +18,9 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("dce", eliminate_dead_code), ("fold", fold), ("cse", cse), ("fission", fission), ("cse", cse), ("fuse", fuse),
 )  # fmt: skip
 """(name, pass), repeated until nothing changes."""
-FINAL_PASSES: tuple[tuple[str, Pass], ...] = (("multiply_add", multiply_add), ("fold", fold), ("cse", cse))
+FINAL_PASSES: tuple[tuple[str, Pass], ...] = (
+    ("share", share), ("cse", cse), ("multiply_add", multiply_add), ("fold", fold), ("cse", cse),
+)  # fmt: skip
 """(name, pass), run once at the end: a fused multiply-add hides its multiplication from the patterns of `fuse`."""
 _MAX_ROUNDS = 8
 """Limit of the repetitions of PASSES. Chosen; not measured."""

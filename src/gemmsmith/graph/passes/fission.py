@@ -9,14 +9,13 @@ import math
 from collections import Counter
 
 from gemmsmith.core.graph import EpilogueGraph, Node
+from gemmsmith.graph.function_costs import COSTS
 from gemmsmith.graph.passes.rewrite import Editor, rewrite, use_counts
 
 SPECIAL_FUNCTION_OPERATIONS = {
-    "exp": 1, "exp2": 1, "log": 1, "log2": 1, "rsqrt": 1, "sqrt": 1, "reciprocal": 1, "div": 1, "sin": 1, "cos": 1,
-    "sigmoid": 2, "silu": 2, "softplus": 2, "tanh": 1, "gelu_tanh": 1, "mish": 2, "pow": 2,
-    "hypot": 1, "logaddexp": 2,
-}  # fmt: skip
-"""Special-function operations per element, by function (counted in graph/functions.py); 0 for others."""
+    op: cost.special for (op, precision), cost in COSTS.items() if precision == "default" and cost.special
+}
+"""Special-function operations per element, by function; 0 for others."""
 
 
 def fission(graph: EpilogueGraph) -> EpilogueGraph:

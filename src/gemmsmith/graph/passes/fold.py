@@ -16,7 +16,7 @@ from gemmsmith.graph.passes.rewrite import Editor, rewrite
 
 _IDEMPOTENT = {"abs", "relu", "floor", "round", "sign"}
 """Functions with f(f(x)) = f(x)."""
-_NEVER_NEGATIVE = {"abs", "relu", "exp", "exp2", "sqrt", "sigmoid", "softplus"}
+_NEVER_NEGATIVE = {"abs", "relu", "exp", "exp2", "sqrt", "sigmoid", "softplus", "ndtr"}
 
 
 def fold(graph: EpilogueGraph) -> EpilogueGraph:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from gemmsmith.core.graph import EpilogueGraph, Node
-from gemmsmith.graph.functions import GELU_A, GELU_B
+from gemmsmith.graph.approximations import GELU_A, GELU_B
 from gemmsmith.graph.passes.patterns import Matcher, Pattern
 from gemmsmith.graph.passes.rewrite import Editor, eliminate_dead_code, rewrite, use_counts
 
@@ -23,6 +23,9 @@ _TANH_ARGUMENTS: list[Pattern] = [
 ]
 """Patterns of sqrt(2 / pi) (x + 0.044715 x^3)."""
 
+_ERFS: list[Pattern] = [("erf", ("mul", math.sqrt(0.5), "x")), ("erf", ("div", "x", math.sqrt(2)))]
+"""Patterns of erf(x / sqrt(2))."""
+
 
 def _halves(inner: Pattern) -> list[Pattern]:
     """Return the patterns of 0.5 x (1 + inner)."""
@@ -38,11 +41,15 @@ FUSION_PATTERNS: list[tuple[Pattern, Pattern]] = [
     (("div", "x", ("add", 1, ("exp", ("neg", "x")))), ("silu", "x")),
     (("mul", "x", ("sigmoid", "x")), ("silu", "x")),
     (("mul", "x", ("tanh", ("softplus", "x"))), ("mish", "x")),
-    *((half, ("gelu", "x")) for half in _halves(("erf", ("mul", math.sqrt(0.5), "x")))),
-    *((half, ("gelu", "x")) for half in _halves(("erf", ("div", "x", math.sqrt(2))))),
+    *((half, ("gelu", "x")) for erf in _ERFS for half in _halves(erf)),
     *((half, ("gelu_tanh", "x")) for t in _TANH_ARGUMENTS for half in _halves(("tanh", t))),
+    *((("add", 0.5, ("mul", 0.5, erf)), ("ndtr", "x")) for erf in _ERFS),
+    *((("mul", 0.5, ("add", 1, erf)), ("ndtr", "x")) for erf in _ERFS),
+    (("mul", "x", ("ndtr", "x")), ("gelu", "x")),
     (("log", ("add", 1, ("exp", "x"))), ("softplus", "x")),
     (("log1p", ("exp", "x")), ("softplus", "x")),
+    (("add", ("relu", "x"), ("softplus", ("neg", ("abs", "x")))), ("softplus", "x")),
+    (("sub", ("minimum", "x", 0), ("softplus", ("neg", ("abs", "x")))), ("neg", ("softplus", ("neg", "x")))),
     (("log", ("add", 1, "x")), ("log1p", "x")),
     (("sub", ("exp", "x"), 1), ("expm1", "x")),
     (("div", 1, ("sqrt", "x")), ("rsqrt", "x")),
