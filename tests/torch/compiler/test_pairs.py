@@ -44,8 +44,6 @@ def test_gate_and_up_are_one_kernel(activation: Any, dynamic: bool) -> None:
     pairs = [x for x in passed.fused if ", " in x.matmul]
     assert len(pairs) == 1
     assert len(passed.graphs[0].find_nodes(op="call_function", target=torch.ops.aten.mm.default)) == 1  # down's
-        0
-    ] == 1
     with torch.no_grad():
         forward, passed = compiled(model, dynamic=dynamic)
         assert (forward(x).double() - exact[0]).norm() <= 1.25 * (plain[0].double() - exact[0]).norm()
