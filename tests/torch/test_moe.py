@@ -143,6 +143,22 @@ def test_routing_by_the_operator(monkeypatch: pytest.MonkeyPatch, scores: Any, e
         assert layer(x[:0]).shape == (0, 9, 128)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_router_in_inference(dtype: Any) -> None:
+    """Logits for sigmoids are in fp32, without fp32 copies of x and weight."""
+    router, x = (
+        FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, scores="sigmoid", dtype=dtype).gate,
+        torch.randn(20, DIM).to(dtype),
+    )
+    router.e_score_correction_bias.normal_()
+    with torch.no_grad():
+        experts, weights, order = router.route(x)
+        want = router(x)
+    assert torch.equal(experts, want[0].int())
+    torch.testing.assert_close(weights, want[1].float(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(order.row_weights[order.row_of_slot].view(20, TOP_K), weights)
+
+
 def test_gradients_of_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """The router and the experts are frozen, the shared MLP is not."""
     layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, shared_hidden=8), torch.randn(9, DIM)

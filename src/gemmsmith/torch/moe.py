@@ -16,7 +16,11 @@ from gemmsmith.torch.expert_sort import SortedSlots
 from gemmsmith.torch.experts import gated_experts
 from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, Fp8MLP, convert_weights
 from gemmsmith.torch.modules import FusedMLP
+from gemmsmith.torch.ops import call_op
 from gemmsmith.torch.sharded_experts import is_dtensor
+
+FP32_GEMM = " | accumulator | out 0 fp32"
+"""The serialized epilogue that returns the accumulator in fp32."""
 
 
 class Router(nn.Module):
@@ -47,21 +51,30 @@ class Router(nn.Module):
 
     def forward(self, x: Any) -> tuple[Any, Any]:
         """Return the experts (tokens, top_k) of x (tokens, dim), and their weights, in fp32 (float64 for a float64)."""
-        return select_experts(*self._arguments(x))
+        return select_experts(self._logits(x), *self._options)
 
     def route(self, x: Any) -> tuple[Any, Any, SortedSlots]:
         """Return what forward does, and the slots in the order of their experts. No gradients."""
-        experts, weights, *order = ROUTE(*self._arguments(x))
+        is_16bit = x.dtype == self.weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
+        if self.scores == "sigmoid" and is_16bit:  # products are exact in fp32, so x and weight need no copies in fp32
+            logits = call_op(FP32_GEMM, x, self.weight.mT, [], [])
+        else:
+            logits = self._logits(x)
+        experts, weights, *order = ROUTE(logits, *self._options)
         return experts, weights, SortedSlots(*order)
 
-    def _arguments(self, x: Any) -> tuple[Any, ...]:
-        """Return the arguments of `select_experts`: the logits of x, and how experts are selected."""
-        bias, weight = None, self.weight
-        if self.scores == "sigmoid":
-            exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-            x, weight, bias = x.to(exact), weight.to(exact), self.e_score_correction_bias
-        logits = nn.functional.linear(x, weight)
-        return logits, bias, self.top_k, self.scores, self.normalize, self.scale, self.groups, self.top_k_groups
+    def _logits(self, x: Any) -> Any:
+        """Return the logits (tokens, experts), in fp32 (or float64) with scores "sigmoid"."""
+        if self.scores == "softmax":
+            return nn.functional.linear(x, self.weight)
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return nn.functional.linear(x.to(exact), self.weight.to(exact))
+
+    @property
+    def _options(self) -> tuple[Any, ...]:
+        """How experts are selected: the arguments of `select_experts` after the logits."""
+        bias = self.e_score_correction_bias if self.scores == "sigmoid" else None
+        return bias, self.top_k, self.scores, self.normalize, self.scale, self.groups, self.top_k_groups
 
 
 class Experts(nn.Module):
