@@ -22,8 +22,9 @@ from gemmsmith.kernels.sort_by_expert import (
 from gemmsmith.kernels.sort_by_expert import sort_by_expert as sort_kernel
 from gemmsmith.lang.launch import Launch, Launches
 
-MAX_ROUTED_TOKENS = 128
-"""Tokens whose experts the CTA that sorts them selects, at most; more CTAs do it in a kernel before. Chosen."""
+MAX_ROUTED_TOKENS = 32
+"""Tokens at most whose experts the CTA that sorts them selects, one in each warp; of more, a kernel before it does.
+Chosen, not measured."""
 _CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
 """Kernels by the signature of the experts or logits, and by what else they depend on."""
 

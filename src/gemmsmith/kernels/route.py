@@ -118,7 +118,7 @@ class TokenRouter:
     def select(self, token: Value) -> tuple[Value, Value]:
         """Return the token's experts and their weights, one in each of the lanes 0 ... top_k - 1."""
         k, spec = current_builder(), self.spec
-        logits = k.registers(F32, spec.experts_per_lane, "logits")
+        logits = k.registers(F32, spec.experts_per_lane, "logit")
         bias = k.registers(F32, spec.experts_per_lane, "bias") if spec.scores == "sigmoid" else None
         with k.unroll(spec.experts_per_lane, name="i") as i:
             logits[i] = k.select(self._exists(i), self._logit(token, self._expert(i), self._exists(i)), -math.inf)
@@ -126,7 +126,7 @@ class TokenRouter:
                 address = self._arrays["bias"] + (self._expert(i) * 4).to(U64)
                 hw.load_global(bias.slice(i, 1), address, self._exists(i))
         greatest, total = self._softmax_terms(logits) if spec.scores == "softmax" else (None, None)
-        keys = k.registers(U32, spec.experts_per_lane, "keys")
+        keys = k.registers(U32, spec.experts_per_lane, "key_of")
         with k.unroll(spec.experts_per_lane, name="i") as i:
             score = _score(logits[i], greatest, total)
             keys[i] = k.select(self._exists(i), _key(score + bias[i] if bias else score), 0)
