@@ -69,16 +69,15 @@ def _make_sort(experts: ArrayInfo, count: int) -> OutputKernels:
 
 
 def _make_route(tokens: int, spec: RouteSpec, scale: float) -> OutputKernels:
-    is_one_kernel = tokens <= MAX_ROUTED_TOKENS and spec.experts <= MAX_ROUTED_EXPERTS
-    launches: tuple[Launch, ...] = ()
     outputs = {name: OutputSpec((tokens, spec.top_k), x) for name, x in (("experts", INT32), ("weights", FP32))}
-    if not is_one_kernel:
-        launches = (Launch.from_kernel(route_kernel(spec), BoundRoute(tokens, scale)),)
+    is_one_kernel = tokens <= MAX_ROUTED_TOKENS and spec.experts <= MAX_ROUTED_EXPERTS
+    launches = [] if is_one_kernel else [Launch.from_kernel(route_kernel(spec), BoundRoute(tokens, scale))]
     if tokens * spec.top_k <= MAX_SLOTS:
-        args = (spec, scale) if is_one_kernel else ()
-        launch, sorted_outputs = _sort_launch(tokens, spec.top_k, spec.experts, INT32.bytes, *args)
-        launches, outputs = (*launches, launch), outputs | sorted_outputs
-    return OutputKernels(Launches(None, False, launches, is_dependent=True), outputs)
+        route_ = spec if is_one_kernel else None
+        launch, sorted_ = _sort_launch(tokens, spec.top_k, spec.experts, INT32.bytes, route_, scale)
+        launches.append(launch)
+        outputs |= sorted_
+    return OutputKernels(Launches(None, False, tuple(launches), is_dependent=True), outputs)
 
 
 def _sort_launch(

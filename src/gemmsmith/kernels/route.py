@@ -105,7 +105,7 @@ class TokenRouter:
     def __init__(self, spec: RouteSpec) -> None:
         k, self.spec = current_builder(), spec
         names = ("logits", "experts", "weights", *["bias"] * (spec.scores == "sigmoid"))
-        self._arrays = {name: k.pointer(name, lambda _, name=name: Pointer(name)) for name in names}  # type: ignore[misc]
+        self._arrays = {name: array(name) for name in names}
         self._scale = k.parameter("scale", F32, lambda p: p.scale)
 
     def store(self, token: Value, expert: Value, weight: Value) -> None:
@@ -205,6 +205,11 @@ class TokenRouter:
             with k.unroll(len(keys), name="i") as i:
                 keys[i] = k.select(self._expert(i) == selected, 0, keys[i])
         return expert.get()
+
+
+def array(name: str) -> Value:
+    """Return the address of an array, at the Pointer of its name."""
+    return current_builder().pointer(name, lambda _: Pointer(name))
 
 
 def _score(logit: Value, greatest: Value | None, total: Value | None) -> Value:

@@ -53,28 +53,29 @@ def slot_sum(spec: SlotSumSpec) -> Kernel:
     with Builder(f"slot_sum_{spec.dtype}_{spec.rows}{addend_suffix}", threads=THREADS) as k:
         k.header += [f"gemmsmith: {k.name}", "sums of consecutive rows"]
         k.work_clusters = lambda p: ceil_div(p.tokens * p.vectors, THREADS)
-        names = ("slots", "sums", *["addend"] * spec.has_addend)
-        arrays = {name: k.pointer(name, lambda _, name=name: Pointer(name)) for name in names}  # type: ignore[misc]
+        slots = k.pointer("slots", lambda _: Pointer("slots"))
+        sums = k.pointer("sums", lambda _: Pointer("sums"))
+        addend = k.pointer("addend", lambda _: Pointer("addend")) if spec.has_addend else None
         vectors = k.parameter("vectors", compute=lambda p: p.vectors)
-        total = k.parameter("total", compute=lambda p: p.tokens * p.vectors)
+        all_vectors = k.parameter("all_vectors", compute=lambda p: p.tokens * p.vectors)
         index = (hw.block_index() * THREADS + k.thread).named("index")
-        exists, token = (index < total).named("exists"), (index // vectors).named("token")
+        exists, token = (index < all_vectors).named("exists"), (index // vectors).named("token")
         rows = k.registers_2d(U32, spec.rows + spec.has_addend, 4, "row")
-        sums = k.registers(F32, VECTOR_ELEMENTS, "sum")
+        total = k.registers(F32, VECTOR_ELEMENTS, "sum")
         first = ((token * ((spec.rows - 1) * vectors) + index).to(U64) * 16).named("first")
         row_bytes = (vectors.to(U64) * 16).named("row_bytes")
         hw.grid_dependency_wait()
         for i in range(spec.rows):
-            hw.load_global(rows.rows[i], arrays["slots"] + first + row_bytes * i, exists)
+            hw.load_global(rows.rows[i], slots + first + row_bytes * i, exists)
         vector_offset = index.to(U64) * 16
-        if spec.has_addend:
-            hw.load_global(rows.rows[-1], arrays["addend"] + vector_offset, exists)
+        if addend is not None:
+            hw.load_global(rows.rows[-1], addend + vector_offset, exists)
         for i, row in enumerate(rows):
             for j in range(VECTOR_ELEMENTS):
                 x = hw.unpack(row[j // 2], j % 2, spec.dtype)
-                sums[j] = sums[j] + x if i else x
+                total[j] = total[j] + x if i else x
         result = k.registers(U32, 4, "result")
         for j in range(4):
-            result[j] = hw.pack(sums[2 * j], sums[2 * j + 1], spec.dtype)
-        hw.store_global(result, arrays["sums"] + vector_offset, exists)
+            result[j] = hw.pack(total[2 * j], total[2 * j + 1], spec.dtype)
+        hw.store_global(result, sums + vector_offset, exists)
         return k.finish()

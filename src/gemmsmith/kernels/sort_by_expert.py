@@ -14,8 +14,7 @@ from functools import lru_cache
 
 from gemmsmith import hw
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.pointer import Pointer
-from gemmsmith.kernels.route import RouteSpec, TokenRouter
+from gemmsmith.kernels.route import RouteSpec, TokenRouter, array
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -90,8 +89,8 @@ def sort_by_expert(spec: SortSpec) -> Kernel:
     with Builder(spec.name, threads=THREADS) as k:
         k.header += [f"gemmsmith: {spec.name}", "sorts the slots of tokens by their experts, stable"]
         source = _RoutedSlots(spec, spec.route) if spec.route else _GivenSlots(spec)
-        offsets, row_weights = map(_array, ("offsets", "row_weights"))
-        slot_of_row, token_of_row, row_of_slot = map(_array, ("slot_of_row", "token_of_row", "row_of_slot"))
+        offsets, row_weights = map(array, ("offsets", "row_weights"))
+        slot_of_row, token_of_row, row_of_slot = map(array, ("slot_of_row", "token_of_row", "row_of_slot"))
         slots, top_k = k.parameter("slots", compute=lambda p: p.slots), k.parameter("top_k", compute=lambda p: p.top_k)
         counts = k.shared(4 * THREADS * spec.counts_per_thread, name="counts")
         warp_sums = k.shared(4 * WARPS, name="warp_sums")
@@ -146,7 +145,7 @@ class _GivenSlots:
     """Experts and weights in global memory."""
 
     def __init__(self, spec: SortSpec) -> None:
-        self._spec, self._experts, self._weights = spec, _array("experts"), _array("weights")
+        self._spec, self._experts, self._weights = spec, array("experts"), array("weights")
 
     def expert(self, slot: Value, exists: Value) -> Value:
         """Return a slot's expert; their number if it is not one of them, or if there is no such slot."""
@@ -214,10 +213,6 @@ def _sum_of_counts_before(counts: SharedBuffer, warp_sums: SharedBuffer, per_thr
         count = _load(counts, first + i, "count")
         _store(counts, first + i, total.get())
         total.set(total.get() + count)
-
-
-def _array(name: str) -> Value:
-    return current_builder().pointer(name, lambda _: Pointer(name))
 
 
 def _element(array: Value, index: Value, nbytes: int = 4) -> Value:
