@@ -198,6 +198,12 @@ def matches(k: Builder) -> None:
     write(out, k.thread, peers, hw.population_count(peers), hw.population_count(word))
 
 
+def redux(k: Builder) -> None:
+    out, x = k.pointer("out"), k.pointer("x")
+    word = read_word(x, k.thread)
+    write(out, k.thread, hw.redux(word, "min"), hw.redux(word, "max"))
+
+
 def opaque(k: Builder) -> None:
     out, x = k.pointer("out"), k.pointer("x")
     word = read_word(x, k.thread)
@@ -210,6 +216,8 @@ CASES += [Case("shuffles", shuffles, np.stack([_x[THREAD - _lane + lane] for lan
 _same = (_x >> 29).reshape(4, 32, 1) == (_x >> 29).reshape(4, 1, 32)
 _peers, _ones = (_same << np.arange(32)).sum(-1).ravel(), [word.bit_count() for word in _x.tolist()]
 CASES.append(Case("matches", matches, np.stack([_peers, _same.sum(-1).ravel(), _ones], 1).astype(np.uint32), {"x": _x}))
+_by_warp = [np.repeat(reduce(_x.reshape(4, 32), 1), 32) for reduce in (np.min, np.max)]
+CASES.append(Case("redux", redux, np.stack(_by_warp, 1), {"x": _x}))
 CASES.append(Case("opaque", opaque, np.stack([_x, _x], 1), {"x": _x}))
 
 

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from gemmsmith.core.dtypes import as_dtype  # noqa: E402
+from gemmsmith.kernels.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, grouped_gemm  # noqa: E402
-from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
+from gemmsmith.torch.expert_sort import SortedSlots, sort_slots  # noqa: E402
 from gemmsmith.torch.experts import gated_experts  # noqa: E402
+from gemmsmith.torch.slots import sum_slots  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -113,6 +116,138 @@ def test_a_layer_in_a_graph_and_compiled() -> None:
         x.normal_()
         graph.replay()
         assert torch.equal(got, layer(x))
+
+
+def choices(logits: Any, bias: Any, spec: RouteSpec) -> tuple[Any, Any, Any]:
+    """The scores, what experts are selected by, and in which rows rounding cannot select another group."""
+    x = logits.double()
+    scores = x.softmax(-1) if spec.scores == "softmax" else x.sigmoid()
+    choice = scores if bias is None else scores + bias.double()
+    if spec.groups == spec.top_k_groups:
+        return scores, choice, torch.ones_like(choice[:, 0], dtype=torch.bool)
+    grouped = choice.unflatten(-1, (spec.groups, -1))
+    values, best = grouped.topk(2, -1).values.sum(-1).topk(spec.top_k_groups + 1, -1)
+    outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best[:, :-1], False)
+    is_clear = values[:, -2] - values[:, -1] > 1e-5 * values[:, -2].abs()
+    return scores, grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).flatten(-2), is_clear
+
+
+def check_routed(logits: Any, bias: Any, spec: RouteSpec, got: Any) -> None:
+    """Of equal scores any experts are right."""
+    (experts, weights, *order), count = got, logits.shape[1]
+    assert (experts.dtype, weights.dtype) == (torch.int32, torch.float32)
+    index = experts.long()
+    assert bool(((index >= 0) & (index < count)).all())
+    assert bool((index.sort(-1).values.diff(dim=-1) > 0).all())
+    scores, choice, is_clear = choices(logits, bias, spec)
+    found, best = choice.gather(-1, index), choice.topk(spec.top_k, -1).values
+    torch.testing.assert_close(found[is_clear], best[is_clear], rtol=2e-6, atol=5e-7)
+    want = scores.gather(-1, index)
+    if spec.normalize:
+        want = want / (want.sum(-1, keepdim=True) + 1e-20 * (bias is not None))
+    torch.testing.assert_close(weights.double(), want * 2.5, rtol=2e-6, atol=0)
+    for name, x in sorted_by_torch(experts, weights, count).items():
+        x_got = order[SortedSlots._fields.index(name)]
+        assert torch.equal(x_got, x.to(x_got.dtype)), name
+
+
+def routing_inputs(tokens: int, spec: RouteSpec, dtype: Any) -> tuple[Any, Any]:
+    logits = (torch.randn(tokens, spec.experts, device="cuda") * 2).to(dtype)
+    return logits, torch.randn(spec.experts, device="cuda") if spec.scores == "sigmoid" else None
+
+
+ROUTED = [(1, 1, 1, 1), (3, 2, 1, 1), (8, 2, 1, 1), (60, 4, 1, 1), (128, 8, 1, 1), (255, 6, 1, 1), (256, 8, 8, 4),
+          (60, 5, 6, 2), (512, 10, 1, 1), (1024, 16, 32, 4)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("count", "top_k", "groups", "top_k_groups"), ROUTED)
+@pytest.mark.parametrize("tokens", [1, 2, 31, 32, 33, 300, 1030])
+def test_experts_are_selected(tokens: int, count: int, top_k: int, groups: int, top_k_groups: int, dtype: Any) -> None:
+    for scores in ("softmax", "sigmoid"):
+        for normalize in (False, True):
+            spec = RouteSpec(count, top_k, scores, normalize, groups, top_k_groups, as_dtype(dtype, "logits"))  # type: ignore[arg-type]
+            logits, bias = routing_inputs(tokens, spec, dtype)
+            options = (top_k, scores, normalize, 2.5, groups, top_k_groups)
+            check_routed(logits, bias, spec, torch.ops.gemmsmith.route(logits, bias, *options))
+
+
+@pytest.mark.parametrize("tokens", [17, 200])
+def test_experts_are_selected_in_a_graph(tokens: int) -> None:
+    """What comes before is a kernel, or clears memory."""
+    spec = RouteSpec(128, 8, "softmax", True, 1, 1, as_dtype(torch.bfloat16, "logits"))
+    logits, _ = routing_inputs(tokens, spec, torch.bfloat16)
+    source, options = logits.clone(), (8, "softmax", True, 2.5, 1, 1)
+    torch.ops.gemmsmith.route(logits, None, *options)
+    torch.cuda.synchronize()
+    for prepare in (lambda: logits.copy_(source * 1), lambda: logits.zero_()):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            prepare()
+            got = torch.ops.gemmsmith.route(logits, None, *options)
+        for _ in range(20):
+            source.normal_()
+            for x in got:
+                x.fill_(-7)
+            graph.replay()
+            check_routed(logits, None, spec, got)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_logits_that_are_not_finite(scores: str) -> None:
+    """Experts are different ones."""
+    logits = torch.randn(40, 64, device="cuda")
+    logits[5:9, 3], logits[9:12], logits[12:15], logits[15], logits[16, 4:] = (
+        float("nan"), float("nan"), -float("nan"), float("inf"), float("-inf")
+    )  # fmt: skip
+    bias = torch.randn(64, device="cuda") if scores == "sigmoid" else None
+    experts, weights, *_ = torch.ops.gemmsmith.route(logits, bias, 8, scores, True, 1.0, 1, 1)
+    assert bool(((experts >= 0) & (experts < 64)).all())
+    assert bool((experts.sort(-1).values.diff(dim=-1) > 0).all())
+    assert bool(weights[5:15].isnan().all())
+    assert bool(weights[:5].isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("top_k", [1, 2, 6, 8, 16])
+def test_sums_of_slots(top_k: int, dtype: Any) -> None:
+    for tokens, n in ((1, 8), (1, 2816), (7, 264), (1000, 1024), (4096, 2816)):
+        slots = torch.randn(tokens * top_k, n, device="cuda").to(dtype)
+        addend = torch.randn(tokens, n, device="cuda").to(dtype)
+        for added in (None, addend):
+            want = slots.view(tokens, top_k, n)[:, 0].float()
+            for i in range(1, top_k):
+                want = want + slots.view(tokens, top_k, n)[:, i].float()
+            want = (want if added is None else want + added.float()).to(dtype)
+            assert torch.equal(sum_slots(slots, tokens, added), want)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("shared_hidden", [0, 128])
+@pytest.mark.parametrize("tokens", [1, 40, 200])
+def test_inference_of_a_layer(tokens: int, shared_hidden: int, scores: Any) -> None:
+    """A router with a hook is called; then torch selects the experts."""
+    options = {"scores": scores, "groups": 8, "top_k_groups": 4, "scale": 2.5} if scores == "sigmoid" else {}
+    layer = FusedMoE(
+        256, 128, 64, 6, shared_hidden=shared_hidden, device="cuda", dtype=torch.bfloat16, **options
+    )  # fmt: skip
+    if scores == "sigmoid":
+        layer.gate.e_score_correction_bias.normal_(std=0.1)
+    x = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        got = layer(x)
+        experts, weights, _ = layer.gate.route(x)
+        arrays = (x, layer.experts.gate_up_proj, layer.experts.down_proj)
+        x_, gate_up, down = (a.double() for a in arrays)
+        want = one_at_a_time(x_, experts, weights.double(), gate_up, down)
+        if layer.shared_experts is not None:
+            want = want + layer.shared_experts(x).double()
+        assert near(got, want)
+        calls = []
+        layer.gate.register_forward_hook(lambda *_: calls.append(1))
+        other = layer(x)
+        assert len(calls) == 1
+        assert scores == "softmax" or near(other, got.double())  # logits in bf16 may be equal
 
 
 def test_an_epilogue_of_groups_and_its_gradients() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from tests.backends.sim.tiny import kinds, run
@@ -25,6 +27,7 @@ FORMS: Forms = {
     "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }": lambda k: hw.elect_one(),
     "match.any.sync.b32 %0, %1, 0xffffffff;": lambda k: hw.match_any(k.smem),
     "popc.b32 %0, %1;": lambda k: hw.population_count(k.smem),
+    "redux.sync.max.u32 %0, %1, 0xffffffff;": lambda k: hw.redux(k.smem, "max"),
 }
 
 
@@ -65,6 +68,7 @@ def test_shuffles_stay_within_a_warp(rng: np.random.Generator) -> None:
 DIVERGED = {
     "elect.sync": lambda k: hw.elect_one(),
     "a shuffle": lambda k: hw.shuffle_xor(k.smem, 1),
+    "redux": lambda k: hw.redux(k.smem, "min"),
 }
 
 
@@ -88,6 +92,13 @@ def test_lanes_match_within_a_warp(rng: np.random.Generator) -> None:
 def test_population_count(rng: np.random.Generator) -> None:
     x = np.concatenate([rng.integers(0, 1 << 32, 30, np.uint32), np.array([0, 2**32 - 1], np.uint32)])
     np.testing.assert_array_equal(computed(hw.population_count, x), [int(word).bit_count() for word in x])
+
+
+def test_redux_is_over_a_warp(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 1 << 32, (2, 32), np.uint32)
+    for action, reduce in (("min", np.min), ("max", np.max)):
+        got = computed(partial(hw.redux, action=action), x.ravel())
+        np.testing.assert_array_equal(got, np.repeat(reduce(x, 1), 32))
 
 
 def test_sum_of_lanes_before(rng: np.random.Generator) -> None:

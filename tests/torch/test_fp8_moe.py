@@ -12,6 +12,7 @@ from tests.torch.fp8_bounds import dequantized, fp8_experts_and_bound, fp8_mlp_a
 import gemmsmith  # noqa: E402
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
+from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
 from gemmsmith.torch.experts import ACTIVATIONS  # noqa: E402
 from gemmsmith.torch.fp8_experts import Fp8MLP, _run, _run_mlp, fp8_gated_experts  # noqa: E402
 
@@ -58,7 +59,12 @@ def test_the_kernels(absent: int) -> None:
     """In the simulator; some experts are other ranks'."""
     arrays = inputs(23)
     arrays[1][::3, 0], arrays[1][5] = absent, absent
-    got = _run(*arrays, "silu", False, backend="sim")
+    x, experts, weights, *scaled = arrays
+    order = sort_slots(experts, weights, EXPERTS)
+    got = _run(
+        x, order.offsets, order.slot_of_row, order.token_of_row, order.row_weights, *scaled, None, "silu", False,
+        backend="sim",
+    )  # fmt: skip
     check(got, *arrays)
     check(fp8_gated_experts(*arrays), *arrays)
     assert not got[5].any()

@@ -8,10 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from gemmsmith import ArgumentError  # noqa: E402
+from gemmsmith.core.dtypes import as_dtype  # noqa: E402
+from gemmsmith.host.expert_sort import route  # noqa: E402
 from gemmsmith.host.expert_sort import sort_by_expert as sort_by_expert_kernel  # noqa: E402
+from gemmsmith.kernels.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
-from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
+from gemmsmith.torch.expert_sort import SortedSlots, sort_slots  # noqa: E402
 from gemmsmith.torch.experts import ACTIVATIONS, gated_experts, sort_by_expert  # noqa: E402
+from gemmsmith.torch.slots import sum_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 16, 24, 6, 2
@@ -96,6 +100,87 @@ def test_the_operator_that_sorts(count: int, dtype: Any) -> None:
     for values in (weights, weights.double(), weights.bfloat16()):
         torch.library.opcheck(torch.ops.gemmsmith.sort_by_expert.default, (experts, values, count))
     assert sort_slots(experts, weights.double(), count).row_weights.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("scores", "groups", "dtype"),
+    [("softmax", 1, torch.bfloat16), ("softmax", 4, torch.float32), ("sigmoid", 1, torch.float16),
+     ("sigmoid", 8, torch.float32)],
+)  # fmt: skip
+def test_the_operator_that_routes(scores: Any, groups: int, dtype: Any) -> None:
+    """It gives what its kernel gives, also to the compiler."""
+    logits = torch.stack([torch.randperm(40) for _ in range(30)]).to(dtype) * 0.25 - 4  # no equal ones
+    bias = torch.randn(40) if scores == "sigmoid" else None
+    options = (5, scores, True, 2.5, groups, min(groups, 3))
+    names = ("experts", "weights", *SortedSlots._fields)
+    got = dict(zip(names, torch.ops.gemmsmith.route(logits, bias, *options), strict=True))
+    spec = RouteSpec(40, 5, scores, True, groups, min(groups, 3), as_dtype(dtype, "logits"))
+    by_kernel = route(logits, bias, spec, 2.5, "sim")
+    assert by_kernel.keys() == got.keys()
+    for name, x in by_kernel.items():
+        torch.testing.assert_close(got[name], x, rtol=1e-6, atol=1e-9)
+    torch.library.opcheck(torch.ops.gemmsmith.route.default, (logits, bias, *options))
+    torch.library.opcheck(torch.ops.gemmsmith.route.default, (logits[:0], bias, *options))
+
+
+def routed_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let layers on the CPU call the operator that routes."""
+    monkeypatch.setattr(FusedMoE, "_is_routed_by_kernel", lambda self, x: True)
+
+
+@pytest.mark.parametrize("experts_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_routing_by_the_operator(monkeypatch: pytest.MonkeyPatch, scores: Any, experts_dtype: Any) -> None:
+    options = {"groups": 2, "shared_hidden": 128, "experts_dtype": experts_dtype}
+    layer, x = FusedMoE(128, 128, EXPERTS, TOP_K, scores=scores, **options), torch.randn(2, 9, 128)
+    state = FusedMoE(128, 128, EXPERTS, TOP_K, scores=scores, **options | {"experts_dtype": None}).state_dict()
+    layer.load_state_dict(state)
+    with torch.no_grad():
+        want = layer(x)
+        routed_by_kernel(monkeypatch)
+        torch.testing.assert_close(layer(x), want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), want, rtol=1e-4, atol=1e-5)
+        assert layer(x[:0]).shape == (0, 9, 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_router_in_inference(dtype: Any) -> None:
+    """Logits for sigmoids are in fp32, without fp32 copies of x and weight."""
+    router, x = (
+        FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, scores="sigmoid", dtype=dtype).gate,
+        torch.randn(20, DIM).to(dtype),
+    )
+    router.e_score_correction_bias.normal_()
+    with torch.no_grad():
+        experts, weights, order = router.route(x)
+        want = router(x)
+    assert torch.equal(experts, want[0].int())
+    torch.testing.assert_close(weights, want[1].float(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(order.row_weights[order.row_of_slot].view(20, TOP_K), weights)
+
+
+def test_gradients_of_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router and the experts are frozen, the shared MLP is not."""
+    layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, shared_hidden=8), torch.randn(9, DIM)
+    layer.gate.requires_grad_(False)
+    layer.experts.requires_grad_(False)
+    assert layer.shared_experts is not None
+    parameters = list(layer.shared_experts.parameters())
+    want = torch.autograd.grad(layer(x).square().sum(), parameters)
+    routed_by_kernel(monkeypatch)
+    for a, b in zip(torch.autograd.grad(layer(x).square().sum(), parameters), want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_sums_of_slots(tokens: int, dtype: Any) -> None:
+    slots, addend = torch.randn(tokens * 3, 24).to(dtype), torch.randn(tokens, 24).to(dtype)
+    for added in (None, addend):
+        got = sum_slots(slots, tokens, added)
+        want = slots.double().view(tokens, 3, 24).sum(1) + (0 if added is None else added.double())
+        torch.testing.assert_close(got, want.to(dtype), rtol=0.02, atol=0.02)
+        assert got.dtype == dtype
 
 
 def test_autocast() -> None:

@@ -87,6 +87,7 @@ shuffle_xor_fp32 = register.shuffle_xor_fp32
 shuffle_index = emitter(register.ShuffleIndex)
 match_any = emitter(register.MatchAny)
 population_count = emitter(register.PopulationCount)
+redux = emitter(register.Redux)
 
 load_global = emitter(memory.LoadGlobal)
 store_global = emitter(memory.StoreGlobal)

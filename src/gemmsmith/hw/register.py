@@ -1,4 +1,7 @@
-"""Registers and lanes: setmaxnreg, elect.sync, shuffles, matches, opaque copies. PTX ISA, "setmaxnreg", "match"."""
+"""Registers and lanes: setmaxnreg, elect.sync, shuffles, matches, redux, opaque copies.
+
+PTX ISA, "setmaxnreg", "match", "redux.sync".
+"""
 
 from __future__ import annotations
 
@@ -141,6 +144,20 @@ class PopulationCount(Instruction):
     def simulate(self, m: Machine) -> np.ndarray:
         bits = m.per_thread(self.value)[:, None] >> np.arange(32) & 1
         return np.asarray(bits.sum(-1))
+
+
+class Redux(Instruction):
+    """redux.sync: the least or the greatest value of the warp's lanes, in all of them."""
+
+    value: u32
+    action: Literal["min", "max"]
+    result = U32
+    ptx = "redux.sync.{action}.u32 {result}, {value}, 0xffffffff;"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        m.require_converged("redux")
+        lanes = m.per_thread(self.value).reshape(-1, 32)
+        return np.repeat({"min": np.min, "max": np.max}[self.action](lanes, 1), 32)
 
 
 def sum_of_lanes_before(x: Value, add: Callable[[Value, Value], Value] = operator.add) -> Value:

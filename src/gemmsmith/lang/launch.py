@@ -50,7 +50,9 @@ class Launches:
     """All launches of one GEMM, in order, and the device memory that they need.
 
     The memory is a workspace, and flags that are zero before and after each run. `spec`: the KernelSpec of the GEMM,
-    opaque to `lang`, or None. `swapped`: the kernel computes D^T, with A and B exchanged.
+    opaque to `lang`, or None. `swapped`: the kernel computes D^T, with A and B exchanged. `is_dependent`: the first
+    kernel may start before the stream's previous one has finished, for which it waits (programmatic dependent launch);
+    later kernels always may.
     """
 
     spec: Any
@@ -58,6 +60,7 @@ class Launches:
     all: tuple[Launch, ...]
     workspace_bytes: int = 0
     flag_bytes: int = 0
+    is_dependent: bool = False
 
 
 def _resolve(argument: Argument, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> Any:

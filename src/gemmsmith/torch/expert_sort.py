@@ -40,7 +40,8 @@ def sort_slots(experts: Any, weights: Any, count: int) -> SortedSlots:
     return SortedSlots(*_SORT(experts, weights.detach(), count))
 
 
-def _by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
+def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
+    """Sort slots by torch's operations."""
     flat = experts.flatten()
     sorted_experts, order = torch.where((flat >= 0) & (flat < count), flat, count).sort(stable=True)
     all_experts = torch.arange(count, device=flat.device, dtype=sorted_experts.dtype)
@@ -56,7 +57,7 @@ def sort_on_gpu(experts: Any, weights: Any, count: int) -> SortedSlots:
     """Sort slots on a GPU, without autograd."""
     is_supported = 0 < experts.numel() <= MAX_SLOTS and 0 < count <= MAX_EXPERTS and weights.dtype != torch.float64
     if not is_supported or fallback.kernels_unsupported(experts.get_device()):
-        return _by_torch(experts, weights, count)
+        return sort_by_torch(experts, weights, count)
     if experts.dtype not in (torch.int32, torch.int64):
         experts = experts.long()
     results = sort_by_expert(experts.contiguous(), _exact(weights).contiguous(), count, "cuda")
@@ -67,13 +68,14 @@ def _exact(weights: Any) -> Any:
     return weights if weights.dtype == torch.float64 else weights.float()
 
 
-def _fake(experts: Any, weights: Any, count: int) -> SortedSlots:
+def fake_sort(experts: Any, weights: Any, count: int) -> SortedSlots:
+    """Return tensors of the results' shapes and dtypes."""
     lengths = count, *[experts.numel()] * 3
     row_weights = weights.new_empty(weights.numel(), dtype=_exact(weights).dtype)
     return SortedSlots._make([*(experts.new_empty(x, dtype=torch.int32) for x in lengths), row_weights])
 
 
 _SORT = define_op(
-    "sort_by_expert", "(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", _fake,
-    lambda *_, **__: 0, CPU=_by_torch, CUDA=sort_on_gpu,
+    "sort_by_expert", "(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake_sort, lambda *_, **__: 0, CPU=sort_by_torch, CUDA=sort_on_gpu,
 )  # fmt: skip

@@ -13,12 +13,13 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
-from gemmsmith.torch.expert_sort import sort_on_gpu, sort_slots
+from gemmsmith.torch.expert_sort import SortedSlots, sort_slots
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, epilogue_of
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import SLICES, by_rows, rows_by_groups
 from gemmsmith.torch.ops import LIBRARY, call_op, define_op, fp32_precision, read_together
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
+from gemmsmith.torch.slots import sum_slots
 
 MIN_COPIED_ROWS = 256
 """Rows of an expert in the mean from which on they are copied. On an H100 the first product of Mixtral-8x7B, 4096
@@ -29,7 +30,7 @@ MIN_HIDDEN_WITH_COPIES = 1024
 
 def gated_experts(
     x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str = "silu",
-    all_present: bool = False,
+    all_present: bool = False, order: SortedSlots | None = None, addend: Any = None,
 ) -> Any:  # fmt: skip
     """Return the sum over a token's experts e of weight * down[e] (activation(gate[e] x) * up[e] x), with gradients.
 
@@ -44,6 +45,8 @@ def gated_experts(
         down: (count, dim, hidden), in x's dtype.
         activation: silu, gelu, gelu_tanh or relu.
         all_present: no expert is outside of 0 ... count - 1.
+        order: the slots in the order of their experts, if they are sorted already; not of DTensors.
+        addend: (tokens, dim), what is added to the result; not to DTensors.
 
     Returns:
         (tokens, dim), in x's dtype, or autocast's; of DTensors a DTensor of partial sums.
@@ -54,6 +57,8 @@ def gated_experts(
     if activation not in ACTIVATIONS:
         raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
     if is_dtensor(gate_up):
+        if order is not None or addend is not None:
+            raise ArgumentError("order, addend: got one with weights that are DTensors; use None")
         return sharded_experts(partial(gated_experts, activation=activation), x, experts, weights, gate_up, down)
     (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
     (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
@@ -64,48 +69,52 @@ def gated_experts(
             f"{tuple(weights.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}; use (tokens, dim), "
             "(tokens, top_k), (tokens, top_k), (count, 2 * hidden, dim) and (count, dim, hidden)"
         )
+    if order is None:
+        order = sort_slots(experts, weights, count)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights, gate_up, down))
-    if not needs_grad and _gathers(x, hidden):
-        return torch.ops.gemmsmith.gated_experts(
-            x.contiguous(), experts, weights, gate_up, down, activation, all_present
-        )
-    return _GatedExperts.apply(x, weights, gate_up, down, *sort_slots(experts, weights, count), activation)[0]
+    if needs_grad or not _gathers(x, hidden):
+        y = _GatedExperts.apply(x, weights, gate_up, down, *order, activation)[0]
+        return y if addend is None else y + addend
+    is_added = addend is not None and not (torch.is_grad_enabled() and addend.requires_grad)
+    y = torch.ops.gemmsmith.gated_experts(
+        x.contiguous(), order.offsets, order.slot_of_row, order.token_of_row, order.row_weights.float(), gate_up, down,
+        addend if is_added else None, activation, all_present,
+    )  # fmt: skip
+    return y if is_added or addend is None else y + addend
 
 
 def _run_inference(
-    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str, all_present: bool
-) -> Any:
+    x: Any, offsets: Any, slot_of_row: Any, token_of_row: Any, row_weights: Any, gate_up: Any, down: Any, addend: Any,
+    activation: str, all_present: bool,
+) -> Any:  # fmt: skip
     """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots.
 
     Where a product is bound by the tensor cores, copying its rows first takes less time than gathering them costs it.
     """
-    tokens, top_k = weights.shape
-    offsets, slot_of_row, token_of_row, _, row_weights = sort_on_gpu(experts, weights.float(), len(gate_up))
+    rows, tokens = len(slot_of_row), len(x)
     row_weights, dtypes = row_weights.unsqueeze(1), (str(x.dtype), "torch.float32")
     gather = token_of_row
-    if tokens * top_k >= MIN_COPIED_ROWS * len(gate_up) and down.shape[2] >= MIN_HIDDEN_WITH_COPIES:
+    if rows >= MIN_COPIED_ROWS * len(gate_up) and down.shape[2] >= MIN_HIDDEN_WITH_COPIES:
         x, gather = x.index_select(0, token_of_row), None
     h = launch(
         x, read_together(*_gate_and_up(gate_up)), offsets=offsets, gather=gather,
         epilogue=deserialize(epilogue_of("gated", activation, *dtypes)),
     )  # fmt: skip
-    slots = (x.new_empty if all_present else x.new_zeros)((tokens * top_k, down.shape[1]))
+    slots = (x.new_empty if all_present else x.new_zeros)((rows, down.shape[1]))
     launch(
         h, down.mT, offsets=offsets, scatter=slot_of_row, out=slots,
         epilogue=deserialize(epilogue_of("weight", activation, *dtypes)), operands={"weight": by_rows(row_weights)},
     )  # fmt: skip
-    return slots.view(-1, top_k, down.shape[1]).sum(1)
+    return sum_slots(slots, tokens, addend)
 
 
-def _inference_fake(
-    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str, all_present: bool
-) -> Any:
+def _inference_fake(x: Any, *_: Any) -> Any:
     return x.new_empty(x.shape)
 
 
 LIBRARY.define(
-    "gated_experts(Tensor x, Tensor experts, Tensor weights, Tensor gate_up, Tensor down, str activation, "
-    "bool all_present) -> Tensor",
+    "gated_experts(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
+    "Tensor gate_up, Tensor down, Tensor? addend, str activation, bool all_present) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
 )
 LIBRARY.impl("gated_experts", _run_inference, "CUDA")

@@ -16,9 +16,10 @@ from gemmsmith.graph.frontend.fusions import resolve_activation
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
-from gemmsmith.torch.expert_sort import sort_slots
+from gemmsmith.torch.expert_sort import SortedSlots, sort_slots
 from gemmsmith.torch.grouped_ops import by_rows
 from gemmsmith.torch.ops import LIBRARY
+from gemmsmith.torch.slots import sum_slots
 
 SCALE_SUFFIX = "_scale_inv"
 """What follows a weight's name in that of its scales, in transformers and in DeepSeek-V3's checkpoints."""
@@ -39,11 +40,11 @@ class Fp8Experts(nn.Module):
         _add_weight(self, "gate_up_proj", (experts, 2 * hidden, dim), device)
         _add_weight(self, "down_proj", (experts, dim, hidden), device)
 
-    def forward(self, x: Any, experts: Any, weights: Any) -> Any:
-        """Return the weighted sum of each token's experts, (tokens, dim)."""
+    def forward(self, x: Any, experts: Any, weights: Any, order: Any = None, addend: Any = None) -> Any:
+        """Return the weighted sum of each token's experts, (tokens, dim). See `fp8_gated_experts`."""
         return fp8_gated_experts(
             x, experts, weights, self.gate_up_proj, self.gate_up_proj_scale_inv, self.down_proj,
-            self.down_proj_scale_inv, self.activation, all_present=True,
+            self.down_proj_scale_inv, self.activation, all_present=True, order=order, addend=addend,
         )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def _check(inputs: Iterable[Any], weights: Mapping[str, Any]) -> None:
 
 def fp8_gated_experts(
     x: Any, experts: Any, weights: Any, gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any,
-    activation: str = "silu", all_present: bool = False,
+    activation: str = "silu", all_present: bool = False, order: SortedSlots | None = None, addend: Any = None,
 ) -> Any:  # fmt: skip
     """Return what `gated_experts` does, by FP8 products, without gradients.
 
@@ -100,6 +101,8 @@ def fp8_gated_experts(
         down_scale: (count, dim / 128, hidden / 128), fp32.
         activation: silu, gelu, gelu_tanh or relu.
         all_present: no expert is outside of 0 ... count - 1.
+        order: the slots in the order of their experts, if they are sorted already.
+        addend: (tokens, dim), what is added to the result.
 
     Returns:
         (tokens, dim), in x's dtype.
@@ -107,7 +110,7 @@ def fp8_gated_experts(
     Raises:
         ArgumentError: a gradient is required, a weight is not e4m3, or shapes do not match.
     """
-    _check((x, weights), {"gate_up": gate_up, "down": down})
+    _check((x, weights, *[addend] * (addend is not None)), {"gate_up": gate_up, "down": down})
     (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
     hidden = twice_hidden // 2
     if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
@@ -118,18 +121,20 @@ def fp8_gated_experts(
         )
     if hidden % BLOCK:
         raise ArgumentError(f"gate_up: got {hidden} rows of gate; use a multiple of {BLOCK}, a scale's rows")
+    if order is None:
+        order = sort_slots(experts, weights.float(), count)
     return torch.ops.gemmsmith.fp8_experts(
-        x.contiguous(), experts, weights, gate_up, gate_up_scale, down, down_scale, activation, all_present
-    )
+        x.contiguous(), order.offsets, order.slot_of_row, order.token_of_row, order.row_weights, gate_up, gate_up_scale,
+        down, down_scale, addend, activation, all_present,
+    )  # fmt: skip
 
 
 def _run(
-    x: Any, experts: Any, weights: Any, gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any, activation: str,
-    all_present: bool, backend: Backend = "auto",
+    x: Any, offsets: Any, slot_of_row: Any, token_of_row: Any, row_weights: Any, gate_up: Any, gate_up_scale: Any,
+    down: Any, down_scale: Any, addend: Any, activation: str, all_present: bool, backend: Backend = "auto",
 ) -> Any:  # fmt: skip
     """Return the experts' sum."""
-    (tokens, top_k), hidden = weights.shape, down.shape[2]
-    offsets, slot_of_row, token_of_row, _, row_weights = sort_slots(experts, weights.float(), len(gate_up))
+    hidden = down.shape[2]
     values, scales = quantize(x, "1x128", backend=backend)
 
     def multiply(part: slice, blocks: slice, **options: Any) -> Any:
@@ -142,12 +147,12 @@ def _run(
     h, h_scales = multiply(
         slice(hidden, None), slice(hidden // BLOCK, None), epilogue=_gated(activation), gate=by_rows(gate)
     )
-    slots = (x.new_empty if all_present else x.new_zeros)((tokens * top_k, x.shape[1]))
+    slots = (x.new_empty if all_present else x.new_zeros)((len(slot_of_row), x.shape[1]))
     grouped_gemm(
         h, down.mT, scale_a=h_scales, scale_b=down_scale.mT, offsets=offsets, scatter=slot_of_row, out=slots,
         out_dtype=x.dtype, epilogue=_weighted, weight=by_rows(row_weights.unsqueeze(1)), backend=backend,
     )  # fmt: skip
-    return slots.view(tokens, top_k, x.shape[1]).sum(1)
+    return sum_slots(slots, len(x), addend)
 
 
 def _run_mlp(
@@ -178,8 +183,9 @@ def _fake(x: Any, *_: Any) -> Any:
 
 
 _OPERATORS = {
-    "fp8_experts(Tensor x, Tensor experts, Tensor weights, Tensor gate_up, Tensor gate_up_scale, Tensor down, "
-    "Tensor down_scale, str activation, bool all_present) -> Tensor": _run,
+    "fp8_experts(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
+    "Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, Tensor? addend, str activation, "
+    "bool all_present) -> Tensor": _run,
     "fp8_mlp(Tensor x, Tensor gate, Tensor gate_scale, Tensor up, Tensor up_scale, Tensor down, Tensor down_scale, "
     "str activation) -> Tensor": _run_mlp,
 }

@@ -11,9 +11,16 @@ from torch import nn
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fusions import GATED
+from gemmsmith.torch.expert_routing import ROUTE, select_experts
+from gemmsmith.torch.expert_sort import SortedSlots
 from gemmsmith.torch.experts import gated_experts
 from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, Fp8MLP, convert_weights
 from gemmsmith.torch.modules import FusedMLP
+from gemmsmith.torch.ops import call_op
+from gemmsmith.torch.sharded_experts import is_dtensor
+
+FP32_GEMM = " | accumulator | out 0 fp32"
+"""The serialized epilogue that returns the accumulator in fp32."""
 
 
 class Router(nn.Module):
@@ -44,26 +51,30 @@ class Router(nn.Module):
 
     def forward(self, x: Any) -> tuple[Any, Any]:
         """Return the experts (tokens, top_k) of x (tokens, dim), and their weights, in fp32 (float64 for a float64)."""
-        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-        if self.scores == "softmax":
-            scores = choice = nn.functional.linear(x, self.weight).softmax(-1, dtype=exact)
-        else:
-            scores = nn.functional.linear(x.to(exact), self.weight.to(exact)).sigmoid()
-            choice = scores + self.e_score_correction_bias
-        if self.groups > 1:
-            choice = self._within_best_groups(choice)
-        experts = choice.topk(self.top_k, -1).indices
-        weights = scores.gather(-1, experts)
-        if self.normalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if self.scores == "sigmoid" else 0))
-        return experts, weights * self.scale
+        return select_experts(self._logits(x), *self._options)
 
-    def _within_best_groups(self, choice: Any) -> Any:
-        """Exclude experts outside of the groups whose two best experts have the largest sum (DeepSeek-V3)."""
-        grouped = choice.unflatten(-1, (self.groups, -1))
-        best = grouped.topk(2, -1).values.sum(-1).topk(self.top_k_groups, -1).indices
-        is_best = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, True)
-        return grouped.masked_fill(~is_best.unsqueeze(-1), float("-inf")).flatten(-2)
+    def route(self, x: Any) -> tuple[Any, Any, SortedSlots]:
+        """Return what forward does, and the slots in the order of their experts. No gradients."""
+        is_16bit = x.dtype == self.weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
+        if self.scores == "sigmoid" and is_16bit:  # products are exact in fp32, so x and weight need no copies in fp32
+            logits = call_op(FP32_GEMM, x, self.weight.mT, [], [])
+        else:
+            logits = self._logits(x)
+        experts, weights, *order = ROUTE(logits, *self._options)
+        return experts, weights, SortedSlots(*order)
+
+    def _logits(self, x: Any) -> Any:
+        """Return the logits (tokens, experts), in fp32 (or float64) with scores "sigmoid"."""
+        if self.scores == "softmax":
+            return nn.functional.linear(x, self.weight)
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return nn.functional.linear(x.to(exact), self.weight.to(exact))
+
+    @property
+    def _options(self) -> tuple[Any, ...]:
+        """How experts are selected: the arguments of `select_experts` after the logits."""
+        bias = self.e_score_correction_bias if self.scores == "sigmoid" else None
+        return bias, self.top_k, self.scores, self.normalize, self.scale, self.groups, self.top_k_groups
 
 
 class Experts(nn.Module):
@@ -77,9 +88,12 @@ class Experts(nn.Module):
         nn.init.normal_(self.gate_up_proj, std=dim**-0.5)
         nn.init.normal_(self.down_proj, std=hidden**-0.5)
 
-    def forward(self, x: Any, experts: Any, weights: Any) -> Any:
-        """Return the weighted sum of each token's experts, (tokens, dim)."""
-        return gated_experts(x, experts, weights, self.gate_up_proj, self.down_proj, self.activation, all_present=True)
+    def forward(self, x: Any, experts: Any, weights: Any, order: Any = None, addend: Any = None) -> Any:
+        """Return the weighted sum of each token's experts, (tokens, dim). See `gated_experts`."""
+        return gated_experts(
+            x, experts, weights, self.gate_up_proj, self.down_proj, self.activation, all_present=True, order=order,
+            addend=addend,
+        )  # fmt: skip
 
 
 class FusedMoE(nn.Module):
@@ -143,11 +157,24 @@ class FusedMoE(nn.Module):
 
     def forward(self, input: Any) -> Any:
         """Return the layer's output, of shape (..., dim)."""
-        x = input.reshape(-1, input.shape[-1])
-        y = self.experts(x, *self.gate(x))
-        if self.shared_experts is not None:
-            y = y + self.shared_experts(x)
+        x, shared = input.reshape(-1, input.shape[-1]), self.shared_experts
+        if self._is_routed_by_kernel(x):
+            y = self.experts(x, *self.gate.route(x), None if shared is None else shared(x))
+        else:
+            y = self.experts(x, *self.gate(x))
+            if shared is not None:
+                y = y + shared(x)
         return y.reshape(input.shape)
+
+    def _is_routed_by_kernel(self, x: Any) -> bool:
+        """Return whether a kernel selects and sorts the experts: for inference, if no hook looks at the router."""
+        gate, experts = self.gate, self.experts
+        is_plain = type(gate) is Router and type(experts) in (Experts, Fp8Experts)
+        if not (is_plain and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
+            return False
+        arrays = (x, gate.weight, experts.gate_up_proj, experts.down_proj)
+        needs_grad = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
+        return not (needs_grad or gate._forward_hooks or gate._forward_pre_hooks or any(map(is_dtensor, arrays)))
 
 
 _OF_ONE_EXPERT = re.compile(r"experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight(|_scale_inv)")

@@ -1,0 +1,81 @@
+"""The sum of each token's rows, which are consecutive, in their order and in fp32; a thread has 8 columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import F32, U32, U64
+
+THREADS = 128
+"""Threads per CTA; chosen, not measured."""
+MAX_ROWS = 16
+"""Rows of a token at most: a thread has a vector of each in its registers."""
+
+
+@dataclass(frozen=True)
+class SlotSumSpec:
+    """Compile-time parameters of the kernel.
+
+    Attributes:
+        dtype: bf16 or fp16, of all arrays.
+        rows: Rows of a token, at most MAX_ROWS.
+        has_addend: There is a matrix that is added to the sums.
+    """
+
+    dtype: DType
+    rows: int
+    has_addend: bool
+
+
+@dataclass(frozen=True)
+class BoundSlotSum:
+    """Launch arguments: the numbers of tokens, and of vectors of a row. Arrays are at the Pointers of their names."""
+
+    tokens: int
+    vectors: int
+
+
+@lru_cache(maxsize=64)
+def slot_sum(spec: SlotSumSpec) -> Kernel:
+    """Build the kernel of a spec.
+
+    Reads slots (tokens * rows, n), and addend (tokens, n). Writes sums (tokens, n). n is a multiple of 8.
+    """
+    addend_suffix = "_and_addend" * spec.has_addend
+    with Builder(f"slot_sum_{spec.dtype}_{spec.rows}{addend_suffix}", threads=THREADS) as k:
+        k.header += [f"gemmsmith: {k.name}", "sums of consecutive rows"]
+        k.work_clusters = lambda p: ceil_div(p.tokens * p.vectors, THREADS)
+        slots = k.pointer("slots", lambda _: Pointer("slots"))
+        sums = k.pointer("sums", lambda _: Pointer("sums"))
+        addend = k.pointer("addend", lambda _: Pointer("addend")) if spec.has_addend else None
+        vectors = k.parameter("vectors", compute=lambda p: p.vectors)
+        all_vectors = k.parameter("all_vectors", compute=lambda p: p.tokens * p.vectors)
+        index = (hw.block_index() * THREADS + k.thread).named("index")
+        exists, token = (index < all_vectors).named("exists"), (index // vectors).named("token")
+        rows = k.registers_2d(U32, spec.rows + spec.has_addend, 4, "row")
+        total = k.registers(F32, VECTOR_ELEMENTS, "sum")
+        first = ((token * ((spec.rows - 1) * vectors) + index).to(U64) * 16).named("first")
+        row_bytes = (vectors.to(U64) * 16).named("row_bytes")
+        hw.grid_dependency_wait()
+        for i in range(spec.rows):
+            hw.load_global(rows.rows[i], slots + first + row_bytes * i, exists)
+        vector_offset = index.to(U64) * 16
+        if addend is not None:
+            hw.load_global(rows.rows[-1], addend + vector_offset, exists)
+        for i, row in enumerate(rows):
+            for j in range(VECTOR_ELEMENTS):
+                x = hw.unpack(row[j // 2], j % 2, spec.dtype)
+                total[j] = total[j] + x if i else x
+        result = k.registers(U32, 4, "result")
+        for j in range(4):
+            result[j] = hw.pack(total[2 * j], total[2 * j + 1], spec.dtype)
+        hw.store_global(result, sums + vector_offset, exists)
+        return k.finish()

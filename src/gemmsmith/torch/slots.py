@@ -1,0 +1,32 @@
+"""The sum over the slots of each token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
+from gemmsmith.host.slot_sum import slot_sum
+from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
+from gemmsmith.kernels.slot_sum import MAX_ROWS
+from gemmsmith.torch import fallback
+
+MAX_ELEMENTS = 1 << 33
+"""Elements of the slots at most: half of those with which the kernel's indices of vectors overflow."""
+
+
+def sum_slots(slots: Any, tokens: int, addend: Any = None) -> Any:
+    """Return the sums (tokens, n) of slots (tokens * top_k, n) in their order, plus `addend`, in slots' dtype."""
+    top_k = len(slots) // max(tokens, 1)
+    arrays = [slots] if addend is None else [slots, addend]
+    is_supported = (
+        slots.is_cuda and 0 < top_k <= MAX_ROWS and slots.dtype in (torch.bfloat16, torch.float16)
+        and 0 < slots.numel() < MAX_ELEMENTS and slots.shape[1] % VECTOR_ELEMENTS == 0
+        and all(x.dtype == slots.dtype and x.is_contiguous() for x in arrays)
+        and not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in arrays)
+    )  # fmt: skip
+    if is_supported and not fallback.kernels_unsupported(slots.get_device()):
+        return slot_sum(slots, top_k, addend, "cuda")
+    total = slots.view(tokens, -1 if tokens else 0, slots.shape[1]).sum(1)
+    return total if addend is None else (total + addend).to(slots.dtype)
