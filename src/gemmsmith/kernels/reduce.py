@@ -153,7 +153,7 @@ class BoundReduction:
         return self.batches * self.slices * self.chunks
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
     """Build the kernel of the second steps of results. It is launched for a tuple of as many BoundReductions."""
     name = "_".join(["reduce", *(spec.name for spec in specs)])
