@@ -103,10 +103,8 @@ def test_reductions_and_scales_of_every_dtype(dtype: str) -> None:
 
     plan = plan_of(small, {})
     assert plan.compiled.cubin
-    seconds = [launch.kernel for launch in plan.launches.all[1:]]
-    assert len(seconds) == 3
-    for kernel in seconds:
-        assert compile_source(kernel.source, kernel.name).resources.spill_store_bytes == 0
+    _, second = plan.launches.all
+    assert compile_source(second.kernel.source, second.kernel.name).resources.spill_store_bytes == 0
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "bool"])

@@ -9,6 +9,7 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config, Spec
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.reductions import partials_shape
 
 TILE = Config(tile=(64, 32, 32), cluster=(1, 1), stages=2, consumers=1)
@@ -102,3 +103,27 @@ def test_partial_results(axis: Any, cluster: tuple[int, int], shape: tuple[int, 
     assert found.bytes == nbytes
     pair = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.logsumexp(axis)), config=config)
     assert partials_shape(pair.spec.epilogue.graph.results[1], pair.spec, pair.problem).bytes == 2 * nbytes
+
+
+@pytest.mark.slow
+def test_second_steps_with_counters_after_a_gemm_with_flags(rng: np.random.Generator) -> None:
+    """Both use the same words, one after the other: they are zero in between."""
+    a = rng.integers(-4, 5, (16 * 257, 96)).astype(np.float16)
+    b = rng.integers(-4, 5, (96, 24)).astype(np.float16)
+    given, config = (a, b), TILE.replace(splits=0)
+    plan = gemmsmith.plan(*given, epilogue=sums_and_products, config=config)
+    gemm, second = plan.launches.all
+    counters = second.arguments["arrivals_0"]
+    assert gemm.arguments["flags"] == counters == Pointer("flags")
+    product = a.astype(np.float64) @ b.astype(np.float64)
+    for seed in (0, 1):
+        result = gemmsmith.simulate(*given, epilogue=sums_and_products, config=config, seed=seed)
+        assert not result.hazards
+    found = gemmsmith.gemm(*given, epilogue=sums_and_products, config=config, backend="sim")
+    np.testing.assert_array_equal(found[0], product.sum(0))
+    np.testing.assert_allclose(found[1], product.sum(1).astype(np.float32))
+    np.testing.assert_array_equal(found[2], product.max(0))
+
+
+def sums_and_products(acc: Any) -> Any:
+    return acc.sum(0), acc.sum(1), acc.amax(0)

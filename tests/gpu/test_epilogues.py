@@ -147,6 +147,40 @@ def test_reductions_of_constants_and_of_nothing() -> None:
         torch.testing.assert_close(everything, product.sum(), atol=1e-2, rtol=1e-3)
 
 
+def everything_reduced(acc):
+    return acc.sum(0).bfloat16(), acc.sum(1), acc.mean(), acc.amax(0), acc.amin(1).half(), acc.logsumexp((0, 1))
+
+
+@pytest.mark.parametrize(("m", "n"), [(4096, 16384), (8200, 1000), (40, 70000)])
+def test_second_steps_of_many_partials(m: int, n: int) -> None:
+    """Several CTAs combine them: the same bits in every call, in graphs, and on two streams at once."""
+    a, b = torch.randn(m, 64, device="cuda").bfloat16(), torch.randn(64, n, device="cuda").bfloat16()
+    plan = gemmsmith.plan(a, b, epilogue=everything_reduced)
+    assert plan.launches.flag_bytes
+    product = a.double() @ b.double()
+    found = plan.run(a, b)
+    for got, want, dim in zip(found[:2], (product.sum(0), product.sum(1)), (0, 1), strict=True):
+        error = product.abs().sum(dim) * 1e-5 + want.abs() * torch.finfo(got.dtype).eps
+        assert ((got.double() - want).abs() <= error).all()
+    torch.testing.assert_close(found[2].double(), product.mean(), atol=1e-5 * float(product.abs().mean()), rtol=0)
+    torch.testing.assert_close(found[3].double(), product.amax(0), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found[4].double(), product.amin(1), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(found[5].double(), product.flatten().logsumexp(0), atol=1e-3, rtol=1e-5)
+    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(2)]
+    with torch.cuda.graph(graph):
+        captured = plan.run(a, b)
+    others = []
+    torch.cuda.synchronize()
+    for _ in range(20):
+        graph.replay()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                others.append(plan.run(a, b))
+    torch.cuda.synchronize()
+    for other in [captured, *others]:
+        assert all(map(torch.equal, other, found))
+
+
 def test_graph_capture() -> None:
     a, b, bias = (torch.randn(s, device="cuda").bfloat16() for s in ((256, 128), (128, 192), (192,)))
     plan = gemmsmith.plan(a, b, epilogue=CASES["aux"].function, bias=bias)

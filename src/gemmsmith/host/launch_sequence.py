@@ -1,4 +1,4 @@
-"""The launch sequence of a GEMM: operand repacking, the GEMM, and the second pass of each reduction."""
+"""The launch sequence of a GEMM: operand repacking, the GEMM, and the second step of its reductions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from gemmsmith.epilogue.reductions import (
 )
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.pack import BoundPacking, operand_packings, replace_packed_operands, tf32_residual_packings
-from gemmsmith.kernels.reduce import BoundReduction, reduce_kernel
-from gemmsmith.kernels.reduce import launch_shape as reduction_launch_shape
+from gemmsmith.kernels.reduce import BoundReduction, ReduceSpec, reduce_kernel
 from gemmsmith.lang.kernel import align_scratch
 from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
 
@@ -41,12 +40,8 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
         for r in graph.results if graph.is_reduction(r)
     ]  # fmt: skip
     if 0 in (problem.batch, problem.m, problem.n):
-        written_reductions = [(r, shape) for r, shape in reduced if shape.total_outputs]
-        return Launches(
-            spec,
-            binding.swapped,
-            tuple(_identity_reduction(r, spec, problem, shape) for r, shape in written_reductions),
-        )
+        written = [_identity(r, spec, problem, shape) for r, shape in reduced if shape.total_outputs]
+        return Launches(spec, binding.swapped, _second_steps(written, spec))
     pointers, workspace, packing_launches = (Pointer("a"), Pointer("b")), WORKSPACE, []
     packings = operand_packings(problem, spec.config)
     packed, residual_packings = replace_packed_operands(problem, packings), tf32_residual_packings(problem, spec.config)
@@ -67,28 +62,42 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
     kernel = build(spec)
     gemm = Launch.from_kernel(kernel, bound, workspace)
     shared = shared_partials(graph, spec.epilogue.deterministic)
-    zero_fills, final_reductions = [], []
+    zero_fills, second_steps = [], []
     for r, shape in reduced:
         if spec.epilogue.is_atomic(r) and r.name in shared:
-            zero_fills.append(_identity_reduction(r, spec, problem, shape))
+            zero_fills.append(_identity(r, spec, problem, shape))
         else:  # without partials if the value is a constant
             source = gemm.arguments[partials_argument(shared[r.name])] if r.name in shared else 0
             ranges = gemm.arguments[ranges_argument(shared[r.name])] if shape.groups else 0
-            final_reductions.append(_final_reduction(r, spec, problem, shape, source, ranges))
-    scratch, flags = kernel.scratch_bytes(bound), kernel.scratch_bytes(bound, zero_initialized=True)
-    ordered = (*packing_launches, *zero_fills, gemm, *final_reductions)
-    return Launches(spec, binding.swapped, ordered, workspace.offset + scratch, flags)
+            second_steps.append(_second_step(r, spec, problem, shape, source, ranges))
+    workspace += kernel.scratch_bytes(bound)
+    final = _second_steps(second_steps, spec, workspace)
+    ordered = (*packing_launches, *_second_steps(zero_fills, spec), gemm, *final)
+    flag_bytes = kernel.scratch_bytes(bound, zero_initialized=True)  # all kernels have the same ones
+    for launch in final:
+        workspace += launch.kernel.scratch_bytes(second_steps)
+        flag_bytes = max(flag_bytes, launch.kernel.scratch_bytes(second_steps, zero_initialized=True))
+    return Launches(spec, binding.swapped, ordered, workspace.offset, flag_bytes)
 
 
-def _identity_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape) -> Launch:
-    """Return a launch that writes the identity of a reduction."""
-    return _final_reduction(result, spec, problem, replace(shape, num_partials=0), 0)
+def _second_steps(
+    reductions: list[BoundReduction], spec: KernelSpec, workspace: Pointer = WORKSPACE
+) -> tuple[Launch, ...]:
+    """Return the launch of the second steps of reductions, if there are any, with its scratch memory at `workspace`."""
+    if not reductions:
+        return ()
+    return (Launch.from_kernel(reduce_kernel(tuple(r.spec for r in reductions), spec.chip), reductions, workspace),)
 
 
-def _final_reduction(
+def _identity(result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape) -> BoundReduction:
+    """Return what writes the identity of a reduction."""
+    return _second_step(result, spec, problem, replace(shape, num_partials=0), 0)
+
+
+def _second_step(
     result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape, source: Any, ranges: Any = 0
-) -> Launch:
-    """Return the second pass of a reduction, whose partials are stored at `source`, in the groups' `ranges`."""
+) -> BoundReduction:
+    """Return the second step of a reduction, whose partials are stored at `source`, in the groups' `ranges`."""
     graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
     node, constant = graph.nodes[result.node], graph.constant_operand_of(result)
     kind, axis = node.attribute
@@ -101,6 +110,5 @@ def _final_reduction(
         kind, shape = "sum", replace(shape, num_partials=0)
     elif kind == "mean":
         scale = 1 / count if count else math.nan
-    has_ranges = shape.groups > 0 and shape.num_partials > 0
-    kernel = reduce_kernel(kind, result.dtype or FP32, *reduction_launch_shape(shape), spec.chip, has_ranges)
-    return Launch.from_kernel(kernel, BoundReduction(shape, source, out, scale, overflow_as_fp32(offset), ranges))
+    reduce_spec = ReduceSpec.from_partials(kind, result.dtype or FP32, shape)
+    return BoundReduction(reduce_spec, shape, source, out, scale, overflow_as_fp32(offset), ranges)

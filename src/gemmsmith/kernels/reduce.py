@@ -1,9 +1,15 @@
-"""Second kernel of a reduction: combines partial results in a fixed order and rounds the total to its dtype."""
+"""Second step of reductions: combines the partial results of all results of a GEMM in a fixed order, in one launch.
+
+Results have CTAs one after the other; a CTA has a chunk of outputs, and of many partials a slice. The last CTA of a
+chunk to finish its slice, which a counter tells, combines the states of the slices in their order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.core.chip import HOPPER, Chip
@@ -12,7 +18,7 @@ from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.group_partials import RANGE_BYTES
 from gemmsmith.epilogue.outputs import store_rounded
-from gemmsmith.epilogue.reductions import MONOIDS, Monoid, PartialsShape, State
+from gemmsmith.epilogue.reductions import MONOIDS, Monoid, PartialsShape
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -20,37 +26,94 @@ from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, I32, I64, PRED, U32, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value
 
-LOADS_IN_FLIGHT = 8
-"""Loads that a thread has in flight; chosen, not measured."""
+THREADS = 256
+"""Threads per CTA; chosen, not measured: of so small a CTA an SM has several, which load while others merge."""
+LOADS_IN_FLIGHT = 16
+"""Partials that a thread has in flight; chosen, not measured."""
+SLICE_LOADS_IN_FLIGHT = 4
+"""States of slices that a thread has in flight; chosen, not measured: there are few slices."""
+MAX_LANES = 8
+"""Threads that share an output, at most: a CTA then reads 128 bytes of each line of partials. Chosen, not measured."""
+MAX_LANES_OF_GROUPS = 32
+"""The same of groups, whose partials are not sliced."""
+ROUNDS_PER_SLICE = 2
+"""Rounds of loads of a slice. Chosen, not measured: 256 partials of a column take less than a second step of theirs."""
+MAX_SLICES = 256
+"""Slices of an output, at most; chosen, not measured."""
 
 
-def launch_shape(partials: PartialsShape) -> tuple[int, int]:
-    """Return the outputs per CTA and the threads per output.
+@dataclass(frozen=True)
+class ReduceSpec:
+    """Compile-time parameters of the second step of a result.
 
-    A full reduction (with `tiles_per_batch`) uses 1024 threads for one output. Others use just enough threads to have
-    all loads in flight. Both depend on `num_partials` only, not on the number of outputs; so does the order of
-    additions.
+    Attributes:
+        kind: One of MONOIDS.
+        dtype: Dtype of the result: fp32, fp16 or bf16.
+        lanes: Threads that share an output. All threads do if its partials are contiguous.
+        is_split: Whether several CTAs share an output.
+        has_ranges: Whether batches are groups, which have ranges of the partials.
     """
-    if partials.tiles_per_batch:
-        return 1, 1024
-    num_partials = ceil_div(partials.num_partials, partials.groups or 1)
-    threads = min(1 << (max(ceil_div(num_partials, LOADS_IN_FLIGHT), 1) - 1).bit_length(), 32)
-    return (32, threads) if threads <= 8 else (8, threads)
+
+    kind: str
+    dtype: DType
+    lanes: int
+    is_split: bool = False
+    has_ranges: bool = False
+
+    @classmethod
+    def from_partials(cls, kind: str, dtype: DType, partials: PartialsShape) -> ReduceSpec:
+        """Return the spec for partials. It depends on `num_partials` only, and so does the order of additions.
+
+        It does not depend on the number of outputs, except that a full reduction (with `tiles_per_batch`) has one.
+        """
+        has_ranges = partials.groups > 0 and partials.num_partials > 0
+        lanes = THREADS
+        if not partials.tiles_per_batch:
+            num_partials = ceil_div(partials.num_partials, partials.groups or 1)
+            lanes = 1 << (max(ceil_div(num_partials, LOADS_IN_FLIGHT), 1) - 1).bit_length()
+            lanes = min(lanes, MAX_LANES_OF_GROUPS if has_ranges else MAX_LANES)
+        spec = cls(kind, dtype, lanes, has_ranges=has_ranges)
+        is_split = not has_ranges and partials.num_partials > spec.min_partials_per_slice
+        return cls(kind, dtype, lanes, is_split, has_ranges)
+
+    @property
+    def name(self) -> str:
+        """The part of the kernel's symbol."""
+        return f"{self.kind}_{self.dtype}_{self.columns}x{self.lanes}{'_split' * self.is_split}" + (
+            "_of_groups" * self.has_ranges
+        )
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether an output's partials are contiguous; a batch or group has one output then."""
+        return self.lanes == THREADS
+
+    @property
+    def columns(self) -> int:
+        """Outputs of a CTA."""
+        return THREADS // self.lanes
+
+    @property
+    def min_partials_per_slice(self) -> int:
+        """Partials of each but the last slice of an output, unless there would be more than MAX_SLICES."""
+        return self.lanes * LOADS_IN_FLIGHT * (1 if self.is_contiguous else ROUNDS_PER_SLICE)
 
 
 @dataclass(frozen=True)
 class BoundReduction:
-    """Launch arguments of a reduction: out = scale * total + offset for each output.
+    """Launch arguments of the second step of a result: out = scale * total + offset for each output.
 
     Attributes:
+        spec: Compile-time parameters.
         partials: Shape of the partial results.
-        source: Their address.
+        source: Their address, aligned to 16 bytes.
         out: Address of the contiguous results.
         scale: Factor of the total.
         offset: Addend.
         ranges: Address of which partials each group has, see GroupPartials.
     """
 
+    spec: ReduceSpec
     partials: PartialsShape
     source: Pointer | int
     out: Pointer
@@ -59,120 +122,257 @@ class BoundReduction:
     ranges: Pointer | int = 0
 
     @property
-    def total(self) -> int:
-        """Number of outputs."""
-        return self.partials.total_outputs
+    def chunks(self) -> int:
+        """Chunks of a CTA's outputs per batch."""
+        return ceil_div(self.partials.num_outputs, self.spec.columns)
+
+    @property
+    def partials_per_slice(self) -> int:
+        """Partials of each but the last slice of an output."""
+        shortest = self.spec.min_partials_per_slice
+        return shortest * ceil_div(self.partials.num_partials, shortest * MAX_SLICES)
+
+    @property
+    def slices(self) -> int:
+        """Slices of an output."""
+        return ceil_div(self.partials.num_partials, self.partials_per_slice) if self.spec.is_split else 1
+
+    @property
+    def batches(self) -> int:
+        """Batches or groups."""
+        return self.partials.batch * max(self.partials.groups, 1)
+
+    @property
+    def slice_states(self) -> int:
+        """States of all slices."""
+        return self.batches * self.slices * self.partials.num_outputs
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the result."""
+        return self.batches * self.slices * self.chunks
 
 
-@lru_cache(maxsize=64)
-def reduce_kernel(
-    kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOPPER, has_ranges: bool = False
-) -> Kernel:
-    """Build a reduction kernel.
+@lru_cache(maxsize=256)
+def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
+    """Build the kernel of the second steps of results. It is launched for a tuple of as many BoundReductions."""
+    name = "_".join(["reduce", *(spec.name for spec in specs)])
+    with Builder(name, threads=THREADS, chip=chip) as k:
+        k.header += [f"gemmsmith: {name}", "combines partials (batch, partials, outputs) in order"]
+        k.work_clusters = lambda reductions: sum(r.ctas for r in reductions)
+        components = max(len(MONOIDS[spec.kind].identity) for spec in specs)
+        states = k.shared(4 * THREADS, stages=components, name="reduction_state")
+        last_flag = k.shared(4, name="is_last_slice") if any(spec.is_split for spec in specs) else None
+        steps = [_SecondStep(spec, i, f"_{i}" if len(specs) > 1 else "", states, last_flag)
+                 for i, spec in enumerate(specs)]  # fmt: skip
+        first_ctas = [k.parameter(f"first_cta_{i}", compute=_ctas_before(i)) for i in range(1, len(specs))]
+        cta = hw.block_index().with_name_hint("cta")
+        for step, first, stop in zip(steps, [None, *first_ctas], [*first_ctas, None], strict=True):
+            is_here: Value = Constant(PRED, True)
+            if first is not None:
+                is_here = cta >= first
+            if stop is not None:
+                is_here = is_here & (cta < stop) if first is not None else cta < stop
+            with k.when(is_here):
+                step.run(cta if first is None else cta - first)
+        return k.finish()
 
-    `threads` threads share the partials of an output and combine their states in shared memory; a CTA has `columns`
-    outputs, stored as `dtype`: fp32, fp16 or bf16. `has_ranges`: batches are groups, which have ranges of the partials.
+
+def _ctas_before(index: int) -> Callable[[Any], int]:
+    """Return a function that computes the CTAs of the first `index` results."""
+    return lambda reductions: sum(r.ctas for r in reductions[:index])
+
+
+class _SecondStep:
+    """The second step of result `index` of a launch.
+
+    Kernel arguments, with `suffix`: `partials`, `out`: addresses; `num_partials`, `num_outputs`; `chunks`, those of a
+    batch; `component_stride`: elements between the components of a partial; `scale`, `affine_offset`. If CTAs share an
+    output: `slices`, `partials_per_slice`; `slice_states`, the slices' states, as partials are stored, and
+    `slice_component_stride`; `arrivals`, a counter for each chunk that is zero before and after. `ranges`: those of
+    groups.
     """
-    monoid = MONOIDS[kind]
-    of_groups = "_of_groups" * has_ranges
-    with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}{of_groups}", threads=columns * threads, chip=chip) as k:
-        k.header += [f"gemmsmith: reduce ({kind})", "combines partials (batch, partials, outputs) in order"]
-        k.work_clusters, k.persistent = partial(_ctas, columns, has_ranges), True
-        source, out = k.pointer("partials", lambda r: r.source), k.pointer("out", lambda r: r.out)
-        ranges = k.pointer("ranges", lambda r: r.ranges) if has_ranges else None
-        num_partials = k.parameter("num_partials", compute=lambda r: r.partials.num_partials)
-        num_outputs = k.parameter("num_outputs", compute=lambda r: r.partials.num_outputs)
-        total = k.parameter("total", compute=lambda r: r.total)
-        component_stride = k.parameter("component_stride", I64, lambda r: r.partials.component_stride)
-        scale = k.parameter("scale", F32, lambda r: r.scale)
-        affine_offset = k.parameter("affine_offset", F32, lambda r: r.offset)
-        hw.grid_dependency_wait()
-        reduction_lane = (k.thread // columns).named("reduction_lane")
-        state_buffers = k.shared(4 * columns * threads, stages=len(monoid.identity), name="reduction_state")
-        groups, grid = (total + columns - 1) // columns, hw.grid_size().with_name_hint("num_ctas")
-        if has_ranges:
-            chunks = k.parameter("chunks_per_group", compute=lambda r: ceil_div(r.partials.num_outputs, columns))
-            groups = chunks * k.parameter("groups", compute=lambda r: r.partials.groups)
-        with k.range((groups - hw.block_index() + grid - 1) // grid, name="group") as group:
-            index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
-            batch, output = (index // num_outputs).with_name_hint("batch"), (index % num_outputs).named("output")
-            count: Value = num_partials
-            first = None
-            if ranges is not None:  # a CTA has outputs of one group
-                chunk = (hw.block_index() + group * grid).named("chunk")
-                batch = (chunk // chunks).named("batch")
-                output = ((chunk - batch * chunks) * columns + k.thread % columns).named("output")
-                index = batch * num_outputs + output
-                address = ranges + (batch * RANGE_BYTES).to(U64)
+
+    def __init__(
+        self, spec: ReduceSpec, index: int, suffix: str, buffers: SharedBuffer, last_flag: SharedBuffer | None
+    ) -> None:
+        k = current_builder()
+        self.spec, self.monoid, self._buffers, self._last_flag = spec, MONOIDS[spec.kind], buffers, last_flag
+
+        def of(compute: Callable[[BoundReduction], Any]) -> Callable[[Any], Any]:
+            return lambda reductions: compute(reductions[index])
+
+        self.source = k.pointer(f"partials{suffix}", of(lambda r: r.source))
+        self.out = k.pointer(f"out{suffix}", of(lambda r: r.out))
+        self.num_partials = k.parameter(f"num_partials{suffix}", compute=of(lambda r: r.partials.num_partials))
+        self.num_outputs = k.parameter(f"num_outputs{suffix}", compute=of(lambda r: r.partials.num_outputs))
+        self.chunks = k.parameter(f"chunks{suffix}", compute=of(lambda r: r.chunks))
+        self.component_stride = k.parameter(f"component_stride{suffix}", I64, of(lambda r: r.partials.component_stride))
+        self.scale = k.parameter(f"scale{suffix}", F32, of(lambda r: r.scale))
+        self.affine_offset = k.parameter(f"affine_offset{suffix}", F32, of(lambda r: r.offset))
+        if spec.has_ranges:
+            self.ranges = k.pointer(f"ranges{suffix}", of(lambda r: r.ranges))
+        if spec.is_split:
+            self.slices = k.parameter(f"slices{suffix}", compute=of(lambda r: r.slices))
+            self.partials_per_slice = k.parameter(
+                f"partials_per_slice{suffix}", compute=of(lambda r: r.partials_per_slice)
+            )
+            self.slice_component_stride = k.parameter(
+                f"slice_component_stride{suffix}", I64, of(lambda r: r.slice_states)
+            )
+            components = len(self.monoid.identity)
+            self.slice_states = k.scratch(f"slice_states{suffix}", of(lambda r: 4 * components * r.slice_states))
+            self.arrivals = k.scratch(
+                f"arrivals{suffix}", of(lambda r: 4 * r.batches * r.chunks), zero_initialized=True
+            )
+
+    def run(self, cta: Value) -> None:
+        """Combine the partials of the result's CTA `cta`."""
+        k, columns = current_builder(), self.spec.columns
+        line, chunk = (cta // self.chunks).named("line"), (cta % self.chunks).named("chunk")
+        output = (chunk * columns + k.thread % columns).named("output")
+        is_output = (output < self.num_outputs).named("is_output")
+        if not self.spec.is_split:
+            batch, first = line, line * self.num_partials
+            count: Value = self.num_partials
+            hw.grid_dependency_wait()
+            if self.spec.has_ranges:
+                address = self.ranges + (batch * RANGE_BYTES).to(U64)
                 first, count = (
                     hw.load_global_word(address + 4 * i, Constant(PRED, True), I32, name)
                     for i, name in enumerate(("first_partial", "partial_count"))
                 )
-            is_output = (
-                partial(_is_output, index, total) if ranges is None else partial(_is_output, output, num_outputs)
-            )
-            state = [k.registers(F32, 1, name) for name in monoid.names_of("thread", "state")]
-            for register, identity in zip(state, monoid.identity, strict=True):
-                register[0] = identity
-            in_flight = threads * LOADS_IN_FLIGHT
-            with k.range((count + in_flight - 1) // in_flight, name="round") as round:
-                loaded = [k.registers(F32, LOADS_IN_FLIGHT, name) for name in monoid.names_of("loaded", "")]
-                with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
-                    partial_idx = (round * in_flight + load * threads + reduction_lane).with_name_hint("partial_idx")
-                    in_bounds = ((partial_idx < count) & is_output()).named("in_bounds")
-                    line = batch * num_partials + partial_idx if first is None else first + partial_idx
-                    offset = line.to(I64) * num_outputs.to(I64) + output.to(I64)
-                    offset.with_name_hint("partial_offset")
-                    for s, (registers, identity) in enumerate(zip(loaded, monoid.identity, strict=True)):
-                        address = source + ((offset + component_stride * s) * 4).to(U64)
-                        registers[load] = k.select(in_bounds, _load(address, in_bounds), identity)
-                with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
-                    _merge(monoid, state, tuple(x[load] for x in loaded))
-            if threads > 1:
-                _reduce_threads(monoid, state, state_buffers, reduction_lane, threads, columns)
-            result = hw.fma(monoid.finish(tuple(register[0] for register in state)), scale, affine_offset)
-            address = out + (index.to(I64) * dtype.bytes).to(U64)
-            store_rounded(result, address, (reduction_lane == 0) & is_output(), dtype, "result")
-        return k.finish()
+            self._store(self._reduce(first, count, output, is_output), batch, output, is_output)
+            return
+        batch, slice = (line // self.slices).named("batch"), (line % self.slices).named("slice")
+        begin = (slice * self.partials_per_slice).named("slice_begin")
+        count = k.minimum(self.partials_per_slice, self.num_partials - begin).named("slice_partials")
+        hw.grid_dependency_wait()
+        state = self._reduce(batch * self.num_partials + begin, count, output, is_output)
+        self._store_slice(state, line, output, is_output)
+        with k.when(self._is_last(batch * self.chunks + chunk)):
+            k.comment("the last CTA of a chunk combines the states of all its slices")
+            state = self._reduce(batch * self.slices, self.slices, output, is_output, of_slices=True)
+            self._store(state, batch, output, is_output)
+
+    def _reduce(
+        self, first: Value, count: Value, output: Value, is_output: Value, of_slices: bool = False
+    ) -> list[RegisterArray]:
+        """Merge the states in lines `first` to `first + count`, of partials or of slices.
+
+        The first `columns` threads return those of the CTA's outputs.
+        """
+        k, spec, monoid = current_builder(), self.spec, self.monoid
+        source = self.slice_states if of_slices else self.source
+        component_stride = self.slice_component_stride if of_slices else self.component_stride
+        loads = SLICE_LOADS_IN_FLIGHT if of_slices else LOADS_IN_FLIGHT
+        width = 4 if spec.is_contiguous and not of_slices else 1
+        first.with_name_hint("first_line")
+        lane = (k.thread // spec.columns).named("reduction_lane")
+        state = [k.registers(F32, 1, name) for name in monoid.names_of("thread", "state")]
+        for register, identity in zip(state, monoid.identity, strict=True):
+            register[0] = identity
+        per_round = loads * spec.lanes
+        with k.range((count + (per_round - 1)) // per_round, name="round") as round:
+            loaded = [k.registers(F32, loads, name) for name in monoid.names_of("loaded", "")]
+            with k.unroll(loads // width, name="load") as load:
+                index = (round * per_round + (load * spec.lanes + lane) * width).named("partial_idx")
+                in_bounds = ((index < count) & is_output).named("in_bounds")
+                offset = (first + index).to(I64)
+                if not spec.is_contiguous:
+                    offset = offset * self.num_outputs.to(I64) + output.to(I64)
+                offset.with_name_hint("partial_offset")
+                for i, (registers, identity) in enumerate(zip(loaded, monoid.identity, strict=True)):
+                    address = source + ((offset + component_stride * i) * 4).to(U64)
+                    hw.load_global(registers.slice(load * width, width), address, in_bounds)
+                    if identity:  # a load that is out of bounds returns zeros
+                        with k.unroll(width, name="j") as j:
+                            registers[load * width + j] = k.select(in_bounds, registers[load * width + j], identity)
+            _merge_halves(monoid, loaded)
+            _merge(monoid, state, 0, loaded)
+        self._merge_lanes(state)
+        return state
+
+    def _merge_lanes(self, state: list[RegisterArray]) -> None:
+        """Merge the states of an output's threads into the first one's, in a tree that is always the same."""
+        k, spec, monoid = current_builder(), self.spec, self.monoid
+        count = spec.lanes
+        row: Value = k.thread
+        is_writer: Value = Constant(PRED, True)
+        if spec.is_contiguous:
+            for mask in (16, 8, 4, 2, 1):
+                peer = [k.registers(F32, 1, name) for name in monoid.names_of("peer", "")]
+                for register, other in zip(state, peer, strict=True):
+                    other[0] = hw.shuffle_xor_fp32(register[0], mask)
+                _merge(monoid, state, 0, peer)
+            count, row, is_writer = THREADS // 32, k.warp_index, k.lane == 0
+        if count == 1:
+            return
+        addresses = [self._buffers[i].address.with_name_hint("state_buffer") for i in range(len(state))]
+        with k.when(is_writer):
+            for address, register in zip(addresses, state, strict=True):
+                hw.store_shared(register, address + (row * 4).to(U32))
+        k.comment("all threads have written their states")
+        hw.sync_threads()
+        with k.when(k.thread < spec.columns):
+            others = [k.registers(F32, count, name) for name in monoid.names_of("lane", "states")]
+            with k.unroll(count, name="lane") as i:
+                for address, registers in zip(addresses, others, strict=True):
+                    hw.load_shared(registers.slice(i, 1), address + ((k.thread + i * spec.columns) * 4).to(U32))
+            _merge_halves(monoid, others)
+            for register, other in zip(state, others, strict=True):
+                register[0] = other[0]
+
+    def _store_slice(self, state: list[RegisterArray], line: Value, output: Value, is_output: Value) -> None:
+        """Store the states of a slice."""
+        k = current_builder()
+        offset = (line.to(I64) * self.num_outputs.to(I64) + output.to(I64)).named("slice_offset")
+        is_written = ((k.thread < self.spec.columns) & is_output).named("is_written")
+        for i, register in enumerate(state):
+            address = self.slice_states + ((offset + self.slice_component_stride * i) * 4).to(U64)
+            hw.store_global(register, address, is_written)
+
+    def _is_last(self, chunk: Value) -> Value:
+        """Return whether all slices of a chunk are finished; resets its counter then."""
+        k = current_builder()
+        assert self._last_flag
+        flag = self._last_flag[0].address.with_name_hint("last_flag")
+        k.comment("all threads have written the states that the counter announces")
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            counter = (self.arrivals + (chunk * 4).to(U64)).named("counter")
+            finished = hw.atom_add_u32(counter, Constant(U32, 1), "acq_rel").named("finished_slices")
+            is_last = (finished == self.slices.to(U32) - 1).named("is_last")
+            hw.store_shared_word(flag, k.select(is_last, Constant(U32, 1), 0), "last")
+            with k.when(is_last):
+                hw.store_strong(counter, Constant(U32, 0), "relaxed", "gpu")
+        k.comment("the counter has been read")
+        hw.sync_threads()
+        return hw.load_shared_word(flag, U32, "last_of_chunk") == 1
+
+    def _store(self, state: list[RegisterArray], batch: Value, output: Value, is_output: Value) -> None:
+        """Store the result of each output."""
+        k = current_builder()
+        total = self.monoid.finish(tuple(register[0] for register in state))
+        result = hw.fma(total, self.scale, self.affine_offset)
+        index = batch * self.num_outputs + output
+        address = self.out + (index.to(I64) * self.spec.dtype.bytes).to(U64)
+        store_rounded(result, address, (k.thread < self.spec.columns) & is_output, self.spec.dtype, "result")
 
 
-def _ctas(columns: int, has_ranges: bool, r: BoundReduction) -> int:
-    """Return the CTAs that have outputs."""
-    if has_ranges:
-        return r.partials.groups * ceil_div(r.partials.num_outputs, columns)
-    return ceil_div(r.total, columns)
+def _merge_halves(monoid: Monoid, states: list[RegisterArray]) -> None:
+    """Merge a power of two of states into the first one, always the first half with the second."""
+    k, half = current_builder(), len(states[0]) // 2
+    while half:
+        with k.unroll(half, name="i") as i:
+            _merge(monoid, states, i, states, i + half)
+        half //= 2
 
 
-def _is_output(index: Value, outputs: Value) -> Value:
-    return index < outputs
-
-
-def _reduce_threads(
-    monoid: Monoid, state: list[RegisterArray], buffers: SharedBuffer, reduction_lane: Value, threads: int, columns: int
+def _merge(
+    monoid: Monoid, states: list[RegisterArray], i: Value | int, others: list[RegisterArray], j: Value | int = 0
 ) -> None:
-    """Merge the states of an output's threads into the first one's, in a tree that is always the same."""
-    k = current_builder()
-    addresses = [buffers[s].address.with_name_hint("state_buffer") for s in range(len(state))]
-    with k.unroll(threads.bit_length() - 1, name="level") as level:
-        half = (Constant(I32, threads // 2) >> level).named("half")
-        for address, register in zip(addresses, state, strict=True):
-            hw.store_shared(register, address + (k.thread * 4).to(U32))
-        k.comment("all threads have written the states that are merged now")
-        hw.sync_threads()
-        with k.when(reduction_lane < half):
-            others = [k.registers(F32, 1, name) for name in monoid.names_of("other", "")]
-            for address, other_register in zip(addresses, others, strict=True):
-                hw.load_shared(other_register, address + ((k.thread + half * columns) * 4).to(U32))
-            _merge(monoid, state, tuple(other_register[0] for other_register in others))
-        k.comment("all threads have read the states that are overwritten next")
-        hw.sync_threads()
-
-
-def _merge(monoid: Monoid, state: list[RegisterArray], other: State) -> None:
-    merged = monoid.merge(tuple(register[0] for register in state), other)
-    for register, x in zip(state, merged, strict=True):
-        register[0] = x
-
-
-def _load(address: Value, in_bounds: Value) -> Value:
-    return hw.load_global_word(address, in_bounds, F32, "partial")
+    """Merge state j of `others` into state i of `states`."""
+    merged = monoid.merge(tuple(x[i] for x in states), tuple(x[j] for x in others))
+    for register, x in zip(states, merged, strict=True):
+        register[i] = x
