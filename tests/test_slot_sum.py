@@ -34,6 +34,15 @@ def test_against_numpy(rng: np.random.Generator, tokens: int, rows: int, n: int,
         np.testing.assert_array_equal(got.astype(np.float32), in_order(slots, added).astype(np.float32))
 
 
+@pytest.mark.parametrize(("tokens", "rows", "n"), [(1, 8, 64), (5, 3, 1032), (37, MAX_ROWS, 16)])
+def test_rows_by_index(rng: np.random.Generator, tokens: int, rows: int, n: int) -> None:
+    x, row_of_slot = rng.standard_normal((2 * tokens * rows, n)).astype(BF16.numpy), rng.permutation(2 * tokens * rows)
+    row_of_slot = row_of_slot[: tokens * rows].astype(np.int32)
+    got = slot_sum(x[: tokens * rows], rows, None, "sim", row_of_slot % (tokens * rows))
+    want = in_order(x[row_of_slot % (tokens * rows)].reshape(tokens, rows, n), None)
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_it_waits_for_the_grid_before(rng: np.random.Generator, waits: bool) -> None:
     kernel, memory = slot_sum_kernel.__wrapped__(SlotSumSpec(BF16, 3, False)), GlobalMemory()
@@ -55,7 +64,7 @@ def test_it_waits_for_the_grid_before(rng: np.random.Generator, waits: bool) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2, 6, 8, MAX_ROWS])
 def test_no_spills(rows: int) -> None:
-    for dtype, has_addend in ((BF16, False), (FP16, True)):
-        kernel = slot_sum_kernel(SlotSumSpec(dtype, rows, has_addend))
+    for dtype, has_addend, gathers in ((BF16, False, False), (FP16, True, False), (BF16, False, True)):
+        kernel = slot_sum_kernel(SlotSumSpec(dtype, rows, has_addend, gathers))
         r = compile_source(kernel.source, kernel.name).resources
         assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())

@@ -220,6 +220,9 @@ def test_sums_of_slots(top_k: int, dtype: Any) -> None:
                 want = want + slots.view(tokens, top_k, n)[:, i].float()
             want = (want if added is None else want + added.float()).to(dtype)
             assert torch.equal(sum_slots(slots, tokens, added), want)
+        row_of_slot = torch.randperm(len(slots), device="cuda", dtype=torch.int32)
+        rows = torch.empty_like(slots).index_copy_(0, row_of_slot.long(), slots)
+        assert torch.equal(torch.ops.gemmsmith.sum_rows(rows, row_of_slot, tokens), sum_slots(slots, tokens))
 
 
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])

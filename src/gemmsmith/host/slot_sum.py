@@ -14,10 +14,10 @@ from gemmsmith.kernels.slot_sum import slot_sum as slot_sum_kernel
 from gemmsmith.lang.launch import Launch, Launches
 
 _CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
-"""Kernels by the signature of the slots, the rows of a token, and whether there is an addend."""
+"""Kernels by the signature of the slots, the rows of a token, and the names of the other arrays."""
 
 
-def slot_sum(slots: Any, rows: int, addend: Any, backend: str) -> Any:
+def slot_sum(slots: Any, rows: int, addend: Any, backend: str, row_of_slot: Any = None) -> Any:
     """Return the sums (tokens, n) of each token's rows, plus the addend, added in fp32 and rounded once.
 
     The arguments are not checked.
@@ -28,16 +28,18 @@ def slot_sum(slots: Any, rows: int, addend: Any, backend: str) -> Any:
         rows: Rows of a token, at most MAX_ROWS.
         addend: (tokens, n), contiguous, of the same dtype; or None. All are aligned to 16 bytes.
         backend: "cuda" or "sim".
+        row_of_slot: (tokens * rows,), int32: which row of `slots` each slot's is; None: they are in order.
     """
-    key: Hashable = cache_key_and_address(slots)[0], rows, addend is not None
-    kernels = get_or_create(_CACHE, key, lambda: _make(slots, rows, addend is not None))
-    return kernels(backend, {"slots": slots} if addend is None else {"slots": slots, "addend": addend}, slots)["sums"]
+    others = {name: x for name, x in (("addend", addend), ("row_of_slot", row_of_slot)) if x is not None}
+    key: Hashable = cache_key_and_address(slots)[0], rows, tuple(others)
+    kernels = get_or_create(_CACHE, key, lambda: _make(slots, rows, addend is not None, row_of_slot is not None))
+    return kernels(backend, {"slots": slots, **others}, slots)["sums"]
 
 
-def _make(slots: Any, rows: int, has_addend: bool) -> OutputKernels:
+def _make(slots: Any, rows: int, has_addend: bool, gathers: bool) -> OutputKernels:
     info = describe(slots)
     tokens, columns = info.shape[0] // rows, info.shape[1]
     bound = BoundSlotSum(tokens, columns // VECTOR_ELEMENTS)
-    launch = Launch.from_kernel(slot_sum_kernel(SlotSumSpec(info.dtype, rows, has_addend)), bound)
+    launch = Launch.from_kernel(slot_sum_kernel(SlotSumSpec(info.dtype, rows, has_addend, gathers)), bound)
     outputs = {"sums": OutputSpec((tokens, columns), info.dtype)}
     return OutputKernels(Launches(None, False, (launch,), is_dependent=True), outputs)

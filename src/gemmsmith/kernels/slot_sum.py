@@ -1,4 +1,4 @@
-"""The sum of each token's rows, which are consecutive, in their order and in fp32; a thread has 8 columns."""
+"""The sum of each token's rows, consecutive or by index, in their order and in fp32; a thread has 8 columns."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ class SlotSumSpec:
         dtype: bf16 or fp16, of all arrays.
         rows: Rows of a token, at most MAX_ROWS.
         has_addend: There is a matrix that is added to the sums.
+        gathers: The rows of a token are those of an array of indices.
     """
 
     dtype: DType
     rows: int
     has_addend: bool
+    gathers: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,26 +49,35 @@ class BoundSlotSum:
 def slot_sum(spec: SlotSumSpec) -> Kernel:
     """Build the kernel of a spec.
 
-    Reads slots (tokens * rows, n), and addend (tokens, n). Writes sums (tokens, n). n is a multiple of 8.
+    Reads slots (tokens * rows, n), addend (tokens, n) and row_of_slot (tokens * rows), int32, whose values are rows of
+    slots. Writes sums (tokens, n). n is a multiple of 8.
     """
-    addend_suffix = "_and_addend" * spec.has_addend
-    with Builder(f"slot_sum_{spec.dtype}_{spec.rows}{addend_suffix}", threads=THREADS) as k:
-        k.header += [f"gemmsmith: {k.name}", "sums of consecutive rows"]
+    suffixes = "_and_addend" * spec.has_addend + "_gathered" * spec.gathers
+    with Builder(f"slot_sum_{spec.dtype}_{spec.rows}{suffixes}", threads=THREADS) as k:
+        k.header += [f"gemmsmith: {k.name}", f"sums of {'rows by index' if spec.gathers else 'consecutive rows'}"]
         k.work_clusters = lambda p: ceil_div(p.tokens * p.vectors, THREADS)
         slots = k.pointer("slots", lambda _: Pointer("slots"))
         sums = k.pointer("sums", lambda _: Pointer("sums"))
         addend = k.pointer("addend", lambda _: Pointer("addend")) if spec.has_addend else None
+        row_of_slot = k.pointer("row_of_slot", lambda _: Pointer("row_of_slot")) if spec.gathers else None
         vectors = k.parameter("vectors", compute=lambda p: p.vectors)
         all_vectors = k.parameter("all_vectors", compute=lambda p: p.tokens * p.vectors)
         index = (hw.block_index() * THREADS + k.thread).named("index")
         exists, token = (index < all_vectors).named("exists"), (index // vectors).named("token")
         rows = k.registers_2d(U32, spec.rows + spec.has_addend, 4, "row")
         total = k.registers(F32, VECTOR_ELEMENTS, "sum")
-        first = ((token * ((spec.rows - 1) * vectors) + index).to(U64) * 16).named("first")
         row_bytes = (vectors.to(U64) * 16).named("row_bytes")
         hw.grid_dependency_wait()
-        for i in range(spec.rows):
-            hw.load_global(rows.rows[i], slots + first + row_bytes * i, exists)
+        if row_of_slot is None:
+            first = ((token * ((spec.rows - 1) * vectors) + index).to(U64) * 16).named("first")
+            offsets = [first + row_bytes * i for i in range(spec.rows)]
+        else:
+            slot, vector = (token * spec.rows).to(U64), (index % vectors).to(U64) * 16
+            places = [row_of_slot + (slot + i) * 4 for i in range(spec.rows)]
+            indices = [hw.load_global_word(place, exists, U32, "row") for place in places]
+            offsets = [x.to(U64) * row_bytes + vector for x in indices]
+        for i, offset in enumerate(offsets):
+            hw.load_global(rows.rows[i], slots + offset, exists)
         vector_offset = index.to(U64) * 16
         if addend is not None:
             hw.load_global(rows.rows[-1], addend + vector_offset, exists)

@@ -19,7 +19,7 @@ from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import SLICES, by_rows, rows_by_groups
 from gemmsmith.torch.ops import LIBRARY, call_op, define_op, fp32_precision, read_together
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
-from gemmsmith.torch.slots import sum_slots
+from gemmsmith.torch.slots import SUM_ROWS, sum_slots
 
 MIN_COPIED_ROWS = 256
 """Rows of an expert in the mean from which on they are copied. On an H100 the first product of Mixtral-8x7B, 4096
@@ -148,7 +148,7 @@ class _GatedExperts(torch.autograd.Function):
         x: Any, weights: Any, gate_up: Any, down: Any, offsets: Any, slot_of_row: Any, token_of_row: Any,
         row_of_slot: Any, row_weights: Any, activation: str,
     ) -> tuple[Any, ...]:  # fmt: skip
-        top_k, hidden = weights.shape[1], down.shape[2]
+        hidden = down.shape[2]
         rows, row_weights = x.index_select(0, token_of_row), row_weights.unsqueeze(1)
         dtypes = str(x.dtype), str(row_weights.dtype)
         if hidden % INTERLEAVE_COLUMNS:
@@ -158,7 +158,7 @@ class _GatedExperts(torch.autograd.Function):
             epilogue = epilogue_of("weighted gate and up", activation, *dtypes)
             h, gate, up = call_op(epilogue, rows, _gate_and_up(gate_up), [], [row_weights], offsets)
         y = call_op(PLAIN_GEMM, h, down.mT, [], [], offsets)
-        return _summed_slots(y, row_of_slot, top_k), rows, gate, up, h
+        return SUM_ROWS(y, row_of_slot, len(x)), rows, gate, up, h
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -180,7 +180,8 @@ class _GatedExperts(torch.autograd.Function):
         )
         grad_x = grad_weights = grad_gate_up = grad_down = None
         if ctx.needs_input_grad[0]:
-            grad_x = _summed_slots(call_op(PLAIN_GEMM, grad_both, gate_up, [], [], offsets), row_of_slot, ctx.top_k)
+            grad_rows = call_op(PLAIN_GEMM, grad_both, gate_up, [], [], offsets)
+            grad_x = SUM_ROWS(grad_rows, row_of_slot, len(gradients[0]))
         if ctx.needs_input_grad[1]:
             grad_weights = grad_row_weights.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
@@ -239,8 +240,3 @@ def _gate_and_up(gate_up: Any) -> tuple[Any, Any]:
     """Return the two weights (count, dim, hidden)."""
     hidden = gate_up.shape[1] // 2
     return gate_up[:, :hidden].mT, gate_up[:, hidden:].mT
-
-
-def _summed_slots(rows: Any, row_of_slot: Any, top_k: int) -> Any:
-    """Return the sum of each token's rows, in the order of its slots."""
-    return rows.index_select(0, row_of_slot).view(-1, top_k, rows.shape[1]).sum(1)

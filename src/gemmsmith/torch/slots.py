@@ -11,13 +11,17 @@ from gemmsmith.host.slot_sum import slot_sum
 from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
 from gemmsmith.kernels.slot_sum import MAX_ROWS
 from gemmsmith.torch import fallback
+from gemmsmith.torch.ops import define_op
 
 MAX_ELEMENTS = 1 << 33
 """Elements of the slots at most: half of those with which the kernel's indices of vectors overflow."""
 
 
-def sum_slots(slots: Any, tokens: int, addend: Any = None) -> Any:
-    """Return the sums (tokens, n) of slots (tokens * top_k, n) in their order, plus `addend`, in slots' dtype."""
+def sum_slots(slots: Any, tokens: int, addend: Any = None, row_of_slot: Any = None) -> Any:
+    """Return the sums (tokens, n) of slots (tokens * top_k, n) in their order, plus `addend`, in slots' dtype.
+
+    `row_of_slot`: (tokens * top_k,), int32: which row each slot's is; None: they are in order.
+    """
     top_k = len(slots) // max(tokens, 1)
     arrays = [slots] if addend is None else [slots, addend]
     is_supported = (
@@ -27,6 +31,20 @@ def sum_slots(slots: Any, tokens: int, addend: Any = None) -> Any:
         and not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in arrays)
     )  # fmt: skip
     if is_supported and not fallback.kernels_unsupported(slots.get_device()):
-        return slot_sum(slots, top_k, addend, "cuda")
+        return slot_sum(slots, top_k, addend, "cuda", row_of_slot)
+    if row_of_slot is not None:
+        slots = slots.index_select(0, row_of_slot)
     total = slots.view(tokens, -1 if tokens else 0, slots.shape[1]).sum(1)
     return total if addend is None else (total + addend).to(slots.dtype)
+
+
+def _sum_rows(rows: Any, row_of_slot: Any, tokens: int) -> Any:
+    return sum_slots(rows, tokens, row_of_slot=row_of_slot)
+
+
+SUM_ROWS = define_op(
+    "sum_rows", "(Tensor rows, Tensor row_of_slot, int tokens) -> Tensor",
+    lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]), lambda *_, **__: 0,
+    CPU=_sum_rows, CUDA=_sum_rows,
+)  # fmt: skip
+"""The operator: the sums of each token's rows, in the order of its slots."""
