@@ -21,7 +21,7 @@ from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Matrix
 from gemmsmith.core.tile import Tile
-from gemmsmith.graph.functions import fast_exp
+from gemmsmith.graph.approximations import fast_exp
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, I32, PRED, U32, U64

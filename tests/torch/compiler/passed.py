@@ -44,7 +44,7 @@ class Passed:
     def texts(self) -> list[str]:
         """The serialized epilogues of gemmsmith's matmuls."""
         nodes = (node for graph in self.graphs for node in graph.nodes if "gemmsmith" in str(node.target))
-        return [node.args[3] for node in nodes]
+        return [next(x for x in node.args if isinstance(x, str)) for node in nodes]
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], Passed]:
