@@ -296,6 +296,29 @@ def chosen() -> str:
     return "\n".join(textwrap.wrap(text, 120)) + "\n\n" + source("fused-h100")
 
 
+def experts() -> str:
+    rows = [row for row in load("moe-h100")["rows"] if not row["training"]]
+
+    def over(contender: str) -> str:
+        ratios = [row[f"{contender}_us"] / row["ours_us"] for row in rows]
+        return f"{statistics.geometric_mean(ratios):.2f} in the mean, {min(ratios):.2f} at least"
+
+    def us(row: Row, contender: str) -> str:
+        return f"{row[f'{contender}_us']:.0f} us" if f"{contender}_us" in row else "-"
+
+    cells = (
+        " | ".join(
+            (row["layer"], str(row["tokens"]), *(us(row, x) for x in ("ours", "fp8", "grouped_mm", "triton", "bytes")))
+        )
+        for row in rows
+    )
+    earlier = {row["layer"]: row["commit"] for row in rows if "commit" in row}
+    text = f"Time over gemmsmith's: grouped_mm {over('grouped_mm')}; Triton {over('triton')}. Of earlier commits: "
+    text += ", ".join(f"{layer} ({commit})" for layer, commit in earlier.items()) + "."
+    header = "layer | tokens | gemmsmith, bf16 | in FP8 | torch's grouped_mm | Triton | weights in use, copied"
+    return "\n\n".join((table(header, cells), text, source("moe-h100")))
+
+
 WITHDRAWN = {
     "dense-unseen-h200": ("200 GEMMs of layers that are not in the table of tuned configs", plain),
     "dense-ragged-h200": ("40 GEMMs of random sizes", plain),
@@ -338,5 +361,19 @@ def losses() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     f.__name__: f
-    for f in (headline, losses, suite, layouts, chosen, half, epilogues, fp8, fp8_losses, host, ceilings, withdrawn)
+    for f in (
+        headline,
+        losses,
+        suite,
+        layouts,
+        chosen,
+        half,
+        epilogues,
+        fp8,
+        fp8_losses,
+        host,
+        ceilings,
+        experts,
+        withdrawn,
+    )
 }

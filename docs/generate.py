@@ -35,7 +35,10 @@ from gemmsmith.graph.frontend import op_table  # noqa: E402
 from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
 
-PAGES = ("README.md", "docs/performance.md", "docs/internals/kernel-language.md", "docs/internals/extending.md")
+PAGES = (
+    "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/internals/kernel-language.md",
+    "docs/internals/extending.md",
+)  # fmt: skip
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
 
 OPERATIONS = """\
