@@ -139,8 +139,11 @@ def table(header: str, rows: Iterable[str]) -> str:
     return "\n".join((f"| {header} |", "| --- " * (header.count("|") + 1) + "|", *(f"| {row} |" for row in rows)))
 
 
-def source(name: str, used: int | None = None) -> str:
-    """Return the line below a table: its file, GPU, versions, commit, and how many rows are left out."""
+def source(name: str, used: int | None = None, root: str = "..") -> str:
+    """Return the line below a table: its file, GPU, versions, commit, and how many rows are left out.
+
+    `root`: the repository's root, from the page.
+    """
     from docs.results import FILES
 
     file, commit = load(name), FILES[name][1]
@@ -150,7 +153,7 @@ def source(name: str, used: int | None = None) -> str:
     left_out = "" if used in (None, count) else f" {used} of {count} rows: other configs changed."
     return (
         f"*{gpu}, CUDA {machine['cuda']}, torch {torch}, commit {commit}, "
-        f"[rows](../benchmarks/results/{find(name).name}).{left_out}*"
+        f"[rows]({root}/benchmarks/results/{find(name).name}).{left_out}*"
     )
 
 
@@ -316,7 +319,7 @@ def experts() -> str:
     text = f"Time over gemmsmith's: grouped_mm {over('grouped_mm')}; Triton {over('triton')}. Of earlier commits: "
     text += ", ".join(f"{layer} ({commit})" for layer, commit in earlier.items()) + "."
     header = "layer | tokens | gemmsmith, bf16 | in FP8 | torch's grouped_mm | Triton | weights in use, copied"
-    return "\n\n".join((table(header, cells), text, source("moe-h100")))
+    return "\n\n".join((table(header, cells), text, source("moe-h100", root="../..")))
 
 
 WITHDRAWN = {
@@ -330,7 +333,7 @@ WITHDRAWN = {
 def withdrawn() -> str:
     cells = (
         f"{what} | {len(current(name, planned))} of {len(load(name)['rows'])} | "
-        f"[{name}](../benchmarks/results/{find(name).name})"
+        f"[{name}]({root}/benchmarks/results/{find(name).name})"
         for name, (what, planned) in WITHDRAWN.items()
     )
     return table("what was measured | rows whose config is still chosen | file", cells)
