@@ -333,7 +333,7 @@ WITHDRAWN = {
 def withdrawn() -> str:
     cells = (
         f"{what} | {len(current(name, planned))} of {len(load(name)['rows'])} | "
-        f"[{name}]({root}/benchmarks/results/{find(name).name})"
+        f"[{name}](../benchmarks/results/{find(name).name})"
         for name, (what, planned) in WITHDRAWN.items()
     )
     return table("what was measured | rows whose config is still chosen | file", cells)
