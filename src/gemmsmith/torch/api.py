@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from gemmsmith.api import gemm as launch
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
@@ -32,7 +33,7 @@ from gemmsmith.torch.autograd import (
 from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import ForwardSpec, Names, dynamo_constant, number_names, tensor_names
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.ops import fp32_precision, matmul_shape
+from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
 from gemmsmith.torch.tracing import CACHE_SIZE, OperandSignature, serialize_epilogue
 
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
@@ -53,7 +54,8 @@ def gemm(
     Args:
         a: (..., m, k), in a dtype of gemmsmith.gemm, or float64 on the CPU, where all is computed in float64. fp32 is
             multiplied as torch.set_float32_matmul_precision says: "highest" by 3xTF32, otherwise by TF32.
-        b: (k, n), or (batch, k, n) for an a of (batch, m, k) or (m, k), in a's dtype.
+        b: (k, n), or (batch, k, n) for an a of (batch, m, k) or (m, k), in a's dtype. A tuple of two such tensors is
+            multiplied as `gemmsmith.interleave(*b)`, (k, 2n); in 16 or 8 bits, without gradients, no copy is made.
         epilogue: a function of a @ b and of operands by name, as in gemmsmith.gemm; a @ b has a's leading dimensions.
         recompute: save nothing beyond the outputs and recompute the GEMM in backward. By default at most one extra
             matrix (the pre-activation) is saved, and none if the epilogue is linear or if its output suffices (relu,
@@ -82,8 +84,10 @@ def gemm(
             f"{name}: got an argument of gemmsmith.gemm, which has no gradients; call that, or give an operand of this "
             "name in `operands`"
         )
+    if isinstance(b, tuple):
+        b = combine_two(a, b, scale_a, scale_b, *operand_values.values())
     a, b = autocast(a, b)
-    if is_fast_path(a, b, scale_a, scale_b, *operand_values.values()):
+    if isinstance(b, tuple) or is_fast_path(a, b, scale_a, scale_b, *operand_values.values()):
         return launch(
             a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=operand_values,
             precision=fp32_precision(a),
@@ -235,6 +239,22 @@ def autocast(a: Any, b: Any) -> tuple[Any, Any]:
     castable = (torch.float32, torch.float16, torch.bfloat16)
     cast = [x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in castable else x for x in (a, b)]
     return cast[0], cast[1]
+
+
+def combine_two(a: Any, b: tuple[Any, ...], *others: Any) -> Any:
+    """Return two tensors b as gemm multiplies them: the tuple, if it can run immediately, or one interleaved tensor.
+
+    Raises ArgumentError for other tuples.
+    """
+    if len(b) != 2 or not all(isinstance(x, torch.Tensor) for x in b) or b[0].shape != b[1].shape:
+        described = ", ".join(str(tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x).__name__ for x in b)
+        raise ArgumentError(f"b: got a tuple of {described}; use one tensor, or two of the same shape")
+    if b[0].shape[-1] % INTERLEAVE_COLUMNS:
+        raise ArgumentError(f"b: got two tensors of {b[0].shape[-1]} columns; use a multiple of {INTERLEAVE_COLUMNS}")
+    b = tuple([autocast(a, x)[1] for x in b])
+    if is_fast_path(a, *b, *others):
+        return read_together(*b)
+    return torch.stack([x.unflatten(-1, (-1, INTERLEAVE_COLUMNS)) for x in b], -2).flatten(-3)
 
 
 def _prepare(

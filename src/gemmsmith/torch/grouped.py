@@ -11,7 +11,7 @@ from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding import checks
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
-from gemmsmith.torch.api import OPERAND_DTYPES, autocast, check_tensor, is_fast_path
+from gemmsmith.torch.api import OPERAND_DTYPES, autocast, check_tensor, combine_two, is_fast_path
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
 from gemmsmith.torch.fallback import FLOAT_DTYPES
@@ -30,7 +30,7 @@ def grouped_gemm(
     Args:
         a: (m, k), bf16, fp16, fp32, or float64 on the CPU; rows of a group follow one another. Along K on a GPU fp32 is
             multiplied by PyTorch, one group after the other, whose sizes the host waits for.
-        b: (groups, k, n); (k, n) along K.
+        b: (groups, k, n); (k, n) along K. Along M also a tuple of two, as in gemmsmith.torch.gemm.
         offsets: (groups,), int32, on a's device: the ends of the groups, as in torch.nn.functional.grouped_mm. They are
             not read on the host.
         along: "m": row i is multiplied by the matrix of its group, to (m, n); rows behind the last group are zero.
@@ -49,6 +49,10 @@ def grouped_gemm(
         EpilogueError: the function is not a valid epilogue, or has no gradient.
     """
     values = checks.merge_operands(operands, named)
+    of_two = ()
+    if isinstance(b, tuple):
+        b = combine_two(a, b, *values.values())
+        of_two, b = (b, b[0]) if isinstance(b, tuple) else ((), b)
     a, b = autocast(a, b)
     for name, x in (("a", a), ("b", b), ("offsets", offsets)):
         check_tensor(name, x, a)
@@ -59,15 +63,17 @@ def grouped_gemm(
             raise ArgumentError(f"{name}: got {x.dtype}; use bf16, fp16 or fp32, the same for a and b")
     if along not in ("m", "k"):
         raise ArgumentError(f'along: got {along!r}; use "m" or "k"')
+    if of_two and along == "k":
+        raise ArgumentError('b: got a tuple with along="k"; use one tensor')
     if along == "k":
         if epilogue is not None or values:
             raise ArgumentError('epilogue: got one with along="k"; use along="m", or apply it to the result')
         slices_shape(a.shape, b.shape, offsets.shape)
         return differentiable_slices(a, b, offsets)
     shape = rows_shape(a.shape, b.shape, offsets.shape)
-    if is_fast_path(a, b, *values.values()):
+    if of_two or is_fast_path(a, b, *values.values()):
         values = {name: by_rows(x) for name, x in values.items()}
-        return launch(a, b, offsets=offsets, epilogue=epilogue, operands=values, precision=fp32_precision(a))
+        return launch(a, of_two or b, offsets=offsets, epilogue=epilogue, operands=values, precision=fp32_precision(a))
     serialized, numbers, tensors = _prepare(a, shape, epilogue, values)
     results = differentiable_gemm(serialized, a, b, numbers, tensors, recompute, offsets)
     names = result_names(serialized)

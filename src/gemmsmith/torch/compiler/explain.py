@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
@@ -113,6 +114,14 @@ def explain(model: Callable[..., Any], *inputs: Any, **named: Any) -> Explanatio
     def backend(module: Any, example_inputs: Any) -> Any:
         return compile_fx(module, example_inputs, inner_compile=compile_graph, config_patches=options())
 
+    with torch._inductor.config.patch(force_disable_caches=True), functorch_config.patch(enable_autograd_cache=False):
+        return _explained(model, inputs, named, backend, graphs)
+
+
+def _explained(
+    model: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any], backend: Callable[..., Any],
+    graphs: list[tuple[Outcome, ...]],
+) -> Explanation:  # fmt: skip
     outputs = torch.compile(model, backend=backend)(*inputs, **named)
     differentiable = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
