@@ -11,6 +11,8 @@ import gemmsmith
 from gemmsmith import Config, ConfigError
 
 torch = pytest.importorskip("torch")
+from tests.gpu.group_data import DTYPES, check, drawn, normal, table  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 CONFIGS = [
@@ -26,28 +28,6 @@ CONFIGS = [
     Config("pingpong", (64, 64, 64), (1, 2), swap_ab=True),
     Config("mma_multistage", (128, 128, 32), (1, 1), 3),
 ]
-SIZES = (0, 0, 1, 7, 63, 64, 65, 127, 128, 129, 255, 300)
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
-
-
-def normal(*shape: int, dtype: str = "bf16") -> Any:
-    return torch.randn(shape, device="cuda").to(DTYPES[dtype])
-
-
-def table(sizes: list[int]) -> Any:
-    return torch.tensor(sizes, device="cuda", dtype=torch.int32)
-
-
-def check(d: Any, a: Any, b: Any, dtype: str = "bf16") -> None:
-    """Compare a group's result with float64, element by element."""
-    product = a.double() @ b.double()
-    epsilon = 2.0**-8 if dtype == "bf16" else 2.0**-11
-    allowed = epsilon * 1.01 * product.abs() + 2.0**-16 * max(1, a.shape[-1])
-    assert bool(((d.double() - product).abs() <= allowed).all())
-
-
-def drawn(rng: random.Random, groups: int) -> list[int]:
-    return [rng.choice(SIZES) for _ in range(groups)]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

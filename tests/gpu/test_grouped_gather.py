@@ -11,6 +11,8 @@ import gemmsmith
 from gemmsmith import Config
 
 torch = pytest.importorskip("torch")
+from tests.gpu.group_data import DTYPES, check, drawn, normal, random_rows, table  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 CONFIGS = [
@@ -29,31 +31,7 @@ CONFIGS = [
     Config("pingpong", (64, 64, 64), (1, 2), swap_ab=True),
     Config("mma_multistage", (128, 128, 32), (1, 1), 3),
 ]
-SIZES = (0, 0, 1, 7, 63, 64, 65, 127, 128, 129, 255, 300)
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 MARK = 77.0
-
-
-def normal(*shape: int, dtype: str = "bf16") -> Any:
-    return torch.randn(shape, device="cuda").to(DTYPES[dtype])
-
-
-def table(values: Any) -> Any:
-    return torch.as_tensor(values, device="cuda", dtype=torch.int32)
-
-
-def drawn(rng: random.Random, groups: int) -> list[int]:
-    return [rng.choice(SIZES) for _ in range(groups)]
-
-
-def random_rows(count: int, extent: int) -> Any:
-    """Return indices with repeats, of which some are negative and some too large."""
-    rows = torch.randint(0, extent, (count,), device="cuda", dtype=torch.int32)
-    rows[torch.rand(count, device="cuda") < 0.1] = -1
-    rows[torch.rand(count, device="cuda") < 0.02] = extent
-    rows[torch.rand(count, device="cuda") < 0.02] = 2**31 - 1
-    rows[torch.rand(count, device="cuda") < 0.02] = -(2**31)
-    return rows
 
 
 def unique_rows(count: int, extent: int) -> Any:
@@ -69,14 +47,6 @@ def gathered(x: Any, rows: Any) -> Any:
     zeros = torch.zeros((len(rows), *x.shape[1:]), device="cuda", dtype=x.dtype)
     zeros[is_row] = x[rows[is_row].long()]
     return zeros
-
-
-def check(d: Any, a: Any, b: Any, dtype: str = "bf16") -> None:
-    """Compare a group's result with float64, element by element."""
-    product = a.double() @ b.double()
-    epsilon = 2.0**-8 if dtype == "bf16" else 2.0**-11
-    allowed = epsilon * 1.01 * product.abs() + 2.0**-16 * max(1, a.shape[-1])
-    assert bool(((d.double() - product).abs() <= allowed).all())
 
 
 def check_scattered(out: Any, rows: Any, sizes: list[int], a: Any, b: Any, dtype: str = "bf16") -> None:

@@ -11,6 +11,8 @@ import gemmsmith
 from gemmsmith import Config
 
 torch = pytest.importorskip("torch")
+from tests.gpu.group_data import DTYPES, drawn, normal, random_rows, table  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 CONFIGS = [
@@ -26,31 +28,10 @@ CONFIGS = [
     Config("pingpong", (64, 64, 64), (1, 2), swap_ab=True),
     Config("mma_multistage", (128, 128, 32), (1, 1), 3),
 ]
-SIZES = (0, 0, 1, 7, 63, 64, 65, 127, 128, 129, 255, 300)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OUTPUTS = ("fp32", "bf16", "fp16")
 SUM_UNIT = 2.0**-20
 """Error of the tensor core's sums, relative to the sum of the terms' magnitudes."""
 UNIT = {"fp32": 2.0**-20, "bf16": 2.0**-8, "fp16": 2.0**-11}
-
-
-def normal(*shape: int, dtype: str = "bf16") -> Any:
-    return torch.randn(shape, device="cuda").to(DTYPES[dtype])
-
-
-def table(values: Any) -> Any:
-    return torch.as_tensor(values, device="cuda", dtype=torch.int32)
-
-
-def drawn(rng: random.Random, groups: int) -> list[int]:
-    return [rng.choice(SIZES) for _ in range(groups)]
-
-
-def random_rows(count: int, extent: int) -> Any:
-    """Return indices with repeats, of which some are negative and some too large."""
-    rows = torch.randint(0, extent, (count,), device="cuda", dtype=torch.int32)
-    for share, index in ((0.1, -1), (0.02, extent), (0.02, 2**31 - 1), (0.02, -(2**31))):
-        rows[torch.rand(count, device="cuda") < share] = index
-    return rows
 
 
 def products(a: Any, b: Any, sizes: list[int]) -> Any:
@@ -59,7 +40,7 @@ def products(a: Any, b: Any, sizes: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", OUTPUTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_with_one_destination_are_added(config: Config | None, dtype: str, seed: int) -> None:
     """Each addition rounds; rows behind the last group are NaN, and rows that no index names stay as they were."""
@@ -89,7 +70,7 @@ def test_rows_with_one_destination_are_added(config: Config | None, dtype: str, 
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", OUTPUTS)
 def test_rows_are_added_inside_of_the_array(config: Config | None, dtype: str) -> None:
     """Around it is memory that no index reaches; and an invalid table stores NaN."""
     memory = torch.full((1200, 72), 77.0, device="cuda", dtype=DTYPES[dtype])

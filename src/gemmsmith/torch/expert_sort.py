@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.expert_sort import sort_by_expert
 from gemmsmith.kernels.sort_by_expert import MAX_EXPERTS, MAX_SLOTS
 from gemmsmith.torch import fallback
@@ -79,3 +80,16 @@ _SORT = define_op(
     "sort_by_expert", "(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake_sort, lambda *_, **__: 0, CPU=sort_by_torch, CUDA=sort_on_gpu,
 )  # fmt: skip
+
+
+def checked_shape(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any) -> tuple[Any, Any]:
+    """Return (count, hidden) of experts. Raises ArgumentError if the shapes do not match."""
+    (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
+    hidden = twice_hidden // 2
+    if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
+        raise ArgumentError(
+            f"x, experts, weights, gate_up, down: got shapes {tuple(x.shape)}, {tuple(experts.shape)}, "
+            f"{tuple(weights.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}; use (tokens, dim), "
+            "(tokens, top_k), (tokens, top_k), (count, 2 * hidden, dim) and (count, dim, hidden)"
+        )
+    return count, hidden

@@ -13,7 +13,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
-from gemmsmith.torch.expert_sort import SortedSlots, sort_slots
+from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, epilogue_of
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import SLICES, by_rows, rows_by_groups
@@ -61,14 +61,7 @@ def gated_experts(
             raise ArgumentError("order, addend: got one with weights that are DTensors; use None")
         return sharded_experts(partial(gated_experts, activation=activation), x, experts, weights, gate_up, down)
     (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
-    (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
-    hidden = twice_hidden // 2
-    if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
-        raise ArgumentError(
-            f"x, experts, weights, gate_up, down: got shapes {tuple(x.shape)}, {tuple(experts.shape)}, "
-            f"{tuple(weights.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}; use (tokens, dim), "
-            "(tokens, top_k), (tokens, top_k), (count, 2 * hidden, dim) and (count, dim, hidden)"
-        )
+    count, hidden = checked_shape(x, experts, weights, gate_up, down)
     if order is None:
         order = sort_slots(experts, weights, count)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights, gate_up, down))

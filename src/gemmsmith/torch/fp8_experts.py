@@ -16,7 +16,7 @@ from gemmsmith.graph.frontend.fusions import resolve_activation
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
-from gemmsmith.torch.expert_sort import SortedSlots, sort_slots
+from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.grouped_ops import by_rows
 from gemmsmith.torch.ops import LIBRARY
 from gemmsmith.torch.slots import sum_slots
@@ -111,14 +111,7 @@ def fp8_gated_experts(
         ArgumentError: a gradient is required, a weight is not e4m3, or shapes do not match.
     """
     _check((x, weights, *[addend] * (addend is not None)), {"gate_up": gate_up, "down": down})
-    (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
-    hidden = twice_hidden // 2
-    if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
-        raise ArgumentError(
-            f"x, experts, weights, gate_up, down: got shapes {tuple(x.shape)}, {tuple(experts.shape)}, "
-            f"{tuple(weights.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}; use (tokens, dim), "
-            "(tokens, top_k), (tokens, top_k), (count, 2 * hidden, dim) and (count, dim, hidden)"
-        )
+    count, hidden = checked_shape(x, experts, weights, gate_up, down)
     if hidden % BLOCK:
         raise ArgumentError(f"gate_up: got {hidden} rows of gate; use a multiple of {BLOCK}, a scale's rows")
     if order is None:
