@@ -73,8 +73,8 @@ class Case:
     """What makes the work, with these sizes; `training`, or inference."""
 
     make: Callable[..., Work]
-    sizes: dict[str, int]
-    tiny: dict[str, int]
+    sizes: dict[str, Any]
+    tiny: dict[str, Any]
     training: bool = True
 
 
@@ -236,9 +236,8 @@ def timed(
     return timing.shuffled({n: timing.captured(run, [()]) for n, run in runs.items()}, 1, seconds, rounds)
 
 
-def measure(name: str, is_tiny: bool, seconds: float, rounds: int) -> list[dict[str, Any]]:
+def measure(name: str, case: Case, is_tiny: bool, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Return the rows of a case."""
-    case = CASES[name]
     sizes = case.tiny if is_tiny else case.sizes
     torch._dynamo.reset()
     torch.set_default_dtype(torch.float32 if is_tiny else torch.bfloat16)
@@ -318,22 +317,21 @@ def shown(row: dict[str, Any]) -> str:
     return f"{row['case']:<18} ratio {row['ratio']:.3f} ({row['theirs']} / {row['ours']})  us: {times}"
 
 
-def main() -> None:
-    parser = timing.options(__doc__)
-    parser.add_argument("--case", action="append", choices=["host", *CASES], help="instead of all; may be repeated")
+def main(description: str | None = __doc__, cases: dict[str, Case | None] = CASES | {"host": None}) -> None:
+    """Measure the cases that the command line selects; None: the cost of calls on the host."""
+    parser = timing.options(description)
+    parser.add_argument("--case", action="append", choices=list(cases), help="instead of all; may be repeated")
     parser.add_argument("--block", type=float, default=1.05, help="seconds of a block")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU, nothing compiled")
     portions.add_options(parser)
     arguments = parser.parse_args()
     rows = portions.load_rows(arguments)
-    left = portions.missing(arguments.case or ["host", *CASES], rows, lambda r: str(r["case"]), arguments.part)
+    left = portions.missing(arguments.case or list(cases), rows, lambda r: str(r["case"]), arguments.part)
     for name in portions.in_time(left, arguments.seconds):
         print(name, file=sys.stderr, flush=True)
-        if name == "host":
-            rows += host(arguments.tiny)
-        else:
-            rows += measure(name, arguments.tiny, arguments.block, arguments.rounds)
+        case = cases[name]
+        rows += measure(name, case, arguments.tiny, arguments.block, arguments.rounds) if case else host(arguments.tiny)
         for row in rows:
             if row["case"] == name:
                 print(shown(row), flush=True)

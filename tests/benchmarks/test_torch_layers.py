@@ -66,7 +66,7 @@ def test_a_step_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch_layers.gt, "FusedLinearCrossEntropy", Wrong)
     with pytest.raises(SystemExit, match="cross-entropy: fused is off the exact step by 0.01"):
-        torch_layers.measure("cross-entropy", True, 0, 0)
+        torch_layers.measure("cross-entropy", torch_layers.CASES["cross-entropy"], True, 0, 0)
 
 
 def test_peers_of_a_loss_have_its_weight() -> None:
