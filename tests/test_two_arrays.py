@@ -159,6 +159,9 @@ def test_what_cannot_be_read_is_refused(rng: Any) -> None:
 
     refuse((gate,), "b: got a tuple of 1 arrays; use one array, or a tuple of two")
     refuse((gate, up, up), "b: got a tuple of 3 arrays")
+    refuse((), "b: got a tuple of 0 arrays")
+    refuse((gate, 1.0), "b: got builtins.float; use a torch tensor")
+    refuse((np.float32(1) * np.ones(()), np.ones((), np.float32)), "b: got ")
     refuse((gate, up[:, :32]), r"b: got two arrays of shape \(64, 40\) and \(64, 32\); use the same")
     refuse((gate, up.astype(np.float16)), "b: got two arrays of dtype bf16 and fp16")
     refuse((gate, np.ascontiguousarray(up)), "b: got two arrays of strides")

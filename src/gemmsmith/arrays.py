@@ -283,13 +283,13 @@ INTERLEAVE_COLUMNS = 8
 
 def _read_interleaved(arrays: Any) -> ArrayInfo:
     """Return the description of a tuple of two arrays whose columns alternate."""
-    first, second, *others = (*map(describe, arrays), None, None)
-    if second is None or any(others) or first is None:
+    if len(arrays) != 2:
         raise _UnsupportedArrayError(f"got a tuple of {len(arrays)} arrays; use one array, or a tuple of two")
+    first, second = (describe(x, "b") for x in arrays)
     for name in ("dtype", "shape", "strides", "device", "device_index"):
         if (x := getattr(first, name)) != (y := getattr(second, name)):
             raise _UnsupportedArrayError(f"got two arrays of {name} {x} and {y}; use the same")
-    *leading, columns = first.shape
+    *leading, columns = first.shape or (0,)
     if columns % INTERLEAVE_COLUMNS:
         raise _UnsupportedArrayError(
             f"got two arrays of {columns} columns, which alternate in groups of {INTERLEAVE_COLUMNS}; use a multiple"
