@@ -342,10 +342,12 @@ def withdrawn() -> str:
 def headline() -> str:
     dense, fp8_rows = mostly_current("dense-suite-h200"), mostly_current("fp8-h200", block_scaled)
     fused_rows = [{"ratio": over_compile(r)} for r in measured_fused()]
+    moe = [{"ratio": r["grouped_mm_us"] / r["ours_us"]} for r in load("moe-h100")["rows"] if not r["training"]]
     shown = (
         f"bf16 | {len(dense)} | torch.mm (cuBLAS) | {means(dense, 'ratio')}",
         f"bf16 with epilogue | {len(fused_rows)} | torch.compile | {means(fused_rows, 'ratio')}",
         f"FP8, block scales | {len(fp8_rows)} | DeepGEMM | {means(fp8_rows, 'deepgemm_ratio')}",
+        f"layers of experts, H100 | {len(moe)} | torch's grouped_mm | {means(moe, 'ratio')}",
     )
     return table("GEMM | count | compared with | speedup, geometric mean | minimum", shown)
 
