@@ -117,3 +117,59 @@ def test_a_graph_replays_it() -> None:
         out.fill_(float("nan"))
         graph.replay()
         check(out, a, b)
+
+
+class Gated(torch.nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(dim, hidden, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def trained(forward: Any, module: Any, x: Any, gradient: Any) -> list[Any]:
+    """Return the output and all gradients of a step."""
+    for t in (x, *module.parameters()):
+        t.grad = None
+    y = forward(x)
+    y.backward(gradient)
+    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 1024])
+def test_in_torch(tokens: int) -> None:
+    """FusedMLP, and the plain module by torch.compile: a step is as near to float64 as eager PyTorch's."""
+    import gemmsmith.torch as gt
+
+    plain = Gated(256, 648).to("cuda", torch.bfloat16)
+    fused = gt.FusedMLP(256, 648, device="cuda", dtype=torch.bfloat16)
+    fused.load_state_dict(plain.state_dict())
+    wide = Gated(256, 648).to("cuda", torch.float64)
+    wide.load_state_dict(plain.state_dict())
+    x, gradient = normal(tokens, 256).requires_grad_(), normal(tokens, 256)
+    exact = trained(wide, wide, x.detach().double().requires_grad_(), gradient.double())
+    eager = trained(plain, plain, x, gradient)
+    compiled = torch.compile(plain, options=gt.options())
+    for forward, module in ((fused, fused), (compiled, plain)):
+        for got, theirs, want in zip(trained(forward, module, x, gradient), eager, exact, strict=True):
+            allowed = 1.25 * (theirs.double() - want).norm() + 1e-3 * want.norm()
+            assert bool((got.double() - want).norm() <= allowed)
+        with torch.no_grad():
+            assert bool((forward(x).double() - exact[0]).norm() <= 2.0**-6 * exact[0].norm())
+
+
+def test_a_tuple_in_torch() -> None:
+    """Without gradients one kernel reads both; with gradients they are interleaved first."""
+    import gemmsmith.torch as gt
+
+    a, b = normal(96, 256), weights(256, 88, second_first=True)
+    check(gt.gemm(a, b, epilogue=gated), a, b)
+    leaves = [x.detach().clone().requires_grad_() for x in (a, *b)]
+    check(gt.gemm(leaves[0], tuple(leaves[1:]), epilogue=gated).detach(), a, b)
+    offsets = torch.tensor([40, 96], device="cuda", dtype=torch.int32)
+    both = weights(256, 88, 2, second_first=False)
+    out = gt.grouped_gemm(a, both, offsets=offsets, epilogue=gated)
+    for g, rows in enumerate((slice(0, 40), slice(40, 96))):
+        check(out[rows], a[rows], [x[g] for x in both])
