@@ -188,6 +188,23 @@ def test_a_logsumexp_of_infinities_that_is_written_out_again(value):
     run(lambda x, w: (torch.logsumexp(x, -1), x.relu() @ w), x, w)
 
 
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, torch.nn.functional.gelu])
+def test_a_minimum_of_what_backward_recomputes(function):
+    """Its gradient compares elements with it, and would be NaN if they differed in a bit."""
+    x, w, b = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((12, 8), (16, 8), (16,)))
+
+    def loss(x, w, b):
+        y = function(torch.nn.functional.linear(x, w, b))
+        return y, y.amin(0), y.mean()
+
+    results = []
+    for f in (compiled(loss)[0], loss):
+        outputs = f(x, w, b)
+        results.append(torch.autograd.grad([y.sum() for y in outputs], (x, w, b)))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_a_maximum_is_that_of_the_values_as_they_are_stored():
     """Its gradient goes to the elements that equal it."""
     a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()

@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer, is_min_or_max, is_widening, strip_views_and_widening
 from gemmsmith.torch.compiler.matmuls import Matmul
@@ -116,6 +118,9 @@ class Region:
         min_max_nodes = (x for x in nodes if x not in self.roots and is_min_or_max(x))
         if any(strip_views_and_widening(x.args[0]) not in outputs for x in min_max_nodes):
             return None  # its gradient compares elements with it: recomputed ones might differ in a bit
+        computed = (x for x in nodes if x not in self.roots and not is_transparent(x))
+        if may_have_backward() and any(is_compared_in_backward(x) for x in computed):
+            return None
         if not all(map(is_row_major, outputs)):
             return None  # other nodes may depend on the strides
         if len(outputs) > MAX_RESULTS or len(inputs) > MAX_OPERANDS:
@@ -195,6 +200,37 @@ class Region:
 
         total = sum(size_bytes(x) * (1 if self.traffic.is_materialized(x) else 2) for x in inputs)
         return total + sum(size_bytes(x) * (1 + len(outside_kernels(x))) for x in outputs)
+
+
+def may_have_backward() -> bool:
+    """Return whether the graph that is compiled may be a forward graph, whose backward graph recomputes some nodes."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    return metadata is None or any(x.requires_grad for x in metadata.input_info)
+
+
+def is_compared_in_backward(node: Node) -> bool:
+    """Return whether a maximum or minimum of a node's elements is computed, and returned by the graph.
+
+    Its gradient compares the elements with it. They may be recomputed in backward, by kernels whose results differ from
+    an epilogue's in a bit, and then none would be equal.
+    """
+    if is_min_or_max(node):
+        return False
+    return any(
+        is_returned(user) if is_min_or_max(user) else is_transparent(user) and is_compared_in_backward(user)
+        for user in node.users
+    )
+
+
+def is_returned(node: Node) -> bool:
+    """Return whether the graph returns a node, or the same numbers."""
+    return any(user.op == "output" or (is_transparent(user) and is_returned(user)) for user in node.users)
+
+
+def is_transparent(node: Node) -> bool:
+    """Return whether a node has the numbers of its input: a view, or a wider dtype."""
+    return node_kind(node) == "view" or is_widening(node)
 
 
 def is_view_or_condition(node: Node) -> bool:
