@@ -205,8 +205,8 @@ def bytes_that_a_full_box_does_not_count(p: Patch) -> None:
 def the_next_box(p: Patch) -> None:
     copy = staged_scales.hw.tma_load
 
-    def shifted(map: Any, x: Any, *given: Any) -> None:
-        copy(map, x + staged_scales.SCALES_PER_TMA_BOX, *given)
+    def shifted(map: Any, x: Any, *given: Any, **options: Any) -> None:
+        copy(map, x + staged_scales.SCALES_PER_TMA_BOX, *given, **options)
 
     p.setattr(staged_scales.hw, "tma_load", shifted)
 
