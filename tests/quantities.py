@@ -8,10 +8,20 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as some
 
+from gemmsmith.arrays import as_numpy, empty_like_kind
+from gemmsmith.core.dtypes import DType
+
 RECIPES = ["tensor", "rows", "columns", "1x128", "128x1", "128x128"]
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 LAYOUTS = ["rows", "columns", "neither", "unaligned"]
 extents = some.one_of(some.sampled_from([0, 1, 8, 127, 128, 129]), some.integers(1, 280))
+
+
+def poisoned(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    """Return an array as `empty_like_kind` does, each of its bytes 0xFF."""
+    made = empty_like_kind(x, shape, dtype)
+    as_numpy(made).reshape(-1).view(np.uint8)[...] = 0xFF
+    return made
 
 
 @some.composite

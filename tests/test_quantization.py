@@ -9,22 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from tests.quantities import DTYPES, LAYOUTS, RECIPES, laid_out, numbers, options, same, shapes, with_special
+from tests.quantities import DTYPES, LAYOUTS, RECIPES, laid_out, numbers, options, poisoned, same, shapes, with_special
 
 import gemmsmith
 from gemmsmith import ArgumentError
-from gemmsmith.arrays import as_numpy, empty_like_kind
-from gemmsmith.core.dtypes import DType
+from gemmsmith.arrays import as_numpy
 from gemmsmith.host import output_kernels
 
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "int8": 127.0}
 BLOCKS = {"rows": (1, 0), "columns": (0, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
-
-
-def poisoned(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
-    made = empty_like_kind(x, shape, dtype)
-    as_numpy(made).reshape(-1).view(np.uint8)[...] = 0xFF
-    return made
 
 
 @pytest.fixture(autouse=True)

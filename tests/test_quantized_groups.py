@@ -10,21 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from tests.groups import random, scaled
-from tests.quantities import DTYPES, LAYOUTS, same, with_special
+from tests.quantities import DTYPES, LAYOUTS, poisoned, same, with_special
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Grouping
-from gemmsmith.arrays import as_numpy, empty_like_kind
-from gemmsmith.core.dtypes import DType
+from gemmsmith.arrays import as_numpy
 from gemmsmith.host import output_kernels, quantized_groups
 
 SIZES = [0, 1, 63, 64, 65, 127, 128, 129]
-
-
-def poisoned(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
-    made = empty_like_kind(x, shape, dtype)
-    as_numpy(made).reshape(-1).view(np.uint8)[...] = 0xFF
-    return made
 
 
 @pytest.fixture(autouse=True)

@@ -163,8 +163,8 @@ def _quantize_groups(
     if cached is None:
         checked = _Options(describe(x, "x"), *options)
         if checked.recipe != "128x1" or transposed or len(checked.x.shape) != 2:
-            got = f"shape {tuple(checked.x.shape)}, {checked.recipe!r}" + ", transposed" * transposed
-            raise ArgumentError(f"{name}: got it with {got}; use (m, k) and '128x1', not transposed")
+            described = f"shape {tuple(checked.x.shape)}, {checked.recipe!r}" + ", transposed" * transposed
+            raise ArgumentError(f"{name}: got it with {described}; use (m, k) and '128x1', not transposed")
         of_transpose = _Options(checked.x, "1x128", *options[1:4], OPPOSITE_ORDER[scale_order], scale_padding)
         cached = get_or_create(
             _GROUPS_CACHE, key,

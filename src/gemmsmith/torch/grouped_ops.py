@@ -24,13 +24,9 @@ from gemmsmith.binding.bind import result_shape
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.ops import (
-    MAX_OPERANDS,
-    MAX_RESULTS,
+    define_gemms,
     define_op,
-    epilogue_signature,
     fp32_precision,
-    of_two,
-    of_two_on_gpu,
     operands_by_name,
     result_dtype,
 )
@@ -134,27 +130,8 @@ def _count_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
 ARRAYS = "Tensor a, Tensor b, Tensor offsets"
 
 
-def _define_rows(num_inputs: int, num_outputs: int) -> Any:
-    signature = epilogue_signature(ARRAYS, num_inputs, num_outputs)
-    name = f"grouped_gemm_{num_inputs}_{num_outputs}"
-    return define_op(name, signature, _fake_rows, _count_flops, CPU=rows_by_groups, CUDA=_rows_cuda)
-
-
-ROWS: dict[tuple[int, int], Any] = {
-    (i, o): _define_rows(i, o) for i in range(MAX_OPERANDS + 1) for o in range(1, MAX_RESULTS + 1)
-}
+ROWS, _ROWS_OF_TWO = define_gemms("grouped_gemm", ARRAYS, _fake_rows, _count_flops, rows_by_groups, _rows_cuda)
 """The operators along M by their numbers of tensor operands and of results."""
-
-
-def _define_rows_of_two(num_inputs: int, num_outputs: int) -> Any:
-    signature = epilogue_signature("Tensor a, Tensor b, Tensor b2, Tensor offsets", num_inputs, num_outputs)
-    kernels = {"CPU": of_two(rows_by_groups), "CUDA": of_two_on_gpu(_rows_cuda)}
-    name = f"grouped_gemm_of_two_{num_inputs}_{num_outputs}"
-    return define_op(name, signature, of_two(_fake_rows), lambda *shapes, **_: 2 * _count_flops(*shapes), **kernels)
-
-
-for _counts in ROWS:
-    _define_rows_of_two(*_counts)
 SLICES = define_op(
     "grouped_gemm_k", f"({ARRAYS}) -> Tensor", _fake_slices, _count_flops, CPU=_slices_by_groups, CUDA=_slices_cuda
 )

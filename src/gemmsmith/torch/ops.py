@@ -16,6 +16,7 @@ fp32 operands are multiplied: "highest" by 3xTF32, otherwise by TF32.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -167,9 +168,9 @@ def read_together(b: Any, b2: Any) -> Any:
     return (b, b2) if reads_both and 0 < distance < MAX_STRIDE_BYTES else interleave(b, b2)
 
 
-def of_two(kernel: Callable[..., Any], combine: Callable[[Any, Any], Any] = interleave) -> Callable[..., Any]:
-    """Return the kernel of an operator of two operands b whose columns alternate, which are combined first."""
-    return lambda a, b, b2, *others: kernel(a, combine(b, b2), *others)
+def of_two(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the kernel of an operator of two operands b whose columns alternate, which are copied into one."""
+    return lambda a, b, b2, *others: kernel(a, interleave(b, b2), *others)
 
 
 def of_two_on_gpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -225,31 +226,31 @@ def define_op(name: str, signature: str, fake: Any, count_flops: Any, **kernels:
     return op
 
 
-def epilogue_signature(arrays: str, num_inputs: int, num_outputs: int) -> str:
-    """Return the signature of an operator of `arrays` with an epilogue of so many tensor operands and results."""
-    tensors = "".join(f", Tensor x{i}" for i in range(num_inputs))
-    returns = "Tensor" if num_outputs == 1 else f"({', '.join(['Tensor'] * num_outputs)})"
-    return f"({arrays}, int key, str epilogue, float[] numbers{tensors}) -> {returns}"
+def define_gemms(
+    name: str, arrays: str, fake: Any, count_flops: Any, cpu: Callable[..., Any], cuda: Callable[..., Any]
+) -> tuple[dict[tuple[int, int], Any], dict[tuple[int, int], Any]]:
+    """Define {name}_{i}_{o} for all numbers i of tensor operands and o of results, and {name}_of_two_{i}_{o}.
+
+    The second multiply by two operands b whose columns alternate. `arrays`: the arguments before the epilogue; `cpu`
+    and `cuda`: the kernels. Returns the operators by (i, o), then those of two.
+    """
+
+    def define(name: str, arrays: str, fake: Any, count_flops: Any, **kernels: Any) -> dict[tuple[int, int], Any]:
+        ops = {}
+        for i, o in itertools.product(range(MAX_OPERANDS + 1), range(1, MAX_RESULTS + 1)):
+            tensors = "".join(f", Tensor x{j}" for j in range(i))
+            returns = "Tensor" if o == 1 else f"({', '.join(['Tensor'] * o)})"
+            signature = f"({arrays}, int key, str epilogue, float[] numbers{tensors}) -> {returns}"
+            ops[i, o] = define_op(f"{name}_{i}_{o}", signature, fake, count_flops, **kernels)
+        return ops
+
+    return define(name, arrays, fake, count_flops, CPU=cpu, CUDA=cuda), define(
+        f"{name}_of_two", arrays.replace("Tensor b", "Tensor b, Tensor b2"), of_two(fake),
+        lambda *shapes, **_: 2 * count_flops(*shapes), CPU=of_two(cpu), CUDA=of_two_on_gpu(cuda),
+    )  # fmt: skip
 
 
-def _define_gemm(num_inputs: int, num_outputs: int) -> Any:
-    signature = epilogue_signature("Tensor a, Tensor b", num_inputs, num_outputs)
-    name = f"gemm_{num_inputs}_{num_outputs}"
-    return define_op(name, signature, _fake_kernel, _count_flops, CPU=_cpu_kernel, CUDA=_cuda_kernel)
-
-
-OPERATORS: dict[tuple[int, int], Any] = {
-    (i, o): _define_gemm(i, o) for i in range(MAX_OPERANDS + 1) for o in range(1, MAX_RESULTS + 1)
-}
-"""The operators by their numbers of tensor operands and of results."""
-
-
-def _define_gemm_of_two(num_inputs: int, num_outputs: int) -> Any:
-    signature = epilogue_signature("Tensor a, Tensor b, Tensor b2", num_inputs, num_outputs)
-    kernels = {"CPU": of_two(_cpu_kernel), "CUDA": of_two_on_gpu(_cuda_kernel)}
-    name = f"gemm_of_two_{num_inputs}_{num_outputs}"
-    return define_op(name, signature, of_two(_fake_kernel), lambda *shapes, **_: 2 * _count_flops(*shapes), **kernels)
-
-
-OPERATORS_OF_TWO: dict[tuple[int, int], Any] = {counts: _define_gemm_of_two(*counts) for counts in OPERATORS}
-"""The operators of two operands b whose columns alternate, likewise."""
+OPERATORS, OPERATORS_OF_TWO = define_gemms(
+    "gemm", "Tensor a, Tensor b", _fake_kernel, _count_flops, _cpu_kernel, _cuda_kernel
+)
+"""The operators by their numbers of tensor operands and of results; the second multiply by two operands b."""
