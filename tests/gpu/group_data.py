@@ -7,8 +7,24 @@ from typing import Any
 
 import torch
 
+from gemmsmith import Config
+
 SIZES = (0, 0, 1, 7, 63, 64, 65, 127, 128, 129, 255, 300)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
+GROUPED_CONFIGS = [
+    None,
+    Config("cooperative", (256, 128, 64), (2, 1)),
+    Config("cooperative", (128, 256, 64), (1, 1), raster="n", alias_epilogue=True),
+    Config("cooperative", (192, 128, 64), (1, 1), 3, 3),
+    Config("cooperative", (256, 160, 64), (1, 2), 3, swap_ab=True),
+    Config("cooperative", (128, 16, 64), (1, 1), 6, swap_ab=True),
+    Config("cooperative", (64, 8, 256), (1, 1), 5, 1, swap_ab=True),
+    Config("pingpong", (64, 256, 64), (2, 1)),
+    Config("pingpong", (128, 128, 64), (1, 1)),
+    Config("pingpong", (64, 64, 64), (1, 2), swap_ab=True),
+    Config("mma_multistage", (128, 128, 32), (1, 1), 3),
+]
+"""Of each schedule, and with few and with many columns."""
 
 
 def normal(*shape: int, dtype: str = "bf16") -> Any:

@@ -11,25 +11,15 @@ import gemmsmith
 from gemmsmith import Config
 
 torch = pytest.importorskip("torch")
-from tests.gpu.group_data import DTYPES, check, drawn, normal, random_rows, table  # noqa: E402
+from tests.gpu.group_data import DTYPES, GROUPED_CONFIGS, check, drawn, normal, random_rows, table  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 CONFIGS = [
-    None,
-    Config("cooperative", (256, 128, 64), (2, 1)),
+    *GROUPED_CONFIGS,
     Config("cooperative", (256, 160, 64), (1, 1), 3),
     Config("cooperative", (128, 256, 64), (2, 1)),
-    Config("cooperative", (128, 256, 64), (1, 1), raster="n", alias_epilogue=True),
-    Config("cooperative", (192, 128, 64), (1, 1), 3, 3),
     Config("cooperative", (128, 64, 128), (1, 1)),
-    Config("cooperative", (256, 160, 64), (1, 2), 3, swap_ab=True),
-    Config("cooperative", (128, 16, 64), (1, 1), 6, swap_ab=True),
-    Config("cooperative", (64, 8, 256), (1, 1), 5, 1, swap_ab=True),
-    Config("pingpong", (64, 256, 64), (2, 1)),
-    Config("pingpong", (128, 128, 64), (1, 1)),
-    Config("pingpong", (64, 64, 64), (1, 2), swap_ab=True),
-    Config("mma_multistage", (128, 128, 32), (1, 1), 3),
 ]
 MARK = 77.0
 
@@ -144,7 +134,7 @@ def test_a_layer_of_experts() -> None:
     assert bool(((y.double() - want).abs() <= 0.01 * want.abs().max()).all())
 
 
-@pytest.mark.parametrize("config", [None, CONFIGS[1], CONFIGS[7], CONFIGS[-1]], ids=str)
+@pytest.mark.parametrize("config", [None, GROUPED_CONFIGS[1], GROUPED_CONFIGS[4], GROUPED_CONFIGS[-1]], ids=str)
 def test_a_graph_reads_the_indices_at_each_replay(config: Config | None) -> None:
     rng, groups, total, n, k, t = random.Random(7), 24, 3000, 264, 200, 700
     a, b = normal(t, k), normal(groups, n, k).mT

@@ -11,23 +11,10 @@ import gemmsmith
 from gemmsmith import Config
 
 torch = pytest.importorskip("torch")
-from tests.gpu.group_data import DTYPES, drawn, normal, random_rows, table  # noqa: E402
+from tests.gpu.group_data import DTYPES, GROUPED_CONFIGS, drawn, normal, random_rows, table  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-CONFIGS = [
-    None,
-    Config("cooperative", (256, 128, 64), (2, 1)),
-    Config("cooperative", (128, 256, 64), (1, 1), raster="n", alias_epilogue=True),
-    Config("cooperative", (192, 128, 64), (1, 1), 3, 3),
-    Config("cooperative", (256, 160, 64), (1, 2), 3, swap_ab=True),
-    Config("cooperative", (128, 16, 64), (1, 1), 6, swap_ab=True),
-    Config("cooperative", (64, 8, 256), (1, 1), 5, 1, swap_ab=True),
-    Config("pingpong", (64, 256, 64), (2, 1)),
-    Config("pingpong", (128, 128, 64), (1, 1)),
-    Config("pingpong", (64, 64, 64), (1, 2), swap_ab=True),
-    Config("mma_multistage", (128, 128, 32), (1, 1), 3),
-]
 OUTPUTS = ("fp32", "bf16", "fp16")
 SUM_UNIT = 2.0**-20
 """Error of the tensor core's sums, relative to the sum of the terms' magnitudes."""
@@ -39,7 +26,7 @@ def products(a: Any, b: Any, sizes: list[int]) -> Any:
     return torch.cat([x.double() @ y.double() for x, y in zip(a[: sum(sizes)].split(sizes), b, strict=True)])
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", GROUPED_CONFIGS, ids=str)
 @pytest.mark.parametrize("dtype", OUTPUTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_with_one_destination_are_added(config: Config | None, dtype: str, seed: int) -> None:
@@ -69,7 +56,7 @@ def test_rows_with_one_destination_are_added(config: Config | None, dtype: str, 
     assert torch.equal(out[unnamed], before[unnamed])
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", GROUPED_CONFIGS, ids=str)
 @pytest.mark.parametrize("dtype", OUTPUTS)
 def test_rows_are_added_inside_of_the_array(config: Config | None, dtype: str) -> None:
     """Around it is memory that no index reaches; and an invalid table stores NaN."""
@@ -105,7 +92,7 @@ def check_sums(found: dict[str, Any], y: list[Any], rows: Any, epsilon: float) -
     assert bool((found["rows"][~is_row] == 0).all())
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", GROUPED_CONFIGS, ids=str)
 @pytest.mark.parametrize("form", ["sizes", "counts"])
 @pytest.mark.parametrize("out_dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -141,7 +128,7 @@ def test_reductions_of_groups(config: Config | None, form: str, out_dtype: str, 
     assert all(bool(x.isnan().all()) for x in found.values())
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("config", GROUPED_CONFIGS, ids=str)
 @pytest.mark.parametrize("form", ["sizes", "counts"])
 def test_rows_are_reduced_in_a_fixed_order(config: Config | None, form: str) -> None:
     """Twice the same bits."""
@@ -171,7 +158,7 @@ def test_rows_are_reduced_in_a_fixed_order(config: Config | None, form: str) -> 
         assert all(bool((x[begin:] == 0).all()) for x in runs[0])
 
 
-@pytest.mark.parametrize("config", [None, CONFIGS[1], CONFIGS[4], CONFIGS[-1]], ids=str)
+@pytest.mark.parametrize("config", [None, GROUPED_CONFIGS[1], GROUPED_CONFIGS[4], GROUPED_CONFIGS[-1]], ids=str)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_reductions_along_k(config: Config | None, deterministic: bool) -> None:
     sizes, m, n = [300, 0, 8, 1, 65, 0, 1000, 127], 520, 264
@@ -185,7 +172,7 @@ def test_reductions_along_k(config: Config | None, deterministic: bool) -> None:
     check_sums(found, y, range(len(sizes)), 2.0**-14)
 
 
-@pytest.mark.parametrize("config", [None, CONFIGS[1], CONFIGS[4], CONFIGS[-1]], ids=str)
+@pytest.mark.parametrize("config", [None, GROUPED_CONFIGS[1], GROUPED_CONFIGS[4], GROUPED_CONFIGS[-1]], ids=str)
 def test_a_graph_adds_at_each_replay(config: Config | None) -> None:
     rng, groups, total, n, k, s = random.Random(7), 24, 3000, 264, 200, 700
     a, b, sizes, slots = normal(total, k), normal(groups, k, n), table([0] * groups), random_rows(total, s)

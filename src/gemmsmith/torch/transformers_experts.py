@@ -45,9 +45,9 @@ def _fp8_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_
     """Compute what an experts module in FP8 of transformers does."""
     modified = [name for name in _GATE_MODIFIERS if getattr(self, name, None) is not None]
     if not self.has_gate or self.has_bias or modified or self.activation_scheme != "dynamic":
-        got = ", ".join([*modified, f"activation_scheme={self.activation_scheme}"])
+        modifiers = ", ".join([*modified, f"activation_scheme={self.activation_scheme}"])
         raise ArgumentError(
-            f"experts_implementation: {type(self).__name__} with {got} is no plain gated MLP; use eager"
+            f"experts_implementation: {type(self).__name__} with {modifiers} is no plain gated MLP; use eager"
         )
     if tuple(self.block_size or ()) != (128, 128):
         raise ArgumentError(f"experts_implementation: got scales of blocks {self.block_size}; use 128 x 128, or eager")
