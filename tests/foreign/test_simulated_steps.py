@@ -33,7 +33,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 return func(*args, **(kwargs or {}))
             ran.append(next(x for x in args if isinstance(x, str)))
             of_two = "of_two" in func.name()
-            return (ops.of_two(ops._cuda_kernel, ops.read_together) if of_two else ops._cuda_kernel)(*args)
+            return (ops.of_two_on_gpu(ops._cuda_kernel) if of_two else ops._cuda_kernel)(*args)
 
     monkeypatch.setattr(ops, "launch", partial(gemmsmith.gemm, backend="sim"))
     monkeypatch.setattr(ops.fallback, "kernels_unsupported", lambda device: False)
