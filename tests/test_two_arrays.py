@@ -118,6 +118,104 @@ def test_two_weights_of_each_group(rng: Any, config: Any, second_first: bool) ->
     np.testing.assert_allclose(reference.astype(float), want, rtol=0.005, atol=0.01)
 
 
+FP8_CONFIGS = [
+    None,
+    Config("cooperative", (128, 128, 128), cluster=(1, 1), consumers=2, stages=3),
+    Config("cooperative", (64, 176, 128), cluster=(1, 1), consumers=1, stages=3),
+    Config("cooperative", (128, 256, 128), cluster=(2, 1), consumers=2, stages=3),
+    Config("cooperative", (128, 112, 128), cluster=(1, 1), consumers=2, stages=3, splits=2),
+    Config("cooperative", (128, 48, 128), cluster=(1, 1), consumers=2, stages=3, swap_ab=True),
+    Config("pingpong", (64, 96, 128), cluster=(1, 1), consumers=2, stages=4),
+]
+
+
+def scaled(rng: Any, *shape: int) -> tuple[Any, Any]:
+    """Return e4m3 values, whose last dimension is K, and scales of 128 x 128."""
+    scales = rng.uniform(0.5, 2, (*shape[:-2], *(-(-extent // 128) for extent in shape[-2:]))).astype(np.float32)
+    return random(rng, *shape, dtype=ml_dtypes.float8_e4m3fn), scales
+
+
+def dequantized(values: Any, scales: Any, rows: int = 128) -> Any:
+    factors = np.repeat(np.repeat(scales, rows, -2), 128, -1)[..., : values.shape[-2], : values.shape[-1]]
+    return values.astype(np.float64) * factors
+
+
+@pytest.mark.parametrize("rows_per_scale", [1, 128])
+@pytest.mark.parametrize("config", FP8_CONFIGS, ids=str)
+def test_block_scales_of_each(rng: Any, config: Any, rows_per_scale: int) -> None:
+    """The arrays, and their scales, in either order in memory; the last blocks are not whole."""
+    m, n, k = 150, 312, 400
+    for order in rng.permutation(4)[:2]:
+        (a, _), (b, scales_b) = scaled(rng, m, k), scaled(rng, 3, n, k)
+        scale_a = rng.uniform(0.5, 2, (-(-m // rows_per_scale), 4)).astype(np.float32)
+        b, scale_b = b[::2][:: 1 - 2 * (order % 2)], scales_b[::2][:: 1 - 2 * (order // 2)]
+        arguments = {
+            "b": tuple(x.T for x in b), "scale_a": scale_a, "scale_b": tuple(x.T for x in scale_b), "epilogue": swiglu
+        }  # fmt: skip
+        out = np.full((m, n), np.nan, BF16)
+        simulation = gemmsmith.simulate(a, config=config, out=out, **arguments)
+        assert not simulation.hazards
+        wide = dequantized(a, scale_a, rows_per_scale)
+        weights = [dequantized(*x).T for x in zip(b, scale_b, strict=True)]
+        want, (gate, up) = expected(wide, *weights), (wide @ w for w in weights)
+        of_gate, of_up = (2.0**-11 * np.abs(wide) @ np.abs(w) for w in weights)  # steps of the tensor core
+        allowed = 0.005 * np.abs(want) + 1.1 * of_gate * (np.abs(up) + of_up) + np.abs(gate) * of_up
+        for got in (out, gemmsmith.gemm(a, **arguments)):
+            assert (np.abs(got - want) <= allowed).all()
+
+
+@pytest.mark.parametrize("scale_dtype", ["fp32", "ue8m0"])
+def test_block_scales_of_each_group(rng: Any, scale_dtype: str) -> None:
+    """Gate and up of experts are halves of one array, as are their scales; the results are quantized."""
+    groups, n, k, tokens = 3, 128, 256, 60
+    x, w = random(rng, tokens, k), rng.standard_normal((groups, 2 * n, k)).astype(np.float32)
+    a, scale_a = gemmsmith.quantize(x)
+    values, scales = gemmsmith.quantize(w, "128x128", scale_dtype=scale_dtype)
+    wide = dequantized(values, scales.astype(float))
+    offsets, gather = np.array([0, 63, 150], np.int32), rng.integers(0, tokens, 150).astype(np.int32)
+    arrays = {"offsets": offsets, "gather": gather}
+    b = values[:, :n].swapaxes(1, 2), values[:, n:].swapaxes(1, 2)
+    scale_b = tuple(scales[:, i : i + 1].swapaxes(1, 2) for i in range(2))
+
+    def epilogue(acc: Any) -> Any:
+        return gemmsmith.quantize(swiglu(acc))
+
+    simulation = gemmsmith.simulate(
+        a, b, scale_a=scale_a, scale_b=scale_b, grouping=Grouping("offsets", gathers=True), epilogue=epilogue, **arrays
+    )
+    assert not simulation.hazards
+    rows, want, begin = dequantized(a, scale_a, 1)[gather], np.zeros((150, n)), 0
+    for g, end in enumerate(offsets):
+        want[begin:end] = expected(rows[begin:end], wide[g, :n].T, wide[g, n:].T)
+        begin = end
+    reference = gemmsmith.grouped_gemm(a, b, scale_a=scale_a, scale_b=scale_b, epilogue=epilogue, **arrays)
+    for h, h_scale in (simulation.result, reference):
+        allowed = 2.0**-4 * np.abs(want) + np.abs(want).max(1, keepdims=True) * 2.0**-9 / 448 * 2
+        assert (np.abs(h.astype(float) * h_scale - want) <= allowed + 1e-4 * np.abs(want).max()).all()
+
+
+def test_scales_that_do_not_match_are_refused(rng: Any) -> None:
+    (a, scale_a), (b, scale_b) = scaled(rng, 64, 256), scaled(rng, 2, 136, 256)
+    both, scales = tuple(x.T for x in b), tuple(x.T for x in scale_b)
+
+    def refuse(b: Any, scale_b: Any, match: str) -> None:
+        with pytest.raises(ArgumentError, match=match):
+            gemmsmith.simulate(a, b, scale_a=scale_a, scale_b=scale_b)
+
+    refuse(both[0], scales, "scale_b: got a tuple with one array b; use one array")
+    refuse(both, (scales[0],), "scale_b: got a tuple of 1 arrays")
+    refuse(both, (scales[0], scales[0]), "scale_b: got the same array twice")
+    refuse(both, tuple(x[:1] for x in scales), r"scale_b: got two arrays of shape \(1, 2\); for two .* \(2, 2\) each")
+    columns = rng.uniform(0.5, 2, (2, 1, 136)).astype(np.float32)
+    refuse(both, tuple(columns), r"scale_b: got two arrays of shape \(1, 136\); .* multiply by any other scale in the")
+    refuse(both, tuple(x.astype(np.float16) for x in scales), "scale_b: got dtype fp16; use fp32, or ue8m0")
+    bf16, halves = random(rng, 64, 256), tuple(x.T for x in random(rng, 2, 136, 256))
+    with pytest.raises(ArgumentError, match="scale_b: got block scales, .* they need fp8 operands"):
+        gemmsmith.simulate(bf16, halves, scale_b=scales)
+    with pytest.raises(ArgumentError, match="scale_a: got builtins.tuple"):
+        gemmsmith.simulate(a, both, scale_a=scales, scale_b=scales)
+
+
 def test_results_of_both(rng: Any) -> None:
     """As a layer that is trained stores them, with an operand of one half's shape."""
     a, b, bias = random(rng, 64, 64), weights(rng, 64, 32, second_first=True), random(rng, 32)

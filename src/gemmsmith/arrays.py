@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,9 @@ class ArrayInfo(NamedTuple):
     """Description of an array, with strides in elements; `address` is 0 for a `Spec`.
 
     `device` is "cpu", "cuda" or "spec" (no data); `device_index` is CUDA's device number, 0 otherwise.
-    `interleave_stride`: not 0 for two arrays whose columns alternate in groups of 8, as `interleave` copies them: the
-    elements from the first to the second, each with these strides and half of the columns. `address` is the lower one.
+    `interleave_stride`: not 0 for two arrays whose columns alternate: the elements from the first to the second, each
+    with these strides and half of the columns. `address` is the lower one. `interleave_columns`: columns of one array
+    that are contiguous, 8 as `interleave` copies them; 1 for scales, each of 128 columns.
     """
 
     dtype: DType
@@ -34,6 +36,7 @@ class ArrayInfo(NamedTuple):
     device_index: int
     writable: bool
     interleave_stride: int = 0
+    interleave_columns: int = 8
 
     @property
     def itemsize(self) -> int:
@@ -167,7 +170,7 @@ def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
     if isinstance(x, np.ndarray):
         return np.asarray(x)
     if info.interleave_stride:
-        first, second = (as_numpy(part).reshape(*part.shape[:-1], -1, INTERLEAVE_COLUMNS) for part in info.parts)
+        first, second = (as_numpy(x).reshape(*x.shape[:-1], -1, info.interleave_columns) for x in info.parts)
         return np.stack([first, second], -2).reshape(info.shape)
     if 0 in info.shape:
         return np.empty(info.shape, info.dtype.numpy)
@@ -249,8 +252,8 @@ so concurrently, both write equal adapters."""
 
 
 def _adapter_for(x: Any, argument: str) -> _Adapter:
-    if type(x) is tuple and argument == "b":
-        return _INTERLEAVED
+    if type(x) is tuple and argument in _INTERLEAVED:
+        return _INTERLEAVED[argument]
     torch = sys.modules.get("torch")
     if isinstance(x, ArrayInfo):
         adapter = _make_adapter(lambda info: info)
@@ -281,18 +284,18 @@ INTERLEAVE_COLUMNS = 8
 """Columns of one array that are contiguous: a column group of the wgmma accumulator's layout (PTX ISA)."""
 
 
-def _read_interleaved(arrays: Any) -> ArrayInfo:
-    """Return the description of a tuple of two arrays whose columns alternate."""
+def _read_interleaved(argument: str, group: int, arrays: Any) -> ArrayInfo:
+    """Return the description of a tuple of two arrays whose columns alternate in groups."""
     if len(arrays) != 2:
         raise _UnsupportedArrayError(f"got a tuple of {len(arrays)} arrays; use one array, or a tuple of two")
-    first, second = (describe(x, "b") for x in arrays)
+    first, second = (describe(x, argument) for x in arrays)
     for name in ("dtype", "shape", "strides", "device", "device_index"):
         if (x := getattr(first, name)) != (y := getattr(second, name)):
             raise _UnsupportedArrayError(f"got two arrays of {name} {x} and {y}; use the same")
     *leading, columns = first.shape or (0,)
-    if columns % INTERLEAVE_COLUMNS:
+    if columns % group:
         raise _UnsupportedArrayError(
-            f"got two arrays of {columns} columns, which alternate in groups of {INTERLEAVE_COLUMNS}; use a multiple"
+            f"got two arrays of {columns} columns, which alternate in groups of {group}; use a multiple"
         )
     stride, remainder = divmod(second.address - first.address, first.itemsize)
     if remainder:
@@ -302,17 +305,23 @@ def _read_interleaved(arrays: Any) -> ArrayInfo:
     if not stride:  # Specs, which have no address: as if they followed one another
         stride = max([n * s for n, s in zip(first.shape, first.strides, strict=True)])
     return first._replace(
-        shape=(*leading, 2 * columns), address=min(first.address, second.address), interleave_stride=stride
-    )
+        shape=(*leading, 2 * columns), address=min(first.address, second.address), interleave_stride=stride,
+        interleave_columns=group,
+    )  # fmt: skip
 
 
-def _read_interleaved_key(arrays: Any) -> tuple[Hashable, int]:
-    info, keys = _read_interleaved(arrays), [cache_key_and_address(x, "b")[0] for x in arrays]
-    return (*keys, info.interleave_stride), info.address
+def _make_interleaved_adapter(argument: str, group: int) -> _Adapter:
+    read = partial(_read_interleaved, argument, group)
+
+    def cache_key_and_address_of_both(arrays: Any) -> tuple[Hashable, int]:
+        info, keys = read(arrays), [cache_key_and_address(x, argument)[0] for x in arrays]
+        return (*keys, info.interleave_stride), info.address
+
+    return _Adapter(read, cache_key_and_address_of_both, lambda arrays: read(arrays).address)
 
 
-_INTERLEAVED = _Adapter(_read_interleaved, _read_interleaved_key, lambda arrays: _read_interleaved(arrays).address)
-"""Not among _ADAPTERS: a tuple is an array only as `b`."""
+_INTERLEAVED = {name: _make_interleaved_adapter(name, n) for name, n in (("b", INTERLEAVE_COLUMNS), ("scale_b", 1))}
+"""Adapters of the arguments that may be a tuple."""
 
 
 def _empty(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:

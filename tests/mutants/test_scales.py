@@ -13,7 +13,7 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.collective import block_scales, pipeline, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.block_scales import BlockScales, ThreadScales, TileScales
+from gemmsmith.collective.block_scales import BlockScales, ColumnBlocks, TileScales
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.staged_scales import KMajorScaleReader, LaneCopiedScales, TmaKMajorScales, TmaScales
 from gemmsmith.collective.tma_mainloop import TmaMainloop
@@ -151,8 +151,10 @@ def the_scales_of_a_and_b_swapped(p: Patch) -> None:
 
 
 def the_border_8_columns_off(p: Patch) -> None:
-    at_column = ThreadScales.at_column
-    p.setattr(ThreadScales, "at_column", lambda self, scales, first, column: at_column(self, scales, first, column + 8))
+    at_column = ColumnBlocks.at_column
+    p.setattr(
+        ColumnBlocks, "at_column", lambda self, scales, first, column, n8: at_column(self, scales, first, column + 8, n8)
+    )
 
 
 def the_rows_of_the_other_half(p: Patch) -> None:

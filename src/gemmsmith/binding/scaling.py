@@ -50,11 +50,13 @@ def scale_granularity(
     """Return the rows of a (columns of b) per block scale, 1 or 128; None for tensor, row or column scales.
 
     An ambiguous shape is resolved as `planned_granularity`, or as the coarsest. Raises ArgumentError for a shape that
-    is none of these, or another batch.
+    is none of these, or another batch, and for two arrays that are not the scales of 128 x 128 of each of two operands.
     """
     if not isinstance(x, ArrayInfo) or x.shape in ((), (1,)):
         return None
     is_transposed = name == SCALE_NAMES[1]
+    if x.interleave_stride:
+        return _granularity_of_two(x, name, operand, batch)
     rows, k = operand.shape[-2:][::-1] if is_transposed else operand.shape[-2:]
     blocks = ceil_div(k, SCALE_BLOCK)
     shapes = [
@@ -71,6 +73,20 @@ def scale_granularity(
         f"(), {alternatives}"
         + "".join(f", with or without a batch dimension of {count} or 1 in front" for count in batch)
     )
+
+
+def _granularity_of_two(x: ArrayInfo, name: str, operand: ArrayInfo, batch: tuple[int, ...]) -> int:
+    """Return the columns per scale of two arrays of scales. Raises ArgumentError for shapes that have none."""
+    part, of = x.parts[0].shape, operand.parts[0].shape
+    if not operand.interleave_stride:
+        raise ArgumentError(f"{argument_name(name)}: got a tuple with one array {name[-1]}; use one array")
+    expected = tuple(ceil_div(extent, SCALE_BLOCK) for extent in of[-2:])
+    if part[-2:] != expected or (len(part) != 2 and (len(part), part[0]) not in [(3, n) for n in (1, *batch)]):
+        raise ArgumentError(
+            f"{argument_name(name)}: got two arrays of shape {part}; for two arrays {name[-1]} of shape {of} use "
+            f"{expected} each, for blocks of 128 x 128, and multiply by any other scale in the epilogue"
+        )
+    return SCALE_BLOCK
 
 
 def scale_broadcast_dims(name: str, shape: tuple[int, ...], gemm_shape: tuple[int, ...]) -> BroadcastDims:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from math import gcd
@@ -27,6 +28,7 @@ from gemmsmith.core.mma import (
     fragment_row,
 )
 from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.product import ROLES
 from gemmsmith.core.spec import KernelSpec, ScaleSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32
@@ -109,11 +111,15 @@ class TileScales:
         k, self._tile, self._scales, self._readers = current_builder(), tile, warpgroup.scales, warpgroup.readers
         for _, reader in self._readers:
             reader.begin_tile()
+        row_period, column_period = (
+            max([SCALE_BLOCK, *(x.scale.period for x, _ in self._readers if x.role == role)]) for role in ROLES
+        )
         if any(x.role == "a" and x.scale.granularity == 1 for x, _ in self._readers):
             self._row = (warpgroup.warpgroup_row + fragment_row(k.warp_index % 4, k.lane)).named("thread_row")
         else:
-            self._row = (tile.a.mn % SCALE_BLOCK + warpgroup.warpgroup_row).named("row_in_scale_block")
-        self._offset_in_scale_block = (tile.b.mn % SCALE_BLOCK).named("column_in_scale_block")
+            self._row = (tile.a.mn % row_period + warpgroup.warpgroup_row).named("row_in_scale_block")
+        offset = (tile.b.mn % column_period).named("column_in_scale_block")
+        self._columns = ColumnBlocks(column_period, gcd(warpgroup.scales.n, column_period), offset)
 
     def read(self, stage: Value) -> ThreadScales:
         """Load the scales of this thread's elements of the next k-tile from its full stage."""
@@ -132,8 +138,7 @@ class TileScales:
             hw.sync_warp()
         for _, reader, k_block in waited:
             reader.release(self._tile, k_block)
-        width = gcd(self._scales.n, SCALE_BLOCK)
-        return ThreadScales(self._scales.row_halves, rows, columns, blocks, width, self._offset_in_scale_block)
+        return ThreadScales(self._scales.row_halves, rows, columns, blocks, self._columns)
 
     def skip(self) -> None:
         """Wait for and release the scales of the next k-tile, which this warpgroup does not need."""
@@ -145,10 +150,15 @@ class TileScales:
     def _read_rows(self, scale: ScaleSpec, read: ReadScales) -> RegisterArray:
         """Return the scale of the thread's row in each half of every 64 rows, or of each 64 rows if both have one."""
         k, per_row, row_halves = current_builder(), scale.granularity == 1, self._scales.row_halves
-        registers = k.registers(F32, row_halves if per_row else row_halves // 2, "scale_a_frag")
-        with k.unroll(len(registers), name="row_half" if per_row else "mma_m") as i:
-            row = self._row + i // 2 * WGMMA_M + i % 2 * FRAGMENT_HALF_ROWS if per_row else self._row + i * WGMMA_M
-            read(row if per_row else row // SCALE_BLOCK, registers, i, 1)
+        per_half = per_row or scale.interleaved  # rows of a half are in groups of 8, of one matrix each
+        registers = k.registers(F32, row_halves if per_half else row_halves // 2, "scale_a_frag")
+        with k.unroll(len(registers), name="row_half" if per_half else "mma_m") as i:
+            mma_m, half = (i // 2, i % 2) if per_half else (i, Constant(I32, 0))
+            row = self._row + mma_m * WGMMA_M
+            read(
+                row + half * FRAGMENT_HALF_ROWS if per_row else row // scale.period * scale.matrices + half,
+                registers, i, 1,
+            )  # fmt: skip
         return registers
 
     def _read_columns(self, read: ReadScales) -> RegisterArray:
@@ -168,12 +178,43 @@ class TileScales:
         return registers
 
 
+@dataclass(frozen=True)
+class ColumnBlocks:
+    """The blocks of 128 columns that have one scale, in a tile.
+
+    Attributes:
+        period: Columns after which a matrix's next block begins: 128, or 256 if the columns of two matrices alternate
+            in groups of 8.
+        width: Columns, a divisor of the period, of which a tile's offset in its first period is a multiple.
+        offset: The tile's offset in its first period.
+    """
+
+    period: int
+    width: int
+    offset: Value
+
+    def at_column(self, scales: RegisterArray, first: Value, column: int, n8: Value) -> Value:
+        """Return the scale of the `n8`-th 8 columns, from those of the blocks, in registers from `first` on.
+
+        `column`: the first of the `width` columns around it. They are in one period: the last possible one or the one
+        before, since a tile starts at a multiple of its width.
+        """
+        matrices, first_period = self.period // SCALE_BLOCK, column // self.period
+        first, last_period = first + n8 % matrices, (column + self.period - self.width) // self.period
+        if first_period == last_period:
+            return scales[first + first_period * matrices]
+        is_in_last = self.offset + column >= last_period * self.period
+        return current_builder().select(
+            is_in_last, scales[first + last_period * matrices], scales[first + first_period * matrices]
+        )
+
+
 class ThreadScales:
     """A thread's scales for one k-tile: per row, and per column or per 128-column scale block."""
 
     def __init__(
         self, row_halves: int, rows: RegisterArray | None, columns: RegisterArray | None, blocks: RegisterArray | None,
-        width: int, offset_in_block: Value,
+        column_blocks: ColumnBlocks,
     ) -> None:  # fmt: skip
         """Combine the scales.
 
@@ -182,11 +223,10 @@ class ThreadScales:
             rows: The scale of the thread's row in each of them, or of both rows of each 64.
             columns: The scales of the thread's columns, if B has one per column.
             blocks: The scales of the tile's blocks of 128 columns, if B has one per block.
-            width: Columns, a divisor of 128, of which a tile's offset in its first block is a multiple.
-            offset_in_block: The tile's offset in its first block.
+            column_blocks: Where these blocks are.
         """
         self._row_halves, self._rows, self._columns, self._blocks = row_halves, rows, columns, blocks
-        self._width, self._offset_in_block = width, offset_in_block
+        self._column_blocks = column_blocks
         if rows and blocks:
             k = current_builder()
             self._scale_ab = k.registers(F32, row_halves * len(blocks), "scale_ab")
@@ -201,10 +241,10 @@ class ThreadScales:
         elif not self._blocks:
             yield 0, groups, lambda n8, half, i: self._row(half + mma_m * 2)
         else:
-            first_columns = range(column, column + columns, N8_COLUMNS)
-            for begin, group in groupby(first_columns, lambda x: x // self._width * self._width):
+            first_columns, width = range(column, column + columns, N8_COLUMNS), self._column_blocks.width
+            for begin, group in groupby(first_columns, lambda x: x // width * width):
                 same_scale = list(group)
-                scale = partial(self._block_scale, self._blocks, mma_m * 2, begin)
+                scale = partial(self._block_scale, self._blocks, mma_m * 2, begin, first_n8)
                 yield (same_scale[0] - column) // N8_COLUMNS, len(same_scale), scale
 
     def _row(self, row_half: Value) -> ScaleFactor:
@@ -218,24 +258,14 @@ class ThreadScales:
         return _multiply(self._row(half + first_half), columns[(n8 + first_n8) * 2 + i])
 
     def _block_scale(
-        self, blocks: RegisterArray, first_half: int, column: int, n8: Value, half: Value, i: RegisterIndex
-    ) -> Value:
+        self, blocks: RegisterArray, first_half: int, column: int, first_n8: int, n8: Value, half: Value,
+        i: RegisterIndex,
+    ) -> Value:  # fmt: skip
         """Return the scale of an element if each block of 128 columns has its own."""
+        at_column = self._column_blocks.at_column
         if not self._rows:
-            return self.at_column(blocks, Constant(I32, 0), column)
-        return self.at_column(self._scale_ab, (half + first_half) * len(blocks), column)
-
-    def at_column(self, scales: RegisterArray, first: Value, column: int) -> Value:
-        """Return the scale of a column, from those of the blocks of 128, which are in registers from `first` on.
-
-        A tile starts at a multiple of its width n, so each group of gcd(n, 128) columns is in one block: the last
-        possible one or the one before.
-        """
-        first_block, last_block = column // SCALE_BLOCK, (column + SCALE_BLOCK - self._width) // SCALE_BLOCK
-        if first_block == last_block:
-            return scales[first + first_block]
-        is_in_last = self._offset_in_block + column >= last_block * SCALE_BLOCK
-        return current_builder().select(is_in_last, scales[first + last_block], scales[first + first_block])
+            return at_column(blocks, Constant(I32, 0), column, n8 + first_n8)
+        return at_column(self._scale_ab, (half + first_half) * len(blocks), column, n8 + first_n8)
 
 
 def _multiply(x: ScaleFactor, y: Value) -> Value:

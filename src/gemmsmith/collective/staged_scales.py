@@ -8,6 +8,7 @@ operand's end multiply values that are never stored.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from gemmsmith import hw
@@ -230,9 +231,10 @@ def _is_box_boundary(tile: WorkTile, k_block_idx: Value, boundary: int) -> Value
 class LaneCopiedScales(StagedScales):
     """Scales in any layout, which the lanes of one warp copy one by one into the mainloop's stages.
 
-    By cp.async if they are fp32; ue8m0 scales are loaded, converted and stored.
+    By cp.async if they are fp32; ue8m0 scales are loaded, converted and stored. Those of two matrices alternate.
 
-    Kernel arguments: `scale_a` or `scale_b`, their address, their extent along M or N (in scales), and the strides.
+    Kernel arguments: `scale_a` or `scale_b`, their address, their extent along M or N (in scales), and the strides; and
+    `scale_a_second` or `scale_b_second`, the address of those of a second matrix.
     """
 
     def __init__(
@@ -243,7 +245,8 @@ class LaneCopiedScales(StagedScales):
 
         super().__init__(role, scale, rows, stages)
         k = current_builder()
-        self._address = k.pointer(self.name, lambda p: self.source(p)[1])
+        self._address = k.pointer(self.name, lambda p: self._addresses(p)[0])
+        self._second = k.pointer(f"{self.name}_second", lambda p: self._addresses(p)[1]) if scale.interleaved else None
         self._rows = parameter("mn_extent", "rows", I32)
         self.row_stride = parameter("mn_stride", "row_stride")
         self._k_stride = parameter("k_stride", "col_stride")
@@ -255,18 +258,30 @@ class LaneCopiedScales(StagedScales):
         """False if the scales must be converted on the way to shared memory."""
         return self.scale.dtype == FP32
 
+    def _addresses(self, p: BoundProblem) -> tuple[Pointer, Pointer]:
+        """Return the addresses of the scales of the two matrices, first of that at the lower address."""
+        (scales, first), (operand, _) = self.source(p), operand_getter(self.role)(p)
+        distance = abs(scales.interleave_stride) * self.scale.dtype.bytes
+        second = replace(first, offset=distance, reaches_other=True)
+        in_order = (scales.interleave_stride < 0) == (operand.interleave_stride < 0)
+        return (first, second) if in_order else (second, first)
+
     def start_copies(self, tile: WorkTile) -> LaneCopies:
         """Start the copies of a tile's scales. A warp executes it."""
         k, nbytes, coord = current_builder(), self.scale.dtype.bytes, tile.coord(self.role)
-        row = (coord.mn // self.scale.granularity + k.lane).with_name_hint(f"{self.name}_mn")
+        address, matrices = self._address, self.scale.matrices
+        row = (coord.mn // self.scale.period * matrices + k.lane).with_name_hint(f"{self.name}_mn")
         k_block = tile.k_tile_index(Constant(I32, 0))
         if self._indices:
             rows, row = self._gathered_rows(self._indices, row, coord), Constant(I32, 0)
         else:
             rows = self._consecutive_rows((self._rows - row).named(f"{self.name}_mn_remaining"))
+        if self._second is not None:
+            address = k.select(row % matrices != 0, self._second, address)
+        row = row // matrices
         batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self.row_stride
         offset = batch_offset + row_offset + k_block.to(I64) * self._k_stride
-        next_address = k.var(I64, self._address.to(I64) + offset * nbytes, f"{self.name}_ptr")
+        next_address = k.var(I64, address.to(I64) + offset * nbytes, f"{self.name}_ptr")
         step = (self._k_stride * nbytes).with_name_hint(f"{self.name}_k_stride_bytes")
         if tile.reverse_k is not None:
             step = k.select(tile.reverse_k, -step, step).named(f"{self.name}_step")
@@ -308,7 +323,8 @@ class LaneCopies:
         )  # recompute addresses instead of keeping one register pair per copy
         with k.unroll(0, x.num_scales, WARP_THREADS, name="first") as first:
             row, has_row = self._rows(first)
-            source = (base + row.to(I64) * x.row_stride * x.scale.dtype.bytes).to(U64)
+            row_of_matrix = row // x.scale.matrices
+            source = (base + row_of_matrix.to(I64) * x.row_stride * x.scale.dtype.bytes).to(U64)
             with k.when(first + k.lane < x.num_scales):
                 self._copy(x.stages[stage].at(first + k.lane, 4), source, has_row)
         self._next_address.set(address + self._step)

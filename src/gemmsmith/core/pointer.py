@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address `offset` bytes into the array `name`; the value itself if the operand `name` is a scalar."""
+    """The address `offset` bytes into the array `name`; the value itself if the operand `name` is a scalar.
+
+    `reaches_other`: of two arrays whose columns alternate, `offset` is the distance from the lower to the other one.
+    """
 
     name: str
     offset: int = 0
+    reaches_other: bool = False
 
     def __add__(self, nbytes: int) -> Pointer:
         return Pointer(self.name, self.offset + nbytes)

@@ -28,7 +28,7 @@ from gemmsmith.core.mma import (
     select_mma,
 )
 from gemmsmith.core.operand import MmaOperand
-from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale, operand_getter
+from gemmsmith.core.problem import Matrix, Problem, Scale, operand_getter
 from gemmsmith.core.product import ROLES, Role
 from gemmsmith.core.register_budgets import (
     CLUSTER_REDUCTION_REGISTERS,
@@ -133,20 +133,23 @@ class ScaleSpec:
     """Block scales of an operand: rows per scale (1 or 128), and how they are loaded.
 
     `by_tma`: "MN", a TMA box of one k-tile; "K", a box of SCALES_PER_TMA_BOX k-tiles; None: element by element. TMA
-    loads scales per row that are fp32, contiguous and 16-byte aligned.
+    loads scales per row that are fp32, contiguous and 16-byte aligned. `interleaved`: the operand's rows alternate
+    between two matrices, and so do the scales of 128 rows of each.
     """
 
     granularity: int
     dtype: DType
     by_tma: Major | None = None
+    interleaved: bool = False
 
     @classmethod
     def from_scale(cls, scale: Scale | None) -> ScaleSpec | None:
         """Return the spec of an operand's block scales; None if it has none."""
         if not scale:
             return None
-        by_tma = scale.granularity == 1 and scale.matrix.dtype == FP32 and scale.matrix.is_tma_compatible
-        return cls(scale.granularity, scale.matrix.dtype, operand_major(scale.matrix) if by_tma else None)
+        matrix, by_tma = scale.matrix, scale.granularity == 1 and scale.matrix.dtype == FP32
+        major = operand_major(matrix) if by_tma and matrix.is_tma_compatible else None
+        return cls(scale.granularity, matrix.dtype, major, matrix.interleave_stride != 0)
 
     def in_groups(self, grouping: Grouping, role: Role) -> ScaleSpec:
         """Return the spec for tiles that begin at any row: TMA cannot read along the rows there, nor gathered rows."""
@@ -154,17 +157,27 @@ class ScaleSpec:
         return replace(self, by_tma=None) if begins_anywhere or grouping.gathers_rows_of(role) else self
 
     def __str__(self) -> str:
-        return f"{self.dtype} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
+        of_two = " of two" * self.interleaved
+        return f"{self.dtype}{of_two} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
 
     def is_compatible_with(self, other: ScaleSpec) -> bool:
         """Return whether a kernel for these scales accepts `other`: element-wise loads support any layout."""
-        same_scales = (self.granularity, self.dtype) == (other.granularity, other.dtype)
-        return same_scales and self.by_tma in (None, other.by_tma)
+        return self == replace(other, by_tma=self.by_tma) and self.by_tma in (None, other.by_tma)
+
+    @property
+    def matrices(self) -> int:
+        """The matrices between which the rows alternate, and so do the scales."""
+        return 2 if self.interleaved else 1
+
+    @property
+    def period(self) -> int:
+        """Rows after which the next scale of a matrix follows."""
+        return self.granularity * self.matrices
 
     def max_scales(self, rows: int) -> int:
         """Return the most scales that a tile of `rows` rows needs, which starts at a multiple of `rows`."""
-        max_offset = SCALE_BLOCK - gcd(rows, SCALE_BLOCK)  # largest offset of a tile's first row within a scale block
-        return rows if self.granularity == 1 else ceil_div(max_offset + rows, SCALE_BLOCK)
+        max_offset = self.period - gcd(rows, self.period)  # largest offset of a tile's first row within a period
+        return ceil_div(max_offset + rows, self.period) * self.matrices
 
     def staged_bytes(self, rows: int) -> int:
         """Return the bytes of shared memory of one stage, or of one TMA box, in fp32."""

@@ -40,7 +40,7 @@ class Launch:
     def resolve(self, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> dict[str, Any]:
         """Return the arguments with every Pointer replaced by its address.
 
-        `interleave_strides`: those of tensor maps of two arrays, by Pointer name, if they differ at these addresses.
+        `interleave_strides`: in bytes, those of two arrays each, by Pointer name, if they differ at these addresses.
         """
         return {name: _resolve(x, addresses, interleave_strides) for name, x in self.arguments.items()}
 
@@ -65,8 +65,10 @@ class Launches:
 
 def _resolve(argument: Argument, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> Any:
     if isinstance(argument, Pointer):
-        address = addresses[argument.name]
-        return address + argument.offset if argument.offset else address
+        address, offset = addresses[argument.name], argument.offset
+        if argument.reaches_other:
+            offset = interleave_strides.get(argument.name, offset)
+        return address + offset if offset else address
     if isinstance(argument, TensorMap) and isinstance(argument.address, Pointer):
         stride = interleave_strides.get(argument.address.name, argument.interleave_stride)
         return replace(argument, address=_resolve(argument.address, addresses), interleave_stride=stride)

@@ -9,7 +9,7 @@ import numpy as np
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, INT32, MAX_FINITE, TF32, TF32_BITS, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.mma import Mma
+from gemmsmith.core.mma import N8_COLUMNS, Mma
 from gemmsmith.core.problem import SCALE_BLOCK
 
 Array = np.ndarray[Any, Any]
@@ -62,6 +62,16 @@ def instruction_matmul(a: Array, b: Array, mma: Mma) -> Array:
 def wrap_int32(sums: Array) -> Array:
     """Return integer sums wrapped modulo 2^32 to int32's range, in float64."""
     return sums.astype(np.int64).astype(np.int32).astype(np.float64)
+
+
+def alternating_scales(scales: Array, columns: int) -> Array:
+    """Return the scale of each column (..., columns), of two arrays whose columns alternate in groups of 8.
+
+    scales: (..., 2 * blocks of 128 columns of each array), which alternate one by one.
+    """
+    of_array = np.repeat(scales.reshape(*scales.shape[:-1], -1, 2), SCALE_BLOCK, -2)[..., : columns // 2, :]
+    groups = of_array.reshape(*scales.shape[:-1], -1, N8_COLUMNS, 2).swapaxes(-1, -2)
+    return groups.reshape(*scales.shape[:-1], columns)
 
 
 def blockwise_scaled_matmul(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
