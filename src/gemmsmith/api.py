@@ -46,7 +46,7 @@ def gemm(
             and (m/128, k/128), rounded up; a leading batch dimension is optional. Tensor and row scales are applied
             in the epilogue before all else.
         scale_b: Factor of b: () for a tensor scale, (1, n) for column scales; for fp8 also the block scales
-            (k/128, n) and (k/128, n/128).
+            (k/128, n) and (k/128, n/128). With a tuple b a tuple of the latter, or one array for `interleave(*b)`.
         epilogue: A function of the accumulator (fp32) and of operands by name, which returns one value, a tuple or a
             dict of matrices and reductions; or a visitor tree. An operand's shape defines how it is broadcast: () a
             scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, each with an optional batch dimension in front.

@@ -153,7 +153,9 @@ def the_scales_of_a_and_b_swapped(p: Patch) -> None:
 def the_border_8_columns_off(p: Patch) -> None:
     at_column = ColumnBlocks.at_column
     p.setattr(
-        ColumnBlocks, "at_column", lambda self, scales, first, column, n8: at_column(self, scales, first, column + 8, n8)
+        ColumnBlocks,
+        "at_column",
+        lambda self, scales, first, column, n8: at_column(self, scales, first, column + 8, n8),
     )
 
 

@@ -60,3 +60,79 @@ def fp8_mlp_and_bound(x: Any, gate: Any, up: Any, down: Any) -> tuple[Any, Any]:
     weights = x.new_ones((len(x), 1))
     gate_up = torch.cat([gate, up])[None]
     return fp8_experts_and_bound(x, torch.zeros_like(weights, dtype=torch.int64), weights, gate_up, down[None])
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+def rounded(x: Any, along: int) -> Any:
+    """In float64, rounded to e4m3 with a scale for each 128 elements along a dimension."""
+    x = x.double().movedim(along, -1)
+    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % 128)).unflatten(-1, (-1, 128))
+    scale = padded.abs().amax(-1, keepdim=True) / 448
+    scale = torch.where(scale == 0, 1, scale)
+    values = (padded / scale).float().to(torch.float8_e4m3fn).double() * scale
+    return values.flatten(-2)[..., : x.shape[-1]].movedim(-1, along)
+
+
+def rounded_blocks(weight: Any) -> Any:
+    """In float64, rounded to e4m3 with a scale for each 128 x 128."""
+    (n, k), weight = weight.shape, weight.double()
+    padded = torch.nn.functional.pad(weight, (0, -k % 128, 0, -n % 128))
+    blocks = padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+    scale = blocks.abs().amax((1, 3), keepdim=True) / 448
+    scale = torch.where(scale == 0, 1, scale)
+    values = (blocks / scale).float().to(torch.float8_e4m3fn).double() * scale
+    return values.reshape(padded.shape)[:n, :k]
+
+
+def trained_in_float64(
+    x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, gradient: Any, activation: str = "silu",
+    rounded: Any = None, rounded_blocks: Any = None,
+) -> list[Any]:  # fmt: skip
+    """The result of experts, and the gradients of x, weights, gate_up and down; operands of products are `rounded`."""
+    act = {"gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh")}.get(
+        activation, getattr(torch.nn.functional, activation.removesuffix("_tanh"))
+    )
+    dtype, is_exact = x.dtype, rounded_blocks is None
+
+    def stored(t: Any) -> Any:
+        """In memory, between kernels."""
+        return t if is_exact else t.to(dtype).double()
+
+    if is_exact:
+        rounded, rounded_blocks = (lambda t, _: t), (lambda t: t)
+    x, weights, gate_up, down, gradient = (t.double() for t in (x, weights, gate_up, down, gradient))
+    results = [torch.zeros_like(t) for t in (x, x, weights, gate_up, down)]
+    y, of_x, of_weights, of_gate_up, of_down = results
+    for e in range(len(gate_up)):
+        token, slot = torch.where(experts == e)
+        rows, g, weight = x[token], gradient[token], weights[token, slot, None]
+        both = rounded(rows, 1) @ rounded_blocks(gate_up[e]).T
+        gate, up = both.chunk(2, -1)
+        y.index_add_(0, token, rounded(act(gate) * up * weight, 1) @ rounded_blocks(down[e]).T)
+        with torch.enable_grad():
+            gate, up = (stored(t).requires_grad_() for t in (gate, up))
+            scale = weight.clone().requires_grad_()
+            h = act(gate) * up * scale
+            of_h = rounded(g, 1) @ rounded_blocks(down[e])
+            of_gate, of_up, of_weight = torch.autograd.grad(h, (gate, up, scale), of_h)
+        h, of_both = stored(h.detach()), stored(torch.cat([of_gate, of_up], 1))
+        of_x.index_add_(0, token, rounded(of_both, 1) @ rounded_blocks(gate_up[e]))
+        of_weights[token, slot] = of_weight[:, 0]
+        of_gate_up[e] = rounded(of_both, 0).T @ rounded(rows, 0)
+        of_down[e] = rounded(g, 0).T @ rounded(h, 0)
+    return results
+
+
+def trained_in_fp8(*arguments: Any) -> list[Any]:
+    """The same with the operands of products in e4m3."""
+    return trained_in_float64(*arguments, rounded=rounded, rounded_blocks=rounded_blocks)
+
+
+def relative_errors(got: Any, want: Any) -> list[Any]:
+    """Of each token's and of each expert's results, in the norm, and of all weights; exact zeros have 0 or infinity."""
+    errors = []
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
+        x, y = (t[None] if i == 2 else t for t in (x, y))
+        difference, size = ((t.double()).flatten(1).norm(dim=1) for t in (x.double() - y, y))
+        errors.append(torch.where(difference == 0, 0, difference / size))
+    return errors

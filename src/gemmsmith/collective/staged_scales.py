@@ -269,7 +269,8 @@ class LaneCopiedScales(StagedScales):
     def start_copies(self, tile: WorkTile) -> LaneCopies:
         """Start the copies of a tile's scales. A warp executes it."""
         k, nbytes, coord = current_builder(), self.scale.dtype.bytes, tile.coord(self.role)
-        address, matrices = self._address, self.scale.matrices
+        address: Value = self._address
+        matrices = self.scale.matrices
         row = (coord.mn // self.scale.period * matrices + k.lane).with_name_hint(f"{self.name}_mn")
         k_block = tile.k_tile_index(Constant(I32, 0))
         if self._indices:

@@ -10,15 +10,19 @@ import torch
 from torch import nn
 
 from gemmsmith.api import gemm, grouped_gemm
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.backends import Backend
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.graph.frontend.fusions import resolve_activation
+from gemmsmith.core.integers import round_up
+from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
+from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
+from gemmsmith.torch.gated_epilogues import ACTIVATIONS
 from gemmsmith.torch.grouped_ops import by_rows
-from gemmsmith.torch.ops import LIBRARY
+from gemmsmith.torch.ops import LIBRARY, can_read_together
 from gemmsmith.torch.slots import sum_slots
 
 SCALE_SUFFIX = "_scale_inv"
@@ -34,8 +38,7 @@ class Fp8Experts(nn.Module):
 
     def __init__(self, dim: int, hidden: int, experts: int, activation: str, device: Any) -> None:
         super().__init__()
-        if hidden % BLOCK:
-            raise ArgumentError(f"hidden: got {hidden} with experts in fp8; use a multiple of {BLOCK}, a scale's rows")
+        check_hidden(hidden)
         self.activation = activation
         _add_weight(self, "gate_up_proj", (experts, 2 * hidden, dim), device)
         _add_weight(self, "down_proj", (experts, dim, hidden), device)
@@ -53,6 +56,7 @@ class Fp8MLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int, activation: str, device: Any) -> None:
         super().__init__()
+        check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation = activation
         self.gate, self.up, self.down = nn.Module(), nn.Module(), nn.Module()
         for layer, shape in ((self.gate, (hidden, dim)), (self.up, (hidden, dim)), (self.down, (dim, hidden))):
@@ -63,6 +67,15 @@ class Fp8MLP(nn.Module):
         layers = [(layer.weight, layer.weight_scale_inv) for layer in (self.gate, self.up, self.down)]
         _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
         return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
+
+
+def check_hidden(hidden: int, multiple: int = BLOCK) -> None:
+    """Raise ArgumentError for a size of MLPs in FP8 whose weights or scales kernels cannot read.
+
+    It is a multiple of a scale's 128 rows if one array holds gate and up.
+    """
+    if hidden % multiple:
+        raise ArgumentError(f"hidden: got {hidden} with experts in fp8; use a multiple of {multiple}")
 
 
 def _add_weight(module: nn.Module, name: str, shape: tuple[int, ...], device: Any) -> None:
@@ -112,8 +125,7 @@ def fp8_gated_experts(
     """
     _check((x, weights, *[addend] * (addend is not None)), {"gate_up": gate_up, "down": down})
     count, hidden = checked_shape(x, experts, weights, gate_up, down)
-    if hidden % BLOCK:
-        raise ArgumentError(f"gate_up: got {hidden} rows of gate; use a multiple of {BLOCK}, a scale's rows")
+    check_hidden(hidden)
     if order is None:
         order = sort_slots(experts, weights.float(), count)
     return torch.ops.gemmsmith.fp8_experts(
@@ -127,19 +139,11 @@ def _run(
     down: Any, down_scale: Any, addend: Any, activation: str, all_present: bool, backend: Backend = "auto",
 ) -> Any:  # fmt: skip
     """Return the experts' sum."""
-    hidden = down.shape[2]
     values, scales = quantize(x, "1x128", backend=backend)
-
-    def multiply(part: slice, blocks: slice, **options: Any) -> Any:
-        return grouped_gemm(
-            values, gate_up[:, part].mT, scale_a=scales, scale_b=gate_up_scale[:, blocks].mT, offsets=offsets,
-            gather=token_of_row, backend=backend, **options,
-        )  # fmt: skip
-
-    gate = multiply(slice(hidden), slice(hidden // BLOCK), out_dtype=x.dtype)
-    h, h_scales = multiply(
-        slice(hidden, None), slice(hidden // BLOCK, None), epilogue=_gated(activation), gate=by_rows(gate)
-    )
+    h, h_scales = grouped_gemm(
+        values, scale_a=scales, **gate_and_up(gate_up, gate_up_scale), offsets=offsets, gather=token_of_row,
+        epilogue=_gated(activation), backend=backend,
+    )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((len(slot_of_row), x.shape[1]))
     grouped_gemm(
         h, down.mT, scale_a=h_scales, scale_b=down_scale.mT, offsets=offsets, scatter=slot_of_row, out=slots,
@@ -154,17 +158,47 @@ def _run_mlp(
 ) -> Any:  # fmt: skip
     """Return the MLP's output."""
     values, scales = quantize(x, "1x128", backend=backend)
-    a: dict[str, Any] = {"a": values, "scale_a": scales, "backend": backend}
-    gated = gemm(**a, b=gate.T, scale_b=gate_scale.T, out_dtype=x.dtype)
-    h, h_scales = gemm(**a, b=up.T, scale_b=up_scale.T, epilogue=_gated(activation), gate=gated)
+    if not can_read_together(gate.T, up.T):
+        gate, up = _with_aligned_rows(torch.stack([gate, up]))
+    h, h_scales = gemm(
+        values, (gate.T, up.T), scale_a=scales, scale_b=(gate_scale.T, up_scale.T), epilogue=_gated(activation),
+        backend=backend,
+    )  # fmt: skip
     return gemm(h, down.T, scale_a=h_scales, scale_b=down_scale.T, out_dtype=x.dtype, backend=backend)
+
+
+def gate_and_up(gate_up: Any, scale: Any) -> dict[str, Any]:
+    """Return the operands b (count, dim, hidden) each, and scale_b, of weights (count, 2 * hidden, dim)."""
+    b, scale_b = _halves(gate_up), _halves(scale)
+    if not can_read_together(*b):
+        b = _halves(_with_aligned_rows(gate_up))
+    return {"b": b, "scale_b": scale_b}
+
+
+def _halves(x: Any) -> tuple[Any, Any]:
+    """Return the transposes of gate's rows and of up's."""
+    gate, up = x.mT.chunk(2, -1)
+    return gate, up
+
+
+def _with_aligned_rows(weight: Any) -> Any:
+    """Return a copy that TMA can read."""
+    *rows, k = weight.shape
+    copy = weight.new_empty((*rows, round_up(k, TMA_ALIGNMENT_BYTES)))[..., :k]
+    copy.copy_(weight)
+    return copy
 
 
 @lru_cache(maxsize=16)
 def _gated(activation: str) -> Any:
-    """Return the epilogue of up, which quantizes what down multiplies."""
-    activate = resolve_activation(activation)
-    return lambda acc, gate: quantize_traced(activate(gate) * acc)
+    """Return the epilogue of gate and up, which quantizes what down multiplies."""
+    activate = ACTIVATIONS[activation]
+
+    def gated(acc: Any) -> Any:
+        gate, up = deinterleave(acc)
+        return quantize_traced(activate(gate)[0] * up)
+
+    return gated
 
 
 def _weighted(acc: Any, weight: Any) -> Any:

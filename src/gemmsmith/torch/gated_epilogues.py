@@ -40,7 +40,7 @@ def _backward(activation: str, acc: Any, gate: Any, up: Any) -> tuple[Any, Any]:
     return acc * up * slope, acc * value
 
 
-def _weighted_backward(activation: str, acc: Any, gate: Any, up: Any, weight: Any) -> tuple[Any, Any, Any]:
+def weighted_backward(activation: str, acc: Any, gate: Any, up: Any, weight: Any) -> tuple[Any, Any, Any]:
     """Return the gradients of gate, of up and of the weight, whose factor is activation(gate) * up."""
     h = ACTIVATIONS[activation](gate)[0] * up
     return *_backward(activation, acc * weight, gate, up), (acc * h).sum(-1)
@@ -83,7 +83,7 @@ def epilogue_of(name: str, activation: str, dtype: str, weight_dtype: str = "tor
         "weight": (_weight, {"weight": weight}),
         "backward": (_backward, {"gate": matrix, "up": matrix}),
         "weighted gate and up": (_weighted_gate_and_up, {"weight": weight}),
-        "weighted backward": (_weighted_backward, {"gate": matrix, "up": matrix, "weight": weight}),
+        "weighted backward": (weighted_backward, {"gate": matrix, "up": matrix, "weight": weight}),
     }
     function, operands = epilogues[name]
     return serialize(trace(partial(function, activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

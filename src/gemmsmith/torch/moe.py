@@ -14,7 +14,8 @@ from gemmsmith.graph.frontend.fusions import GATED
 from gemmsmith.torch.expert_routing import ROUTE, select_experts
 from gemmsmith.torch.expert_sort import SortedSlots
 from gemmsmith.torch.experts import gated_experts
-from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, Fp8MLP, convert_weights
+from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, Fp8MLP, check_hidden, convert_weights
+from gemmsmith.torch.fp8_training import gated_experts_in_fp8
 from gemmsmith.torch.modules import FusedMLP
 from gemmsmith.torch.ops import call_op
 from gemmsmith.torch.sharded_experts import is_dtensor
@@ -80,9 +81,13 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The weights of gated MLPs: gate_up_proj (experts, 2 * hidden, dim), gate's rows first, and down_proj."""
 
-    def __init__(self, dim: int, hidden: int, experts: int, activation: str, device: Any, dtype: Any) -> None:
+    def __init__(
+        self, dim: int, hidden: int, experts: int, activation: str, multiply_in_fp8: bool, device: Any, dtype: Any
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.activation = activation
+        if multiply_in_fp8:
+            check_hidden(hidden)
+        self.activation, self.multiply_in_fp8 = activation, multiply_in_fp8
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * hidden, dim, device=device, dtype=dtype))
         self.down_proj = nn.Parameter(torch.empty(experts, dim, hidden, device=device, dtype=dtype))
         nn.init.normal_(self.gate_up_proj, std=dim**-0.5)
@@ -90,6 +95,10 @@ class Experts(nn.Module):
 
     def forward(self, x: Any, experts: Any, weights: Any, order: Any = None, addend: Any = None) -> Any:
         """Return the weighted sum of each token's experts, (tokens, dim). See `gated_experts`."""
+        if self.multiply_in_fp8:
+            return gated_experts_in_fp8(
+                x, experts, weights, self.gate_up_proj, self.down_proj, self.activation, order, addend
+            )
         return gated_experts(
             x, experts, weights, self.gate_up_proj, self.down_proj, self.activation, all_present=True, order=order,
             addend=addend,
@@ -123,6 +132,9 @@ class FusedMoE(nn.Module):
         experts_dtype: torch.float8_e4m3fn: weights of the experts and of the shared MLP in fp8, with a scale for each
             128 x 128, for inference: under torch.no_grad(), or with frozen parameters. `hidden` is a multiple of 128
             then. Default: dtype.
+        multiply_in_fp8: in training, too, multiply operands of the experts that are quantized to e4m3, weights with a
+            scale for each 128 x 128, activations and their gradients with one for each token and 128 columns. `hidden`
+            is a multiple of 128 then.
 
     Raises:
         ArgumentError: an argument is not valid.
@@ -132,17 +144,20 @@ class FusedMoE(nn.Module):
         self, dim: int, hidden: int, experts: int, top_k: int, *, scores: Literal["softmax", "sigmoid"] = "softmax",
         normalize: bool = True, scale: float = 1.0, groups: int = 1, top_k_groups: int = 1, shared_hidden: int = 0,
         activation: str = "silu", device: Any = None, dtype: Any = None, experts_dtype: Any = None,
+        multiply_in_fp8: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         if experts_dtype not in (None, dtype, torch.float8_e4m3fn):
             raise ArgumentError(
                 f"experts_dtype: got {experts_dtype}; use torch.float8_e4m3fn, or None for that of dtype"
             )
+        if multiply_in_fp8 and experts_dtype == torch.float8_e4m3fn:
+            raise ArgumentError("experts_dtype, multiply_in_fp8: got both; use one")
         self.gate = Router(dim, experts, top_k, scores, normalize, scale, groups, top_k_groups, device, dtype)
         is_fp8 = experts_dtype == torch.float8_e4m3fn
         self.experts: nn.Module = (
             Fp8Experts(dim, hidden, experts, activation, device) if is_fp8
-            else Experts(dim, hidden, experts, activation, device, dtype)
+            else Experts(dim, hidden, experts, activation, multiply_in_fp8, device, dtype)
         )  # fmt: skip
         gated = next((name for name, act in GATED.items() if act == activation), "")
         if not gated:

@@ -161,11 +161,15 @@ def _cuda_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], 
 
 def read_together(b: Any, b2: Any) -> Any:
     """Return the tuple of two operands whose columns alternate, or a copy of them if TMA cannot read both."""
+    return (b, b2) if can_read_together(b, b2) else interleave(b, b2)
+
+
+def can_read_together(b: Any, b2: Any) -> bool:
+    """Return whether TMA can read two operands whose columns alternate."""
     strides = (b.stride(-1), *b.stride()[:-2])
     is_aligned = not (b.data_ptr() | b2.data_ptr() | b.element_size() * math.gcd(*strides)) % TMA_ALIGNMENT_BYTES
     reads_both = b.stride() == b2.stride() and b.stride(-2) == 1 and is_aligned and b.element_size() < 4
-    distance = abs(b.data_ptr() - b2.data_ptr())
-    return (b, b2) if reads_both and 0 < distance < MAX_STRIDE_BYTES else interleave(b, b2)
+    return reads_both and 0 < abs(b.data_ptr() - b2.data_ptr()) < MAX_STRIDE_BYTES
 
 
 def of_two(kernel: Callable[..., Any]) -> Callable[..., Any]:

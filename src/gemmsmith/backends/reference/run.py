@@ -56,10 +56,10 @@ def run(
     }
     operands = {o.name: arrays[operand_argument(o.name)] for o in graph.operands}
     a, b = arrays["a"], arrays["b"]
+    for name in map(operand_argument, SCALE_NAMES):
+        if isinstance(x := arguments.get(name), ArrayInfo) and x.interleave_stride:
+            arrays[name] = alternating_scales(arrays[name], b.shape[-1])
     scales = [arrays[operand_argument(x)] if x in (scale_granularity or {}) else None for x in SCALE_NAMES]
-    scale_b = arguments.get(operand_argument(SCALE_NAMES[1]))
-    if isinstance(scale_b, ArrayInfo) and scale_b.interleave_stride:
-        scales[1] = alternating_scales(scales[1], b.shape[-1])
 
     def multiply(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
         if scale_granularity:

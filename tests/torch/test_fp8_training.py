@@ -1,0 +1,150 @@
+"""Experts whose products are computed in e4m3, with gradients, against float64 with the same operands rounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from tests.torch.fp8_bounds import relative_errors, trained_in_float64, trained_in_fp8  # noqa: E402
+
+from gemmsmith import ArgumentError  # noqa: E402
+from gemmsmith.torch import FusedMoE  # noqa: E402
+from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
+from gemmsmith.torch.fp8_training import _backward, _forward, gated_experts_in_fp8  # noqa: E402
+
+pytestmark = pytest.mark.torch
+DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
+OF_ROUNDING = {torch.float32: 0.03, torch.float16: 0.05, torch.bfloat16: 0.1}
+"""Bounds of relative errors against the same rounded operands, by what is stored between kernels, whose own rounding
+changes what e4m3 rounds to."""
+OF_RECIPE = 0.15
+"""The same against float64, of 20 tokens or more: a single weight's gradient may be a small sum of large terms."""
+
+
+def inputs(tokens: int, dtype: Any = torch.bfloat16, dim: int = DIM) -> list[Any]:
+    """x, experts, weights, gate_up, down and the result's gradient; some experts are other ranks', one has no token."""
+    experts = torch.rand(tokens, EXPERTS - 1).topk(TOP_K).indices
+    experts[::7, 0], experts[1:2] = -1, EXPERTS
+    x, gate_up, down, gradient = (
+        (torch.randn(shape) * shape[-1] ** -scale).to(dtype)
+        for shape, scale in (
+            ((tokens, dim), 0), ((EXPERTS, 2 * HIDDEN, dim), 0.5), ((EXPERTS, dim, HIDDEN), 0.5), ((tokens, dim), 0)
+        )
+    )  # fmt: skip
+    return [x, experts, torch.rand(tokens, TOP_K) + 0.1, gate_up, down, gradient]
+
+
+def check(got: Any, arrays: Any, activation: str = "silu") -> None:
+    """Of the result and the gradients of x, weights, gate_up and down: of each token's, and of each expert's."""
+    dtypes = [arrays[i].dtype for i in (0, 0, 2, 3, 4)]
+    assert [x.dtype for x in got] == dtypes
+    for errors in relative_errors(got, trained_in_fp8(*arrays, activation)):
+        assert (errors <= OF_ROUNDING[arrays[0].dtype]).all()
+    if len(arrays[0]) >= 20:
+        for x, y in zip(got, trained_in_float64(*arrays, activation), strict=True):
+            assert (x.double() - y).norm() <= OF_RECIPE * y.norm()
+
+
+def trained(*arrays: Any, activation: str = "silu") -> list[Any]:
+    x, experts, weights, gate_up, down, gradient = arrays
+    leaves = [t.clone().requires_grad_() for t in (x, weights, gate_up, down)]
+    y = gated_experts_in_fp8(leaves[0], experts, *leaves[1:], activation)
+    return [y.detach(), *torch.autograd.grad(y, leaves, gradient)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("tokens", "dim"), [(1, DIM), (40, DIM), (300, 72)])
+def test_results_and_gradients(tokens: int, dim: int, dtype: Any) -> None:
+    arrays = inputs(tokens, dtype, dim)
+    check(trained(*arrays), arrays)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_activations(activation: str) -> None:
+    arrays = inputs(20, torch.float32)
+    check(trained(*arrays, activation=activation), arrays, activation)
+
+
+def test_relu() -> None:
+    """Its gradient jumps where gate is 0, which a rounding error may cross: no bound for a single token."""
+    arrays = inputs(100, torch.float32)
+    for x, y in zip(trained(*arrays, activation="relu"), trained_in_fp8(*arrays, "relu"), strict=True):
+        assert (x.double() - y).norm() <= 0.05 * y.norm()
+
+
+def test_no_token() -> None:
+    got = trained(*inputs(0))
+    assert [x.shape[0] for x in got] == [0, 0, 0, EXPERTS, EXPERTS]
+    assert not any(x.any() for x in got)
+
+
+def test_the_kernels() -> None:
+    """In the simulator."""
+    arrays = x, experts, weights, gate_up, down, gradient = inputs(23, dim=144)
+    order = sort_slots(experts, weights, EXPERTS)
+    table = order.offsets, order.token_of_row, order.row_of_slot, order.row_weights, gate_up, down, "silu"
+    y, gate, up = _forward(x, *table, backend="sim")
+    grad_x, of_rows, *of_weights = _backward(gradient, x, gate, up, *table, True, True, backend="sim")
+    check([y, grad_x, of_rows[order.row_of_slot.long()].view(-1, TOP_K), *of_weights], arrays)
+
+
+def layer(**options: Any) -> FusedMoE:
+    return FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, shared_hidden=48, **options)
+
+
+def test_a_layer() -> None:
+    """Its parameters stay what they are; some are frozen; results without gradients are the same."""
+    wide, ours, x = layer(), layer(multiply_in_fp8=True), torch.randn(3, 7, DIM)
+    ours.load_state_dict(wide.state_dict())
+    ours.experts.down_proj.requires_grad_(False)
+    got, want = ours(x), wide(x)
+    for y in (got, want):
+        y.square().sum().backward()
+    assert (got - want).norm() < OF_RECIPE * want.norm()
+    assert ours.experts.down_proj.grad is None
+    for name in ("gate.weight", "experts.gate_up_proj", "shared_experts.up.weight"):
+        gradient, expected = (model.get_parameter(name).grad for model in (ours, wide))
+        assert gradient.dtype == torch.float32
+        assert (gradient - expected).norm() < 2 * OF_RECIPE * expected.norm()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), got, rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_and_in_autocast() -> None:
+    ours, x = layer(multiply_in_fp8=True, dtype=torch.bfloat16), torch.randn(9, DIM, dtype=torch.bfloat16)
+    parameters = [ours.experts.gate_up_proj, ours.experts.down_proj]
+    compiled = torch.compile(ours, fullgraph=True)
+    results = [(y, *torch.autograd.grad(y.float().sum(), parameters)) for y in (compiled(x), ours(x))]
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+    exact, x = layer(multiply_in_fp8=True), torch.randn(9, DIM)
+    routed = exact.gate(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = exact.experts(x, *routed)
+    assert got.dtype == torch.bfloat16
+    got.sum().backward()
+    assert exact.experts.gate_up_proj.grad.dtype == torch.float32
+    want = exact.experts(x, *routed)
+    assert (got.float() - want).norm() < OF_RECIPE * want.norm()
+
+
+def test_wrong_arguments_are_refused() -> None:
+    x, experts, weights, gate_up, down, _ = inputs(5)
+    for match, arguments in (
+        ("x: got torch.float64; use one of torch.bfloat16", (x.double(), experts, weights, gate_up, down)),
+        ("down: got torch.float8_e4m3fn; use one of", (x, experts, weights, gate_up, down.to(torch.float8_e4m3fn))),
+        ("hidden: got 64 with experts in fp8; use a multiple of 128",
+         (x, experts, weights, gate_up[:, ::2], down[:, :, ::2])),
+        ("activation: got 'tanh'; use one of silu", (x, experts, weights, gate_up, down, "tanh")),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=match):
+            gated_experts_in_fp8(*arguments)
+    with pytest.raises(ArgumentError, match="hidden: got 100 with experts in fp8"):
+        FusedMoE(DIM, 100, EXPERTS, TOP_K, multiply_in_fp8=True)
+    with pytest.raises(ArgumentError, match="experts_dtype, multiply_in_fp8: got both; use one"):
+        FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, multiply_in_fp8=True, experts_dtype=torch.float8_e4m3fn)
+    y = gated_experts_in_fp8(x.requires_grad_(), experts, weights, gate_up, down)
+    with pytest.raises(ArgumentError, match="create_graph: got True for a function without second derivatives"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
