@@ -84,6 +84,38 @@ def test_other_dtypes(dtype: Any) -> None:
         assert bool(((out.double() - want).abs() <= 2.0**-8 * want.abs()).all())
 
 
+FP8_CONFIGS = [
+    None,
+    Config("cooperative", (128, 256, 128), (2, 1)),
+    Config("cooperative", (128, 176, 128), (1, 2)),
+    Config("cooperative", (64, 16, 128), (1, 1), consumers=1),
+    Config("cooperative", (128, 64, 128), (1, 2), swap_ab=True),
+    Config("cooperative", (128, 128, 128), (1, 1), splits=0),
+    Config("pingpong", (64, 128, 128), (2, 1)),
+]
+
+
+@pytest.mark.parametrize("config", FP8_CONFIGS, ids=str)
+def test_block_scales_of_each(config: Any) -> None:
+    rng = random.Random()
+    for order in range(4):
+        m, n, k = rng.choice([1, 17, 64, 200, 513]), 8 * rng.randint(1, 90), 16 * rng.randint(1, 60)
+        a, scale_a = gemmsmith.quantize(normal(m, k))
+        values, scales = gemmsmith.quantize(normal(3, n, k), "128x128")
+        pairs = (values[0].T, values[2].T), (scales[0].T, scales[2].T)
+        b, scale_b = (x[::-1] if order >> i & 1 else x for i, x in enumerate(pairs))
+        out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+        gemmsmith.gemm(a, b, scale_a=scale_a, scale_b=scale_b, epilogue=gated, out=out, config=config)
+        wide = a.double() * scale_a.double().repeat_interleave(128, 1)[:, :k]
+        of_columns = (s.double().repeat_interleave(128, 0).repeat_interleave(128, 1)[:k, :n] for s in scale_b)
+        gate, up = pair = [w.double() * s for w, s in zip(b, of_columns, strict=True)]
+        error = [2.0**-11 * (wide.abs() @ w.abs()) for w in pair]  # steps of the tensor core
+        gate, up = wide @ gate, wide @ up
+        want = gate.relu() * up
+        allowed = 2.0**-8 * 1.01 * want.abs() + error[0] * (up.abs() + error[1]) + gate.abs() * error[1]
+        assert bool(((out.double() - want).abs() <= allowed).all())
+
+
 @pytest.mark.parametrize("config", [None, *(c for c in CONFIGS[1:] if c.splits == c.cluster_splits == 1)], ids=str)
 @pytest.mark.parametrize("gathers", [False, True])
 def test_two_weights_of_each_group(config: Any, gathers: bool) -> None:
