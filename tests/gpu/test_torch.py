@@ -177,3 +177,39 @@ def test_on_side_streams_and_in_cuda_graphs() -> None:
     for i, y in enumerate(expected):
         torch.testing.assert_close(aside[i], y, rtol=0, atol=0)
         torch.testing.assert_close(again[i], y, rtol=2**-6, atol=2**-6 * float(y.abs().max()))
+
+
+@pytest.mark.parametrize("max_autotune_gemm", [False, True])
+def test_matmuls_without_an_epilogue_in_a_compiled_layer(max_autotune_gemm: bool) -> None:
+    from gemmsmith.torch import options
+
+    more = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN"} if max_autotune_gemm else {}
+    x, w = tensors([(4096, 4096), (4096, 4096)], torch.bfloat16)
+    torch._dynamo.reset()
+    with torch._inductor.utils.fresh_cache():
+        compiled = torch.compile(lambda x, w: x @ w.T, options=options(**more), fullgraph=True)
+        _, codes = torch._inductor.utils.run_and_get_code(compiled, x, w)
+        judge(compiled, lambda x, w: x @ w.T, [x, w])
+    assert max_autotune_gemm or any("gemmsmith.gemm_0_1" in code for code in codes)
+
+
+def test_the_faster_kernel_of_a_matmul_is_chosen_by_measured_times() -> None:
+    from gemmsmith.torch import explain
+
+    x, w = tensors([(4096, 4096), (4096, 4096)], torch.bfloat16)
+    random_state = torch.cuda.get_rng_state()
+    explanation = explain(lambda x, w: F.relu(x @ w.T), x, w, measure=True)
+    assert torch.equal(torch.cuda.get_rng_state(), random_state)
+    assert len(explanation.matmuls) == 3
+    for outcome in explanation.matmuls:
+        times = outcome.times
+        assert times.measured
+        assert 50 < times.plain < 1000
+        assert 50 < times.torch < 1000
+        if times.fused is None:
+            assert outcome.replaced == (times.plain < times.torch)
+        else:
+            assert bool(outcome.epilogue) == (times.fused < times.apart)
+    assert explanation.fused
+    again = explain(lambda x, w: F.relu(x @ w.T), x, w, measure=True)
+    assert [x.times for x in again.matmuls] == [x.times for x in explanation.matmuls]  # cached

@@ -13,6 +13,7 @@ from torch._inductor.lowering import lowerings
 
 from gemmsmith.torch.compiler.backend import options
 from gemmsmith.torch.compiler.fuse import Outcome, fuse
+from gemmsmith.torch.compiler.measure import Timer
 
 
 class Passed:
@@ -20,7 +21,8 @@ class Passed:
 
     __name__ = "passed"
 
-    def __init__(self) -> None:
+    def __init__(self, timer: Timer | None = None) -> None:
+        self.timer = timer
         self.outcomes: list[Outcome] = []
         self.graphs: list[torch.fx.Graph] = []
 
@@ -28,7 +30,7 @@ class Passed:
         return compile_fx(module, inputs, inner_compile=self._inner, config_patches=options())
 
     def _inner(self, module: Any, inputs: Any, **_: Any) -> Any:
-        self.outcomes += fuse(module.graph)
+        self.outcomes += fuse(module.graph, self.timer)
         module.graph.lint()
         targets = {node.target for node in module.graph.nodes}
         assert not targets.intersection(decompositions).difference(lowerings), "Inductor decomposes these before"
@@ -47,7 +49,9 @@ class Passed:
         return [next(x for x in node.args if isinstance(x, str)) for node in nodes]
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], Passed]:
+def compiled(
+    function: Callable[..., Any], timer: Timer | None = None, **options: Any
+) -> tuple[Callable[..., Any], Passed]:
     torch._dynamo.reset()
-    passed = Passed()
+    passed = Passed(timer)
     return torch.compile(function, backend=passed, fullgraph=True, **options), passed

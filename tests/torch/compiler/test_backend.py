@@ -64,6 +64,13 @@ def test_options_for_inductor_and_a_second_graph_from_its_cache(inputs):
         assert counters["inductor"]["fxgraph_cache_bypass"] == 0
 
 
+def test_a_graph_that_was_chosen_by_the_rule_is_not_found_with_max_autotune(inputs):
+    for more in ({}, {"max_autotune_gemm": True}):
+        torch._dynamo.reset()
+        torch.compile(function, options=gt.options(**more), fullgraph=True)(*inputs)
+        assert counters["inductor"]["fxgraph_cache_hit"] == 0
+
+
 def test_a_pass_of_the_users_is_not_replaced_in_silence():
     with pytest.raises(ArgumentError, match=r"post_grad_custom_pre_pass: got .*; leave it out"):
         gt.options(post_grad_custom_pre_pass=lambda graph: None)

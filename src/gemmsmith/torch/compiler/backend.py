@@ -16,6 +16,7 @@ import gemmsmith
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch.compiler.fuse import fuse
 from gemmsmith.torch.compiler.hoist_grad_scale import hoist_scalar_grad
+from gemmsmith.torch.compiler.measure import configured_timer
 from gemmsmith.tuning.tuned_table import user_table_bytes
 
 
@@ -39,8 +40,8 @@ class PostGradPass(_CachedPass):
     """Post-grad pass: runs over each forward and backward graph before Inductor fuses the remaining operations."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        """Fuse epilogues into the graph's matmuls."""
-        fuse(graph)
+        """Fuse epilogues into the graph's matmuls, and replace others; with max_autotune, by measured times."""
+        fuse(graph, configured_timer())
 
 
 PASSES = {"joint_custom_pre_pass": JointGraphPass(), "post_grad_custom_pre_pass": PostGradPass()}

@@ -1,4 +1,4 @@
-"""Explanation of what torch.compile with gemmsmith's passes fuses in a model, and why it does not fuse the rest."""
+"""Explanation of what torch.compile with gemmsmith's passes replaces in a model, and why it does not fuse the rest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from torch.utils._pytree import tree_leaves
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.torch.compiler.backend import options
 from gemmsmith.torch.compiler.fuse import Outcome, fuse
+from gemmsmith.torch.compiler.kernel_choice import Times
+from gemmsmith.torch.compiler.measure import configured_timer, time_on_gpu
 from gemmsmith.torch.compiler.nodes import size_hints
 
 BYTES_PER_MB = 1e6
+TIMES = ("fused", "apart", "plain", "torch")
+"""The columns of times, attributes of Times."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,9 @@ class Explanation:
     """The matmuls of each graph that torch.compile makes of a model; `print` shows them as a table.
 
     The graphs are in the order in which they are compiled: a forward graph, then its backward graph if there is one,
-    and so on for each graph break.
+    and so on for each graph break. On a GPU the table has times in us: of the matmul fused with its epilogue, of the
+    faster kernel without one and what fusing saves elsewhere ("apart"), and of gemmsmith's and torch's kernels without
+    one ("plain", "torch"). A tilde marks estimates; what fusing saves elsewhere is always estimated.
     """
 
     graphs: tuple[tuple[Outcome, ...], ...]
@@ -41,17 +47,19 @@ class Explanation:
         """The matmuls with a fused epilogue."""
         return [outcome for outcome in self.matmuls if outcome.epilogue]
 
+    @property
+    def plain(self) -> list[Outcome]:
+        """The matmuls that gemmsmith computes without a fused epilogue, since that is faster."""
+        return [outcome for outcome in self.matmuls if outcome.replaced and not outcome.epilogue]
+
     def __str__(self) -> str:
         saved = sum(x.bytes_saved for x in self.fused) / BYTES_PER_MB
         counts = f"{len(self.fused)} of {len(self.matmuls)} matmuls have fused epilogues"
+        if self.plain:
+            counts += f", {len(self.plain)} are replaced without"
         lines = [f"{counts}; memory traffic saved: {saved:.4g} MB"]
         for number, graph in enumerate(self.graphs):
-            rows = [
-                (x.matmul, " x ".join(map(str, size_hints(x.shape))), _describe_outcome(x), x.source_line)
-                for x in graph
-            ]
-            widths = [max(len(row[i]) for row in rows) if rows else 0 for i in range(3)]
-            lines += [f"graph {number}", *(_format_row(row, widths) for row in rows)]
+            lines += _format_graph(number, graph)
         return "\n".join(lines)
 
     def plot(self, path: Path | str) -> None:
@@ -75,18 +83,36 @@ class Explanation:
         plot_graphs([(", ".join(of), graph) for graph, of in names.items()], path)
 
 
-def _describe_outcome(x: Outcome) -> str:
+def _format_graph(number: int, graph: tuple[Outcome, ...]) -> list[str]:
+    """Return a heading and a line for each matmul of a graph."""
+    columns = [name for name in TIMES if any(_format_us(x.times, name) for x in graph)]
+    rows = [(f"graph {number}", "us" if columns else "", *columns, "", "")]
+    for x in graph:
+        times = [_format_us(x.times, name) for name in columns]
+        rows.append((f"  {x.matmul}", " x ".join(map(str, size_hints(x.shape))), *times, _describe(x), x.source_line))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    is_number = [i in range(2, 2 + len(columns)) for i in range(len(widths))]
+    padded = (
+        [x.rjust(w) if right else x.ljust(w) for x, w, right in zip(row, widths, is_number, strict=True)]
+        for row in rows
+    )
+    return ["  ".join(row).rstrip() for row in padded]
+
+
+def _format_us(times: Times | None, name: str) -> str:
+    """Return a time, an estimated one with a tilde, or "" if there is none."""
+    us = getattr(times, name, None)
+    return "" if times is None or us is None else f"{'' if times.measured else '~'}{us:.1f}"
+
+
+def _describe(x: Outcome) -> str:
     if x.reason:
-        return f"- {x.reason}"
+        return f"{'plain: ' if x.replaced else '- '}{x.reason}"
     return f"{', '.join(x.operations) or 'another dtype'}: {x.bytes_saved / BYTES_PER_MB:.3g} MB saved"
 
 
-def _format_row(row: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join(["", *(x.ljust(width) for x, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-
-
-def explain(model: Callable[..., Any], *inputs: Any, **named: Any) -> Explanation:
-    """Explain what torch.compile with gemmsmith's passes would fuse in a model.
+def explain(model: Callable[..., Any], *inputs: Any, measure: bool = False, **named: Any) -> Explanation:
+    """Explain what torch.compile with gemmsmith's passes would replace in a model.
 
     Torch traces model(*inputs, **named) as torch.compile would, and its backward pass if a result requires grad. The
     compiled graphs are not run but return zeros, so that the model's state does not change, except by code at a graph
@@ -95,10 +121,11 @@ def explain(model: Callable[..., Any], *inputs: Any, **named: Any) -> Explanatio
     Args:
         model: a module or function.
         *inputs: its positional arguments.
+        measure: whether to time kernels of matmuls on the GPU and to choose by these times, as with max_autotune.
         **named: its keyword arguments.
 
     Returns:
-        The matmuls of each graph with their fused epilogues, or the reasons why there is none.
+        The matmuls of each graph with their fused epilogues, or the reasons why there is none, and on a GPU the times.
 
     Raises:
         Exception: whatever torch.compile raises.
@@ -106,7 +133,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **named: Any) -> Explanatio
     graphs: list[tuple[Outcome, ...]] = []
 
     def compile_graph(module: Any, _: Any, **__: Any) -> Any:
-        graphs.append(tuple(fuse(module.graph)))
+        graphs.append(tuple(fuse(module.graph, time_on_gpu if measure else configured_timer())))
         results = next(node for node in module.graph.nodes if node.op == "output").args[0]
         fakes = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in results]
         return make_boxed_func(lambda *_: [_zeros(x) for x in fakes])

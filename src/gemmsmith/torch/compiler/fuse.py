@@ -1,4 +1,7 @@
-"""The post-grad pass over one graph: fuses into each matmul the operations after it that save memory traffic there."""
+"""The post-grad pass over one graph: fuses into each matmul the operations after it that save memory traffic there.
+
+On a GPU it also replaces matmuls that gemmsmith is faster for without an epilogue.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.passes import optimize
 from gemmsmith.graph.source_location import format_location
-from gemmsmith.torch.compiler import kernel_cost
+from gemmsmith.torch.compiler.kernel_choice import Choice, Times, choose_kernel
 from gemmsmith.torch.compiler.logsumexp import replace_log_sum_exp, restore
 from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, match_pairs, unsupported_reason
-from gemmsmith.torch.compiler.nodes import Node, fake_tensor, node_kind
-from gemmsmith.torch.compiler.region import Region
+from gemmsmith.torch.compiler.measure import Timer
+from gemmsmith.torch.compiler.nodes import Node, node_kind
+from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.compiler.rewrite import insert_fused_op
 from gemmsmith.torch.compiler.traffic import InductorTraffic
 
@@ -26,7 +30,8 @@ from gemmsmith.torch.compiler.traffic import InductorTraffic
 class Outcome:
     """The outcome for one matmul: its `epilogue` and `bytes_saved`, or the `reason` why nothing is fused.
 
-    `source_line` is the line of the model that the matmul comes from.
+    `replaced` says whether a kernel of gemmsmith computes it. `source_line` is the line of the model that the matmul
+    comes from. `times` are those by which its kernel was chosen; None on the CPU, and where there was no choice.
     """
 
     matmul: str
@@ -35,6 +40,8 @@ class Outcome:
     reason: str = ""
     bytes_saved: int = 0
     epilogue: EpilogueGraph | None = None
+    replaced: bool = False
+    times: Times | None = None
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -45,32 +52,35 @@ class Outcome:
         return tuple(x for x in names if x not in ("accumulator", "operand", "constant", "cast"))
 
 
-def fuse(graph: torch.fx.Graph) -> list[Outcome]:
-    """Fuse epilogues into the matmuls of a graph, in place, and return the outcome for each matmul."""
+def fuse(graph: torch.fx.Graph, timer: Timer | None = None) -> list[Outcome]:
+    """Replace matmuls of a graph, in place, with what can be fused into them, and return the outcome for each.
+
+    `timer` measures kernels on a GPU; without it they are chosen by the cost model.
+    """
     recognized = replace_log_sum_exp(graph)
     traffic = InductorTraffic(graph)
     outcomes, done = [], set[Node]()
     for node in list(graph.nodes):
         if node in done or not (matmul := match_matmul(node)):
             continue
-        outcome = _fuse_pair(matmul, traffic, done) or _fuse_matmul(matmul, traffic)
+        outcome = _fuse_pair(matmul, traffic, done, timer) or _fuse_matmul(matmul, traffic, timer)
         outcomes.append(outcome)
     restore(graph, recognized)
     return outcomes
 
 
-def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node]) -> Outcome | None:
+def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node], timer: Timer | None) -> Outcome | None:
     """Fuse a matmul and another one that a node of their epilogue needs, too; None if there is none."""
     for pair in match_pairs(matmul):
         if pair.second and pair.second.node not in done:
-            outcome = _fuse_matmul(pair, traffic)
+            outcome = _fuse_matmul(pair, traffic, timer)
             if outcome.epilogue:
                 done.add(pair.second.node)
                 return outcome
     return None
 
 
-def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic) -> Outcome:
+def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic, timer: Timer | None) -> Outcome:
     name = ", ".join(x.name for x in matmul.nodes)
     outcome = partial(Outcome, name, matmul.shape, node_source_line(matmul.node))
     if reason := unsupported_reason(matmul):
@@ -78,19 +88,26 @@ def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic) -> Outcome:
     try:
         region = Region(matmul, traffic)
         candidate = region.best_candidate()
-        if candidate is None:
-            return outcome(_reason_not_fused(region))
-        if matmul.second and not region.reads_both(candidate.nodes):
-            return outcome("no operation reads both")
-        if fake_tensor(matmul.a).is_cuda and (reason := kernel_cost.reason_not_to_fuse(region, candidate)):
-            return outcome(reason)
-        fused = insert_fused_op(region, candidate)
+        reason = _reason_not_fused(region, candidate)
+        choice = Choice(None if reason else candidate, reason)
+        if matmul.is_on_gpu:
+            choice = choose_kernel(region, choice.candidate, reason, timer)
+        if choice.candidate is None:
+            return outcome(choice.reason, times=choice.times)
+        epilogue = insert_fused_op(region, choice.candidate)
     except EpilogueError as error:
         return outcome(str(error).rpartition("\n")[2].strip())
-    return outcome(bytes_saved=candidate.bytes_saved, epilogue=optimize(fused))
+    outcome = partial(outcome, replaced=True, times=choice.times)
+    if choice.reason and epilogue.is_identity:
+        return outcome(choice.reason)
+    return outcome(bytes_saved=choice.candidate.bytes_saved, epilogue=optimize(epilogue))
 
 
-def _reason_not_fused(region: Region) -> str:
+def _reason_not_fused(region: Region, candidate: FusionCandidate | None) -> str:
+    """Return why nothing is fused, whatever the times; "" if the candidate may be."""
+    if candidate:
+        is_half = region.matmul.second and not region.reads_both(candidate.nodes)
+        return "no operation reads both" if is_half else ""
     reason = next(iter(region.rejected.values()), "")
     if any(node_kind(x) != "view" for x in region.nodes[len(region.roots) :]):
         return f"fusion would not reduce memory traffic{'; ' * bool(reason)}{reason}"

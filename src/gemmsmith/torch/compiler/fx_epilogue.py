@@ -318,6 +318,14 @@ class FxEpilogueTracer(Tracer):
             return (batch[0], *lengths)
         return lengths if dims.varies_along_m else lengths[1:] if dims.varies_along_n else ()
 
+    def arguments(self, graph: EpilogueGraph) -> dict[str, tuple[Node, tuple[Any, ...]] | float]:
+        """Return the operands of this epilogue's graph by name: nodes with the shapes to pass them in, and numbers."""
+        nodes = {operand.name: x for x, operand in self.operands.items()}
+        return {
+            o.name: (nodes[o.name], self.operand_shape(o.broadcast_dims)) if o.dtype else self.numbers[o.name]
+            for o in graph.operands
+        }
+
     # -- results -----------------------------------------------------------------------------------------------------
 
     def graph(self, stored: Sequence[Node]) -> EpilogueGraph:

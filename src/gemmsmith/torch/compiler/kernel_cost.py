@@ -1,4 +1,4 @@
-"""Kernels of fused matmuls: whether there is one, whether the cost model predicts that it wins, and its compilation.
+"""Kernels of matmuls: whether there is one, its time by the cost model, and its compilation.
 
 Kernels are compiled in background threads while torch compiles the rest of the graph.
 """
@@ -6,18 +6,19 @@ Kernels are compiled in background threads while torch compiles the rest of the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from gemmsmith.arrays import Spec
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding.request import Request
-from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.host.plans import Plan
-from gemmsmith.torch.compiler.nodes import fake_tensor, size_hints
+from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer
+from gemmsmith.torch.compiler.nodes import Node, fake_tensor, size_hints
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.ops import fp32_precision
 
@@ -29,62 +30,54 @@ MAX_COMPILE_THREADS = 8
 """Background threads that compile kernels, at most. Chosen; not measured."""
 
 
-def reason_not_to_fuse(region: Region, candidate: FusionCandidate) -> str:
-    """Return the reason not to fuse a candidate on this GPU, or "".
+def estimated_us(plan: Plan) -> float:
+    """Return the time in us of a plan's kernels, launches included, by the cost model."""
+    return plan.estimated_us + len(plan.launches.all) * LAUNCH_US
 
-    If it is worthwhile, starts compiling its kernels.
-    """
-    try:
-        fused, unfused = fused_plan(region, candidate), unfused_plan(region)
-    except GemmsmithError as error:
-        return f"no kernel supports it: {error}"
-    matmuls = len(region.matmul.nodes)
-    launches_saved = candidate.kernels_saved - len(fused.launches.all) + matmuls * len(unfused.launches.all)
-    extra_us = fused.estimated_us - matmuls * unfused.estimated_us
-    saved_us = (candidate.bytes_saved + candidate.extra_bytes) / INDUCTOR_BYTES_PER_US + launches_saved * LAUNCH_US
-    if extra_us >= saved_us:
-        return f"fusing would slow the matmul by {extra_us:.1f} us and save {saved_us:.1f} us elsewhere"
-    compile_async(fused)
-    return ""
+
+def saved_us(candidate: FusionCandidate) -> float:
+    """Return the time in us of Inductor's kernels that a candidate makes unnecessary, launches included."""
+    saved_bytes = candidate.bytes_saved + candidate.extra_bytes
+    return saved_bytes / INDUCTOR_BYTES_PER_US + candidate.kernels_saved * LAUNCH_US
 
 
 def fused_plan(region: Region, candidate: FusionCandidate) -> Plan:
     """Return the plan of the operator that computes a candidate. Raises GemmsmithError if no kernel supports it."""
-    epilogue = region.epilogue
-    graph = epilogue.graph(candidate.outputs)
-    nodes = {operand.name: x for x, operand in epilogue.operands.items()}
-    tensors = {
-        o.name: fake_tensor(nodes[o.name]).reshape(epilogue.operand_shape(o.broadcast_dims))
-        for o in graph.operands
-        if o.dtype
-    }
-    numbers = {o.name: epilogue.numbers[o.name] for o in graph.operands if not o.dtype}
-    return _plan_matmul(region, graph, {**tensors, **numbers}, region.matmul.second is not None)
+    return _plan(region.epilogue, candidate.outputs)
 
 
 def unfused_plan(region: Region) -> Plan:
     """Return the plan of a region's matmul, or of each of its two, without further fusion."""
-    operands = {name: x if isinstance(x, float) else fake_tensor(x) for name, x in region.matmul.operands.items()}
-    return _plan_matmul(region, region.matmul.epilogue, operands)
+    return _plan(*unfused(region))
 
 
-def _plan_matmul(
-    region: Region, epilogue: EpilogueGraph | None, operands: Mapping[str, Any], of_two: bool = False
-) -> Plan:
-    a, b = fake_tensor(region.matmul.a), _spec(fake_tensor(region.matmul.b))
-    specs = {name: x if isinstance(x, float) else _spec(x) for name, x in operands.items()}
-    is_plain = epilogue is None or epilogue.is_identity
-    return _cached_plan(
-        _spec(a), (b, b) if of_two else b, None if is_plain else epilogue, tuple(specs.items()), fp32_precision(a)
-    )
+def unfused(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
+    """Return the epilogue of a region's matmul, or of the first of its two, without further fusion, and its outputs."""
+    if region.matmul.second is None:
+        return region.epilogue, region.plain_candidate.outputs
+    return FxEpilogueTracer(replace(region.matmul, second=None), region.traffic), [region.matmul.node]
+
+
+def _plan(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
+    graph = epilogue.graph(outputs)
+    a, *weights = [_spec(fake_tensor(x)) for x in epilogue.matmul.arrays]
+    operands = {
+        name: _spec(fake_tensor(x[0]).reshape(x[1])) if isinstance(x, tuple) else x
+        for name, x in epilogue.arguments(graph).items()
+    }
+    b = tuple(weights) if epilogue.matmul.second else weights[0]
+    precision = fp32_precision(fake_tensor(epilogue.matmul.a))
+    return _cached_plan(a, b, graph, tuple(operands.items()), precision)
 
 
 @lru_cache(maxsize=1024)
 def _cached_plan(
-    a: Spec, b: Spec | tuple[Spec, Spec], epilogue: EpilogueGraph | None, operands: tuple[tuple[str, Any], ...],
+    a: Spec, b: Spec | tuple[Spec, ...], epilogue: EpilogueGraph, operands: tuple[tuple[str, Any], ...],
     fp32_precision: str | None,
 ) -> Plan:  # fmt: skip
     """Return the plan of a matmul; layers of equal shapes share it."""
+    if epilogue.is_identity:
+        return Plan(Request(a, b, out_dtype=epilogue.results[0].dtype, precision=fp32_precision))
     return Plan(Request(a, b, operands=dict(operands), epilogue=epilogue, precision=fp32_precision))
 
 

@@ -47,6 +47,16 @@ class Matmul:
         return [self.node, *([self.second.node] if self.second else [])]
 
     @property
+    def arrays(self) -> list[Node]:
+        """a, b, and the second one's b."""
+        return [self.a, *(x.b for x in (self, self.second) if x)]
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether a CUDA kernel computes it."""
+        return bool(fake_tensor(self.a).is_cuda)
+
+    @property
     def bias_term(self) -> tuple[Node, float, float] | None:
         """The tensor that addmm or baddbmm adds, beta and alpha; None for other operators."""
         if op_name(self.node) not in ADDMM_OPS:

@@ -126,6 +126,11 @@ def size_hints(extents: Iterable[Any]) -> tuple[int, ...]:
     return tuple(x if isinstance(x, int) else int(x.node.hint or UNKNOWN_EXTENT_HINT) for x in extents)
 
 
+def have_hints(extents: Iterable[Any]) -> bool:
+    """Return whether all extents are numbers, or symbols with a hint."""
+    return all(isinstance(x, int) or x.node.has_hint() for x in extents)
+
+
 def statically_equal(a: Any, b: Any) -> bool:
     """Return whether two extents, or two shapes, are equal for all values of their symbols."""
     if isinstance(a, tuple):

@@ -94,6 +94,12 @@ class Region:
                 sources[node] = frozenset().union(*(sources.get(x, frozenset()) for x in node.all_input_nodes))
         return any(len(x) == 2 for x in sources.values())
 
+    @property
+    def plain_candidate(self) -> FusionCandidate:
+        """The candidate that replaces the matmul and fuses nothing that follows it."""
+        outputs = [x for x in self.roots if fake_tensor(x) is not None]
+        return FusionCandidate(tuple(self.roots), tuple(outputs), frozenset(), 0, 0, 0)
+
     # -- choosing what to fuse -------------------------------------------------------------------------------------
 
     def best_candidate(self) -> FusionCandidate | None:

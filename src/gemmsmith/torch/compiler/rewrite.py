@@ -25,25 +25,25 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph
     """
     matmul, epilogue, traffic = region.matmul, region.epilogue, region.traffic
     fused = epilogue.graph(candidate.outputs)
-    nodes = {operand.name: x for x, operand in epilogue.operands.items()}
-    tensors = [(nodes[o.name], o.broadcast_dims) for o in fused.operands if o.dtype is not None]
-    numbers = [epilogue.numbers[o.name] for o in fused.operands if o.dtype is None]
+    arguments = epilogue.arguments(fused).values()
+    tensors, numbers = (
+        [x for x in arguments if isinstance(x, tuple)],
+        [x for x in arguments if not isinstance(x, tuple)],
+    )
     shapes = [_shape_argument(shape(x), matmul.node) for x in candidate.outputs]
-    operand_shapes = [epilogue.operand_shape(broadcast_dims) for _, broadcast_dims in tensors]
     graph = matmul.node.graph
-    arrays = [matmul.a, *(x.b for x in (matmul, matmul.second) if x)]
-    move_before([*(x for x, _ in tensors), *arrays], matmul.node)
+    move_before([*(x for x, _ in tensors), *matmul.arrays], matmul.node)
     with graph.inserting_before(matmul.node):
         emit = Emitter(graph)
         operands = [
             x
             if statically_equal(shape(x), operand_shape)
             else emit(aten.reshape.default, x, _shape_argument(operand_shape, matmul.node))
-            for (x, _), operand_shape in zip(tensors, operand_shapes, strict=True)
+            for x, operand_shape in tensors
         ]
         op = (OPERATORS_OF_TWO if matmul.second else OPERATORS)[len(operands), len(fused.results)]
         serialized = graph_serialization.serialize(fused)
-        node = emit(op, *arrays, graph_serialization.digest(serialized), serialized, numbers, *operands)
+        node = emit(op, *matmul.arrays, graph_serialization.digest(serialized), serialized, numbers, *operands)
         node.meta["stack_trace"] = matmul.node.meta.get("stack_trace")
         results = [node] if len(shapes) == 1 else [emit(operator.getitem, node, i) for i in range(len(shapes))]
         fused_nodes = set(candidate.nodes) - candidate.recomputed

@@ -1,0 +1,123 @@
+"""The choice of a matmul's kernel on a GPU, by time: torch's, gemmsmith's, or gemmsmith's with a fused epilogue."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from gemmsmith.core.errors import GemmsmithError
+from gemmsmith.torch.compiler.kernel_cost import (
+    compile_async,
+    estimated_us,
+    fused_plan,
+    saved_us,
+    unfused,
+    unfused_plan,
+)
+from gemmsmith.torch.compiler.matmuls import Matmul
+from gemmsmith.torch.compiler.measure import Timer, call_of_epilogue, call_of_node
+from gemmsmith.torch.compiler.nodes import fake_tensor, have_hints, is_row_major, shape
+from gemmsmith.torch.compiler.region import FusionCandidate, Region
+from gemmsmith.torch.ops import fp32_precision
+
+MIN_PLAIN_US = 100
+"""Estimated us from which a GEMM without an epilogue is gemmsmith's, if kernels are not timed. In benchmarks/results
+(dense-suite-h200, dense-unseen-h200, layers-h100, layouts-h100, kinds-h100) the bf16 and fp16 GEMMs of that size are
+1.043 times as fast as torch.mm in the geometric mean of 288; 6 % lose, one of them more than 2 % (0.968). Shorter ones
+win 1.086, but 16 % lose, 24 of 294 more than 2 %. All 5 in 3xTF32 win, 1.6 and more; of 20 in TF32 and of 10 batched
+ones a quarter loses, so they stay with torch."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times in us of a matmul, or of both matmuls of a pair.
+
+    `fused` is that of gemmsmith's kernel with an epilogue, None if there is nothing to fuse; `plain` that of its kernel
+    without. `torch` is that of torch's kernel, None if not measured. `saved` is the estimated time of what fusing saves
+    elsewhere. `measured` says where the first three are from: a GPU or the cost model.
+    """
+
+    fused: float | None
+    plain: float
+    torch: float | None
+    saved: float
+    measured: bool
+
+    @property
+    def apart(self) -> float:
+        """The time of the faster kernel without an epilogue, and of the kernels that fusing saves."""
+        return min(self.plain, self.torch or self.plain) + self.saved
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice: what to replace, None for torch's kernel, the reason why no epilogue is fused, and the times."""
+
+    candidate: FusionCandidate | None
+    reason: str
+    times: Times | None = None
+
+
+def choose_kernel(region: Region, candidate: FusionCandidate | None, reason: str, timer: Timer | None) -> Choice:
+    """Return the kernel of a matmul for which fusing `candidate` would save bytes, or nothing would, for a reason.
+
+    The kernel is the fastest by the timer, if there is one, else by estimates; compiling it begins here.
+    """
+    matmul = region.matmul
+    if candidate is None and (matmul.epilogue or matmul.second):
+        return Choice(None, reason)
+    try:
+        times = _times(region, candidate, timer)
+    except GemmsmithError as error:
+        unsupported = f"no kernel supports it: {error}"
+        return choose_kernel(region, None, unsupported, timer) if candidate else Choice(None, unsupported)
+    if candidate and times.fused is not None and times.fused >= times.apart:
+        slower_us = times.fused + times.saved - times.apart
+        reason = f"fusing would slow the matmul by {slower_us:.1f} us and save {times.saved:.1f} us elsewhere"
+        candidate = None
+    if candidate is None and _is_plain_faster(matmul, times):
+        candidate = region.plain_candidate
+    if candidate:
+        compile_async(fused_plan(region, candidate))
+    return Choice(candidate, reason, times)
+
+
+def _is_plain_faster(matmul: Matmul, times: Times) -> bool:
+    """Return whether gemmsmith's kernel without an epilogue replaces a matmul."""
+    if matmul.epilogue or matmul.second or not is_row_major(matmul.node):
+        return False
+    if times.torch is not None:
+        return times.plain < times.torch
+    a = fake_tensor(matmul.a)
+    is_claimed = a.element_size() == 2 or fp32_precision(a) == "3xtf32"
+    return times.plain >= MIN_PLAIN_US and is_claimed and len(matmul.shape) == 2 and _has_hints(matmul)
+
+
+def _has_hints(matmul: Matmul) -> bool:
+    return all(have_hints(shape(x)) for x in matmul.arrays)
+
+
+def _times(region: Region, candidate: FusionCandidate | None, timer: Timer | None) -> Times:
+    """Return the measured times, or estimates without a timer, hints of sizes, or enough memory.
+
+    Raises GemmsmithError if no kernel supports the matmul.
+    """
+    matmul, saved = region.matmul, saved_us(candidate) if candidate else 0.0
+    us = {"plain": estimated_us(unfused_plan(region))}
+    if candidate:
+        us["fused"] = estimated_us(fused_plan(region, candidate))
+    measured = False
+    if timer and _has_hints(matmul):
+        calls = {"plain": call_of_epilogue(*unfused(region))}
+        if not matmul.epilogue:
+            calls["torch"] = call_of_node(matmul.node)
+        if candidate:
+            calls["fused"] = call_of_epilogue(region.epilogue, candidate.outputs)
+        with suppress(torch.OutOfMemoryError):
+            us = dict(zip(calls, timer(tuple(calls.values())), strict=True))
+            measured = True
+    count = len(matmul.nodes)
+    torch_us = count * us["torch"] if "torch" in us else None
+    return Times(us.get("fused"), count * us["plain"], torch_us, saved, measured)
