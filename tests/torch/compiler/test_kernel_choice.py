@@ -261,7 +261,7 @@ def test_times_in_the_explanation(monkeypatch):
     assert [x.startswith("~") for x in estimated[2].split()[4:8]] == [True, True, True, False]
     monkeypatch.setattr(explain, "time_on_gpu", timer(5.0, 8.0, 5.25))
     measured = str(gt.explain(model, a, b, measure=True)).splitlines()
-    assert measured[0].startswith("1 of 2 matmuls have fused epilogues, 1 are replaced without; memory traffic saved")
+    assert measured[0].startswith("1 of 2 matmuls have fused epilogues; replaced without: 1; memory traffic saved")
     assert measured[1].split() == ["graph", "0", "us", "fused", "apart", "plain", "torch"]
     assert measured[2].split()[4] == "5.2"
     assert measured[2].split()[6:9] == ["5.0", "8.0", "relu:"]

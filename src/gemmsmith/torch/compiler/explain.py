@@ -56,7 +56,7 @@ class Explanation:
         saved = sum(x.bytes_saved for x in self.fused) / BYTES_PER_MB
         counts = f"{len(self.fused)} of {len(self.matmuls)} matmuls have fused epilogues"
         if self.plain:
-            counts += f", {len(self.plain)} are replaced without"
+            counts += f"; replaced without: {len(self.plain)}"
         lines = [f"{counts}; memory traffic saved: {saved:.4g} MB"]
         for number, graph in enumerate(self.graphs):
             lines += _format_graph(number, graph)

@@ -30,8 +30,9 @@ from gemmsmith.torch.compiler.traffic import InductorTraffic
 class Outcome:
     """The outcome for one matmul: its `epilogue` and `bytes_saved`, or the `reason` why nothing is fused.
 
-    `replaced` says whether a kernel of gemmsmith computes it. `source_line` is the line of the model that the matmul
-    comes from. `times` are those by which its kernel was chosen; None on the CPU, and where there was no choice.
+    `replaced` says whether a kernel of gemmsmith takes its place, with an epilogue or without. `source_line` is the
+    line of the model that the matmul comes from. `times` are those by which its kernel was chosen; None on the CPU, and
+    where there was no choice.
     """
 
     matmul: str

@@ -23,7 +23,7 @@ from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.ops import fp32_precision
 
 MIN_PLAIN_US = 100
-"""Estimated us from which a GEMM without an epilogue is gemmsmith's, if kernels are not timed. In benchmarks/results
+"""Estimated us from which a matmul without an epilogue is replaced if kernels are not timed. In benchmarks/results
 (dense-suite-h200, dense-unseen-h200, layers-h100, layouts-h100, kinds-h100) the bf16 and fp16 GEMMs of that size are
 1.043 times as fast as torch.mm in the geometric mean of 288; 6 % lose, one of them more than 2 % (0.968). Shorter ones
 win 1.086, but 16 % lose, 24 of 294 more than 2 %. All 5 in 3xTF32 win, 1.6 and more; of 20 in TF32 and of 10 batched
@@ -53,7 +53,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice: what to replace, None for torch's kernel, the reason why no epilogue is fused, and the times."""
+    """A choice: what to replace, None to leave the matmul, the reason why no epilogue is fused, and the times."""
 
     candidate: FusionCandidate | None
     reason: str
@@ -61,9 +61,9 @@ class Choice:
 
 
 def choose_kernel(region: Region, candidate: FusionCandidate | None, reason: str, timer: Timer | None) -> Choice:
-    """Return the kernel of a matmul for which fusing `candidate` would save bytes, or nothing would, for a reason.
+    """Choose the fastest kernel of a matmul, by the timer if there is one, else by estimates; its compilation begins.
 
-    The kernel is the fastest by the timer, if there is one, else by estimates; compiling it begins here.
+    `candidate` is what may be fused, or None for `reason`.
     """
     matmul = region.matmul
     if candidate is None and (matmul.epilogue or matmul.second):
@@ -91,8 +91,8 @@ def _is_plain_faster(matmul: Matmul, times: Times) -> bool:
     if times.torch is not None:
         return times.plain < times.torch
     a = fake_tensor(matmul.a)
-    is_claimed = a.element_size() == 2 or fp32_precision(a) == "3xtf32"
-    return times.plain >= MIN_PLAIN_US and is_claimed and len(matmul.shape) == 2 and _has_hints(matmul)
+    dtype_wins = a.element_size() == 2 or fp32_precision(a) == "3xtf32"
+    return times.plain >= MIN_PLAIN_US and dtype_wins and len(matmul.shape) == 2 and _has_hints(matmul)
 
 
 def _has_hints(matmul: Matmul) -> bool:

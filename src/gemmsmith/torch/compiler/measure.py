@@ -17,10 +17,10 @@ from gemmsmith.torch.ops import OPERATORS, OPERATORS_OF_TWO
 
 MAX_US = 4000
 """Time in us that the rounds of one decision take together, if MIN_ROUNDS take less. Chosen; not measured."""
-MIN_ROUNDS, MAX_ROUNDS = 3, 20
-"""Rounds in which each operator runs once. Chosen; not measured."""
-SLEEP_CYCLES = 400_000
-"""Cycles that the GPU waits while the host launches a round, so that launches are not timed: 0.2 ms at 1980 MHz."""
+MIN_ROUNDS, MAX_ROUNDS = 4, 11
+"""Rounds in which each operator runs once; the first is a warm-up. Chosen; not measured."""
+SLEEP_CYCLES = 600_000
+"""Cycles that the GPU waits while the host launches a round, so that launches are not timed: 0.3 ms at 1980 MHz."""
 
 
 class TensorSpec(NamedTuple):
@@ -99,10 +99,11 @@ def time_on_gpu(calls: tuple[Call, ...]) -> tuple[float, ...]:
         evicting = torch.empty(torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.int8, device=device)
         for run in runs:  # compiles and loads kernels
             run()
-        rounds = [_time_round(runs, evicting)]
+        rounds: list[list[float]] = []
         while len(rounds) < MIN_ROUNDS or (len(rounds) < MAX_ROUNDS and sum(map(sum, rounds)) < MAX_US):
-            rounds.append(_time_round(runs, evicting))
-    return tuple(median(times) for times in zip(*rounds[1:], strict=True))  # the first warms up
+            step = -1 if len(rounds) % 2 else 1  # every other round in reverse
+            rounds.append(_time_round(runs[::step], evicting)[::step])
+    return tuple(median(times) for times in zip(*rounds[1:], strict=True))
 
 
 def _time_round(runs: Sequence[Callable[[], Any]], evicting: Any) -> list[float]:
