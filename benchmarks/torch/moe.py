@@ -3,7 +3,7 @@
 | contender | experts |
 | --- | --- |
 | ours | gemmsmith.torch.FusedMoE |
-| fp8 | ours with `experts_dtype=torch.float8_e4m3fn` (inference only) |
+| fp8 | ours with `experts_dtype=torch.float8_e4m3fn`; in training, compiled, with `multiply_in_fp8=True` |
 | copied | as ours, with rows copied in the order of experts, as for training (inference only) |
 | grouped_mm | torch's grouped_mm, gate and up in one product, pointwise operations by Inductor |
 | triton | as grouped_mm, with the products of ../speed/triton_grouped.py (inference only) |
@@ -123,10 +123,10 @@ def layer_with(layer: FusedMoE, experts: Any) -> Any:
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
-def made(job: Job, experts_dtype: Any = None) -> tuple[FusedMoE, Any]:
+def made(job: Job, **options: Any) -> tuple[FusedMoE, Any]:
     dim, hidden, experts, top_k = LAYERS[job.layer]
     torch.manual_seed(48)
-    layer = FusedMoE(dim, hidden, experts, top_k, device="cuda", dtype=torch.bfloat16, experts_dtype=experts_dtype)
+    layer = FusedMoE(dim, hidden, experts, top_k, device="cuda", dtype=torch.bfloat16, **options)
     return layer, torch.randn(job.tokens, dim, device="cuda", dtype=torch.bfloat16)
 
 
@@ -145,7 +145,7 @@ def exact(layer: FusedMoE, x: Any) -> Any:
 def measure(job: Job, pace: contest.Pace) -> contest.Row:
     layer, x = made(job)
     if job.training:
-        return {**job._asdict(), **train(layer, x, pace)}
+        return {**job._asdict(), **train(layer, made(job, multiply_in_fp8=True)[0], x, pace)}
     with torch.no_grad():
         ids, _ = layer.gate(x)
         want, used = exact(layer, x), int(ids.unique().numel())
@@ -154,7 +154,7 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
         calls = {"ours": layer, **{name: layer_with(layer, experts) for name, experts in others.items()},
                  "grouped_mm": torch.compile(layer_with(layer, by_grouped_mm))}  # fmt: skip
         if LAYERS[job.layer][1] % 128 == 0:  # whole blocks of scales
-            calls["fp8"] = made(job, torch.float8_e4m3fn)[0]
+            calls["fp8"] = made(job, experts_dtype=torch.float8_e4m3fn)[0]
             calls["fp8"].load_state_dict(layer.state_dict())
         errors = {}
         for name, call in calls.items():
@@ -179,12 +179,16 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
     }  # fmt: skip
 
 
-def train(layer: FusedMoE, x: Any, pace: contest.Pace) -> contest.Row:
-    """Return the times of forward and backward, which are not captured."""
+def train(layer: FusedMoE, in_fp8: FusedMoE, x: Any, pace: contest.Pace) -> contest.Row:
+    """Return the times of forward and backward, which are not captured. `in_fp8` gets the layer's parameters."""
+    in_fp8.gate = layer.gate
+    for name, parameter in layer.experts.named_parameters():
+        setattr(in_fp8.experts, name, parameter)
     x.requires_grad_()
     upstream = torch.randn_like(x)
     compiled, grouped_mm = torch.compile(layer), torch.compile(layer_with(layer, by_grouped_mm))
-    calls = {"ours": layer, "ours_compiled": compiled, "grouped_mm": grouped_mm, "loop": layer_with(layer, by_loop)}
+    calls = {"ours": layer, "ours_compiled": compiled, "fp8": torch.compile(in_fp8), "grouped_mm": grouped_mm,
+             "loop": layer_with(layer, by_loop)}  # fmt: skip
 
     def step(call: Any) -> None:
         layer.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ from gemmsmith.torch import FusedMoE  # noqa: E402
 from gemmsmith.torch.fp8_training import gated_experts_in_fp8  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-OF_ROUNDING = {torch.float32: 0.03, torch.float16: 0.05, torch.bfloat16: 0.1}
+OF_ROUNDING = {torch.float32: 0.05, torch.float16: 0.1, torch.bfloat16: 0.15}
 """See tests/torch/test_fp8_training.py."""
 
 

@@ -106,8 +106,7 @@ def trained_in_float64(
     for e in range(len(gate_up)):
         token, slot = torch.where(experts == e)
         rows, g, weight = x[token], gradient[token], weights[token, slot, None]
-        both = rounded(rows, 1) @ rounded_blocks(gate_up[e]).T
-        gate, up = both.chunk(2, -1)
+        gate, up = (rounded(rows, 1) @ rounded_blocks(w).T for w in gate_up[e].chunk(2))
         y.index_add_(0, token, rounded(act(gate) * up * weight, 1) @ rounded_blocks(down[e]).T)
         with torch.enable_grad():
             gate, up = (stored(t).requires_grad_() for t in (gate, up))

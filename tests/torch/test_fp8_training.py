@@ -16,21 +16,21 @@ from gemmsmith.torch.fp8_training import _backward, _forward, gated_experts_in_f
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
-OF_ROUNDING = {torch.float32: 0.03, torch.float16: 0.05, torch.bfloat16: 0.1}
+OF_ROUNDING = {torch.float32: 0.05, torch.float16: 0.1, torch.bfloat16: 0.15}
 """Bounds of relative errors against the same rounded operands, by what is stored between kernels, whose own rounding
 changes what e4m3 rounds to."""
 OF_RECIPE = 0.15
 """The same against float64, of 20 tokens or more: a single weight's gradient may be a small sum of large terms."""
 
 
-def inputs(tokens: int, dtype: Any = torch.bfloat16, dim: int = DIM) -> list[Any]:
+def inputs(tokens: int, dtype: Any = torch.bfloat16, dim: int = DIM, hidden: int = HIDDEN) -> list[Any]:
     """x, experts, weights, gate_up, down and the result's gradient; some experts are other ranks', one has no token."""
     experts = torch.rand(tokens, EXPERTS - 1).topk(TOP_K).indices
     experts[::7, 0], experts[1:2] = -1, EXPERTS
     x, gate_up, down, gradient = (
         (torch.randn(shape) * shape[-1] ** -scale).to(dtype)
         for shape, scale in (
-            ((tokens, dim), 0), ((EXPERTS, 2 * HIDDEN, dim), 0.5), ((EXPERTS, dim, HIDDEN), 0.5), ((tokens, dim), 0)
+            ((tokens, dim), 0), ((EXPERTS, 2 * hidden, dim), 0.5), ((EXPERTS, dim, hidden), 0.5), ((tokens, dim), 0)
         )
     )  # fmt: skip
     return [x, experts, torch.rand(tokens, TOP_K) + 0.1, gate_up, down, gradient]
@@ -55,9 +55,9 @@ def trained(*arrays: Any, activation: str = "silu") -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("tokens", "dim"), [(1, DIM), (40, DIM), (300, 72)])
-def test_results_and_gradients(tokens: int, dim: int, dtype: Any) -> None:
-    arrays = inputs(tokens, dtype, dim)
+@pytest.mark.parametrize(("tokens", "dim", "hidden"), [(1, DIM, 128), (40, DIM, 200), (300, 72, 40)])
+def test_results_and_gradients(tokens: int, dim: int, hidden: int, dtype: Any) -> None:
+    arrays = inputs(tokens, dtype, dim, hidden)
     check(trained(*arrays), arrays)
 
 
@@ -82,7 +82,7 @@ def test_no_token() -> None:
 
 def test_the_kernels() -> None:
     """In the simulator."""
-    arrays = x, experts, weights, gate_up, down, gradient = inputs(23, dim=144)
+    arrays = x, experts, weights, gate_up, down, gradient = inputs(23, dim=144, hidden=136)
     order = sort_slots(experts, weights, EXPERTS)
     table = order.offsets, order.token_of_row, order.row_of_slot, order.row_weights, gate_up, down, "silu"
     y, gate, up = _forward(x, *table, backend="sim")
@@ -135,8 +135,8 @@ def test_wrong_arguments_are_refused() -> None:
     for match, arguments in (
         ("x: got torch.float64; use one of torch.bfloat16", (x.double(), experts, weights, gate_up, down)),
         ("down: got torch.float8_e4m3fn; use one of", (x, experts, weights, gate_up, down.to(torch.float8_e4m3fn))),
-        ("hidden: got 64 with experts in fp8; use a multiple of 128",
-         (x, experts, weights, gate_up[:, ::2], down[:, :, ::2])),
+        ("hidden: got 4 with experts in fp8; use a multiple of 8",
+         (x, experts, weights, gate_up[:, :8], down[:, :, :4])),
         ("activation: got 'tanh'; use one of silu", (x, experts, weights, gate_up, down, "tanh")),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=match):

@@ -141,7 +141,7 @@ def _run(
     """Return the experts' sum."""
     values, scales = quantize(x, "1x128", backend=backend)
     h, h_scales = grouped_gemm(
-        values, scale_a=scales, **gate_and_up(gate_up, gate_up_scale), offsets=offsets, gather=token_of_row,
+        values, scale_a=scales, **_gate_and_up(gate_up, gate_up_scale), offsets=offsets, gather=token_of_row,
         epilogue=_gated(activation), backend=backend,
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((len(slot_of_row), x.shape[1]))
@@ -167,7 +167,7 @@ def _run_mlp(
     return gemm(h, down.T, scale_a=h_scales, scale_b=down_scale.T, out_dtype=x.dtype, backend=backend)
 
 
-def gate_and_up(gate_up: Any, scale: Any) -> dict[str, Any]:
+def _gate_and_up(gate_up: Any, scale: Any) -> dict[str, Any]:
     """Return the operands b (count, dim, hidden) each, and scale_b, of weights (count, 2 * hidden, dim)."""
     b, scale_b = _halves(gate_up), _halves(scale)
     if not can_read_together(*b):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from gemmsmith.api import grouped_gemm
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.backends import Backend
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.interleave import deinterleave
@@ -27,7 +28,7 @@ from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import check_once_differentiable
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
-from gemmsmith.torch.fp8_experts import check_hidden, gate_and_up
+from gemmsmith.torch.fp8_experts import check_hidden
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, weighted_backward
 from gemmsmith.torch.grouped_ops import by_rows
 from gemmsmith.torch.ops import define_op
@@ -49,7 +50,7 @@ def gated_experts_in_fp8(
         experts: (tokens, top_k) of integers. Those outside 0 ... count - 1, such as other ranks', count for nothing.
         weights: (tokens, top_k), a float dtype.
         gate_up: (count, 2 * hidden, dim), bf16, fp16 or fp32: the rows of gate, then those of up; hidden is a multiple
-            of 128.
+            of 8.
         down: (count, dim, hidden), bf16, fp16 or fp32.
         activation: silu, gelu, gelu_tanh or relu.
         order: the slots in the order of their experts, if they are sorted already; not of DTensors.
@@ -72,7 +73,7 @@ def gated_experts_in_fp8(
         if array.dtype not in DTYPES:
             raise ArgumentError(f"{name}: got {array.dtype}; use one of {', '.join(map(str, DTYPES))}")
     count, hidden = checked_shape(x, experts, weights, gate_up, down)
-    check_hidden(hidden)
+    check_hidden(hidden, INTERLEAVE_COLUMNS)
     if order is None:
         order = sort_slots(experts, weights, count)
     y = _Experts.apply(
@@ -126,7 +127,7 @@ def _forward(
     multiply = partial(grouped_gemm, offsets=offsets, backend=backend)
     values, scales = quantize(x, "1x128", backend=backend)
     h, h_scales, gate, up = multiply(
-        values, scale_a=scales, **gate_and_up(*quantize(gate_up, "128x128", backend=backend)), gather=token_of_row,
+        values, scale_a=scales, **_gate_and_up(gate_up, backend), gather=token_of_row,
         epilogue=_weighted_gated(activation), weight=by_rows(row_weights.unsqueeze(1)), out_dtype=x.dtype,
     )  # fmt: skip
     y = multiply(h, scale_a=h_scales, **_transposed(down, backend), out_dtype=x.dtype)
@@ -158,6 +159,13 @@ def _backward(
     if needs_down:
         grad_down = along_rows(gradient.index_select(0, token_of_row), h, dtype=down.dtype)
     return grad_x, grad_weights, grad_gate_up, grad_down
+
+
+def _gate_and_up(gate_up: Any, backend: Backend) -> dict[str, Any]:
+    """Return the operands b (count, dim, hidden) each, and their scales."""
+    matrices = gate_up.unflatten(1, (2, -1)).flatten(0, 1)
+    b, scale_b = (x.unflatten(0, (-1, 2)).mT.unbind(1) for x in quantize(matrices, "128x128", backend=backend))
+    return {"b": tuple(b), "scale_b": tuple(scale_b)}
 
 
 def _transposed(weight: Any, backend: Backend) -> dict[str, Any]:

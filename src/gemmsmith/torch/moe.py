@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fusions import GATED
 from gemmsmith.torch.expert_routing import ROUTE, select_experts
@@ -86,7 +87,7 @@ class Experts(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if multiply_in_fp8:
-            check_hidden(hidden)
+            check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation, self.multiply_in_fp8 = activation, multiply_in_fp8
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * hidden, dim, device=device, dtype=dtype))
         self.down_proj = nn.Parameter(torch.empty(experts, dim, hidden, device=device, dtype=dtype))
@@ -134,7 +135,7 @@ class FusedMoE(nn.Module):
             then. Default: dtype.
         multiply_in_fp8: in training, too, multiply operands of the experts that are quantized to e4m3, weights with a
             scale for each 128 x 128, activations and their gradients with one for each token and 128 columns. `hidden`
-            is a multiple of 128 then.
+            is a multiple of 8 then.
 
     Raises:
         ArgumentError: an argument is not valid.
