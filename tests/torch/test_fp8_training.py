@@ -12,7 +12,7 @@ from tests.torch.fp8_bounds import relative_errors, trained_in_float64, trained_
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE  # noqa: E402
 from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
-from gemmsmith.torch.fp8_training import _backward, _forward, gated_experts_in_fp8  # noqa: E402
+from gemmsmith.torch.fp8_training import BACKWARD, FORWARD, _backward, _forward, gated_experts_in_fp8  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
@@ -88,6 +88,16 @@ def test_the_kernels() -> None:
     y, gate, up = _forward(x, *table, backend="sim")
     grad_x, of_rows, *of_weights = _backward(gradient, x, gate, up, *table, True, True, backend="sim")
     check([y, grad_x, of_rows[order.row_of_slot.long()].view(-1, TOP_K), *of_weights], arrays)
+
+
+def test_the_operators() -> None:
+    x, experts, weights, gate_up, down, gradient = inputs(9, dim=64, hidden=32)
+    order = sort_slots(experts, weights, EXPERTS)
+    table = order.offsets, order.token_of_row, order.row_of_slot, order.row_weights, gate_up, down, "silu"
+    _, gate, up = FORWARD(x, *table)
+    torch.library.opcheck(FORWARD, (x, *table))
+    for needed in ((True, False), (False, True)):
+        torch.library.opcheck(BACKWARD, (gradient, x, gate, up, *table, *needed))
 
 
 def layer(**options: Any) -> FusedMoE:

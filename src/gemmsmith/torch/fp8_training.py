@@ -153,12 +153,12 @@ def _backward(
     grad_rows = multiply(values, scale_a=scales, **_transposed(gate_up.mT, backend), out_dtype=dtype)
     grad_x = SUM_ROWS(grad_rows, row_of_slot, len(x))
     along_rows = partial(_multiply_along_rows, offsets=offsets, backend=backend)
-    grad_gate_up = grad_down = x.new_empty(0)
+    of_weights = [x.new_empty(0), x.new_empty(0)]
     if needs_gate_up:
-        grad_gate_up = along_rows(grad_both, x.index_select(0, token_of_row), dtype=gate_up.dtype)
+        of_weights[0] = along_rows(grad_both, x.index_select(0, token_of_row), dtype=gate_up.dtype)
     if needs_down:
-        grad_down = along_rows(gradient.index_select(0, token_of_row), h, dtype=down.dtype)
-    return grad_x, grad_weights, grad_gate_up, grad_down
+        of_weights[1] = along_rows(gradient.index_select(0, token_of_row), h, dtype=down.dtype)
+    return grad_x, grad_weights, *of_weights
 
 
 def _gate_and_up(gate_up: Any, backend: Backend) -> dict[str, Any]:
