@@ -21,10 +21,12 @@ COLUMN, UNALIGNED = Spec((4096,), "fp32"), Spec((4096, 4095), "bf16")
 D = EpilogueSpec(identity_graph(BF16), frozenset({"out"}))
 
 
-def epilogue_of(function: Callable[..., Any], *, n: int = 4096, **operands: Spec) -> EpilogueSpec:
+def epilogue_of(
+    function: Callable[..., Any], *, n: int = 4096, out: str = "bf16", **operands: Spec
+) -> EpilogueSpec:  # fmt: skip
     config = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
     a, b = Spec((4096, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
-    return gemmsmith.plan(a, b, epilogue=function, operands=operands, config=config).spec.epilogue
+    return gemmsmith.plan(a, b, epilogue=function, operands=operands, config=config, out_dtype=out).spec.epilogue
 
 
 def tiles(epilogue: EpilogueSpec, m: int, *, design: str = "cooperative", swap_ab: bool = False) -> set[int]:
@@ -62,6 +64,12 @@ def test_odd_columns_of_transposed_results() -> None:
     epilogue = EpilogueSpec(identity_graph(FP32), frozenset({"out"}))
     assert tiles(epilogue, 128, design="pingpong", swap_ab=True) >= {136, 144, 160, 176, 192}
     assert not tiles(epilogue, 128, design="pingpong", swap_ab=True) & {152, 168, 184}
+
+
+def test_columns_of_transposed_results_with_operands() -> None:
+    epilogue = epilogue_of(lambda acc, x: acc + x, out="fp32", x=COLUMN)
+    assert max(tiles(epilogue, 128, design="pingpong", swap_ab=True)) == 176
+    assert max(tiles(epilogue, 128, design="pingpong")) == 192
 
 
 def test_registers_for_the_cluster_reduction() -> None:
@@ -144,6 +152,7 @@ def test_accumulators_with_row_indices(gathers: bool, scatters: bool, out: str, 
 
 A, B = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
 A8, B8 = Spec((4096, 4096), "fp8_e4m3"), Spec((4096, 4096), "fp8_e4m3", (1, 4096))
+BIASED = {"epilogue": lambda acc, x: acc + x, "operands": {"x": COLUMN}, "out_dtype": "fp32"}
 TRANSPOSED = Config("pingpong", (128, 144, 64), (1, 1), 3, swap_ab=True)
 WIDE = Config(tile=(256, 160, 64), cluster=(1, 1), stages=3)
 SPLIT = Config(tile=(128, 160, 128), cluster=(1, 1), stages=3, cluster_splits=2)
@@ -154,6 +163,8 @@ SPLIT = Config(tile=(128, 160, 128), cluster=(1, 1), stages=3, cluster_splits=2)
     (B, A, {"out": Spec((4096, 4096), "fp32")}, TRANSPOSED, 144, False),
     (B, A, {"out": Spec((4096, 4096), "fp32")}, TRANSPOSED, 152, True),
     (B, A, {"out": Spec((4096, 4096), "fp32")}, TRANSPOSED, 160, False),
+    (B, A, BIASED, TRANSPOSED, 176, False),
+    (B, A, BIASED, TRANSPOSED, 192, True),
     (A, B, {"epilogue": lambda acc, x, y: ((acc + x) * y).gelu(), "operands": {"x": COLUMN, "y": COLUMN}}, WIDE,
      160, False),
     (A, B, {"epilogue": lambda acc, x, y: ((acc + x) * y).gelu(), "operands": {"x": COLUMN, "y": COLUMN}}, WIDE,

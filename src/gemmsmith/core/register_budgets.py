@@ -21,6 +21,8 @@ MAX_EXCHANGED_COLUMNS = 192
 MAX_ODD_TRANSPOSED_COLUMNS = 144
 """Maximum tile N of pingpong's tiles of 128 rows that store 32-bit elements along columns, if it is no multiple of 16:
 then epilogue subtiles have full width, and spill."""
+MAX_TRANSPOSED_COLUMNS_WITH_OPERANDS = 176
+"""The maximum of such tiles, of any width, if the epilogue has operands: with 192 columns and a bias ptxas spills."""
 CLUSTER_REDUCTION_REGISTERS = 12
 """Registers reserved by promotion for the cluster reduction if several warpgroups share an SM; with fewer it spills."""
 RESERVED_REGISTERS_CLUSTER_SPLIT = 32

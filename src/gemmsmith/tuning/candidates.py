@@ -140,9 +140,10 @@ def _is_heavy_over_64_rows(design: str, tile_m: int, consumers: int, epilogue: E
 
 
 def _spills_transposed(design: str, tile_m: int, tile_n: int, graph: EpilogueGraph) -> bool:
-    """Return whether a tile spills that stores 32-bit elements along columns, in epilogue subtiles of full width."""
+    """Return whether a tile spills that stores 32-bit elements along columns."""
     is_wide_and_odd = tile_n > budgets.MAX_ODD_TRANSPOSED_COLUMNS and tile_n % 16 > 0
-    return is_wide_and_odd and design == "pingpong" and tile_m == 128 and _stores_32_bit_matrix(graph)
+    is_wide = is_wide_and_odd or (tile_n > budgets.MAX_TRANSPOSED_COLUMNS_WITH_OPERANDS and bool(graph.operands))
+    return is_wide and design == "pingpong" and tile_m == 128 and _stores_32_bit_matrix(graph)
 
 
 @lru_cache(maxsize=64)
