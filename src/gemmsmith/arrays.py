@@ -16,6 +16,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, did_you_mean
+from gemmsmith.core.mma import N8_COLUMNS
 from gemmsmith.dlpack import read_capsule
 
 
@@ -36,7 +37,7 @@ class ArrayInfo(NamedTuple):
     device_index: int
     writable: bool
     interleave_stride: int = 0
-    interleave_columns: int = 8
+    interleave_columns: int = N8_COLUMNS
 
     @property
     def itemsize(self) -> int:
@@ -280,8 +281,8 @@ def _adapter_for(x: Any, argument: str) -> _Adapter:
 
 
 # -- two arrays whose columns alternate ------------------------------------------------------------------------------
-INTERLEAVE_COLUMNS = 8
-"""Columns of one array that are contiguous: a column group of the wgmma accumulator's layout (PTX ISA)."""
+INTERLEAVE_COLUMNS = N8_COLUMNS
+"""Columns of one array that are contiguous: then a thread has both arrays' elements of a column."""
 
 
 def _read_interleaved(argument: str, group: int, arrays: Any) -> ArrayInfo:
