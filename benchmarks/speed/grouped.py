@@ -6,12 +6,13 @@
 | masked | a (G, max M, K) @ b (G, K, N), `counts` | torch.bmm over all rows, torch.mm in a loop |
 | along_k | a (M, sum K) @ b (sum K, N), `offsets`, to (G, M, N) | torch's grouped_mm, torch.mm in a loop |
 | equal | as rows, but all groups have `mean` rows | torch.bmm |
-| fp8 | as rows, e4m3 with scales of 1x128 and 128x128 blocks | our dense product of each group, in a loop |
+| fp8 | as rows, e4m3 with scales of 1x128 and 128x128 blocks | our dense product of each group, in a loop; DeepGEMM |
 | fp8_k | as along_k, e4m3 with scales of 1x128 blocks on both sides, added to C (G, M, N) in fp32 | as fp8 |
 
-torch.mm in a loop is given the sizes on the host. `dense` is our GEMM of as many rows with one B, rounded up to 64 rows
-for each group where groups are small: no product of groups, but a measure of what its FLOPs cost. `floor_us` is the
-larger of that and the time of the bytes: those of the operands in use and of D at the copy speed of the chip.
+DeepGEMM is timed if it can be imported, with each group padded to 128 rows before. torch.mm in a loop is given the
+sizes on the host. `dense` is our GEMM of as many rows with one B, rounded up to 64 rows for each group where groups are
+small: no product of groups, but a measure of what its FLOPs cost. `floor_us` is the larger of that and the time of the
+bytes: those of the operands in use and of D at the copy speed of the chip.
 
 Timed as in contest.py.
 
@@ -20,6 +21,7 @@ Timed as in contest.py.
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -123,6 +125,8 @@ class Case:
         self.d = torch.empty(shape, device="cuda", dtype=torch.float32 if self.operands else BF16)
         self.made: torch.Tensor | None = None
         """A result in memory of its own."""
+        self.made_rows: Any = slice(None)
+        """Its rows that are D's."""
         self.poison()
 
     @property
@@ -176,8 +180,8 @@ class Case:
 def check(case: Case) -> str:
     """Return what is wrong with a case's D, compared with float64, and fill it with NaN."""
     if case.made is not None:
-        case.d.copy_(case.made)
-        case.made = None
+        case.d.copy_(case.made[case.made_rows])
+        case.made, case.made_rows = None, slice(None)
     worst = 0.0
     for group, (a, b, d) in enumerate(case.products()):
         if d.numel():
@@ -222,6 +226,43 @@ def grouped_mm(c: Case) -> None:
 
 def bmm(c: Case) -> None:
     torch.bmm(c.a.view(len(c.b), -1, c.job.k), c.b, out=c.d.view(len(c.b), -1, c.job.n))
+
+
+class Padded:
+    """The operands of a Case as DeepGEMM takes them: each group's rows padded to a multiple of 128."""
+
+    def __init__(self, c: Case) -> None:
+        sizes = torch.tensor(c.sizes, device="cuda")
+        tiles = (sizes + 127) // 128
+        ends, group = tiles.cumsum(0) * 128, torch.arange(len(sizes), device="cuda")
+        self.groups = group.repeat_interleave(tiles * 128).int()
+        row = torch.arange(int(sizes.sum()), device="cuda")
+        self.rows = row + (ends - sizes.cumsum(0) - (tiles * 128 - sizes)).repeat_interleave(sizes)
+        self.a = c.a.new_zeros((len(self.groups), c.job.k))
+        self.a[self.rows] = c.a
+        self.scale_a = torch.ones(c.job.k // 128, len(self.groups), device="cuda").T
+        self.scale_a[self.rows] = c.scales["scale_a"]
+        self.scale_b = c.scales["scale_b"].mT.contiguous()
+        self.d = c.d.new_empty((len(self.groups), c.job.n))
+
+
+def deepgemm() -> Callable[[Case], None] | None:
+    """Return DeepGEMM's call, or None if it is not installed."""
+    try:
+        library = importlib.import_module("deep_gemm")
+    except ImportError:
+        return None
+    multiply = getattr(library, "m_grouped_fp8_gemm_nt_contiguous", None)
+    options = {"disable_ue8m0_cast": True} if multiply else {}  # from 2.0 on
+    multiply = multiply or library.m_grouped_gemm_fp8_fp8_bf16_nt_contiguous
+    padded: dict[int, Padded] = {}
+
+    def call(c: Case) -> None:
+        p = padded.get(id(c)) or padded.setdefault(id(c), Padded(c))
+        multiply((p.a, p.scale_a), (c.b.mT, p.scale_b), p.d, p.groups, **options)
+        c.made, c.made_rows = p.d, p.rows
+
+    return call
 
 
 def keyword(job: Job) -> dict[str, Any]:
@@ -301,6 +342,8 @@ def measure(job: Job, pace: contest.Pace) -> contest.Row:
     others: dict[str, Callable[[Case], None]] = {"loop": loop_of_ours if "fp8" in job.kind else loop}
     if job.kind in ("masked", "equal"):
         others["bmm"] = bmm
+    if job.kind == "fp8" and (call := deepgemm()):
+        others["deepgemm"] = call
     if job.kind == "rows":
         tuned = triton_grouped.tuned(first.a, first.b, first.d, first.offsets)
         others["triton"] = lambda c: tuned(c.a, c.b, c.d, c.offsets)
@@ -322,7 +365,7 @@ def copy_chip() -> str:
 
 def told(row: contest.Row) -> str:
     """Return a line for a row."""
-    names = [name for name in ("grouped_mm", "loop", "triton", "bmm", "dense") if f"{name}_us" in row]
+    names = [name for name in ("grouped_mm", "loop", "triton", "deepgemm", "bmm", "dense") if f"{name}_us" in row]
     others = "   ".join(f"{name} {row[f'{name}_us']:.1f} ({row[f'{name}_ratio']:.2f})" for name in names)
     refused = f"   refused: {row['refused']}" if "refused" in row else ""
     return (f"{row['kind']:<7} {job_of(row).name:<24} {row['us']:7.1f} us {row['tflops']:4.0f} TFLOP/s   {others}   "
