@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmsmith.arrays import describe
 from gemmsmith.backends import Backend
@@ -21,6 +21,33 @@ if TYPE_CHECKING:
 
 _PLAN_CACHE: dict[Hashable, tuple[Plan, BoundLaunches | None]] = BoundedCache(1024)
 """Plans, with their launches, by epilogue, signatures of the arrays, and options."""
+
+
+class CachedRun(NamedTuple):
+    """A plan with its launches for arrays of one signature, whose results are all allocated."""
+
+    plan: Plan
+    launches: BoundLaunches
+
+    def __call__(self, pointers: dict[str, Any], like: Any) -> Any:
+        """Launch, and return what `run_cached` does. `pointers`: addresses and numbers by Pointer name; modified."""
+        return self.plan.launch(self.launches, pointers, {}, like)
+
+
+def find_run(
+    a: Any, b: Any, all_operands: Mapping[str, Any], source: Hashable, out_dtype: Any, precision: Any,
+    grouping: Grouping | None,
+) -> CachedRun | None:  # fmt: skip
+    """Return what `run_cached` has cached for an epilogue of fingerprint `source`, or None.
+
+    Arguments of `run_cached` that are not given have the defaults of `api.gemm`.
+    """
+    key, _ = read_signatures(a, b, {}, all_operands)
+    options = key, type(None), out_dtype, None, precision, True, True, None, False, "auto", grouping
+    plan_, launches = _PLAN_CACHE.get((source, options), (None, None))
+    if plan_ is not None and launches is None:
+        launches = plan_.cached_launches(key)
+    return None if plan_ is None or launches is None else CachedRun(plan_, launches)
 
 
 def run_cached(

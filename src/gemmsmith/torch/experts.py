@@ -16,8 +16,8 @@ from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, epilogue_of
 from gemmsmith.torch.graph_serialization import deserialize
-from gemmsmith.torch.grouped_ops import SLICES, by_rows, rows_by_groups
-from gemmsmith.torch.ops import LIBRARY, call_op, define_op, fp32_precision, read_together
+from gemmsmith.torch.grouped_ops import SLICES, rows_by_groups
+from gemmsmith.torch.ops import LIBRARY, by_rows, call_op, define_op, fp32_precision, read_together
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.slots import SUM_ROWS, sum_slots
 

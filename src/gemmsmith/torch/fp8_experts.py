@@ -21,8 +21,7 @@ from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS
-from gemmsmith.torch.grouped_ops import by_rows
-from gemmsmith.torch.ops import LIBRARY, can_read_together
+from gemmsmith.torch.ops import LIBRARY, by_rows, can_read_together
 from gemmsmith.torch.slots import sum_slots
 
 SCALE_SUFFIX = "_scale_inv"

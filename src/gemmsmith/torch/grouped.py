@@ -16,8 +16,8 @@ from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
-from gemmsmith.torch.grouped_ops import by_rows, rows_shape, slices_shape
-from gemmsmith.torch.ops import fp32_precision
+from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
+from gemmsmith.torch.ops import by_rows, fp32_precision
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 

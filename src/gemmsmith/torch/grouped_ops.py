@@ -24,9 +24,12 @@ from gemmsmith.binding.bind import result_shape
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.ops import (
+    as_outputs,
+    by_rows,
     define_gemms,
     define_op,
     fp32_precision,
+    kernel_arguments,
     operands_by_name,
     result_dtype,
 )
@@ -92,16 +95,8 @@ def _rows_cuda(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: l
     if fallback.kernels_unsupported(a.get_device()):
         return rows_by_groups(a, b, offsets, key, epilogue, numbers, *operands)
     graph = graph_serialization.deserialize(epilogue)
-    values = operands_by_name(graph, numbers, [by_rows(x) for x in operands])
-    if graph.is_identity:
-        return launch(a, b, offsets=offsets, out_dtype=graph.results[0].dtype, precision=fp32_precision(a))
-    results = launch(a, b, offsets=offsets, epilogue=graph, operands=values, precision=fp32_precision(a))
-    return tuple(results.values()) if isinstance(results, dict) else results
-
-
-def by_rows(x: Any) -> Any:
-    """Return an operand of which gemmsmith.grouped_gemm knows that its rows are not one for each group."""
-    return x.reshape((1,) * (3 - x.dim()) + x.shape) if isinstance(x, torch.Tensor) and 0 < x.dim() < 3 else x
+    arguments = kernel_arguments(graph, a, numbers, [by_rows(x) for x in operands])
+    return as_outputs(launch(a, b, offsets=offsets, **arguments))
 
 
 # -- along K ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,102 @@
+"""Calls of plain tensors: the launches of an earlier call with equal arguments are found by one signature.
+
+They run without the dispatcher, so nothing that sees operators may be active: a mode, a transform, a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.grouping import Grouping
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.host.cached_run import CachedRun, find_run
+from gemmsmith.torch import fallback
+
+MAX_CACHED_CALLS = 1024
+"""Entries of the caches by call. Chosen; not measured."""
+RUNS: dict[Hashable, CachedRun] = BoundedCache(MAX_CACHED_CALLS)
+"""Runs that need no gradients, by the signature of their arguments."""
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call.
+
+    `signature` is equal for calls that differ only in addresses and numbers, which are in `pointers`, by Pointer name.
+    `needs_grad`: gradients are recorded.
+    """
+
+    signature: Hashable
+    pointers: dict[str, Any]
+    needs_grad: bool
+
+
+def sees_operators() -> bool:
+    """Return whether something besides autograd sees operators: a compiler, a mode, a transform, a trace."""
+    return bool(
+        torch.compiler.is_dynamo_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_exporting()
+    )
+
+
+def read_arguments(
+    options: Hashable, a: Any, b: Any, operands: Mapping[str, Any], offsets: Any = None
+) -> Arguments | None:  # fmt: skip
+    """Return the arguments of a call; `options` are those that are no arrays and no numbers.
+
+    None if something is neither a plain tensor nor a number. No operators may be seen.
+    """
+    grad_enabled, needs_grad = torch.is_grad_enabled(), False
+    signature: list[Hashable] = [options, torch.get_float32_matmul_precision()]
+    pointers: dict[str, Any] = {}
+    arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
+    if offsets is not None:
+        arrays.append((operand_argument("offsets"), offsets))
+    for name, x in arrays:
+        type_ = type(x)
+        if type_ is torch.Tensor or type_ is torch.nn.Parameter:
+            try:
+                pointers[name] = address = x.data_ptr()
+                requires_grad = grad_enabled and x.requires_grad
+                signature += (
+                    name, x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
+                )  # fmt: skip
+            except RuntimeError:  # sparse, nested, or of a transform that has ended
+                return None
+            needs_grad = needs_grad or requires_grad
+        elif type_ is float or type_ is int:
+            pointers[name] = x
+            signature.append(name)
+        else:
+            return None
+    return Arguments(tuple(signature), pointers, needs_grad)
+
+
+def runs_kernels(a: Any) -> bool:
+    """Return whether kernels multiply a tensor: it is on a GPU that they run on."""
+    return a.is_cuda and not fallback.kernels_unsupported(a.get_device())
+
+
+def find_cached_run(
+    a: Any, b: Any, operands: Mapping[str, Any], source: Hashable, precision: str | None, out_dtype: Any = None,
+    offsets: Any = None,
+) -> CachedRun | None:  # fmt: skip
+    """Return what gemmsmith.gemm, or with `offsets` grouped_gemm, has just run and cached for these arguments.
+
+    `source`: the epilogue's fingerprint.
+    """
+    if not runs_kernels(a):
+        return None
+    with torch.no_grad():
+        if offsets is None:
+            return find_run(a, b, operands, source, out_dtype, precision, None)
+        return find_run(a, b, {**operands, "offsets": offsets}, source, out_dtype, precision, Grouping("offsets"))
