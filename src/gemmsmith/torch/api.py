@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -15,7 +15,6 @@ from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
 from gemmsmith.core.bools import as_bools
-from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
@@ -26,15 +25,14 @@ from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.autograd import (
     differentiable_gemm,
     in_functorch_transform,
-    is_exporting,
-    plan_forward,
-    run_forward,
 )
 from gemmsmith.torch.back_to_back import run_gemm_then_linear
-from gemmsmith.torch.backward_plan import ForwardSpec, Names, dynamo_constant, number_names, tensor_names
+from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_names
+from gemmsmith.torch.cached_call import arrange_results, cache_call, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
-from gemmsmith.torch.tracing import CACHE_SIZE, OperandSignature, serialize_epilogue
+from gemmsmith.torch.plain_tensors import cache_run, read_arguments, sees_operators
+from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 UE8M0 = torch.float8_e8m0fnu
@@ -87,59 +85,40 @@ def gemm(
     if isinstance(b, tuple):
         b = combine_two(a, b, scale_a, scale_b, *operand_values.values())
     a, b = autocast(a, b)
-    if isinstance(b, tuple) or is_fast_path(a, b, scale_a, scale_b, *operand_values.values()):
+    has_scales = scale_a is not None or scale_b is not None
+    if isinstance(b, tuple) or (has_scales and is_fast_path(a, b, scale_a, scale_b, *operand_values.values())):
         return launch(
             a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=operand_values,
             precision=fp32_precision(a),
         )  # fmt: skip
-    no_scales = scale_a is None and scale_b is None
-    scales = {} if no_scales else _scale_operands(scale_a, scale_b, operand_values)
-    inputs = {**operand_values, **scales} if scales else operand_values
-    signature = _call_signature(a, b, epilogue, recompute, inputs, scales)
-    cached = _CALL_CACHE.get(signature) if signature is not None else None
-    if cached is not None:
-        serialized_epilogue, folds_batch, leading_shape, shape, spec, wrt = cached
-        numbers = [_number(name, inputs[name]) for name in number_names(serialized_epilogue)]
-        tensors = [inputs[name] for name in tensor_names(serialized_epilogue)]
-        results = run_forward(spec, wrt, a.flatten(0, 1) if folds_batch else a, b, numbers, tensors)
-    else:
-        if signature is not None:
-            epilogue, source = snapshot(epilogue)
-            signature = None if source is None else _call_signature(a, b, epilogue, recompute, inputs, scales)
-        serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(a, b, epilogue, operand_values, scales)
-        numbers = [prepared[name] for name in number_names(serialized_epilogue)]
-        names = tensor_names(serialized_epilogue)
-        tensors = [prepared[name] for name in names]
-        results = differentiable_gemm(serialized_epilogue, x, y, numbers, tensors, recompute)
-        if signature is not None and y is b and all(prepared[name] is inputs[name] for name in names):
-            spec, wrt = plan_forward(serialized_epilogue, x, y, tensors, recompute)
-            _CALL_CACHE[signature] = CachedCall(serialized_epilogue, x is not a, leading_shape, shape, spec, wrt)
+    scales = _scale_operands(scale_a, scale_b, operand_values) if has_scales else {}
+    inputs = {**operand_values, **scales} if has_scales else operand_values
+    arguments = None
+    if not sees_operators():
+        arguments = read_arguments(fingerprint(epilogue), (recompute, tuple(scales)), a, b, inputs)
+        if (cached := run_cached_call(arguments, a, b, inputs)) is not None:
+            return cached
+    if is_fast_path(a, b, *inputs.values()):
+        results = launch(a, b, epilogue=epilogue, operands=operand_values, precision=fp32_precision(a))
+        if arguments is not None:
+            cache_run(arguments, a, b, operand_values, fp32_precision(a))
+        return results
+    if arguments is not None:
+        epilogue, source = snapshot(epilogue)
+        arguments = arguments if arguments.needs_grad and source == arguments.source else None
+    serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(a, b, epilogue, operand_values, scales)
+    numbers = [prepared[name] for name in number_names(serialized_epilogue)]
+    tensors = [prepared[name] for name in tensor_names(serialized_epilogue)]
+    results = differentiable_gemm(serialized_epilogue, x, y, numbers, tensors, recompute)
     axes, names = _result_axes(serialized_epilogue)
     values = [
         _unflatten_leading(x, result_axes_, leading_shape, shape) for x, result_axes_ in zip(results, axes, strict=True)
     ]
-    if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
-        return values[0] if len(values) == 1 else tuple(values)
-    return dict(zip(names, values, strict=True))
-
-
-class CachedCall(NamedTuple):
-    """Cached call of a differentiable GEMM.
-
-    `epilogue` is serialized. `folds_batch` is whether (batch, M) is folded into M. `leading_shape` are a's leading
-    dimensions and `shape` the shape of a @ b. `spec` is the forward plan and `wrt` the inputs that need gradients.
-    """
-
-    epilogue: str
-    folds_batch: bool
-    leading_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    spec: ForwardSpec
-    wrt: Names
-
-
-_CALL_CACHE: dict[Hashable, CachedCall] = BoundedCache(CACHE_SIZE)
-"""Calls by the signature of their arguments: preparing a call takes most of its time on the host."""
+    folds_batch = x is not a
+    takes_operands = all(prepared[name] is inputs[name] for name in tensor_names(serialized_epilogue))
+    if arguments is not None and y is b and takes_operands and (x.dim() == 2 or not folds_batch):
+        cache_call(arguments, serialized_epilogue, x, b, prepared, recompute, values, names, folds_batch)
+    return arrange_results(values, names)
 
 
 def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,38 +131,6 @@ def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> 
             is_ue8m0 = isinstance(x, torch.Tensor) and x.dtype in (UE8M0, torch.uint8)
             scales[name] = x.view(UE8M0).float() if is_ue8m0 else x
     return scales
-
-
-def _call_signature(
-    a: Any, b: Any, epilogue: Any, recompute: bool, inputs: Mapping[str, Any], scales: Iterable[str]
-) -> Hashable:
-    """Return all that a `CachedCall` depends on, or None if the call cannot be cached.
-
-    Calls are cached if gradients are recorded and all tensors are plain and have at most three dimensions.
-    """
-    if (
-        torch.compiler.is_dynamo_compiling()
-        or not torch.is_grad_enabled()
-        or in_functorch_transform()
-        or is_exporting()
-    ):
-        return None
-    source = fingerprint(epilogue)
-    if source is None or not isinstance(a, torch.Tensor) or a.dim() > 3:
-        return None
-    signature: list[Hashable] = [source, recompute, tuple(scales)]
-    needs_grad = False
-    for name, x in (("a", a), ("b", b), *inputs.items()):
-        type_ = type(x)
-        if (type_ is torch.Tensor or type_ is torch.nn.Parameter) and not x.is_nested:
-            requires_grad_ = x.requires_grad
-            signature.append((name, x.shape, x.dtype, x.device, x.layout, requires_grad_))
-            needs_grad = needs_grad or requires_grad_
-        elif type_ is float or type_ is int:
-            signature.append(name)
-        else:
-            return None
-    return tuple(signature) if needs_grad else None
 
 
 def gemm_then_linear(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -18,6 +18,7 @@ from gemmsmith.graph.frontend.derivative import (
     OUTPUT_PREFIX,
     SAVED_PREFIX,
 )
+from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.backward_plan import (
     A,
@@ -35,7 +36,7 @@ from gemmsmith.torch.backward_plan import (
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.grouped_ops import ROWS, SLICES
-from gemmsmith.torch.ops import LIBRARY, OPERATORS, call_op, matmul_shape
+from gemmsmith.torch.ops import LIBRARY, OPERATORS, as_outputs, call_op, find_kernel_run, matmul_shape
 
 PLAIN_GEMM = " | accumulator | out 0"
 """The serialized epilogue that returns the accumulator in a's dtype."""
@@ -141,10 +142,7 @@ class _GemmFunction(torch.autograd.Function):
         spec, wrt, numbers, offsets, *arrays = inputs
         ctx.spec, ctx.wrt, ctx.numbers, ctx.dtype = spec, wrt, numbers, arrays[0].dtype
         ctx.shapes, ctx.b_is_column_major = [x.shape for x in arrays], is_column_major(arrays[1])
-        saveable = (*arrays, *output)
-        ctx.save_for_backward(offsets, *[saveable[i] for i in spec.saved_indices])
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[output[i] for i in spec.nondifferentiable])
+        _save_for_backward(ctx, spec, offsets, arrays, output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -209,6 +207,74 @@ class _GemmFunction(torch.autograd.Function):
 
 _fast_apply = super(torch.autograd.Function, _GemmFunction).apply
 """`apply` without binding the signature of forward, which takes most of a call's time on the host."""
+
+
+class CachedForward(NamedTuple):
+    """A forward pass of plain tensors, as an earlier call has run it.
+
+    `run`: its launches, or None if it calls the operator. The others are what backward needs.
+    """
+
+    run: CachedRun | None
+    spec: ForwardSpec
+    wrt: Names
+    dtype: torch.dtype
+    shapes: tuple[Any, ...]
+    b_is_column_major: bool
+
+
+class _CachedGemmFunction(torch.autograd.Function):
+    """`_GemmFunction` that runs launches. No transform sees it: it has no setup_context, which takes 2 us."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cached: CachedForward, pointers: dict[str, Any], numbers: Any, offsets: Any, *arrays: Any
+    ) -> tuple[Any, ...]:
+        run, ctx.spec, ctx.wrt, ctx.dtype, ctx.shapes, ctx.b_is_column_major = cached
+        ctx.numbers = numbers
+        outputs = as_outputs(run(pointers, arrays[0]))  # type: ignore[misc]  # there are launches
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        _save_for_backward(ctx, cached.spec, offsets, arrays, outputs)
+        return outputs
+
+    backward = _GemmFunction.backward
+
+
+_apply_cached = super(torch.autograd.Function, _CachedGemmFunction).apply
+
+
+def cache_forward(
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], recompute: bool,
+    offsets: Any = None,
+) -> CachedForward:  # fmt: skip
+    """Return the forward pass that `differentiable_gemm` has just run for these arguments, with gradients."""
+    spec, wrt = plan_forward(epilogue, a, b, operands, recompute)
+    numbers, operands = [numbers[i] for i in spec.number_indices], [operands[i] for i in spec.tensor_indices]
+    run = find_kernel_run(spec.epilogue, a, b, numbers, operands, offsets)
+    shapes = tuple([x.shape for x in (a, b, *operands)])
+    return CachedForward(run, spec, wrt, a.dtype, shapes, is_column_major(b))
+
+
+def run_cached_forward(
+    cached: CachedForward, pointers: dict[str, Any], a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any],
+    offsets: Any = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Run it again, and return the user's results; the operands are those of its spec. `pointers`: modified."""
+    if cached.run is None:
+        outputs = _fast_apply(cached.spec, cached.wrt, tuple(numbers), offsets, a, b, *operands)
+    else:
+        outputs = _apply_cached(cached, pointers, numbers, offsets, a, b, *operands)
+    return outputs[: len(cached.spec.user_outputs)]  # type: ignore[no-any-return]
+
+
+def _save_for_backward(
+    ctx: Any, spec: ForwardSpec, offsets: Any, arrays: Sequence[Any], outputs: tuple[Any, ...]
+) -> None:  # fmt: skip
+    saveable = (*arrays, *outputs)
+    ctx.save_for_backward(offsets, *[saveable[i] for i in spec.saved_indices])
+    ctx.set_materialize_grads(False)
+    if spec.nondifferentiable:
+        ctx.mark_non_differentiable(*[outputs[i] for i in spec.nondifferentiable])
 
 
 def _expand_reduction_grad(

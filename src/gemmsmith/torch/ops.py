@@ -58,7 +58,7 @@ def call_op(
     if sees_operators() or isinstance(b, tuple) or not runs_kernels(a):
         return _dispatch(epilogue, a, b, numbers, operands, offsets)
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
-    arguments = read_arguments((epilogue, offsets is None), a, b, values, offsets)
+    arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
     if arguments is None or arguments.needs_grad:
         return _dispatch(epilogue, a, b, numbers, operands, offsets)
     run = RUNS.get(arguments.signature)

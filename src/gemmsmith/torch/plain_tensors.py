@@ -26,10 +26,11 @@ RUNS: dict[Hashable, CachedRun] = BoundedCache(MAX_CACHED_CALLS)
 class Arguments(NamedTuple):
     """The arguments of a call.
 
-    `signature` is equal for calls that differ only in addresses and numbers, which are in `pointers`, by Pointer name.
-    `needs_grad`: gradients are recorded.
+    `source`: the epilogue's fingerprint. `signature` is equal for calls that differ only in addresses and numbers,
+    which are in `pointers`, by Pointer name. `needs_grad`: gradients are recorded.
     """
 
+    source: Hashable
     signature: Hashable
     pointers: dict[str, Any]
     needs_grad: bool
@@ -49,14 +50,16 @@ def sees_operators() -> bool:
 
 
 def read_arguments(
-    options: Hashable, a: Any, b: Any, operands: Mapping[str, Any], offsets: Any = None
+    source: Hashable, options: Hashable, a: Any, b: Any, operands: Mapping[str, Any], offsets: Any = None
 ) -> Arguments | None:  # fmt: skip
-    """Return the arguments of a call; `options` are those that are no arrays and no numbers.
+    """Return the arguments of a call that nothing sees; `options`: those that are neither arrays nor numbers.
 
-    None if something is neither a plain tensor nor a number. No operators may be seen.
+    None without a fingerprint `source`, or if an operand is neither a plain tensor nor a number.
     """
+    if source is None:
+        return None
     grad_enabled, needs_grad = torch.is_grad_enabled(), False
-    signature: list[Hashable] = [options, torch.get_float32_matmul_precision()]
+    signature: list[Hashable] = [source, options, torch.get_float32_matmul_precision()]
     pointers: dict[str, Any] = {}
     arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
     if offsets is not None:
@@ -78,12 +81,21 @@ def read_arguments(
             signature.append(name)
         else:
             return None
-    return Arguments(tuple(signature), pointers, needs_grad)
+    return Arguments(source, tuple(signature), pointers, needs_grad)
 
 
 def runs_kernels(a: Any) -> bool:
     """Return whether kernels multiply a tensor: it is on a GPU that they run on."""
     return a.is_cuda and not fallback.kernels_unsupported(a.get_device())
+
+
+def cache_run(
+    arguments: Arguments, a: Any, b: Any, operands: Mapping[str, Any], precision: str | None, offsets: Any = None
+) -> None:  # fmt: skip
+    """Cache what gemmsmith.gemm, or with `offsets` grouped_gemm, has just run for an epilogue and these arguments."""
+    run = find_cached_run(a, b, operands, arguments.source, precision, None, offsets)
+    if run is not None:
+        RUNS[arguments.signature] = run
 
 
 def find_cached_run(
