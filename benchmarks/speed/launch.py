@@ -1,6 +1,7 @@
 """The cost of a call on the host against torch's calls, alternating in one run, on GEMMs too small to wait for.
 
-Also the cost of the first call with a new M when the kernel exists: each odd M once, after all even ones.
+Also that of calls of gemmsmith.torch, with gradients or without, and of the first call with a new M when the kernel
+exists: each odd M once, after all even ones.
 
     python -m benchmarks.speed.launch --json benchmarks/results/launch-h200.json
 """
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 import gemmsmith
+import gemmsmith.torch as gt
 from benchmarks.timing import operands, options, save
 
 CALLS = 500
@@ -99,13 +101,70 @@ def repeated() -> list[dict[str, Any]]:
             lambda: gemmsmith.gemm(fp8_a, fp8_b, **blocks, out=d), "torch._scaled_mm(out=), blocks",
         ),
     }  # fmt: skip
-    calls = theirs | {name: call for name, (call, _) in ours.items()}
-    us = in_turns(calls)
+    return compared(theirs, ours)
+
+
+def compared(theirs: dict[str, Call], ours: dict[str, tuple[Call, str]]) -> list[dict[str, Any]]:
+    """Return rows of torch's calls, and of ours with the name of the one that each is compared with."""
+    us = in_turns(theirs | {name: call for name, (call, _) in ours.items()})
     rows = [{"call": name, "us": us[name], "beside": name, "over_torch": 1.0} for name in theirs]
     return rows + [
         {"call": name, "us": us[name], "beside": baseline, "over_torch": us[name] / us[baseline]}
         for name, (_, baseline) in ours.items()
     ]
+
+
+def without_gradients(call: Call) -> Call:
+    def run() -> object:
+        with torch.no_grad():
+            return call()
+
+    return run
+
+
+def with_backward(call: Callable[[], torch.Tensor], *inputs: torch.Tensor) -> Call:
+    """Return a call that also computes the gradients of `inputs`."""
+    gradient = torch.ones_like(call())
+    return lambda: torch.autograd.grad(call(), inputs, gradient)
+
+
+def differentiable() -> list[dict[str, Any]]:
+    """Return rows of repeated calls of gemmsmith.torch, whose weights require gradients."""
+    made: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    x, offsets = torch.randn(64, 64, **made), torch.arange(16, 65, 16, device="cuda", dtype=torch.int32)
+    w, bias = torch.randn(64, 64, **made).requires_grad_(), torch.randn(64, **made).requires_grad_()
+    experts = torch.randn(4, 64, 64, **made).requires_grad_()
+    linear, fused = torch.nn.Linear(64, 64, **made), gt.FusedLinear(64, 64, activation="relu", **made)
+
+    def grouped() -> torch.Tensor:
+        return gt.grouped_gemm(x, experts.mT, offsets=offsets)
+
+    def torch_grouped() -> torch.Tensor:
+        return torch._grouped_mm(x, experts.mT, offs=offsets)
+
+    def gemm() -> torch.Tensor:
+        return gt.gemm(x, w.mT, epilogue=biased, bias=bias)
+
+    def linear_relu() -> torch.Tensor:
+        return torch.relu(torch.nn.functional.linear(x, w, bias))
+
+    theirs: dict[str, Call] = {
+        "linear, relu, recording gradients": linear_relu,
+        "nn.Linear, relu, recording gradients": lambda: torch.relu(linear(x)),
+        "torch._grouped_mm": without_gradients(torch_grouped),
+        "torch._grouped_mm, recording gradients": torch_grouped,
+        "linear, relu, backward": with_backward(linear_relu, w, bias),
+        "torch._grouped_mm, backward": with_backward(torch_grouped, experts),
+    }
+    ours: dict[str, tuple[Call, str]] = {
+        "gt.gemm(epilogue=), recording gradients": (gemm, "linear, relu, recording gradients"),
+        "FusedLinear, recording gradients": (lambda: fused(x), "nn.Linear, relu, recording gradients"),
+        "gt.grouped_gemm": (without_gradients(grouped), "torch._grouped_mm"),
+        "gt.grouped_gemm, recording gradients": (grouped, "torch._grouped_mm, recording gradients"),
+        "gt.gemm(epilogue=), backward": (with_backward(gemm, w, bias), "linear, relu, backward"),
+        "gt.grouped_gemm, backward": (with_backward(grouped, experts), "torch._grouped_mm, backward"),
+    }
+    return compared(theirs, ours)
 
 
 def new_rows(which: str, fused: bool) -> list[dict[str, Any]]:
@@ -140,7 +199,7 @@ def new_rows(which: str, fused: bool) -> list[dict[str, Any]]:
 
 def main() -> None:
     arguments = options(__doc__).parse_args()
-    rows = repeated()
+    rows = repeated() + differentiable()
     for which in WEIGHTS:
         for fused in (False, True):
             rows += new_rows(which, fused)

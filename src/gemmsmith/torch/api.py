@@ -20,7 +20,6 @@ from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.graph.frontend.snapshot import snapshot
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.autograd import (
     differentiable_gemm,
@@ -28,7 +27,7 @@ from gemmsmith.torch.autograd import (
 )
 from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_names
-from gemmsmith.torch.cached_call import arrange_results, cache_call, run_cached_call
+from gemmsmith.torch.cached_call import arrange_results, cache_call, copy_epilogue, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
 from gemmsmith.torch.plain_tensors import cache_run, read_arguments, sees_operators
@@ -103,9 +102,7 @@ def gemm(
         if arguments is not None:
             cache_run(arguments, a, b, operand_values, fp32_precision(a))
         return results
-    if arguments is not None:
-        epilogue, source = snapshot(epilogue)
-        arguments = arguments if arguments.needs_grad and source == arguments.source else None
+    arguments, epilogue = copy_epilogue(arguments, epilogue)
     serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(a, b, epilogue, operand_values, scales)
     numbers = [prepared[name] for name in number_names(serialized_epilogue)]
     tensors = [prepared[name] for name in tensor_names(serialized_epilogue)]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import validate_fp32_scalar
+from gemmsmith.graph.frontend.snapshot import snapshot
 from gemmsmith.torch.autograd import CachedForward, cache_forward, run_cached_forward
 from gemmsmith.torch.backward_plan import Names, number_names, tensor_names
 from gemmsmith.torch.plain_tensors import MAX_CACHED_CALLS, RUNS, Arguments
@@ -55,6 +56,17 @@ def run_cached_call(
         return None if run is None else run(arguments.pointers, a)
     call = _CALLS.get(arguments.signature)
     return None if call is None else call.run(arguments.pointers, a, b, operands, offsets)
+
+
+def copy_epilogue(arguments: Arguments | None, epilogue: Any) -> tuple[Arguments | None, Any]:
+    """Return an epilogue as no other thread can change it, and the arguments if a call that is traced from it is cached.
+
+    It is the epilogue itself, and None, if the call is not cached: because it records no gradients, for one.
+    """
+    if arguments is None or not arguments.needs_grad:
+        return None, epilogue
+    epilogue, source = snapshot(epilogue)
+    return arguments if source == arguments.source else None, epilogue
 
 
 def cache_call(

@@ -9,15 +9,19 @@ import torch
 
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding import checks
+from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
+from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.torch.api import OPERAND_DTYPES, autocast, check_tensor, combine_two, is_fast_path
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
+from gemmsmith.torch.cached_call import arrange_results, cache_call, copy_epilogue, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
 from gemmsmith.torch.ops import by_rows, fp32_precision
+from gemmsmith.torch.plain_tensors import cache_run, read_arguments, sees_operators
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 
@@ -48,21 +52,22 @@ def grouped_gemm(
         ArgumentError: an argument, which the message names, is not valid.
         EpilogueError: the function is not a valid epilogue, or has no gradient.
     """
+    if along not in ("m", "k"):
+        raise ArgumentError(f'along: got {along!r}; use "m" or "k"')
+    if recompute is not False:
+        (recompute,) = as_bools(recompute=recompute)
     values = checks.merge_operands(operands, named)
     of_two = ()
     if isinstance(b, tuple):
         b = combine_two(a, b, *values.values())
         of_two, b = (b, b[0]) if isinstance(b, tuple) else ((), b)
     a, b = autocast(a, b)
-    for name, x in (("a", a), ("b", b), ("offsets", offsets)):
-        check_tensor(name, x, a)
-    if offsets.dtype != torch.int32:
-        raise ArgumentError(f"offsets: got {offsets.dtype}; use torch.int32")
-    for name, x in (("a", a), ("b", b)):
-        if x.dtype not in FLOAT_DTYPES or x.dtype != a.dtype:
-            raise ArgumentError(f"{name}: got {x.dtype}; use bf16, fp16 or fp32, the same for a and b")
-    if along not in ("m", "k"):
-        raise ArgumentError(f'along: got {along!r}; use "m" or "k"')
+    arguments = None
+    if not (of_two or along == "k" or sees_operators()):
+        arguments = read_arguments(fingerprint(epilogue), recompute, a, b, values, offsets)
+        if (cached := run_cached_call(arguments, a, b, values, offsets)) is not None:
+            return cached
+    _check_tensors(a, b, offsets)
     if of_two and along == "k":
         raise ArgumentError('b: got a tuple with along="k"; use one tensor')
     if along == "k":
@@ -72,20 +77,35 @@ def grouped_gemm(
         return differentiable_slices(a, b, offsets)
     shape = rows_shape(a.shape, b.shape, offsets.shape)
     if of_two or is_fast_path(a, b, *values.values()):
-        values = {name: by_rows(x) for name, x in values.items()}
-        return launch(a, of_two or b, offsets=offsets, epilogue=epilogue, operands=values, precision=fp32_precision(a))
-    serialized, numbers, tensors = _prepare(a, shape, epilogue, values)
+        values, precision = {name: by_rows(x) for name, x in values.items()}, fp32_precision(a)
+        results = launch(a, of_two or b, offsets=offsets, epilogue=epilogue, operands=values, precision=precision)
+        if arguments is not None:
+            cache_run(arguments, a, b, values, precision, offsets)
+        return results
+    arguments, epilogue = copy_epilogue(arguments, epilogue)
+    serialized = _serialize(a, shape, epilogue, values)
+    numbers = [float(values[name]) for name in number_names(serialized)]
+    tensors = [values[name] for name in tensor_names(serialized)]
     results = differentiable_gemm(serialized, a, b, numbers, tensors, recompute, offsets)
     names = result_names(serialized)
-    if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
-        return results[0] if len(results) == 1 else results
-    return dict(zip(names, results, strict=True))
+    if arguments is not None:
+        cache_call(arguments, serialized, a, b, values, recompute, results, names, offsets=offsets)
+    return arrange_results(results, names)
 
 
-def _prepare(
-    a: Any, shape: tuple[Any, ...], epilogue: Any, operands: Mapping[str, Any]
-) -> tuple[str, list[float], list[Any]]:
-    """Return the serialized epilogue, and its operands that are numbers and that are tensors."""
+def _check_tensors(a: Any, b: Any, offsets: Any) -> None:
+    """Raise ArgumentError for tensors that cannot be multiplied by groups."""
+    for name, x in (("a", a), ("b", b), ("offsets", offsets)):
+        check_tensor(name, x, a)
+    if offsets.dtype != torch.int32:
+        raise ArgumentError(f"offsets: got {offsets.dtype}; use torch.int32")
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in FLOAT_DTYPES or x.dtype != a.dtype:
+            raise ArgumentError(f"{name}: got {x.dtype}; use bf16, fp16 or fp32, the same for a and b")
+
+
+def _serialize(a: Any, shape: tuple[Any, ...], epilogue: Any, operands: Mapping[str, Any]) -> str:
+    """Return the serialized epilogue after checks of its operands."""
     signature: OperandSignature = ()
     for name, x in operands.items():
         if isinstance(x, (int, float)):
@@ -99,5 +119,4 @@ def _prepare(
     serialized = serialize_epilogue(epilogue, shape, signature, ())
     if f"{ENTRY_SEPARATOR}reduce " in serialized:
         raise ArgumentError("epilogue: got a reduction, which has no gradient here; use gemmsmith.grouped_gemm")
-    numbers = [float(operands[name]) for name in number_names(serialized)]
-    return serialized, numbers, [operands[name] for name in tensor_names(serialized)]
+    return serialized

@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.graph.frontend.fingerprint import register_constant
 from gemmsmith.graph.frontend.fusions import ACTIVATIONS, GATED, resolve_activation
 from gemmsmith.torch.api import gemm, gemm_then_linear
 from gemmsmith.torch.gated_mlp import gated_mlp, multiplies_both_at_once
@@ -56,9 +57,10 @@ class FusedLinear(nn.Module):
 
     def forward(self, input: Any) -> Any:
         """Return activation(input @ weight.T + bias), of shape (..., out_features)."""
-        x = as_batched_input(input, self.weight)
-        operands = {} if self.bias is None else {"bias": self.bias}
-        y = gemm(x, self.weight.mT, epilogue=partial(_add_bias_and_activate, self.activation), operands=operands)
+        weight, bias = self.weight, self.bias
+        x = as_batched_input(input, weight)
+        operands = {} if bias is None else {"bias": bias}
+        y = gemm(x, weight.mT, epilogue=_linear_epilogue(self.activation), operands=operands)
         return y.squeeze(0) if input.dim() == 1 else y
 
     def extra_repr(self) -> str:
@@ -123,7 +125,7 @@ class FusedMLP(nn.Module):
             y = gated_mlp(x, self.gate.weight, self.up.weight, self.down.weight, GATED[gated])
             y = _run_forward_hooks(self.down, y)
             return y.squeeze(0) if input.dim() == 1 else y
-        epilogue = partial(_add_bias_and_activate, self.activation)
+        epilogue = _linear_epilogue(self.activation)
         if isinstance(self.activation, str) and self.activation in GATED:
             epilogue = partial(_gate, GATED[self.activation])
             operands["gate"] = gemm(x, self.gate.weight.mT)
@@ -230,6 +232,17 @@ def _check_activation(activation: Activation, gated_names: Iterable[str] = ()) -
 
 def _add_bias_and_activate(activation: Activation, acc: Any, bias: Any = None) -> Any:
     return resolve_activation(activation)(acc if bias is None else acc + bias)
+
+
+_LINEAR_EPILOGUES = {
+    name: register_constant(partial(_add_bias_and_activate, name)) for name in (None, *ACTIVATIONS)
+}  # fmt: skip
+
+
+def _linear_epilogue(activation: Activation) -> Callable[..., Any]:
+    """Return the epilogue that adds a bias, if there is one, and applies an activation."""
+    known = _LINEAR_EPILOGUES.get(activation) if activation is None or isinstance(activation, str) else None
+    return known or partial(_add_bias_and_activate, activation)
 
 
 def _gate(activation: Activation, acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:

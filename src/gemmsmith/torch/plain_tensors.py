@@ -59,28 +59,30 @@ def read_arguments(
     if source is None:
         return None
     grad_enabled, needs_grad = torch.is_grad_enabled(), False
-    signature: list[Hashable] = [source, options, torch.get_float32_matmul_precision()]
+    signature: list[Hashable] = [source, options, torch._C._get_float32_matmul_precision()]
     pointers: dict[str, Any] = {}
-    arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
+    arrays = {"a": a, "b": b}
+    for name, x in operands.items():
+        arrays[operand_argument(name)] = x
     if offsets is not None:
-        arrays.append((operand_argument("offsets"), offsets))
-    for name, x in arrays:
-        type_ = type(x)
-        if type_ is torch.Tensor or type_ is torch.nn.Parameter:
-            try:
+        arrays[operand_argument("offsets")] = offsets
+    try:
+        for name, x in arrays.items():
+            type_ = type(x)
+            if type_ is torch.Tensor or type_ is torch.nn.Parameter:
                 pointers[name] = address = x.data_ptr()
                 requires_grad = grad_enabled and x.requires_grad
                 signature += (
                     name, x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
                 )  # fmt: skip
-            except RuntimeError:  # sparse, nested, or of a transform that has ended
+                needs_grad = needs_grad or requires_grad
+            elif type_ is float or type_ is int:
+                pointers[name] = x
+                signature.append(name)
+            else:
                 return None
-            needs_grad = needs_grad or requires_grad
-        elif type_ is float or type_ is int:
-            pointers[name] = x
-            signature.append(name)
-        else:
-            return None
+    except RuntimeError:  # a tensor that is sparse, nested, or of a transform that has ended
+        return None
     return Arguments(source, tuple(signature), pointers, needs_grad)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
-from gemmsmith.graph.frontend.fingerprint import fingerprint, is_package_function
+from gemmsmith.graph.frontend.fingerprint import fingerprint, is_package_function, is_registered_constant
 from gemmsmith.graph.frontend.math_patching import is_module
 from gemmsmith.graph.frontend.purity import find_reads
 
@@ -34,6 +34,8 @@ def _copy(x: Any, copies: dict[int, Any]) -> Any:
     kind = type(x)
     if kind is tuple:
         return tuple([_copy(y, copies) for y in x])
+    if is_registered_constant(x):
+        return x
     if id(x) in copies:
         return copies[id(x)]
     if kind is list:
