@@ -30,7 +30,7 @@ from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_
 from gemmsmith.torch.cached_call import arrange_results, cache_call, copy_epilogue, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
-from gemmsmith.torch.plain_tensors import cache_run, read_arguments, sees_operators
+from gemmsmith.torch.plain_tensors import Arguments, cache_run, find_cached_run, read_arguments, sees_operators
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
@@ -100,21 +100,30 @@ def gemm(
     if is_fast_path(a, b, *inputs.values()):
         results = launch(a, b, epilogue=epilogue, operands=operand_values, precision=fp32_precision(a))
         if arguments is not None:
-            cache_run(arguments, a, b, operand_values, fp32_precision(a))
+            cache_run(arguments, find_cached_run(a, b, operand_values, arguments.source, fp32_precision(a)))
         return results
+    return _prepare_and_run(a, b, epilogue, recompute, operand_values, scales, arguments)
+
+
+def _prepare_and_run(
+    a: Any, b: Any, epilogue: Any, recompute: bool, operands: Mapping[str, Any], scales: Mapping[str, Any],
+    arguments: Arguments | None,
+) -> Any:  # fmt: skip
+    """Return the results of a GEMM, with gradients if they are recorded; cache the call if there are `arguments`."""
     arguments, epilogue = copy_epilogue(arguments, epilogue)
-    serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(a, b, epilogue, operand_values, scales)
+    serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(a, b, epilogue, operands, scales)
     numbers = [prepared[name] for name in number_names(serialized_epilogue)]
     tensors = [prepared[name] for name in tensor_names(serialized_epilogue)]
     results = differentiable_gemm(serialized_epilogue, x, y, numbers, tensors, recompute)
     axes, names = _result_axes(serialized_epilogue)
     values = [
-        _unflatten_leading(x, result_axes_, leading_shape, shape) for x, result_axes_ in zip(results, axes, strict=True)
+        _unflatten_leading(value, axes_, leading_shape, shape) for value, axes_ in zip(results, axes, strict=True)
     ]
-    folds_batch = x is not a
-    takes_operands = all(prepared[name] is inputs[name] for name in tensor_names(serialized_epilogue))
-    if arguments is not None and y is b and takes_operands and (x.dim() == 2 or not folds_batch):
-        cache_call(arguments, serialized_epilogue, x, b, prepared, recompute, values, names, folds_batch)
+    if arguments is not None and y is b:
+        inputs, folds_batch = {**operands, **scales}, x is not a
+        takes_inputs = all(prepared[name] is inputs[name] for name in tensor_names(serialized_epilogue))
+        if takes_inputs and (x.dim() == 2 or not folds_batch):
+            cache_call(arguments, serialized_epilogue, x, b, prepared, recompute, values, names, folds_batch)
     return arrange_results(values, names)
 
 

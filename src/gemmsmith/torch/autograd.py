@@ -35,7 +35,7 @@ from gemmsmith.torch.backward_plan import (
     tensor_names,
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.grouped_ops import ROWS, SLICES
+from gemmsmith.torch.grouped_ops import ROWS, SLICES, multiply_slices
 from gemmsmith.torch.ops import LIBRARY, OPERATORS, as_outputs, call_op, find_kernel_run, matmul_shape
 
 PLAIN_GEMM = " | accumulator | out 0"
@@ -355,7 +355,7 @@ def differentiable_slices(a: Any, b: Any, offsets: Any) -> Any:
     a is (m, k), b (k, n); `offsets` (groups,) are the slices' ends.
     """
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or is_exporting():
-        return SLICES(a, b, offsets)
+        return multiply_slices(a, b, offsets)
     return _SlicesFunction.apply(a, b, offsets)
 
 
@@ -366,7 +366,7 @@ class _SlicesFunction(torch.autograd.Function):
     def forward(ctx: Any, a: Any, b: Any, offsets: Any) -> Any:
         ctx.save_for_backward(a, b, offsets)
         with torch._C._AutoDispatchBelowAutograd():
-            return SLICES(a, b, offsets)
+            return multiply_slices(a, b, offsets)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ class CachedCall(NamedTuple):
             pointers["a"] = a.data_ptr()  # of a copy, for some strides
         results = run_cached_forward(self.forward, pointers, a, b, numbers, tensors, offsets)
         if self.shapes is not None:
-            results = [x.reshape(shape) for x, shape in zip(results, self.shapes, strict=True)]
+            results = tuple([x.reshape(shape) for x, shape in zip(results, self.shapes, strict=True)])
         return arrange_results(results, self.names)
 
 
@@ -59,9 +59,9 @@ def run_cached_call(
 
 
 def copy_epilogue(arguments: Arguments | None, epilogue: Any) -> tuple[Arguments | None, Any]:
-    """Return an epilogue as no other thread can change it, and the arguments if a call that is traced from it is cached.
+    """Return the arguments, if a call that records gradients can be cached, with a private copy of its epilogue.
 
-    It is the epilogue itself, and None, if the call is not cached: because it records no gradients, for one.
+    Otherwise return None, and the epilogue.
     """
     if arguments is None or not arguments.needs_grad:
         return None, epilogue

@@ -21,7 +21,7 @@ from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
 from gemmsmith.torch.ops import by_rows, fp32_precision
-from gemmsmith.torch.plain_tensors import cache_run, read_arguments, sees_operators
+from gemmsmith.torch.plain_tensors import cache_run, find_cached_run, read_arguments, sees_operators
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 
@@ -80,7 +80,7 @@ def grouped_gemm(
         values, precision = {name: by_rows(x) for name, x in values.items()}, fp32_precision(a)
         results = launch(a, of_two or b, offsets=offsets, epilogue=epilogue, operands=values, precision=precision)
         if arguments is not None:
-            cache_run(arguments, a, b, values, precision, offsets)
+            cache_run(arguments, find_cached_run(a, b, values, arguments.source, precision, None, offsets))
         return results
     arguments, epilogue = copy_epilogue(arguments, epilogue)
     serialized = _serialize(a, shape, epilogue, values)

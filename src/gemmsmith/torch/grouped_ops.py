@@ -22,6 +22,7 @@ import torch
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding.bind import result_shape
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.ops import (
     as_outputs,
@@ -33,6 +34,7 @@ from gemmsmith.torch.ops import (
     operands_by_name,
     result_dtype,
 )
+from gemmsmith.torch.plain_tensors import find_cached_run, read_arguments, run_or_call, runs_kernels, sees_operators
 
 
 def rows_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -130,3 +132,14 @@ ROWS, _ROWS_OF_TWO = define_gemms("grouped_gemm", ARRAYS, _fake_rows, _count_flo
 SLICES = define_op(
     "grouped_gemm_k", f"({ARRAYS}) -> Tensor", _fake_slices, _count_flops, CPU=_slices_by_groups, CUDA=_slices_cuda
 )
+
+
+def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
+    """Call the operator along K, or run its launches if an earlier call has cached them."""
+    if sees_operators() or not runs_kernels(a):
+        return SLICES(a, b, offsets)
+    return run_or_call(
+        read_arguments("grouped_gemm_k", None, a, b, {}, offsets), a,
+        lambda: SLICES(a, b, offsets),
+        lambda: find_cached_run(a, b, {}, fingerprint(None), fp32_precision(a), None, offsets, "k"),
+    )  # fmt: skip

@@ -60,7 +60,7 @@ class FusedLinear(nn.Module):
         weight, bias = self.weight, self.bias
         x = as_batched_input(input, weight)
         operands = {} if bias is None else {"bias": bias}
-        y = gemm(x, weight.mT, epilogue=_linear_epilogue(self.activation), operands=operands)
+        y = gemm(x, weight.mT, epilogue=_linear_epilogue(self.activation), **operands)
         return y.squeeze(0) if input.dim() == 1 else y
 
     def extra_repr(self) -> str:

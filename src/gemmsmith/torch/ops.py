@@ -40,7 +40,7 @@ from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.fallback import TORCH_DTYPES
-from gemmsmith.torch.plain_tensors import RUNS, find_cached_run, read_arguments, runs_kernels, sees_operators
+from gemmsmith.torch.plain_tensors import find_cached_run, read_arguments, run_or_call, runs_kernels, sees_operators
 
 MAX_OPERANDS = 8
 """Tensors that an epilogue may read, at most. Chosen; not measured."""
@@ -58,16 +58,11 @@ def call_op(
     if sees_operators() or isinstance(b, tuple) or not runs_kernels(a):
         return _dispatch(epilogue, a, b, numbers, operands, offsets)
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
-    arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
-    if arguments is None or arguments.needs_grad:
-        return _dispatch(epilogue, a, b, numbers, operands, offsets)
-    run = RUNS.get(arguments.signature)
-    if run is not None:
-        return as_outputs(run(arguments.pointers, a))
-    results = _dispatch(epilogue, a, b, numbers, operands, offsets)
-    if (run := find_kernel_run(epilogue, a, b, numbers, operands, offsets)) is not None:
-        RUNS[arguments.signature] = run
-    return results
+    return as_outputs(run_or_call(
+        read_arguments(epilogue, offsets is None, a, b, values, offsets), a,
+        lambda: _dispatch(epilogue, a, b, numbers, operands, offsets),
+        lambda: find_kernel_run(epilogue, a, b, numbers, operands, offsets),
+    ))  # fmt: skip
 
 
 def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:

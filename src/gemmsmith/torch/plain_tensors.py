@@ -5,8 +5,8 @@ They run without the dispatcher, so nothing that sees operators may be active: a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -61,16 +61,16 @@ def read_arguments(
     grad_enabled, needs_grad = torch.is_grad_enabled(), False
     signature: list[Hashable] = [source, options, torch._C._get_float32_matmul_precision()]
     pointers: dict[str, Any] = {}
-    arrays = {"a": a, "b": b}
-    for name, x in operands.items():
-        arrays[operand_argument(name)] = x
+    arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
     if offsets is not None:
-        arrays[operand_argument("offsets")] = offsets
+        arrays.append((operand_argument("offsets"), offsets))
     try:
-        for name, x in arrays.items():
+        for name, x in arrays:
             type_ = type(x)
             if type_ is torch.Tensor or type_ is torch.nn.Parameter:
                 pointers[name] = address = x.data_ptr()
+                if not address and x.numel():  # its memory has been freed
+                    return None
                 requires_grad = grad_enabled and x.requires_grad
                 signature += (
                     name, x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
@@ -91,20 +91,11 @@ def runs_kernels(a: Any) -> bool:
     return a.is_cuda and not fallback.kernels_unsupported(a.get_device())
 
 
-def cache_run(
-    arguments: Arguments, a: Any, b: Any, operands: Mapping[str, Any], precision: str | None, offsets: Any = None
-) -> None:  # fmt: skip
-    """Cache what gemmsmith.gemm, or with `offsets` grouped_gemm, has just run for an epilogue and these arguments."""
-    run = find_cached_run(a, b, operands, arguments.source, precision, None, offsets)
-    if run is not None:
-        RUNS[arguments.signature] = run
-
-
 def find_cached_run(
     a: Any, b: Any, operands: Mapping[str, Any], source: Hashable, precision: str | None, out_dtype: Any = None,
-    offsets: Any = None,
+    offsets: Any = None, along: Literal["m", "k"] = "m",
 ) -> CachedRun | None:  # fmt: skip
-    """Return what gemmsmith.gemm, or with `offsets` grouped_gemm, has just run and cached for these arguments.
+    """Return what gemmsmith.gemm, or with `offsets` grouped_gemm, has just run for these arguments and cached, or None.
 
     `source`: the epilogue's fingerprint.
     """
@@ -113,4 +104,25 @@ def find_cached_run(
     with torch.no_grad():
         if offsets is None:
             return find_run(a, b, operands, source, out_dtype, precision, None)
-        return find_run(a, b, {**operands, "offsets": offsets}, source, out_dtype, precision, Grouping("offsets"))
+        grouping = Grouping("offsets", along)
+        return find_run(a, b, {**operands, "offsets": offsets}, source, out_dtype, precision, grouping)
+
+
+def cache_run(arguments: Arguments, run: CachedRun | None) -> None:
+    """Cache a run, if there is one, for later calls with equal arguments."""
+    if run is not None:
+        RUNS[arguments.signature] = run
+
+
+def run_or_call(
+    arguments: Arguments | None, like: Any, call: Callable[[], Any], find: Callable[[], CachedRun | None]
+) -> Any:  # fmt: skip
+    """Return the results of a cached run; without one, those of `call`, whose run, which `find` returns, is cached."""
+    if arguments is None or arguments.needs_grad:
+        return call()
+    run = RUNS.get(arguments.signature)
+    if run is not None:
+        return run(arguments.pointers, like)
+    results = call()
+    cache_run(arguments, find())
+    return results
