@@ -1,0 +1,360 @@
+"""Calls of plain tensors that run the launches of an earlier call: which do, and that they compute the same.
+
+Tensors on the CPU pass for tensors on a GPU, and what is launched executes in the simulator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.foreign import comparison
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gemmsmith.torch as gt
+from gemmsmith.arrays import ArrayInfo
+from gemmsmith.backends.cuda import run as cuda
+from gemmsmith.backends.sim.run import run as simulate
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.torch import fallback, grouped_ops, ops
+
+M, K, N, G = 24, 16, 24, 3
+same_gradients = partial(comparison.same_gradients, backend="sim", of_gradients=4)
+
+
+class Calls:
+    """What ran: the operators that were dispatched, and how many launches were simulated."""
+
+    def __init__(self) -> None:
+        self.dispatched: list[str] = []
+        self.launches = 0
+
+
+class SimulatedLaunches:
+    """`BoundLaunches` that executes them on the CPU."""
+
+    calls: Calls
+
+    def __init__(self, launches: Any, arguments: Any, like: Any, unallocated_results: Any) -> None:
+        self.launches, self.arguments = launches, arguments
+        layouts = {name: (tuple(x.shape), x.dtype, x.strides) for name, x in unallocated_results.items()}
+        self.unallocated_results = [(name, result_argument(name), layout) for name, layout in layouts.items()]
+
+    def outputs_do_not_overlap(self, addresses: Any) -> bool:
+        return True
+
+    def launch(self, addresses: dict[str, Any], like: Any, workspace: Any) -> None:
+        arguments = {
+            name: x._replace(device="cpu", address=addresses[name]) if isinstance(x, ArrayInfo) else addresses[name]
+            for name, x in self.arguments.items()
+        }
+        assert not simulate(self.launches, arguments, 0, None).hazards
+        self.calls.launches += 1
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    ran = Calls()
+
+    def dispatch(epilogue: str, a: Any, b: Any, numbers: Any, operands: Any, offsets: Any) -> Any:
+        ran.dispatched.append(epilogue)
+        if offsets is None:
+            return ops._cuda_kernel(a, b, 0, epilogue, numbers, *operands)
+        return grouped_ops._rows_cuda(a, b, offsets, 0, epilogue, numbers, *operands)
+
+    def dispatch_slices(a: Any, b: Any, offsets: Any) -> Any:
+        ran.dispatched.append("along k")
+        return grouped_ops._slices_cuda(a, b, offsets)
+
+    monkeypatch.setattr(SimulatedLaunches, "calls", ran, raising=False)
+    monkeypatch.setattr(cuda, "BoundLaunches", SimulatedLaunches)
+    monkeypatch.setattr(ops, "_dispatch", dispatch)
+    monkeypatch.setattr(grouped_ops, "SLICES", dispatch_slices)
+    monkeypatch.setattr(fallback, "kernels_unsupported", lambda device: False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
+    yield ran
+
+
+def drawn(*shape: int, by: float = 1.0, dtype: Any = torch.bfloat16) -> Any:
+    return (torch.randn(shape) * by).to(dtype).requires_grad_()
+
+
+def inputs(*leading: int) -> tuple[Any, Any, Any]:
+    return drawn(*leading, M, K), drawn(N, K, by=K**-0.5), drawn(N)
+
+
+def biased(acc: Any, bias: Any) -> Any:
+    return (acc + bias).sigmoid()
+
+
+def fused(x: Any, w: Any, bias: Any, **others: Any) -> Any:
+    return gt.gemm(x, w.mT, epilogue=biased, bias=bias, **others)
+
+
+def plain(x: Any, w: Any, bias: Any) -> Any:
+    return biased(x @ w.mT, bias)
+
+
+def cached(calls: Calls, call: Callable[[], Any]) -> Any:
+    """Return the result of a call that dispatches nothing and launches something."""
+    dispatched, launches = len(calls.dispatched), calls.launches
+    result = call()
+    assert calls.dispatched[dispatched:] == []
+    assert calls.launches > launches
+    return result
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_gradients(leading: tuple[int, ...], recompute: bool, calls: Calls) -> None:
+    call = partial(fused, recompute=recompute)
+    same_gradients(call, plain, *inputs(*leading))
+    same_gradients(call, plain, *inputs(*leading))
+    cached(calls, lambda: same_gradients(call, plain, *inputs(*leading)))
+
+
+def test_rows_that_are_copied(calls: Calls) -> None:
+    def transposed() -> Any:
+        return drawn(M, 2, K).detach().transpose(0, 1).requires_grad_()
+
+    for _ in range(2):
+        same_gradients(fused, plain, transposed(), *inputs()[1:])
+    cached(calls, lambda: same_gradients(fused, plain, transposed(), *inputs()[1:]))
+
+
+def test_several_results_by_name_and_a_number(calls: Calls) -> None:
+    def named(acc: Any, bias: Any, factor: Any) -> Any:
+        z = (acc + bias).tanh() * factor
+        return {"z": z, "sums": z.sum(-1)}
+
+    def call(factor: Any, *tensors: Any) -> Any:
+        x, w, bias = tensors
+        results = gt.gemm(x, w.mT, epilogue=named, bias=bias, factor=factor)
+        return results["z"], results["sums"]
+
+    def exact(factor: Any, x: Any, w: Any, bias: Any) -> Any:
+        return tuple(named(x @ w.mT, bias, factor).values())
+
+    for factor in (1.5, 3):
+        same_gradients(partial(call, factor), partial(exact, factor), *inputs())
+    cached(calls, lambda: same_gradients(partial(call, -2), partial(exact, -2), *inputs()))
+    with pytest.raises(ArgumentError, match="factor: got"):
+        call(1e300, *inputs())
+
+
+def test_without_gradients(calls: Calls) -> None:
+    x, w, bias = inputs()
+    fused(x, w, bias)
+    with torch.no_grad():
+        first = fused(x, w, bias)
+        again = cached(calls, lambda: fused(x, w, bias))
+    assert not first.requires_grad and not again.requires_grad
+    assert torch.equal(first, again)
+    assert fused(x, w, bias).requires_grad
+
+
+def test_second_derivatives(calls: Calls) -> None:
+    def penalty(call: Callable[..., Any], x: Any, w: Any, bias: Any) -> Any:
+        (g,) = torch.autograd.grad(call(x, w, bias).float().sum(), x, create_graph=True)
+        return torch.autograd.grad(g.float().square().sum(), w)[0]
+
+    for _ in range(3):
+        x, w, bias = inputs()
+        actual = penalty(fused, x, w, bias).double()
+        exact = penalty(lambda x, w, bias: plain(x.double(), w.double(), bias.double()), x, w, bias).double()
+        assert (actual - exact).abs().max() < 0.03 * exact.abs().max()
+    assert cached(calls, lambda: fused(x, w, bias)).requires_grad
+
+
+def test_only_what_requires_gradients_gets_one(calls: Calls) -> None:
+    x, w, bias = inputs()
+    for _ in range(2):
+        fused(x, w, bias)
+    x, bias = x.detach(), bias.detach()
+    for _ in range(3):
+        (g,) = torch.autograd.grad(fused(x, w, bias).sum(), w)
+    assert g.shape == w.shape
+    assert not fused(x, w.detach(), bias).requires_grad
+
+
+def test_changes_between_calls(calls: Calls) -> None:
+    """Another stride, alignment, dtype or precision, and another value that the function reads, are another call."""
+    factor = 2.0
+
+    def scaled(acc: Any) -> Any:
+        return acc * factor
+
+    def call(x: Any, w: Any) -> Any:
+        return gt.gemm(x, w.mT, epilogue=scaled)
+
+    memory = drawn(2 * M * K + 1).detach()
+    exactly, off_by_one = memory[: M * K].view(M, K), memory[1 : M * K + 1].view(M, K)
+    every_other_row = memory[: 2 * M * K].view(M, 2, K)[:, 0]
+    (w,) = inputs()[1:2]
+    for _ in range(3):
+        for x in (exactly, off_by_one, every_other_row, exactly.float(), exactly.half()):
+            y = w.to(x.dtype)
+            comparison.close(call(x, y).detach(), 2 * x.double() @ y.detach().double().mT, 1, "sim", K)
+    x, y = exactly.float(), w.float()
+    precise = call(x, y)
+    torch.set_float32_matmul_precision("high")
+    try:
+        rough = [call(x, y) for _ in range(3)]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(rough[0], rough[2]) and not torch.equal(rough[0], precise)
+    assert torch.equal(call(x, y), precise)
+    factor = 3.0
+    comparison.close(call(exactly, w).detach(), 3 * exactly.double() @ w.detach().double().mT, 1, "sim", K)
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class FunctionMode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Own(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("what", ["dispatch mode", "function mode", "grad", "vmap", "trace", "subclass"])
+def test_what_sees_operators_still_does(what: str, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, bias = inputs()
+    for _ in range(2):
+        fused(x, w, bias)
+    cached(calls, lambda: fused(x, w, bias))
+    monkeypatch.undo()  # the tensors are on the CPU again; the call remains cached
+    monkeypatch.setattr(SimulatedLaunches, "launch", lambda *_: pytest.fail("launched"))
+    if what == "dispatch mode":
+        with Recorder() as recorder:
+            fused(x, w, bias)
+        assert any(name.startswith("gemmsmith::gemm") for name in recorder.seen)
+    elif what == "function mode":
+        with FunctionMode():
+            fused(x, w, bias)
+    elif what == "grad":
+        assert torch.func.grad(lambda x: fused(x, w, bias).sum())(x.detach()).shape == x.shape
+    elif what == "vmap":
+        assert torch.vmap(lambda x: fused(x, w, bias))(x.detach().expand(2, M, K)).shape == (2, M, N)
+    elif what == "trace":
+        traced = torch.jit.trace(fused, (x, w, bias), check_trace=False)
+        assert "gemmsmith::gemm" in str(traced.graph)
+    else:
+        fused(x.detach().as_subclass(Own), w, bias)
+
+
+def test_memory_that_was_freed(calls: Calls) -> None:
+    x, w, bias = inputs()
+    for _ in range(3):
+        fused(x, w, bias)
+    bias.untyped_storage().resize_(0)
+    launches = calls.launches
+    with pytest.raises((ArgumentError, RuntimeError)):
+        fused(x, w, bias)
+    assert calls.launches == launches
+
+
+def test_saved_tensors_are_packed(calls: Calls) -> None:
+    x, w, bias = inputs()
+    for _ in range(2):
+        fused(x, w, bias)
+    packed: list[Any] = []
+
+    def pack(y: Any) -> Any:
+        packed.append(y)
+        return y
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
+        y = cached(calls, lambda: fused(x, w, bias))
+    assert len(packed) == 3  # x, w and the result, whose derivative is that of a sigmoid
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_autocast(calls: Calls) -> None:
+    x, w, bias = (y.detach().float().requires_grad_() for y in inputs())
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            assert fused(x, w, bias).dtype == torch.bfloat16
+    assert fused(x, w, bias).dtype == torch.float32
+
+
+def test_threads(calls: Calls) -> None:
+    fused(*inputs())
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            for _ in range(3):
+                same_gradients(fused, plain, *inputs())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_layer(calls: Calls) -> None:
+    layer = gt.FusedLinear(K, N, activation="gelu", dtype=torch.bfloat16)
+
+    def call(x: Any, w: Any, bias: Any) -> Any:
+        return torch.func.functional_call(layer, {"weight": w, "bias": bias}, (x,))
+
+    def exact(x: Any, w: Any, bias: Any) -> Any:
+        return torch.nn.functional.gelu(x @ w.mT + bias)
+
+    for _ in range(2):
+        same_gradients(call, exact, *inputs())
+    cached(calls, lambda: same_gradients(call, exact, *inputs()))
+    layer.activation = torch.relu
+    same_gradients(call, lambda x, w, bias: (x @ w.mT + bias).relu(), *inputs())
+
+
+@pytest.mark.parametrize("has_epilogue", [False, True])
+def test_groups(has_epilogue: bool, calls: Calls) -> None:
+    offsets = torch.tensor([7, 7, M], dtype=torch.int32)
+
+    def call(x: Any, experts: Any, bias: Any) -> Any:
+        others = {"epilogue": biased, "bias": bias} if has_epilogue else {}
+        y = gt.grouped_gemm(x, experts.mT, offsets=offsets, **others)
+        return y if has_epilogue else y + bias
+
+    def exact(x: Any, experts: Any, bias: Any) -> Any:
+        rows = torch.cat([x[:7] @ experts[0].mT, x[7:] @ experts[2].mT])
+        return biased(rows, bias) if has_epilogue else rows + bias
+
+    def drawn_inputs() -> tuple[Any, Any, Any]:
+        return drawn(M, K), drawn(G, N, K, by=K**-0.5), drawn(N)
+
+    for _ in range(2):
+        same_gradients(call, exact, *drawn_inputs(), roundings=1)
+    cached(calls, lambda: same_gradients(call, exact, *drawn_inputs(), roundings=1))
+    x, experts, bias = drawn_inputs()
+    with torch.no_grad():
+        first = call(x, experts, bias)
+        assert torch.equal(cached(calls, lambda: call(x, experts, bias)), first)
+    offsets = torch.tensor([5, 9, M], dtype=torch.int32)
+    with torch.no_grad():
+        assert not torch.equal(cached(calls, lambda: call(x, experts, bias)), first)
+        with pytest.raises(ArgumentError, match=r"offsets: got torch.int64"):
+            gt.grouped_gemm(x, experts.mT, offsets=offsets.long())
