@@ -49,10 +49,12 @@ class SimulatedLaunches:
         return True
 
     def launch(self, addresses: dict[str, Any], like: Any, workspace: Any) -> None:
-        arguments = {
-            name: x._replace(device="cpu", address=addresses[name]) if isinstance(x, ArrayInfo) else addresses[name]
-            for name, x in self.arguments.items()
-        }
+        arguments: dict[str, Any] = {}
+        for name, x in self.arguments.items():
+            arguments[name] = addresses[name]
+            if isinstance(x, ArrayInfo):
+                arguments[name] = given = x._replace(device="cpu", address=addresses[name])
+                assert given.alignment == x.alignment
         assert not simulate(self.launches, arguments, 0, None).hazards
         self.calls.launches += 1
 
@@ -226,8 +228,13 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class FunctionMode(torch.overrides.TorchFunctionMode):
+class FunctionRecorder(torch.overrides.TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
@@ -235,30 +242,46 @@ class Own(torch.Tensor):
     pass
 
 
-@pytest.mark.parametrize("what", ["dispatch mode", "function mode", "grad", "vmap", "trace", "subclass"])
-def test_what_sees_operators_still_does(what: str, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_epilogue", [False, True])
+@pytest.mark.parametrize("what", ["dispatch mode", "function mode", "grad", "grad of another", "vmap", "trace", "own"])
+def test_what_sees_operators_still_does(
+    what: str, has_epilogue: bool, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(x: Any, w: Any, bias: Any) -> Any:
+        return fused(x, w, bias) if has_epilogue else gt.gemm(x, w.mT)
+
     x, w, bias = inputs()
     for _ in range(2):
-        fused(x, w, bias)
-    cached(calls, lambda: fused(x, w, bias))
+        call(x, w, bias)
+    cached(calls, lambda: call(x, w, bias))
     monkeypatch.undo()  # the tensors are on the CPU again; the call remains cached
     monkeypatch.setattr(SimulatedLaunches, "launch", lambda *_: pytest.fail("launched"))
     if what == "dispatch mode":
         with Recorder() as recorder:
-            fused(x, w, bias)
+            call(x, w, bias)
         assert any(name.startswith("gemmsmith::gemm") for name in recorder.seen)
     elif what == "function mode":
-        with FunctionMode():
-            fused(x, w, bias)
+        with FunctionRecorder() as function_recorder:
+            call(x, w, bias)
+        assert any(name.startswith("gemmsmith.gemm") for name in function_recorder.seen)
     elif what == "grad":
-        assert torch.func.grad(lambda x: fused(x, w, bias).sum())(x.detach()).shape == x.shape
+        assert torch.func.grad(lambda x: call(x, w, bias).sum())(x.detach()).shape == x.shape
+    elif what == "grad of another":
+        assert torch.func.grad(lambda y: (call(x, w, bias) * y).sum())(torch.ones(())).shape == ()
     elif what == "vmap":
-        assert torch.vmap(lambda x: fused(x, w, bias))(x.detach().expand(2, M, K)).shape == (2, M, N)
+        assert torch.vmap(lambda x: call(x, w, bias))(x.detach().expand(2, M, K)).shape == (2, M, N)
     elif what == "trace":
-        traced = torch.jit.trace(fused, (x, w, bias), check_trace=False)
-        assert "gemmsmith::gemm" in str(traced.graph)
+        assert "gemmsmith::gemm" in str(torch.jit.trace(call, (x, w, bias), check_trace=False).graph)
     else:
-        fused(x.detach().as_subclass(Own), w, bias)
+        call(x.detach().as_subclass(Own).requires_grad_(), w, bias)
+
+
+def test_negative_bit(calls: Calls) -> None:
+    z, w = torch.randn(M, K, dtype=torch.complex64), drawn(N, K, dtype=torch.float32)
+    for _ in range(3):
+        gt.gemm(z.imag, w.mT)
+    with pytest.raises(ArgumentError, match="negative bit"):
+        gt.gemm(z.conj().imag, w.mT)
 
 
 def test_memory_that_was_freed(calls: Calls) -> None:
