@@ -113,7 +113,7 @@ def cached(calls: Calls, call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("leading", [(), (2,)])
+@pytest.mark.parametrize("leading", [(), (2,), (2, 2)])
 def test_gradients(leading: tuple[int, ...], recompute: bool, calls: Calls) -> None:
     call = partial(fused, recompute=recompute)
     same_gradients(call, plain, *inputs(*leading))
@@ -248,9 +248,9 @@ def test_what_sees_operators_still_does(
     what: str, has_epilogue: bool, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(x: Any, w: Any, bias: Any) -> Any:
-        return fused(x, w, bias) if has_epilogue else gt.gemm(x, w.mT)
+        return gt.gemm(x, w, epilogue=biased, bias=bias) if has_epilogue else gt.gemm(x, w)
 
-    x, w, bias = inputs()
+    x, w, bias = drawn(M, K), drawn(K, N), drawn(N)
     for _ in range(2):
         call(x, w, bias)
     cached(calls, lambda: call(x, w, bias))

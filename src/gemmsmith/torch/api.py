@@ -20,7 +20,7 @@ from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.torch import fallback, graph_serialization
+from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.autograd import (
     differentiable_gemm,
     in_functorch_transform,
@@ -30,7 +30,14 @@ from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_
 from gemmsmith.torch.cached_call import arrange_results, cache_call, copy_epilogue, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
-from gemmsmith.torch.plain_tensors import Arguments, cache_run, find_cached_run, read_arguments, sees_operators
+from gemmsmith.torch.plain_tensors import (
+    Arguments,
+    cache_run,
+    find_cached_run,
+    read_arguments,
+    runs_kernels,
+    sees_operators,
+)
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
@@ -274,11 +281,7 @@ _NUMBER_TYPES = frozenset({float, int, type(None)})
 
 def is_fast_path(a: Any, *others: Any) -> bool:
     """Return whether gemmsmith.gemm can run immediately: plain tensors on a GPU, no gradients, modes or transforms."""
-    if torch.compiler.is_dynamo_compiling() or not isinstance(a, torch.Tensor) or not a.is_cuda or a.dim() > 3:
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or fallback.kernels_unsupported(a.get_device()):
+    if sees_operators() or not isinstance(a, torch.Tensor) or a.dim() > 3 or not runs_kernels(a):
         return False
     grad_enabled = torch.is_grad_enabled()
     for x in (a, *others):

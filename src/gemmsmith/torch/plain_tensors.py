@@ -17,6 +17,7 @@ from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.host.cached_run import CachedRun, find_run
 from gemmsmith.torch import fallback
 
+_TENSOR_TYPES, _NUMBER_TYPES = frozenset({torch.Tensor, torch.nn.Parameter}), frozenset({float, int})
 MAX_CACHED_CALLS = 1024
 """Entries of the caches by call. Chosen; not measured."""
 RUNS: dict[Hashable, CachedRun] = BoundedCache(MAX_CACHED_CALLS)
@@ -66,8 +67,7 @@ def read_arguments(
         arrays.append((operand_argument("offsets"), offsets))
     try:
         for name, x in arrays:
-            type_ = type(x)
-            if type_ is torch.Tensor or type_ is torch.nn.Parameter:
+            if type(x) in _TENSOR_TYPES:
                 pointers[name] = address = x.data_ptr()
                 if not address and x.numel():  # its memory has been freed
                     return None
@@ -76,7 +76,7 @@ def read_arguments(
                     name, x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
                 )  # fmt: skip
                 needs_grad = needs_grad or requires_grad
-            elif type_ is float or type_ is int:
+            elif type(x) in _NUMBER_TYPES:
                 pointers[name] = x
                 signature.append(name)
             else:
