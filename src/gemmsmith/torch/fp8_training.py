@@ -30,8 +30,7 @@ from gemmsmith.torch.autograd import check_once_differentiable
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.fp8_experts import check_hidden
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, weighted_backward
-from gemmsmith.torch.ops import by_rows
-from gemmsmith.torch.ops import define_op
+from gemmsmith.torch.ops import by_rows, define_op
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.slots import SUM_ROWS
 
