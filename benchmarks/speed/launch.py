@@ -115,6 +115,8 @@ def compared(theirs: dict[str, Call], ours: dict[str, tuple[Call, str]]) -> list
 
 
 def without_gradients(call: Call) -> Call:
+    """Return the call with gradients disabled."""
+
     def run() -> object:
         with torch.no_grad():
             return call()
@@ -153,16 +155,22 @@ def differentiable() -> list[dict[str, Any]]:
         "nn.Linear, relu, recording gradients": lambda: torch.relu(linear(x)),
         "torch._grouped_mm": without_gradients(torch_grouped),
         "torch._grouped_mm, recording gradients": torch_grouped,
-        "linear, relu, backward": with_backward(linear_relu, w, bias),
-        "torch._grouped_mm, backward": with_backward(torch_grouped, experts),
+        "linear, relu, forward and backward": with_backward(linear_relu, w, bias),
+        "torch._grouped_mm, forward and backward": with_backward(torch_grouped, experts),
     }
     ours: dict[str, tuple[Call, str]] = {
         "gt.gemm(epilogue=), recording gradients": (gemm, "linear, relu, recording gradients"),
         "FusedLinear, recording gradients": (lambda: fused(x), "nn.Linear, relu, recording gradients"),
         "gt.grouped_gemm": (without_gradients(grouped), "torch._grouped_mm"),
         "gt.grouped_gemm, recording gradients": (grouped, "torch._grouped_mm, recording gradients"),
-        "gt.gemm(epilogue=), backward": (with_backward(gemm, w, bias), "linear, relu, backward"),
-        "gt.grouped_gemm, backward": (with_backward(grouped, experts), "torch._grouped_mm, backward"),
+        "gt.gemm(epilogue=), forward and backward": (
+            with_backward(gemm, w, bias),
+            "linear, relu, forward and backward",
+        ),
+        "gt.grouped_gemm, forward and backward": (
+            with_backward(grouped, experts),
+            "torch._grouped_mm, forward and backward",
+        ),
     }
     return compared(theirs, ours)
 

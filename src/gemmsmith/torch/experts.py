@@ -16,7 +16,7 @@ from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, epilogue_of
 from gemmsmith.torch.graph_serialization import deserialize
-from gemmsmith.torch.grouped_ops import SLICES, rows_by_groups
+from gemmsmith.torch.grouped_ops import multiply_slices, rows_by_groups
 from gemmsmith.torch.ops import LIBRARY, by_rows, call_op, define_op, fp32_precision, read_together
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.slots import SUM_ROWS, sum_slots
@@ -178,9 +178,9 @@ class _GatedExperts(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weights = grad_row_weights.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
-            grad_gate_up = SLICES(grad_both.mT, rows, offsets)
+            grad_gate_up = multiply_slices(grad_both.mT, rows, offsets)
         if ctx.needs_input_grad[3]:
-            grad_down = SLICES(gradient.mT, h, offsets)
+            grad_down = multiply_slices(gradient.mT, h, offsets)
         return grad_x, grad_weights, grad_gate_up, grad_down, *[None] * 6
 
 

@@ -114,8 +114,12 @@ def _slices_by_groups(a: Any, b: Any, offsets: Any) -> Any:
     return torch.stack([_matmul(a[:, begin:end], b[begin:end]) for begin, end in pairs]).to(a.dtype)
 
 
+def _kernels_multiply_slices(a: Any) -> bool:
+    return runs_kernels(a) and a.dtype != torch.float32  # no kernel zeroes parts of k-tiles
+
+
 def _slices_cuda(a: Any, b: Any, offsets: Any) -> Any:
-    if fallback.kernels_unsupported(a.get_device()) or a.dtype == torch.float32:  # no kernel zeroes parts of k-tiles
+    if not _kernels_multiply_slices(a):
         return _slices_by_groups(a, b, offsets)
     return launch(a, b, offsets=offsets, along="k", precision=fp32_precision(a))
 
@@ -136,7 +140,7 @@ SLICES = define_op(
 
 def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
     """Call the operator along K, or run its launches if an earlier call has cached them."""
-    if sees_operators() or not runs_kernels(a):
+    if sees_operators() or not _kernels_multiply_slices(a):
         return SLICES(a, b, offsets)
     return run_or_call(
         read_arguments("grouped_gemm_k", None, a, b, {}, offsets), a,
