@@ -53,6 +53,12 @@ def test_what_is_refused() -> None:
         gt.gemm(a, (b,))
     with pytest.raises(ArgumentError, match="b: got two tensors of 12 columns; use a multiple of 8"):
         gt.gemm(a, (b[:, :12], b[:, 4:]))
+    scales = torch.ones(1, 1), torch.ones(1, 1)
+    for weights in (b, (b, b)):
+        with pytest.raises(
+            ArgumentError, match="scale_b: got a tuple; use one with a tuple b, and block scales with no_gr"
+        ):
+            gt.gemm(a, weights, scale_b=scales)
 
 
 def test_autocast() -> None:

@@ -65,7 +65,8 @@ def gemm(
             matrix (the pre-activation) is saved, and none if the epilogue is linear or if its output suffices (relu,
             sigmoid, tanh).
         scale_a: a scale of the whole of a, or of its rows; block scales only without gradients.
-        scale_b: a scale of the whole of b, or of its columns; block scales only without gradients.
+        scale_b: a scale of the whole of b, or of its columns; block scales only without gradients; a tuple of those of
+            128 x 128 with a tuple b.
         operands: operands whose names are also arguments of this function.
         **named: the other operands. The shape selects the kind: () a scalar, (n,) a row, (m, 1) a column, (m, n) a
             matrix, with or without a's leading dimensions. Numbers are operands without a gradient.
@@ -89,7 +90,10 @@ def gemm(
             "name in `operands`"
         )
     if isinstance(b, tuple):
-        b = combine_two(a, b, scale_a, scale_b, *operand_values.values())
+        scales_b = scale_b if isinstance(scale_b, tuple) else (scale_b,)
+        b = combine_two(a, b, scale_a, *scales_b, *operand_values.values())
+    if isinstance(scale_b, tuple) and not isinstance(b, tuple):
+        raise ArgumentError("scale_b: got a tuple; use one with a tuple b, and block scales with no_grad() on a GPU")
     a, b = autocast(a, b)
     has_scales = scale_a is not None or scale_b is not None
     if isinstance(b, tuple) or (has_scales and is_fast_path(a, b, scale_a, scale_b, *operand_values.values())):
@@ -104,7 +108,7 @@ def gemm(
         arguments = read_arguments(fingerprint(epilogue), (recompute, tuple(scales)), a, b, inputs)
         if (cached := run_cached_call(arguments, a, b, inputs)) is not None:
             return cached
-    if is_fast_path(a, b, *inputs.values()):
+    if not has_scales and is_fast_path(a, b, *inputs.values()):
         results = launch(a, b, epilogue=epilogue, operands=operand_values, precision=fp32_precision(a))
         if arguments is not None:
             cache_run(arguments, find_cached_run(a, b, operand_values, arguments.source, fp32_precision(a)))
