@@ -6,6 +6,7 @@
 | swiglu | silu(gate) up, (M, N / 2), and the GEMM's, whose columns interleave gate and up |
 | dswiglu | from the GEMM and two matrices, gate and up: the gradients of both, and silu(gate) up |
 | bias_gelu, residual | gelu(a @ b + bias), a @ b + a matrix |
+| others | those of heavy.py |
 
 The chosen config, the model's first configs and plain ones, with tiles in steps of 64, run in CUDA graphs that rotate
 operands beyond the L2, in blocks that grow as slower configs are dropped. The last few and the chosen one then run in
@@ -14,6 +15,7 @@ timed.
 
     python -m benchmarks.speed.fused --json benchmarks/results/fused-h100.json.xz --seconds 400 [--resume]
     python -m benchmarks.speed.fused --epilogue bare --layout nn --layout tn --shape 8192x4608x4544 --json ...
+    python -m benchmarks.speed.fused --epilogue bce --layout nt --shape 4096x65536x1024 --json ...
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -33,12 +35,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import gemmsmith
-from benchmarks import contest
+from benchmarks import contest, random_epilogues
 from benchmarks.fit.sweep import varied
+from benchmarks.speed.epilogues import bce, bias_gelu, dgelu, softplus
 from benchmarks.speed.kinds import matrix
 from benchmarks.suite import SMALL, Shape, specs
 from benchmarks.timing import captured, replayed
 from gemmsmith import Config
+from gemmsmith.core.dtypes import as_dtype
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.torch.fallback import TORCH_DTYPES, evaluate_graph
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.measure import steady_state_us, successive_halving
 
@@ -80,31 +86,82 @@ def dswiglu(acc: Any, gate: Any, up: Any) -> Any:
     return acc * up * (s + hidden * (1 - s)), acc * hidden, hidden * up
 
 
-def bias_gelu(acc: Any, bias: Any) -> Any:
-    return F.gelu(acc + bias, approximate="tanh")
-
-
 def residual(acc: Any, x: Any) -> Any:
     return acc + x
 
 
+def swiglu_with_inputs(acc: Any) -> Any:
+    gate, up = gemmsmith.deinterleave(acc)
+    return F.silu(gate) * up, gate, up
+
+
+def dswiglu_without_hidden(acc: Any, gate: Any, up: Any) -> Any:
+    return dswiglu(acc, gate, up)[:2]
+
+
+def cross_entropy(acc: Any) -> Any:
+    """Return each row's maximum and logsumexp, the loss's first pass over logits that are not stored."""
+    return acc.amax(-1), acc.logsumexp(-1)
+
+
+def dropout_residual(acc: Any, bias: Any, keep: Any, residual: Any) -> Any:
+    return (acc + bias) * keep * (1 / 0.9) + residual
+
+
+def rms_statistics(acc: Any) -> Any:
+    return acc, acc.square().sum(-1)
+
+
+def layer_norm_statistics(acc: Any) -> Any:
+    return acc, acc.sum(-1), acc.square().sum(-1)
+
+
 @dataclass(frozen=True)
 class Epilogue:
-    """A function, the operands it reads, and N divided by each result's number of columns (1 all, 2 half)."""
+    """A function or a graph, and what each operand is.
 
-    function: Callable[..., Any] | None
-    rows: tuple[str, ...] = ()
-    matrices: tuple[str, ...] = ()
-    parts: tuple[int, ...] = (1,)
+    row, column, matrix; labels: a matrix of 0 and 1; mask: one of bool; scalar: on the device; number: Python's.
+    """
+
+    function: Callable[..., Any] | EpilogueGraph | None
+    operands: dict[str, str] = field(default_factory=dict)
 
 
 EPILOGUES = {
     "bare": Epilogue(None),
-    "swiglu": Epilogue(swiglu, parts=(2, 1)),
-    "dswiglu": Epilogue(dswiglu, matrices=("gate", "up"), parts=(1, 1, 1)),
-    "bias_gelu": Epilogue(bias_gelu, rows=("bias",)),
-    "residual": Epilogue(residual, matrices=("x",)),
+    "swiglu": Epilogue(swiglu),
+    "dswiglu": Epilogue(dswiglu, {"gate": "matrix", "up": "matrix"}),
+    "bias_gelu": Epilogue(bias_gelu, {"bias": "row"}),
+    "residual": Epilogue(residual, {"x": "matrix"}),
+    "swiglu_with_inputs": Epilogue(swiglu_with_inputs),
+    "dswiglu_without_hidden": Epilogue(dswiglu_without_hidden, {"gate": "matrix", "up": "matrix"}),
+    "bce": Epilogue(bce, {"bias": "row", "labels": "labels"}),
+    "cross_entropy": Epilogue(cross_entropy),
+    "dgelu": Epilogue(dgelu, {"residual": "matrix"}),
+    "softplus": Epilogue(softplus, {"bias": "row"}),
+    "dropout_residual": Epilogue(dropout_residual, {"bias": "row", "keep": "mask", "residual": "matrix"}),
+    "rms_statistics": Epilogue(rms_statistics),
+    "layer_norm_statistics": Epilogue(layer_norm_statistics),
 }
+RANDOM_NODES = range(10, 41)
+"""Nodes of random graphs."""
+NUMBER = 0.7
+"""Value of a Python number. Chosen."""
+DTYPES = {"mask": "bool", "scalar": "fp32"}
+"""Dtypes of operands, if not bf16."""
+
+
+@lru_cache
+def epilogue_of(name: str) -> Epilogue:
+    """Return one of EPILOGUES, or the random graph "random SEED"."""
+    if name in EPILOGUES:
+        return EPILOGUES[name]
+    seed = int(name.removeprefix("random "))
+    graph = random_epilogues.of_size(RANDOM_NODES[seed % len(RANDOM_NODES)], seed)
+    kinds = {"scalar": "number", "device_scalar": "scalar"}
+    return Epilogue(graph, {o.name: kinds.get(o.name, o.name) for o in graph.operands})
+
+
 OF_LAYOUTS = {"nt": ("bare", "swiglu", "dswiglu", "bias_gelu"), "nn": ("bare", "swiglu", "dswiglu", "residual")}
 
 
@@ -119,10 +176,9 @@ class Job(NamedTuple):
     def name(self) -> str:
         return f"{self.m}x{self.n}x{self.k} {self.layout}"
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the epilogue's operands."""
-        epilogue = EPILOGUES[self.epilogue]
-        return {**dict.fromkeys(epilogue.rows, (self.n,)), **dict.fromkeys(epilogue.matrices, (self.m, self.n))}
+    def shape(self, kind: str) -> tuple[int, ...]:
+        """Return the shape of an operand."""
+        return {"scalar": (), "row": (self.n,), "column": (self.m, 1)}.get(kind, (self.m, self.n))
 
 
 def job_of(row: contest.Row) -> Job:
@@ -143,10 +199,13 @@ def jobs(
 
 def planned(job: Job, config: Config | None = None) -> gemmsmith.Plan:
     """Return the plan for stand-ins of a Case's arrays."""
-    operands = {name: gemmsmith.Spec(shape, "bf16") for name, shape in job.shapes().items()}
+    epilogue = epilogue_of(job.epilogue)
+    operands = {
+        name: NUMBER if kind == "number" else gemmsmith.Spec(job.shape(kind), DTYPES.get(kind, "bf16"))
+        for name, kind in epilogue.operands.items()
+    }
     a, b = specs((job.m, job.n, job.k), "bf16", job.layout)
-    function = EPILOGUES[job.epilogue].function
-    return gemmsmith.plan(a, b, epilogue=function, operands=operands, config=config)
+    return gemmsmith.plan(a, b, epilogue=epilogue.function, operands=operands, config=config)
 
 
 def contenders(job: Job, most: int) -> list[Config]:
@@ -172,52 +231,79 @@ def deepest(job: Job, config: Config) -> Config | None:
     return None
 
 
+def drawn(kind: str, shape: tuple[int, ...], device: str) -> Any:
+    """Return a random operand."""
+    if kind == "number":
+        return NUMBER
+    x = torch.randn(shape, device=device)
+    if kind == "mask":
+        return x > -1.28  # of nine in ten
+    return x if kind == "scalar" else ((x > 0) if kind == "labels" else x).bfloat16()
+
+
 class Case:
-    """Random A and B of a GEMM, its epilogue's operands, and its results, full of NaN."""
+    """Random A and B of a GEMM, its epilogue's operands, and its results, full of NaN.
+
+    The elements of a @ b have about the size of one, where functions are not saturated.
+    """
 
     def __init__(self, job: Job, device: str = "cuda") -> None:
         m, n, k = job[2:]
         self.a = matrix(1, m, k, torch.bfloat16, job.layout[0], device)
-        self.b = matrix(1, k, n, torch.bfloat16, job.layout[1], device)
-        self.operands = {
-            name: torch.randn(shape, device=device, dtype=torch.bfloat16) for name, shape in job.shapes().items()
+        self.b = matrix(1, k, n, torch.bfloat16, job.layout[1], device).mul_(k**-0.5)
+        kinds = epilogue_of(job.epilogue).operands
+        self.operands = {name: drawn(kind, job.shape(kind), device) for name, kind in kinds.items()}
+        made = planned(job, SMALL).binding.unallocated_results
+        self.results = {
+            name: torch.empty(x.shape, device=device, dtype=TORCH_DTYPES[x.dtype]) for name, x in made.items()
         }
-        shapes = [(m, n // part) for part in EPILOGUES[job.epilogue].parts]
-        self.results = [torch.empty(shape, device=device, dtype=torch.bfloat16) for shape in shapes]
         self.poison()
 
     @property
     def out(self) -> Any:
         """The results as `run` takes them."""
-        return self.results[0] if len(self.results) == 1 else tuple(self.results)
+        return self.results["out"] if list(self.results) == ["out"] else self.results
 
     @property
     def bytes(self) -> int:
-        return 2 * sum(x.numel() for x in (self.a, self.b, *self.operands.values(), *self.results))
+        arrays = [self.a, self.b, *self.operands.values(), *self.results.values()]
+        return sum(x.nbytes for x in arrays if isinstance(x, torch.Tensor))
 
     def poison(self) -> None:
-        for x in self.results:
+        for x in self.results.values():
             x.fill_(float("nan"))
 
 
 def check_of(case: Case, job: Job) -> Callable[[Case], str]:
     """Return a function that compares a case's results with float64 and then fills them with NaN.
 
-    The tolerance allows for bf16's 8 bits and for the epilogues' approximate functions.
+    The tolerance allows for bf16's 8 bits and for the epilogues' approximate functions; that of an fp32 result, such as
+    a sum of rows, is so small that a few elements that are missing in it are noticed.
     """
-    value: Any = case.a.double() @ case.b.double()
-    if function := EPILOGUES[job.epilogue].function:
-        value = function(value, **{name: x.double() for name, x in case.operands.items()})
-    exact = [x.float() for x in (value if isinstance(value, tuple) else (value,))]
-    sizes = [x.square().mean().sqrt() for x in exact]
+    product = case.a.double() @ case.b.double()
+    operands = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in case.operands.items()}
+    function = epilogue_of(job.epilogue).function
+    exact, allowed = dict[str, Any](), dict[str, Any]()
+    if isinstance(function, EpilogueGraph):
+        exact = evaluate_graph(function, product, operands)
+        dtypes = {name: as_dtype(x.dtype) for name, x in case.results.items()}
+        allowed = random_epilogues.tolerances(
+            function, exact, dtypes, product.numel(), lambda graph: evaluate_graph(graph, product, operands),
+            torch.maximum,
+        )  # fmt: skip
+    else:
+        value = function(product, **operands) if function else product
+        for (name, x), y in zip(case.results.items(), value if isinstance(value, tuple) else (value,), strict=True):
+            epsilon = 2.0**-12 if x.dtype == torch.float32 else 2.0**-6
+            exact[name], allowed[name] = y, (y.abs() + y.square().mean().sqrt()) * epsilon
+    exact, allowed = ({name: x.float() for name, x in values.items()} for values in (exact, allowed))
 
     def check(case: Case) -> str:
-        off = [
-            bool(((actual.float() - expected).abs_() <= (expected.abs() + size) * 2.0**-6).all())
-            for actual, expected, size in zip(case.results, exact, sizes, strict=True)
-        ]
+        right = {
+            name: bool(((x.float() - exact[name]).abs_() <= allowed[name]).all()) for name, x in case.results.items()
+        }
         case.poison()
-        return "" if all(off) else f"results are right: {off}"
+        return "" if all(right.values()) else f"results are right: {right}"
 
     return check
 
@@ -234,6 +320,19 @@ def compiled(job: Job, configs: Sequence[Config]) -> None:
             continue  # the same error is raised when it is measured
 
 
+def graph_of(job: Job, config: Config, sets: list[Case], check: Callable[[Case], str]) -> tuple[Any, Any]:
+    """Return the CUDA graph of a config, and what it reads. Raises WrongError if a result is wrong."""
+    plan = planned(job, config)
+
+    def call(case: Case) -> None:
+        plan.run(case.a, case.b, case.out, operands=case.operands)
+
+    if why := contest.refusal(call, sets[0], check):
+        print(f"    {job} {config}: {why}", flush=True)
+        raise contest.WrongError(why)
+    return captured(call, [(s,) for s in sets]), plan
+
+
 def swept(job: Job, configs: Sequence[Config], pace: contest.Pace, device: str = "cuda") -> contest.Row:
     """Return the row of a GEMM: microseconds of the first config, the chosen one, and of all others.
 
@@ -247,16 +346,11 @@ def swept(job: Job, configs: Sequence[Config], pace: contest.Pace, device: str =
 
     def measure(config: Config, microseconds: float) -> float:
         if config not in graphs:
-            plan = planned(job, config)
-
-            def call(c: Case) -> None:
-                plan.run(c.a, c.b, c.out, operands=c.operands)
-
-            if why := contest.refusal(call, first, check):
-                wrong[str(config)] = why
-                print(f"    {job} {config}: {why}", flush=True)
-                raise contest.WrongError(why)
-            graphs[config] = captured(call, [(s,) for s in sets])
+            try:
+                graphs[config], plan = graph_of(job, config, sets, check)
+            except contest.WrongError as error:
+                wrong[str(config)] = str(error)
+                raise
             alive.append(plan)
         return steady_state_us(partial(replayed, graphs[config]), microseconds, 1e12) / len(sets)
 
