@@ -113,8 +113,8 @@ def tolerances(
 ) -> dict[str, Any]:  # fmt: skip
     """Return what each result may be off by: functions amplify what others lose, and jump.
 
-    `execute` returns a graph's results in float64, of the data that `expected` is of; `maximum` is numpy's or torch's;
-    `terms`: elements of the accumulator.
+    `execute` returns a graph's results in float64, of the data that `expected` is of; `maximum` is numpy's or torch's.
+    A sum may be off by the root of `terms` times as much as other results.
     """
     count, dice = len(graph.nodes), random.Random(0)
     patterns = [[1] * count, [-1] * count, *([dice.choice((-1, 1)) for _ in range(count)] for _ in range(PATTERNS - 2))]

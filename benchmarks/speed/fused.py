@@ -145,6 +145,8 @@ EPILOGUES = {
 }
 RANDOM_NODES = range(10, 41)
 """Nodes of random graphs."""
+FEW_JUMPS = 1e-5
+"""Part of a random graph's elements that may be off: floor and the like jump at values that no tolerance foresees."""
 NUMBER = 0.7
 """Value of a Python number. Chosen."""
 DTYPES = {"mask": "bool", "scalar": "fp32"}
@@ -278,7 +280,7 @@ def check_of(case: Case, job: Job) -> Callable[[Case], str]:
     """Return a function that compares a case's results with float64 and then fills them with NaN.
 
     The tolerance allows for bf16's 8 bits and for the epilogues' approximate functions; that of an fp32 result, such as
-    a sum of rows, is so small that a few elements that are missing in it are noticed.
+    a sum of rows, is so small that a tile that is missing in it is noticed.
     """
     product = case.a.double() @ case.b.double()
     operands = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in case.operands.items()}
@@ -288,22 +290,25 @@ def check_of(case: Case, job: Job) -> Callable[[Case], str]:
         exact = evaluate_graph(function, product, operands)
         dtypes = {name: as_dtype(x.dtype) for name, x in case.results.items()}
         allowed = random_epilogues.tolerances(
-            function, exact, dtypes, product.numel(), lambda graph: evaluate_graph(graph, product, operands),
+            function, exact, dtypes, 1, lambda graph: evaluate_graph(graph, product, operands),
             torch.maximum,
         )  # fmt: skip
     else:
         value = function(product, **operands) if function else product
         for (name, x), y in zip(case.results.items(), value if isinstance(value, tuple) else (value,), strict=True):
-            epsilon = 2.0**-12 if x.dtype == torch.float32 else 2.0**-6
+            epsilon = 2.0**-14 if x.dtype == torch.float32 else 2.0**-6
             exact[name], allowed[name] = y, (y.abs() + y.square().mean().sqrt()) * epsilon
     exact, allowed = ({name: x.float() for name, x in values.items()} for values in (exact, allowed))
 
+    jumps = FEW_JUMPS if isinstance(function, EpilogueGraph) else 0
+
     def check(case: Case) -> str:
-        right = {
-            name: bool(((x.float() - exact[name]).abs_() <= allowed[name]).all()) for name, x in case.results.items()
+        off = {
+            name: int((~((x.float() - exact[name]).abs_() <= allowed[name])).sum()) for name, x in case.results.items()
         }
+        wrong = {name: count for name, count in off.items() if count > jumps * case.results[name].numel()}
         case.poison()
-        return "" if all(right.values()) else f"results are right: {right}"
+        return f"elements that are off: {wrong}" if wrong else ""
 
     return check
 

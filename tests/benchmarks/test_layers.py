@@ -15,7 +15,8 @@ from benchmarks.suite import OBLONG, SQUARES, TRAINED  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-FUSED_TINY = [fused.Job(epilogue, layout, 128, 192, 64) for epilogue in fused.EPILOGUES for layout in ("nn", "tn")]
+FUSED_TINY = [fused.Job(epilogue, layout, 128, 192, 64) for epilogue in (*fused.EPILOGUES, "random 19")
+              for layout in ("nn", "tn")]  # fmt: skip
 
 
 def test_products_of_a_step_are_sixty_and_none_is_tuned() -> None:
