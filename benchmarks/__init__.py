@@ -8,6 +8,6 @@ torch       layers and training steps of PyTorch models
 tools       pictures, kernels against their earlier versions, runs under compute-sanitizer, mutants of the library
 results     what was measured; rows.py reads it
 
-The other files here are shared: suite.py has the problems, timing.py and contest.py time, portions.py runs in parts,
-and cublaslt.py calls cuBLASLt.
+The other files here are shared: suite.py has the problems, random_epilogues.py random graphs, timing.py and contest.py
+time, portions.py runs in parts, and cublaslt.py calls cuBLASLt.
 """

@@ -1,4 +1,4 @@
-"""Comparison of contenders for one GEMM in a few seconds, for layers.py, kinds.py and fused.py.
+"""Comparison of contenders for one GEMM in a few seconds, for layers.py, kinds.py, fused.py and heavy.py.
 
 All contenders are captured in CUDA graphs that rotate operands beyond the L2's size. They run once under a sustained
 load of the GEMM, then in several rounds of short blocks, in a random order in each round. A ratio is the other's time
@@ -176,7 +176,7 @@ def summary(rows: Sequence[Row], group: Callable[[Row], str], name: Callable[[Ro
 
 # -- the script around it --------------------------------------------------------------------------------------------
 def parser_for(about: str | None) -> argparse.ArgumentParser:
-    """Return the options that layers.py, kinds.py and fused.py share."""
+    """Return the options that layers.py, kinds.py, fused.py and heavy.py share."""
     parser = options(about)
     portions.add_options(parser)
     pace = Pace()

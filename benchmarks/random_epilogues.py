@@ -13,6 +13,7 @@ from typing import Any
 from gemmsmith.core.dtypes import BF16, FP32, DType
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.graph.functions import FUNCTIONS, PREDICATES
+from gemmsmith.graph.passes.rewrite import eliminate_dead_code
 
 OPERANDS = {
     "scalar": Operand("scalar", BroadcastDims()),
@@ -82,15 +83,15 @@ def drawn(one_of: Callable[[Sequence[Any]], Any], most: int = 8, reductions: boo
 
 
 def of_size(nodes: int, seed: int) -> EpilogueGraph:
-    """Return a random graph whose results need so many nodes."""
+    """Return a random graph of so many nodes, all of which its results need."""
     draw = random.Random(seed).random  # which gives the same numbers in every Python
 
     def one_of(options: Sequence[Any]) -> Any:
         return options[int(draw() * len(options))]
 
     while True:
-        graph = drawn(one_of, nodes)
-        if len(graph.reachable()) == nodes:
+        graph = eliminate_dead_code(drawn(one_of, nodes))
+        if len(graph.nodes) == nodes:
             return graph
 
 

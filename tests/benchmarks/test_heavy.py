@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.benchmarks.stubs import on_the_cpu  # noqa: E402
 
 import gemmsmith  # noqa: E402
 from benchmarks import contest, random_epilogues, suite  # noqa: E402
+from benchmarks.rows import read  # noqa: E402
 from benchmarks.speed import epilogues, fused, heavy  # noqa: E402
 from benchmarks.speed.fused import Case, Job, planned  # noqa: E402
 
@@ -37,7 +39,7 @@ def test_shapes_of_random_graphs_occur_nowhere_else() -> None:
 
 
 def test_random_graphs_have_all_sizes() -> None:
-    sizes = [len(fused.epilogue_of(f"random {seed}").function.reachable()) for seed in range(31)]
+    sizes = [len(fused.epilogue_of(f"random {seed}").function.nodes) for seed in range(31)]
     assert sizes == list(range(10, 41))
     assert random_epilogues.of_size(20, 3) == random_epilogues.of_size(20, 3) != random_epilogues.of_size(20, 4)
 
@@ -105,6 +107,27 @@ def test_columns_that_are_missing_are_noticed(name: str) -> None:
     case.b[:, -64:] = 0
     plan.run(case.a, case.b, case.out, operands=case.operands)
     assert check(case)
+
+
+def test_rows_are_written_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_the_cpu(monkeypatch, fused)
+    measure = heavy.measure
+    monkeypatch.setattr(heavy, "measure", lambda job, pace: measure(job, PACE, "cpu"))
+    monkeypatch.setattr(contest, "compile_all", lambda kernels: None)
+    monkeypatch.setattr(contest, "machine", lambda: {"gpu": "a chip"})
+    monkeypatch.setattr(contest, "known_us", lambda: 207.0)
+    monkeypatch.setattr(contest.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(heavy, "RANDOM_SHAPES", [(128, 192, 64)])
+    words = ["script", "--json", str(tmp_path / "rows.json.xz"), "--resume", "--random", "2", "--shape", "128x192x64"]
+    for of_layout, left in ((["--layout", "nn"], "11 of 11"), ([], "11 of 22"), ([], "0 of 22")):
+        monkeypatch.setattr(sys, "argv", [*words, *of_layout])
+        heavy.main()
+        assert f"{left} GEMMs\n" in capsys.readouterr().out
+    kept = read(tmp_path / "rows.json.xz")["rows"]
+    assert len({fused.job_of(row) for row in kept}) == 22
+    assert not any("error" in row for row in kept)
 
 
 def test_the_script_runs_dry(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
