@@ -164,6 +164,20 @@ def test_block_scales_of_each(rng: Any, config: Any, rows_per_scale: int) -> Non
             assert (np.abs(got - want) <= allowed).all()
 
 
+def test_block_scales_of_each_in_reverse(rng: Any) -> None:
+    """Strides that are negative."""
+    (a, scale_a), (b, scale_b) = scaled(rng, 64, 400), scaled(rng, 2, 136, 400)
+    reversed_scales = np.ascontiguousarray(scale_b[..., ::-1, ::-1])[..., ::-1, ::-1]
+    scale_a = rng.uniform(0.5, 2, (64, 4)).astype(np.float32)
+    results = [
+        gemmsmith.simulate(
+            a, tuple(x.T for x in b), scale_a=scale_a, scale_b=tuple(x.T for x in scales), epilogue=swiglu
+        ) for scales in (scale_b, reversed_scales)
+    ]  # fmt: skip
+    assert not [hazard for x in results for hazard in x.hazards]
+    assert np.array_equal(*(x.result for x in results))
+
+
 @pytest.mark.parametrize("scale_dtype", ["fp32", "ue8m0"])
 def test_block_scales_of_each_group(rng: Any, scale_dtype: str) -> None:
     """Gate and up of experts are halves of one array, as are their scales; the results are quantized."""

@@ -153,6 +153,29 @@ def test_several_results_by_name_and_a_number(calls: Calls) -> None:
         call(1e300, *inputs())
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_numbers(needs_grad: bool, calls: Calls) -> None:
+    """Of any size and sign; what no float can hold is refused as in a first call."""
+
+    def scaled(acc: Any, factor: Any) -> Any:
+        return acc * factor
+
+    x, w, _ = inputs()
+
+    def call(factor: Any) -> Any:
+        with torch.set_grad_enabled(needs_grad):
+            return gt.gemm(x, w.mT, epilogue=scaled, factor=factor)
+
+    by_one = [call(factor) for factor in (1.5, 1)][1]
+    for factor in (-1, 0.0, -0.0, 2**70, float("inf")):  # no element is 0
+        got = cached(calls, lambda factor=factor: call(factor))
+        want = by_one * float(factor)
+        assert torch.equal(got, want)
+        assert torch.equal(got.signbit(), want.signbit())
+    with pytest.raises(ArgumentError, match="factor: got -1000"):
+        call(-(10**400))
+
+
 def test_without_gradients(calls: Calls) -> None:
     x, w, bias = inputs()
     fused(x, w, bias)

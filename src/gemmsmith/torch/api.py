@@ -93,7 +93,10 @@ def gemm(
         scales_b = scale_b if isinstance(scale_b, tuple) else (scale_b,)
         b = combine_two(a, b, scale_a, *scales_b, *operand_values.values())
     if isinstance(scale_b, tuple) and not isinstance(b, tuple):
-        raise ArgumentError("scale_b: got a tuple; use one with a tuple b, and block scales with no_grad() on a GPU")
+        raise ArgumentError(
+            "scale_b: got a tuple; use one with a tuple b, and block scales with no_grad() on a GPU, where TMA must be "
+            "able to read both arrays b together"
+        )
     a, b = autocast(a, b)
     has_scales = scale_a is not None or scale_b is not None
     if isinstance(b, tuple) or (has_scales and is_fast_path(a, b, scale_a, scale_b, *operand_values.values())):

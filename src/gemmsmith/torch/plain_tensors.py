@@ -77,12 +77,12 @@ def read_arguments(
                 )  # fmt: skip
                 needs_grad = needs_grad or requires_grad
             elif type(x) in _NUMBER_TYPES:
-                pointers[name] = x
+                pointers[name] = float(x)
                 signature.append(name)
             else:
                 return None
-    except RuntimeError:  # a tensor that is sparse, nested, or of a transform that has ended
-        return None
+    except (RuntimeError, OverflowError):
+        return None  # a tensor that is sparse, nested, or of a transform that has ended; a number beyond float64
     return Arguments(source, tuple(signature), pointers, needs_grad)
 
 

@@ -107,11 +107,11 @@ def _address_of_copies(memory: GlobalMemory, info: ArrayInfo, name: str) -> tupl
 
     An access that reads both is one to the same buffer so.
     """
-    lower, higher = (_bytes_of(part)[1] for part in sorted(info.parts, key=lambda part: part.address))
+    (first, lower), (_, higher) = map(_bytes_of, sorted(info.parts, key=lambda part: part.address))
     distance = round_up(len(lower), GUARD_BYTES)
     both = np.zeros(distance + len(higher), np.uint8)
     both[: len(lower)], both[distance:] = lower, higher
-    return int(memory.add_buffer(both, name, writable=False)), distance
+    return int(memory.add_buffer(both, name, writable=False)) + info.address - first, distance
 
 
 def _bytes_of(info: ArrayInfo) -> tuple[int, Any]:
