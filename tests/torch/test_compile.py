@@ -19,7 +19,7 @@ from tests.torch.twice import assert_the_second_finds_both_graphs
 
 import gemmsmith
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
+from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, FusedMoE, gemm
 
 M, N, K = 5, 16, 8
 STANDS_FOR_A_GLOBAL = 2.0
@@ -241,6 +241,19 @@ def test_export(strict: bool) -> None:
             program = torch.export.export(module, (tensor(4, K),), dynamic_shapes=(rows,), strict=strict).module()
         for m in (2, 9):
             same_with_gradients(program, module, tensor(m, K))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("in_fp8", "hidden", "dtype"), [
+    (False, 24, torch.float64), (False, 20, torch.float64), (True, 24, torch.float32)
+])  # fmt: skip
+def test_exported_experts(in_fp8: bool, hidden: int, dtype: Any, strict: bool) -> None:
+    """The router has gradients, too."""
+    module = FusedMoE(K, hidden, 4, 2, shared_hidden=16, multiply_in_fp8=in_fp8, dtype=dtype)
+    for recorded in (False, True):
+        with torch.set_grad_enabled(recorded):
+            program = torch.export.export(module, (tensor(5, K, dtype=dtype),), strict=strict).module()
+        same_with_gradients(program, module, tensor(5, K, dtype=dtype))
 
 
 def same_with_gradients(program: Any, module: Any, *inputs: Any) -> None:

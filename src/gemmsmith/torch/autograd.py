@@ -18,6 +18,7 @@ from gemmsmith.graph.frontend.derivative import (
     OUTPUT_PREFIX,
     SAVED_PREFIX,
 )
+from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.backward_plan import (
@@ -35,7 +36,7 @@ from gemmsmith.torch.backward_plan import (
     tensor_names,
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.grouped_ops import ROWS, SLICES, multiply_slices
+from gemmsmith.torch.grouped_ops import ROWS, ROWS_OF_TWO, SLICES, multiply_slices
 from gemmsmith.torch.ops import LIBRARY, OPERATORS, as_outputs, call_op, find_kernel_run, matmul_shape
 
 PLAIN_GEMM = " | accumulator | out 0"
@@ -393,6 +394,22 @@ def _rows_autograd_kernel(op: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _rows_of_two_autograd_kernel(op: Any) -> Callable[..., Any]:
+    """Return that of an operator that multiplies groups of rows by the columns of b and b2, which alternate."""
+
+    def kernel(
+        a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any
+    ) -> Any:  # fmt: skip
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, b2, *operands))
+        if needs_grad and not is_exporting():
+            results = differentiable_gemm(epilogue, a, interleave(b, b2), numbers, operands, offsets=offsets)
+            return results if len(results) > 1 else results[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, b, b2, offsets, key, epilogue, numbers, *operands)
+
+    return kernel
+
+
 def _slices_autograd_kernel(a: Any, b: Any, offsets: Any) -> Any:
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad) and not is_exporting():
         return _SlicesFunction.apply(a, b, offsets)
@@ -402,6 +419,8 @@ def _slices_autograd_kernel(a: Any, b: Any, offsets: Any) -> Any:
 
 for _op in ROWS.values():
     LIBRARY.impl(_op.overloadpacket.__name__, _rows_autograd_kernel(_op), "Autograd")
+for _op in ROWS_OF_TWO.values():
+    LIBRARY.impl(_op.overloadpacket.__name__, _rows_of_two_autograd_kernel(_op), "Autograd")
 LIBRARY.impl("grouped_gemm_k", _slices_autograd_kernel, "Autograd")
 
 

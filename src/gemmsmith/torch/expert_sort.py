@@ -41,6 +41,11 @@ def sort_slots(experts: Any, weights: Any, count: int) -> SortedSlots:
     return SortedSlots(*_SORT(experts, weights.detach(), count))
 
 
+def with_gradients(order: SortedSlots, weights: Any) -> SortedSlots:
+    """Return the sorted slots with row_weights whose gradients are those of the weights (tokens, top_k)."""
+    return order._replace(row_weights=_exact(weights).flatten().index_select(0, order.slot_of_row))
+
+
 def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
     """Sort slots by torch's operations."""
     flat = experts.flatten()

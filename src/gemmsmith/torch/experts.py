@@ -12,8 +12,8 @@ from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable
-from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
+from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable, is_exporting
+from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, epilogue_of
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import multiply_slices, rows_by_groups
@@ -66,7 +66,10 @@ def gated_experts(
         order = sort_slots(experts, weights, count)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights, gate_up, down))
     if needs_grad or not _gathers(x, hidden):
-        y = _GatedExperts.apply(x, weights, gate_up, down, *order, activation)[0]
+        if is_exporting():  # the program's operators record gradients when it runs
+            y = _GatedExperts.forward(x, weights, gate_up, down, *with_gradients(order, weights), activation)[0]
+        else:
+            y = _GatedExperts.apply(x, weights, gate_up, down, *order, activation)[0]
         return y if addend is None else y + addend
     is_added = addend is not None and not (torch.is_grad_enabled() and addend.requires_grad)
     y = torch.ops.gemmsmith.gated_experts(

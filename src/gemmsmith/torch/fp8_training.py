@@ -26,11 +26,11 @@ from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import check_once_differentiable
-from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
+from gemmsmith.torch.autograd import check_once_differentiable, is_exporting
+from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.fp8_experts import check_hidden
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, weighted_backward
-from gemmsmith.torch.ops import by_rows, define_op
+from gemmsmith.torch.ops import LIBRARY, by_rows, define_op
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.slots import SUM_ROWS
 
@@ -75,10 +75,13 @@ def gated_experts_in_fp8(
     check_hidden(hidden, INTERLEAVE_COLUMNS)
     if order is None:
         order = sort_slots(experts, weights, count)
-    y = _Experts.apply(
-        x.contiguous(), weights, gate_up, down, order.offsets, order.token_of_row, order.row_of_slot,
-        order.row_weights.float(), activation,
-    )[0]  # fmt: skip
+    exporting = is_exporting()
+    order = with_gradients(order, weights) if exporting else order
+    table = order.offsets, order.token_of_row, order.row_of_slot, order.row_weights.float()
+    if exporting:  # the program's operator records gradients when it runs
+        y = FORWARD(x.contiguous(), *table, gate_up, down, activation)[0]
+    else:
+        y = _Experts.apply(x.contiguous(), weights, gate_up, down, *table, activation)[0]
     return y if addend is None else y + addend
 
 
@@ -115,7 +118,7 @@ class _Experts(torch.autograd.Function):
             grad_weights = of_rows.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
         needs_gate_up, needs_down = ctx.needs_input_grad[2:4]
         of_weights = grad_gate_up if needs_gate_up else None, grad_down if needs_down else None
-        return grad_x, grad_weights, *of_weights, *[None] * 5
+        return grad_x, grad_weights, *of_weights, None, None, None, of_rows if ctx.needs_input_grad[7] else None, None
 
 
 def _forward(
@@ -240,3 +243,19 @@ BACKWARD = define_op(
     ),
     CPU=_backward, CUDA=_backward,
 )  # fmt: skip
+
+
+def _autograd_kernel(
+    x: Any, offsets: Any, token_of_row: Any, row_of_slot: Any, row_weights: Any, gate_up: Any, down: Any,
+    activation: str,
+) -> Any:  # fmt: skip
+    """Record gradients, which exported programs need."""
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, row_weights, gate_up, down))
+    table = offsets, token_of_row, row_of_slot, row_weights
+    if needs_grad and not is_exporting():
+        return _Experts.apply(x, row_weights.detach().unsqueeze(1), gate_up, down, *table, activation)
+    with torch._C._AutoDispatchBelowAutograd():
+        return FORWARD(x, *table, gate_up, down, activation)
+
+
+LIBRARY.impl("fp8_experts_forward", _autograd_kernel, "Autograd")

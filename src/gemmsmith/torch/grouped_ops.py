@@ -131,8 +131,8 @@ def _count_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
 ARRAYS = "Tensor a, Tensor b, Tensor offsets"
 
 
-ROWS, _ROWS_OF_TWO = define_gemms("grouped_gemm", ARRAYS, _fake_rows, _count_flops, rows_by_groups, _rows_cuda)
-"""The operators along M by their numbers of tensor operands and of results."""
+ROWS, ROWS_OF_TWO = define_gemms("grouped_gemm", ARRAYS, _fake_rows, _count_flops, rows_by_groups, _rows_cuda)
+"""The operators along M by their numbers of tensor operands and of results; the second multiply by two operands b."""
 SLICES = define_op(
     "grouped_gemm_k", f"({ARRAYS}) -> Tensor", _fake_slices, _count_flops, CPU=_slices_by_groups, CUDA=_slices_cuda
 )

@@ -11,7 +11,8 @@ from gemmsmith.host.slot_sum import slot_sum
 from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
 from gemmsmith.kernels.slot_sum import MAX_ROWS
 from gemmsmith.torch import fallback
-from gemmsmith.torch.ops import define_op
+from gemmsmith.torch.autograd import is_exporting
+from gemmsmith.torch.ops import LIBRARY, define_op
 
 MAX_ELEMENTS = 1 << 33
 """Elements of the slots at most: half of those with which the kernel's indices of vectors overflow."""
@@ -48,3 +49,28 @@ SUM_ROWS = define_op(
     CPU=_sum_rows, CUDA=_sum_rows,
 )  # fmt: skip
 """The operator: the sums of each token's rows, in the order of its slots."""
+
+
+class _SumRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Any, row_of_slot: Any, tokens: int) -> Any:
+        ctx.save_for_backward(row_of_slot)
+        with torch._C._AutoDispatchBelowAutograd():
+            return SUM_ROWS(rows, row_of_slot, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        (row_of_slot,) = ctx.saved_tensors
+        of_slots = gradient.repeat_interleave(len(row_of_slot) // max(len(gradient), 1), 0)
+        return torch.zeros_like(of_slots).index_copy(0, row_of_slot.long(), of_slots), None, None
+
+
+def _autograd_kernel(rows: Any, row_of_slot: Any, tokens: int) -> Any:
+    """Record gradients, which exported programs need."""
+    if torch.is_grad_enabled() and rows.requires_grad and not is_exporting():
+        return _SumRows.apply(rows, row_of_slot, tokens)
+    with torch._C._AutoDispatchBelowAutograd():
+        return SUM_ROWS(rows, row_of_slot, tokens)
+
+
+LIBRARY.impl("sum_rows", _autograd_kernel, "Autograd")
