@@ -244,6 +244,30 @@ def test_changes_between_calls(calls: Calls) -> None:
     comparison.close(call(exactly, w).detach(), 3 * exactly.double() @ w.detach().double().mT, 1, "sim", K)
 
 
+def test_either_setting_of_the_precision(calls: Calls) -> None:
+    """torch.backends.cuda.matmul.fp32_precision, after which torch.get_float32_matmul_precision() raises, and that."""
+    a, b = torch.randn(M, K), torch.randn(K, N)
+    half = [x.bfloat16() for x in (a, b)]
+    matmul = torch.backends.cuda.matmul
+    try:
+        results: dict[str, list[Any]] = {}
+        for setting in ("ieee", "tf32", "none", "tf32", "ieee"):
+            matmul.fp32_precision = setting
+            gt.gemm(*half)
+            results.setdefault(setting, []).append(gt.gemm(a, b))
+        torch.set_float32_matmul_precision("high")
+        results["tf32"].append(gt.gemm(a, b))
+        torch.set_float32_matmul_precision("highest")
+        results["ieee"].append(gt.gemm(a, b))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.get_float32_matmul_precision() == "highest"
+    precise, rough = results["ieee"] + results["none"], results["tf32"]
+    assert all(torch.equal(x, precise[0]) for x in precise)
+    assert all(torch.equal(x, rough[0]) for x in rough)
+    assert not torch.equal(precise[0], rough[0])
+
+
 class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

@@ -40,7 +40,14 @@ from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.fallback import TORCH_DTYPES
-from gemmsmith.torch.plain_tensors import find_cached_run, read_arguments, run_or_call, runs_kernels, sees_operators
+from gemmsmith.torch.plain_tensors import (
+    find_cached_run,
+    multiplies_in_tf32,
+    read_arguments,
+    run_or_call,
+    runs_kernels,
+    sees_operators,
+)
 
 MAX_OPERANDS = 8
 """Tensors that an epilogue may read, at most. Chosen; not measured."""
@@ -238,10 +245,10 @@ def operands_by_name(graph: EpilogueGraph, numbers: Sequence[float], operands: S
 
 
 def fp32_precision(a: Any) -> str | None:
-    """Return gemmsmith.gemm's `precision` for this a: by torch.set_float32_matmul_precision if a is fp32, else None."""
+    """Return gemmsmith.gemm's `precision` for this a: by torch's setting if a is fp32, else None."""
     if a.dtype != torch.float32:
         return None
-    return "3xtf32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if multiplies_in_tf32() else "3xtf32"
 
 
 def _as_float64(x: Any) -> Any:

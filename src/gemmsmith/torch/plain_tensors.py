@@ -37,6 +37,14 @@ class Arguments(NamedTuple):
     needs_grad: bool
 
 
+def multiplies_in_tf32() -> bool:
+    """Return whether torch multiplies fp32 on a GPU in TF32, by whichever of its settings that was set.
+
+    torch.get_float32_matmul_precision() raises RuntimeError once torch.backends.cuda.matmul.fp32_precision is set.
+    """
+    return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
+
+
 def sees_operators() -> bool:
     """Return whether something besides autograd sees operators: a compiler, a mode, a transform, a trace."""
     return bool(
@@ -60,7 +68,7 @@ def read_arguments(
     if source is None:
         return None
     grad_enabled, needs_grad = torch.is_grad_enabled(), False
-    signature: list[Hashable] = [source, options, torch._C._get_float32_matmul_precision()]
+    signature: list[Hashable] = [source, options, multiplies_in_tf32()]
     pointers: dict[str, Any] = {}
     arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
     if offsets is not None:
