@@ -209,7 +209,7 @@ def test_the_faster_kernel_of_a_matmul_is_chosen_by_measured_times() -> None:
         if times.fused is None:
             assert outcome.replaced == (times.plain < times.torch)
         else:
-            assert bool(outcome.epilogue) == (times.fused < times.apart)
+            assert bool(outcome.epilogue) == (times.fused < times.unfused)
     assert explanation.fused
     again = explain(lambda x, w: F.relu(x @ w.T), x, w, measure=True)
     assert [x.times for x in again.matmuls] == [x.times for x in explanation.matmuls]  # cached

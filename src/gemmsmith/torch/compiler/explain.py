@@ -21,7 +21,7 @@ from gemmsmith.torch.compiler.measure import configured_timer, time_on_gpu
 from gemmsmith.torch.compiler.nodes import size_hints
 
 BYTES_PER_MB = 1e6
-TIMES = ("fused", "apart", "plain", "torch")
+TIMES = ("fused", "unfused", "plain", "torch")
 """The columns of times, attributes of Times."""
 
 
@@ -31,8 +31,8 @@ class Explanation:
 
     The graphs are in the order in which they are compiled: a forward graph, then its backward graph if there is one,
     and so on for each graph break. On a GPU the table has times in us: of the matmul fused with its epilogue, of the
-    faster kernel without one and what fusing saves elsewhere ("apart"), and of gemmsmith's and torch's kernels without
-    one ("plain", "torch"). A tilde marks estimates; what fusing saves elsewhere is always estimated.
+    faster kernel without one and what fusing saves elsewhere ("unfused"), and of gemmsmith's and torch's kernels
+    without one ("plain", "torch"). A tilde marks estimates; what fusing saves elsewhere is always estimated.
     """
 
     graphs: tuple[tuple[Outcome, ...], ...]

@@ -46,7 +46,7 @@ class Times:
     measured: bool
 
     @property
-    def apart(self) -> float:
+    def unfused(self) -> float:
         """The time of the faster kernel without an epilogue, and of the kernels that fusing saves."""
         return min(self.plain, self.torch or self.plain) + self.saved
 
@@ -73,8 +73,8 @@ def choose_kernel(region: Region, candidate: FusionCandidate | None, reason: str
     except GemmsmithError as error:
         unsupported = f"no kernel supports it: {error}"
         return choose_kernel(region, None, unsupported, timer) if candidate else Choice(None, unsupported)
-    if candidate and times.fused is not None and times.fused >= times.apart:
-        slower_us = times.fused + times.saved - times.apart
+    if candidate and times.fused is not None and times.fused >= times.unfused:
+        slower_us = times.fused + times.saved - times.unfused
         reason = f"fusing would slow the matmul by {slower_us:.1f} us and save {times.saved:.1f} us elsewhere"
         candidate = None
     if candidate is None and _is_plain_faster(matmul, times):
