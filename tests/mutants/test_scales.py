@@ -147,7 +147,7 @@ def copies_into_stages_that_are_not_free(p: Patch) -> None:
 def the_scales_of_a_and_b_swapped(p: Patch) -> None:
     of = staged_scales.operand_getter
     others = {"scale_a": "scale_b", "scale_b": "scale_a"}
-    p.setattr(staged_scales, "operand_getter", lambda name: of(others[name]))
+    p.setattr(staged_scales, "operand_getter", lambda name: of(others.get(name, name)))
 
 
 def the_border_8_columns_off(p: Patch) -> None:
