@@ -63,6 +63,13 @@ def fp8_mlp_and_bound(x: Any, gate: Any, up: Any, down: Any) -> tuple[Any, Any]:
 
 
 # -- training --------------------------------------------------------------------------------------------------------
+OF_ROUNDING = {torch.float32: 0.05, torch.float16: 0.1, torch.bfloat16: 0.15}
+"""Bounds of relative errors against the same rounded operands, by what is stored between kernels, whose own rounding
+changes what e4m3 rounds to."""
+OF_RECIPE = 0.15
+"""The same against float64, of 20 tokens or more: a single weight's gradient may be a small sum of large terms."""
+
+
 def rounded(x: Any, along: int) -> Any:
     """In float64, rounded to e4m3 with a scale for each 128 elements along a dimension."""
     x = x.double().movedim(along, -1)

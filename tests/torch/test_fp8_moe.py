@@ -203,5 +203,7 @@ def test_what_is_refused() -> None:
     x, experts, weights, *scaled = inputs(3)
     with pytest.raises(ArgumentError, match="x, experts, weights, gate_up, down: got shapes"):
         fp8_gated_experts(x[:2], experts, weights, *scaled)
+    with pytest.raises(ArgumentError, match="activation: got 'tanh'; use one of silu, gelu, gelu_tanh, relu"):
+        fp8_gated_experts(x, experts, weights, *scaled, "tanh")
     with pytest.raises(ArgumentError, match="scale_b: got dtype bf16"):
         fp8_gated_experts(x, experts, weights, scaled[0], scaled[1].bfloat16(), *scaled[2:])

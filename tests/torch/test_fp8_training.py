@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.torch.fp8_bounds import relative_errors, trained_in_float64, trained_in_fp8  # noqa: E402
+from tests.torch.fp8_bounds import OF_RECIPE, OF_ROUNDING, relative_errors, trained_in_float64, trained_in_fp8  # noqa: E402
 
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE  # noqa: E402
@@ -16,11 +16,6 @@ from gemmsmith.torch.fp8_training import BACKWARD, FORWARD, _backward, _forward,
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
-OF_ROUNDING = {torch.float32: 0.05, torch.float16: 0.1, torch.bfloat16: 0.15}
-"""Bounds of relative errors against the same rounded operands, by what is stored between kernels, whose own rounding
-changes what e4m3 rounds to."""
-OF_RECIPE = 0.15
-"""The same against float64, of 20 tokens or more: a single weight's gradient may be a small sum of large terms."""
 
 
 def inputs(tokens: int, dtype: Any = torch.bfloat16, dim: int = DIM, hidden: int = HIDDEN) -> list[Any]:

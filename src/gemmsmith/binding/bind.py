@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -297,9 +297,9 @@ def outputs_by_name(out: Any, primary: str = "out", allow_several: bool = True) 
     return dict(out) if isinstance(out, Mapping) else dict(zip(_default_names(len(out)), out, strict=True))
 
 
-def arrange_results(results: Mapping[str, Any], names: list[str]) -> Any:
+def arrange_results(results: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the results as one array, a tuple or a dict, depending on their names."""
-    if names == _default_names(len(names)):
+    if list(names) == _default_names(len(names)):
         return results["out"] if len(names) == 1 else tuple(results[name] for name in names)
     return {name: results[name] for name in names}
 

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
+from gemmsmith.binding.bind import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
@@ -27,7 +28,7 @@ from gemmsmith.torch.autograd import (
 )
 from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_names
-from gemmsmith.torch.cached_call import arrange_results, cache_call, copy_epilogue, run_cached_call
+from gemmsmith.torch.cached_call import cache_call, copy_epilogue, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
 from gemmsmith.torch.plain_tensors import (
@@ -138,7 +139,7 @@ def _prepare_and_run(
         takes_inputs = all(prepared[name] is inputs[name] for name in tensor_names(serialized_epilogue))
         if takes_inputs and (x.dim() == 2 or not folds_batch):
             cache_call(arguments, serialized_epilogue, x, b, prepared, recompute, values, names, folds_batch)
-    return arrange_results(values, names)
+    return arrange_results(dict(zip(names, values, strict=True)), names)
 
 
 def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gemmsmith.binding.bind import arrange_results
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.graph.frontend.snapshot import snapshot
@@ -38,7 +39,7 @@ class CachedCall(NamedTuple):
         results = run_cached_forward(self.forward, pointers, a, b, numbers, tensors, offsets)
         if self.shapes is not None:
             results = tuple([x.reshape(shape) for x, shape in zip(results, self.shapes, strict=True)])
-        return arrange_results(results, self.names)
+        return arrange_results(dict(zip(self.names, results, strict=True)), self.names)
 
 
 _CALLS: dict[Hashable, CachedCall] = BoundedCache(MAX_CACHED_CALLS)
@@ -86,12 +87,3 @@ def cache_call(
         tuple([tensors[i] for i in forward.spec.tensor_indices]), folds_batch,
         tuple([x.shape for x in results]) if folds_batch else None, names,
     )  # fmt: skip
-
-
-def arrange_results(results: Sequence[Any], names: Names) -> Any:
-    """Return the results of a GEMM as one tensor, a tuple or a dict, depending on their names."""
-    if names == ("out",):
-        return results[0]
-    if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
-        return tuple(results)
-    return dict(zip(names, results, strict=True))

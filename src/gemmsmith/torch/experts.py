@@ -9,12 +9,11 @@ import torch
 
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
-from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable, is_exporting
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS, epilogue_of
+from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, epilogue_of, gate_and_up
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import multiply_slices, rows_by_groups
 from gemmsmith.torch.ops import LIBRARY, by_rows, call_op, define_op, fp32_precision, read_together
@@ -54,12 +53,10 @@ def gated_experts(
     Raises:
         ArgumentError: shapes or placements do not match, or the activation is unknown.
     """
-    if activation not in ACTIVATIONS:
-        raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+    check_activation(activation)
     if is_dtensor(gate_up):
-        if order is not None or addend is not None:
-            raise ArgumentError("order, addend: got one with weights that are DTensors; use None")
-        return sharded_experts(partial(gated_experts, activation=activation), x, experts, weights, gate_up, down)
+        function = partial(gated_experts, activation=activation)
+        return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
     (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
     count, hidden = checked_shape(x, experts, weights, gate_up, down)
     if order is None:
@@ -93,7 +90,7 @@ def _run_inference(
     if rows >= MIN_COPIED_ROWS * len(gate_up) and down.shape[2] >= MIN_HIDDEN_WITH_COPIES:
         x, gather = x.index_select(0, token_of_row), None
     h = launch(
-        x, read_together(*_gate_and_up(gate_up)), offsets=offsets, gather=gather,
+        x, read_together(*gate_and_up(gate_up)), offsets=offsets, gather=gather,
         epilogue=deserialize(epilogue_of("gated", activation, *dtypes)),
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((rows, down.shape[1]))
@@ -148,11 +145,11 @@ class _GatedExperts(torch.autograd.Function):
         rows, row_weights = x.index_select(0, token_of_row), row_weights.unsqueeze(1)
         dtypes = str(x.dtype), str(row_weights.dtype)
         if hidden % INTERLEAVE_COLUMNS:
-            gate, up = (call_op(PLAIN_GEMM, rows, b, [], [], offsets) for b in _gate_and_up(gate_up))
+            gate, up = (call_op(PLAIN_GEMM, rows, b, [], [], offsets) for b in gate_and_up(gate_up))
             h = (ACTIVATIONS[activation](gate)[0] * up * row_weights).to(x.dtype)
         else:
             epilogue = epilogue_of("weighted gate and up", activation, *dtypes)
-            h, gate, up = call_op(epilogue, rows, _gate_and_up(gate_up), [], [row_weights], offsets)
+            h, gate, up = call_op(epilogue, rows, gate_and_up(gate_up), [], [row_weights], offsets)
         y = call_op(PLAIN_GEMM, h, down.mT, [], [], offsets)
         return SUM_ROWS(y, row_of_slot, len(x)), rows, gate, up, h
 
@@ -230,9 +227,3 @@ define_op(
     lambda gradient, down, *_, **__: 2 * gradient[0] * gradient[1] * down[2],
     CPU=_backward_by_groups, CUDA=_backward_on_gpu,
 )  # fmt: skip
-
-
-def _gate_and_up(gate_up: Any) -> tuple[Any, Any]:
-    """Return the two weights (count, dim, hidden)."""
-    hidden = gate_up.shape[1] // 2
-    return gate_up[:, :hidden].mT, gate_up[:, hidden:].mT

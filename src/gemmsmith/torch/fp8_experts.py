@@ -15,12 +15,11 @@ from gemmsmith.backends import Backend
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
-from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS
+from gemmsmith.torch.gated_epilogues import check_activation, gate_and_up, gated
 from gemmsmith.torch.ops import LIBRARY, by_rows, can_read_together
 from gemmsmith.torch.slots import sum_slots
 
@@ -120,8 +119,9 @@ def fp8_gated_experts(
         (tokens, dim), in x's dtype.
 
     Raises:
-        ArgumentError: a gradient is required, a weight is not e4m3, or shapes do not match.
+        ArgumentError: a gradient is required, a weight is not e4m3, shapes do not match, or the activation is unknown.
     """
+    check_activation(activation)
     _check((x, weights, *[addend] * (addend is not None)), {"gate_up": gate_up, "down": down})
     count, hidden = checked_shape(x, experts, weights, gate_up, down)
     check_hidden(hidden)
@@ -166,18 +166,12 @@ def _run_mlp(
     return gemm(h, down.T, scale_a=h_scales, scale_b=down_scale.T, out_dtype=x.dtype, backend=backend)
 
 
-def _gate_and_up(gate_up: Any, scale: Any) -> dict[str, Any]:
+def _gate_and_up(weight: Any, scale: Any) -> dict[str, Any]:
     """Return the operands b (count, dim, hidden) each, and scale_b, of weights (count, 2 * hidden, dim)."""
-    b, scale_b = _halves(gate_up), _halves(scale)
+    b = gate_and_up(weight)
     if not can_read_together(*b):
-        b = _halves(_with_aligned_rows(gate_up))
-    return {"b": b, "scale_b": scale_b}
-
-
-def _halves(x: Any) -> tuple[Any, Any]:
-    """Return the transposes of gate's rows and of up's."""
-    gate, up = x.mT.chunk(2, -1)
-    return gate, up
+        b = gate_and_up(_with_aligned_rows(weight))
+    return {"b": b, "scale_b": gate_and_up(scale)}
 
 
 def _with_aligned_rows(weight: Any) -> Any:
@@ -191,13 +185,7 @@ def _with_aligned_rows(weight: Any) -> Any:
 @lru_cache(maxsize=16)
 def _gated(activation: str) -> Any:
     """Return the epilogue of gate and up, which quantizes what down multiplies."""
-    activate = ACTIVATIONS[activation]
-
-    def gated(acc: Any) -> Any:
-        gate, up = deinterleave(acc)
-        return quantize_traced(activate(gate)[0] * up)
-
-    return gated
+    return lambda acc: quantize_traced(gated(activation, acc))
 
 
 def _weighted(acc: Any, weight: Any) -> Any:

@@ -22,14 +22,13 @@ from gemmsmith.api import grouped_gemm
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.backends import Backend
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import check_once_differentiable, is_exporting
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.fp8_experts import check_hidden
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS, weighted_backward
+from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, weighted_backward, weighted_gate_and_up
 from gemmsmith.torch.ops import LIBRARY, by_rows, define_op
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.slots import SUM_ROWS
@@ -61,12 +60,10 @@ def gated_experts_in_fp8(
     Raises:
         ArgumentError: shapes, dtypes or placements do not match, or the activation is unknown.
     """
-    if activation not in ACTIVATIONS:
-        raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+    check_activation(activation)
     if is_dtensor(gate_up):
-        if order is not None or addend is not None:
-            raise ArgumentError("order, addend: got one with weights that are DTensors; use None")
-        return sharded_experts(partial(gated_experts_in_fp8, activation=activation), x, experts, weights, gate_up, down)
+        function = partial(gated_experts_in_fp8, activation=activation)
+        return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
     x, _ = autocast(x, x)
     for name, array in (("x", x), ("gate_up", gate_up), ("down", down)):
         if array.dtype not in DTYPES:
@@ -188,11 +185,10 @@ def _multiply_along_rows(x: Any, y: Any, offsets: Any, dtype: Any, backend: Back
 @lru_cache(maxsize=16)
 def _weighted_gated(activation: str) -> Callable[..., Any]:
     """Return the epilogue of gate and up: what down multiplies, times a row's weight; and both."""
-    activate = ACTIVATIONS[activation]
 
     def epilogue(acc: Any, weight: Any) -> Any:
-        gate, up = deinterleave(acc)
-        return *quantize_traced(activate(gate)[0] * up * weight), gate, up
+        h, gate, up = weighted_gate_and_up(activation, acc, weight)
+        return *quantize_traced(h), gate, up
 
     return epilogue
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace
@@ -21,11 +22,13 @@ def _gate_and_up_results(activation: str, acc: Any) -> tuple[Any, Any, Any]:
     return ACTIVATIONS[activation](gate)[0] * up, gate, up
 
 
-def _gated(activation: str, acc: Any) -> Any:
+def gated(activation: str, acc: Any) -> Any:
+    """Return activation(gate) * up."""
     return _gate_and_up_results(activation, acc)[0]
 
 
-def _weighted_gate_and_up(activation: str, acc: Any, weight: Any) -> tuple[Any, Any, Any]:
+def weighted_gate_and_up(activation: str, acc: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Return activation(gate) * up * weight, gate and up."""
     h, gate, up = _gate_and_up_results(activation, acc)
     return h * weight, gate, up
 
@@ -72,6 +75,18 @@ ACTIVATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 """Activations, which return a value and the derivative, by name."""
 
 
+def check_activation(activation: str) -> None:
+    """Raise ArgumentError for an unknown activation."""
+    if activation not in ACTIVATIONS:
+        raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+
+
+def gate_and_up(weight: Any) -> tuple[Any, Any]:
+    """Return the operands b (count, k, n) of gate and of up, of a weight (count, 2 * n, k): gate's rows, then up's."""
+    n = weight.shape[1] // 2
+    return weight[:, :n].mT, weight[:, n:].mT
+
+
 @dynamo_constant
 def epilogue_of(name: str, activation: str, dtype: str, weight_dtype: str = "torch.float32") -> str:
     """Return a serialized epilogue, of operands of these dtypes."""
@@ -79,10 +94,10 @@ def epilogue_of(name: str, activation: str, dtype: str, weight_dtype: str = "tor
     weight = BroadcastDims(False, 1, 0), dtype_from_name(weight_dtype)
     epilogues: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "gate and up": (_gate_and_up_results, {}),
-        "gated": (_gated, {}),
+        "gated": (gated, {}),
         "weight": (_weight, {"weight": weight}),
         "backward": (_backward, {"gate": matrix, "up": matrix}),
-        "weighted gate and up": (_weighted_gate_and_up, {"weight": weight}),
+        "weighted gate and up": (weighted_gate_and_up, {"weight": weight}),
         "weighted backward": (weighted_backward, {"gate": matrix, "up": matrix, "weight": weight}),
     }
     function, operands = epilogues[name]

@@ -9,6 +9,7 @@ import torch
 
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding import checks
+from gemmsmith.binding.bind import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
@@ -16,7 +17,7 @@ from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.torch.api import OPERAND_DTYPES, autocast, check_tensor, combine_two, is_fast_path
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
-from gemmsmith.torch.cached_call import arrange_results, cache_call, copy_epilogue, run_cached_call
+from gemmsmith.torch.cached_call import cache_call, copy_epilogue, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
@@ -90,7 +91,7 @@ def grouped_gemm(
     names = result_names(serialized)
     if arguments is not None:
         cache_call(arguments, serialized, a, b, values, recompute, results, names, offsets=offsets)
-    return arrange_results(results, names)
+    return arrange_results(dict(zip(names, results, strict=True)), names)
 
 
 def _check_tensors(a: Any, b: Any, offsets: Any) -> None:

@@ -13,15 +13,19 @@ def is_dtensor(x: Any) -> bool:
     return hasattr(x, "device_mesh")
 
 
-def sharded_experts(function: Callable[..., Any], x: Any, experts: Any, weights: Any, gate_up: Any, down: Any) -> Any:
+def sharded_experts(
+    function: Callable[..., Any], x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, order: Any, addend: Any
+) -> Any:  # fmt: skip
     """Return the sum of `function` on each rank's experts, a DTensor of partial sums.
 
     All are DTensors on one mesh; x, experts and weights are gathered if they are sharded. Other ranks' experts become
-    indices outside of 0 ... count - 1.
+    indices outside of 0 ... count - 1. Raises ArgumentError for an `order` or `addend`, and for other placements.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import local_map
 
+    if order is not None or addend is not None:
+        raise ArgumentError("order, addend: got one with weights that are DTensors; use None")
     mesh = gate_up.device_mesh
     for name, array in (("x", x), ("experts", experts), ("weights", weights), ("down", down)):
         if not is_dtensor(array) or array.device_mesh != mesh:

@@ -13,7 +13,7 @@ from gemmsmith.torch.compiler.kernel_cost import (
     estimated_us,
     fused_plan,
     saved_us,
-    unfused,
+    unfused_epilogue,
     unfused_plan,
 )
 from gemmsmith.torch.compiler.matmuls import Matmul
@@ -110,7 +110,7 @@ def _times(region: Region, candidate: FusionCandidate | None, timer: Timer | Non
         us["fused"] = estimated_us(fused_plan(region, candidate))
     measured = False
     if timer and _has_hints(matmul):
-        calls = {"plain": call_of_epilogue(*unfused(region))}
+        calls = {"plain": call_of_epilogue(*unfused_epilogue(region))}
         if not matmul.epilogue:
             calls["torch"] = call_of_node(matmul.node)
         if candidate:

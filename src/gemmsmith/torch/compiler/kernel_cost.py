@@ -48,10 +48,10 @@ def fused_plan(region: Region, candidate: FusionCandidate) -> Plan:
 
 def unfused_plan(region: Region) -> Plan:
     """Return the plan of a region's matmul, or of each of its two, without further fusion."""
-    return _plan(*unfused(region))
+    return _plan(*unfused_epilogue(region))
 
 
-def unfused(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
+def unfused_epilogue(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
     """Return the epilogue of a region's matmul, or of the first of its two, without further fusion, and its outputs."""
     if region.matmul.second is None:
         return region.epilogue, region.plain_candidate.outputs
