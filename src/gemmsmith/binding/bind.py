@@ -299,8 +299,10 @@ def outputs_by_name(out: Any, primary: str = "out", allow_several: bool = True) 
 
 def arrange_results(results: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the results as one array, a tuple or a dict, depending on their names."""
+    if len(names) == 1 and names[0] == "out":
+        return results["out"]
     if list(names) == _default_names(len(names)):
-        return results["out"] if len(names) == 1 else tuple(results[name] for name in names)
+        return tuple(results[name] for name in names)
     return {name: results[name] for name in names}
 
 
