@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000)
+
+
+@pytest.fixture(autouse=True)
+def highest_precision_of_fp32() -> Iterator[None]:
+    """torch multiplies fp32 as by default, whatever the test before has set."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture

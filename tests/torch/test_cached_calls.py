@@ -233,10 +233,8 @@ def test_changes_between_calls(calls: Calls) -> None:
     x, y = torch.randn(M, K), drawn(N, K, dtype=torch.float32)
     precise = call(x, y)
     torch.set_float32_matmul_precision("high")
-    try:
-        rough = [call(x, y) for _ in range(3)]
-    finally:
-        torch.set_float32_matmul_precision("highest")
+    rough = [call(x, y) for _ in range(3)]
+    torch.set_float32_matmul_precision("highest")
     assert torch.equal(rough[0], rough[2])
     assert not torch.equal(rough[0], precise)
     assert torch.equal(call(x, y), precise)
@@ -249,18 +247,15 @@ def test_either_setting_of_the_precision(calls: Calls) -> None:
     a, b = torch.randn(M, K), torch.randn(K, N)
     half = [x.bfloat16() for x in (a, b)]
     matmul = torch.backends.cuda.matmul
-    try:
-        results: dict[str, list[Any]] = {}
-        for setting in ("ieee", "tf32", "none", "tf32", "ieee"):
-            matmul.fp32_precision = setting
-            gt.gemm(*half)
-            results.setdefault(setting, []).append(gt.gemm(a, b))
-        torch.set_float32_matmul_precision("high")
-        results["tf32"].append(gt.gemm(a, b))
-        torch.set_float32_matmul_precision("highest")
-        results["ieee"].append(gt.gemm(a, b))
-    finally:
-        torch.set_float32_matmul_precision("highest")
+    results: dict[str, list[Any]] = {}
+    for setting in ("ieee", "tf32", "none", "tf32", "ieee"):
+        matmul.fp32_precision = setting
+        gt.gemm(*half)
+        results.setdefault(setting, []).append(gt.gemm(a, b))
+    torch.set_float32_matmul_precision("high")
+    results["tf32"].append(gt.gemm(a, b))
+    torch.set_float32_matmul_precision("highest")
+    results["ieee"].append(gt.gemm(a, b))
     assert torch.get_float32_matmul_precision() == "highest"
     precise, rough = results["ieee"] + results["none"], results["tf32"]
     assert all(torch.equal(x, precise[0]) for x in precise)

@@ -34,10 +34,7 @@ def all_long(monkeypatch):
 
 @pytest.fixture
 def tf32():
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def matrices(*shapes, dtype=torch.bfloat16):
