@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from gemmsmith.arrays import (
     ArrayInfo,
     Spec,
-    _make_torch_adapter,
     address_of,
     arrays_overlap,
     as_numpy,
@@ -28,6 +27,7 @@ from gemmsmith.arrays import (
     empty_like_kind,
     row_major,
 )
+from gemmsmith.arrays.torch_tensors import make_torch_adapter
 from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
 from gemmsmith.core.errors import ArgumentError
 
@@ -295,7 +295,7 @@ def test_results_on_the_current_device_are_made_the_quick_way() -> None:
     guards = types.SimpleNamespace(_empty_strided_cuda=lambda *of: made.append(of))
     private = types.SimpleNamespace(_dynamo=types.SimpleNamespace(guards=guards), _cuda_getDevice=lambda: 1)
     public = {name: getattr(torch, name) for name in dir(torch) if not name.startswith("_")}
-    reader = _make_torch_adapter(types.SimpleNamespace(
+    reader = make_torch_adapter(types.SimpleNamespace(
         **public | {"_C": private, "empty_strided": lambda *of, dtype, device: made.append((*of, dtype, device))}
     ))  # fmt: skip
     for index in (0, 1):
@@ -436,7 +436,7 @@ def test_overlap_needs_one_device_and_reads_no_memory() -> None:
 
 
 def test_the_dlpack_structures_have_the_headers_sizes() -> None:
-    from gemmsmith import dlpack
+    from gemmsmith.arrays import dlpack
 
     assert ctypes.sizeof(dlpack._Tensor) == 48
     assert ctypes.sizeof(dlpack._Versioned) == 80

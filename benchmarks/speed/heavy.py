@@ -24,7 +24,7 @@ from benchmarks.speed.fused import Case, Job, check_of, graph_of, job_of, planne
 from benchmarks.speed.grouped import COPY_SPEED
 from benchmarks.suite import SMALL, Shape
 from gemmsmith import Config
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.graph.function_costs import Cost, epilogue_cost
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import NUM_SMS

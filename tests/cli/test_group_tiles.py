@@ -12,9 +12,9 @@ from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli.group_tiles import GroupTile, group_tiles, plot_group_tiles
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
-from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
@@ -28,7 +28,7 @@ def scheduled(config: Config, m: int, n: int) -> list[tuple[int, ...]]:
     a, b, table = Spec((m, 64), "bf16"), Spec((len(SIZES), 64, n), "bf16"), Spec((len(SIZES),), "int32")
     binding = bind(Request(a, b, operands={"sizes": table}, grouping=Grouping("sizes")))
     binding = binding.transposed() if config.swap_ab else binding
-    spec = KernelSpec.from_problem(binding.problem, config)
+    spec = make_spec(binding.problem, config)
     assert spec.grouping
     with Builder("walk", threads=128, cluster=(spec.cluster_size, 1, 1)) as k:
         scheduler, out, count = make_tile_scheduler(spec), k.pointer("out"), k.var(I32, 0, "count")

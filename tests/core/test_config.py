@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gemmsmith import Config, ConfigError
-from gemmsmith.core.rules import check_config
+from gemmsmith.core.check_config import check_config
 
 TRIPLE, PAIR, INTEGER, SWITCH = "three integers: M, N and K", "two integers", "an integer", "True or False"
 

@@ -9,9 +9,9 @@ from gemmsmith import Config, ConfigError
 from gemmsmith.core import design
 from gemmsmith.core.design import Design
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.mma import D_FRAGMENT, WGMMA, Mma, MmaOp, select_mma
 from gemmsmith.core.problem import Matrix, Problem
-from gemmsmith.core.spec import KernelSpec
 
 
 def test_depth_and_registers() -> None:
@@ -48,9 +48,9 @@ def test_an_instruction_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config("own", (64, 64, 64), (1, 1), consumers=1)
     a, b = Matrix(BF16, 64, 64, 64, 1), Matrix(BF16, 64, 64, 1, 64)
     problem = Problem(a, b, a, FP32)
-    spec = KernelSpec.from_problem(problem, config)
+    spec = make_spec(problem, config)
     assert spec.mma in op.instructions
     assert spec.stage_bytes == 64 * (2 * 2 * 64 + 8 + 8)
     for tile, message in (((64, 48, 64), "a multiple of 32 from 32 to 64"), ((64, 64, 32), "needs a multiple of 64")):
         with pytest.raises(ConfigError, match=message):
-            KernelSpec.from_problem(problem, config.replace(tile=tile))
+            make_spec(problem, config.replace(tile=tile))

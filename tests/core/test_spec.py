@@ -9,10 +9,13 @@ import pytest
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import WGMMA, Major
 from gemmsmith.core.problem import Matrix
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec, ScaleSpec, plan_promotion
+from gemmsmith.core.promotion_plan import plan_promotion
+from gemmsmith.core.scale_spec import ScaleSpec
+from gemmsmith.core.spec import KernelSpec
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import select_mma
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue
 from gemmsmith.tuning.config_table import configs_for_epilogue
 from gemmsmith.tuning.stage_count import stages_that_fit

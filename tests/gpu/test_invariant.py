@@ -18,7 +18,7 @@ from tests.gpu.test_gemm import CONFIGS, DTYPES, TORCH, judge  # noqa: E402
 import gemmsmith  # noqa: E402
 from gemmsmith import Config, ConfigError  # noqa: E402
 from gemmsmith.core.dtypes import as_dtype  # noqa: E402
-from gemmsmith.core.spec import EpilogueSpec  # noqa: E402
+from gemmsmith.core.epilogue_spec import EpilogueSpec  # noqa: E402
 from gemmsmith.tuning.config_table import configs_for_epilogue  # noqa: E402
 
 pytestmark = pytest.mark.gpu

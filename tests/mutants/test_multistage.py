@@ -17,9 +17,10 @@ from gemmsmith.collective.cp_async_operand import CpAsyncCopies
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import BF16, FP32, TF32
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import Major, select_mma
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.types import U32
 

@@ -15,10 +15,12 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, TF32
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import select_mma
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec, ScaleSpec
+from gemmsmith.core.scale_spec import ScaleSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.kernels.build import build

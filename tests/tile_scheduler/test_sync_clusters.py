@@ -12,7 +12,7 @@ from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant
@@ -26,7 +26,7 @@ TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1, sync_clusters=True)
 def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
     """The CTA of each k-tile of a product of m x n x k tiles, in the order in which they were begun."""
     problem = bind(Request(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k)))).problem
-    spec = KernelSpec.from_problem(problem, TILE)
+    spec = make_spec(problem, TILE)
     with Builder("walk", threads=32) as b:
         scheduler = TileScheduler(spec)
         out, count = b.pointer("out"), b.pointer("count")

@@ -10,7 +10,7 @@ from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
@@ -21,7 +21,7 @@ TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1)
 def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list[int]]]:
     """For each CTA, for each of its tiles, the k-tiles in order, where a product has m x n x k tiles."""
     problem = bind(Request(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k)))).problem
-    spec = KernelSpec.from_problem(problem, config)
+    spec = make_spec(problem, config)
     room = m * n * k * 2
     with Builder("walk", threads=32, cluster=(config.cluster_splits, 1, 1)) as b:
         scheduler, out, count = make_tile_scheduler(spec), b.pointer("out"), b.var(I32, 0, "count")
@@ -59,7 +59,7 @@ def visited(config: Config, m: int, n: int, batch: int, ctas: int) -> list[list[
     """For each CTA, the (m, n, batch) of its tiles, where each of `batch` products has m x n of them."""
     a, b = Spec((batch, 64 * m, 16), "bf16"), Spec((batch, 16, 8 * n), "bf16", (128 * n, 1, 16))
     problem = bind(Request(a, b)).problem
-    spec = KernelSpec.from_problem(problem, config)
+    spec = make_spec(problem, config)
     room = 2 * m * n * batch
     with Builder("walk", threads=32, cluster=(spec.cluster_size, 1, 1)) as k:
         scheduler, out, count = make_tile_scheduler(spec), k.pointer("out"), k.var(I32, 0, "count")
@@ -117,7 +117,7 @@ def test_tiles_that_int32_cannot_count_are_refused(splits: int, batch: int, m: i
     """2^31 - 4096 can be counted, one more cannot."""
     p = bind(Request(Spec((batch, 64 * m, 16), "bf16", (0, 16, 1)), Spec((batch, 16, 8), "bf16", (0, 1, 16)))).problem
     with Builder("walk", threads=32):
-        scheduler = make_tile_scheduler(KernelSpec.from_problem(p, TILE.replace(splits=splits)))
+        scheduler = make_tile_scheduler(make_spec(p, TILE.replace(splits=splits)))
     if counted:
         assert scheduler.tiles_of(p) == batch * m == 2**31 - 4096
     else:
@@ -129,7 +129,7 @@ def test_tiles_that_int32_cannot_count_are_refused(splits: int, batch: int, m: i
 def test_sums_that_int32_cannot_count_are_refused(splits: int) -> None:
     p = bind(Request(Spec((64 * 64, 1 << 30), "bf16"), Spec((1 << 30, 8), "bf16", (1, 1 << 30)))).problem
     with Builder("walk", threads=32):
-        scheduler = make_tile_scheduler(KernelSpec.from_problem(p, TILE.replace(splits=splits)))
+        scheduler = make_tile_scheduler(make_spec(p, TILE.replace(splits=splits)))
     with pytest.raises(ArgumentError, match=f"K is too large for {splits or 'stream-K'} splits; use splits=1"):
         scheduler.clusters_of(p)
 
@@ -176,7 +176,7 @@ def test_or_not_where_a_cta_would_be_idle_for_long(waves: int, idle: bool) -> No
 def test_tiles_of_no_k_are_visited_once(ctas: int) -> None:
     """By stream-K too, which has nothing to cut: D is zero."""
     p = bind(Request(Spec((192, 0), "bf16"), Spec((0, 8), "bf16"))).problem
-    spec = KernelSpec.from_problem(p, TILE.replace(splits=0))
+    spec = make_spec(p, TILE.replace(splits=0))
     with Builder("walk", threads=32) as k:
         scheduler, out = make_tile_scheduler(spec), k.pointer("out")
         with scheduler.tile_loop() as tile:

@@ -16,8 +16,7 @@ from tests.foreign import comparison
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gemmsmith.torch as gt
-from gemmsmith import arrays
-from gemmsmith.arrays import ArrayInfo
+from gemmsmith.arrays import ArrayInfo, access
 from gemmsmith.backends.cuda import run as cuda
 from gemmsmith.backends.sim.run import run as simulate
 from gemmsmith.core.errors import ArgumentError
@@ -82,7 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", None, raising=False)  # allocate without CUDA
-    monkeypatch.setattr(arrays, "_ADAPTERS", {})
+    monkeypatch.setattr(access, "_ADAPTERS", {})
     return ran
 
 

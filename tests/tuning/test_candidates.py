@@ -10,7 +10,9 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.epilogue_spec import EpilogueSpec
+from gemmsmith.core.make_spec import make_spec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.tuning.candidates import candidates, promotion_leaves_registers
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
 
@@ -150,7 +152,7 @@ def promoted_spec(tile_n: int, splits: int, cluster_splits: int, epilogue: Any =
         out_dtype=None if epilogue is quantized else "bf16",
     )
     config = config.replace(tile=(64, tile_n, 128), splits=splits, cluster_splits=cluster_splits)
-    return KernelSpec.from_problem(plan.problem, config, plan.spec.epilogue)
+    return make_spec(plan.problem, config, plan.spec.epilogue)
 
 
 def quantized(acc: Any) -> Any:

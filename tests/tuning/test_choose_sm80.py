@@ -17,7 +17,7 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.host import plans
 from gemmsmith.tuning.choose_sm80 import rank_sm80
 from gemmsmith.tuning.sgemm_model import _kernel_cost

@@ -13,8 +13,8 @@ import gemmsmith
 from gemmsmith import ArgumentError, Config, Spec
 from gemmsmith.binding.bind import Binding, bind
 from gemmsmith.binding.request import Request
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.problem import MAX_EXTENT, Problem
-from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import MIN_MN_FOR_L2_REUSE, ConfigTable, configs_for, configs_for_epilogue

@@ -8,8 +8,8 @@ import pytest
 from gemmsmith import Config, Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.config_table import ConfigTable, configs_for
 from gemmsmith.tuning.correction import FEATURE_NAMES, MAX_LOG_CORRECTION, coefficients, corrected_cycles, features
 from gemmsmith.tuning.model import estimate

@@ -15,8 +15,8 @@ from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.config import Eviction
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.tile_scheduler.tiles import TileScheduler
@@ -32,7 +32,7 @@ def problem(m: int, n: int, k: int) -> Problem:
 def test_the_walk_is_the_kernels(m: int, n: int, raster: str, raster_group: int) -> None:
     config = Config(tile=(64, 8, 64), cluster=(1, 1), consumers=1, raster=raster, raster_group=raster_group)  # type: ignore
     p = problem(64 * m, 8 * n, 8)
-    spec = KernelSpec.from_problem(p, config)
+    spec = make_spec(p, config)
     with Builder("walk", threads=32) as k:
         scheduler, out = TileScheduler(spec), k.pointer("out")
         index = k.var(U32, 0, "index")

@@ -14,7 +14,7 @@ from gemmsmith import Config, Spec
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.core.spec import operand_major
+from gemmsmith.core.operand import operand_major
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.kernels.pack import with_packed_operands
 from gemmsmith.tuning import model

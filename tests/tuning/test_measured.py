@@ -21,7 +21,7 @@ from gemmsmith import Config, Plan
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.tuning.choose import estimate_us
 from gemmsmith.tuning.gpus import H100
 from gemmsmith.tuning.sgemm_model import sgemm_cycles
@@ -52,7 +52,7 @@ def test_sgemm() -> None:
     ratios, spreads, regrets = [], [], []
     for (m, n, k, layout), timed in shapes.items():
         problem = bind(Request(*specs((m, n, k), "fp32", layout))).problem
-        described = [KernelSpec.from_problem(problem.T if c.swap_ab else problem, c) for c, _ in timed]
+        described = [make_spec(problem.T if c.swap_ab else problem, c) for c, _ in timed]
         cycles, us = np.array([sgemm_cycles(problem, m, x, HOPPER) for x in described]), np.array([t for _, t in timed])
         ratios.append(np.log(cycles / us).mean())
         spreads.append(np.log(cycles / us).std())

@@ -11,9 +11,9 @@ from gemmsmith import Config, Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning import model
 from gemmsmith.tuning.config_table import NUM_SMS, ConfigTable
 from gemmsmith.tuning.gpus import H200

@@ -10,7 +10,7 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import configs_for_epilogue
@@ -64,8 +64,8 @@ def test_stages_that_fit_stay(n: int, strides: str) -> None:
     b = Spec((520, 1000), "fp16", (1000, 1) if strides[1] == "n" else (1, 520))
     p = bind(Request(a, b)).problem
     config = Config(tile=(64, n, 64), cluster=(1, 1), consumers=1, stages=16)
-    once = fit_stages(KernelSpec.from_problem(p, config))
-    assert fit_stages(KernelSpec.from_problem(p, once)) == once
+    once = fit_stages(make_spec(p, config))
+    assert fit_stages(make_spec(p, once)) == once
     assert gemmsmith.plan(a, b, config=once).source
     if n == 8:
         assert once.stages == 16
@@ -89,7 +89,7 @@ def test_stages_come_before_the_second_piece(
     else:
         p = bind(Request(a, b, epilogue=lambda acc, c, d: (acc * c, acc * d, c * d), operands={"c": c, "d": c}))
     found = {
-        (x.design, *x.tile[:2]): (x.stages, plan_epilogue(KernelSpec.from_problem(p.problem, x, p.spec)).load_stages)
+        (x.design, *x.tile[:2]): (x.stages, plan_epilogue(make_spec(p.problem, x, p.spec)).load_stages)
         for x in configs_for_epilogue(p.spec).configs
         if x.tile[2] == 64 and x.splits == x.cluster_splits == 1 and not x.swap_ab and x.consumers == 2
     }

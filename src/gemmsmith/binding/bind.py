@@ -25,15 +25,17 @@ from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, validate_fp32_scalar
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, did_you_mean
 from gemmsmith.core.frozen import changed
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result, identity_graph, reduced_dims
 from gemmsmith.core.grouping import TABLES, Grouping
 from gemmsmith.core.integers import ceil_div, round_up
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT_BYTES, Matrix, Problem
 from gemmsmith.core.product import Product
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import check_quantize_blocks
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
@@ -153,7 +155,7 @@ class Binding:
         for name, packing in zip("ab", tf32_residual_packings(self.problem, config), strict=False):
             if packing.total_vectors > MAX_EXTENT:
                 raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
-        return KernelSpec.from_problem(replace_packed_operands(self.problem, packings), config, self.spec)
+        return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)
 
     def in_orientation_of(self, other: Binding) -> Binding:
         """Return the binding in `other`'s orientation, with the strides of length-1 dimensions taken from `other`."""

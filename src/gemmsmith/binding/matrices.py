@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe
 from gemmsmith.core.dtypes import TF32, DType
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
 from gemmsmith.core.product import Product
-from gemmsmith.core.spec import EpilogueSpec, ScaleSpec
+from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 

@@ -29,7 +29,8 @@ from gemmsmith.core.mma import (
 )
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.product import ROLES
-from gemmsmith.core.spec import KernelSpec, ScaleSpec
+from gemmsmith.core.scale_spec import ScaleSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32
 from gemmsmith.lang.values import Constant, RegisterArray, Value

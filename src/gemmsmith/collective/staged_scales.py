@@ -20,7 +20,8 @@ from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, operand_getter
 from gemmsmith.core.product import Role
-from gemmsmith.core.spec import SCALES_PER_TMA_BOX, KernelSpec, ScaleSpec
+from gemmsmith.core.scale_spec import SCALES_PER_TMA_BOX, ScaleSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder

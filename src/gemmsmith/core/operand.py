@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmsmith.core.problem import OperandFn
+from gemmsmith.core.mma import Major
+from gemmsmith.core.problem import Matrix, OperandFn
 from gemmsmith.core.product import Role
 from gemmsmith.core.tile import Tile
 
@@ -30,3 +31,8 @@ class MmaOperand:
     evict: str = "normal"
     residual: OperandFn | None = None
     interleaved: bool = False
+
+
+def operand_major(matrix: Matrix) -> Major:
+    """Return the major-ness of an operand viewed as (M or N) x K."""
+    return "MN" if matrix.is_column_major else "K"

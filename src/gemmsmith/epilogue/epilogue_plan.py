@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import N8_COLUMNS, WGMMA_M, Major
-from gemmsmith.core.spec import BARRIER_PAIR_BYTES, EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import BARRIER_PAIR_BYTES, KernelSpec
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
 from gemmsmith.graph.source_location import epilogue_error
 

@@ -18,11 +18,12 @@ from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.make_spec import mma_of
 from gemmsmith.core.mma import Major
+from gemmsmith.core.operand import operand_major
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix, Problem
 from gemmsmith.core.product import ROLES
-from gemmsmith.core.spec import mma_of, operand_major
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel

@@ -16,10 +16,11 @@ import numpy as np
 from gemmsmith.binding.bind import Binding
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import TF32, DType
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import EpilogueGraph, reduced_dims
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.problem import SCALE_NAMES, Matrix, Problem, Scale
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.epilogue_plan import supports_tile_n
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.kernels.pack import with_packed_operands
@@ -139,7 +140,7 @@ def _best_config_for_all_m(
     for i in np.argsort(np.sum(log_cycles, axis=0), kind="stable"):
         config = config_for_dtype(valid_configs.configs[i], b.dtype)
         try:
-            KernelSpec.from_problem(with_packed_operands(problem(REPRESENTATIVE_M[-1])), config, epilogue)
+            make_spec(with_packed_operands(problem(REPRESENTATIVE_M[-1])), config, epilogue)
         except ConfigError:
             continue
         return config

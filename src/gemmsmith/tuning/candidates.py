@@ -8,10 +8,12 @@ from functools import lru_cache
 from gemmsmith.core import register_budgets as budgets
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import WGMMA, WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec, plan_promotion
+from gemmsmith.core.promotion_plan import plan_promotion
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import (
     choose_epi_tile_n,
     has_32bit_matrix,

@@ -9,9 +9,10 @@ from functools import partial
 from gemmsmith.binding.bind import Binding
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.tuning.batch_invariant import batch_invariant_config
 from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.choose_sm80 import choose_sm80, lookup_sm80

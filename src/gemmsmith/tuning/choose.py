@@ -11,10 +11,10 @@ import numpy as np
 from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import designs_for_chip, get_design
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import promotion_leaves_registers
 from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for, has_l2_reuse, round_up_m, splits_pay
 from gemmsmith.tuning.correction import corrected_cycles

@@ -12,12 +12,13 @@ from itertools import product
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.register_budgets import MAX_REDUCTIONS, REGISTERS_PER_SUBTILE_MATRIX, SM80_REGISTER_BUDGET
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.tuning.sgemm_model import sgemm_cycles
 from gemmsmith.tuning.stage_count import fit_stages, spec_for

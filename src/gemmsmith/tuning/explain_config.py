@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.mma import select_mma
+from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Matrix, Problem
-from gemmsmith.core.spec import EpilogueSpec, operand_major
 from gemmsmith.graph.function_costs import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
 from gemmsmith.tuning.choose import rank_configs

@@ -14,11 +14,11 @@ import numpy as np
 from gemmsmith.binding.bind import Binding
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import promotion_leaves_registers
 from gemmsmith.tuning.choose import RERANK_TOP_K, rank_configs
 from gemmsmith.tuning.choose_sm80 import rank_sm80

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from gemmsmith.core.config import Config, Eviction
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.config_table import SMS_PER_GPC, get_max_active_clusters
 from gemmsmith.tuning.gpus import H200, Gpu
 

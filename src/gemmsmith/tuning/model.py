@@ -19,9 +19,10 @@ from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.mma import WGMMA, WGMMA_M
+from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
-from gemmsmith.core.spec import EpilogueSpec, operand_major
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.config_table import NUM_SMS, Array, ConfigTable

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import operand_major
 from gemmsmith.kernels.pack import Packing, operand_packings, with_packed_operands
 
 SM_CLOCK_MHZ = 1600

@@ -15,10 +15,10 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import INT8, DType
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import rank_sm80
 from gemmsmith.tuning.gpus import gpu_at

@@ -6,9 +6,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import has_32bit_matrix, min_smem_bytes
 from gemmsmith.kernels.pack import with_packed_operands
 
@@ -51,8 +53,8 @@ def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = N
         ConfigError: The config does not suit the problem.
     """
     if not config.swap_ab:
-        return KernelSpec.from_problem(with_packed_operands(problem, config), config, epilogue)
-    return KernelSpec.from_problem(
+        return make_spec(with_packed_operands(problem, config), config, epilogue)
+    return make_spec(
         with_packed_operands(problem.T, config), config, transposed_epilogue(epilogue) if epilogue else None
     )
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from gemmsmith.backends.cuda.cache import directory as cache_directory
 from gemmsmith.backends.cuda.cache import read_regular_file, write_atomically
+from gemmsmith.core.check_config import check_config
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import E4M3, E5M2
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.rules import check_config
-from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import fits_registers, promotion_leaves_registers, with_aliased_epilogue
 from gemmsmith.tuning.choose import choose, estimate_us
 from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up_m

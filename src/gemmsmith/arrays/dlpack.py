@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
+from gemmsmith.arrays.adapter import UnsupportedArrayError
+from gemmsmith.arrays.array_info import ArrayInfo, row_major
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0
+
 
 class _Tensor(ctypes.Structure):
     """DLTensor: data, device, ndim, dtype, shape, strides (elements), byte_offset."""
@@ -72,3 +76,27 @@ def read_capsule(x: Any) -> DLPackInfo:
         (tensor.code, tensor.bits, tensor.lanes), (tensor.device_type, tensor.device_id),
         tuple(tensor.shape[: tensor.ndim]), strides, (tensor.data or 0) + tensor.byte_offset, writable,
     )  # fmt: skip
+
+
+_DLPACK_DTYPES = {
+    (2, 16, 1): FP16, (2, 32, 1): FP32, (4, 16, 1): BF16, (10, 8, 1): E4M3, (12, 8, 1): E5M2,
+    (0, 8, 1): INT8, (0, 32, 1): INT32, (0, 64, 1): INT64, (6, 8, 1): BOOL,
+    (1, 8, 1): UE8M0, (14, 8, 1): UE8M0,
+}  # fmt: skip
+_DLPACK_DEVICES = {1: "cpu", 3: "cpu", 2: "cuda", 13: "cuda"}  # 3: pinned, 13: managed
+
+
+def read_dlpack(x: Any) -> ArrayInfo:
+    """Return the description of an array with `__dlpack__`."""
+    info = read_capsule(x)
+    dtype, device = _DLPACK_DTYPES.get(info.dtype), _DLPACK_DEVICES.get(info.device[0])
+    if dtype is None or device is None:
+        code, bits, lanes = info.dtype
+        raise UnsupportedArrayError(
+            f"got DLPack dtype (code {code}, {bits} bits, {lanes} lanes) on device type {info.device[0]}; "
+            "use bf16, fp16 or fp32 on the CPU or a CUDA device"
+        )
+    index = info.device[1] if device == "cuda" else 0
+    return ArrayInfo(
+        dtype, info.shape, info.strides or row_major(info.shape), info.address, device, index, info.writable
+    )

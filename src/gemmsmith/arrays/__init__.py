@@ -1,0 +1,34 @@
+"""Arrays of any library, described without importing that library: dtype, shape, strides, address, device.
+
+torch tensors, numpy arrays, anything with `__cuda_array_interface__` (CuPy, Numba), anything with `__dlpack__`
+(JAX, TensorFlow), and `Spec`, a stand-in for an array that does not exist yet. A file for each, which `access.py`
+chooses by the array's type.
+"""
+
+from gemmsmith.arrays.access import (
+    address_of,
+    cache_key_and_address,
+    current_stream,
+    describe,
+    empty_like_kind,
+    is_array,
+)
+from gemmsmith.arrays.array_info import ArrayInfo, Spec, byte_range, row_major
+from gemmsmith.arrays.interleaved_pair import INTERLEAVE_COLUMNS
+from gemmsmith.arrays.numpy_view import arrays_overlap, as_numpy
+
+__all__ = [
+    "INTERLEAVE_COLUMNS",
+    "ArrayInfo",
+    "Spec",
+    "address_of",
+    "arrays_overlap",
+    "as_numpy",
+    "byte_range",
+    "cache_key_and_address",
+    "current_stream",
+    "describe",
+    "empty_like_kind",
+    "is_array",
+    "row_major",
+]

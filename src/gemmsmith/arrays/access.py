@@ -1,0 +1,113 @@
+"""Arrays of any library, each by the adapter of its type."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.arrays.adapter import (
+    Adapter,
+    UnsupportedArrayError,
+    make_adapter,
+)
+from gemmsmith.arrays.array_info import ArrayInfo, Spec, row_major
+from gemmsmith.arrays.cuda_arrays import interface_stream, make_cupy_adapter, read_interface
+from gemmsmith.arrays.dlpack import read_dlpack
+from gemmsmith.arrays.interleaved_pair import INTERLEAVE_COLUMNS, make_pair_adapter
+from gemmsmith.arrays.numpy_arrays import read_numpy
+from gemmsmith.arrays.torch_tensors import make_torch_adapter
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.errors import ArgumentError, did_you_mean
+
+
+def describe(x: Any, argument: str = "array") -> ArrayInfo:
+    """Return the description of an array of any library; an ArrayInfo is returned as it is.
+
+    Raises ArgumentError naming `argument` for other objects, dtypes that are not in core/dtypes.py, sparse or masked
+    arrays, and arrays on a device that is neither a CPU nor CUDA.
+    """
+    adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
+    try:
+        return adapter.array_info(x)
+    except UnsupportedArrayError as error:
+        raise ArgumentError(f"{argument}: {error}") from None
+
+
+def cache_key_and_address(x: Any, argument: str = "array") -> tuple[Hashable, int]:
+    """Return a hashable key (dtype, shape, strides, device) and the address.
+
+    Raises ArgumentError naming `argument`, also for a torch tensor whose gradient would be lost.
+    """
+    adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
+    try:
+        return adapter.cache_key_and_address(x)
+    except UnsupportedArrayError as error:
+        raise ArgumentError(f"{argument}: {error}") from None
+
+
+def is_array(x: Any) -> bool:
+    """Return whether an array of x's type has been described before. Fast; False does not mean that x is no array."""
+    return type(x) in _ADAPTERS
+
+
+def current_stream(x: Any) -> int:
+    """Return the current CUDA stream (a handle) of x's library on x's device, or 0, the default stream."""
+    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).stream(x)
+
+
+def address_of(x: Any) -> int:
+    """Return the address of an array that `empty_like_kind` allocated, without checks."""
+    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).address(x)
+
+
+def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> Any:
+    """Allocate an uninitialized array in x's library on x's device; `strides` in elements, by default row-major.
+
+    Supports torch, CuPy and anything on the CPU. Raises ArgumentError for libraries that cannot allocate a writable
+    array: `out` must then be passed.
+    """
+    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).empty(x, shape, dtype, strides or row_major(shape))
+
+
+_ADAPTERS: dict[type, Adapter] = {}
+"""Adapters by type, so that a type that was seen before costs one look-up. `_adapter_for` fills it; if two threads do
+so concurrently, both write equal adapters."""
+
+
+def _adapter_for(x: Any, argument: str) -> Adapter:
+    if type(x) is tuple and argument in _PAIRS:
+        return _PAIRS[argument]
+    torch = sys.modules.get("torch")
+    if isinstance(x, ArrayInfo):
+        adapter = make_adapter(lambda info: info)
+    elif isinstance(x, Spec):
+        adapter = make_adapter(lambda s: ArrayInfo(s.dtype, s.shape, s.strides, 0, "spec", 0, True))
+    elif torch is not None and isinstance(x, torch.Tensor):
+        adapter = make_torch_adapter(torch)
+    elif isinstance(x, np.ma.MaskedArray):
+        raise ArgumentError(f"{argument}: got a masked array; use x.filled(...)")
+    elif isinstance(x, np.ndarray):
+        adapter = make_adapter(read_numpy)
+    elif type(x).__module__.partition(".")[0] == "cupy":
+        adapter = make_cupy_adapter(sys.modules["cupy"])
+    elif hasattr(x, "__cuda_array_interface__"):
+        adapter = make_adapter(read_interface, stream=interface_stream)
+    elif hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        adapter = make_adapter(read_dlpack)
+    else:
+        raise ArgumentError(
+            f"{argument}: got {type(x).__module__}.{type(x).__qualname__}; use a torch tensor, a numpy or CuPy array, "
+            f"or an object with __cuda_array_interface__ or __dlpack__{did_you_mean(argument)}"
+        )
+    return _ADAPTERS.setdefault(type(x), adapter)
+
+
+_PAIRS = {
+    name: make_pair_adapter(partial(describe, argument=name), partial(cache_key_and_address, argument=name), columns)
+    for name, columns in (("b", INTERLEAVE_COLUMNS), ("scale_b", 1))
+}
+"""Adapters of the arguments that may be a tuple of two arrays."""

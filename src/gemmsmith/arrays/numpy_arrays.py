@@ -1,0 +1,35 @@
+"""numpy's arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.arrays.adapter import (
+    UnsupportedArrayError,
+    element_strides,
+)
+from gemmsmith.arrays.array_info import ArrayInfo
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0, DType
+
+_NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32, E4M3, E5M2, INT8, INT32, INT64, BOOL, UE8M0)}
+_NUMPY[np.dtype(np.uint8)] = UE8M0
+
+
+def supported_dtype(dtype: np.dtype[Any]) -> DType:
+    """Return the DType of a numpy dtype. Raises UnsupportedArrayError if there is none."""
+    if dtype not in _NUMPY:
+        readable = ", ".join(map(str, dict.fromkeys(_NUMPY.values())))
+        raise UnsupportedArrayError(
+            f"got dtype {dtype}; use one of {readable} (bf16 and fp8: ml_dtypes), in native byte order"
+        )
+    return _NUMPY[dtype]
+
+
+def read_numpy(x: np.ndarray[Any, Any]) -> ArrayInfo:
+    """Return the description of an array."""
+    address, read_only = x.__array_interface__["data"]
+    return ArrayInfo(
+        supported_dtype(x.dtype), x.shape, element_strides(x.strides, x.itemsize), address, "cpu", 0, not read_only
+    )

@@ -1,0 +1,156 @@
+"""Rules for a config that depend on the operands."""
+
+from __future__ import annotations
+
+from gemmsmith.core.check_config import check_config, fills_swizzle_rows
+from gemmsmith.core.design import designs_for_dtype, designs_for_groups
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.grouping import GROUP_END_MULTIPLE, Grouping
+from gemmsmith.core.product import ROLES
+from gemmsmith.core.register_budgets import (
+    MAX_ACC_REGISTERS_WITH_GATHER,
+    MAX_ACC_REGISTERS_WITH_SCATTER,
+)
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tensor_map import INTERLEAVED_ROWS
+from gemmsmith.core.tile import ATOM_ROWS
+
+
+def check_spec(spec: KernelSpec) -> None:
+    """Raise ConfigError if the config is invalid for these operands; the message says what would work."""
+    check_config(spec.config)
+    _check_tile(spec)
+    _check_multicast(spec)
+    _check_interleaved(spec)
+    _check_majors(spec)
+    _check_conversions(spec)
+    if spec.grouping:
+        _check_grouping(spec, spec.grouping)
+    if spec.promoted:
+        _check_promotion(spec)
+    _check_registers(spec)
+
+
+def _check_tile(spec: KernelSpec) -> None:
+    c, op, size = spec.config, spec.design.mma_op, spec.mma.a.bytes
+    if not fills_swizzle_rows(c.tile[2], size):
+        raise ConfigError(
+            f"tile K: got {c.tile[2]} with operands of {spec.mma.a}; "
+            f"use {32 // size}, {64 // size}, or a multiple of {128 // size} up to {512 // size}"
+        )
+    warpgroups_n = c.warpgroups[1]
+    if c.tile[1] % warpgroups_n or not spec.mma.supports_n(spec.warpgroup_columns):
+        per_warpgroup = f" for each of {warpgroups_n} warpgroups" if warpgroups_n > 1 else ""
+        supported = f"{spec.mma.supported_n_text}{per_warpgroup}"
+        raise ConfigError(f"tile N: got {c.tile[1]}; {spec.mma} supports {supported}")
+    if c.tile[2] * size % op.tile_k_bytes:
+        multiple = op.tile_k_bytes // size
+        raise ConfigError(f"tile K: got {c.tile[2]} of {spec.mma.a}; {c.design} needs a multiple of {multiple}")
+    if not op.uses_tensor_cores and any(
+        (spec.threads % tile.mn and tile.mn % spec.threads) or spec.threads % tile.k or spec.threads > 8 * tile.mn
+        for tile in spec.tiles
+    ):
+        raise ConfigError(
+            f"tile: got {c.tile} for {spec.threads} threads; {c.design} needs tile M, N and K that "
+            "divide the thread count (M and N may also be multiples of it), and M and N >= threads / 8"
+        )
+
+
+def _check_multicast(spec: KernelSpec) -> None:
+    for role, tile, ctas in zip(ROLES, spec.tiles, spec.multicast_ctas, strict=True):
+        slice_rows = INTERLEAVED_ROWS if role == spec.interleaved else ATOM_ROWS
+        if tile.outer % (slice_rows * ctas):
+            raise ConfigError(
+                f"cluster: {ctas} CTAs share the {role.upper()} tile, whose {tile.outer} rows do not split into "
+                f"multicast slices of {slice_rows}; use a larger tile or a smaller cluster"
+            )
+
+
+def _check_interleaved(spec: KernelSpec) -> None:
+    if spec.interleaved and not spec.design.uses_tma:
+        raise ConfigError(f"b: got a tuple with {spec.config.design}, which takes one array; use interleave(*b)")
+    if spec.interleaved and spec.is_3xtf32:
+        raise ConfigError('b: got a tuple with precision="3xtf32", which takes one array; use interleave(*b)')
+    if spec.interleaved == "b" and spec.slice_columns % INTERLEAVED_ROWS:
+        raise ConfigError(f"tile N: got {spec.config.tile[1]} for a tuple b; use a multiple of {INTERLEAVED_ROWS}")
+
+
+def _check_majors(spec: KernelSpec) -> None:
+    register_majors = () if spec.promoted else spec.mma.register_majors, ()
+    for name, major, dtype, more in zip("AB", spec.majors, (spec.mma.a, spec.mma.b), register_majors, strict=True):
+        if major not in (*spec.mma.majors, *more):
+            raise ConfigError(
+                f"{name}: got {major}-major elements of {dtype}; {spec.design.mma_op.name} supports K-major only"
+            )
+
+
+def _check_conversions(spec: KernelSpec) -> None:
+    graph = spec.epilogue.graph
+    named = [(x.name, x.dtype) for x in graph.operands] + [(x.name, x.dtype) for x in graph.results]
+    named += [("cast", node.attribute) for node in graph.nodes if node.op == "cast"]
+    for name, dtype in named:
+        if dtype in (E4M3, E5M2) and not spec.chip.supports("sm_89"):
+            raise ConfigError(f"{name}: got {dtype} for {spec.chip}, which cannot convert it; use sm_89 or later")
+
+
+def _check_grouping(spec: KernelSpec, grouping: Grouping) -> None:
+    """Raise ConfigError if the config cannot compute a grouped GEMM."""
+    c = spec.config
+    if not spec.design.mma_op.uses_tensor_cores:
+        raise ConfigError(f'precision: got None for fp32 with {grouping}; use "tf32" or "3xtf32"')
+    if grouping.along not in spec.design.groups_along:
+        raise ConfigError(f"design: got {c.design} with {grouping}; use {designs_for_groups(grouping.along)}")
+    for name, default in (("splits", 1), ("cluster_splits", 1), ("serpentine", False), ("sync_clusters", False)):
+        if getattr(c, name) != default:
+            raise ConfigError(f"{name}: got {getattr(c, name)} with {grouping}; use {default}")
+    if spec.adds_rows and not spec.chip.supports("sm_90"):
+        for r in spec.epilogue.graph.results:
+            if r.dtype == BF16:
+                raise ConfigError(
+                    f"{r.name}: got bf16 with deterministic=False for {spec.chip}, which cannot add it "
+                    "by atomics; use fp16 or fp32"
+                )
+    if grouping.along == "k" and spec.mma.a.bits == 32:
+        raise ConfigError("a, b: got fp32 with groups along k; use 16-bit or 8-bit operands")
+    if grouping.along == "k" and c.alias_epilogue:
+        raise ConfigError("alias_epilogue: got True with groups along k; use False")
+    if grouping.gathers and spec.mmas_per_k_tile > 1:
+        raise ConfigError(f'precision: got "3xtf32" with a gather and {c.design}; use "tf32"')
+    if grouping.gathers and spec.multicast_ctas[ROLES.index(grouping.role)] > 1:
+        cluster = (c.cluster[0], 1) if grouping.role == "a" else (1, c.cluster[1])
+        raise ConfigError(f"cluster: got {c.cluster} with a gather, whose rows are not multicast; use {cluster}")
+    if grouping.along == "k" and spec.mma.a.bits == 8 and GROUP_END_MULTIPLE % c.tile[2]:
+        raise ConfigError(f"tile K: got {c.tile[2]} with {grouping}; use a divisor of {GROUP_END_MULTIPLE}")
+
+
+def _check_promotion(spec: KernelSpec) -> None:
+    c, block = spec.config, spec.design.mma_op.promotion_k_bytes // spec.mma.a.bytes
+    argument, value = ("precision", "3xtf32") if spec.is_3xtf32 else ("accumulate", "promoted")
+    if c.consumers not in spec.design.max_promoted_registers:
+        hint = "" if spec.is_3xtf32 else ', or accumulate="fast"'
+        designs = designs_for_dtype(spec.mma.a, promoted=True)
+        raise ConfigError(f'{argument}: got "{value}" with {c.design}; use the design {designs}{hint}')
+    if c.tile[2] != block:
+        raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{value}"; use {block}')
+
+
+def _check_registers(spec: KernelSpec) -> None:
+    design, needed = spec.design, spec.accumulator_registers + spec.a_registers
+    consumers = spec.config.consumers
+    limit = design.max_accumulator_registers[consumers]
+    if spec.grouping and spec.grouping.has_row_indices and design.uses_tma:
+        has_32_bit_result = any(r.dtype and r.dtype.bits == 32 for r in spec.epilogue.graph.results)
+        is_low = spec.grouping.scatters or has_32_bit_result
+        limit = min(limit, MAX_ACC_REGISTERS_WITH_SCATTER if is_low else MAX_ACC_REGISTERS_WITH_GATHER)
+    if spec.promoted:
+        needed, limit = spec.promotion.registers_per_thread, design.max_promoted_registers[consumers]
+    if needed > limit:
+        label = "accumulators" if spec.promoted else "accumulator"
+        fragments = " and A's fragments" if spec.a_in_registers else ""
+        verb = "need" if spec.promoted or spec.a_in_registers else "needs"
+        hint = ", or a scale per 128 columns instead of per column" if spec.has_per_column_scales else ""
+        raise ConfigError(
+            f"registers: the {label} of {spec.warpgroup_rows}x{spec.warpgroup_columns}{fragments} {verb} {needed} "
+            f"per thread, {needed - limit} more than fit; use more consumers or a smaller tile{hint}"
+        )
