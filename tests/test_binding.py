@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import gemmsmith
 from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
-from gemmsmith.binding import bind as binding
-from gemmsmith.binding.bind import Binding, bind
+from gemmsmith.binding import graphs as binding_graphs
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, FP16, FP32
@@ -442,10 +443,10 @@ def test_an_operand_needs_an_epilogue() -> None:
 
 def test_a_function_is_traced_again_where_rows_may_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[Any] = []
-    real = binding.trace_with_shape_dependence
-    monkeypatch.setattr(binding, "_GRAPH_CACHE", {})
+    real = binding_graphs.trace_with_shape_dependence
+    monkeypatch.setattr(binding_graphs, "_GRAPH_CACHE", {})
     monkeypatch.setattr(
-        binding, "trace_with_shape_dependence", lambda f, *rest: (traced.append(f.__name__), real(f, *rest))[1]
+        binding_graphs, "trace_with_shape_dependence", lambda f, *rest: (traced.append(f.__name__), real(f, *rest))[1]
     )
 
     def plain(acc: Any, bias: Any) -> Any:

@@ -18,7 +18,7 @@ from gemmsmith import Config
 from gemmsmith.backends.cuda import kernel_loader
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.reference import bounds
-from gemmsmith.binding.bind import result_shape
+from gemmsmith.binding.results import result_shape
 from gemmsmith.core.dtypes import FP16, FP32
 
 

@@ -10,7 +10,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.epilogue.reductions import partials_shape
+from gemmsmith.epilogue.partials import partials_shape
 
 TILE = Config(tile=(64, 32, 32), cluster=(1, 1), stages=2, consumers=1)
 DIMS = [0, 1, 2, (0, 1), (0, 2), (1, 2), (0, 1, 2), (-1, -2), (-3, -1)]

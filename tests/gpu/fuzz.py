@@ -37,7 +37,7 @@ from gemmsmith import ArgumentError, Config, ConfigError, Plan
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.binding.bind import primary_result_name, result_shape
+from gemmsmith.binding.results import primary_result_name, result_shape
 from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
 

@@ -14,7 +14,7 @@ from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.epilogue.reductions import PartialsShape
+from gemmsmith.epilogue.partials import PartialsShape
 from gemmsmith.kernels.reduce import (
     LOADS_IN_FLIGHT,
     MAX_SLICES,

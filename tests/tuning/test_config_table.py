@@ -11,7 +11,8 @@ from hypothesis import strategies as some
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Spec
-from gemmsmith.binding.bind import Binding, bind
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.request import Request
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.problem import MAX_EXTENT, Problem

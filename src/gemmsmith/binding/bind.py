@@ -2,186 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, is_array
+from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.binding import checks, scaling
-from gemmsmith.binding.groups import (
-    check_added_rows,
-    check_scales_of_groups,
-    classify_in_groups,
-    scattered_shape,
-    with_group_dimension,
-    with_reductions_of_groups,
-)
+from gemmsmith.binding.binding import Binding
+from gemmsmith.binding.graphs import build_graphs
+from gemmsmith.binding.groups import check_added_rows, check_scales_of_groups, scattered_shape, with_group_dimension
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.request import Request
+from gemmsmith.binding.results import describe_results, outputs_by_name, primary_result_name
 from gemmsmith.binding.scaling import argument_name
-from gemmsmith.core.bounded_cache import BoundedCache
-from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, validate_fp32_scalar
+from gemmsmith.core.dtypes import E4M3, E5M2, DType, validate_fp32_scalar
 from gemmsmith.core.epilogue_spec import EpilogueSpec
-from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, did_you_mean
-from gemmsmith.core.frozen import changed
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result, identity_graph, reduced_dims
+from gemmsmith.core.errors import ArgumentError, did_you_mean
+from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.grouping import TABLES, Grouping
-from gemmsmith.core.integers import ceil_div, round_up
-from gemmsmith.core.make_spec import make_spec
-from gemmsmith.core.mma import Mma
-from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT_BYTES, Matrix, Problem
-from gemmsmith.core.product import Product
-from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.epilogue_plan import check_quantize_blocks
+from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.graph.frontend.classify import classify
-from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.graph.frontend.snapshot import snapshot
-from gemmsmith.graph.frontend.tracer import trace_with_shape_dependence
-from gemmsmith.graph.passes import optimize
-from gemmsmith.graph.source_location import epilogue_error
-from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf32_residual_packings
-
-
-@dataclass(frozen=True)
-class Binding:
-    """A GEMM and its epilogue, bound to arrays.
-
-    Attributes:
-        shape: (m, n) or (batch, m, n).
-        out_dtype: Dtype of matrix results for which the epilogue names none.
-        mma: The instruction that multiplies a and b.
-        promoted: Whether sums are promoted to fp32 every 128 bytes of k.
-        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the names of the block scales.
-        source_graph: The epilogue as the user wrote it, in the user's orientation.
-        graph: The epilogue after the passes, in the user's orientation.
-        arguments: Every array and number, by its Pointer's name. A result that the caller does not give has its
-            `result_strides` and address 0; only results are writable.
-        results: The given arrays of results, by name.
-        problem: The GEMM that the kernel computes; its D is the first matrix result.
-        product: The product that is computed, if it is not torch.matmul's: the design's, or a grouped GEMM's.
-        swapped: Whether the kernel computes D^T = B^T @ A^T, so that the problem's `a` is the user's b.
-        spec: The epilogue of the kernel.
-        arrays: Matrix operands and results of the kernel, and arrays of the product, by name.
-    """
-
-    shape: tuple[int, ...]
-    out_dtype: DType
-    mma: Mma
-    promoted: bool
-    scale_granularity: Mapping[str, int]
-    source_graph: EpilogueGraph
-    graph: EpilogueGraph
-    arguments: Mapping[str, ArrayInfo | float]
-    results: Mapping[str, Any]
-    product: Product | None
-    problem: Problem
-    swapped: bool
-    spec: EpilogueSpec
-    arrays: Mapping[str, Matrix]
-
-    @property
-    def a(self) -> ArrayInfo:
-        """The array a."""
-        a = self.arguments["a"]
-        assert isinstance(a, ArrayInfo)
-        return a
-
-    @property
-    def grouping(self) -> Grouping | None:
-        """The groups of the user's product."""
-        grouping = self.problem.grouping
-        return grouping.transposed() if grouping and self.swapped else grouping
-
-    @property
-    def names(self) -> list[str]:
-        """The results' names."""
-        return [r.name for r in self.graph.results]
-
-    @property
-    def value(self) -> Any:
-        """The results in the form in which the epilogue returned them: one, a tuple, or a dict."""
-        return arrange_results(self.results, self.names)
-
-    @property
-    def scales(self) -> list[str]:
-        """Descriptions of the granularity of the scales of a and b."""
-        return [scaling.describe_granularity(name, self.graph, self.scale_granularity) for name in SCALE_NAMES]
-
-    @property
-    def unallocated_results(self) -> dict[str, ArrayInfo]:
-        """The results that have no array yet, by name."""
-        if len(self.results) == len(self.graph.results):
-            return {}
-        arguments = {name: self.arguments[result_argument(name)] for name in self.names if name not in self.results}
-        return {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo)}
-
-    def transposed(self) -> Binding:
-        """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
-        if self.product and not self.product.is_transposable:
-            raise ConfigError(f"swap_ab: got True for {self.product.name}, which supports False only")
-        if not self.graph.is_transposable:
-            raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
-        p = self.problem
-        if len(self.shape) == 2 and (p.m > 1) + (p.n > 1) + (p.k > 1) > 1:
-            # No batch was folded, and canonical strides stay canonical, since no matrix has one element.
-            arrays = {name: x.T for name, x in self.arrays.items()}
-            spec = self.spec.with_graph(self.spec.graph.transposed()).for_arrays(arrays)
-            return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
-        spec = self.spec.with_graph(self.graph)
-        oriented = orient_problem(
-            spec, self.arguments, self.shape, self.out_dtype, self.mma, self.promoted, self.scale_granularity,
-            self.product, self.grouping, self.problem.groups, swapped=not self.swapped,
-        )  # fmt: skip
-        return changed(self, **oriented._asdict())
-
-    def kernel_spec(self, config: Config) -> KernelSpec:
-        """Return the GEMM kernel's compile-time parameters, with operands packed that TMA cannot load.
-
-        Raises ConfigError if the config cannot work, ArgumentError if a packed operand would be too large.
-        """
-        packings = operand_packings(self.problem, config)
-        for name, packing in zip("ab", packings, strict=True):
-            if packing and packing.total_vectors > MAX_EXTENT:
-                raise ArgumentError(
-                    f"{name}: TMA cannot read its strides or address and it is too large to pack; "
-                    "use rows that are multiples of 16 bytes at a 16-byte aligned address"
-                )
-        for name, packing in zip("ab", tf32_residual_packings(self.problem, config), strict=False):
-            if packing.total_vectors > MAX_EXTENT:
-                raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
-        return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)
-
-    def in_orientation_of(self, other: Binding) -> Binding:
-        """Return the binding in `other`'s orientation, with the strides of length-1 dimensions taken from `other`."""
-        binding = self if self.swapped == other.swapped else self.transposed()
-        arrays = dict(binding.arrays)
-        for name in binding.spec.graph.matrix_names:
-            arrays[name] = arrays[name].with_degenerate_strides_of(other.arrays.get(name, arrays[name]))
-        problem = binding.problem.with_degenerate_strides_of(other.problem)
-        spec = binding.spec.for_arrays(arrays)
-        return changed(binding, problem=problem, arrays=arrays, spec=spec)
-
-    def allocate_results(self, like: Any) -> Binding:
-        """Allocate the missing results in `like`'s library. Raises ArgumentError for a max or min over nothing."""
-        for r in self.graph.results:
-            node, argument = self.graph.nodes[r.node], self.arguments[result_argument(r.name)]
-            is_max_or_min = node.op == "reduce" and node.attribute[0] in ("max", "min")
-            if 0 in self.shape and is_max_or_min and isinstance(argument, ArrayInfo) and 0 not in argument.shape:
-                raise ArgumentError(
-                    f"a, b: the GEMM's shape {self.shape} is empty; {r.name}, a {node.attribute[0]}, has no value"
-                )
-        unallocated = self.unallocated_results
-        if not unallocated:
-            return self
-        allocated = {name: empty_like_kind(like, x.shape, x.dtype, x.strides) for name, x in unallocated.items()}
-        arguments = {result_argument(name): describe(x, name) for name, x in allocated.items()}
-        return changed(self, results={**self.results, **allocated}, arguments={**self.arguments, **arguments})
 
 
 def bind(request: Request, planned_granularity: Mapping[str, int] | None = None) -> Binding:
@@ -246,7 +88,7 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
         }
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
-        source_graph, graph = _build_graphs(
+        source_graph, graph = build_graphs(
             epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, grouping, groups,
             (groups, a_info.shape[-2], shape[-1]) if groups else shape,
         )  # fmt: skip
@@ -254,7 +96,7 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     given_results = {"out": out_info} if out_info else outputs
     shape_of_results = scattered_shape(shape, given_results, graph) if grouping and grouping.scatters else shape
     groups_of_rows = groups if grouping and grouping.clips_rows and not grouping.is_masked else 0
-    result_infos = _describe_results(graph, given_results, shape_of_results, groups_of_rows)
+    result_infos = describe_results(graph, given_results, shape_of_results, groups_of_rows)
     operand_infos |= factors
     arrays = {  # a user's operand may be named like the argument of a scale
         name if argument_name(name) in operands else argument_name(name): x
@@ -285,34 +127,6 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     )  # fmt: skip
 
 
-def primary_result_name(graph: EpilogueGraph) -> str:
-    """Return the name of the result that a single `out` array is for: the first that is not a reduction."""
-    return next((r.name for r in graph.results if not graph.is_reduction(r)), "out")
-
-
-def outputs_by_name(out: Any, primary: str = "out", allow_several: bool = True) -> dict[str, Any]:
-    """Normalize `out` (an array, or, with `allow_several`, a tuple, list or dict) to a dict by result name."""
-    if out is None:
-        return {}
-    if not allow_several or is_array(out) or not isinstance(out, (Mapping, tuple, list)):
-        return {primary: out}
-    return dict(out) if isinstance(out, Mapping) else dict(zip(_default_names(len(out)), out, strict=True))
-
-
-def arrange_results(results: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return the results as one array, a tuple or a dict, depending on their names."""
-    if len(names) == 1 and names[0] == "out":
-        return results["out"]
-    if list(names) == _default_names(len(names)):
-        return tuple(results[name] for name in names)
-    return {name: results[name] for name in names}
-
-
-def _default_names(count: int) -> list[str]:
-    """Return the names of `count` results that the epilogue returned without names."""
-    return ["out", *(f"out{i}" for i in range(1, count))][:count]
-
-
 def _describe_operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
     if isinstance(x, Real):
         return validate_fp32_scalar(name, x)
@@ -332,10 +146,6 @@ def _describe_arrays(dtypes: Mapping[str, DType], operands: Mapping[str, Any], a
         if info.dtype != dtype or not checks.is_contiguous(info):
             raise ArgumentError(f"{name}: got {info.dtype} with strides {info.strides}; use contiguous {dtype}")
     return infos
-
-
-_GRAPH_CACHE: dict[Hashable, tuple[EpilogueGraph, EpilogueGraph]] = BoundedCache(1024)
-"""Graphs of epilogues that do not depend on the number of rows."""
 
 
 def _split_scales(
@@ -358,137 +168,3 @@ def _split_scales(
                 'operands and accumulate="promoted"'
             )
     return factors, block_scales, granularity
-
-
-def _build_graphs(
-    epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
-    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, grouping: Grouping | None, groups: int,
-    scaled_shape: tuple[int, ...],
-) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
-    """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
-
-    `source`: the fingerprint of an epilogue that is a snapshot; else None. `scaled_shape`: the product's, with the rows
-    of the array a, before any are gathered.
-    """
-    classify_operand = partial(classify_in_groups, groups=groups) if groups else classify
-    kinds = {
-        name: (broadcast_dims(name, x.shape, of), x.dtype) if isinstance(x, ArrayInfo) else (BroadcastDims(), None)
-        for broadcast_dims, of, infos in (
-            (classify_operand, shape, operands), (scaling.scale_broadcast_dims, scaled_shape, factors)
-        )
-        for name, x in infos.items()
-    }  # fmt: skip
-    key = len(shape), shape[-1], tuple(kinds.items()), out_dtype, grouping
-    if cached := _GRAPH_CACHE.get((source or fingerprint(epilogue), key)):
-        return cached
-    if source is None:
-        epilogue, source = snapshot(epilogue)
-    operand_kinds = {name: kinds[name] for name in operands}
-    source_graph, depends_on_rows = build_source_graph(epilogue, shape, operand_kinds, groups > 0)
-    source_graph = with_reductions_of_groups(source_graph, grouping) if grouping else source_graph
-    source_graph = scaling.multiply_by_scales(source_graph, [Operand(name, *kinds[name]) for name in factors])
-    graph = _with_result_dtypes(optimize(source_graph), out_dtype)
-    check_quantize_blocks(graph)
-    if source is not None and not depends_on_rows:
-        _GRAPH_CACHE[source, key] = source_graph, graph
-    return source_graph, graph
-
-
-def build_source_graph(
-    epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]],
-    has_groups: bool = False,
-) -> tuple[EpilogueGraph, bool]:  # fmt: skip
-    """Return the graph as the user wrote it, and whether it may depend on the number of rows."""
-    if isinstance(epilogue, EpilogueGraph):
-        if any(node.op in ("chunk", "interleave") and node.attribute[-1] != "n" for node in epilogue.nodes):
-            raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
-        if not has_groups and any(node.op == "group_index" for node in epilogue.nodes):
-            raise EpilogueError("epilogue: got the index of a group; use grouped_gemm, or a grouping")
-        return epilogue, False
-    if isinstance(epilogue, type):
-        raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")
-    if callable(graph := getattr(epilogue, "graph", None)):
-        from gemmsmith.graph.frontend.arguments import bind_operands as bind_visitor
-
-        return bind_visitor(graph(), kinds, shape), True
-    if callable(epilogue):
-        return trace_with_shape_dependence(epilogue, shape, kinds, has_groups)
-    raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function, a visitor tree, or None")
-
-
-def _with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph:
-    """Give every result a dtype: by default `out_dtype` for matrices, fp32 for reductions and scales."""
-    results = []
-    for r in graph.results:
-        node = graph.nodes[r.node]
-        is_reduction_or_scale = node.op in ("reduce", "scale")
-        if is_reduction_or_scale and r.dtype not in (None, FP32, FP16, BF16):
-            kind = "a reduction's result" if node.op == "reduce" else "scales"
-            raise epilogue_error(f"{r.name}: got dtype {r.dtype} for {kind}; use fp32, fp16 or bf16", node.location)
-        results.append(replace(r, dtype=r.dtype or (FP32 if is_reduction_or_scale else out_dtype)))
-    return replace(graph, results=tuple(results))
-
-
-def _describe_results(
-    graph: EpilogueGraph, outputs: Mapping[str, Any], shape: tuple[int, ...], groups_of_rows: int
-) -> dict[str, ArrayInfo]:
-    """Return the ArrayInfo of every result, by name: of the given array, which is checked, or of one to allocate."""
-    names = [r.name for r in graph.results]
-    if unknown := set(outputs) - set(names):
-        raise ArgumentError(
-            f"out: got arrays for {', '.join(sorted(unknown))}; the epilogue's results are {', '.join(names)}"
-        )
-    infos = {}
-    for r in graph.results:
-        expected_shape = result_shape(graph, r, shape, groups_of_rows)
-        assert r.dtype
-        if r.name in outputs:
-            infos[r.name] = describe(outputs[r.name], r.name)
-            checks.check_result(r.name, infos[r.name], expected_shape, r.dtype, contiguous=graph.is_reduction(r))
-        else:
-            strides = result_strides(graph, r, expected_shape)
-            infos[r.name] = describe(Spec(expected_shape, r.dtype, strides))
-    return infos
-
-
-def result_shape(
-    graph: EpilogueGraph, result: Result, shape: tuple[int, ...], groups_of_rows: int = 0
-) -> tuple[int, ...]:
-    """Return the shape of a result of a GEMM of `shape`. Raises EpilogueError for a result without the accumulator.
-
-    `groups_of_rows`: into how many groups the rows are divided, of which each is reduced by itself.
-    """
-    *batch, m, n = shape
-    node = graph.nodes[result.node]
-    broadcast_dims = graph.broadcast_dims()
-    if node.op == "reduce":
-        reduced = reduced_dims(node.attribute[1])
-        if groups_of_rows and "m" in reduced:
-            batch = [groups_of_rows]
-        n = n // broadcast_dims[node.inputs[0]].column_divisor
-        dims = [*(("b", size) for size in batch), ("m", m), ("n", n)]
-        if result.keepdim:
-            return tuple(1 if dim in reduced else size for dim, size in dims)
-        return tuple(size for dim, size in dims if dim not in reduced)
-    result_dims = broadcast_dims[result.node]
-    if node.op == "scale":
-        quantize = graph.nodes[node.inputs[0]]
-        columns = n // broadcast_dims[node.inputs[0]].columns_per_value
-        return (*batch, m, ceil_div(columns, quantize.attribute[1]))
-    if not result_dims.is_matrix:
-        raise EpilogueError(
-            f"{result.name}: the result does not depend on the accumulator; return something computed from it"
-        )
-    return (*batch, m, n // result_dims.columns_per_value)
-
-
-def result_strides(graph: EpilogueGraph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the strides of a newly allocated result of that shape.
-
-    Scales are M-major and padded to 16 bytes for the next GEMM's TMA loads; None (row-major) otherwise.
-    """
-    if graph.nodes[result.node].op != "scale":
-        return None
-    *batch, m, columns = shape
-    pitch = round_up(m, TMA_ALIGNMENT_BYTES // (result.dtype or FP32).bytes)
-    return (*(columns * pitch for _ in batch), 1, pitch)

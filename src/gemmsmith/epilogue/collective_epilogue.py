@@ -33,7 +33,8 @@ from gemmsmith.epilogue.inputs import (
     WarpgroupTile,
 )
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
-from gemmsmith.epilogue.reductions import Reduction, shared_partials
+from gemmsmith.epilogue.partials import shared_partials
+from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
 from gemmsmith.epilogue.scatter import Scatter

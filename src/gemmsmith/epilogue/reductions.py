@@ -7,16 +7,10 @@ CTA computed which tile. Partials are stored in fp32 as an array (component, bat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from gemmsmith import hw
-from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Result, reduced_dims
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.graph import BroadcastDims, Result, reduced_dims
 from gemmsmith.core.mma import (
     COLUMN_XOR_MASKS,
     FRAGMENT_ROWS_PER_WARP,
@@ -27,117 +21,18 @@ from gemmsmith.core.mma import (
     fragment_column,
 )
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
-from gemmsmith.epilogue.group_partials import GroupPartials, max_blocks
+from gemmsmith.epilogue.group_partials import GroupPartials
 from gemmsmith.epilogue.inputs import VisitCoord, WarpgroupTile
+from gemmsmith.epilogue.monoids import MONOIDS, ReductionState, State
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.graph.approximations import LN_2, fast_exp
+from gemmsmith.epilogue.partials import PartialsShape, partials_argument, partials_shape, reduces_groups, rows_of_block
 from gemmsmith.graph.function_costs import uses_special_functions
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U64
-from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike
+from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.tile_scheduler.group_table import GroupTable
-
-FLT_LOWEST_FINITE = -float(np.finfo(np.float32).max)
-"""Most negative finite fp32 value: replaces -Inf (its negative replaces Inf), since Inf - Inf would be NaN."""
-State = tuple[Value, ...]
-"""A partial result: the fp32 values (components) that represent it, e.g. the maximum and the sum of exponentials."""
-MAX_PARTIALS = 2**31 - 2**14
-"""Maximum of batch * partials and of batch * outputs: kernels index them in int32, by up to 2^13 past the end."""
-
-
-def _merge_logsumexp(a: State, b: State) -> State:
-    """Merge two states (m, s) that represent m + log(s).
-
-    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
-    """
-    m = hw.maximum_nan(a[0], b[0]).with_name_hint("new_max")
-    return m, hw.fma(a[1], fast_exp(a[0] - m), b[1] * fast_exp(b[0] - m))
-
-
-@dataclass(frozen=True)
-class Monoid:
-    """How partial results combine.
-
-    `masked_value` replaces an element outside the matrix, `identity` is the state of no elements, `state_of_element`
-    makes the state of one element, `merge` combines two states and `finish` computes the result of a state.
-    `component_names` names the values of a state in the kernel; a state of one value needs none.
-    """
-
-    masked_value: float
-    identity: tuple[float, ...]
-    state_of_element: Callable[[Value], State]
-    merge: Callable[[State, State], State]
-    finish: Callable[[State], Value]
-    component_names: tuple[str, ...] = ("",)
-
-    def names_of(self, prefix: str, fallback: str, suffix: str = "") -> list[str]:
-        """Return what the kernel calls the components of a state: `fallback` replaces the name of the only one."""
-        return ["_".join(filter(None, (prefix, name or fallback, suffix))) for name in self.component_names]
-
-
-def _scalar_state_monoid(identity: float, merge: Callable[[Value, Value], Value]) -> Monoid:
-    return Monoid(identity, (identity,), lambda x: (x,), lambda a, b: (merge(a[0], b[0]),), lambda s: s[0])
-
-
-_SUM = _scalar_state_monoid(0.0, lambda a, b: a + b)
-MONOIDS: dict[str, Monoid] = {
-    "sum": _SUM,
-    "mean": _SUM,
-    "max": _scalar_state_monoid(-math.inf, hw.maximum_nan),
-    "min": _scalar_state_monoid(math.inf, hw.minimum_nan),
-    "logsumexp": Monoid(
-        -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
-        lambda s: hw.fma(hw.sfu_approximation("lg2.approx.ftz", s[1]), LN_2, s[0]), ("max", "sum_exp"),
-    ),
-}  # fmt: skip
-
-
-def _finite(x: Value) -> Value:
-    """Clamp x to the finite fp32 numbers."""
-    return hw.minimum_nan(hw.maximum_nan(x, FLT_LOWEST_FINITE), -FLT_LOWEST_FINITE).with_name_hint("finite_x")
-
-
-class _ReductionState:
-    """`count` states of the result `name` in a thread's registers."""
-
-    def __init__(self, monoid: Monoid, count: int, name: str) -> None:
-        self.monoid = monoid
-        self.arrays: list[RegisterArray] = [
-            current_builder().registers(F32, count, x) for x in monoid.names_of("", "acc", name)
-        ]
-        with current_builder().unroll(count) as i:
-            for array, identity in zip(self.arrays, monoid.identity, strict=True):
-                array[i] = identity
-
-    def load(self, i: ValueLike) -> State:
-        return tuple(array[i] for array in self.arrays)
-
-    def store(self, i: ValueLike, state: State) -> None:
-        for array, x in zip(self.arrays, state, strict=True):
-            array[i] = x
-
-    def accumulate(self, i: ValueLike, x: Value) -> None:
-        self.store(i, self.monoid.merge(self.load(i), self.monoid.state_of_element(x)))
-
-    def fence(self) -> None:
-        """Force the additions so far to be done here: ptxas would postpone hundreds of them, and spill."""
-        for array in self.arrays:
-            hw.fence_operand(array)
-
-    def warp_reduce(self, i: ValueLike, masks: tuple[int, ...]) -> None:
-        """Reduce state `i` over the lanes whose indices differ in the bits of `masks`; all of them get the result."""
-        state = self.load(i)
-        for mask in masks:
-            for x, name in zip(state, self.monoid.names_of("lane", "value"), strict=True):
-                x.with_name_hint(name)
-            peer_state = tuple(hw.shuffle_xor_fp32(x, mask) for x in state)
-            for x, name in zip(peer_state, self.monoid.names_of("peer", "value"), strict=True):
-                x.with_name_hint(name)
-            state = self.monoid.merge(state, peer_state)
-        self.store(i, state)
 
 
 class Reduction:
@@ -165,7 +60,7 @@ class Reduction:
         # the compiler may make `condition ? f(x) : 0` a branch around f, which each element would take
         self.select = hw.select if uses_special_functions(spec.epilogue.graph, result.node) else k.select
         self._clips = spec.grouping is not None and spec.grouping.clips_rows
-        self._by_group = _reduces_groups(axis, spec)
+        self._by_group = reduces_groups(axis, spec)
         self.atomic = spec.epilogue.is_atomic(result)
         argument = partials_argument(result.name)
         if self.atomic:
@@ -241,9 +136,9 @@ class Reduction:
         """Return the reduction of a tile's elements; clears the states of reductions over a whole tile."""
         return TileReduction(self, wg_tile)
 
-    def make_states(self, count: int) -> _ReductionState:
+    def make_states(self, count: int) -> ReductionState:
         """Return `count` states of no elements."""
-        return _ReductionState(self.monoid, count, self.result.name)
+        return ReductionState(self.monoid, count, self.result.name)
 
     def state_index(self, index: Value) -> Value:
         """Return the index of a state, named."""
@@ -404,121 +299,3 @@ class RangeReduction:
             case "m":
                 return self.reduction.state_index((coord.n8 + (n8_offset - self.first_n8)) * 2 + i)
         return 0
-
-
-def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]:
-    """Map each non-constant reduction to the first one that computes the same partials (a sum and a mean share).
-
-    Atomic reductions have no partials and map to themselves.
-    """
-    first_with_key: dict[tuple[int, str, Monoid], str] = {}
-    shared = {}
-    for r in graph.results:
-        node = graph.nodes[r.node]
-        if node.op == "reduce" and graph.constant_operand_of(r) is None:
-            kind, axis = node.attribute
-            first_name = first_with_key.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
-            shared[r.name] = first_name if deterministic else r.name
-    return shared
-
-
-def _reduces_groups(axis: str, spec: KernelSpec) -> bool:
-    """Return whether a reduction is over rows (columns, with role "b") of groups, each by itself."""
-    grouping = spec.grouping
-    return grouping is not None and grouping.clips_rows and {"a": "m", "b": "n"}[grouping.role] in axis
-
-
-def rows_of_block(axis: str, spec: KernelSpec) -> int:
-    """Return the rows of a group that have partials of their own: a warp's, or with axis "mn" a tile's."""
-    return spec.config.tile[0] if axis == "mn" else FRAGMENT_ROWS_PER_WARP
-
-
-def partials_argument(name: str) -> str:
-    """Return the name of the kernel argument that holds the address of a reduction's partials."""
-    return f"partials_{name}"
-
-
-@dataclass(frozen=True)
-class PartialsShape:
-    """Shape of a reduction's partials, for the host.
-
-    Each of `batch` x `num_outputs` outputs has `num_partials` partials. For a reduction to one scalar per batch, to
-    which each warp of each tile contributes, `tiles_per_batch` and `tiles_n` are the tiles of the padded grid, in total
-    and along N; otherwise they are 0. `groups`: those of rows, of which each has results, and some of the partials.
-    """
-
-    kind: str
-    batch: int
-    num_partials: int
-    num_outputs: int
-    tiles_per_batch: int = 0
-    tiles_n: int = 0
-    groups: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """Size of the partials in bytes."""
-        return 4 * len(MONOIDS[self.kind].identity) * self.component_stride
-
-    @property
-    def total_outputs(self) -> int:
-        """Outputs of all batches, or of all groups."""
-        return self.batch * max(self.groups, 1) * self.num_outputs
-
-    @property
-    def component_stride(self) -> int:
-        """Elements between two components of a state."""
-        return self.batch * self.num_partials * self.num_outputs
-
-
-def merge_batches(shape: PartialsShape, axis: str) -> PartialsShape:
-    """Return the shape that the second step reads: if the batch is reduced too, it belongs to the partials."""
-    if "b" not in reduced_dims(axis):
-        return shape
-    return replace(shape, batch=1, num_partials=shape.batch * shape.num_partials)
-
-
-def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShape:
-    """Return the shape of a reduction's partials. Raises ArgumentError if there are more than MAX_PARTIALS."""
-    graph, config = spec.epilogue.graph, spec.config
-    node = graph.nodes[result.node]
-    (kind, axis), dims = node.attribute, graph.broadcast_dims()[node.inputs[0]]
-    m, n = p.m // dims.row_divisor, p.n // dims.column_divisor
-    by_group = _reduces_groups(axis, spec)
-    batch = p.groups if by_group else p.batch
-    if by_group and not spec.epilogue.is_atomic(result):
-        partials, outputs, tiles_n = max_blocks(p, rows_of_block(axis, spec)), n, 0
-        if axis == "mn":
-            tiles_n = _tiles_n(spec, p)
-            partials, outputs = partials * tiles_n * 4 * config.warpgroups[0], 1
-        shape = PartialsShape(kind, 1, partials, outputs, tiles_n, tiles_n, p.groups)
-        return _checked_shape(shape, result, p)
-    match reduced_dims(axis).removeprefix("b"):
-        case "n":
-            shape = PartialsShape(kind, batch, ceil_div(p.n, spec.slice_columns), m)
-        case "m":
-            shape = PartialsShape(kind, batch, ceil_div(p.m, FRAGMENT_ROWS_PER_WARP), n)
-        case "mn":
-            tiles_m = ceil_div(p.m, config.tile[0] * config.cluster[0]) * config.cluster[0]
-            tiles_n = _tiles_n(spec, p)
-            num_partials = tiles_m * tiles_n * 4 * config.warpgroups[0]
-            shape = PartialsShape(kind, batch, num_partials, 1, tiles_m * tiles_n, tiles_n)
-        case _:
-            shape = PartialsShape(kind, batch, 1, m * n)
-    return _checked_shape(shape, result, p)
-
-
-def _tiles_n(spec: KernelSpec, p: Problem) -> int:
-    """Return the tiles along N of the padded grid."""
-    per_cluster = spec.config.cluster[1] * spec.num_reducing_ctas * spec.config.warpgroups[1]
-    return ceil_div(p.n, spec.slice_columns * per_cluster) * per_cluster
-
-
-def _checked_shape(shape: PartialsShape, result: Result, p: Problem) -> PartialsShape:
-    count = max(shape.batch * shape.num_partials, shape.total_outputs)
-    if count > MAX_PARTIALS:
-        raise ArgumentError(
-            f"{result.name}: got {p}, whose {shape.kind} has {count} partial results, more than the maximum of "
-            f"{MAX_PARTIALS}; split the GEMM along M or N"
-        )
-    return shape

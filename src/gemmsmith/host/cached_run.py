@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmsmith.arrays import describe
 from gemmsmith.backends import Backend
-from gemmsmith.binding.bind import bind, outputs_by_name
+from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
+from gemmsmith.binding.results import outputs_by_name
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError

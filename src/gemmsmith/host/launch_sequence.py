@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from gemmsmith.binding.bind import Binding
+from gemmsmith.binding.binding import Binding
 from gemmsmith.core.dtypes import FP32, overflow_as_fp32
 from gemmsmith.core.graph import Result, reduced_dims
 from gemmsmith.core.pointer import Pointer
@@ -15,13 +15,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.group_partials import ranges_argument
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.reductions import (
-    PartialsShape,
-    merge_batches,
-    partials_argument,
-    partials_shape,
-    shared_partials,
-)
+from gemmsmith.epilogue.partials import PartialsShape, merge_batches, partials_argument, partials_shape, shared_partials
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.pack import BoundPacking, operand_packings, replace_packed_operands, tf32_residual_packings
 from gemmsmith.kernels.reduce import BoundReduction, ReduceSpec, reduce_kernel

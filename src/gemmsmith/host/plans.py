@@ -13,8 +13,10 @@ import numpy as np
 from gemmsmith.arrays import address_of, cache_key_and_address, empty_like_kind, is_array
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
-from gemmsmith.binding.bind import Binding, arrange_results, bind, outputs_by_name, primary_result_name
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.request import Request
+from gemmsmith.binding.results import arrange_results, outputs_by_name, primary_result_name
 from gemmsmith.binding.scaling import SCALE_ARGUMENTS, argument_name, with_scales
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import DType, validate_fp32_scalar

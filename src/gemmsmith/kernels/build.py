@@ -8,7 +8,7 @@ from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.reductions import shared_partials
+from gemmsmith.epilogue.partials import shared_partials
 from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel

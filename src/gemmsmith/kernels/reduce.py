@@ -17,8 +17,9 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.group_partials import RANGE_BYTES
+from gemmsmith.epilogue.monoids import MONOIDS, Monoid
 from gemmsmith.epilogue.outputs import store_rounded
-from gemmsmith.epilogue.reductions import MONOIDS, Monoid, PartialsShape
+from gemmsmith.epilogue.partials import PartialsShape
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import gemmsmith.torch.autograd_kernels  # noqa: F401  # which registers them
 from gemmsmith.torch.api import gemm, gemm_then_linear
 from gemmsmith.torch.grouped import grouped_gemm
 from gemmsmith.torch.modules import FusedLinear, FusedLinearCrossEntropy, FusedMLP

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
-from gemmsmith.binding.bind import arrange_results
+from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
@@ -22,10 +22,8 @@ from gemmsmith.core.graph import reduced_dims
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.torch import graph_serialization
-from gemmsmith.torch.autograd import (
-    differentiable_gemm,
-    in_functorch_transform,
-)
+from gemmsmith.torch.autograd import differentiable_gemm
+from gemmsmith.torch.autograd_state import in_functorch_transform
 from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_names
 from gemmsmith.torch.cached_call import cache_call, copy_epilogue, run_cached_call

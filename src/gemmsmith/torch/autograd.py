@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph
@@ -18,9 +17,8 @@ from gemmsmith.graph.frontend.derivative import (
     OUTPUT_PREFIX,
     SAVED_PREFIX,
 )
-from gemmsmith.graph.frontend.interleave import interleave
-from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import graph_serialization
+from gemmsmith.torch.autograd_state import in_functorch_transform, is_exporting
 from gemmsmith.torch.backward_plan import (
     A,
     B,
@@ -36,8 +34,8 @@ from gemmsmith.torch.backward_plan import (
     tensor_names,
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.grouped_ops import ROWS, ROWS_OF_TWO, SLICES, multiply_slices
-from gemmsmith.torch.ops import LIBRARY, OPERATORS, as_outputs, call_op, find_kernel_run, matmul_shape
+from gemmsmith.torch.grouped_ops import multiply_slices
+from gemmsmith.torch.ops import call_op, matmul_shape
 
 PLAIN_GEMM = " | accumulator | out 0"
 """The serialized epilogue that returns the accumulator in a's dtype."""
@@ -69,7 +67,7 @@ def run_forward(
     offsets: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Run a forward plan and return the user's results."""
-    apply = _GemmFunction.apply if torch.compiler.is_dynamo_compiling() or in_functorch_transform() else _fast_apply
+    apply = GemmFunction.apply if torch.compiler.is_dynamo_compiling() or in_functorch_transform() else fast_apply
     outputs = apply(
         spec, wrt, tuple([numbers[i] for i in spec.number_indices]), offsets, a, b,
         *[operands[i] for i in spec.tensor_indices],
@@ -87,48 +85,7 @@ def plan_forward(epilogue: str, a: Any, b: Any, operands: Sequence[Any], recompu
     return make_forward_spec(epilogue, wrt, str(a.dtype), recompute), wrt
 
 
-def in_functorch_transform() -> bool:
-    """Return whether a torch.func transform or forward mode is active. Raises ArgumentError for torch.func.jvp."""
-    if torch.compiler.is_dynamo_compiling():
-        return False
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    if any(interpreter.key() == torch._C._functorch.TransformType.Jvp for interpreter in stack):
-        raise ArgumentError("a, b: got forward mode, which gemm does not support; use reverse mode, as torch.func.grad")
-    return bool(stack) or forward_ad._current_level >= 0
-
-
-@torch.compiler.assume_constant_result
-def is_exporting() -> bool:
-    """Return whether torch.export or torch.jit.trace records operators.
-
-    Their Autograd kernels record gradients when the exported program runs.
-    """
-    return bool(torch.compiler.is_exporting() or torch.jit.is_tracing())
-
-
-def _autograd_kernel(op: Any) -> Callable[..., Any]:
-    """Return the operator's Autograd kernel, which exported programs, for one, need for their gradients."""
-
-    def kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
-        inputs = (a, b, *operands)
-        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
-            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
-        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs) and not is_exporting():
-            if in_functorch_transform():
-                raise ArgumentError(f"{op.name()}: got a gradient in compiled code; use torch.func.grad outside of it")
-            results = differentiable_gemm(epilogue, a, b, numbers, operands)
-            return results if len(results) > 1 else results[0]
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(a, b, key, epilogue, numbers, *operands)
-
-    return kernel
-
-
-for _op in OPERATORS.values():
-    LIBRARY.impl(_op.overloadpacket.__name__, _autograd_kernel(_op), "Autograd")
-
-
-class _GemmFunction(torch.autograd.Function):
+class GemmFunction(torch.autograd.Function):
     """The results of an epilogue: the user's, then those that only backward reads."""
 
     @staticmethod
@@ -143,7 +100,7 @@ class _GemmFunction(torch.autograd.Function):
         spec, wrt, numbers, offsets, *arrays = inputs
         ctx.spec, ctx.wrt, ctx.numbers, ctx.dtype = spec, wrt, numbers, arrays[0].dtype
         ctx.shapes, ctx.b_is_column_major = [x.shape for x in arrays], is_column_major(arrays[1])
-        _save_for_backward(ctx, spec, offsets, arrays, output)
+        save_for_backward(ctx, spec, offsets, arrays, output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -194,7 +151,7 @@ class _GemmFunction(torch.autograd.Function):
         # One call per element if the results reduce the batch, or a or b has a batch already.
         if reduces_batch or a.dim() - batched[0] != 2 or b.dim() - b_batched != 2:
             outputs_per_element = [
-                _GemmFunction.apply(*inputs[:4], *[x[i] if d else x for x, d in zip(batch_first, batched, strict=True)])
+                GemmFunction.apply(*inputs[:4], *[x[i] if d else x for x, d in zip(batch_first, batched, strict=True)])
                 for i in range(info.batch_size)
             ]
             return tuple(torch.stack(column) for column in zip(*outputs_per_element, strict=True)), 0
@@ -203,74 +160,17 @@ class _GemmFunction(torch.autograd.Function):
         operands = [_as_batched_matrix(x) if d else x for x, d in zip(operands, operands_batched, strict=True)]
         names = tuple(n for n, d in zip(tensor_names(spec.epilogue), operands_batched, strict=True) if d)
         batched_spec = spec._replace(epilogue=_batch_operands(spec.epilogue, names))
-        return _GemmFunction.apply(batched_spec, wrt, scalars, None, a, b, *operands), 0
+        return GemmFunction.apply(batched_spec, wrt, scalars, None, a, b, *operands), 0
 
 
-_fast_apply = super(torch.autograd.Function, _GemmFunction).apply
+fast_apply = super(torch.autograd.Function, GemmFunction).apply
 """`apply` without binding the signature of forward, which takes most of a call's time on the host."""
 
 
-class CachedForward(NamedTuple):
-    """A forward pass of plain tensors, as an earlier call has run it.
-
-    `run`: its launches, or None if it calls the operator. The others are what backward needs.
-    """
-
-    run: CachedRun | None
-    spec: ForwardSpec
-    wrt: Names
-    dtype: torch.dtype
-    shapes: tuple[Any, ...]
-    b_is_column_major: bool
-
-
-class _CachedGemmFunction(torch.autograd.Function):
-    """`_GemmFunction` that runs launches. No transform sees it: it has no setup_context, which takes 2 us."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, cached: CachedForward, pointers: dict[str, Any], numbers: Any, offsets: Any, *arrays: Any
-    ) -> tuple[Any, ...]:
-        run, ctx.spec, ctx.wrt, ctx.dtype, ctx.shapes, ctx.b_is_column_major = cached
-        ctx.numbers = numbers
-        outputs = as_outputs(run(pointers, arrays[0]))  # type: ignore[misc]  # there are launches
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        _save_for_backward(ctx, cached.spec, offsets, arrays, outputs)
-        return outputs
-
-    backward = _GemmFunction.backward
-
-
-_apply_cached = super(torch.autograd.Function, _CachedGemmFunction).apply
-
-
-def cache_forward(
-    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], recompute: bool,
-    offsets: Any = None,
-) -> CachedForward:  # fmt: skip
-    """Return the forward pass that `differentiable_gemm` has just run for these arguments, with gradients."""
-    spec, wrt = plan_forward(epilogue, a, b, operands, recompute)
-    numbers, operands = [numbers[i] for i in spec.number_indices], [operands[i] for i in spec.tensor_indices]
-    run = find_kernel_run(spec.epilogue, a, b, numbers, operands, offsets)
-    shapes = tuple([x.shape for x in (a, b, *operands)])
-    return CachedForward(run, spec, wrt, a.dtype, shapes, is_column_major(b))
-
-
-def run_cached_forward(
-    cached: CachedForward, pointers: dict[str, Any], a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any],
-    offsets: Any = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Run it again, and return the user's results; the operands are those of its spec. `pointers`: modified."""
-    if cached.run is None:
-        outputs = _fast_apply(cached.spec, cached.wrt, tuple(numbers), offsets, a, b, *operands)
-    else:
-        outputs = _apply_cached(cached, pointers, numbers, offsets, a, b, *operands)
-    return outputs[: len(cached.spec.user_outputs)]  # type: ignore[no-any-return]
-
-
-def _save_for_backward(
+def save_for_backward(
     ctx: Any, spec: ForwardSpec, offsets: Any, arrays: Sequence[Any], outputs: tuple[Any, ...]
-) -> None:  # fmt: skip
+) -> None:
+    """Save what the backward pass of a forward spec reads."""
     saveable = (*arrays, *outputs)
     ctx.save_for_backward(offsets, *[saveable[i] for i in spec.saved_indices])
     ctx.set_materialize_grads(False)
@@ -380,50 +280,6 @@ class _SlicesFunction(torch.autograd.Function):
         return grad_a, grad_b, None
 
 
-def _rows_autograd_kernel(op: Any) -> Callable[..., Any]:
-    """Return the Autograd kernel of an operator of groups of rows."""
-
-    def kernel(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
-        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, *operands))
-        if needs_grad and not is_exporting():
-            results = differentiable_gemm(epilogue, a, b, numbers, operands, offsets=offsets)
-            return results if len(results) > 1 else results[0]
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(a, b, offsets, key, epilogue, numbers, *operands)
-
-    return kernel
-
-
-def _rows_of_two_autograd_kernel(op: Any) -> Callable[..., Any]:
-    """Return that of an operator that multiplies groups of rows by the columns of b and b2, which alternate."""
-
-    def kernel(
-        a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any
-    ) -> Any:  # fmt: skip
-        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, b2, *operands))
-        if needs_grad and not is_exporting():
-            results = differentiable_gemm(epilogue, a, interleave(b, b2), numbers, operands, offsets=offsets)
-            return results if len(results) > 1 else results[0]
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(a, b, b2, offsets, key, epilogue, numbers, *operands)
-
-    return kernel
-
-
-def _slices_autograd_kernel(a: Any, b: Any, offsets: Any) -> Any:
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad) and not is_exporting():
-        return _SlicesFunction.apply(a, b, offsets)
-    with torch._C._AutoDispatchBelowAutograd():
-        return SLICES(a, b, offsets)
-
-
-for _op in ROWS.values():
-    LIBRARY.impl(_op.overloadpacket.__name__, _rows_autograd_kernel(_op), "Autograd")
-for _op in ROWS_OF_TWO.values():
-    LIBRARY.impl(_op.overloadpacket.__name__, _rows_of_two_autograd_kernel(_op), "Autograd")
-LIBRARY.impl("grouped_gemm_k", _slices_autograd_kernel, "Autograd")
-
-
 def sum_to_size(g: Any, shape: Any) -> Any:
     """Sum a gradient over the dimensions along which an operand of this shape is broadcast."""
     while g.dim() > len(shape):
@@ -432,14 +288,6 @@ def sum_to_size(g: Any, shape: Any) -> Any:
         if size == 1 and g.shape[i] != 1:
             g = g.sum(i, keepdim=True)
     return g
-
-
-def check_once_differentiable() -> None:
-    """Raise ArgumentError if a backward pass is itself recorded, by create_graph=True."""
-    if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
-        raise ArgumentError(
-            "create_graph: got True for a function without second derivatives; use gemmsmith.torch.gemm"
-        )
 
 
 def _as_batched_matrix(x: Any) -> Any:

@@ -16,15 +16,13 @@ from gemmsmith.graph.frontend.derivative import GRAD_PREFIX, INPUT_PREFIX
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.autograd import (
     PLAIN_GEMM,
-    check_once_differentiable,
     differentiable_gemm,
-    in_functorch_transform,
     is_column_major,
-    is_exporting,
     plan_forward,
     sum_to_size,
     weight_gradient,
 )
+from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting
 from gemmsmith.torch.backward_plan import (
     ForwardSpec,
     Names,

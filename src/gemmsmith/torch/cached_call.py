@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gemmsmith.binding.bind import arrange_results
+from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.graph.frontend.snapshot import snapshot
-from gemmsmith.torch.autograd import CachedForward, cache_forward, run_cached_forward
 from gemmsmith.torch.backward_plan import Names, number_names, tensor_names
+from gemmsmith.torch.cached_forward import CachedForward, cache_forward, run_cached_forward
 from gemmsmith.torch.plain_tensors import MAX_CACHED_CALLS, RUNS, Arguments
 
 

@@ -11,7 +11,8 @@ from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import PLAIN_GEMM, check_once_differentiable, is_exporting
+from gemmsmith.torch.autograd import PLAIN_GEMM
+from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, epilogue_of, gate_and_up
 from gemmsmith.torch.graph_serialization import deserialize

@@ -25,7 +25,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import check_once_differentiable, is_exporting
+from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, records_gradients
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.fp8_experts import check_hidden
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, weighted_backward, weighted_gate_and_up
@@ -246,9 +246,8 @@ def _autograd_kernel(
     activation: str,
 ) -> Any:  # fmt: skip
     """Record gradients, which exported programs need."""
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, row_weights, gate_up, down))
     table = offsets, token_of_row, row_of_slot, row_weights
-    if needs_grad and not is_exporting():
+    if records_gradients(x, row_weights, gate_up, down):
         return _Experts.apply(x, row_weights.detach().unsqueeze(1), gate_up, down, *table, activation)
     with torch._C._AutoDispatchBelowAutograd():
         return FORWARD(x, *table, gate_up, down, activation)

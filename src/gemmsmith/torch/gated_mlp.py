@@ -10,14 +10,8 @@ from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import (
-    PLAIN_GEMM,
-    check_once_differentiable,
-    in_functorch_transform,
-    is_column_major,
-    is_exporting,
-    weight_gradient,
-)
+from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
+from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.gated_epilogues import epilogue_of
 from gemmsmith.torch.graph_serialization import serialize

@@ -9,7 +9,7 @@ import torch
 
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding import checks
-from gemmsmith.binding.bind import arrange_results
+from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gemmsmith.api import grouped_gemm as launch
-from gemmsmith.binding.bind import result_shape
+from gemmsmith.binding.results import result_shape
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.torch import fallback, graph_serialization

@@ -11,13 +11,8 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast, expect_tensor
-from gemmsmith.torch.autograd import (
-    PLAIN_GEMM,
-    check_once_differentiable,
-    differentiable_gemm,
-    in_functorch_transform,
-    is_exporting,
-)
+from gemmsmith.torch.autograd import PLAIN_GEMM, differentiable_gemm
+from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.graph_serialization import serialize
 from gemmsmith.torch.ops import call_op

@@ -30,7 +30,7 @@ from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.matmul import matmul_float64, rounded, wrap_int32
-from gemmsmith.binding.bind import result_shape, result_strides
+from gemmsmith.binding.results import result_shape, result_strides
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph, Result

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.binding.bind import build_source_graph
+from gemmsmith.binding.graphs import build_source_graph
 from gemmsmith.binding.scaling import multiply_by_scales
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import FP32, DType, as_dtype

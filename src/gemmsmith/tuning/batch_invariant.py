@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gemmsmith.binding.bind import Binding
+from gemmsmith.binding.binding import Binding
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import TF32, DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gemmsmith.binding.bind import Binding
+from gemmsmith.binding.binding import Binding
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec

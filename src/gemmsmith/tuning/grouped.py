@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gemmsmith.binding.bind import Binding
+from gemmsmith.binding.binding import Binding
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec

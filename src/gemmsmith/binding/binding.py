@@ -1,0 +1,162 @@
+"""A GEMM and its epilogue, bound to arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind
+from gemmsmith.binding import scaling
+from gemmsmith.binding.matrices import orient_problem
+from gemmsmith.binding.results import arrange_results
+from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.epilogue_spec import EpilogueSpec
+from gemmsmith.core.errors import ArgumentError, ConfigError
+from gemmsmith.core.frozen import changed
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.make_spec import make_spec
+from gemmsmith.core.mma import Mma
+from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem
+from gemmsmith.core.product import Product
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf32_residual_packings
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A GEMM and its epilogue, bound to arrays.
+
+    Attributes:
+        shape: (m, n) or (batch, m, n).
+        out_dtype: Dtype of matrix results for which the epilogue names none.
+        mma: The instruction that multiplies a and b.
+        promoted: Whether sums are promoted to fp32 every 128 bytes of k.
+        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the names of the block scales.
+        source_graph: The epilogue as the user wrote it, in the user's orientation.
+        graph: The epilogue after the passes, in the user's orientation.
+        arguments: Every array and number, by its Pointer's name. A result that the caller does not give has its
+            `result_strides` and address 0; only results are writable.
+        results: The given arrays of results, by name.
+        problem: The GEMM that the kernel computes; its D is the first matrix result.
+        product: The product that is computed, if it is not torch.matmul's: the design's, or a grouped GEMM's.
+        swapped: Whether the kernel computes D^T = B^T @ A^T, so that the problem's `a` is the user's b.
+        spec: The epilogue of the kernel.
+        arrays: Matrix operands and results of the kernel, and arrays of the product, by name.
+    """
+
+    shape: tuple[int, ...]
+    out_dtype: DType
+    mma: Mma
+    promoted: bool
+    scale_granularity: Mapping[str, int]
+    source_graph: EpilogueGraph
+    graph: EpilogueGraph
+    arguments: Mapping[str, ArrayInfo | float]
+    results: Mapping[str, Any]
+    product: Product | None
+    problem: Problem
+    swapped: bool
+    spec: EpilogueSpec
+    arrays: Mapping[str, Matrix]
+
+    @property
+    def a(self) -> ArrayInfo:
+        """The array a."""
+        a = self.arguments["a"]
+        assert isinstance(a, ArrayInfo)
+        return a
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """The groups of the user's product."""
+        grouping = self.problem.grouping
+        return grouping.transposed() if grouping and self.swapped else grouping
+
+    @property
+    def names(self) -> list[str]:
+        """The results' names."""
+        return [r.name for r in self.graph.results]
+
+    @property
+    def value(self) -> Any:
+        """The results in the form in which the epilogue returned them: one, a tuple, or a dict."""
+        return arrange_results(self.results, self.names)
+
+    @property
+    def scales(self) -> list[str]:
+        """Descriptions of the granularity of the scales of a and b."""
+        return [scaling.describe_granularity(name, self.graph, self.scale_granularity) for name in SCALE_NAMES]
+
+    @property
+    def unallocated_results(self) -> dict[str, ArrayInfo]:
+        """The results that have no array yet, by name."""
+        if len(self.results) == len(self.graph.results):
+            return {}
+        arguments = {name: self.arguments[result_argument(name)] for name in self.names if name not in self.results}
+        return {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo)}
+
+    def transposed(self) -> Binding:
+        """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
+        if self.product and not self.product.is_transposable:
+            raise ConfigError(f"swap_ab: got True for {self.product.name}, which supports False only")
+        if not self.graph.is_transposable:
+            raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
+        p = self.problem
+        if len(self.shape) == 2 and (p.m > 1) + (p.n > 1) + (p.k > 1) > 1:
+            # No batch was folded, and canonical strides stay canonical, since no matrix has one element.
+            arrays = {name: x.T for name, x in self.arrays.items()}
+            spec = self.spec.with_graph(self.spec.graph.transposed()).for_arrays(arrays)
+            return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
+        spec = self.spec.with_graph(self.graph)
+        oriented = orient_problem(
+            spec, self.arguments, self.shape, self.out_dtype, self.mma, self.promoted, self.scale_granularity,
+            self.product, self.grouping, self.problem.groups, swapped=not self.swapped,
+        )  # fmt: skip
+        return changed(self, **oriented._asdict())
+
+    def kernel_spec(self, config: Config) -> KernelSpec:
+        """Return the GEMM kernel's compile-time parameters, with operands packed that TMA cannot load.
+
+        Raises ConfigError if the config cannot work, ArgumentError if a packed operand would be too large.
+        """
+        packings = operand_packings(self.problem, config)
+        for name, packing in zip("ab", packings, strict=True):
+            if packing and packing.total_vectors > MAX_EXTENT:
+                raise ArgumentError(
+                    f"{name}: TMA cannot read its strides or address and it is too large to pack; "
+                    "use rows that are multiples of 16 bytes at a 16-byte aligned address"
+                )
+        for name, packing in zip("ab", tf32_residual_packings(self.problem, config), strict=False):
+            if packing.total_vectors > MAX_EXTENT:
+                raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
+        return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)
+
+    def in_orientation_of(self, other: Binding) -> Binding:
+        """Return the binding in `other`'s orientation, with the strides of length-1 dimensions taken from `other`."""
+        binding = self if self.swapped == other.swapped else self.transposed()
+        arrays = dict(binding.arrays)
+        for name in binding.spec.graph.matrix_names:
+            arrays[name] = arrays[name].with_degenerate_strides_of(other.arrays.get(name, arrays[name]))
+        problem = binding.problem.with_degenerate_strides_of(other.problem)
+        spec = binding.spec.for_arrays(arrays)
+        return changed(binding, problem=problem, arrays=arrays, spec=spec)
+
+    def allocate_results(self, like: Any) -> Binding:
+        """Allocate the missing results in `like`'s library. Raises ArgumentError for a max or min over nothing."""
+        for r in self.graph.results:
+            node, argument = self.graph.nodes[r.node], self.arguments[result_argument(r.name)]
+            is_max_or_min = node.op == "reduce" and node.attribute[0] in ("max", "min")
+            if 0 in self.shape and is_max_or_min and isinstance(argument, ArrayInfo) and 0 not in argument.shape:
+                raise ArgumentError(
+                    f"a, b: the GEMM's shape {self.shape} is empty; {r.name}, a {node.attribute[0]}, has no value"
+                )
+        unallocated = self.unallocated_results
+        if not unallocated:
+            return self
+        allocated = {name: empty_like_kind(like, x.shape, x.dtype, x.strides) for name, x in unallocated.items()}
+        arguments = {result_argument(name): describe(x, name) for name, x in allocated.items()}
+        return changed(self, results={**self.results, **allocated}, arguments={**self.arguments, **arguments})

@@ -1,0 +1,96 @@
+"""The graphs of an epilogue: as the user wrote it, and after the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gemmsmith.arrays import ArrayInfo
+from gemmsmith.binding import scaling
+from gemmsmith.binding.groups import classify_in_groups, with_reductions_of_groups
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand
+from gemmsmith.core.grouping import Grouping
+from gemmsmith.epilogue.epilogue_plan import check_quantize_blocks
+from gemmsmith.graph.frontend.classify import classify
+from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.graph.frontend.snapshot import snapshot
+from gemmsmith.graph.frontend.tracer import trace_with_shape_dependence
+from gemmsmith.graph.passes import optimize
+from gemmsmith.graph.source_location import epilogue_error
+
+_GRAPH_CACHE: dict[Hashable, tuple[EpilogueGraph, EpilogueGraph]] = BoundedCache(1024)
+"""Graphs of epilogues that do not depend on the number of rows."""
+
+
+def build_graphs(
+    epilogue: Any, source: Hashable, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
+    factors: Mapping[str, ArrayInfo | float], out_dtype: DType, grouping: Grouping | None, groups: int,
+    scaled_shape: tuple[int, ...],
+) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
+    """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
+
+    `source`: the fingerprint of an epilogue that is a snapshot; else None. `scaled_shape`: the product's, with the rows
+    of the array a, before any are gathered.
+    """
+    classify_operand = partial(classify_in_groups, groups=groups) if groups else classify
+    kinds = {
+        name: (broadcast_dims(name, x.shape, of), x.dtype) if isinstance(x, ArrayInfo) else (BroadcastDims(), None)
+        for broadcast_dims, of, infos in (
+            (classify_operand, shape, operands), (scaling.scale_broadcast_dims, scaled_shape, factors)
+        )
+        for name, x in infos.items()
+    }  # fmt: skip
+    key = len(shape), shape[-1], tuple(kinds.items()), out_dtype, grouping
+    if cached := _GRAPH_CACHE.get((source or fingerprint(epilogue), key)):
+        return cached
+    if source is None:
+        epilogue, source = snapshot(epilogue)
+    operand_kinds = {name: kinds[name] for name in operands}
+    source_graph, depends_on_rows = build_source_graph(epilogue, shape, operand_kinds, groups > 0)
+    source_graph = with_reductions_of_groups(source_graph, grouping) if grouping else source_graph
+    source_graph = scaling.multiply_by_scales(source_graph, [Operand(name, *kinds[name]) for name in factors])
+    graph = _with_result_dtypes(optimize(source_graph), out_dtype)
+    check_quantize_blocks(graph)
+    if source is not None and not depends_on_rows:
+        _GRAPH_CACHE[source, key] = source_graph, graph
+    return source_graph, graph
+
+
+def build_source_graph(
+    epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]],
+    has_groups: bool = False,
+) -> tuple[EpilogueGraph, bool]:  # fmt: skip
+    """Return the graph as the user wrote it, and whether it may depend on the number of rows."""
+    if isinstance(epilogue, EpilogueGraph):
+        if any(node.op in ("chunk", "interleave") and node.attribute[-1] != "n" for node in epilogue.nodes):
+            raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
+        if not has_groups and any(node.op == "group_index" for node in epilogue.nodes):
+            raise EpilogueError("epilogue: got the index of a group; use grouped_gemm, or a grouping")
+        return epilogue, False
+    if isinstance(epilogue, type):
+        raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")
+    if callable(graph := getattr(epilogue, "graph", None)):
+        from gemmsmith.graph.frontend.arguments import bind_operands as bind_visitor
+
+        return bind_visitor(graph(), kinds, shape), True
+    if callable(epilogue):
+        return trace_with_shape_dependence(epilogue, shape, kinds, has_groups)
+    raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function, a visitor tree, or None")
+
+
+def _with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph:
+    """Give every result a dtype: by default `out_dtype` for matrices, fp32 for reductions and scales."""
+    results = []
+    for r in graph.results:
+        node = graph.nodes[r.node]
+        is_reduction_or_scale = node.op in ("reduce", "scale")
+        if is_reduction_or_scale and r.dtype not in (None, FP32, FP16, BF16):
+            kind = "a reduction's result" if node.op == "reduce" else "scales"
+            raise epilogue_error(f"{r.name}: got dtype {r.dtype} for {kind}; use fp32, fp16 or bf16", node.location)
+        results.append(replace(r, dtype=r.dtype or (FP32 if is_reduction_or_scale else out_dtype)))
+    return replace(graph, results=tuple(results))

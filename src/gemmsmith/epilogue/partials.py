@@ -1,0 +1,135 @@
+"""The partial results of reductions: which reductions share them, and their shape, for the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import EpilogueGraph, Result, reduced_dims
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.group_partials import max_blocks
+from gemmsmith.epilogue.monoids import MONOIDS, Monoid
+
+MAX_PARTIALS = 2**31 - 2**14
+"""Maximum of batch * partials and of batch * outputs: kernels index them in int32, by up to 2^13 past the end."""
+
+
+def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]:
+    """Map each non-constant reduction to the first one that computes the same partials (a sum and a mean share).
+
+    Atomic reductions have no partials and map to themselves.
+    """
+    first_with_key: dict[tuple[int, str, Monoid], str] = {}
+    shared = {}
+    for r in graph.results:
+        node = graph.nodes[r.node]
+        if node.op == "reduce" and graph.constant_operand_of(r) is None:
+            kind, axis = node.attribute
+            first_name = first_with_key.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
+            shared[r.name] = first_name if deterministic else r.name
+    return shared
+
+
+def reduces_groups(axis: str, spec: KernelSpec) -> bool:
+    """Return whether a reduction is over rows (columns, with role "b") of groups, each by itself."""
+    grouping = spec.grouping
+    return grouping is not None and grouping.clips_rows and {"a": "m", "b": "n"}[grouping.role] in axis
+
+
+def rows_of_block(axis: str, spec: KernelSpec) -> int:
+    """Return the rows of a group that have partials of their own: a warp's, or with axis "mn" a tile's."""
+    return spec.config.tile[0] if axis == "mn" else FRAGMENT_ROWS_PER_WARP
+
+
+def partials_argument(name: str) -> str:
+    """Return the name of the kernel argument that holds the address of a reduction's partials."""
+    return f"partials_{name}"
+
+
+@dataclass(frozen=True)
+class PartialsShape:
+    """Shape of a reduction's partials, for the host.
+
+    Each of `batch` x `num_outputs` outputs has `num_partials` partials. For a reduction to one scalar per batch, to
+    which each warp of each tile contributes, `tiles_per_batch` and `tiles_n` are the tiles of the padded grid, in total
+    and along N; otherwise they are 0. `groups`: those of rows, of which each has results, and some of the partials.
+    """
+
+    kind: str
+    batch: int
+    num_partials: int
+    num_outputs: int
+    tiles_per_batch: int = 0
+    tiles_n: int = 0
+    groups: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size of the partials in bytes."""
+        return 4 * len(MONOIDS[self.kind].identity) * self.component_stride
+
+    @property
+    def total_outputs(self) -> int:
+        """Outputs of all batches, or of all groups."""
+        return self.batch * max(self.groups, 1) * self.num_outputs
+
+    @property
+    def component_stride(self) -> int:
+        """Elements between two components of a state."""
+        return self.batch * self.num_partials * self.num_outputs
+
+
+def merge_batches(shape: PartialsShape, axis: str) -> PartialsShape:
+    """Return the shape that the second step reads: if the batch is reduced too, it belongs to the partials."""
+    if "b" not in reduced_dims(axis):
+        return shape
+    return replace(shape, batch=1, num_partials=shape.batch * shape.num_partials)
+
+
+def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShape:
+    """Return the shape of a reduction's partials. Raises ArgumentError if there are more than MAX_PARTIALS."""
+    graph, config = spec.epilogue.graph, spec.config
+    node = graph.nodes[result.node]
+    (kind, axis), dims = node.attribute, graph.broadcast_dims()[node.inputs[0]]
+    m, n = p.m // dims.row_divisor, p.n // dims.column_divisor
+    by_group = reduces_groups(axis, spec)
+    batch = p.groups if by_group else p.batch
+    if by_group and not spec.epilogue.is_atomic(result):
+        partials, outputs, tiles_n = max_blocks(p, rows_of_block(axis, spec)), n, 0
+        if axis == "mn":
+            tiles_n = _tiles_n(spec, p)
+            partials, outputs = partials * tiles_n * 4 * config.warpgroups[0], 1
+        shape = PartialsShape(kind, 1, partials, outputs, tiles_n, tiles_n, p.groups)
+        return _checked_shape(shape, result, p)
+    match reduced_dims(axis).removeprefix("b"):
+        case "n":
+            shape = PartialsShape(kind, batch, ceil_div(p.n, spec.slice_columns), m)
+        case "m":
+            shape = PartialsShape(kind, batch, ceil_div(p.m, FRAGMENT_ROWS_PER_WARP), n)
+        case "mn":
+            tiles_m = ceil_div(p.m, config.tile[0] * config.cluster[0]) * config.cluster[0]
+            tiles_n = _tiles_n(spec, p)
+            num_partials = tiles_m * tiles_n * 4 * config.warpgroups[0]
+            shape = PartialsShape(kind, batch, num_partials, 1, tiles_m * tiles_n, tiles_n)
+        case _:
+            shape = PartialsShape(kind, batch, 1, m * n)
+    return _checked_shape(shape, result, p)
+
+
+def _tiles_n(spec: KernelSpec, p: Problem) -> int:
+    """Return the tiles along N of the padded grid."""
+    per_cluster = spec.config.cluster[1] * spec.num_reducing_ctas * spec.config.warpgroups[1]
+    return ceil_div(p.n, spec.slice_columns * per_cluster) * per_cluster
+
+
+def _checked_shape(shape: PartialsShape, result: Result, p: Problem) -> PartialsShape:
+    count = max(shape.batch * shape.num_partials, shape.total_outputs)
+    if count > MAX_PARTIALS:
+        raise ArgumentError(
+            f"{result.name}: got {p}, whose {shape.kind} has {count} partial results, more than the maximum of "
+            f"{MAX_PARTIALS}; split the GEMM along M or N"
+        )
+    return shape

@@ -1,0 +1,78 @@
+"""The operators' Autograd kernels, which exported programs and compiled code, for two, need for their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.graph.frontend.interleave import interleave
+from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
+from gemmsmith.torch.autograd_state import in_functorch_transform, records_gradients
+from gemmsmith.torch.grouped_ops import ROWS, ROWS_OF_TWO, SLICES
+from gemmsmith.torch.ops import LIBRARY, OPERATORS
+
+
+def _autograd_kernel(op: Any) -> Callable[..., Any]:
+    """Return the Autograd kernel of an operator of one product."""
+
+    def kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
+        inputs = (a, b, *operands)
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
+        if records_gradients(*inputs):
+            if in_functorch_transform():
+                raise ArgumentError(f"{op.name()}: got a gradient in compiled code; use torch.func.grad outside of it")
+            results = differentiable_gemm(epilogue, a, b, numbers, operands)
+            return results if len(results) > 1 else results[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, b, key, epilogue, numbers, *operands)
+
+    return kernel
+
+
+def _rows_autograd_kernel(op: Any) -> Callable[..., Any]:
+    """Return the Autograd kernel of an operator of groups of rows."""
+
+    def kernel(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
+        if records_gradients(a, b, *operands):
+            results = differentiable_gemm(epilogue, a, b, numbers, operands, offsets=offsets)
+            return results if len(results) > 1 else results[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, b, offsets, key, epilogue, numbers, *operands)
+
+    return kernel
+
+
+def _rows_of_two_autograd_kernel(op: Any) -> Callable[..., Any]:
+    """Return that of an operator that multiplies groups of rows by the columns of b and b2, which alternate."""
+
+    def kernel(
+        a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any
+    ) -> Any:  # fmt: skip
+        if records_gradients(a, b, b2, *operands):
+            results = differentiable_gemm(epilogue, a, interleave(b, b2), numbers, operands, offsets=offsets)
+            return results if len(results) > 1 else results[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, b, b2, offsets, key, epilogue, numbers, *operands)
+
+    return kernel
+
+
+def _slices_autograd_kernel(a: Any, b: Any, offsets: Any) -> Any:
+    if records_gradients(a, b):
+        return differentiable_slices(a, b, offsets)
+    with torch._C._AutoDispatchBelowAutograd():
+        return SLICES(a, b, offsets)
+
+
+for _op in OPERATORS.values():
+    LIBRARY.impl(_op.overloadpacket.__name__, _autograd_kernel(_op), "Autograd")
+for _op in ROWS.values():
+    LIBRARY.impl(_op.overloadpacket.__name__, _rows_autograd_kernel(_op), "Autograd")
+for _op in ROWS_OF_TWO.values():
+    LIBRARY.impl(_op.overloadpacket.__name__, _rows_of_two_autograd_kernel(_op), "Autograd")
+LIBRARY.impl("grouped_gemm_k", _slices_autograd_kernel, "Autograd")

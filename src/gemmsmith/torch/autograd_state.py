@@ -1,0 +1,42 @@
+"""Who records gradients of a call: autograd, a transform of torch.func, an exporter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from gemmsmith.core.errors import ArgumentError
+
+
+def in_functorch_transform() -> bool:
+    """Return whether a torch.func transform or forward mode is active. Raises ArgumentError for torch.func.jvp."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    if any(interpreter.key() == torch._C._functorch.TransformType.Jvp for interpreter in stack):
+        raise ArgumentError("a, b: got forward mode, which gemm does not support; use reverse mode, as torch.func.grad")
+    return bool(stack) or forward_ad._current_level >= 0
+
+
+@torch.compiler.assume_constant_result
+def is_exporting() -> bool:
+    """Return whether torch.export or torch.jit.trace records operators.
+
+    Their Autograd kernels record gradients when the exported program runs.
+    """
+    return bool(torch.compiler.is_exporting() or torch.jit.is_tracing())
+
+
+def records_gradients(*tensors: Any) -> bool:
+    """Return whether autograd records gradients of these tensors now, not when an exported program runs."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and not is_exporting()
+
+
+def check_once_differentiable() -> None:
+    """Raise ArgumentError if a backward pass is itself recorded, by create_graph=True."""
+    if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
+        raise ArgumentError(
+            "create_graph: got True for a function without second derivatives; use gemmsmith.torch.gemm"
+        )
