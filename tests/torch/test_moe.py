@@ -285,6 +285,15 @@ def test_the_experts_interface_of_transformers() -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+def test_second_derivatives_are_refused() -> None:
+    x, experts, weights, gate_up, down = inputs(20)
+    y = gated_experts(x.requires_grad_(), experts, weights, gate_up, down)
+    with pytest.raises(ArgumentError, match="create_graph: got True"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(ArgumentError, match="torch.func: got a gradient .* use torch.autograd.grad"):
+        torch.func.grad(lambda x: gated_experts(x, experts, weights, gate_up, down).sum())(x.detach())
+
+
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ArgumentError, match="top_k: got 7 of 6 experts"):
         FusedMoE(DIM, HIDDEN, EXPERTS, 7)

@@ -17,4 +17,4 @@ class Pointer:
     reaches_other: bool = False
 
     def __add__(self, nbytes: int) -> Pointer:
-        return Pointer(self.name, self.offset + nbytes)
+        return Pointer(self.name, self.offset + nbytes, self.reaches_other)

@@ -35,8 +35,13 @@ def records_gradients(*tensors: Any) -> bool:
 
 
 def check_once_differentiable() -> None:
-    """Raise ArgumentError if a backward pass is itself recorded, by create_graph=True."""
+    """Raise ArgumentError if a backward pass is itself recorded, by create_graph=True or torch.func.grad."""
     if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
+        if torch._C._functorch.get_interpreter_stack():
+            raise ArgumentError(
+                "torch.func: got a gradient of a function without second derivatives, which torch.func.grad records; "
+                "use torch.autograd.grad, or gemmsmith.torch.gemm"
+            )
         raise ArgumentError(
             "create_graph: got True for a function without second derivatives; use gemmsmith.torch.gemm"
         )
