@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.test_simulated_dtypes import FLOAT, judge, matrix, poisoned
+from tests.simulated.test_dtypes import FLOAT, judge, matrix, poisoned
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec

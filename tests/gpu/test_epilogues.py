@@ -20,7 +20,7 @@ from tests.epilogues import (
     judge_random,
     operands,
 )
-from tests.test_simulated_epilogues import fit_case
+from tests.simulated.test_epilogues import fit_case
 
 import gemmsmith
 from gemmsmith import Config, ConfigError

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.test_simulated_dtypes import matrix, poisoned
+from tests.simulated.test_dtypes import matrix, poisoned
 
 from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.backends.cuda.compiler import compile_source

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as some
-from tests.test_simulated_gemm import configs
+from tests.simulated.test_gemm import configs
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Spec

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.groups import NUMPY, fp32, random
-from tests.test_grouped import COOPERATIVE, PINGPONG, SM80, poisoned
-from tests.test_grouped_gather import gathered, random_rows
+from tests.simulated.test_grouped import COOPERATIVE, PINGPONG, SM80, poisoned
+from tests.simulated.test_grouped_gather import gathered, random_rows
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Grouping, Spec

@@ -12,8 +12,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as some
 from tests.epilogue.graphs import graphs
 from tests.epilogues import CASES
-from tests.test_simulated_dtypes import matrix, poisoned
-from tests.test_simulated_epilogues import check, check_graph
+from tests.simulated.test_dtypes import matrix, poisoned
+from tests.simulated.test_epilogues import check, check_graph
 
 import gemmsmith
 from gemmsmith import Config, ConfigError

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.host.test_expert_sort import expected
 from tests.mutants.mutate import _changes
-from tests.test_expert_sort import expected
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate

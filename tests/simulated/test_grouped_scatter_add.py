@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.groups import NUMPY, random
-from tests.test_grouped_gather import CONFIGS, SM80, gathered, products, random_rows
+from tests.simulated.test_grouped_gather import CONFIGS, SM80, gathered, products, random_rows
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Grouping
