@@ -8,6 +8,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
+
+import gemmsmith
+from gemmsmith import ArgumentError, ConfigError, Spec
+from gemmsmith.core.dtypes import as_dtype
 
 NUMPY = {
     "bf16": ml_dtypes.bfloat16, "fp16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
@@ -50,3 +55,16 @@ def scaled(x: Any, scale: Any, transposed: bool = False) -> Any:
     rows = np.repeat(scale, 128, 0)[: len(x)] if len(scale) not in (1, len(x)) else scale
     full = np.repeat(rows, 128, 1)[:, : x.shape[1]] if rows.shape[1] != 1 else rows
     return x.astype(float) * full
+
+
+def check_refused(given: dict[str, Any], wrong: dict[str, Any], message: str) -> None:
+    """Check that grouped_gemm refuses `given`, as zeros, with the arguments of `wrong`, of which None is left out."""
+    arguments = {name: x for name, x in {**given, **wrong}.items() if x is not None}
+    arrays = {name: _zeros(x) if isinstance(x, Spec) else x for name, x in arguments.items()}
+    with pytest.raises((ArgumentError, ConfigError), match=message):
+        gemmsmith.grouped_gemm(**arrays, backend="sim")
+
+
+def _zeros(spec: Spec) -> Any:
+    x = np.zeros(spec.shape, as_dtype(spec.dtype, allow_integers=True).numpy)
+    return x[:: spec.strides[0]] if spec.strides and x.ndim == 1 else x

@@ -18,7 +18,7 @@ from gemmsmith.graph.frontend.derivative import (
     SAVED_PREFIX,
 )
 from gemmsmith.torch import graph_serialization
-from gemmsmith.torch.autograd_state import in_functorch_transform, is_exporting
+from gemmsmith.torch.autograd_state import in_functorch_transform, is_exporting, needs_grad, records_now
 from gemmsmith.torch.backward_plan import (
     A,
     B,
@@ -55,8 +55,7 @@ def differentiable_gemm(
     Raises:
         ArgumentError: something requires a gradient that does not have one.
     """
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, *operands))
-    if not (needs_grad or in_functorch_transform()) or is_exporting():
+    if not (needs_grad(a, b, *operands) or in_functorch_transform()) or is_exporting():
         results = call_op(epilogue, a, b, numbers, operands, offsets)
         return results if isinstance(results, tuple) else (results,)
     return run_forward(*plan_forward(epilogue, a, b, operands, recompute), a, b, numbers, operands, offsets)
@@ -255,7 +254,7 @@ def differentiable_slices(a: Any, b: Any, offsets: Any) -> Any:
 
     a is (m, k), b (k, n); `offsets` (groups,) are the slices' ends.
     """
-    if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or is_exporting():
+    if not records_now(a, b):
         return multiply_slices(a, b, offsets)
     return _SlicesFunction.apply(a, b, offsets)
 

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
-from gemmsmith.torch.autograd_state import in_functorch_transform, records_gradients
+from gemmsmith.torch.autograd_state import in_functorch_transform, records_now
 from gemmsmith.torch.grouped_ops import ROWS, ROWS_OF_TWO, SLICES
 from gemmsmith.torch.ops import LIBRARY, OPERATORS
 
@@ -23,7 +23,7 @@ def _autograd_kernel(op: Any) -> Callable[..., Any]:
         inputs = (a, b, *operands)
         if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
             raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
-        if records_gradients(*inputs):
+        if records_now(*inputs):
             if in_functorch_transform():
                 raise ArgumentError(f"{op.name()}: got a gradient in compiled code; use torch.func.grad outside of it")
             results = differentiable_gemm(epilogue, a, b, numbers, operands)
@@ -38,7 +38,7 @@ def _rows_autograd_kernel(op: Any) -> Callable[..., Any]:
     """Return the Autograd kernel of an operator of groups of rows."""
 
     def kernel(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
-        if records_gradients(a, b, *operands):
+        if records_now(a, b, *operands):
             results = differentiable_gemm(epilogue, a, b, numbers, operands, offsets=offsets)
             return results if len(results) > 1 else results[0]
         with torch._C._AutoDispatchBelowAutograd():
@@ -53,7 +53,7 @@ def _rows_of_two_autograd_kernel(op: Any) -> Callable[..., Any]:
     def kernel(
         a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any
     ) -> Any:  # fmt: skip
-        if records_gradients(a, b, b2, *operands):
+        if records_now(a, b, b2, *operands):
             results = differentiable_gemm(epilogue, a, interleave(b, b2), numbers, operands, offsets=offsets)
             return results if len(results) > 1 else results[0]
         with torch._C._AutoDispatchBelowAutograd():
@@ -63,7 +63,7 @@ def _rows_of_two_autograd_kernel(op: Any) -> Callable[..., Any]:
 
 
 def _slices_autograd_kernel(a: Any, b: Any, offsets: Any) -> Any:
-    if records_gradients(a, b):
+    if records_now(a, b):
         return differentiable_slices(a, b, offsets)
     with torch._C._AutoDispatchBelowAutograd():
         return SLICES(a, b, offsets)

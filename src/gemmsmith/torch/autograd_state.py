@@ -29,9 +29,14 @@ def is_exporting() -> bool:
     return bool(torch.compiler.is_exporting() or torch.jit.is_tracing())
 
 
-def records_gradients(*tensors: Any) -> bool:
+def needs_grad(*tensors: Any) -> bool:
+    """Return whether autograd records gradients of these tensors."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def records_now(*tensors: Any) -> bool:
     """Return whether autograd records gradients of these tensors now, not when an exported program runs."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and not is_exporting()
+    return needs_grad(*tensors) and not is_exporting()
 
 
 def check_once_differentiable() -> None:

@@ -12,7 +12,7 @@ from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM
-from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting
+from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, needs_grad
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, epilogue_of, gate_and_up
 from gemmsmith.torch.graph_serialization import deserialize
@@ -62,14 +62,13 @@ def gated_experts(
     count, hidden = checked_shape(x, experts, weights, gate_up, down)
     if order is None:
         order = sort_slots(experts, weights, count)
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights, gate_up, down))
-    if needs_grad or not _gathers(x, hidden):
+    if needs_grad(x, weights, gate_up, down) or not _gathers(x, hidden):
         if is_exporting():  # the program's operators record gradients when it runs
             y = _GatedExperts.forward(x, weights, gate_up, down, *with_gradients(order, weights), activation)[0]
         else:
             y = _GatedExperts.apply(x, weights, gate_up, down, *order, activation)[0]
         return y if addend is None else y + addend
-    is_added = addend is not None and not (torch.is_grad_enabled() and addend.requires_grad)
+    is_added = addend is not None and not needs_grad(addend)
     y = torch.ops.gemmsmith.gated_experts(
         x.contiguous(), order.offsets, order.slot_of_row, order.token_of_row, order.row_weights.float(), gate_up, down,
         addend if is_added else None, activation, all_present,

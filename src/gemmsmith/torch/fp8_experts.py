@@ -18,6 +18,7 @@ from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
+from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.gated_epilogues import check_activation, gate_and_up, gated
 from gemmsmith.torch.ops import LIBRARY, by_rows, can_read_together
@@ -86,7 +87,7 @@ def _add_weight(module: nn.Module, name: str, shape: tuple[int, ...], device: An
 
 def _check(inputs: Iterable[Any], weights: Mapping[str, Any]) -> None:
     """Raise ArgumentError if an input requires a gradient, or a weight is not e4m3."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if needs_grad(*inputs):
         raise ArgumentError("x, weights: got a tensor that requires a gradient; FP8 experts have none, use no_grad()")
     for name, w in weights.items():
         if w.dtype != torch.float8_e4m3fn:

@@ -25,7 +25,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, records_gradients
+from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, records_now
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.fp8_experts import check_hidden
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, weighted_backward, weighted_gate_and_up
@@ -247,7 +247,7 @@ def _autograd_kernel(
 ) -> Any:  # fmt: skip
     """Record gradients, which exported programs need."""
     table = offsets, token_of_row, row_of_slot, row_weights
-    if records_gradients(x, row_weights, gate_up, down):
+    if records_now(x, row_weights, gate_up, down):
         return _Experts.apply(x, row_weights.detach().unsqueeze(1), gate_up, down, *table, activation)
     with torch._C._AutoDispatchBelowAutograd():
         return FORWARD(x, *table, gate_up, down, activation)

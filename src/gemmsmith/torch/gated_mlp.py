@@ -11,7 +11,7 @@ from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
-from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting
+from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting, needs_grad
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.gated_epilogues import epilogue_of
 from gemmsmith.torch.graph_serialization import serialize
@@ -39,7 +39,7 @@ def gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str) -> Any:
     """
     (x, gate), (_, up), (_, down) = autocast(x, gate), autocast(x, up), autocast(x, down)
     rows = x.flatten(0, -2)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, gate, up, down)):
+    if needs_grad(x, gate, up, down):
         y = _GatedMLP.apply(rows, gate, up, down, activation)[0]
     else:
         h = call_op(epilogue_of("gated", activation, str(x.dtype)), rows, (gate.mT, up.mT), [], [])

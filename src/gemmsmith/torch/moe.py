@@ -12,6 +12,7 @@ from torch import nn
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fusions import GATED
+from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.expert_routing import ROUTE, select_experts
 from gemmsmith.torch.expert_sort import SortedSlots
 from gemmsmith.torch.experts import gated_experts
@@ -189,8 +190,9 @@ class FusedMoE(nn.Module):
         if not (is_plain and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
             return False
         arrays = (x, gate.weight, experts.gate_up_proj, experts.down_proj)
-        needs_grad = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
-        return not (needs_grad or gate._forward_hooks or gate._forward_pre_hooks or any(map(is_dtensor, arrays)))
+        return not (
+            needs_grad(*arrays) or gate._forward_hooks or gate._forward_pre_hooks or any(map(is_dtensor, arrays))
+        )
 
 
 _OF_ONE_EXPERT = re.compile(r"experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight(|_scale_inv)")

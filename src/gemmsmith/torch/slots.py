@@ -11,7 +11,7 @@ from gemmsmith.host.slot_sum import slot_sum
 from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
 from gemmsmith.kernels.slot_sum import MAX_ROWS
 from gemmsmith.torch import fallback
-from gemmsmith.torch.autograd_state import records_gradients
+from gemmsmith.torch.autograd_state import records_now
 from gemmsmith.torch.ops import LIBRARY, define_op
 
 MAX_ELEMENTS = 1 << 33
@@ -67,7 +67,7 @@ class _SumRows(torch.autograd.Function):
 
 def _autograd_kernel(rows: Any, row_of_slot: Any, tokens: int) -> Any:
     """Record gradients, which exported programs need."""
-    if records_gradients(rows):
+    if records_now(rows):
         return _SumRows.apply(rows, row_of_slot, tokens)
     with torch._C._AutoDispatchBelowAutograd():
         return SUM_ROWS(rows, row_of_slot, tokens)
