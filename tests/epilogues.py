@@ -89,6 +89,14 @@ def everything(acc: Any, s: Any, t: Any, r: Any, c: Any, x: Any, y: Any) -> Any:
     return z.tanh() + t, (z * y).to("fp16"), z.amax(-2), z.mean(-1), z.logsumexp(-1)
 
 
+def long(acc: Any, bias: Any, x: Any) -> Any:
+    """Of so many instructions that a run-time loop computes its subtiles."""
+    shifted, waves = acc + bias, x
+    for i in (1, 2, 3, 4, 5, 6):
+        waves = waves + (shifted * (i / 4)).cos()
+    return waves, waves.sum(-1), shifted.max(-2)
+
+
 CASES: dict[str, Case] = {
     "scale": Case(lambda acc, alpha: acc * alpha, {"alpha": "number"}),
     "device_scale": Case(lambda acc, alpha: acc * alpha, {"alpha": "scalar"}),
@@ -113,6 +121,7 @@ CASES: dict[str, Case] = {
     "interleaved": Case(interleaved, {"more": "half_matrix"}, True),
     "everything": Case(everything, {"s": "number", "t": "scalar", "r": "row", "c": "column", "x": "matrix",
                                     "y": "matrix"}),
+    "long": Case(long, {"bias": "row", "x": "matrix"}),
     "fp8": Case(lambda acc, scale: (acc * scale).to("fp8_e4m3"), {"scale": "number"}),
     "quantized": Case(quantized, whole_rows=128),
     "gated_quantized": Case(gated_quantized, gated=True, whole_rows=256),

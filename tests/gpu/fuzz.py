@@ -210,7 +210,7 @@ def problem(seed: int, limits: Limits) -> Problem:
 def random_config(rng: random.Random) -> Config:
     """Every choice by chance; most do not suit one another, and `Plan` says so."""
     design = rng.choice(["cooperative"] * 3 + ["tma", "pingpong"])
-    consumers = 2 if design == "pingpong" else rng.choice([1, 2, 2, 3])
+    consumers = rng.choice([2, 2, 3] if design == "pingpong" else [1, 2, 2, 3])
     m = 64 * (1 if design == "pingpong" else consumers) * rng.choice([1, 1, 2])
     n = 8 * rng.choice([rng.randint(1, 32), 8, 16, 32])
     k = rng.choice([16, 32, 64, 64, 64, 128, 192, 256])

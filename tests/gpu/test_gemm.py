@@ -38,6 +38,8 @@ CONFIGS = [
     Config("pingpong", (128, 96, 64), (1, 2), serpentine=True),
     Config("pingpong", (64, 64, 64), (1, 1)),
     Config("pingpong", (128, 176, 64), (1, 2), 4),
+    Config("pingpong", (64, 192, 64), (2, 1), 4, 3),
+    Config("pingpong", (128, 96, 64), (1, 2), 4, 3, swap_ab=True),
     Config(tile=(256, 176, 64), cluster=(1, 2), stages=2, raster="n", serpentine=True, sync_clusters=True),
     Config(tile=(128, 64, 64), cluster=(2, 1), consumers=1, sync_clusters=True, pdl=True),
     Config(splits=0, serpentine=True),

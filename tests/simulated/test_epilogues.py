@@ -47,10 +47,11 @@ CONFIGS = [
     Config(tile=(128, 16, 64), cluster=(1, 1), stages=3, consumers=2, swap_ab=True),
     Config(tile=(128, 64, 32), cluster=(1, 1), stages=2, consumers=2, cluster_splits=2),
     Config(tile=(64, 96, 32), cluster=(1, 1), stages=2, consumers=1, cluster_splits=4),
+    Config("pingpong", (128, 64, 64), (1, 1), 3, 3),
 ]
 SIZES = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (190, 136, 130), (70, 200, 270),
          (150, 272, 64), (77, 83, 40), (130, 144, 200), (300, 208, 100), (14, 272, 80), (200, 144, 90),
-         (90, 200, 130)]  # fmt: skip
+         (90, 200, 130), (530, 200, 70)]  # fmt: skip
 
 
 def fit_case(case: Case, config: Config, n: int) -> tuple[Config, int]:

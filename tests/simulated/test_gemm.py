@@ -23,10 +23,10 @@ OPERANDS = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 @some.composite
 def configs(draw: some.DrawFn) -> Config:
     design = draw(some.sampled_from(["cooperative", "tma", "pingpong"]))
-    consumers = draw(some.sampled_from([1, 1, 2, 3])) if design != "pingpong" else 2
+    consumers = draw(some.sampled_from([1, 1, 2, 3] if design != "pingpong" else [2, 3]))
     tile_m = 64 * consumers * draw(some.sampled_from([1, 1, 2])) if consumers < 3 else 192
     if design == "pingpong":
-        tile_m //= 2
+        tile_m = draw(some.sampled_from([64, 128]))
     tile_n = 8 * draw(some.integers(1, 32))
     shares = (1, 1)
     if design != "pingpong":

@@ -52,6 +52,12 @@ class Accumulator:
                 with k.unroll(first, fragment.count) as i:
                     fragment[i] = 0
 
+    def shift(self, mma_m: ValueLike, columns: int) -> None:
+        """Move the `mma_m`-th fragment's elements `columns` columns ahead: those of the first ones are lost."""
+        fragment, registers = self.fragments[mma_m], self.mma.accumulator_registers(columns)
+        with current_builder().unroll(fragment.count - registers) as i:
+            fragment[i] = fragment[i + registers]
+
     @property
     def widths(self) -> list[int]:
         """The numbers of columns that `multiply` multiplies alone, ascending; the last is all columns."""

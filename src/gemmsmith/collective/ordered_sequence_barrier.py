@@ -37,7 +37,7 @@ class WarpgroupOrder:
     def wait(self) -> None:
         """Wait until the warpgroup before this one has arrived."""
         current_builder().comment(
-            "wait until the other warpgroup's mainloop is done, so that the two do not compete for the tensor cores"
+            "wait until the warpgroup before has done its mainloop, so that they do not compete for the tensor cores"
         )
         hw.barrier_sync(self._group + self._barrier.first_barrier, self._barrier.threads)
 

@@ -8,8 +8,8 @@ tile's mainloop, which hides the loads of the operands, returns a `TileEpilogue`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from gemmsmith import hw
@@ -217,20 +217,33 @@ class TileEpilogue:
         parts = TileParts(wg_tile, self._inputs, self._tma_loads, [x.begin_tile(wg_tile) for x in e.reductions])
         stores = self._store_strategy(barrier)
         stores.begin_tile()
-        with k.unroll(
-            e.plan.store_groups, name="subtile" if e.plan.subtiles_per_store == 1 else "store_group"
-        ) as group_index:
-            group = StoreGroup(e.plan, e.stores, wg_tile, group_index)
-            with stores.when_inside(group):
-                stores.begin_group(group)
-                with group.subtiles() as coord:
-                    EpilogueSubtile(e, parts, accumulator, coord).run()
-                stores.end_group(group)
+        with self._groups(accumulator) as group, stores.when_inside(group):
+            stores.begin_group(group)
+            with group.subtiles() as coord:
+                EpilogueSubtile(e, parts, accumulator, coord).run()
+            stores.end_group(group)
         for reduction in parts.reductions:
             reduction.end()
         if self._tma_loads:
             self._tma_loads.end()
         stores.end_tile()
+
+    @contextmanager
+    def _groups(self, accumulator: Accumulator) -> Iterator[StoreGroup]:
+        """Loop over the groups of subtiles.
+
+        A run-time loop takes each subtile from the accumulator's first registers, to which the others move up.
+        """
+        k, e, plan = current_builder(), self._epilogue, self._epilogue.plan
+        if not plan.loops_over_columns:
+            name = "subtile" if plan.subtiles_per_store == 1 else "store_group"
+            with k.unroll(plan.store_groups, name=name) as index:
+                yield StoreGroup(plan, e.stores, self._wg_tile, index)
+            return
+        with k.unroll(plan.subtiles_m, name="epi_m") as epi_m, k.range(plan.subtiles_n, name="epi_n") as epi_n:
+            index = (epi_m * plan.subtiles_n + epi_n).named("subtile")
+            yield StoreGroup(plan, e.stores, self._wg_tile, index, epi_m)
+            accumulator.shift(epi_m, plan.epi_tile_n)
 
     def _store_strategy(self, barrier: Value) -> NoStores | AliasedStores:
         """Return how the tile's results are stored; the warpgroup's threads wait for one another at `barrier`."""

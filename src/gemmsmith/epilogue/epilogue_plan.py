@@ -10,9 +10,10 @@ from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node
 from gemmsmith.core.integers import ceil_div, round_up
-from gemmsmith.core.mma import N8_COLUMNS, WGMMA_M, Major
+from gemmsmith.core.mma import N8_COLUMNS, THREADS_PER_WARPGROUP, WGMMA_M, Major
 from gemmsmith.core.spec import BARRIER_PAIR_BYTES, KernelSpec
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
+from gemmsmith.graph.function_costs import epilogue_cost
 from gemmsmith.graph.source_location import epilogue_error
 
 MAX_TILE_N = 256
@@ -22,6 +23,11 @@ TMA_ROW_ALIGNMENT_BYTES = 16
 MAX_LOAD_STAGES = 8
 """Maximum subtiles of matrix operands in flight per warpgroup. Chosen, not measured: each has a barrier, whose
 initialization takes time at the kernel's start."""
+MAX_UNROLLED_INSTRUCTIONS = 6000
+"""Instructions of an epilogue, about, whose subtiles are unrolled: 96 KB. With 110 KB epilogues are as fast as their
+instructions let expect, with 150 KB to 600 KB two to eight times slower, waiting for instructions (heavy-h100)."""
+INSTRUCTIONS_PER_ELEMENT = 8
+"""Instructions of an epilogue per element, about, besides those of its functions: loads, conversions and stores."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class EpiloguePlan:
     subtiles_per_store: int
     store_stages: int
     load_stages: int
+    loops_over_columns: bool = False
+    """Whether a run-time loop computes the subtiles of 64 rows, in one place of the code: then a group is a subtile."""
 
     @property
     def subtiles(self) -> int:
@@ -56,37 +64,51 @@ class EpiloguePlan:
 
 
 def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> int:
-    """Return the columns of a subtile of a tile that is `n` columns wide.
+    """Return the columns of a subtile of a tile that is `n` columns wide: the widest of `subtile_widths`.
 
-    They are all `n` if the epilogue needs full rows, else its quantization block, else the first possible of (128, 64,
-    32, 16) with interleaved columns and of (64, 32, 16, n) without: `n` must be a multiple of it, and it a multiple of
-    the minimum for fragments and for the boxes of the matrices `tma_names`. Raises ConfigError if there is none.
+    Raises ConfigError if there is none.
     """
-    broadcast_dims, blocks = graph.broadcast_dims(), _quantize_blocks(graph)
-    has_interleaved_columns = graph.has_interleaved_columns  # as after gemmsmith.deinterleave
+    for width in subtile_widths(graph, tma_names, n):
+        return width
+    blocks, widths = _quantize_blocks(graph), _possible_widths(graph, n)
+    if graph.requires_full_rows and blocks:
+        listed = ", ".join(map(str, blocks))
+        raise ConfigError(f"tile N: got {n}; this epilogue needs its quantization block, {listed} columns")
+    min_columns = _min_columns(graph, tma_names)
+    multiple = min_columns if widths[-1] == n else max(min_columns, widths[-1])
+    raise ConfigError(f"tile N: got {n}; this epilogue needs a multiple of {multiple}")
+
+
+def subtile_widths(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> list[int]:
+    """Return the columns that subtiles of a tile may have that is `n` columns wide, widest first, but `n` last.
+
+    They are all `n` if the epilogue needs full rows, else its quantization block, else those of (128, 64, 32, 16) with
+    interleaved columns and of (64, 32, 16, n) without that divide `n`, and are multiples of the minimum for fragments
+    and for the boxes of the matrices `tma_names`.
+    """
+    min_columns, blocks = _min_columns(graph, tma_names), _quantize_blocks(graph)
+    widths = (w for w in _possible_widths(graph, n) if n % w == 0 and w % min_columns == 0 and blocks.keys() <= {w})
+    return list(dict.fromkeys(widths))
+
+
+def _possible_widths(graph: EpilogueGraph, n: int) -> tuple[int, ...]:
+    if graph.requires_full_rows:
+        return (n,)
+    if blocks := _quantize_blocks(graph):
+        return tuple(blocks)
+    return (128, 64, 32, 16) if graph.has_interleaved_columns else (64, 32, 16, n)
+
+
+def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
+    """Return what a subtile's columns are a multiple of."""
+    broadcast_dims = graph.broadcast_dims()
     matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma_names]
     matrices += [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in tma_names]
     min_columns = max(
         [TMA_ROW_ALIGNMENT_BYTES * dims.columns_per_value // dtype.bytes for dims, dtype in matrices if dtype],
         default=1,
     )
-    min_columns = max(min_columns, 2 * N8_COLUMNS if has_interleaved_columns else N8_COLUMNS)
-    if graph.requires_full_rows:
-        widths: tuple[int, ...] = (n,)
-    elif blocks:
-        widths = tuple(blocks)
-    elif has_interleaved_columns:
-        widths = (128, 64, 32, 16)
-    else:
-        widths = (64, 32, 16, n)
-    for width in widths:
-        if n % width == 0 and width % min_columns == 0 and blocks.keys() <= {width}:
-            return width
-    if graph.requires_full_rows and blocks:
-        listed = ", ".join(map(str, blocks))
-        raise ConfigError(f"tile N: got {n}; this epilogue needs its quantization block, {listed} columns")
-    multiple = min_columns if widths[-1] == n else max(min_columns, widths[-1])
-    raise ConfigError(f"tile N: got {n}; this epilogue needs a multiple of {multiple}")
+    return max(min_columns, 2 * N8_COLUMNS if graph.has_interleaved_columns else N8_COLUMNS)
 
 
 def _quantize_blocks(graph: EpilogueGraph) -> dict[int, tuple[Node, int]]:
@@ -133,6 +155,10 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
     graph, config = spec.epilogue.graph, spec.config
     n = spec.slice_columns
     epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
+    loops = False
+    if count_instructions(spec.epilogue, spec.warpgroup_rows, n) > MAX_UNROLLED_INSTRUCTIONS:
+        epi_tile_n = _widest_short_subtile(spec.epilogue, spec.warpgroup_rows, n)
+        loops = epi_tile_n < n
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
     loads, stores = _staged_subtiles(spec, epi_tile_n)
     broadcasts = _broadcast_sizes(graph, n, spec.warpgroup_rows)
@@ -143,10 +169,33 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
     subtiles_per_store, store_stages, load_stages = _choose_stages(
         free, aliased_bytes, subtiles_m * subtiles_n, load_bytes, store_bytes
     )
+    if loops:
+        subtiles_per_store, store_stages = 1, subtiles_per_store * store_stages
     return EpiloguePlan(
         epi_tile_n, subtiles_m, subtiles_n, loads, stores, broadcasts,
-        subtiles_per_store, store_stages, load_stages,
+        subtiles_per_store, store_stages, load_stages, loops,
     )  # fmt: skip
+
+
+def count_instructions(epilogue: EpilogueSpec, rows: int, columns: int) -> float:
+    """Return about how many instructions the epilogue of a warpgroup's rows x columns has, if it is unrolled."""
+    functions = epilogue_cost(epilogue.graph, epilogue.fast_math, vector_share=0.5)  # a thread's two rows share them
+    return rows * columns / THREADS_PER_WARPGROUP * (INSTRUCTIONS_PER_ELEMENT + functions.instructions)
+
+
+def is_short(epilogue: EpilogueSpec, rows: int, n: int) -> bool:
+    """Return whether the code of a warpgroup's tile is short, in a loop over its columns if need be."""
+    width = n
+    if count_instructions(epilogue, rows, n) > MAX_UNROLLED_INSTRUCTIONS:
+        width = _widest_short_subtile(epilogue, rows, n)
+    return count_instructions(epilogue, rows, width) <= MAX_UNROLLED_INSTRUCTIONS
+
+
+def _widest_short_subtile(epilogue: EpilogueSpec, rows: int, n: int) -> int:
+    """Return the columns of the widest subtile with few instructions in all of its `rows`, or else the narrowest."""
+    widths = subtile_widths(epilogue.graph, epilogue.tma_eligible, n)
+    short = (w for w in widths if count_instructions(epilogue, rows, w) <= MAX_UNROLLED_INSTRUCTIONS)
+    return next(short, min(widths))
 
 
 def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:

@@ -110,12 +110,14 @@ class WarpgroupTile:
 class SubtileCoord:
     """Position of a subtile: its index in the tile, its group of 64 rows and its first column in the tile.
 
+    `acc_column`: the column of the accumulator that has the values of the first one; its registers are indexed by it.
     `buffers` are the shared-memory addresses through which its results are stored, by the results' names.
     """
 
     index: Value
     epi_m: Value
     column: Value
+    acc_column: Value
     buffers: dict[str, Value]
 
 

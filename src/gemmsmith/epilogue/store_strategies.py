@@ -21,10 +21,16 @@ from gemmsmith.lang.values import Constant, Value
 
 
 class StoreGroup:
-    """The `index`-th group of a tile's subtiles, which share a buffer; the last group may have fewer."""
+    """The `index`-th group of a tile's subtiles, which share a buffer; the last group may have fewer.
 
-    def __init__(self, plan: EpiloguePlan, stores: Stores | None, wg_tile: WarpgroupTile, index: Value) -> None:
-        self.index, self._plan, self._stores, self._wg_tile = index, plan, stores, wg_tile
+    `epi_m`: the group of 64 rows of the only subtile, if a run-time loop computes it.
+    """
+
+    def __init__(
+        self, plan: EpiloguePlan, stores: Stores | None, wg_tile: WarpgroupTile, index: Value,
+        epi_m: Value | None = None,
+    ) -> None:  # fmt: skip
+        self.index, self._plan, self._stores, self._wg_tile, self._epi_m = index, plan, stores, wg_tile, epi_m
         self._only_subtile = self._coord(Constant(I32, 0)) if plan.subtiles_per_store == 1 else None
 
     @property
@@ -50,11 +56,14 @@ class StoreGroup:
         subtile = (self.index * plan.subtiles_per_store + i).with_name_hint("subtile")
         epi_m: Value = Constant(I32, 0)
         epi_n = subtile
-        if plan.subtiles_m > 1:
+        if self._epi_m is not None:
+            epi_m, epi_n = self._epi_m, subtile - self._epi_m * plan.subtiles_n
+        elif plan.subtiles_m > 1:
             epi_m, epi_n = (subtile // plan.subtiles_n).named("epi_m"), subtile % plan.subtiles_n
         index = (self.index % plan.store_stages * plan.subtiles_per_store + i).named("buffer_index")
         buffers = self._stores.subtile_buffers(self._wg_tile, index) if self._stores else {}
-        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("subtile_column"), buffers)
+        column = (epi_n * plan.epi_tile_n).named("subtile_column")
+        return SubtileCoord(subtile, epi_m, column, column if self._epi_m is None else Constant(I32, 0), buffers)
 
 
 @dataclass(frozen=True)

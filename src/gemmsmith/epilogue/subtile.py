@@ -68,6 +68,7 @@ class EpilogueSubtile:
         self.epilogue, self.tile, self.accumulator = epilogue, tile, accumulator
         self.graph, self.broadcast_dims, self.wg_tile = epilogue.graph, epilogue.broadcast_dims, tile.wg_tile
         self.index, self.epi_m, self.column, self.buffers = coord.index, coord.epi_m, coord.column, coord.buffers
+        self.acc_column = coord.acc_column
         self.n8_count = epilogue.plan.epi_tile_n // 8
         self.n8_per_step = next(
             s for s in ((4, 2) if self.graph.has_interleaved_columns else (2, 1)) if self.n8_count % s == 0
@@ -161,7 +162,7 @@ class EpilogueSubtile:
             if i in self.row_fragments:
                 sources[i] = partial(_pair_at, self.row_fragments[i].load_pair, first_n8)
             elif node.op == "accumulator":
-                first_n8 = (n8 + (self.column // 8).with_name_hint("subtile_n8")).named("acc_n8")
+                first_n8 = (n8 + (self.acc_column // 8).with_name_hint("subtile_n8")).named("acc_n8")
                 sources[i] = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8)
             elif node.op == "group_index":
                 sources[i] = partial(_group_pair, self.wg_tile)
@@ -185,7 +186,7 @@ class EpilogueSubtile:
             registers = None
             if accumulator_consumers(self.graph) == {source} and self.accumulator.dtype == FP32:
                 registers = self.accumulator.fragments[self.epi_m]  # nothing else reads the accumulator any more
-            first_register, stride = (self.column // 2, columns_per_value) if registers else (0, 1)
+            first_register, stride = (self.acc_column // 2, columns_per_value) if registers else (0, 1)
             row_fragment = RowFragment(self.n8_count // columns_per_value, registers, first_register, stride)
         row_function = ROW_FUNCTIONS[node.op]
         for first, stop in n8_ranges:
@@ -213,10 +214,10 @@ class EpilogueSubtile:
                     pair = partial(_value_pair, values, r.node, first)
                     pack: partial[None] = partial(_pack, pair, 2 // e.result_dims[r.name].rows_per_value, r.dtype)
                     if r.dtype == INT32:  # the accumulator itself, not rounded through fp32
-                        first_n8 = (n8 + (self.column // 8 + first)).with_name_hint("acc_n8")
+                        first_n8 = (n8 + (self.acc_column // 8 + first)).with_name_hint("acc_n8")
                         pair = partial(_int32_pair, self.accumulator, self.epi_m, first_n8)
                     if self.graph.nodes[r.node].op == "accumulator":
-                        first_n8 = (n8 + (self.column // 8 + first)).named("acc_n8")
+                        first_n8 = (n8 + (self.acc_column // 8 + first)).named("acc_n8")
                         pack = partial(_pack_accumulator, self.accumulator, self.epi_m, first_n8, r.dtype)
                     write_n8, count = fragment.n8_plus(coord.n8, first), min(2, coord.n8_in_step - first)
                     fragment.write(tiles[r.name], buffer, write_n8, count, pair, pack)

@@ -113,16 +113,16 @@ COSTS: dict[tuple[str, Precision], Cost] = {
 # end
 
 
-def epilogue_cost(graph: EpilogueGraph, fast_math: bool) -> Cost:
+def epilogue_cost(graph: EpilogueGraph, fast_math: bool, vector_share: float = 0.0) -> Cost:
     """Return the cost of an epilogue's elementwise functions per element of the accumulator.
 
-    Functions of rows, columns and scalars cost nothing.
+    Functions of scalars and of one value a row cost nothing, those of (N,) the fraction `vector_share` of a matrix's.
     """
     total, dims = Cost(), graph.broadcast_dims()
     for i, precision in select_precisions(graph, fast_math).items():
         cost = COSTS.get((graph.nodes[i].op, precision))
-        if cost and dims[i].is_matrix:
-            share = 1 / (dims[i].row_divisor * dims[i].column_divisor)
+        if cost and dims[i].varies_along_n:
+            share = (1 if dims[i].is_matrix else vector_share) / (dims[i].row_divisor * dims[i].column_divisor)
             total = Cost(*(x + share * y for x, y in zip(total, cost, strict=True)))
     return total
 

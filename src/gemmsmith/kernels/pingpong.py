@@ -1,6 +1,6 @@
-"""Pingpong design: two consumer warpgroups with their own tiles; one's epilogue overlaps with the other's mainloop.
+"""Pingpong design: consumer warpgroups with their own tiles; the epilogues of some overlap with one's mainloop.
 
-CUTLASS: KernelTmaWarpSpecializedPingpong.
+CUTLASS: KernelTmaWarpSpecializedPingpong, which has two. With three, an epilogue may take twice as long as a mainloop.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
 
 
 def pingpong(k: Builder, spec: KernelSpec) -> None:
-    """Record the kernel: persistent; both warpgroups have one producer warp and alternate on the tensor cores."""
+    """Record the kernel: persistent; the warpgroups have one producer warp and take turns on the tensor cores."""
+    consumers = spec.config.consumers
     producer_registers, consumer_registers = registers_per_thread(spec)
     scheduler = make_tile_scheduler(spec)
-    stages = TmaStages(spec, scheduler, consumer_groups=2)
+    stages = TmaStages(spec, scheduler, consumer_groups=consumers)
     epilogue = Epilogue(spec, scheduler)
-    scales = BlockScales(spec, consumer_groups=2)
-    order = OrderedSequenceBarrier(2)
+    scales = BlockScales(spec, consumer_groups=consumers)
+    order = OrderedSequenceBarrier(consumers)
     mainloop = stages.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps, scales=scales.tma_scales)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
         producer_warps(k, scheduler, mainloop, scales)
 
-    with k.warpgroups(1, 3, "consumer") as warpgroup:
+    with k.warpgroups(1, 1 + consumers, "consumer") as warpgroup:
         hw.set_registers(consumer_registers)
         consumer = make_consumer(spec, mainloop, 0, scales, order.of(warpgroup))
         warpgroup_epilogue = epilogue.start(warpgroup, 0)
         order.of(warpgroup).prime()
         consumer.skip(warpgroup, scheduler.k_tiles)
-        with scheduler.tile_loop(step=2, first=warpgroup) as tile:
+        with scheduler.tile_loop(step=consumers, first=warpgroup) as tile:
             tile_epilogue = warpgroup_epilogue.load(tile)
             consumer.begin_tile(tile)
             consumer.mma(tile)
-            consumer.skip(1, scheduler.k_tiles)
+            consumer.skip(consumers - 1, scheduler.k_tiles)
             tile_epilogue.store(consumer.accumulator)
         warpgroup_epilogue.finish()
 
 
 register_design(Design(
-    "pingpong", pingpong, max_accumulator_registers={2: 200}, producer_warpgroups=1, tile_per_warpgroup=True,
+    "pingpong", pingpong, max_accumulator_registers={2: 200, 3: 100}, producer_warpgroups=1, tile_per_warpgroup=True,
     defaults={"tile": (64, 256, 64), "consumers": 2}, max_promoted_registers={2: 192},
     groups_along=frozenset({"m"}),
 ))  # fmt: skip
