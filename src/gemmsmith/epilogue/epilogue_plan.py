@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import E4M3, E5M2, DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node
@@ -60,7 +60,8 @@ def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -
 
     They are all `n` if the epilogue needs full rows, else its quantization block, else the first possible of (128, 64,
     32, 16) with interleaved columns and of (64, 32, 16, n) without: `n` must be a multiple of it, and it a multiple of
-    the minimum for fragments and for the boxes of the matrices `tma_names`. Raises ConfigError if there is none.
+    the minimum for fragments and for the boxes of the matrices `tma_names`, as if all were row-major. Raises
+    ConfigError if there is none.
     """
     broadcast_dims, blocks = graph.broadcast_dims(), _quantize_blocks(graph)
     has_interleaved_columns = graph.has_interleaved_columns  # as after gemmsmith.deinterleave
@@ -132,7 +133,7 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
     """Plan a spec's epilogue. Raises ConfigError if the tile does not support it."""
     graph, config = spec.epilogue.graph, spec.config
     n = spec.slice_columns
-    epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
+    epi_tile_n = _epi_tile_n(spec)
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
     loads, stores = _staged_subtiles(spec, epi_tile_n)
     broadcasts = _broadcast_sizes(graph, n, spec.warpgroup_rows)
@@ -147,6 +148,12 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
         epi_tile_n, subtiles_m, subtiles_n, loads, stores, broadcasts,
         subtiles_per_store, store_stages, load_stages,
     )  # fmt: skip
+
+
+def _epi_tile_n(spec: KernelSpec) -> int:
+    """Return the columns of a subtile. Boxes of column-major matrices extend along M and need no minimum of columns."""
+    epilogue = spec.epilogue
+    return choose_epi_tile_n(epilogue.graph, epilogue.tma_eligible - epilogue.column_major, spec.slice_columns)
 
 
 def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:
@@ -166,7 +173,7 @@ def _subtile(epilogue: EpilogueSpec, name: str, dtype: DType, dims: BroadcastDim
 
     It has its matrix's layout; fp8 is always row-major, since stmatrix can only transpose 16-bit elements.
     """
-    major: Major = "MN" if name in epilogue.column_major and dtype.bits >= 16 else "K"
+    major: Major = "MN" if name in epilogue.column_major and dtype not in (E4M3, E5M2) else "K"
     return Tile(dtype, WGMMA_M // dims.rows_per_value, columns // dims.columns_per_value, major)
 
 
@@ -220,7 +227,7 @@ def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
     """
     graph, n, consumers = spec.epilogue.graph, spec.slice_columns, spec.config.consumers
-    epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
+    epi_tile_n = _epi_tile_n(spec)
     loads, stores = _staged_subtiles(spec, epi_tile_n)
     subtile_bytes = sum(tile.bytes for _, tile in loads + stores * (not spec.config.alias_epilogue))
     subtiles_n = n // epi_tile_n
