@@ -151,9 +151,10 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
 
 
 def _epi_tile_n(spec: KernelSpec) -> int:
-    """Return the columns of a subtile. Boxes of column-major matrices extend along M and need no minimum of columns."""
-    epilogue = spec.epilogue
-    return choose_epi_tile_n(epilogue.graph, epilogue.tma_eligible - epilogue.column_major, spec.slice_columns)
+    """Return the columns of a subtile. Boxes of column-major operands extend along M and need no minimum of columns."""
+    graph, epilogue = spec.epilogue.graph, spec.epilogue
+    column_major = epilogue.column_major & {o.name for o in graph.operands}
+    return choose_epi_tile_n(graph, epilogue.tma_eligible - column_major, spec.slice_columns)
 
 
 def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:
