@@ -114,6 +114,8 @@ CASES: dict[str, Case] = {
     "cross_entropy": Case(cross_entropy, {"labels": "labels"}),
     "integers": Case(integers, {"ids": "column:int64", "counts": "row:int32", "mask": "matrix:bool",
                                 "more": "matrix:int64", "on": "scalar:int64", "keep": "row:bool"}),
+    "masked": Case(lambda acc, mask, more: ((acc + more) * mask, acc.where(mask, more)),
+                   {"mask": "matrix:bool", "more": "matrix:int32"}),
     "small_reductions": Case(lambda acc: (acc, acc.sum(-1).half(), acc.max(-2).bfloat16(), acc.mean(dtype="fp16"))),
     "swiglu": Case(_gated(lambda x: x.silu()), gated=True),
     "geglu": Case(_gated(lambda x: x.gelu()), gated=True),

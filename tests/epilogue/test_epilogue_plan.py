@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -83,6 +85,18 @@ def test_rows_of_boxes_are_multiples_of_16_bytes(gated: bool) -> None:
                 _ = gemmsmith.plan(a, b, epilogue=narrow, config=config).source
     configs = configs_for_epilogue(bind(Request(a, b, epilogue=narrow)).spec).configs
     assert all(c.tile[1] % (16 if c.swap_ab else least) == 0 for c in configs)  # D^T pairs rows, not columns
+
+
+def test_boxes_of_a_column_major_mask_are_of_any_width() -> None:
+    a, b, mask = Spec((64, 64), "bf16"), Spec((64, 3072), "bf16", (1, 64)), Spec((64, 3072), "bool")
+    for n, swap_ab in product((8, 16, 24, 64, 72), (False, True)):
+        config = Config(tile=(64, n, 64), cluster=(1, 1), consumers=1, stages=2, swap_ab=swap_ab)
+        plan = gemmsmith.plan(a, b, epilogue=lambda acc, mask: acc * mask, mask=mask, config=config)
+        if n % 16 == 0 or swap_ab:
+            assert "in_mask" in plan.source
+        else:
+            with pytest.raises(ConfigError, match=f"got {n}; this epilogue needs a multiple of 16"):
+                _ = plan.source
 
 
 def test_uneven_store_groups_store_every_column() -> None:

@@ -12,6 +12,8 @@ from gemmsmith.core.dtypes import as_dtype
 WIDTHS = (8, 16, 24, 32, 64, 96)
 """Of a tile: rows of 16 bytes, which nothing swizzles, to several boxes of 128."""
 
+READ_DTYPES = ("fp16", "bf16", "fp32", "int32", "bool")
+
 
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8_e4m3"])
@@ -22,9 +24,9 @@ def test_every_element_is_written_where_it_belongs(n: int, dtype: str, rng: np.r
 
 
 @pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("dtype", READ_DTYPES)
 def test_every_element_of_a_matrix_is_read_from_where_it_lies(n: int, dtype: str, rng: np.random.Generator) -> None:
-    x, c = small(rng, (64, n)), small(rng, (64, n), as_dtype(dtype).numpy)
+    x, c = small(rng, (64, n)), small(rng, (64, n), as_dtype(dtype, allow_integers=True).numpy)
     found = through(x, lambda acc, c: acc - c, TILE.replace(tile=(64, n, 32)), c=c, out_dtype="fp32")
     np.testing.assert_array_equal(found, x.astype(np.float32) - c.astype(np.float32))
 
@@ -38,6 +40,31 @@ def test_subtiles_of_column_major_matrices_are_transposed(n: int, dtype: str, rn
     found = np.asarray(through(x, lambda acc, c: acc - c, config, c=c, out_dtype=dtype))
     want = (x.astype(np.float32) - c.astype(np.float32)).astype(as_dtype(dtype).numpy)
     np.testing.assert_array_equal(found.astype(np.float32), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("dtype", READ_DTYPES)
+def test_subtiles_of_column_major_matrices_are_read(n: int, dtype: str, rng: np.random.Generator) -> None:
+    x, c = small(rng, (n, 64)), small(rng, (n, 64), as_dtype(dtype, allow_integers=True).numpy)
+    config = TILE.replace(tile=(64, n, 32), swap_ab=True)
+    found = through(x, lambda acc, c: acc - c, config, c=c, out_dtype="fp32")
+    np.testing.assert_array_equal(found, x.astype(np.float32) - c.astype(np.float32))
+
+
+@pytest.mark.parametrize("column_major", [False, True])
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_gated_integers(dtype: str, column_major: bool, rng: np.random.Generator) -> None:
+    """Subtiles of 16 columns, or of 32 rows if the tile is swapped."""
+    x, c = small(rng, (64, 128)), small(rng, (64, 64), as_dtype(dtype, allow_integers=True).numpy)
+
+    def gated(acc, c):
+        gate, up = gemmsmith.deinterleave(acc)
+        return gate + 3 * up - c
+
+    config = TILE.replace(tile=(128, 64, 32) if column_major else (64, 32, 32), swap_ab=column_major)
+    found = through(x, gated, config, c=c, out_dtype="fp32")
+    gate, up = gemmsmith.deinterleave(x.astype(np.float32))
+    np.testing.assert_array_equal(found, gate + 3 * up - c)
 
 
 @pytest.mark.parametrize("n", WIDTHS)

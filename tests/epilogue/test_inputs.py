@@ -51,6 +51,27 @@ def test_any_strides(form: str, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(found, x.astype(np.float32) - c.astype(np.float32))
 
 
+@pytest.mark.parametrize("swap_ab", [False, True])
+@pytest.mark.parametrize(("dtype", "n", "by_tma"), [
+    ("bool", 96, True), ("bool", 88, False), ("bool", 95, False), ("int32", 92, True), ("int32", 95, False),
+    ("int64", 96, False),
+])  # fmt: skip
+def test_integers_by_tma_and_by_threads(
+    dtype: str, n: int, by_tma: bool, swap_ab: bool, rng: np.random.Generator
+) -> None:
+    """Tiles that stick out of the product; a byte that is not zero is True."""
+    x, mask = small(rng, (70, n)), rng.integers(-100, 100, (70, n)).astype(dtype)
+    if dtype == "bool":
+        mask = rng.choice([0, 0, 1, 2, 127, 128, 255], (70, n)).astype(np.uint8).view(bool)
+    config = TILE.replace(swap_ab=swap_ab)
+    options: Any = {"operands": {"mask": mask}, "config": config, "out_dtype": "fp32"}
+    plan = gemmsmith.plan(x, np.eye(n, dtype=x.dtype), epilogue=lambda acc, mask: acc * mask + 1, **options)
+    assert ("mask" in plan.spec.tma_names) == by_tma
+    found = through(x, lambda acc, mask: acc * mask + 1, config, mask=mask, out_dtype="fp32")
+    number = (mask.view(np.uint8) != 0) if dtype == "bool" else mask
+    np.testing.assert_array_equal(found, x.astype(np.float32) * number + 1)
+
+
 def test_many_operands_at_once(rng: np.random.Generator) -> None:
     x = small(rng, (70, 56))
     given = {f"{kind}_{i}": small(rng, of(70, 56)) for kind, of in SHAPES.items() for i in range(2)}

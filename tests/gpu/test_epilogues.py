@@ -118,6 +118,30 @@ def test_random_problem(name: str, seed: int) -> None:
     judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results[0].items()}, expected, product)
 
 
+@pytest.mark.parametrize("swap_ab", [False, True])
+@pytest.mark.parametrize("design", ["cooperative", "pingpong"])
+@pytest.mark.parametrize("n", [1024, 1000, 1001])  # masks by TMA, by threads; nothing by TMA
+def test_masks_and_integers(n: int, design: str, swap_ab: bool) -> None:
+    """A byte that is not zero is True."""
+    m, k = 700, 96
+    a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((m, k), (k, n)))
+    mask = torch.tensor([0, 0, 1, 2, 127, 128, 255], device="cuda", dtype=torch.uint8)
+    mask = mask[torch.randint(len(mask), (m, n), device="cuda")].view(torch.bool)
+    whole = torch.randint(-(2**20), 2**20, (m, n), device="cuda", dtype=torch.int32)
+    config = Config(design, (128, 128, 64), (2, 1), 3, consumers=2, swap_ab=swap_ab)
+
+    def masked(acc, mask, whole):
+        return acc * mask, whole * mask
+
+    options = {"operands": {"mask": mask, "whole": whole}, "config": config, "out_dtype": "fp32"}
+    plan = gemmsmith.plan(a, b, epilogue=masked, **options)
+    assert plan.spec.tma_names >= ({"mask", "whole"} if n == 1024 else {"whole"} if n == 1000 else set())
+    product, selected = gemmsmith.gemm(a, b, epilogue=masked, **options)
+    is_nonzero = mask.view(torch.uint8) != 0
+    assert torch.equal(selected, torch.where(is_nonzero, whole, 0).float())
+    torch.testing.assert_close(product, torch.where(is_nonzero, a.float() @ b.float(), 0), rtol=1e-3, atol=1e-3)
+
+
 def test_closures_and_defaults_are_seen() -> None:
     a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((64, 64), (64, 64)))
     factor = 2.0

@@ -35,14 +35,9 @@ class EpilogueSpec:
         return cls(identity_graph(d.dtype), tma_eligible, column_major)
 
     def for_arrays(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
-        """Return the spec for matrices with these strides and alignments.
-
-        Integers are not loaded by TMA, since the kernel computes in fp32.
-        """
-        floats = [
-            o.name for o in self.graph.operands if o.broadcast_dims.is_matrix and o.dtype and not o.dtype.is_integer
-        ]
-        tma_eligible = [name for name in floats if arrays[name].can_tma_load]
+        """Return the spec for matrices with these strides and alignments. Integers of 64 bits are not loaded by TMA."""
+        operands = [o.name for o in self.graph.operands if o.broadcast_dims.is_matrix and o.dtype and o.dtype.bits < 64]
+        tma_eligible = [name for name in operands if arrays[name].is_tma_compatible]
         tma_eligible += [name for name in self.graph.matrix_result_names if arrays[name].can_tma_store]
         column_major = [name for name in self.graph.matrix_names if arrays[name].is_column_major]
         return EpilogueSpec(

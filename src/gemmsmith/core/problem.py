@@ -77,19 +77,16 @@ class Matrix:
         return all(map(_fits_tma, strides))
 
     @property
-    def can_tma_load(self) -> bool:
-        """True if an epilogue can load it by TMA; a column-major matrix needs elements of 16 or 32 bits."""
-        return self.is_tma_compatible and (self.dtype.bits >= 16 or not self.is_column_major)
-
-    @property
     def can_tma_store(self) -> bool:
-        """True if an epilogue can store it by TMA.
+        """True if an epilogue can store it by TMA; a column-major matrix needs elements of 16 or 32 bits.
 
         Rows (columns if column-major) must be multiples of 16 bytes: TMA writes whole 16-byte units, and would
         overwrite what follows the matrix (seen on an H200).
         """
+        if not self.is_tma_compatible or (self.is_column_major and self.dtype.bits < 16):
+            return False
         contiguous_extent = self.rows if self.is_column_major else self.cols
-        return self.can_tma_load and contiguous_extent * self.dtype.bytes % TMA_ALIGNMENT_BYTES == 0
+        return contiguous_extent * self.dtype.bytes % TMA_ALIGNMENT_BYTES == 0
 
     def canonical(self) -> Matrix:
         """Return the same matrix with unused strides, those of length-1 dimensions, replaced by values TMA accepts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import E4M3, E5M2, DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node
@@ -84,7 +84,7 @@ def subtile_widths(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> l
 
     They are all `n` if the epilogue needs full rows, else its quantization block, else those of (128, 64, 32, 16) with
     interleaved columns and of (64, 32, 16, n) without that divide `n`, and are multiples of the minimum for fragments
-    and for the boxes of the matrices `tma_names`.
+    and for the boxes of the row-major matrices `tma_names`.
     """
     min_columns, blocks = _min_columns(graph, tma_names), _quantize_blocks(graph)
     widths = (w for w in _possible_widths(graph, n) if n % w == 0 and w % min_columns == 0 and blocks.keys() <= {w})
@@ -154,7 +154,7 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
     """Plan a spec's epilogue. Raises ConfigError if the tile does not support it."""
     graph, config = spec.epilogue.graph, spec.config
     n = spec.slice_columns
-    epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
+    epi_tile_n = choose_epi_tile_n(graph, row_major_names(spec.epilogue), n)
     loops = False
     if count_instructions(spec.epilogue, spec.warpgroup_rows, n) > MAX_UNROLLED_INSTRUCTIONS:
         epi_tile_n = _widest_short_subtile(spec.epilogue, spec.warpgroup_rows, n)
@@ -193,9 +193,14 @@ def is_short(epilogue: EpilogueSpec, rows: int, n: int) -> bool:
 
 def _widest_short_subtile(epilogue: EpilogueSpec, rows: int, n: int) -> int:
     """Return the columns of the widest subtile with few instructions in all of its `rows`, or else the narrowest."""
-    widths = subtile_widths(epilogue.graph, epilogue.tma_eligible, n)
+    widths = subtile_widths(epilogue.graph, row_major_names(epilogue), n)
     short = (w for w in widths if count_instructions(epilogue, rows, w) <= MAX_UNROLLED_INSTRUCTIONS)
     return next(short, min(widths))
+
+
+def row_major_names(epilogue: EpilogueSpec) -> frozenset[str]:
+    """Return the matrices that TMA may access but column-major operands, whose boxes extend along M."""
+    return epilogue.tma_eligible - (epilogue.column_major & {o.name for o in epilogue.graph.operands})
 
 
 def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:
@@ -215,7 +220,7 @@ def _subtile(epilogue: EpilogueSpec, name: str, dtype: DType, dims: BroadcastDim
 
     It has its matrix's layout; fp8 is always row-major, since stmatrix can only transpose 16-bit elements.
     """
-    major: Major = "MN" if name in epilogue.column_major and dtype.bits >= 16 else "K"
+    major: Major = "MN" if name in epilogue.column_major and dtype not in (E4M3, E5M2) else "K"
     return Tile(dtype, WGMMA_M // dims.rows_per_value, columns // dims.columns_per_value, major)
 
 
@@ -269,7 +274,7 @@ def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
     """
     graph, n, consumers = spec.epilogue.graph, spec.slice_columns, spec.config.consumers
-    epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
+    epi_tile_n = choose_epi_tile_n(graph, row_major_names(spec.epilogue), n)
     loads, stores = _staged_subtiles(spec, epi_tile_n)
     subtile_bytes = sum(tile.bytes for _, tile in loads + stores * (not spec.config.alias_epilogue))
     subtiles_n = n // epi_tile_n

@@ -11,12 +11,12 @@ from typing import Any
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import RegisterIndex
 from gemmsmith.collective.swizzle import swizzled_vector_offset
-from gemmsmith.core.dtypes import INT32, DType
+from gemmsmith.core.dtypes import BOOL, INT32, DType
 from gemmsmith.core.mma import FRAGMENT_HALF_ROWS, N8_COLUMNS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
-from gemmsmith.lang.values import RegisterArray, Value, as_value
+from gemmsmith.lang.values import Constant, RegisterArray, Value, as_value
 
 LoadPair = Callable[[Any, int], tuple[Value, Value]]
 """(n8, row_half) -> the thread's two adjacent elements in a group of 8 columns and a half of the warp's rows.
@@ -93,15 +93,30 @@ def read(tile: Tile, buffer: Value, first_n8: int, n8_count: int, name: str) -> 
     registers = k.registers(F32, 2 * halves * n8_count, f"{name}_frag")
     with k.unroll(n8_count, name="n8") as n8:
         for row_half in range(halves):
-            values = k.registers(F32, 2, "pair")
-            if tile.major == "MN":
-                for i, offset in enumerate(_element_offsets(tile, n8 + first_n8, row_half)):
-                    values[i] = hw.load_shared_word(buffer + offset, F32, "element")
-            else:
-                hw.load_shared(values, buffer + _pair_offset(tile, n8 + first_n8, row_half))
-            for i in range(2):
-                registers[n8 * (2 * halves) + (2 * row_half + i)] = values[i]
+            for i, x in enumerate(_load_pair(tile, buffer, n8 + first_n8, row_half)):
+                registers[n8 * (2 * halves) + (2 * row_half + i)] = x
     return pairs_from_registers(registers, halves)
+
+
+def _load_pair(tile: Tile, buffer: Value, n8: RegisterIndex, row_half: int) -> tuple[Value, ...]:
+    """Load this lane's pair of bools or 32-bit elements as fp32."""
+    if tile.major == "MN":
+        addresses = [buffer + x for x in _element_offsets(tile, n8, row_half)]
+        if tile.dtype == BOOL:
+            return tuple(_bool_as_fp32(hw.load_shared_u8_or_u16(x, 8).to(U32)) for x in addresses)
+        return tuple(hw.load_shared_word(x, _register_type(tile.dtype), "element").to(F32) for x in addresses)
+    address = buffer + _pair_offset(tile, n8, row_half)
+    if tile.dtype == BOOL:
+        pair = hw.load_shared_u8_or_u16(address, 16).to(U32)
+        return _bool_as_fp32(pair & 0xFF), _bool_as_fp32(pair & 0xFF00)
+    values = current_builder().registers(_register_type(tile.dtype), 2, "pair")
+    hw.load_shared(values, address)
+    return values[0].to(F32), values[1].to(F32)
+
+
+def _bool_as_fp32(bits: Value) -> Value:
+    """Return 1 if any of the bits is set, else 0."""
+    return current_builder().select(bits != 0, 1.0, Constant(F32, 0.0))
 
 
 def pairs_from_registers(registers: RegisterArray, halves: int) -> LoadPair:

@@ -63,4 +63,8 @@ def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = N
 def transposed_epilogue(epilogue: EpilogueSpec) -> EpilogueSpec:
     """Return the epilogue of the transposed GEMM, with all matrices that TMA may access: 8-bit columns become rows."""
     columns = {r.name for r in epilogue.graph.results if r.dtype and r.dtype.bits < 16} & epilogue.column_major
-    return replace(epilogue, graph=epilogue.graph.transposed(), tma_eligible=epilogue.tma_eligible | columns)
+    bools = {o.name for o in epilogue.graph.operands if o.dtype and o.dtype.bits < 16}
+    return replace(
+        epilogue, graph=epilogue.graph.transposed(), tma_eligible=epilogue.tma_eligible | columns,
+        column_major=epilogue.column_major - bools,
+    )  # fmt: skip

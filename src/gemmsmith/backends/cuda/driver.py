@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from gemmsmith.core.chip import CHIPS, HOPPER, Chip
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.tensor_map import TensorMap
 
@@ -151,7 +151,7 @@ def _tensor_map_codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
 
     element = {
         BF16: "BFLOAT16", FP16: "FLOAT16", FP32: "FLOAT32", TF32: "FLOAT32", INT32: "INT32",
-        E4M3: "UINT8", E5M2: "UINT8", INT8: "UINT8",
+        E4M3: "UINT8", E5M2: "UINT8", INT8: "UINT8", BOOL: "UINT8",
     }[dtype]  # fmt: skip
     mode = f"{swizzle}B" if swizzle else "NONE"
     # L2 promotion to 256 B made M <= 64 slower by 1 to 5 %: more sectors are read, and no fewer from DRAM.
