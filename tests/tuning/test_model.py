@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,10 +29,13 @@ def problem(m: int, n: int, k: int) -> Problem:
     return bind(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))).problem
 
 
+def of_epilogue(config: Config, p: Problem, epilogue: EpilogueSpec | None) -> Estimate:
+    found = estimate(p, ConfigTable.from_configs([config]), epilogue)
+    return Estimate(*(float(np.broadcast_to(x, (1,))[0]) for x in found))
+
+
 def of(config: Config, m: int, n: int, k: int) -> Estimate:
-    return Estimate(
-        *(float(np.broadcast_to(x, (1,))[0]) for x in estimate(problem(m, n, k), ConfigTable.from_configs([config])))
-    )
+    return of_epilogue(config, problem(m, n, k), None)
 
 
 def test_math_of_a_k_tile_is_the_tensor_cores_rate() -> None:
@@ -146,9 +152,46 @@ def test_nothing_takes_no_waves() -> None:
     assert np.isfinite(e.cycles)
 
 
-def test_an_epilogue_costs_its_bytes_and_nodes() -> None:
-    assert EpilogueCost.from_epilogue(EpilogueSpec(identity_graph(BF16), frozenset({"out"}))) == (2, 0)
-    assert EpilogueCost.from_epilogue(EpilogueSpec(identity_graph(FP32), frozenset({"out"}))) == (4, 0)
+def test_an_epilogue_costs_its_bytes() -> None:
+    assert EpilogueCost.from_epilogue(EpilogueSpec(identity_graph(BF16), frozenset({"out"}))) == (2, 0, 0)
+    assert EpilogueCost.from_epilogue(EpilogueSpec(identity_graph(FP32), frozenset({"out"}))) == (4, 0, 0)
+
+
+def cost_of(epilogue: Callable[[Any], Any]) -> EpilogueCost:
+    square = Spec((64, 64), "bf16")
+    return EpilogueCost.from_epilogue(bind(Request(square, square, epilogue=epilogue)).spec)
+
+
+def test_an_epilogue_costs_its_instructions_and_special_functions() -> None:
+    """Sigmoid: 4 instructions, two of which are special functions of 8 cycles at least."""
+    assert cost_of(lambda acc: acc * 2).cycles < cost_of(lambda acc: acc.sigmoid()).cycles
+    assert 16 + 4 <= cost_of(lambda acc: acc.sigmoid()).cycles < 24
+
+
+def test_reductions_along_a_tiles_rows_are_expensive() -> None:
+    rows, columns = cost_of(lambda acc: (acc, acc.sum(-1))), cost_of(lambda acc: (acc, acc.sum(-2)))
+    assert rows.cycles == columns.cycles_if_swapped < columns.cycles == rows.cycles_if_swapped
+    assert rows.cycles < cost_of(lambda acc: (acc, acc.logsumexp(-1))).cycles
+
+
+def test_what_pingpong_hides() -> None:
+    """Epilogues up to a mainloop's length with two warpgroups, up to twice that with three."""
+    configs = [Config("pingpong", (64, 128, 64), consumers=c) for c in (2, 3)]
+    p, spec = problem(8192, 8192, 512), EpilogueSpec(identity_graph(BF16), frozenset({"out"}))
+    waves = 8192 * 8192 / (64 * 128) / 132
+
+    def exposed(cycles: float) -> list[float]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EpilogueCost, "from_epilogue", staticmethod(lambda _: EpilogueCost(0, cycles, cycles)))
+            patch.setattr(model, "OVERLAP_SLOWDOWN", 0)
+            return [float(of_epilogue(c, p, spec).exposed_stores) / waves for c in configs]
+
+    mainloop = float(of_epilogue(configs[0], p, spec).k_tile_cycles) * 8
+    per_element = mainloop / 64  # of a thread's elements
+    assert max(exposed(0.5 * per_element)) < 0.1 * mainloop
+    two, three = exposed(2.5 * per_element)
+    assert two == pytest.approx(0.75 * mainloop, rel=0.1)
+    assert three == pytest.approx(0.17 * mainloop, abs=0.1 * mainloop)
 
 
 @given(m=some.integers(1, 5000), n=some.integers(1, 5000), k=some.integers(1, 5000))

@@ -112,6 +112,18 @@ COSTS: dict[tuple[str, Precision], Cost] = {
 }
 # end
 
+REDUCTION_COSTS = {"logsumexp": Cost(4, 1)}
+"""Costs of reductions: max, fma, exp2 and add; others take one instruction."""
+
+
+def reduction_cost(graph: EpilogueGraph) -> Cost:
+    """Return the cost of an epilogue's reductions per element of the accumulator, within a thread."""
+    kinds = [graph.nodes[r.node].attribute[0] for r in graph.results if graph.is_reduction(r)]
+    total = Cost()
+    for kind in kinds:
+        total = Cost(*(x + y for x, y in zip(total, REDUCTION_COSTS.get(kind, Cost(1)), strict=True)))
+    return total
+
 
 def epilogue_cost(graph: EpilogueGraph, fast_math: bool, vector_share: float = 0.0) -> Cost:
     """Return the cost of an epilogue's elementwise functions per element of the accumulator.

@@ -9,6 +9,7 @@ from gemmsmith.core import register_budgets as budgets
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.epilogue_spec import EpilogueSpec
+from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import WGMMA, WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
@@ -17,9 +18,12 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import (
     choose_epi_tile_n,
     has_32bit_matrix,
+    is_short,
+    plan_epilogue,
     supports_tile_n,
 )
 from gemmsmith.epilogue.register_usage import extra_registers, row_function_inputs
+from gemmsmith.graph.function_costs import epilogue_cost
 from gemmsmith.tuning.stage_count import stages_that_fit, transposed_epilogue
 
 COOPERATIVE_TILES = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in range(192, 56, -8)]
@@ -31,8 +35,13 @@ costs 0.7 %."""
 COOPERATIVE_TWO_WARPGROUP_TILES = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 """Further tiles for epilogues that need many registers, and for promotion: one warpgroup promotes while the other
 multiplies."""
-PINGPONG_TILES = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(192, 56, -8)]
-"""Pingpong tiles (M, N)."""
+PINGPONG_TILES = [(64, n, 2) for n in range(256, 80, -16)] + [(128, n, 2) for n in range(192, 56, -8)]
+"""Pingpong tiles (M, N, consumers)."""
+PINGPONG_THREE_WARPGROUP_TILES = [(64, n, 3) for n in (160, 144, 128)] + [(128, n, 3) for n in (80, 72, 64)]
+"""Further tiles for long epilogues, two of which are computed at a time."""
+MIN_INSTRUCTIONS_FOR_THREE_WARPGROUPS = 20
+"""Instructions per element from which an epilogue is long. Of eleven epilogues (tries-heavy-h100) three warpgroups are
+faster, by up to 22 %, for the two with the most."""
 CLUSTER_SHAPES = [(1, 1), (1, 2), (2, 1)]
 """Cluster shapes. Clusters of four CTAs, fewer of which are active at once, were the fastest for 3 of 324 shapes
 (survey-h200)."""
@@ -67,10 +76,12 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
         tiles = [t for t in tiles if _promotion_fits_registers(*t)]
         tiles = [t for t in tiles if not _is_heavy_over_64_rows(t[0], t[1], t[3], epilogue)]
     else:
-        tiles += [("pingpong", *t, 2) for t in PINGPONG_TILES]
+        is_long = epilogue_cost(epilogue.graph, epilogue.fast_math).instructions > MIN_INSTRUCTIONS_FOR_THREE_WARPGROUPS
+        tiles += [("pingpong", *t) for t in PINGPONG_TILES + PINGPONG_THREE_WARPGROUP_TILES * is_long]
     if swap:
         tiles = [t for t in tiles if not _spills_transposed(*t[:3], epilogue.graph)]
     within_register_budget = [t for t in tiles if _tile_fits_registers(*t, epilogue)]
+    within_register_budget = [t for t in within_register_budget if _is_short(*t, epilogue)] or within_register_budget
     supported = [t for t in tiles if supports_tile_n(epilogue.graph, epilogue.tma_eligible, t[2])]
     for design, m, n, consumers in within_register_budget or supported:
         tile_ks = (64, 128) if (m == 64 or m + n <= 256) and not promoted else (64,)
@@ -139,6 +150,11 @@ def _is_heavy_over_64_rows(design: str, tile_m: int, consumers: int, epilogue: E
     Then too few registers are left for promotion or for splits of K.
     """
     return tile_m > WGMMA_M * get_design(design).warpgroups(consumers)[0] and _needs_many_registers(epilogue)
+
+
+def _is_short(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
+    """Return whether the code of a tile's epilogue fits the instruction cache."""
+    return is_short(epilogue, m // get_design(name).warpgroups(consumers)[0], n)
 
 
 def _spills_transposed(design: str, tile_m: int, tile_n: int, graph: EpilogueGraph) -> bool:
@@ -217,6 +233,17 @@ def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
     m, n, _ = c.tile
     spec = _spec_16bit(c.replace(alias_epilogue=True, stages=MAX_STAGES), epilogue)
     return stages_that_fit(spec) if 0 < m * n * stored <= 2 * spec.stage_bytes else 0
+
+
+def count_exposed_loads(c: Config, epilogue: EpilogueSpec) -> float:
+    """Return how many times as many subtiles of matrices are loaded during a config's epilogue as before it."""
+    if not _loads_matrix(epilogue):
+        return 0
+    try:
+        plan = plan_epilogue(_spec_16bit(c, transposed_epilogue(epilogue) if c.swap_ab else epilogue))
+    except ConfigError:
+        return 0
+    return plan.subtiles / plan.load_stages - 1 if plan.loads else 0
 
 
 def _spec_16bit(config: Config, epilogue: EpilogueSpec) -> KernelSpec:

@@ -20,10 +20,12 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
-from gemmsmith.core.mma import WGMMA, WGMMA_M
+from gemmsmith.core.graph import EpilogueGraph, reduced_dims
+from gemmsmith.core.mma import THREADS_PER_WARPGROUP, WGMMA, WGMMA_M
 from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
+from gemmsmith.graph.function_costs import epilogue_cost, reduction_cost
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.config_table import NUM_SMS, Array, ConfigTable
 from gemmsmith.tuning.gpus import H200, Gpu
@@ -60,9 +62,20 @@ EPILOGUE_BYTES_PER_CYCLE = 34.2
 """Bytes of matrices per cycle that an epilogue moves which overlaps no mainloop. Fitted by fit.py."""
 EPILOGUE_CYCLES_PER_ELEMENT = 1.87
 """Cycles of an epilogue per element of a thread. Fitted by fit.py."""
-EPILOGUE_CYCLES_PER_NODE = 4.5
-"""Cycles of an epilogue per element of a thread and graph node: of 1.5, 3, 4.5, 6 and 9 the value nearest to the costs
-in epilogues-tuned-h200."""
+EPILOGUE_CYCLES_PER_INSTRUCTION = 1.1
+"""Cycles of a warp per instruction of an epilogue's functions. This and the next four: fitted to 2100 times of eleven
+epilogues (tries-heavy-h100)."""
+EPILOGUE_CYCLES_PER_SPECIAL_FUNCTION = 8.3
+"""Additional cycles per special function. An SM has 16 results a cycle, so a warp's take its scheduler 8 (CUDA C++
+Programming Guide, "Arithmetic Instructions")."""
+REDUCTION_CYCLES_ACROSS_LANES = 37.0
+"""Additional cycles per element and component of a reduction along the tile's rows, which lie in several lanes: those
+of shuffles, and of a store for every 16 rows."""
+LOAD_LATENCY_CYCLES = 1190
+"""Cycles that the load of an epilogue's subtile takes if it is issued during the epilogue."""
+OVERLAP_SLOWDOWN = 0.6
+"""Cycles by which other warpgroups' mainloops are late per cycle of functions that they overlap with: those compete for
+the register file and for issue slots."""
 TRANSPOSED_STORE_BYTES_PER_CYCLE = 0.7
 """Bytes per cycle of a transposed tile that threads, not TMA, store along D's contiguous dimension. Set by hand
 after the eighth sweep (sweep-eighth-h200), not fitted."""
@@ -170,14 +183,21 @@ class Estimate(NamedTuple):
 
 
 class EpilogueCost(NamedTuple):
-    """An epilogue's cost per element of the accumulator: bytes of matrices, and nodes that compute."""
+    """An epilogue's cost per element of the accumulator.
+
+    Attributes:
+        bytes_per_element: Bytes of matrices in global memory.
+        cycles: Cycles of a warp for functions and reductions.
+        cycles_if_swapped: The same for the transposed epilogue, of `swap_ab`.
+    """
 
     bytes_per_element: float
-    nodes: int
+    cycles: float
+    cycles_if_swapped: float
 
     @staticmethod
     def from_epilogue(epilogue: EpilogueSpec) -> EpilogueCost:
-        """Return the global-memory bytes and the operations per output element."""
+        """Return the cost of an epilogue."""
         graph = epilogue.graph
         dims = graph.broadcast_dims()
         arrays = [(o.broadcast_dims, o.dtype) for o in graph.operands]
@@ -185,9 +205,19 @@ class EpilogueCost(NamedTuple):
         bytes_per_element = sum(
             dtype.bytes / (x.columns_per_value * x.rows_per_value) for x, dtype in arrays if x.is_matrix and dtype
         )
-        return EpilogueCost(
-            bytes_per_element, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes)
+        functions, reductions = epilogue_cost(graph, epilogue.fast_math, vector_share=0.5), reduction_cost(graph)
+        cycles = EPILOGUE_CYCLES_PER_INSTRUCTION * (functions.instructions + reductions.instructions)
+        cycles += EPILOGUE_CYCLES_PER_SPECIAL_FUNCTION * (functions.special + reductions.special)
+        across_lanes, across_lanes_if_swapped = (
+            REDUCTION_CYCLES_ACROSS_LANES * _components_reduced_along(graph, axis) for axis in "mn"
         )
+        return EpilogueCost(bytes_per_element, cycles + across_lanes, cycles + across_lanes_if_swapped)
+
+
+def _components_reduced_along(graph: EpilogueGraph, index: str) -> int:
+    """Return the components of the reductions of this index alone, "m" or "n", besides the batch."""
+    reduced = [graph.nodes[r.node].attribute for r in graph.results if graph.is_reduction(r)]
+    return sum(2 if kind == "logsumexp" else 1 for kind, axis in reduced if reduced_dims(axis).strip("b") == index)
 
 
 def estimate(
@@ -207,7 +237,7 @@ def estimate(
     tile, k_tiles = _k_tile_cost(problem, table, loads_a), np.maximum(1, np.ceil(problem.k / table.tile_k))
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
-    schedule = _wave_schedule(table, tiles, k_tiles, tile.cycles, _store_cycles(problem, table, cost))
+    schedule = _wave_schedule(table, tiles, k_tiles, tile.cycles, *_epilogue_cycles(problem, table, cost))
 
     # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100).
     stored = cost.bytes_per_element * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
@@ -304,8 +334,8 @@ def _promotion_parameters(problem: Problem, table: ConfigTable) -> tuple[Array, 
     return columns, k_tiles_in_flight, columns_per_scale
 
 
-def _store_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -> Array:
-    """Return the cycles of a tile's epilogue."""
+def _epilogue_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -> tuple[Array, Array]:
+    """Return the cycles of a tile's epilogue, and those of its functions alone."""
     store = table.tile_m * table.tile_n * cost.bytes_per_element / EPILOGUE_BYTES_PER_CYCLE
     if not problem.d.can_tma_store:
         by_threads = (
@@ -315,9 +345,11 @@ def _store_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -> A
             / TRANSPOSED_STORE_BYTES_PER_CYCLE
         )
         store = np.where(table.swap_ab, by_threads, store)
-    threads = 128 * np.where(table.tile_per_warpgroup, 1, table.consumers)
-    cycles_per_element = EPILOGUE_CYCLES_PER_ELEMENT + EPILOGUE_CYCLES_PER_NODE * cost.nodes
-    return np.asarray((store + table.tile_m * table.tile_n / threads * cycles_per_element) / table.reducing_ctas)
+    warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
+    elements = table.tile_m * table.tile_n / (THREADS_PER_WARPGROUP * warpgroups)  # of a thread
+    functions = elements * np.where(table.swap_ab, cost.cycles_if_swapped, cost.cycles)
+    cycles = store + elements * EPILOGUE_CYCLES_PER_ELEMENT + functions + LOAD_LATENCY_CYCLES * table.exposed_loads
+    return np.asarray(cycles / table.reducing_ctas), np.asarray(functions / table.reducing_ctas)
 
 
 class _WaveSchedule(NamedTuple):
@@ -337,15 +369,19 @@ class _WaveSchedule(NamedTuple):
 
 
 def _wave_schedule(
-    table: ConfigTable, tiles: Array, k_tiles: Array, k_tile_cycles: Array, store: Array
+    table: ConfigTable, tiles: Array, k_tiles: Array, k_tile_cycles: Array, store: Array, functions: Array
 ) -> _WaveSchedule:
     capacity = table.max_active_clusters
     full_waves = np.floor(tiles / capacity)
     last_tiles, k_tiles_per_split = tiles - full_waves * capacity, np.ceil(k_tiles / table.cluster_splits)
-    hidden = np.where(table.tile_per_warpgroup, k_tiles * k_tile_cycles, 0.0)
+    # with pingpong, `consumers` tiles take as long as all their mainloops, or as one of them and its epilogue
+    mainloop, takes_turns = k_tiles * k_tile_cycles, table.tile_per_warpgroup
+    late = OVERLAP_SLOWDOWN * np.minimum(functions / table.consumers, mainloop)
+    overlapped = np.maximum(0.0, (mainloop + store) / table.consumers - mainloop) + late
+    exposed = np.where(takes_turns, overlapped, store)
     has_last = last_tiles > 0
     exposed_stores = np.where(has_last, 0.0, store)
-    exposed_stores = exposed_stores + (full_waves + has_last - 1) * np.maximum(0.0, store - hidden)
+    exposed_stores = exposed_stores + (full_waves + has_last - 1) * exposed
     partial = 4 * table.tile_m * table.tile_n / SPLIT_REDUCTION_BYTES_PER_CYCLE
     in_cluster = CLUSTER_SPLIT_CYCLES + (table.cluster_splits - 1) * partial / table.reducing_ctas
     split_reduction = np.where(table.cluster_splits > 1, in_cluster, 0.0)
