@@ -192,6 +192,12 @@ def as_outputs(results: Any) -> Any:
     return tuple(results.values()) if isinstance(results, dict) else results
 
 
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return the results of gemmsmith.gemm, or of an operator, as a tuple."""
+    outputs = as_outputs(results)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
 def find_kernel_run(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
 ) -> CachedRun | None:  # fmt: skip

@@ -5,7 +5,7 @@ They run without the dispatcher, so nothing that sees operators may be active: a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -65,14 +65,19 @@ def read_arguments(
 
     None without a fingerprint `source`, or if an operand is neither a plain tensor nor a number.
     """
+    arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
+    if offsets is not None:
+        arrays.append((operand_argument("offsets"), offsets))
+    return read_arrays(source, options, arrays)
+
+
+def read_arrays(source: Hashable, options: Hashable, arrays: Iterable[tuple[str, Any]]) -> Arguments | None:
+    """Return what `read_arguments` does, for arrays and numbers by Pointer name."""
     if source is None:
         return None
     grad_enabled, needs_grad = torch.is_grad_enabled(), False
     signature: list[Hashable] = [source, options, multiplies_in_tf32()]
     pointers: dict[str, Any] = {}
-    arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
-    if offsets is not None:
-        arrays.append((operand_argument("offsets"), offsets))
     try:
         for name, x in arrays:
             if type(x) in _TENSOR_TYPES:
