@@ -66,7 +66,7 @@ class CachedBackward(NamedTuple):
         saved_tensors, arguments = ctx.saved_tensors, None
         if not (torch.is_grad_enabled() or sees_operators()):
             values = zip(self.pointers, (*gradients, *saved_tensors, *ctx.numbers), strict=True)
-            arguments = read_arrays("backward", None, [(name, x) for name, x in values if name and x is not None])
+            arguments = read_arrays("backward", None, {name: x for name, x in values if name and x is not None})
         if arguments is not None and (run := self.runs.get(arguments.signature)) is not None:
             return self._launch(run, arguments.pointers, gradients)
         ctx.spec, ctx.wrt, ctx.dtype, ctx.shapes, ctx.b_is_column_major = self[:5]

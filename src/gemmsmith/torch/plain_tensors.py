@@ -5,7 +5,7 @@ They run without the dispatcher, so nothing that sees operators may be active: a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -65,38 +65,37 @@ def read_arguments(
 
     None without a fingerprint `source`, or if an operand is neither a plain tensor nor a number.
     """
-    arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
+    if source is None:
+        return None
+    arrays = {"a": a, "b": b}
+    for name, x in operands.items():
+        arrays[operand_argument(name)] = x
     if offsets is not None:
-        arrays.append((operand_argument("offsets"), offsets))
+        arrays[operand_argument("offsets")] = offsets
     return read_arrays(source, options, arrays)
 
 
-def read_arrays(source: Hashable, options: Hashable, arrays: Iterable[tuple[str, Any]]) -> Arguments | None:
-    """Return what `read_arguments` does, for arrays and numbers by Pointer name."""
-    if source is None:
-        return None
+def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> Arguments | None:
+    """Return what `read_arguments` does. `arrays`: arrays and numbers by Pointer name; becomes the `pointers`."""
     grad_enabled, needs_grad = torch.is_grad_enabled(), False
-    signature: list[Hashable] = [source, options, multiplies_in_tf32()]
-    pointers: dict[str, Any] = {}
+    signature: list[Hashable] = [source, options, multiplies_in_tf32(), *arrays]
     try:
-        for name, x in arrays:
+        for name, x in arrays.items():
             if type(x) in _TENSOR_TYPES:
-                pointers[name] = address = x.data_ptr()
+                arrays[name] = address = x.data_ptr()
                 if not address and x.numel():  # its memory has been freed
                     return None
                 requires_grad = grad_enabled and x.requires_grad
-                signature += (
-                    name, x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
-                )  # fmt: skip
+                signature += x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
                 needs_grad = needs_grad or requires_grad
             elif type(x) in _NUMBER_TYPES:
-                pointers[name] = float(x)
-                signature.append(name)
+                arrays[name] = float(x)
+                signature.append("number")
             else:
                 return None
     except (RuntimeError, OverflowError):
         return None  # a tensor that is sparse, nested, or of a transform that has ended; a number beyond float64
-    return Arguments(source, tuple(signature), pointers, needs_grad)
+    return Arguments(source, tuple(signature), arrays, needs_grad)
 
 
 def runs_kernels(a: Any) -> bool:
