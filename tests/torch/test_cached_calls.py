@@ -21,7 +21,7 @@ from gemmsmith.backends.cuda import run as cuda
 from gemmsmith.backends.sim.run import run as simulate
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.torch import fallback, grouped_ops, ops
+from gemmsmith.torch import cached_backward, fallback, grouped_ops, ops
 
 M, K, N, G = 24, 16, 24, 3
 same_gradients = partial(comparison.same_gradients, backend="sim", of_gradients=4)
@@ -198,6 +198,87 @@ def test_second_derivatives(calls: Calls) -> None:
         exact = penalty(lambda x, w, bias: plain(x.double(), w.double(), bias.double()), x, w, bias).double()
         assert (actual - exact).abs().max() < 0.03 * exact.abs().max()
     assert cached(calls, lambda: fused(x, w, bias)).requires_grad
+
+
+def compare_gradients(inputs: tuple[Any, ...], gradient: Any, between: Callable[[], object] = lambda: None) -> None:
+    """Compare the gradients of `fused` with torch's; `between` is called between forward and backward."""
+    exact_inputs = [x.detach().double().requires_grad_() for x in inputs]
+    exact = torch.autograd.grad(plain(*exact_inputs), exact_inputs, gradient.double())
+    y = fused(*inputs)
+    between()
+    for actual, x, expected in zip(torch.autograd.grad(y, inputs, gradient), inputs, exact, strict=True):
+        assert actual.shape == x.shape
+        assert (actual.double() - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def only_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail in a backward pass that is not launched again."""
+    monkeypatch.setattr(cached_backward, "run_backward", lambda *_: pytest.fail("run"))
+
+
+def test_backward_is_launched_again(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        compare_gradients(inputs(), drawn(M, N).detach())
+    only_launched(monkeypatch)
+    for _ in range(2):
+        cached(calls, lambda: compare_gradients(inputs(), drawn(M, N).detach()))
+
+
+def test_backward_with_numbers(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(acc: Any, factor: Any) -> Any:
+        return (acc * factor).tanh() * factor
+
+    def both(factor: float, x: Any, w: Any) -> Any:
+        (actual,) = torch.autograd.grad(gt.gemm(x, w.mT, epilogue=scaled, factor=factor).sum(), x)
+        exact_x = x.detach().double().requires_grad_()
+        (exact,) = torch.autograd.grad(scaled(exact_x @ w.detach().double().mT, factor).sum(), exact_x)
+        assert (actual.double() - exact).abs().max() < 0.03 * exact.abs().max()
+
+    for factor in (0.5, -1.5):
+        both(factor, *inputs()[:2])
+    only_launched(monkeypatch)
+    for factor in (2.0, -0.25):
+        both(factor, *inputs()[:2])
+
+
+def test_backward_from_other_gradients(calls: Calls) -> None:
+    """Other strides or another alignment of the results' gradient are another backward pass."""
+    memory = drawn(M * N + 1).detach()
+    row = drawn(N).detach()
+    gradients = (
+        memory[: M * N].view(M, N), memory[1:].view(M, N), memory[: M * N].view(N, M).mT, row.expand(M, N),
+        row[:1].expand(M, N),
+    )  # fmt: skip
+    for _ in range(3):
+        for gradient in gradients:
+            compare_gradients(inputs(), gradient)
+
+
+def test_backward_from_other_saved_tensors(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks that return saved tensors in another layout, once each, and weights whose memory was exchanged."""
+    gradient = drawn(M, N).detach()
+    unpacked: list[Any] = []
+
+    def unpack(x: Any) -> Any:
+        unpacked.append(x)
+        return x.mT.contiguous().mT
+
+    for _ in range(3):
+        compare_gradients(inputs(), gradient)
+    for _ in range(3):
+        unpacked.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            compare_gradients(inputs(), gradient)
+        assert len(unpacked) == 3 + 3  # and those of the exact gradients
+    for _ in range(3):
+        x, w, bias = inputs()
+
+        def exchange(x: Any = x) -> None:
+            x.data = x.data.mT.contiguous().mT
+
+        compare_gradients((x, w, bias), gradient, exchange)
+    only_launched(monkeypatch)
+    compare_gradients(inputs(), gradient)
 
 
 def test_only_what_requires_gradients_gets_one(calls: Calls) -> None:
