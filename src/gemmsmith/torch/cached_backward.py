@@ -82,8 +82,8 @@ class CachedBackward(NamedTuple):
         like = next(g for g in gradients if g is not None)
         grads = {} if run.passthrough is None else {"out": gradients[run.passthrough]}
         for kernel, launches in run.kernels:
-            without_product = {} if kernel.reads_accumulator else {"a": 0, "b": 0}
-            grads.update(zip(kernel.results, as_tuple(launches({**pointers, **without_product}, like)), strict=True))
+            arguments = {**pointers} if kernel.reads_accumulator else {**pointers, "a": 0, "b": 0}
+            grads.update(zip(kernel.results, as_tuple(launches(arguments, like)), strict=True))
         grad_a = grad_b = None
         if run.grad_a is not None:
             grad_a = run.grad_a({**pointers, "a": grads["out"].data_ptr()}, like)
@@ -93,7 +93,10 @@ class CachedBackward(NamedTuple):
             product = run.grad_b({**pointers, "a": x, "b": y}, like)
             grad_b = product.mT if self.b_is_column_major else product
         all_grads = zip((grad_a, grad_b, *[grads.get(name) for name in self.grads]), self.shapes, strict=True)
-        return (None, None, None, None, *[None if g is None else sum_to_size(g, shape) for g, shape in all_grads])
+        return (
+            None, None, None, None,
+            *[g if g is None or g.shape == shape else sum_to_size(g, shape) for g, shape in all_grads],
+        )  # fmt: skip
 
     def _find_run(
         self, launches: Sequence[CachedRun | None], gradients: Sequence[Any], is_grouped: bool
