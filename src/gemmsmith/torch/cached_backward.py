@@ -113,12 +113,14 @@ class CachedBackward(NamedTuple):
         ignores_rows = is_grouped and not {A, B}.issuperset(self.wrt)
         if reductions or sums_over_batches or ignores_rows or None in launches:
             return None
-        products: Any = iter(launches[len(kernels) :])
+        runs: list[Any] = list(launches)  # there is no None
+        shapes = dict(zip(self.grads, self.shapes[2:], strict=True))
+        kernel_runs = [(kernel, runs.pop(0).with_result_shapes(shapes)) for kernel in kernels]
         return BackwardRun(
-            tuple(zip(kernels, launches, strict=False)),  # type: ignore[arg-type]  # there is no None
+            tuple(kernel_runs),
             names.index(passthrough.removeprefix(GRAD_OUTPUT_PREFIX)) if passthrough else None,
-            next(products, None) if A in self.wrt else None,
-            next(products, None) if B in self.wrt else None,
+            runs.pop(0) if runs and A in self.wrt else None,
+            runs.pop(0) if runs and B in self.wrt else None,
         )
 
 
