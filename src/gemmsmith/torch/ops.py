@@ -194,8 +194,9 @@ def as_outputs(results: Any) -> Any:
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
     """Return the results of gemmsmith.gemm, or of an operator, as a tuple."""
-    outputs = as_outputs(results)
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+    if isinstance(results, dict):
+        return tuple(results.values())
+    return results if isinstance(results, tuple) else (results,)
 
 
 def find_kernel_run(

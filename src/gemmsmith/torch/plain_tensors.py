@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import _C
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.grouping import Grouping
@@ -48,13 +50,13 @@ def multiplies_in_tf32() -> bool:
 def sees_operators() -> bool:
     """Return whether something besides autograd sees operators: a compiler, a mode, a transform, a trace."""
     return bool(
-        torch.compiler.is_dynamo_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+        is_dynamo_compiling()
+        or _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
         or forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler.is_exporting()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+        or is_exporting()
     )
 
 
