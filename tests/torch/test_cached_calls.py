@@ -241,6 +241,22 @@ def test_backward_with_numbers(calls: Calls, monkeypatch: pytest.MonkeyPatch) ->
         both(factor, *inputs()[:2])
 
 
+def test_backward_from_a_sum_only(calls: Calls) -> None:
+    """The gradient of a sum is fp32, and the accumulator's."""
+
+    def summed(acc: Any, bias: Any) -> Any:
+        return acc + bias, (acc + bias).sum(-1)
+
+    for _ in range(3):
+        x, w, bias = inputs()
+        _, sums = gt.gemm(x, w.mT, epilogue=summed, bias=bias)
+        gradient = torch.randn(M)
+        grads = torch.autograd.grad(sums, (x, w), gradient)
+        exact = gradient.double().unsqueeze(1).expand(M, N)
+        for actual, expected in zip(grads, (exact @ w.double(), exact.mT @ x.double()), strict=True):
+            assert (actual.double() - expected).abs().max() < 0.03 * expected.abs().max()
+
+
 def test_backward_from_other_gradients(calls: Calls) -> None:
     """Other strides or another alignment of the results' gradient are another backward pass."""
     memory = drawn(M * N + 1).detach()
