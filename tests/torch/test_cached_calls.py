@@ -241,6 +241,41 @@ def test_backward_with_numbers(calls: Calls, monkeypatch: pytest.MonkeyPatch) ->
         both(factor, *inputs()[:2])
 
 
+@pytest.mark.parametrize("leading", [(), (2, 2)])
+@pytest.mark.parametrize(
+    ("epilogue", "shape", "has_leading"),
+    [
+        (lambda acc, y: acc * y, (), False),
+        (lambda acc, y: acc * y, (1, N), False),
+        (lambda acc, y: (acc * y).tanh(), (M, 1), True),
+        (lambda acc, y: acc.sigmoid() * y, (M, N), True),
+        (lambda acc, y: acc + y, (M, N), True),
+    ],
+)
+def test_backward_is_the_same_with_any_operand(
+    epilogue: Any, shape: tuple[int, ...], has_leading: bool, leading: tuple[int, ...], calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def result() -> tuple[Any, list[Any]]:
+        x, w, _ = inputs(*leading)
+        y = drawn(*(leading if has_leading else ()), *shape)
+        return gt.gemm(x, w.mT, epilogue=epilogue, y=y), [x, w, y]
+
+    gradient = drawn(*leading, M, N).detach()
+    for _ in range(3):
+        out, tensors = result()
+        torch.autograd.grad(out, tensors, gradient)
+    out, tensors = result()
+    again = torch.autograd.grad(out, tensors, gradient, retain_graph=True)
+    function = out.grad_fn.next_functions[0][0] if leading else out.grad_fn  # before the view of (..., M, N)
+    if not (leading and has_leading):  # such an operand is reshaped, and its call not cached
+        assert any(function.cached_backward.runs.values())
+    monkeypatch.setattr(cached_backward, "sees_operators", lambda: True)
+    for actual, expected in zip(again, torch.autograd.grad(out, tensors, gradient), strict=True):
+        assert torch.equal(actual, expected)
+        assert actual.stride() == expected.stride()
+
+
 def test_backward_from_a_sum_only(calls: Calls) -> None:
     """The gradient of a sum is fp32, and the accumulator's."""
 
