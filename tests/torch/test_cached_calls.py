@@ -21,7 +21,7 @@ from gemmsmith.backends.cuda import run as cuda
 from gemmsmith.backends.sim.run import run as simulate
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.torch import fallback, grouped_ops, ops
+from gemmsmith.torch import cached_backward, fallback, grouped_ops, ops
 
 M, K, N, G = 24, 16, 24, 3
 same_gradients = partial(comparison.same_gradients, backend="sim", of_gradients=4)
@@ -198,6 +198,138 @@ def test_second_derivatives(calls: Calls) -> None:
         exact = penalty(lambda x, w, bias: plain(x.double(), w.double(), bias.double()), x, w, bias).double()
         assert (actual - exact).abs().max() < 0.03 * exact.abs().max()
     assert cached(calls, lambda: fused(x, w, bias)).requires_grad
+
+
+def compare_gradients(inputs: tuple[Any, ...], gradient: Any, between: Callable[[], object] = lambda: None) -> None:
+    """Compare the gradients of `fused` with torch's; `between` is called between forward and backward."""
+    exact_inputs = [x.detach().double().requires_grad_() for x in inputs]
+    exact = torch.autograd.grad(plain(*exact_inputs), exact_inputs, gradient.double())
+    y = fused(*inputs)
+    between()
+    for actual, x, expected in zip(torch.autograd.grad(y, inputs, gradient), inputs, exact, strict=True):
+        assert actual.shape == x.shape
+        assert (actual.double() - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def only_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail in a backward pass that is not launched again."""
+    monkeypatch.setattr(cached_backward, "run_backward", lambda *_: pytest.fail("run"))
+
+
+def test_backward_is_launched_again(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        compare_gradients(inputs(), drawn(M, N).detach())
+    only_launched(monkeypatch)
+    for _ in range(2):
+        cached(calls, lambda: compare_gradients(inputs(), drawn(M, N).detach()))
+
+
+def test_backward_with_numbers(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(acc: Any, factor: Any) -> Any:
+        return (acc * factor).tanh() * factor
+
+    def both(factor: float, x: Any, w: Any) -> Any:
+        (actual,) = torch.autograd.grad(gt.gemm(x, w.mT, epilogue=scaled, factor=factor).sum(), x)
+        exact_x = x.detach().double().requires_grad_()
+        (exact,) = torch.autograd.grad(scaled(exact_x @ w.detach().double().mT, factor).sum(), exact_x)
+        assert (actual.double() - exact).abs().max() < 0.03 * exact.abs().max()
+
+    for factor in (0.5, -1.5):
+        both(factor, *inputs()[:2])
+    only_launched(monkeypatch)
+    for factor in (2.0, -0.25):
+        both(factor, *inputs()[:2])
+
+
+@pytest.mark.parametrize("leading", [(), (2, 2)])
+@pytest.mark.parametrize(
+    ("epilogue", "shape", "has_leading"),
+    [
+        (lambda acc, y: acc * y, (), False),
+        (lambda acc, y: acc * y, (1, N), False),
+        (lambda acc, y: (acc * y).tanh(), (M, 1), True),
+        (lambda acc, y: acc.sigmoid() * y, (M, N), True),
+        (lambda acc, y: acc + y, (M, N), True),
+    ],
+)
+def test_backward_is_the_same_with_any_operand(
+    epilogue: Any, shape: tuple[int, ...], has_leading: bool, leading: tuple[int, ...], calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def result() -> tuple[Any, list[Any]]:
+        x, w, _ = inputs(*leading)
+        y = drawn(*(leading if has_leading else ()), *shape)
+        return gt.gemm(x, w.mT, epilogue=epilogue, y=y), [x, w, y]
+
+    gradient = drawn(*leading, M, N).detach()
+    for _ in range(3):
+        out, tensors = result()
+        torch.autograd.grad(out, tensors, gradient)
+    out, tensors = result()
+    again = torch.autograd.grad(out, tensors, gradient, retain_graph=True)
+    function = out.grad_fn.next_functions[0][0] if leading else out.grad_fn  # before the view of (..., M, N)
+    if not (leading and has_leading):  # such an operand is reshaped, and its call not cached
+        assert any(function.cached_backward.runs.values())
+    monkeypatch.setattr(cached_backward, "sees_operators", lambda: True)
+    for actual, expected in zip(again, torch.autograd.grad(out, tensors, gradient), strict=True):
+        assert torch.equal(actual, expected)
+        assert actual.stride() == expected.stride()
+
+
+def test_backward_from_a_sum_only(calls: Calls) -> None:
+    """The gradient of a sum is fp32, and the accumulator's."""
+
+    def summed(acc: Any, bias: Any) -> Any:
+        return acc + bias, (acc + bias).sum(-1)
+
+    for _ in range(3):
+        x, w, bias = inputs()
+        _, sums = gt.gemm(x, w.mT, epilogue=summed, bias=bias)
+        gradient = torch.randn(M)
+        grads = torch.autograd.grad(sums, (x, w), gradient)
+        exact = gradient.double().unsqueeze(1).expand(M, N)
+        for actual, expected in zip(grads, (exact @ w.double(), exact.mT @ x.double()), strict=True):
+            assert (actual.double() - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def test_backward_from_other_gradients(calls: Calls) -> None:
+    """Other strides or another alignment of the results' gradient are another backward pass."""
+    memory = drawn(M * N + 1).detach()
+    row = drawn(N).detach()
+    gradients = (
+        memory[: M * N].view(M, N), memory[1:].view(M, N), memory[: M * N].view(N, M).mT, row.expand(M, N),
+        row[:1].expand(M, N),
+    )  # fmt: skip
+    for _ in range(3):
+        for gradient in gradients:
+            compare_gradients(inputs(), gradient)
+
+
+def test_backward_from_other_saved_tensors(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks that return saved tensors in another layout, once each, and weights whose memory was exchanged."""
+    gradient = drawn(M, N).detach()
+    unpacked: list[Any] = []
+
+    def unpack(x: Any) -> Any:
+        unpacked.append(x)
+        return x.mT.contiguous().mT
+
+    for _ in range(3):
+        compare_gradients(inputs(), gradient)
+    for _ in range(3):
+        unpacked.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            compare_gradients(inputs(), gradient)
+        assert len(unpacked) == 3 + 3  # and those of the exact gradients
+    for _ in range(3):
+        x, w, bias = inputs()
+
+        def exchange(x: Any = x) -> None:
+            x.data = x.data.mT.contiguous().mT
+
+        compare_gradients((x, w, bias), gradient, exchange)
+    only_launched(monkeypatch)
+    compare_gradients(inputs(), gradient)
 
 
 def test_only_what_requires_gradients_gets_one(calls: Calls) -> None:

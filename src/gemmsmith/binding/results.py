@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe, is_array
@@ -32,14 +33,15 @@ def arrange_results(results: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the results as one array, a tuple or a dict, depending on their names."""
     if len(names) == 1 and names[0] == "out":
         return results["out"]
-    if list(names) == _default_names(len(names)):
-        return tuple(results[name] for name in names)
+    if tuple(names) == _default_names(len(names)):
+        return tuple([results[name] for name in names])
     return {name: results[name] for name in names}
 
 
-def _default_names(count: int) -> list[str]:
+@lru_cache(maxsize=64)
+def _default_names(count: int) -> tuple[str, ...]:
     """Return the names of `count` results that the epilogue returned without names."""
-    return ["out", *(f"out{i}" for i in range(1, count))][:count]
+    return ("out", *(f"out{i}" for i in range(1, count)))[:count]
 
 
 def describe_results(

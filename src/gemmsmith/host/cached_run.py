@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from copy import copy
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gemmsmith.arrays import describe
+from gemmsmith.arrays import describe, row_major
 from gemmsmith.backends import Backend
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
@@ -33,6 +35,21 @@ class CachedRun(NamedTuple):
     def __call__(self, pointers: dict[str, Any], like: Any) -> Any:
         """Launch, and return what `run_cached` does. `pointers`: addresses and numbers by Pointer name; modified."""
         return self.plan.launch(self.launches, pointers, {}, like)
+
+    def with_result_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> CachedRun:
+        """Return the run with results in these shapes by name, if they are contiguous and have as many elements."""
+
+        def changed_layout(name: str, layout: Any) -> Any:
+            shape, dtype, strides = layout
+            other = tuple(shapes.get(name, shape))
+            keeps_order = strides == row_major(shape) and prod(other) == prod(shape)
+            return (other, dtype, row_major(other)) if keeps_order else layout
+
+        launches = copy(self.launches)
+        launches.unallocated_results = [
+            (name, pointer, changed_layout(name, layout)) for name, pointer, layout in launches.unallocated_results
+        ]
+        return CachedRun(self.plan, launches)
 
 
 def find_run(

@@ -34,8 +34,8 @@ from gemmsmith.torch.backward_plan import (
     tensor_names,
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.grouped_ops import multiply_slices
-from gemmsmith.torch.ops import call_op, matmul_shape
+from gemmsmith.torch.grouped_ops import find_slices_run, multiply_slices
+from gemmsmith.torch.ops import as_tuple, call_op, find_kernel_run, matmul_shape
 
 PLAIN_GEMM = " | accumulator | out 0"
 """The serialized epilogue that returns the accumulator in a's dtype."""
@@ -56,8 +56,7 @@ def differentiable_gemm(
         ArgumentError: something requires a gradient that does not have one.
     """
     if not (needs_grad(a, b, *operands) or in_functorch_transform()) or is_exporting():
-        results = call_op(epilogue, a, b, numbers, operands, offsets)
-        return results if isinstance(results, tuple) else (results,)
+        return as_tuple(call_op(epilogue, a, b, numbers, operands, offsets))
     return run_forward(*plan_forward(epilogue, a, b, operands, recompute), a, b, numbers, operands, offsets)
 
 
@@ -91,8 +90,7 @@ class GemmFunction(torch.autograd.Function):
     def forward(
         spec: ForwardSpec, wrt: Names, numbers: Any, offsets: Any, a: Any, b: Any, *operands: Any
     ) -> tuple[Any, ...]:
-        outputs = call_op(spec.epilogue, a, b, numbers, operands, offsets)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
+        return as_tuple(call_op(spec.epilogue, a, b, numbers, operands, offsets))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -103,39 +101,7 @@ class GemmFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        epilogue, dtype, (offsets, *saved) = ctx.spec.epilogue, ctx.dtype, ctx.saved_tensors
-        shape = matmul_shape(*ctx.shapes[:2]) if offsets is None else (ctx.shapes[0][0], ctx.shapes[1][2])
-        values = dict(zip(ctx.spec.saved_names, saved, strict=True))
-        reads_rows_behind = offsets is not None and any(name not in (A, B) for name in ctx.wrt)
-        for name, x in zip(number_names(epilogue), ctx.numbers, strict=True):
-            values[INPUT_PREFIX + name] = x
-        outputs = []
-        for i, (name, g) in enumerate(zip(result_names(epilogue), gradients, strict=True)):
-            # Under compile, hidden outputs receive a zero gradient: skip it. In eager mode they only have one for
-            # second derivatives.
-            is_hidden = name.startswith(SAVED_PREFIX) and torch.compiler.is_dynamo_compiling()
-            if g is not None and i not in ctx.spec.nondifferentiable and not is_hidden:
-                outputs.append(name)
-                if reads_rows_behind:  # rows behind the last group are constant
-                    g = torch.where(torch.arange(shape[0], device=g.device).unsqueeze(1) < offsets[-1], g, 0)
-                values[GRAD_OUTPUT_PREFIX + name] = g
-        if not outputs:
-            return (None,) * (4 + len(ctx.shapes))
-        reductions, kernels, passthrough_grad_output = make_grad_kernels(
-            epilogue, ctx.spec.saved_outputs, tuple(outputs), ctx.wrt, str(dtype)
-        )
-        like = values[GRAD_OUTPUT_PREFIX + outputs[0]]
-        for r in reductions:
-            _expand_reduction_grad(r, values, shape, dtype, like)  # no results of groups are reductions
-        grads = {}
-        for kernel in kernels:
-            grads.update(_run_grad_kernel(kernel, values, shape, dtype, like, offsets))
-        if passthrough_grad_output:
-            grads["out"] = values[passthrough_grad_output].expand(shape)
-        grad_a, grad_b = _grad_a_and_b(grads.get("out"), values.get(A), values.get(B), ctx, offsets)
-        grad_operands = [grads.get(GRAD_PREFIX + name) for name in tensor_names(epilogue)]
-        all_grads = zip((grad_a, grad_b, *grad_operands), ctx.shapes, strict=True)
-        return (None, None, None, None, *[None if g is None else sum_to_size(g, shape_) for g, shape_ in all_grads])
+        return run_backward(ctx, ctx.saved_tensors, gradients)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
@@ -164,6 +130,46 @@ class GemmFunction(torch.autograd.Function):
 
 fast_apply = super(torch.autograd.Function, GemmFunction).apply
 """`apply` without binding the signature of forward, which takes most of a call's time on the host."""
+
+
+def run_backward(ctx: Any, saved_tensors: Sequence[Any], gradients: Sequence[Any], runs: Any = None) -> tuple[Any, ...]:
+    """Return the gradients of the inputs of `GemmFunction`, from those of its outputs.
+
+    `runs`: a list to which the launches of each GEMM are appended, or None for one whose launches are not cached.
+    """
+    epilogue, dtype, (offsets, *saved) = ctx.spec.epilogue, ctx.dtype, saved_tensors
+    shape = matmul_shape(*ctx.shapes[:2]) if offsets is None else (ctx.shapes[0][0], ctx.shapes[1][2])
+    values = dict(zip(ctx.spec.saved_names, saved, strict=True))
+    reads_rows_behind = offsets is not None and any(name not in (A, B) for name in ctx.wrt)
+    for name, x in zip(number_names(epilogue), ctx.numbers, strict=True):
+        values[INPUT_PREFIX + name] = x
+    outputs = []
+    for i, (name, g) in enumerate(zip(result_names(epilogue), gradients, strict=True)):
+        # Under compile, hidden outputs receive a zero gradient: skip it. In eager mode they only have one for
+        # second derivatives.
+        is_hidden = name.startswith(SAVED_PREFIX) and torch.compiler.is_dynamo_compiling()
+        if g is not None and i not in ctx.spec.nondifferentiable and not is_hidden:
+            outputs.append(name)
+            if reads_rows_behind:  # rows behind the last group are constant
+                g = torch.where(torch.arange(shape[0], device=g.device).unsqueeze(1) < offsets[-1], g, 0)
+            values[GRAD_OUTPUT_PREFIX + name] = g
+    if not outputs:
+        return (None,) * (4 + len(ctx.shapes))
+    reductions, kernels, passthrough_grad_output = make_grad_kernels(
+        epilogue, ctx.spec.saved_outputs, tuple(outputs), ctx.wrt, str(dtype)
+    )
+    like = values[GRAD_OUTPUT_PREFIX + outputs[0]]
+    for r in reductions:
+        _expand_reduction_grad(r, values, shape, dtype, like)  # no results of groups are reductions
+    grads = {}
+    for kernel in kernels:
+        grads.update(_run_grad_kernel(kernel, values, shape, dtype, like, offsets, runs))
+    if passthrough_grad_output:
+        grads["out"] = values[passthrough_grad_output].expand(shape)
+    grad_a, grad_b = _grad_a_and_b(grads.get("out"), values.get(A), values.get(B), ctx, offsets, runs)
+    grad_operands = [grads.get(GRAD_PREFIX + name) for name in tensor_names(epilogue)]
+    all_grads = zip((grad_a, grad_b, *grad_operands), ctx.shapes, strict=True)
+    return (None, None, None, None, *[None if g is None else sum_to_size(g, shape_) for g, shape_ in all_grads])
 
 
 def save_for_backward(
@@ -200,8 +206,9 @@ def _expand_reduction_grad(
 
 
 def _run_grad_kernel(
-    kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any, offsets: Any = None
-) -> dict[str, Any]:
+    kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any, offsets: Any = None,
+    runs: Any = None,
+) -> dict[str, Any]:  # fmt: skip
     """Run a kernel of the backward pass and return its results by name."""
     tensors = [
         values[name].expand(*shape[:-1], shape[-1] // columns_per_value) if columns_per_value else values[name]
@@ -214,19 +221,29 @@ def _run_grad_kernel(
         a = like.new_empty((*shape[:-1], 0), dtype=dtype)
         b = like.new_empty((0, shape[-1]), dtype=dtype)
     numbers = [values[name] for name in kernel.numbers]
-    results = differentiable_gemm(kernel.epilogue, a, b, numbers, tensors, offsets=offsets)
+    results = _record_gemm(runs, kernel.epilogue, a, b, numbers, tensors, offsets)
     return dict(zip(kernel.results, results, strict=True))
 
 
-def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any) -> tuple[Any, Any]:
+def _record_gemm(
+    runs: Any, epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any
+) -> tuple[Any, ...]:
+    """Return the results of `differentiable_gemm`, whose launches are appended to the list `runs`, if there is one."""
+    results = differentiable_gemm(epilogue, a, b, numbers, operands, offsets=offsets)
+    if runs is not None:
+        runs.append(find_kernel_run(epilogue, a, b, numbers, operands, offsets))
+    return results
+
+
+def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any, runs: Any) -> tuple[Any, Any]:
     """Return the gradients of a and b, from the accumulator's."""
     grad_a = grad_b = None
     if grad_acc is not None and ctx.needs_input_grad[4]:
-        (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, b.mT, [], [], offsets=offsets)
+        (grad_a,) = _record_gemm(runs, PLAIN_GEMM, grad_acc, b.mT, [], [], offsets)
     if grad_acc is not None and ctx.needs_input_grad[5]:
         if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # b's gradient sums over the rows of all batches
             a, grad_acc = a.flatten(0, 1), grad_acc.flatten(0, 1)
-        grad_b = weight_gradient(a, grad_acc, ctx.b_is_column_major, offsets)
+        grad_b = weight_gradient(a, grad_acc, ctx.b_is_column_major, offsets, runs)
     return grad_a, grad_b
 
 
@@ -235,17 +252,19 @@ def is_column_major(b: Any) -> bool:
     return b.dim() > 1 and b.stride(-2) == 1 and b.stride(-1) > 1  # type: ignore[no-any-return]
 
 
-def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = None) -> Any:
+def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = None, runs: Any = None) -> Any:
     """Return a.mT @ gradient, for each group of rows if there are `offsets`.
 
     `column_major`: so are the results, as autograd would otherwise copy the gradient of a parameter whose transpose is
-    multiplied.
+    multiplied. `runs`: as in `run_backward`.
     """
     x, y = (gradient, a) if column_major else (a, gradient)
     if offsets is not None:
         product = differentiable_slices(x.mT, y, offsets)
+        if runs is not None:
+            runs.append(find_slices_run(x.mT, y, offsets))
     else:
-        (product,) = differentiable_gemm(PLAIN_GEMM, x.mT, y, [], [])
+        (product,) = _record_gemm(runs, PLAIN_GEMM, x.mT, y, [], [], None)
     return product.mT if column_major else product
 
 

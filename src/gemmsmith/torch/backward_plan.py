@@ -207,9 +207,11 @@ def _plan_grad_kernels(
     kernels, names = [], _wrt_with_accumulator(wrt)
     for first in range(0, len(names), MAX_RESULTS):
         derivative_graph = derivative(graph, outputs, names[first : first + MAX_RESULTS], saved_outputs, default_dtype)
+        in_dtype_of_a = {o.name for o in derivative_graph.operands if o.dtype == default_dtype}
         for r in derivative_graph.results:
             node = derivative_graph.nodes[r.node]
-            if r.name == "out" and node.op == "operand" and node.attribute.startswith(GRAD_OUTPUT_PREFIX):
+            is_grad_output = node.op == "operand" and node.attribute.startswith(GRAD_OUTPUT_PREFIX)
+            if r.name == "out" and is_grad_output and node.attribute in in_dtype_of_a:
                 passthrough_grad_output = node.attribute
         results = tuple(r for r in derivative_graph.results if r.name != "out" or not passthrough_grad_output)
         if results:

@@ -8,23 +8,22 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmsmith.host.cached_run import CachedRun
-from gemmsmith.torch.autograd import GemmFunction, fast_apply, is_column_major, plan_forward, save_for_backward
+from gemmsmith.torch.autograd import fast_apply, is_column_major, plan_forward, save_for_backward
 from gemmsmith.torch.backward_plan import ForwardSpec, Names
-from gemmsmith.torch.ops import as_outputs, find_kernel_run
+from gemmsmith.torch.cached_backward import CachedBackward, make_cached_backward
+from gemmsmith.torch.ops import as_tuple, find_kernel_run
 
 
 class CachedForward(NamedTuple):
     """A forward pass of plain tensors, as an earlier call has run it.
 
-    `run`: its launches, or None if it calls the operator. The others are what backward needs.
+    `run`: its launches, or None if it calls the operator.
     """
 
     run: CachedRun | None
     spec: ForwardSpec
     wrt: Names
-    dtype: torch.dtype
-    shapes: tuple[Any, ...]
-    b_is_column_major: bool
+    backward: CachedBackward
 
 
 class _CachedGemmFunction(torch.autograd.Function):
@@ -34,14 +33,14 @@ class _CachedGemmFunction(torch.autograd.Function):
     def forward(
         ctx: Any, cached: CachedForward, pointers: dict[str, Any], numbers: Any, offsets: Any, *arrays: Any
     ) -> tuple[Any, ...]:
-        run, ctx.spec, ctx.wrt, ctx.dtype, ctx.shapes, ctx.b_is_column_major = cached
-        ctx.numbers = numbers
-        outputs = as_outputs(run(pointers, arrays[0]))  # type: ignore[misc]  # there are launches
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        ctx.cached_backward, ctx.numbers = cached.backward, numbers
+        outputs = as_tuple(cached.run(pointers, arrays[0]))  # type: ignore[misc]  # there are launches
         save_for_backward(ctx, cached.spec, offsets, arrays, outputs)
         return outputs
 
-    backward = GemmFunction.backward
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        return ctx.cached_backward(ctx, gradients)  # type: ignore[no-any-return]
 
 
 _apply_cached = super(torch.autograd.Function, _CachedGemmFunction).apply
@@ -56,7 +55,7 @@ def cache_forward(
     numbers, operands = [numbers[i] for i in spec.number_indices], [operands[i] for i in spec.tensor_indices]
     run = find_kernel_run(spec.epilogue, a, b, numbers, operands, offsets)
     shapes = tuple([x.shape for x in (a, b, *operands)])
-    return CachedForward(run, spec, wrt, a.dtype, shapes, is_column_major(b))
+    return CachedForward(run, spec, wrt, make_cached_backward(spec, wrt, a.dtype, shapes, is_column_major(b)))
 
 
 def run_cached_forward(

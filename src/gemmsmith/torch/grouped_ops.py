@@ -23,6 +23,7 @@ from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding.results import result_shape
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.ops import (
     as_outputs,
@@ -145,5 +146,10 @@ def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
     return run_or_call(
         read_arguments("grouped_gemm_k", None, a, b, {}, offsets), a,
         lambda: SLICES(a, b, offsets),
-        lambda: find_cached_run(a, b, {}, fingerprint(None), fp32_precision(a), None, offsets, "k"),
+        lambda: find_slices_run(a, b, offsets),
     )  # fmt: skip
+
+
+def find_slices_run(a: Any, b: Any, offsets: Any) -> CachedRun | None:
+    """Return the launches of the operator along K that has just run with these arguments, or None."""
+    return find_cached_run(a, b, {}, fingerprint(None), fp32_precision(a), None, offsets, "k")

@@ -192,6 +192,13 @@ def as_outputs(results: Any) -> Any:
     return tuple(results.values()) if isinstance(results, dict) else results
 
 
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return the results of gemmsmith.gemm, or of an operator, as a tuple."""
+    if isinstance(results, dict):
+        return tuple(results.values())
+    return results if isinstance(results, tuple) else (results,)
+
+
 def find_kernel_run(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
 ) -> CachedRun | None:  # fmt: skip

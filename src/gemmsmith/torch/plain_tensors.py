@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import _C
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.grouping import Grouping
@@ -48,13 +50,13 @@ def multiplies_in_tf32() -> bool:
 def sees_operators() -> bool:
     """Return whether something besides autograd sees operators: a compiler, a mode, a transform, a trace."""
     return bool(
-        torch.compiler.is_dynamo_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+        is_dynamo_compiling()
+        or _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
         or forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler.is_exporting()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+        or is_exporting()
     )
 
 
@@ -67,31 +69,35 @@ def read_arguments(
     """
     if source is None:
         return None
-    grad_enabled, needs_grad = torch.is_grad_enabled(), False
-    signature: list[Hashable] = [source, options, multiplies_in_tf32()]
-    pointers: dict[str, Any] = {}
-    arrays = [("a", a), ("b", b), *[(operand_argument(name), x) for name, x in operands.items()]]
+    arrays = {"a": a, "b": b}
+    for name, x in operands.items():
+        arrays[operand_argument(name)] = x
     if offsets is not None:
-        arrays.append((operand_argument("offsets"), offsets))
+        arrays[operand_argument("offsets")] = offsets
+    return read_arrays(source, options, arrays)
+
+
+def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> Arguments | None:
+    """Return what `read_arguments` does. `arrays`: arrays and numbers by Pointer name; becomes the `pointers`."""
+    grad_enabled, needs_grad = torch.is_grad_enabled(), False
+    signature: list[Hashable] = [source, options, multiplies_in_tf32(), *arrays]
     try:
-        for name, x in arrays:
+        for name, x in arrays.items():
             if type(x) in _TENSOR_TYPES:
-                pointers[name] = address = x.data_ptr()
+                arrays[name] = address = x.data_ptr()
                 if not address and x.numel():  # its memory has been freed
                     return None
                 requires_grad = grad_enabled and x.requires_grad
-                signature += (
-                    name, x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
-                )  # fmt: skip
+                signature += x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
                 needs_grad = needs_grad or requires_grad
             elif type(x) in _NUMBER_TYPES:
-                pointers[name] = float(x)
-                signature.append(name)
+                arrays[name] = float(x)
+                signature.append("number")
             else:
                 return None
     except (RuntimeError, OverflowError):
         return None  # a tensor that is sparse, nested, or of a transform that has ended; a number beyond float64
-    return Arguments(source, tuple(signature), pointers, needs_grad)
+    return Arguments(source, tuple(signature), arrays, needs_grad)
 
 
 def runs_kernels(a: Any) -> bool:

@@ -65,6 +65,30 @@ def test_closures_defaults_and_globals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [x == y for x, y in zip(before, after, strict=True)] == [False, False, True]
 
 
+def test_code_without_globals_gets_more() -> None:
+    """A default, an attribute or other code, given to a function that was nothing but its code."""
+
+    def doubled(acc: Any) -> Any:
+        return acc * 2
+
+    def tripled(acc: Any) -> Any:
+        return acc * 3
+
+    alone, code = fingerprint(doubled), doubled.__code__
+    assert alone not in (None, fingerprint(tripled))
+    doubled.__defaults__ = (1.0,)
+    assert fingerprint(doubled) != alone
+    doubled.__defaults__ = None
+    assert fingerprint(doubled) == alone
+    doubled.__wrapped__ = scaled  # type: ignore[attr-defined]
+    assert fingerprint(doubled) != alone
+    del doubled.__wrapped__  # type: ignore[attr-defined]
+    doubled.__code__ = tripled.__code__
+    assert fingerprint(doubled) == fingerprint(tripled)
+    doubled.__code__ = code
+    assert fingerprint(doubled) == alone
+
+
 def test_what_may_change_unseen_has_none() -> None:
     class Holder:
         scale = 2.0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from gemmsmith.arrays import ArrayInfo, byte_range, current_stream, describe, empty_like_kind
+from gemmsmith.arrays import ArrayInfo, address_of, byte_range, current_stream, describe, empty_like_kind
 from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
 from gemmsmith.backends.cuda.flag_pool import get_flags
@@ -82,9 +82,10 @@ class BoundLaunches:
 
     def workspace_or_allocate(self, like: Any, workspace: Any) -> Any:
         """Return the caller's workspace, or one allocated by `like`'s library; None if none is needed."""
-        if workspace is None and self.workspace_bytes:
-            return empty_like_kind(like, (self.workspace_bytes // 2,), BF16)
-        return workspace
+        return self._allocate_workspace(like) if workspace is None and self.workspace_bytes else workspace
+
+    def _allocate_workspace(self, like: Any) -> Any:
+        return empty_like_kind(like, (self.workspace_bytes // 2,), BF16, (1,))
 
     def launch(self, addresses: dict[str, Any], like: Any, workspace: Any, stream: int | None = None) -> None:
         """Launch on a stream, by default on the current one of `like`'s library.
@@ -97,8 +98,11 @@ class BoundLaunches:
             addresses["a"], addresses["b"] = addresses["b"], addresses["a"]
         if self.workspace_bytes:
             # Alive until the launches: memory that is freed before may be unmapped.
-            workspace = self.workspace_or_allocate(like, workspace)
-            addresses["workspace"] = _workspace_address(workspace, self.workspace_bytes)
+            if workspace is None:
+                workspace = self._allocate_workspace(like)
+                addresses["workspace"] = address_of(workspace)
+            else:
+                addresses["workspace"] = _workspace_address(workspace, self.workspace_bytes)
         if self.flag_bytes:
             addresses["flags"] = get_flags(self.device, stream, self.flag_bytes)
         if kernel_loader.is_current(self.device):

@@ -50,6 +50,8 @@ def fingerprint(source: Any) -> Hashable:
         return source
     try:
         _check_no_torch_function_mode()
+        if type(source) is FunctionType and (known := _CODE_ALONE.get(id(source.__code__))) and _is_code_alone(source):
+            return known
         return _fingerprint_value(source, {})
     except (_CannotFingerprintError, RecursionError) as error:
         if callable(source) and not isinstance(source, type) and not callable(getattr(source, "graph", None)):
@@ -166,6 +168,8 @@ def _fingerprint_function_parts(f: Any, seen: SeenIds) -> Hashable:
     names, unknown_read = find_reads(f.__code__)
     if unknown_read:
         raise _CannotFingerprintError(unknown_read)
+    if not names and _is_code_alone(f):
+        _CODE_ALONE[id(f.__code__)] = tuple(parts)
     values_by_name = f.__globals__
     for name in names:
         if name in values_by_name:
@@ -175,6 +179,15 @@ def _fingerprint_function_parts(f: Any, seen: SeenIds) -> Hashable:
         else:
             raise _CannotFingerprintError(f"{name} is not defined")
     return tuple(parts)
+
+
+def _is_code_alone(f: FunctionType) -> bool:
+    """Return whether a function is nothing but its code, except for globals."""
+    return not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or f.__dict__)
+
+
+_CODE_ALONE: dict[int, Hashable] = BoundedCache(4096)
+"""Fingerprints of functions that are nothing but code without globals, by its id, which is not reused meanwhile."""
 
 
 def is_package_function(f: FunctionType) -> bool:
