@@ -88,11 +88,11 @@ def test_heavy_epilogues() -> None:
         cycles = corrected_cycles(binding.problem, table, estimate(binding.problem, table, binding.spec, H100))
         regrets.append(regret((row["us"] for row in rows), cycles))
         ratios.append(np.median(np.log(cycles / [row["us"] for row in rows])))
-    assert (np.mean(ratios), np.mean(regrets)) == pytest.approx((7.29990, 0.06715), abs=1e-5)
+    assert (np.mean(ratios), np.mean(regrets)) == pytest.approx((7.30354, 0.06715), abs=1e-5)
 
 
 @pytest.mark.parametrize(("results", "gpu", "mean"), [
-    ("tries-grouped-h100", H100, 0.05717), ("tries-grouped-h200", H200, 0.06151),
+    ("tries-grouped-h100", H100, 0.05717), ("tries-grouped-h200", H200, 0.06186),
 ])  # fmt: skip
 def test_grouped(results: str, gpu: Gpu, mean: float) -> None:
     """The mean regret of ten GEMMs, nine on the H100."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,12 +29,33 @@ def _merge_logsumexp(a: State, b: State) -> State:
     return m, hw.fma(a[1], fast_exp(a[0] - m), b[1] * fast_exp(b[0] - m))
 
 
+def _add_to_logsumexp(state: State, elements: Sequence[Value]) -> State:
+    """Return the state with these elements too: one exponential for each, and one for all others before them.
+
+    A maximum of Inf counts as the largest finite number, of which the exponential of Inf is Inf; no NaN arises.
+    """
+    largest = hw.minimum_nan(_balanced(hw.maximum_nan, elements), -FLT_LOWEST_FINITE)
+    m = hw.maximum_nan(state[0], largest).with_name_hint("new_max")
+    total = _balanced(lambda x, y: x + y, [fast_exp(x - m) for x in elements])
+    return m, hw.fma(state[1], fast_exp(state[0] - m), total)
+
+
+def _balanced(combine: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
+    """Combine values in a tree, so that few depend on one another."""
+    rest = list(values)
+    while len(rest) > 1:
+        pairs = [combine(x, y) for x, y in zip(rest[::2], rest[1::2], strict=False)]
+        rest = pairs + rest[len(pairs) * 2 :]
+    return rest[0]
+
+
 @dataclass(frozen=True)
 class Monoid:
     """How partial results combine.
 
     `masked_value` replaces an element outside the matrix, `identity` is the state of no elements, `state_of_element`
     makes the state of one element, `merge` combines two states and `finish` computes the result of a state.
+    `add`: adds elements to a state, if that takes less than to merge their states one by one.
     `component_names` names the values of a state in the kernel; a state of one value needs none.
     """
 
@@ -44,6 +65,7 @@ class Monoid:
     merge: Callable[[State, State], State]
     finish: Callable[[State], Value]
     component_names: tuple[str, ...] = ("",)
+    add: Callable[[State, Sequence[Value]], State] | None = None
 
     def names_of(self, prefix: str, fallback: str, suffix: str = "") -> list[str]:
         """Return what the kernel calls the components of a state: `fallback` replaces the name of the only one."""
@@ -63,6 +85,7 @@ MONOIDS: dict[str, Monoid] = {
     "logsumexp": Monoid(
         -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
         lambda s: hw.fma(hw.sfu_approximation("lg2.approx.ftz", s[1]), LN_2, s[0]), ("max", "sum_exp"),
+        _add_to_logsumexp,
     ),
 }  # fmt: skip
 
@@ -93,9 +116,15 @@ class ReductionState:
         for array, x in zip(self.arrays, state, strict=True):
             array[i] = x
 
-    def accumulate(self, i: ValueLike, x: Value) -> None:
-        """Merge the element x into state `i`."""
-        self.store(i, self.monoid.merge(self.load(i), self.monoid.state_of_element(x)))
+    def accumulate(self, i: ValueLike, elements: Sequence[Value]) -> None:
+        """Add elements to state `i`, in their order."""
+        state = self.load(i)
+        if self.monoid.add:
+            state = self.monoid.add(state, elements)
+        else:
+            for x in elements:
+                state = self.monoid.merge(state, self.monoid.state_of_element(x))
+        self.store(i, state)
 
     def fence(self) -> None:
         """Force the additions so far to be done here: ptxas would postpone hundreds of them, and spill."""

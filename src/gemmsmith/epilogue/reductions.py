@@ -7,6 +7,7 @@ CTA computed which tile. Partials are stored in fp32 as an array (component, bat
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from gemmsmith import hw
@@ -235,18 +236,28 @@ class RangeReduction:
         self.states = self.reduction.make_states(2 * self.n8_count) if self.reduction.axis == "m" else tile.states
         """The states to which elements are added; None if each is written."""
 
-    def add(self, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]) -> None:
-        """Accumulate two adjacent elements; out-of-bounds ones along a reduced index count as `masked_value`."""
-        reduction, wg_tile = self.reduction, self.wg_tile
-        columns = wg_tile.columns_in_bounds(coord, n8_offset, reduction.columns_per_value)
-        row = wg_tile.row_in_bounds(coord.epi_m, row_half, reduction.rows_per_value)
+    def add(self, coord: VisitCoord, pair_at: Callable[[int, int], tuple[Value, Value]]) -> None:
+        """Accumulate a step's elements, pair_at(n8_offset, row_half) of each group of 8 columns and half of rows.
+
+        Those out of bounds along a reduced index count as `masked_value`.
+        """
+        reduction = self.reduction
+        steps = [(n8_offset, row_half) for n8_offset in range(coord.n8_in_step) for row_half in range(reduction.halves)]
         if self.states is None:
-            self._write_elements(coord, n8_offset, row_half, pair)
+            for n8_offset, row_half in steps:
+                self._write_elements(coord, n8_offset, row_half, pair_at(n8_offset, row_half))
             return
-        for i, x in enumerate(pair):
-            in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[reduction.axis]
-            masked = reduction.select(in_bounds, x, reduction.monoid.masked_value).with_name_hint("masked_x")
-            self.states.accumulate(self._state_index(coord, n8_offset, row_half, i), masked)
+        of_states: dict[tuple[int, ...], list[Value]] = {}
+        for n8_offset, row_half in steps:
+            columns = self.wg_tile.columns_in_bounds(coord, n8_offset, reduction.columns_per_value)
+            row = self.wg_tile.row_in_bounds(coord.epi_m, row_half, reduction.rows_per_value)
+            for i, x in enumerate(pair_at(n8_offset, row_half)):
+                in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[reduction.axis]
+                masked = reduction.select(in_bounds, x, reduction.monoid.masked_value).with_name_hint("masked_x")
+                state = {"n": (row_half,), "m": (n8_offset, i), "mn": ()}[reduction.axis]
+                of_states.setdefault(state, []).append(masked)
+        for state, elements in of_states.items():
+            self.states.accumulate(self._state_index(coord, *state), elements)
 
     def fence(self) -> None:
         """Force the additions so far to be done here."""
@@ -291,11 +302,11 @@ class RangeReduction:
             state = reduction.monoid.state_of_element(x)
             reduction.write(wg_tile, Constant(I32, 0), row * reduction.columns + column, state, in_bounds)
 
-    def _state_index(self, coord: VisitCoord, n8_offset: int, row_half: int, i: int) -> ValueLike:
-        """Return the index of the state to which an element is added."""
+    def _state_index(self, coord: VisitCoord, *state: int) -> ValueLike:
+        """Return the index of one of a step's states: of a half of rows, or of a group of 8 columns and one of two."""
         match self.reduction.axis:
             case "n":
-                return self.reduction.state_index(self.reduction.halves * coord.epi_m + row_half)
+                return self.reduction.state_index(self.reduction.halves * coord.epi_m + state[0])
             case "m":
-                return self.reduction.state_index((coord.n8 + (n8_offset - self.first_n8)) * 2 + i)
+                return self.reduction.state_index((coord.n8 + (state[0] - self.first_n8)) * 2 + state[1])
         return 0

@@ -224,9 +224,7 @@ class EpilogueSubtile:
         for x in reductions:
             index = self.graph.nodes[x.reduction.result.node].inputs[0]
             coord = self._visit_coord(n8, x.reduction.columns_per_value)
-            for n8_offset in range(coord.n8_in_step):
-                for row_half in range(x.reduction.halves):
-                    x.add(coord, n8_offset, row_half, values.pair(index, n8_offset, row_half))
+            x.add(coord, partial(values.pair, index))
             x.fence()
 
 

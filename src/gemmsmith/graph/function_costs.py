@@ -112,8 +112,9 @@ COSTS: dict[tuple[str, Precision], Cost] = {
 }
 # end
 
-REDUCTION_COSTS = {"logsumexp": Cost(4, 1)}
-"""Costs of reductions: max, fma, exp2 and add; others take one instruction."""
+REDUCTION_COSTS = {"logsumexp": Cost(6, 1.25)}
+"""Costs of reductions per element: of logsumexp max, sub, mul, exp2 and add, and for every four a new maximum; others
+take one instruction."""
 
 
 def reduction_cost(graph: EpilogueGraph) -> Cost:

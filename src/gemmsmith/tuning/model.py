@@ -72,7 +72,11 @@ REDUCTION_CYCLES_ACROSS_LANES = 37.0
 """Additional cycles per element and component of a reduction along the tile's rows, which lie in several lanes: those
 of shuffles, and of a store for every 16 rows."""
 LOAD_LATENCY_CYCLES = 1190
-"""Cycles that the load of an epilogue's subtile takes if it is issued during the epilogue."""
+"""Cycles of a load from DRAM under load: of a k-tile, of which all stages but one are in flight, and of an epilogue's
+subtile if it is issued during the epilogue."""
+EPILOGUE_CYCLES_PER_MATRIX = 3.0
+"""Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
+fewer buffers, for which warps wait. Fitted to the 38 GEMMs of heavy-h100 for which two commits chose two configs."""
 OVERLAP_SLOWDOWN = 0.6
 """Cycles by which other warpgroups' mainloops are late per cycle of functions that they overlap with: those compete for
 the register file and for issue slots."""
@@ -85,8 +89,6 @@ CLUSTER_SPLIT_CYCLES = 466
 """Cycles of a split-K reduction within a cluster for its barriers, per tile. Fitted by fit.py."""
 SPLIT_REDUCTION_BYTES_PER_CYCLE = 17.8
 """Bytes of partial sums per cycle that a reducing CTA reads. Fitted by fit.py."""
-DRAM_LATENCY_CYCLES = 544
-"""Latency of a copy from DRAM, in cycles. From an earlier fit by fit.py, which does not vary it now."""
 BOUND_NORM_EXPONENT = 3.5
 """Exponent of the norm that combines the bounds by work, memory and power. Fitted by fit.py."""
 LOOP_CYCLES = 136
@@ -189,11 +191,13 @@ class EpilogueCost(NamedTuple):
         bytes_per_element: Bytes of matrices in global memory.
         cycles: Cycles of a warp for functions and reductions.
         cycles_if_swapped: The same for the transposed epilogue, of `swap_ab`.
+        matrices: Matrices that are loaded or stored.
     """
 
     bytes_per_element: float
     cycles: float
     cycles_if_swapped: float
+    matrices: int
 
     @staticmethod
     def from_epilogue(epilogue: EpilogueSpec) -> EpilogueCost:
@@ -211,7 +215,9 @@ class EpilogueCost(NamedTuple):
         across_lanes, across_lanes_if_swapped = (
             REDUCTION_CYCLES_ACROSS_LANES * _components_reduced_along(graph, axis) for axis in "mn"
         )
-        return EpilogueCost(bytes_per_element, cycles + across_lanes, cycles + across_lanes_if_swapped)
+        return EpilogueCost(
+            bytes_per_element, cycles + across_lanes, cycles + across_lanes_if_swapped, len(graph.matrix_names)
+        )
 
 
 def _components_reduced_along(graph: EpilogueGraph, index: str) -> int:
@@ -286,9 +292,7 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool) ->
     math = np.maximum(2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE, operands / 128)
     filled, read = _copied_bytes(problem, table)
     copies = np.maximum(read / L2_TO_SM_BYTES_PER_CYCLE, filled / SMEM_FILL_BYTES_PER_CYCLE)
-    loop = np.maximum(
-        DRAM_LATENCY_CYCLES / table.stages * (table.tile_k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k
-    )
+    loop = np.maximum(LOAD_LATENCY_CYCLES / (table.stages - 1), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k)
     slowdown = np.where(
         table.tile_k == 64, 1.0, np.where(table.tile_k == 128, TILE_K_128_SLOWDOWN, TILE_K_256_SLOWDOWN)
     )
@@ -348,7 +352,9 @@ def _epilogue_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -
     warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
     elements = table.tile_m * table.tile_n / (THREADS_PER_WARPGROUP * warpgroups)  # of a thread
     functions = elements * np.where(table.swap_ab, cost.cycles_if_swapped, cost.cycles)
-    cycles = store + elements * EPILOGUE_CYCLES_PER_ELEMENT + functions + LOAD_LATENCY_CYCLES * table.exposed_loads
+    waits = EPILOGUE_CYCLES_PER_MATRIX * max(cost.matrices - 1, 0) * ~table.tile_per_warpgroup
+    per_element = EPILOGUE_CYCLES_PER_ELEMENT + waits
+    cycles = store + elements * per_element + functions + LOAD_LATENCY_CYCLES * table.exposed_loads
     return np.asarray(cycles / table.reducing_ctas), np.asarray(functions / table.reducing_ctas)
 
 
