@@ -26,7 +26,7 @@ from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for
 from gemmsmith.tuning.correction import corrected_cycles
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_dtype
 from gemmsmith.tuning.gpus import Gpu
-from gemmsmith.tuning.model import covers, estimate
+from gemmsmith.tuning.model import copied_bytes, covers, estimate
 from gemmsmith.tuning.packing_cost import loads_a_fragments
 from gemmsmith.tuning.stage_count import fit_stages
 
@@ -41,6 +41,11 @@ PARTIAL_TILE_GAIN = 0.7
 H200, whose estimates then correlate best with their times (0.82; without it 0.64)."""
 WIDTHS = 8
 """Widths of a tile whose columns are multiplied alone (Accumulator.widths)."""
+L2_BYTES_PER_CYCLE = 6000
+"""Bytes that all SMs read from the L2 per cycle, which small tiles without multicast would exceed. This and the next
+one: of 5000 to 7000, with exponents of 4 to 16, the nearest to the choices of grouped-unseen-h100."""
+L2_NORM_EXPONENT = 8
+"""Exponent of the norm that combines this bound with the model's estimate."""
 GATHER_COST = 1.2
 """Times that a kernel takes longer if rows are gathered by cp.async. Fitted to 90 times of two GEMMs on an H100, as the
 next one."""
@@ -130,7 +135,19 @@ def _cycles(
     loads_a = loads_a_fragments(sized, table.swap_ab)
     estimates = estimate(as_16bit_problem(sized), partial, epilogue, gpu, loads_a)
     cycles = corrected_cycles(sized, partial, estimates) if correct else estimates.cycles
-    return cycles * _gather_slowdown(sized, table, cycles) if gathers else cycles
+    if gathers:
+        return cycles * _gather_slowdown(sized, table, cycles)
+    p = L2_NORM_EXPONENT
+    return np.asarray((cycles**p + _l2_cycles(sized, table, partial) ** p) ** (1 / p))
+
+
+def _l2_cycles(problem: Problem, table: ConfigTable, partial: ConfigTable) -> Array:
+    """Return the cycles that the L2 takes for all tiles, which `partial` counts."""
+    _, read = copied_bytes(as_16bit_problem(problem), table)
+    tiles_m, tiles_n = partial.grid(problem.m, problem.n)
+    ctas = problem.batch * tiles_m * tiles_n * partial.cluster_shape_m * partial.cluster_shape_n
+    k = as_16bit_problem(problem).k
+    return np.asarray(ctas * np.ceil(k / table.tile_k) * read / L2_BYTES_PER_CYCLE)
 
 
 def _gather_slowdown(problem: Problem, table: ConfigTable, cycles: Array) -> Array:

@@ -290,7 +290,7 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool) ->
     subtiles = table.tile_n / _promotion_parameters(problem, table)[0] if problem.promoted else 1
     operands = 128 * (16 * subtiles + table.tile_n / 4) * (table.tile_m / 64) * (table.tile_k / 16)
     math = np.maximum(2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE, operands / 128)
-    filled, read = _copied_bytes(problem, table)
+    filled, read = copied_bytes(problem, table)
     copies = np.maximum(read / L2_TO_SM_BYTES_PER_CYCLE, filled / SMEM_FILL_BYTES_PER_CYCLE)
     loop = np.maximum(LOAD_LATENCY_CYCLES / (table.stages - 1), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k)
     slowdown = np.where(
@@ -415,7 +415,7 @@ def _wave_schedule(
     )
 
 
-def _copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
+def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     """Return the bytes of a CTA's k-tile that are written to its shared memory, and those it reads from the L2."""
     (a, b), (sharers_of_a, sharers_of_b) = problem.operands, table.gpc_sharers(problem)
     filled = read = np.zeros(1)
