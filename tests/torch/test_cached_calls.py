@@ -471,6 +471,38 @@ def test_memory_that_was_freed(calls: Calls) -> None:
     assert calls.launches == launches
 
 
+def test_a_view_of_memory_that_was_freed(calls: Calls) -> None:
+    """Its address is its offset, not 0."""
+    x, w, _ = inputs()
+    flat = torch.randn(64 + N).bfloat16()
+    bias = flat[64:]
+    for _ in range(3):
+        fused(x, w, bias)
+    flat.untyped_storage().resize_(0)
+    launches = calls.launches
+    with pytest.raises(ArgumentError, match="without memory"):
+        fused(x, w, bias)
+    assert calls.launches == launches
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_operands_that_a_grouped_gemm_refuses(calls: Calls, grad: bool) -> None:
+    """One named as the ends of the groups, and one that no epilogue reads: after calls without them, too."""
+    offsets, x, experts = torch.tensor([7, 7, M], dtype=torch.int32), drawn(M, K), drawn(G, K, N)
+
+    def scaled(acc: Any, offsets: float = 2.0) -> Any:
+        return acc * offsets
+
+    with torch.set_grad_enabled(grad):
+        for epilogue in (None, scaled):
+            for _ in range(2):
+                gt.grouped_gemm(x, experts, offsets=offsets, epilogue=epilogue)
+            with pytest.raises(ArgumentError):
+                gt.grouped_gemm(x, experts, offsets=offsets, epilogue=epilogue, operands={"offsets": 3.0})
+        with pytest.raises(ArgumentError, match="p: operands need an `epilogue`"):
+            gt.grouped_gemm(x, experts, offsets=offsets, p=3.0)
+
+
 def test_saved_tensors_are_packed(calls: Calls) -> None:
     x, w, bias = inputs()
     for _ in range(2):

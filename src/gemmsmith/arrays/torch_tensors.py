@@ -12,6 +12,9 @@ from gemmsmith.arrays.adapter import (
 from gemmsmith.arrays.array_info import ArrayInfo
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0, DType
 
+MAX_OFFSET_BYTES = 1 << 40
+"""Bytes that no offset in a storage reaches. Chosen; addresses of memory are hardly ever smaller."""
+
 
 def make_torch_adapter(torch: Any) -> Adapter:
     """Return the adapter of torch's tensors, made only where torch has been imported."""
@@ -43,7 +46,7 @@ def make_torch_adapter(torch: Any) -> Adapter:
             address = x.data_ptr()
         except RuntimeError:  # a functorch tensor
             address = None
-        if address is None or (not address and x.numel()):
+        if address is None or (address < MAX_OFFSET_BYTES and has_no_memory(x, address)):
             raise UnsupportedArrayError(
                 f"got a {type(x).__qualname__} without memory (a fake tensor, one in torch.func, a wrapper); "
                 "use an ordinary tensor"
@@ -83,8 +86,13 @@ def make_torch_adapter(torch: Any) -> Adapter:
             key = x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()
         except RuntimeError:  # sparse, nested or functorch's: array_info raises for these
             return array_info(x)._replace(address=0), 0
-        if not address:
-            array_info(x)  # raises unless the tensor is empty
+        if address < MAX_OFFSET_BYTES:
+            array_info(x)  # raises if the tensor has no memory
         return key, address
 
     return Adapter(array_info, cache_key_and_address, torch.Tensor.data_ptr, stream, empty)
+
+
+def has_no_memory(x: Any, address: int) -> bool:
+    """Return whether a tensor with elements has no memory, so that its address is its offset in the storage."""
+    return bool(address == x.storage_offset() * x.element_size() and x.numel() > 0)

@@ -223,6 +223,13 @@ def combine_two(a: Any, b: tuple[Any, ...], *others: Any) -> Any:
     return torch.stack([x.unflatten(-1, (-1, INTERLEAVE_COLUMNS)) for x in b], -2).flatten(-3)
 
 
+def check_operands_are_read(epilogue: Any, operands: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for operands without an epilogue."""
+    if epilogue is None and operands:
+        name = next(iter(operands))
+        raise ArgumentError(f"{name}: operands need an `epilogue` that reads them{did_you_mean(name)}")
+
+
 def _prepare(
     a: Any, b: Any, epilogue: Any, operands: Mapping[str, Any], scales: Mapping[str, Any]
 ) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
@@ -238,9 +245,7 @@ def _prepare(
             raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, GEMM_DTYPES))}")
     if a.dtype != b.dtype and not {a.dtype, b.dtype} <= FP8:
         raise ArgumentError(f"b: got {b.dtype} with a of {a.dtype}; use the same for both")
-    if epilogue is None and operands:
-        name = next(iter(operands))
-        raise ArgumentError(f"{name}: operands need an `epilogue` that reads them{did_you_mean(name)}")
+    check_operands_are_read(epilogue, operands)
     if a.dim() < 2 or b.dim() not in (2, 3) or (b.dim() == 3 and a.dim() > 3):
         raise ArgumentError(
             f"a, b: got {a.dim()} and {b.dim()} dimensions; use a (..., m, k) and b (k, n), or both (batch, ., .)"

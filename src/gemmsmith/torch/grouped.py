@@ -14,7 +14,14 @@ from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.torch.api import OPERAND_DTYPES, autocast, check_tensor, combine_two, is_fast_path
+from gemmsmith.torch.api import (
+    OPERAND_DTYPES,
+    autocast,
+    check_operands_are_read,
+    check_tensor,
+    combine_two,
+    is_fast_path,
+)
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
 from gemmsmith.torch.cached_call import cache_call, copy_epilogue, run_cached_call
@@ -83,6 +90,7 @@ def grouped_gemm(
         if arguments is not None:
             cache_run(arguments, find_cached_run(a, b, values, arguments.source, precision, None, offsets))
         return results
+    check_operands_are_read(epilogue, values)
     arguments, epilogue = copy_epilogue(arguments, epilogue)
     serialized = _serialize(a, shape, epilogue, values)
     numbers = [float(values[name]) for name in number_names(serialized)]

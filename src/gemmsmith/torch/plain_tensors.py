@@ -13,6 +13,7 @@ from torch import _C
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling, is_exporting
 
+from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.epilogue.inputs import operand_argument
@@ -73,6 +74,8 @@ def read_arguments(
     for name, x in operands.items():
         arrays[operand_argument(name)] = x
     if offsets is not None:
+        if "offsets" in operands:  # refused by what is not cached
+            return None
         arrays[operand_argument("offsets")] = offsets
     return read_arrays(source, options, arrays)
 
@@ -85,7 +88,7 @@ def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> 
         for name, x in arrays.items():
             if type(x) in _TENSOR_TYPES:
                 arrays[name] = address = x.data_ptr()
-                if not address and x.numel():  # its memory has been freed
+                if address < MAX_OFFSET_BYTES and has_no_memory(x, address):
                     return None
                 requires_grad = grad_enabled and x.requires_grad
                 signature += x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
