@@ -299,31 +299,6 @@ def chosen() -> str:
     return "\n".join(textwrap.wrap(text, 120)) + "\n\n" + source("fused-h100")
 
 
-HEAVY = {
-    "bce": "binary cross-entropy's gradient and loss", "cross_entropy": "maximum and logsumexp of rows",
-    "dgelu": "gradient of gelu", "dswiglu_without_hidden": "gradient of SwiGLU, two results",
-    "dswiglu": "gradient of SwiGLU, three results", "softplus": "softplus",
-    "dropout_residual": "bias, dropout, residual", "rms_statistics": "sums of squares of rows",
-    "layer_norm_statistics": "sums and sums of squares of rows", "swiglu_with_inputs": "SwiGLU that stores its inputs",
-    "random": "random graphs of 10 to 40 functions",
-}  # fmt: skip
-
-
-def heavy() -> str:
-    groups: dict[str, list[Row]] = {}
-    for r in load("heavy-h100")["rows"]:
-        groups.setdefault(r["epilogue"].partition(" ")[0], []).append(
-            {"over": r["us"] / r["bare_us"], "bound": r["bound_ratio"]}
-        )
-    cells = (
-        f"{title} | {len(groups[name])} | {statistics.geometric_mean(r['over'] for r in groups[name]):.2f} | "
-        f"{max(r['over'] for r in groups[name]):.2f} | {means(groups[name], 'bound')}"
-        for name, title in HEAVY.items()
-    )
-    header = "epilogue | GEMMs | over the plain GEMM | most | bound over time | least"
-    return table(header, cells) + "\n\n" + source("heavy-h100")
-
-
 def experts() -> str:
     rows = [row for row in load("moe-h100")["rows"] if not row["training"]]
 
@@ -399,7 +374,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
         chosen,
         half,
         epilogues,
-        heavy,
         fp8,
         fp8_losses,
         host,

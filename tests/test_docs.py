@@ -318,7 +318,7 @@ def test_the_figures_of_the_ladder_are_those_of_its_rows() -> None:
 
 
 def test_the_rates_of_the_ladder_are_those_of_its_bounds() -> None:
-    ffma, dp4a, mma, wgmma = (f"{roofline.TFLOPS[x]:.1f}" for x in ("fused", "dot", "mma", "wgmma"))
+    ffma, dp4a, mma, wgmma = (f"{roofline.TFLOPS[x]:.1f}" for x in ("fused", "dp4a", "mma", "wgmma"))
     for row in (
         f"| DRAM | {H200.dram_bytes_per_cycle * SM_CLOCK_MHZ / 1e6:.2f} TB/s |",
         f"| L2 | {roofline.L2_TO_SM_BYTES_PER_CYCLE} bytes per cycle of an SM, of {SM_CLOCK_MHZ} MHz; "

@@ -246,6 +246,11 @@ def test_ladder(call, tmp_path: Path) -> None:
     assert "rows.json has no rows of 4096x4096x4096; use --m, --n, --k of one of 64x64x512" in refused.output
 
 
+def test_all_rungs_of_the_ladder(call) -> None:
+    rungs = good(call("ladder", "--m", "16", "--n", "16", "--k", "16")).splitlines()[1:]
+    assert {"naive", "dp4a", "wmma", "sgemm", "cooperative"} <= {line.split()[0] for line in rungs if line}
+
+
 @pytest.mark.parametrize("text", ["no JSON", "{}", "[1]", '[{"m": 16, "n": 16, "k": 16}]'])
 @pytest.mark.parametrize("option", ["--measured", "--from-json"])
 def test_ladder_refuses_other_files(call, option: str, text: str, tmp_path: Path) -> None:

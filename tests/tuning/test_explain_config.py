@@ -38,7 +38,7 @@ def test_what_bounds_a_product(
     if bound == "power":  # a chip with less of it
         monkeypatch.setattr(model, "FLOPS_PER_CYCLE_AT_700W", 0.5 * model.FLOPS_PER_CYCLE_AT_700W)
     p, config = problem(*shape), Config("pingpong" if bound == "power" else "cooperative", tile, cluster=(1, 2))
-    config = config.replace(consumers=1) if bound == "memory" else config
+    config = config.replace(consumers=1, stages=12) if bound == "memory" else config
     e = estimate(p, ConfigTable.from_configs([config]))
     bounds = {"compute": e.work_cycles[0], "memory": e.memory_cycles[0], "power": e.power_limited_cycles[0]}
     assert max(bounds, key=bounds.__getitem__) == bound

@@ -29,7 +29,7 @@ L1_SECTORS_PER_CYCLE = 4
 """Sectors that an SM's L1 looks up per cycle: 128 bytes, as a wavefront."""
 TFLOPS = {
     "fused": 53.7,
-    "dot": 8 * 64 * NUM_SMS * SM_CLOCK_MHZ / 1e6,
+    "dp4a": 8 * 64 * NUM_SMS * SM_CLOCK_MHZ / 1e6,
     "mma": 647.0,
     "wmma": 647.0,
     "wgmma": FLOPS_PER_CYCLE * NUM_SMS * SM_CLOCK_MHZ / 1e6,
