@@ -38,6 +38,7 @@ FILES: dict[str, tuple[str, str, str]] = {
                     "bf9e60b", "2026-11-23"),
     "launch-h200": ("What does a call cost on the host?", "c9d5e26", "2026-11-24"),
     "ladder-h100": ("sgemm and mma_multistage on an H100.", "66e0bfd", "2026-11-26"),
+    "heavy-unrolled-h100": ("The same before long epilogues looped.", "85dfd21", "2026-11-26"),
     "launch-h100": ("What does a call cost on the host of an H100?", "67011cc", "2026-11-26"),
     "layers-h100": ("The three GEMMs of a training step for 20 layers.", "beb0790", "2026-11-26"),
     "layouts-h100": ("20 square and oblong GEMMs in bf16 and fp16, in all layouts.", "beb0790", "2026-11-26"),

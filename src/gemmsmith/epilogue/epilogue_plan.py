@@ -25,7 +25,8 @@ MAX_LOAD_STAGES = 8
 initialization takes time at the kernel's start."""
 MAX_UNROLLED_INSTRUCTIONS = 6000
 """Instructions of an epilogue, about, whose subtiles are unrolled: 96 KB. With 110 KB epilogues are as fast as their
-instructions let expect, with 150 KB to 600 KB two to eight times slower, waiting for instructions (heavy-h100)."""
+instructions let expect, with 150 KB to 600 KB two to eight times slower, since warps wait for instructions
+(heavy-unrolled-h100)."""
 INSTRUCTIONS_PER_ELEMENT = 8
 """Instructions of an epilogue per element, about, besides those of its functions: loads, conversions and stores."""
 
@@ -155,10 +156,9 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
     graph, config = spec.epilogue.graph, spec.config
     n = spec.slice_columns
     epi_tile_n = choose_epi_tile_n(graph, row_major_names(spec.epilogue), n)
-    loops = False
-    if count_instructions(spec.epilogue, spec.warpgroup_rows, n) > MAX_UNROLLED_INSTRUCTIONS:
-        epi_tile_n = _widest_short_subtile(spec.epilogue, spec.warpgroup_rows, n)
-        loops = epi_tile_n < n
+    unrolled_columns = _unrolled_columns(spec.epilogue, spec.warpgroup_rows, n)
+    loops = unrolled_columns < n
+    epi_tile_n = unrolled_columns if loops else epi_tile_n
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
     loads, stores = _staged_subtiles(spec, epi_tile_n)
     broadcasts = _broadcast_sizes(graph, n, spec.warpgroup_rows)
@@ -185,14 +185,16 @@ def count_instructions(epilogue: EpilogueSpec, rows: int, columns: int) -> float
 
 def is_short(epilogue: EpilogueSpec, rows: int, n: int) -> bool:
     """Return whether the code of a warpgroup's tile is short, in a loop over its columns if need be."""
-    width = n
-    if count_instructions(epilogue, rows, n) > MAX_UNROLLED_INSTRUCTIONS:
-        width = _widest_short_subtile(epilogue, rows, n)
-    return count_instructions(epilogue, rows, width) <= MAX_UNROLLED_INSTRUCTIONS
+    return count_instructions(epilogue, rows, _unrolled_columns(epilogue, rows, n)) <= MAX_UNROLLED_INSTRUCTIONS
 
 
-def _widest_short_subtile(epilogue: EpilogueSpec, rows: int, n: int) -> int:
-    """Return the columns of the widest subtile with few instructions in all of its `rows`, or else the narrowest."""
+def _unrolled_columns(epilogue: EpilogueSpec, rows: int, n: int) -> int:
+    """Return of how many of a tile's `n` columns the code is unrolled: all, or the widest subtile whose code is short.
+
+    If none is, the narrowest.
+    """
+    if count_instructions(epilogue, rows, n) <= MAX_UNROLLED_INSTRUCTIONS:
+        return n
     widths = subtile_widths(epilogue.graph, row_major_names(epilogue), n)
     short = (w for w in widths if count_instructions(epilogue, rows, w) <= MAX_UNROLLED_INSTRUCTIONS)
     return next(short, min(widths))

@@ -194,9 +194,8 @@ def as_outputs(results: Any) -> Any:
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
     """Return the results of gemmsmith.gemm, or of an operator, as a tuple."""
-    if isinstance(results, dict):
-        return tuple(results.values())
-    return results if isinstance(results, tuple) else (results,)
+    outputs = as_outputs(results)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def find_kernel_run(

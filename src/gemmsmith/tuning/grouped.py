@@ -132,22 +132,21 @@ def _cycles(
 ) -> Array:
     """Return the estimated cycles of each config for groups of `rows` rows."""
     sized, partial = _with_rows(problem, rows), _with_partial_tiles(table, rows)
-    loads_a = loads_a_fragments(sized, table.swap_ab)
-    estimates = estimate(as_16bit_problem(sized), partial, epilogue, gpu, loads_a)
+    loads_a, sized_16bit = loads_a_fragments(sized, table.swap_ab), as_16bit_problem(sized)
+    estimates = estimate(sized_16bit, partial, epilogue, gpu, loads_a)
     cycles = corrected_cycles(sized, partial, estimates) if correct else estimates.cycles
     if gathers:
         return cycles * _gather_slowdown(sized, table, cycles)
     p = L2_NORM_EXPONENT
-    return np.asarray((cycles**p + _l2_cycles(sized, table, partial) ** p) ** (1 / p))
+    return np.asarray((cycles**p + _l2_cycles(sized_16bit, table, partial) ** p) ** (1 / p))
 
 
 def _l2_cycles(problem: Problem, table: ConfigTable, partial: ConfigTable) -> Array:
     """Return the cycles that the L2 takes for all tiles, which `partial` counts."""
-    _, read = copied_bytes(as_16bit_problem(problem), table)
+    _, read = copied_bytes(problem, table)
     tiles_m, tiles_n = partial.grid(problem.m, problem.n)
     ctas = problem.batch * tiles_m * tiles_n * partial.cluster_shape_m * partial.cluster_shape_n
-    k = as_16bit_problem(problem).k
-    return np.asarray(ctas * np.ceil(k / table.tile_k) * read / L2_BYTES_PER_CYCLE)
+    return np.asarray(ctas * np.ceil(problem.k / table.tile_k) * read / L2_BYTES_PER_CYCLE)
 
 
 def _gather_slowdown(problem: Problem, table: ConfigTable, cycles: Array) -> Array:

@@ -25,6 +25,7 @@ from gemmsmith.core.mma import THREADS_PER_WARPGROUP, WGMMA, WGMMA_M
 from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
+from gemmsmith.epilogue.monoids import MONOIDS
 from gemmsmith.graph.function_costs import epilogue_cost, reduction_cost
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.config_table import NUM_SMS, Array, ConfigTable
@@ -76,7 +77,8 @@ LOAD_LATENCY_CYCLES = 1190
 subtile if it is issued during the epilogue."""
 EPILOGUE_CYCLES_PER_MATRIX = 3.0
 """Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
-fewer buffers, for which warps wait. Fitted to the 38 GEMMs of heavy-h100 for which two commits chose two configs."""
+fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-h100, whose configs are others in
+heavy-unrolled-h100."""
 OVERLAP_SLOWDOWN = 0.6
 """Cycles by which other warpgroups' mainloops are late per cycle of functions that they overlap with: those compete for
 the register file and for issue slots."""
@@ -223,7 +225,7 @@ class EpilogueCost(NamedTuple):
 def _components_reduced_along(graph: EpilogueGraph, index: str) -> int:
     """Return the components of the reductions of this index alone, "m" or "n", besides the batch."""
     reduced = [graph.nodes[r.node].attribute for r in graph.results if graph.is_reduction(r)]
-    return sum(2 if kind == "logsumexp" else 1 for kind, axis in reduced if reduced_dims(axis).strip("b") == index)
+    return sum(len(MONOIDS[kind].identity) for kind, axis in reduced if reduced_dims(axis).strip("b") == index)
 
 
 def estimate(
@@ -381,10 +383,10 @@ def _wave_schedule(
     full_waves = np.floor(tiles / capacity)
     last_tiles, k_tiles_per_split = tiles - full_waves * capacity, np.ceil(k_tiles / table.cluster_splits)
     # with pingpong, `consumers` tiles take as long as all their mainloops, or as one of them and its epilogue
-    mainloop, takes_turns = k_tiles * k_tile_cycles, table.tile_per_warpgroup
+    mainloop = k_tiles * k_tile_cycles
     late = OVERLAP_SLOWDOWN * np.minimum(functions / table.consumers, mainloop)
     overlapped = np.maximum(0.0, (mainloop + store) / table.consumers - mainloop) + late
-    exposed = np.where(takes_turns, overlapped, store)
+    exposed = np.where(table.tile_per_warpgroup, overlapped, store)
     has_last = last_tiles > 0
     exposed_stores = np.where(has_last, 0.0, store)
     exposed_stores = exposed_stores + (full_waves + has_last - 1) * exposed

@@ -50,7 +50,7 @@ def fingerprint(source: Any) -> Hashable:
         return source
     try:
         _check_no_torch_function_mode()
-        if type(source) is FunctionType and (known := _CODE_ALONE.get(id(source.__code__))) and _is_code_alone(source):
+        if type(source) is FunctionType and (known := _STATELESS.get(id(source.__code__))) and _is_stateless(source):
             return known
         return _fingerprint_value(source, {})
     except (_CannotFingerprintError, RecursionError) as error:
@@ -168,8 +168,8 @@ def _fingerprint_function_parts(f: Any, seen: SeenIds) -> Hashable:
     names, unknown_read = find_reads(f.__code__)
     if unknown_read:
         raise _CannotFingerprintError(unknown_read)
-    if not names and _is_code_alone(f):
-        _CODE_ALONE[id(f.__code__)] = tuple(parts)
+    if not names and _is_stateless(f):
+        _STATELESS[id(f.__code__)] = tuple(parts)
     values_by_name = f.__globals__
     for name in names:
         if name in values_by_name:
@@ -181,12 +181,12 @@ def _fingerprint_function_parts(f: Any, seen: SeenIds) -> Hashable:
     return tuple(parts)
 
 
-def _is_code_alone(f: FunctionType) -> bool:
+def _is_stateless(f: FunctionType) -> bool:
     """Return whether a function is nothing but its code, except for globals."""
     return not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or f.__dict__)
 
 
-_CODE_ALONE: dict[int, Hashable] = BoundedCache(4096)
+_STATELESS: dict[int, Hashable] = BoundedCache(4096)
 """Fingerprints of functions that are nothing but code without globals, by its id, which is not reused meanwhile."""
 
 
