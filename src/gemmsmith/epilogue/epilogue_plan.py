@@ -27,6 +27,11 @@ MAX_UNROLLED_INSTRUCTIONS = 6000
 """Instructions of an epilogue, about, whose subtiles are unrolled: 96 KB. With 110 KB epilogues are as fast as their
 instructions let expect, with 150 KB to 600 KB two to eight times slower, since warps wait for instructions
 (heavy-unrolled-h100)."""
+MAX_RESERVED_COLUMNS = 32
+"""Columns, at most, of the subtiles that are reserved for an epilogue that loads matrices."""
+MAX_RESERVED_STORE_BYTES = 16 << 10
+"""Bytes that are reserved for the stores of a warpgroup, at most. More stages take precedence over wider subtiles: six
+epilogues that store 4 to 12 bytes an element are 2 to 30 % faster so (tries-subtiles-h200)."""
 INSTRUCTIONS_PER_ELEMENT = 8
 """Instructions of an epilogue per element, about, besides those of its functions: loads, conversions and stores."""
 
@@ -57,6 +62,12 @@ class EpiloguePlan:
     def subtiles(self) -> int:
         """Subtiles of a warpgroup's tile."""
         return self.subtiles_m * self.subtiles_n
+
+    @property
+    def has_two_buffers(self) -> bool:
+        """Whether a subtile is loaded, or if there is nothing to load stored, while another one is computed."""
+        buffers = self.load_stages if self.loads else self.store_stages * self.subtiles_per_store
+        return buffers >= min(2, self.subtiles)
 
     @property
     def store_groups(self) -> int:
@@ -152,16 +163,25 @@ def has_32bit_matrix(graph: EpilogueGraph) -> bool:
 
 @lru_cache(maxsize=1024)
 def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
-    """Plan a spec's epilogue. Raises ConfigError if the tile does not support it."""
-    graph, config = spec.epilogue.graph, spec.config
-    n = spec.slice_columns
-    epi_tile_n = choose_epi_tile_n(graph, row_major_names(spec.epilogue), n)
-    unrolled_columns = _unrolled_columns(spec.epilogue, spec.warpgroup_rows, n)
-    loops = unrolled_columns < n
-    epi_tile_n = unrolled_columns if loops else epi_tile_n
+    """Plan a spec's epilogue, with the widest subtiles of which shared memory has two buffers, else the narrowest.
+
+    Raises ConfigError if the tile does not support the epilogue.
+    """
+    n, names = spec.slice_columns, row_major_names(spec.epilogue)
+    widest = min(
+        choose_epi_tile_n(spec.epilogue.graph, names, n), _unrolled_columns(spec.epilogue, spec.warpgroup_rows, n)
+    )
+    plans = [_plan_subtiles(spec, w) for w in subtile_widths(spec.epilogue.graph, names, n) if w <= widest]
+    return next((plan for plan in plans if plan.has_two_buffers), plans[-1])
+
+
+def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> EpiloguePlan:
+    """Plan a spec's epilogue with subtiles of this width."""
+    config, n = spec.config, spec.slice_columns
+    loops = _unrolled_columns(spec.epilogue, spec.warpgroup_rows, n) < n
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
     loads, stores = _staged_subtiles(spec, epi_tile_n)
-    broadcasts = _broadcast_sizes(graph, n, spec.warpgroup_rows)
+    broadcasts = _broadcast_sizes(spec.epilogue.graph, n, spec.warpgroup_rows)
     free = spec.chip.max_shared_bytes_per_cta - spec.mainloop_bytes(config.stages)
     free = (free - _broadcast_bytes(broadcasts, config.consumers)) // config.consumers
     aliased_bytes = config.stages * spec.stage_bytes // config.consumers if config.alias_epilogue else 0
@@ -245,18 +265,18 @@ def _choose_stages(
 
     Stores use `aliased_bytes` instead, if not 0. All subtiles are stored at once if they fit; otherwise as many as fit
     twice, so that one stage is written while the other drains. With operands to load, subtiles are stored one by one,
-    and load stages take precedence: loads issued before the mainloop cost nothing.
+    and further load stages take precedence once both have two: loads issued before the mainloop cost nothing.
     """
     if load_bytes:
         load_bytes += BARRIER_PAIR_BYTES
         candidates = [(a, b) for a in range(1, MAX_LOAD_STAGES + 1) for b in (1, 2) if a <= subtiles]
         fitting = [
-            (load_stages, store_stages)
+            (min(load_stages, 2), store_stages, load_stages)
             for load_stages, store_stages in candidates
             if store_stages * store_bytes <= (aliased_bytes or free - load_stages * load_bytes)
             and load_stages * load_bytes <= free
         ]
-        load_stages, store_stages = max(fitting, default=(1, 1))
+        _, store_stages, load_stages = max(fitting, default=(1, 1, 1))
         return 1, min(store_stages, subtiles), load_stages
     buffers = (aliased_bytes or free) // store_bytes if store_bytes else subtiles
     if buffers >= subtiles:
@@ -272,15 +292,22 @@ def _broadcast_bytes(broadcasts: tuple[tuple[str, int], ...], consumers: int) ->
 def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     """Return the shared memory to reserve for the epilogue, in bytes.
 
-    If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are. If it only
-    stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
+    If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are, of at most
+    MAX_RESERVED_COLUMNS. If it only stores: a quarter of the results, or one full-width subtile. Stores get at most
+    MAX_RESERVED_STORE_BYTES if that is a subtile; with alias_epilogue they need no memory.
     """
     graph, n, consumers = spec.epilogue.graph, spec.slice_columns, spec.config.consumers
-    epi_tile_n = choose_epi_tile_n(graph, row_major_names(spec.epilogue), n)
+    names = row_major_names(spec.epilogue)
+    widest, widths = choose_epi_tile_n(graph, names, n), subtile_widths(graph, names, n)
+    loads, _ = _staged_subtiles(spec, widest)
+    epi_tile_n = next((w for w in widths if w <= MAX_RESERVED_COLUMNS), widest) if loads else widest
     loads, stores = _staged_subtiles(spec, epi_tile_n)
-    subtile_bytes = sum(tile.bytes for _, tile in loads + stores * (not spec.config.alias_epilogue))
+    load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
     subtiles_n = n // epi_tile_n
     all_subtiles = spec.warpgroup_rows // WGMMA_M * subtiles_n
     subtiles = min(all_subtiles, min_load_buffers if loads else max(min(subtiles_n, 2), ceil_div(all_subtiles, 4)))
+    narrowest_store_bytes = store_bytes * min(widths) // epi_tile_n
+    stored = min(subtiles * store_bytes, max(MAX_RESERVED_STORE_BYTES, narrowest_store_bytes))
+    nbytes = subtiles * load_bytes + stored * (not spec.config.alias_epilogue)
     broadcast_bytes = _broadcast_bytes(_broadcast_sizes(graph, n, spec.warpgroup_rows), consumers)
-    return consumers * (subtiles * subtile_bytes + 2 * BARRIER_PAIR_BYTES * bool(subtile_bytes)) + broadcast_bytes
+    return consumers * (nbytes + 2 * BARRIER_PAIR_BYTES * bool(nbytes)) + broadcast_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from gemmsmith.core import register_budgets as budgets
@@ -235,15 +236,17 @@ def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
     return stages_that_fit(spec) if 0 < m * n * stored <= 2 * spec.stage_bytes else 0
 
 
-def count_exposed_loads(c: Config, epilogue: EpilogueSpec) -> float:
-    """Return how many times as many subtiles of matrices are loaded during a config's epilogue as before it."""
-    if not _loads_matrix(epilogue):
-        return 0
-    try:
-        plan = plan_epilogue(_spec_16bit(c, transposed_epilogue(epilogue) if c.swap_ab else epilogue))
-    except ConfigError:
-        return 0
-    return plan.subtiles / plan.load_stages - 1 if plan.loads else 0
+def epilogue_buffers(c: Config, epilogue: EpilogueSpec) -> tuple[int, int, int]:
+    """Return the subtiles of a config's epilogue, and how many of them can be loaded and how many stored at once.
+
+    They are counted for epilogues that load matrices; others have (1, 1, 1).
+    """
+    if _loads_matrix(epilogue):
+        with suppress(ConfigError):
+            plan = plan_epilogue(_spec_16bit(c, transposed_epilogue(epilogue) if c.swap_ab else epilogue))
+            if plan.loads:
+                return plan.subtiles, plan.load_stages, plan.store_stages
+    return 1, 1, 1
 
 
 def _spec_16bit(config: Config, epilogue: EpilogueSpec) -> KernelSpec:

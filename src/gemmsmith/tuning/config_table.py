@@ -23,7 +23,7 @@ from gemmsmith.core.promotion_plan import plan_promotion
 from gemmsmith.core.spec import num_reducing_ctas
 from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N
 from gemmsmith.hw.cluster import MAX_CLUSTERS
-from gemmsmith.tuning.candidates import TILE_K_FOR_SMALL_M, candidates, count_aliased_stages, count_exposed_loads
+from gemmsmith.tuning.candidates import TILE_K_FOR_SMALL_M, candidates, count_aliased_stages, epilogue_buffers
 
 Array = np.ndarray[Any, Any]
 
@@ -93,8 +93,12 @@ class ConfigTable:
     raster_group: Array
     aliased_stages: Array
     """Stages with `alias_epilogue` if that is considered, else 0."""
-    exposed_loads: Array
-    """How often an epilogue waits for subtiles of the matrices that it reads: their loads are issued during it."""
+    subtiles: Array
+    """Subtiles of a tile's epilogue, if it loads matrices; else 1, as the next two are."""
+    load_stages: Array
+    """Subtiles of them that can be loaded at once."""
+    store_stages: Array
+    """Subtiles of them that can be stored at once."""
     promotion_shapes: Array
     """Columns of a promotion subtile and k-tiles in flight, without and with per-column scales: (configs, 2, 2)."""
     min_tile_n: Array
@@ -120,15 +124,15 @@ class ConfigTable:
         rows, columns = tile_m * cluster_shape_m, tile_n * cluster_shape_n
         cluster_tile_m, cluster_tile_n = np.where(swap_ab, columns, rows), np.where(swap_ab, rows, columns)
         aliased_stages = np.array([count_aliased_stages(c, epilogue) if epilogue else 0 for c in configs], float)
-        exposed_loads = np.array([count_exposed_loads(c, epilogue) if epilogue else 0 for c in configs], float)
+        buffers = [epilogue_buffers(c, epilogue) if epilogue else (1, 1, 1) for c in configs]
+        subtiles, load_stages, store_stages = np.array(buffers, float).reshape(-1, 3).T.copy()
         promotions = [plan_promotion(c, per_column)[:2] for c in configs for per_column in (False, True)]
         promotion_shapes = np.array(promotions, float).reshape(-1, 2, 2)
         return ConfigTable(
             np.fromiter(configs, object, len(configs)), tile_m, tile_n, tile_k, cluster_shape_m, cluster_shape_n,
             stages, consumers, splits, cluster_splits, reducing_ctas, cluster_tile_m, cluster_tile_n, size,
-            max_active_clusters, tile_per_warpgroup, swap_ab, raster_m, raster_group, aliased_stages, exposed_loads,
-            promotion_shapes,
-            np.full(len(configs), tile_n.min(initial=MAX_TILE_N)),
+            max_active_clusters, tile_per_warpgroup, swap_ab, raster_m, raster_group, aliased_stages, subtiles,
+            load_stages, store_stages, promotion_shapes, np.full(len(configs), tile_n.min(initial=MAX_TILE_N)),
         )  # fmt: skip
 
     def select(self, indices: Array) -> ConfigTable:

@@ -63,9 +63,9 @@ EPILOGUE_BYTES_PER_CYCLE = 34.2
 """Bytes of matrices per cycle that an epilogue moves which overlaps no mainloop. Fitted by fit.py."""
 EPILOGUE_CYCLES_PER_ELEMENT = 1.87
 """Cycles of an epilogue per element of a thread. Fitted by fit.py."""
-EPILOGUE_CYCLES_PER_INSTRUCTION = 1.1
-"""Cycles of a warp per instruction of an epilogue's functions. This and the next four: fitted to 2100 times of eleven
-epilogues (tries-heavy-h100)."""
+EPILOGUE_CYCLES_PER_INSTRUCTION = 1.0
+"""Cycles of a warp per instruction of an epilogue's functions. This and the next ones until OVERLAP_SLOWDOWN, unless
+they say otherwise: fitted to 2300 times of eleven epilogues (tries-heavy-h100, tries-subtiles)."""
 EPILOGUE_CYCLES_PER_SPECIAL_FUNCTION = 8.3
 """Additional cycles per special function. An SM has 16 results a cycle, so a warp's take its scheduler 8 (CUDA C++
 Programming Guide, "Arithmetic Instructions")."""
@@ -75,11 +75,18 @@ of shuffles, and of a store for every 16 rows."""
 LOAD_LATENCY_CYCLES = 1190
 """Cycles of a load from DRAM under load: of a k-tile, of which all stages but one are in flight, and of an epilogue's
 subtile if it is issued during the epilogue."""
+LATENCY_GROWTH = 0.65
+"""Relative growth of a k-tile's latency if DRAM takes as long for the epilogue's matrices, but one of D's size, as the
+tensor cores take for the GEMM; less in proportion."""
+SUBTILE_OVERLAP = 0.5
+"""Fraction of the time of the subtiles in between by which the wait for a subtile's load is shorter."""
+SINGLE_STORE_CYCLES = 230
+"""Cycles that a subtile waits for its predecessor's store if there is one buffer for them."""
 EPILOGUE_CYCLES_PER_MATRIX = 3.0
 """Cycles of an epilogue that overlaps no mainloop per element of each matrix but one: subtiles of more matrices have
 fewer buffers, for which warps wait. Fitted to 38 GEMMs of heavy-h100, whose configs are others in
 heavy-unrolled-h100."""
-OVERLAP_SLOWDOWN = 0.6
+OVERLAP_SLOWDOWN = 0.45
 """Cycles by which other warpgroups' mainloops are late per cycle of functions that they overlap with: those compete for
 the register file and for issue slots."""
 TRANSPOSED_STORE_BYTES_PER_CYCLE = 0.7
@@ -242,7 +249,8 @@ def estimate(
         loads_a: For each config, whether threads load A's fragments, because wgmma reads such an A from registers.
     """
     cost = EpilogueCost.from_epilogue(epilogue or EpilogueSpec.identity(problem.d))
-    tile, k_tiles = _k_tile_cost(problem, table, loads_a), np.maximum(1, np.ceil(problem.k / table.tile_k))
+    latency = LOAD_LATENCY_CYCLES * (1 + LATENCY_GROWTH * _further_traffic(problem, cost, gpu))
+    tile, k_tiles = _k_tile_cost(problem, table, loads_a, latency), np.maximum(1, np.ceil(problem.k / table.tile_k))
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
     schedule = _wave_schedule(table, tiles, k_tiles, tile.cycles, *_epilogue_cycles(problem, table, cost))
@@ -287,14 +295,21 @@ class _KTileCost(NamedTuple):
     energy_cycles: Array
 
 
-def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool) -> _KTileCost:
+def _further_traffic(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> float:
+    """Return DRAM's time for the epilogue's matrices, but one of D's size, over the tensor cores' time; at most 1."""
+    nbytes = problem.m * problem.n * max(0.0, cost.bytes_per_element - problem.d.dtype.bytes)
+    math = 2 * problem.m * problem.n * problem.k / FLOPS_PER_CYCLE / NUM_SMS
+    return min(1.0, nbytes / gpu.dram_bytes_per_cycle / max(math, 1.0))
+
+
+def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool, latency: float) -> _KTileCost:
     # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
     subtiles = table.tile_n / _promotion_parameters(problem, table)[0] if problem.promoted else 1
     operands = 128 * (16 * subtiles + table.tile_n / 4) * (table.tile_m / 64) * (table.tile_k / 16)
     math = np.maximum(2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE, operands / 128)
     filled, read = copied_bytes(problem, table)
     copies = np.maximum(read / L2_TO_SM_BYTES_PER_CYCLE, filled / SMEM_FILL_BYTES_PER_CYCLE)
-    loop = np.maximum(LOAD_LATENCY_CYCLES / (table.stages - 1), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k)
+    loop = np.maximum(latency / (table.stages - 1), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k)
     slowdown = np.where(
         table.tile_k == 64, 1.0, np.where(table.tile_k == 128, TILE_K_128_SLOWDOWN, TILE_K_256_SLOWDOWN)
     )
@@ -354,9 +369,13 @@ def _epilogue_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -
     warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
     elements = table.tile_m * table.tile_n / (THREADS_PER_WARPGROUP * warpgroups)  # of a thread
     functions = elements * np.where(table.swap_ab, cost.cycles_if_swapped, cost.cycles)
-    waits = EPILOGUE_CYCLES_PER_MATRIX * max(cost.matrices - 1, 0) * ~table.tile_per_warpgroup
-    per_element = EPILOGUE_CYCLES_PER_ELEMENT + waits
-    cycles = store + elements * per_element + functions + LOAD_LATENCY_CYCLES * table.exposed_loads
+    further = EPILOGUE_CYCLES_PER_MATRIX * max(cost.matrices - 1, 0) * ~table.tile_per_warpgroup
+    per_element = EPILOGUE_CYCLES_PER_ELEMENT + further
+    cycles = store + elements * per_element + functions
+    between = SUBTILE_OVERLAP * (table.load_stages - 1) / table.subtiles * cycles
+    waits = (table.subtiles / table.load_stages - 1) * np.maximum(0, LOAD_LATENCY_CYCLES - between)
+    waits = waits + SINGLE_STORE_CYCLES * table.subtiles * ((table.store_stages == 1) & (table.subtiles > 1))
+    cycles = cycles + waits
     return np.asarray(cycles / table.reducing_ctas), np.asarray(functions / table.reducing_ctas)
 
 
