@@ -15,6 +15,7 @@ before, without the gradients. `ratio` is the time of torch's best over that of 
 call on the host.
 
     python -m benchmarks.torch.layers --json benchmarks/results/torch-layers-h200.json --resume --seconds 300
+    python -m benchmarks.torch.layers --case llama --contender inductor --contender compiled --json ...
     python -m benchmarks.torch.layers --tiny        # every case on the CPU, in seconds: times mean nothing
 """
 
@@ -29,7 +30,7 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -144,8 +145,10 @@ for m in (1, 16, 128):
     CASES[f"labels-{m}"] = Case(labels, {**LABELS, **rows}, {**TINY_LABELS, **rows}, training=False)
 
 
-def contenders(work: Work, training: bool, is_tiny: bool) -> dict[str, tuple[Call, nn.Module]]:
-    """Return what is called for each contender, and the module with its parameters.
+def contenders(
+    work: Work, training: bool, is_tiny: bool, names: Collection[str] = ()
+) -> dict[str, tuple[Call, nn.Module]]:
+    """Return what is called for each contender, or each of `names` and eager, and the module with its parameters.
 
     For inference, contenders that make a CUDA graph of their own are left out: each contender is captured in one.
     """
@@ -160,7 +163,7 @@ def contenders(work: Work, training: bool, is_tiny: bool) -> dict[str, tuple[Cal
     for name, module in work.others.items():
         module.load_state_dict(work.plain.state_dict(), assign=True)
         outputs_and_grads[name] = module, module.requires_grad_()
-    return outputs_and_grads
+    return {name: x for name, x in outputs_and_grads.items() if not names or name in names or name == "eager"}
 
 
 def leaves(module: nn.Module, work: Work) -> list[Any]:
@@ -236,8 +239,10 @@ def timed(
     return timing.shuffled({n: timing.captured(run, [()]) for n, run in runs.items()}, 1, seconds, rounds)
 
 
-def measure(name: str, case: Case, is_tiny: bool, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Return the rows of a case."""
+def measure(
+    name: str, case: Case, is_tiny: bool, seconds: float, rounds: int, names: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the rows of a case, of all contenders or of `names`."""
     sizes = case.tiny if is_tiny else case.sizes
     torch._dynamo.reset()
     torch.set_default_dtype(torch.float32 if is_tiny else torch.bfloat16)
@@ -245,7 +250,7 @@ def measure(name: str, case: Case, is_tiny: bool, seconds: float, rounds: int) -
         work = case.make(**sizes)
     torch.set_default_dtype(torch.float32)
     exact = reference(work, case.training)
-    all_contenders = contenders(work, case.training, is_tiny)
+    all_contenders = contenders(work, case.training, is_tiny, names)
     row: dict[str, Any] = {"case": name, **sizes, "training": case.training}
     runs = {}
     for contender, (forward, module) in all_contenders.items():
@@ -321,6 +326,8 @@ def main(description: str | None = __doc__, cases: dict[str, Case | None] = CASE
     """Measure the cases that the command line selects; None: the cost of calls on the host."""
     parser = timing.options(description)
     parser.add_argument("--case", action="append", choices=list(cases), help="instead of all; may be repeated")
+    parser.add_argument("--contender", action="append", choices=[*THEIRS, *OURS, "fused", "liger", "liger_8"],
+                        help="beside eager, instead of all; may be repeated")  # fmt: skip
     parser.add_argument("--block", type=float, default=1.05, help="seconds of a block")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU, nothing compiled")
@@ -330,8 +337,8 @@ def main(description: str | None = __doc__, cases: dict[str, Case | None] = CASE
     left = portions.missing(arguments.case or list(cases), rows, lambda r: str(r["case"]), arguments.part)
     for name in portions.in_time(left, arguments.seconds):
         print(name, file=sys.stderr, flush=True)
-        case = cases[name]
-        rows += measure(name, case, arguments.tiny, arguments.block, arguments.rounds) if case else host(arguments.tiny)
+        case, pace = cases[name], (arguments.tiny, arguments.block, arguments.rounds)
+        rows += measure(name, case, *pace, arguments.contender or ()) if case else host(arguments.tiny)
         for row in rows:
             if row["case"] == name:
                 print(shown(row), flush=True)

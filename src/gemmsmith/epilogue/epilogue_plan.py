@@ -27,11 +27,13 @@ MAX_UNROLLED_INSTRUCTIONS = 6000
 """Instructions of an epilogue, about, whose subtiles are unrolled: 96 KB. With 110 KB epilogues are as fast as their
 instructions let expect, with 150 KB to 600 KB two to eight times slower, since warps wait for instructions
 (heavy-unrolled-h100)."""
-MAX_RESERVED_COLUMNS = 32
-"""Columns, at most, of the subtiles that are reserved for an epilogue that loads matrices."""
+MAX_RESERVED_BYTES = 65 << 10
+"""Bytes of shared memory, at most, that stages leave to an epilogue for wide subtiles of the matrices that it loads.
+This and the next two: nearest to the fastest of 14 epilogues' subtiles and stages (tries-subtiles)."""
+MIN_RESERVED_COLUMNS = 32
+"""Columns of those subtiles, at least, if the tile has subtiles of that width."""
 MAX_RESERVED_STORE_BYTES = 16 << 10
-"""Bytes that are reserved for the stores of a warpgroup, at most. More stages take precedence over wider subtiles: six
-epilogues that store 4 to 12 bytes an element are 2 to 30 % faster so (tries-subtiles-h200)."""
+"""Bytes for the stores of a warpgroup, at most: more stages take precedence over wider subtiles."""
 INSTRUCTIONS_PER_ELEMENT = 8
 """Instructions of an epilogue per element, about, besides those of its functions: loads, conversions and stores."""
 
@@ -292,22 +294,28 @@ def _broadcast_bytes(broadcasts: tuple[tuple[str, int], ...], consumers: int) ->
 def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     """Return the shared memory to reserve for the epilogue, in bytes.
 
-    If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are, of at most
-    MAX_RESERVED_COLUMNS. If it only stores: a quarter of the results, or one full-width subtile. Stores get at most
-    MAX_RESERVED_STORE_BYTES if that is a subtile; with alias_epilogue they need no memory.
+    If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are, the widest
+    for which MAX_RESERVED_BYTES are enough, or of MIN_RESERVED_COLUMNS. If it only stores: a quarter of the results, or
+    one full-width subtile. Stores get at most MAX_RESERVED_STORE_BYTES if that is a subtile; with alias_epilogue they
+    need no memory.
     """
     graph, n, consumers = spec.epilogue.graph, spec.slice_columns, spec.config.consumers
     names = row_major_names(spec.epilogue)
     widest, widths = choose_epi_tile_n(graph, names, n), subtile_widths(graph, names, n)
-    loads, _ = _staged_subtiles(spec, widest)
-    epi_tile_n = next((w for w in widths if w <= MAX_RESERVED_COLUMNS), widest) if loads else widest
-    loads, stores = _staged_subtiles(spec, epi_tile_n)
-    load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
-    subtiles_n = n // epi_tile_n
-    all_subtiles = spec.warpgroup_rows // WGMMA_M * subtiles_n
-    subtiles = min(all_subtiles, min_load_buffers if loads else max(min(subtiles_n, 2), ceil_div(all_subtiles, 4)))
-    narrowest_store_bytes = store_bytes * min(widths) // epi_tile_n
-    stored = min(subtiles * store_bytes, max(MAX_RESERVED_STORE_BYTES, narrowest_store_bytes))
-    nbytes = subtiles * load_bytes + stored * (not spec.config.alias_epilogue)
-    broadcast_bytes = _broadcast_bytes(_broadcast_sizes(graph, n, spec.warpgroup_rows), consumers)
-    return consumers * (nbytes + 2 * BARRIER_PAIR_BYTES * bool(nbytes)) + broadcast_bytes
+
+    def reserved(epi_tile_n: int) -> int:
+        loads, stores = _staged_subtiles(spec, epi_tile_n)
+        load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
+        subtiles_n = n // epi_tile_n
+        all_subtiles = spec.warpgroup_rows // WGMMA_M * subtiles_n
+        subtiles = min(all_subtiles, min_load_buffers if loads else max(min(subtiles_n, 2), ceil_div(all_subtiles, 4)))
+        narrowest_store_bytes = store_bytes * min(widths) // epi_tile_n
+        stored = min(subtiles * store_bytes, max(MAX_RESERVED_STORE_BYTES, narrowest_store_bytes))
+        nbytes = subtiles * load_bytes + stored * (not spec.config.alias_epilogue)
+        return consumers * (nbytes + 2 * BARRIER_PAIR_BYTES * bool(nbytes))
+
+    nbytes = reserved(widest)
+    if _staged_subtiles(spec, widest)[0]:
+        wide = [reserved(w) for w in widths if MIN_RESERVED_COLUMNS <= w <= widest] or [nbytes]
+        nbytes = next((x for x in wide if x <= MAX_RESERVED_BYTES), wide[-1])
+    return nbytes + _broadcast_bytes(_broadcast_sizes(graph, n, spec.warpgroup_rows), consumers)

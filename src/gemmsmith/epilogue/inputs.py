@@ -31,7 +31,7 @@ from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
-from gemmsmith.hw.tma import EVICT_FIRST
+from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, PRED, U32
@@ -412,8 +412,8 @@ class TileAuxLoad:
             with current_builder().unroll(tile.boxes, name="box") as box:
                 coords = box_at(tile, m + epi_m * tile.mn, n + epi_n * tile.k, box)
                 address = buffer[stage].at(base, buffer.slot_bytes).at(box, tile.box_bytes)
-                # Each element is read once.
-                hw.tma_load(matrices.maps[name], *coords, self._wg_tile.work.batch, address, barrier, EVICT_FIRST)
+                # EVICT_FIRST would let go of lines of which the next subtile reads the other half (tries-subtiles).
+                hw.tma_load(matrices.maps[name], *coords, self._wg_tile.work.batch, address, barrier, EVICT_NORMAL)
 
     def refill_stage(self, subtile: Value) -> None:
         """Issue the loads of the subtile that reuses the stage of `subtile`, if there is one. Called in the leader."""
