@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 import torch
 from tests.foreign import comparison
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import gemmsmith
 import gemmsmith.torch as gt
 from gemmsmith.arrays import ArrayInfo, access
 from gemmsmith.backends.cuda import run as cuda
 from gemmsmith.backends.sim.run import run as simulate
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.torch import cached_backward, fallback, grouped_ops, ops
+from gemmsmith.torch import cached_backward, fallback, graph_serialization, grouped_ops, ops
+from gemmsmith.torch.plain_tensors import MAX_LAYOUTS
 
 M, K, N, G = 24, 16, 24, 3
 same_gradients = partial(comparison.same_gradients, backend="sim", of_gradients=4)
@@ -150,6 +153,32 @@ def test_several_results_by_name_and_a_number(calls: Calls) -> None:
     cached(calls, lambda: same_gradients(partial(call, -2), partial(exact, -2), *inputs()))
     with pytest.raises(ArgumentError, match="factor: got"):
         call(1e300, *inputs())
+
+
+def test_operators(calls: Calls) -> None:
+    """As compiled code calls them: through the dispatcher, whose Autograd kernel finds what ran."""
+    x, w, bias = (y.detach() for y in inputs())
+    epilogue = graph_serialization.serialize(gemmsmith.plan(x, w.mT, epilogue=biased, bias=bias).binding.source_graph)
+    arguments = w.mT, ops.op_signature(epilogue)[2], epilogue, [], bias
+    want = ops.call_op(epilogue, x, w.mT, [], [bias])
+    launches = calls.launches
+    for y in (x, x.clone()):
+        assert torch.equal(ops.OPERATORS[1, 1](y, *arguments), want)
+    assert calls.launches == launches + 2
+    with pytest.raises(ArgumentError, match="dual"), forward_ad.dual_level():
+        ops.OPERATORS[1, 1](forward_ad.make_dual(x, x), *arguments)
+
+
+def test_more_layouts_than_are_compared_at_once(calls: Calls) -> None:
+    """In turns; tensors at other multiples than of 16 bytes too."""
+    x, w, bias = (y.detach() for y in inputs())
+    rows = range(1, MAX_LAYOUTS + 4)
+    for _ in range(2):
+        for m in rows:
+            for first in (0, 1):
+                y = torch.randn(M * K + 1).to(x.dtype)[first:][: m * K].view(m, K)
+                want = torch.empty(m, N, dtype=x.dtype).copy_(plain(y.double(), w.double(), bias.double()))
+                torch.testing.assert_close(fused(y, w, bias), want, rtol=2**-7, atol=2**-7)
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])

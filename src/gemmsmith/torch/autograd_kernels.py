@@ -13,7 +13,7 @@ from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.autograd_state import in_functorch_transform, records_now
 from gemmsmith.torch.grouped_ops import ROWS, ROWS_OF_TWO, SLICES
-from gemmsmith.torch.ops import LIBRARY, OPERATORS
+from gemmsmith.torch.ops import LIBRARY, OPERATORS, run_or_dispatch
 
 
 def _autograd_kernel(op: Any) -> Callable[..., Any]:
@@ -28,8 +28,12 @@ def _autograd_kernel(op: Any) -> Callable[..., Any]:
                 raise ArgumentError(f"{op.name()}: got a gradient in compiled code; use torch.func.grad outside of it")
             results = differentiable_gemm(epilogue, a, b, numbers, operands)
             return results if len(results) > 1 else results[0]
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(a, b, key, epilogue, numbers, *operands)
+
+        def dispatch() -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(a, b, key, epilogue, numbers, *operands)
+
+        return run_or_dispatch(epilogue, a, b, numbers, operands, dispatch)
 
     return kernel
 

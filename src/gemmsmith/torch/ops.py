@@ -62,12 +62,21 @@ def call_op(
 
     `b` may be a tuple of two, whose columns alternate. `offsets`: the ends of groups of rows, or None.
     """
+    return run_or_dispatch(
+        epilogue, a, b, numbers, operands, lambda: _dispatch(epilogue, a, b, numbers, operands, offsets), offsets
+    )
+
+
+def run_or_dispatch(
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], dispatch: Callable[[], Any],
+    offsets: Any = None,
+) -> Any:  # fmt: skip
+    """Return the results of a cached run if nothing sees the operator, else of `dispatch`, which calls it."""
     if sees_operators() or isinstance(b, tuple) or not runs_kernels(a):
-        return _dispatch(epilogue, a, b, numbers, operands, offsets)
+        return dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
     return as_outputs(run_or_call(
-        read_arguments(epilogue, offsets is None, a, b, values, offsets), a,
-        lambda: _dispatch(epilogue, a, b, numbers, operands, offsets),
+        read_arguments(epilogue, offsets is None, a, b, values, offsets), a, dispatch,
         lambda: find_kernel_run(epilogue, a, b, numbers, operands, offsets),
     ))  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import _C
+from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling, is_exporting
 
@@ -25,6 +26,20 @@ MAX_CACHED_CALLS = 1024
 """Entries of the caches by call. Chosen; not measured."""
 RUNS: dict[Hashable, CachedRun] = BoundedCache(MAX_CACHED_CALLS)
 """Runs that need no gradients, by the signature of their arguments."""
+
+
+class _Layouts(NamedTuple):
+    """The layouts of a call's tensors, which `guards` compares in one call, and what they determine of `Arguments`."""
+
+    guards: TensorGuards
+    signature: Hashable
+    needs_grad: bool
+
+
+MAX_LAYOUTS = 8
+"""Layouts of a call whose comparison is fast; of others the signatures are compared. Chosen; not measured."""
+_LAYOUTS: dict[Hashable, tuple[_Layouts, ...]] = BoundedCache(MAX_CACHED_CALLS)
+"""The latest layouts, of tensors at multiples of 16 bytes, by all that a signature has beside its tensors."""
 
 
 class Arguments(NamedTuple):
@@ -82,25 +97,39 @@ def read_arguments(
 
 def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> Arguments | None:
     """Return what `read_arguments` does. `arrays`: arrays and numbers by Pointer name; becomes the `pointers`."""
-    grad_enabled, needs_grad = torch.is_grad_enabled(), False
-    signature: list[Hashable] = [source, options, multiplies_in_tf32(), *arrays]
+    grad_enabled = torch.is_grad_enabled()
+    tensors, numbers, addresses = [], [], 0
     try:
         for name, x in arrays.items():
             if type(x) in _TENSOR_TYPES:
                 arrays[name] = address = x.data_ptr()
                 if address < MAX_OFFSET_BYTES and has_no_memory(x, address):
                     return None
-                requires_grad = grad_enabled and x.requires_grad
-                signature += x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, address & 15
-                needs_grad = needs_grad or requires_grad
+                tensors.append(x)
+                addresses |= address
             elif type(x) in _NUMBER_TYPES:
                 arrays[name] = float(x)
-                signature.append("number")
+                numbers.append(name)
             else:
                 return None
+        call = source, options, multiplies_in_tf32(), grad_enabled, *arrays, *numbers
+        is_aligned = not addresses & 15
+        layouts = _LAYOUTS.get(call, ()) if is_aligned else ()
+        for layout in layouts:
+            if layout.guards.check(*tensors):
+                return Arguments(source, layout.signature, arrays, layout.needs_grad)
+        signature, needs_grad = list[Hashable](call), False
+        for x in tensors:
+            requires_grad = grad_enabled and x.requires_grad
+            signature += x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, x.data_ptr() & 15
+            needs_grad = needs_grad or requires_grad
     except (RuntimeError, OverflowError):
         return None  # a tensor that is sparse, nested, or of a transform that has ended; a number beyond float64
-    return Arguments(source, tuple(signature), arrays, needs_grad)
+    arguments = Arguments(source, tuple(signature), arrays, needs_grad)
+    if is_aligned:
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        _LAYOUTS[call] = (_Layouts(guards, arguments.signature, needs_grad), *layouts[: MAX_LAYOUTS - 1])
+    return arguments
 
 
 def runs_kernels(a: Any) -> bool:

@@ -96,6 +96,15 @@ def test_3xtf32_is_replaced():
     assert gt.explain(torch.matmul, *matrices((2048, 2048), (2048, 2048), dtype=torch.float32)).plain
 
 
+def test_small_matrices_in_3xtf32_stay_with_torch():
+    """Those of an attention in fp32: they are packed first, which takes longer than torch's fp32 kernel."""
+    weights, values = torch.empty(128, 512, 512), torch.empty(128, 512, 64)
+    explanation = gt.explain(lambda w, v: (w @ v) * 0.125, weights, values)
+    assert not explanation.fused
+    assert not explanation.plain
+    assert "fusing would slow the matmul" in str(explanation)
+
+
 @pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
 def test_values_strides_and_gradients_of_a_plain_matmul(transposed, all_long):
     a, b = matrices((SIZE, 48), (48, 32), dtype=torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from gemmsmith.torch.compiler.kernel_cost import (
 )
 from gemmsmith.torch.compiler.matmuls import Matmul
 from gemmsmith.torch.compiler.measure import Timer, call_of_epilogue, call_of_node
-from gemmsmith.torch.compiler.nodes import fake_tensor, have_hints, is_row_major, shape
+from gemmsmith.torch.compiler.nodes import fake_tensor, have_hints, is_row_major, shape, size_hints
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.ops import fp32_precision
 
@@ -28,6 +29,8 @@ MIN_PLAIN_US = 100
 1.043 times as fast as torch.mm in the geometric mean of 288; 6 % lose, one of them more than 2 % (0.968). Shorter ones
 win 1.086, but 16 % lose, 24 of 294 more than 2 %. All 5 in 3xTF32 win, 1.6 and more; of 20 in TF32 and of 10 batched
 ones a quarter loses, so they stay with torch."""
+FP32_FLOPS_PER_US = 48_000_000
+"""FLOPs per us of torch.mm in fp32: 40 to 50 TFLOP/s for 15 GEMMs on an H100 (kinds-h100)."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Times:
     """Times in us of a matmul, or of both matmuls of a pair.
 
     `fused` is that of gemmsmith's kernel with an epilogue, None if there is nothing to fuse; `plain` that of its kernel
-    without. `torch` is that of torch's kernel, None if not measured. `saved` is the estimated time of what fusing saves
-    elsewhere. `measured` says where the first three are from: a GPU or the cost model.
+    without. `torch` is that of torch's kernel, None if neither measured nor, for fp32, estimated. `saved` is the
+    estimated time of what fusing saves elsewhere. `measured` says where the first three are from: a GPU or estimates.
     """
 
     fused: float | None
@@ -88,7 +91,7 @@ def _is_plain_faster(matmul: Matmul, times: Times) -> bool:
     """Return whether gemmsmith's kernel without an epilogue replaces a matmul."""
     if matmul.epilogue or matmul.second or not is_row_major(matmul.node):
         return False
-    if times.torch is not None:
+    if times.measured and times.torch is not None:
         return times.plain < times.torch
     a = fake_tensor(matmul.a)
     dtype_wins = a.element_size() == 2 or fp32_precision(a) == "3xtf32"
@@ -118,6 +121,9 @@ def _times(region: Region, candidate: FusionCandidate | None, timer: Timer | Non
         with suppress(torch.OutOfMemoryError):
             us = dict(zip(calls, timer(tuple(calls.values())), strict=True))
             measured = True
+    elif not matmul.epilogue and fp32_precision(fake_tensor(matmul.a)) == "3xtf32":
+        flops = 2 * math.prod(size_hints((*matmul.shape, shape(matmul.a)[-1])))
+        us["torch"] = flops / FP32_FLOPS_PER_US
     count = len(matmul.nodes)
     torch_us = count * us["torch"] if "torch" in us else None
     return Times(us.get("fused"), count * us["plain"], torch_us, saved, measured)
