@@ -187,7 +187,7 @@ def test_blocks_of_two_sizes() -> None:
 
 @pytest.mark.parametrize(("design", "tile", "stages", "residual", "want"), [
     ("cooperative", (128, 256, 64), 4, False, (1, 2, 0)), ("pingpong", (64, 256, 64), 4, False, (4, 1, 0)),
-    ("cooperative", (128, 256, 64), 3, True, (1, 1, 4)), ("cooperative", (128, 240, 64), 4, True, (1, 2, 8)),
+    ("cooperative", (128, 256, 64), 3, True, (1, 2, 3)), ("cooperative", (128, 240, 64), 4, True, (1, 2, 8)),
 ])  # fmt: skip
 def test_a_bias_takes_a_word_per_column(
     design: str, tile: tuple[int, int, int], stages: int, residual: bool, want: tuple[int, int, int]

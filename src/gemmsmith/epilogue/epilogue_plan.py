@@ -29,7 +29,7 @@ instructions let expect, with 150 KB to 600 KB two to eight times slower, since 
 (heavy-unrolled-h100)."""
 MAX_RESERVED_BYTES = 65 << 10
 """Bytes of shared memory, at most, that stages leave to an epilogue for wide subtiles of the matrices that it loads.
-This and the next two: nearest to the fastest of 14 epilogues' subtiles and stages (tries-subtiles)."""
+This and the next two: nearest to the fastest subtiles and stages of 12 GEMMs (tries-subtiles)."""
 MIN_RESERVED_COLUMNS = 32
 """Columns of those subtiles, at least, if the tile has subtiles of that width."""
 MAX_RESERVED_STORE_BYTES = 16 << 10
