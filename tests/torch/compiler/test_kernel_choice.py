@@ -23,6 +23,7 @@ def started(monkeypatch, rng):
     plans = []
     monkeypatch.setattr(Matmul, "is_on_gpu", True)
     monkeypatch.setattr(kernel_choice, "compile_async", plans.append)
+    monkeypatch.setattr(kernel_choice, "MIN_SAVED_US", 0)
     return plans
 
 
@@ -160,6 +161,20 @@ def test_a_fusion_that_saves_a_launch(started):
     assert outcome.operations == ("relu",)
     assert outcome.times.fused < outcome.times.unfused
     assert "relu" in started[0].epilogue
+
+
+@pytest.mark.parametrize("case", ["training", "CUDA graphs", "inference"])
+def test_what_saves_less_than_a_call_costs(case, monkeypatch):
+    """A residual of BERT: of 20 us fusing would save 3, which the host of a training step does not."""
+    monkeypatch.setattr(kernel_choice, "MIN_SAVED_US", 5)
+    x, residual = (torch.empty(4096, 1024, dtype=torch.bfloat16) for _ in range(2))
+    w = torch.empty(1024, 1024, dtype=torch.bfloat16, requires_grad=case != "inference")
+    with torch._inductor.config.patch({"triton.cudagraphs": case == "CUDA graphs"}):
+        explanation = gt.explain(lambda x, w, residual: (x @ w + residual).sum(0).square().sum(), x, w, residual)
+    first = explanation.matmuls[0]
+    assert 0 < first.times.unfused - first.times.fused < 5
+    assert (first.reason == "") == (case != "training")
+    assert ("less than a call may cost on the host" in first.reason) == (case == "training")
 
 
 def test_a_step_of_plain_and_fused_matmuls(all_long):

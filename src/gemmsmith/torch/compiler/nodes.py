@@ -81,6 +81,15 @@ def strip_views(node: Node, kinds: Collection[str] = ("view",)) -> Node:
     return node
 
 
+def belongs_to_training(node: Node) -> bool:
+    """Return whether a node's graph is a backward pass, or a forward pass that a backward pass follows.
+
+    AOTAutograd names the inputs of these primals_1 and tangents_1, those of others arg0_1.
+    """
+    inputs = node.graph.find_nodes(op="placeholder")
+    return any(x.name.startswith(("primals_", "tangents_")) for x in inputs)
+
+
 def is_mutating(node: Node) -> bool:
     """Return whether a node changes a tensor in place."""
     return bool(op_name(node)) and node.target._schema.is_mutable
