@@ -103,7 +103,8 @@ def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> 
         for name, x in arrays.items():
             if type(x) in _TENSOR_TYPES:
                 arrays[name] = address = x.data_ptr()
-                if address < MAX_OFFSET_BYTES and has_no_memory(x, address):
+                # The check of a nested tensor's layout would end the process.
+                if x.is_nested or (address < MAX_OFFSET_BYTES and has_no_memory(x, address)):
                     return None
                 tensors.append(x)
                 addresses |= address
