@@ -169,6 +169,17 @@ def test_operators(calls: Calls) -> None:
         ops.OPERATORS[1, 1](forward_ad.make_dual(x, x), *arguments)
 
 
+def test_operators_of_groups(calls: Calls) -> None:
+    x, w = drawn(M, K).detach(), drawn(G, K, N).detach()
+    offsets = torch.tensor([8, 8, M], dtype=torch.int32)
+    epilogue = graph_serialization.serialize(gemmsmith.plan(x, w[0], epilogue=torch.sigmoid).binding.source_graph)
+    want = ops.call_op(epilogue, x, w, [], [], offsets)
+    launches = calls.launches
+    got = grouped_ops.ROWS[0, 1](x.clone(), w, offsets, ops.op_signature(epilogue)[2], epilogue, [])
+    assert torch.equal(got, want)
+    assert calls.launches == launches + 1
+
+
 def test_more_layouts_than_are_compared_at_once(calls: Calls) -> None:
     """In turns; tensors at other multiples than of 16 bytes too."""
     x, w, bias = (y.detach() for y in inputs())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,12 @@ from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.autograd_state import in_functorch_transform, records_now
 from gemmsmith.torch.grouped_ops import ROWS, ROWS_OF_TWO, SLICES
 from gemmsmith.torch.ops import LIBRARY, OPERATORS, run_or_dispatch
+
+
+def _below_autograd(op: Any, *arguments: Any) -> Any:
+    """Call an operator's kernel for the device."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
 
 
 def _autograd_kernel(op: Any) -> Callable[..., Any]:
@@ -28,11 +35,7 @@ def _autograd_kernel(op: Any) -> Callable[..., Any]:
                 raise ArgumentError(f"{op.name()}: got a gradient in compiled code; use torch.func.grad outside of it")
             results = differentiable_gemm(epilogue, a, b, numbers, operands)
             return results if len(results) > 1 else results[0]
-
-        def dispatch() -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                return op(a, b, key, epilogue, numbers, *operands)
-
+        dispatch = partial(_below_autograd, op, a, b, key, epilogue, numbers, *operands)
         return run_or_dispatch(epilogue, a, b, numbers, operands, dispatch)
 
     return kernel
@@ -45,8 +48,8 @@ def _rows_autograd_kernel(op: Any) -> Callable[..., Any]:
         if records_now(a, b, *operands):
             results = differentiable_gemm(epilogue, a, b, numbers, operands, offsets=offsets)
             return results if len(results) > 1 else results[0]
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(a, b, offsets, key, epilogue, numbers, *operands)
+        dispatch = partial(_below_autograd, op, a, b, offsets, key, epilogue, numbers, *operands)
+        return run_or_dispatch(epilogue, a, b, numbers, operands, dispatch, offsets)
 
     return kernel
 
@@ -60,8 +63,7 @@ def _rows_of_two_autograd_kernel(op: Any) -> Callable[..., Any]:
         if records_now(a, b, b2, *operands):
             results = differentiable_gemm(epilogue, a, interleave(b, b2), numbers, operands, offsets=offsets)
             return results if len(results) > 1 else results[0]
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(a, b, b2, offsets, key, epilogue, numbers, *operands)
+        return _below_autograd(op, a, b, b2, offsets, key, epilogue, numbers, *operands)
 
     return kernel
 
@@ -69,8 +71,7 @@ def _rows_of_two_autograd_kernel(op: Any) -> Callable[..., Any]:
 def _slices_autograd_kernel(a: Any, b: Any, offsets: Any) -> Any:
     if records_now(a, b):
         return differentiable_slices(a, b, offsets)
-    with torch._C._AutoDispatchBelowAutograd():
-        return SLICES(a, b, offsets)
+    return _below_autograd(SLICES, a, b, offsets)
 
 
 for _op in OPERATORS.values():
