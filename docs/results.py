@@ -30,7 +30,7 @@ FILES: dict[str, tuple[str, str, str]] = {
     "grouped-fp8-h100": ("FP8 along K of groups, added into fp32, against a loop and the dense product.", "4334851",
                          "2026-11-26"),
     "grouped-unseen-h100": ("Grouped GEMMs that no choice was fitted to.", "67011cc", "2026-11-26"),
-    "heavy-h100": ("Heavy and random epilogues against the plain GEMM and a lower bound.", "ce07a93", "2026-11-26"),
+    "heavy-h100": ("Heavy and random epilogues against the plain GEMM and a lower bound.", "ce07a936", "2026-11-26"),
     "heavy-wide-h100": ("The same before epilogues of several matrices left room for stages.", "67011cc", "2026-11-26"),
     "grouped-h200": ("The same, before rows could be gathered.", "39fb3cc", "2026-11-26"),
     "hf-models-h100": ("Training steps of transformers' models against Inductor's default.", "ce07a93", "2026-11-26"),

@@ -21,7 +21,7 @@ from gemmsmith.core.mma import select_mma
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue
 from gemmsmith.tuning.config_table import configs_for_epilogue
-from gemmsmith.tuning.stage_count import stages_that_fit
+from gemmsmith.tuning.stage_count import stages_that_fit, transposed_epilogue
 
 EPILOGUE = EpilogueSpec(identity_graph(BF16), frozenset({"out"}))
 
@@ -48,6 +48,30 @@ def test_every_tile_is_stored_in_groups_that_fit() -> None:
         )
         assert config.stages * s.stage_bytes + buffers + s.cluster_reduction_bytes <= HOPPER.max_shared_bytes_per_cta
     assert uneven > 0
+
+
+@pytest.mark.parametrize(("operands", "results"), [
+    ((), ("fp32",)), ((), ("fp32", "fp32")), ((), ("bf16", "bf16", "bf16")), (("bf16",), ("bf16",)),
+    (("bf16", "bf16"), ("bf16", "bf16", "bf16")), (("fp32", "bool"), ("fp32", "fp32")),
+])  # fmt: skip
+def test_a_buffer_of_each_matrix_fits_beside_the_stages(operands: tuple[str, ...], results: tuple[str, ...]) -> None:
+    def function(acc, **matrices):
+        return tuple((acc * (i + 2) + sum(matrices.values())).to(dtype) for i, dtype in enumerate(results))
+
+    a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    matrices = {f"x{i}": Spec((4096, 4096), dtype) for i, dtype in enumerate(operands)}
+    epilogue = bind(Request(a, b, epilogue=function, operands=matrices)).spec
+    configs = configs_for_epilogue(epilogue).configs
+    assert len(configs) > 100
+    for config in configs:
+        oriented = transposed_epilogue(epilogue) if config.swap_ab else epilogue
+        s = KernelSpec(config, select_mma(BF16, BF16, FP32), ("K", "K"), oriented)
+        plan = plan_epilogue(s)
+        loads, stores = (sum(tile.bytes for _, tile in tiles) for tiles in (plan.loads, plan.stores))
+        buffers = plan.load_stages * (loads + 8) + plan.subtiles_per_store * plan.store_stages * stores
+        taken = s.mainloop_bytes(config.stages) + config.consumers * buffers
+        assert taken <= HOPPER.max_shared_bytes_per_cta, config
+        assert plan.load_stages >= min(len(operands), 1)
 
 
 def test_the_largest_tiles_leave_a_quarter_to_the_epilogue() -> None:

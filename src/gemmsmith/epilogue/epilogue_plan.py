@@ -174,11 +174,11 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
         choose_epi_tile_n(spec.epilogue.graph, names, n), _unrolled_columns(spec.epilogue, spec.warpgroup_rows, n)
     )
     plans = [_plan_subtiles(spec, w) for w in subtile_widths(spec.epilogue.graph, names, n) if w <= widest]
-    return next((plan for plan in plans if plan.has_two_buffers), plans[-1])
+    return next((plan for plan, fits in plans if fits and plan.has_two_buffers), plans[-1][0])
 
 
-def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> EpiloguePlan:
-    """Plan a spec's epilogue with subtiles of this width."""
+def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[EpiloguePlan, bool]:
+    """Plan a spec's epilogue with subtiles of this width; also return whether a buffer of each fits."""
     config, n = spec.config, spec.slice_columns
     loops = _unrolled_columns(spec.epilogue, spec.warpgroup_rows, n) < n
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
@@ -188,15 +188,15 @@ def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> EpiloguePlan:
     free = (free - _broadcast_bytes(broadcasts, config.consumers)) // config.consumers
     aliased_bytes = config.stages * spec.stage_bytes // config.consumers if config.alias_epilogue else 0
     load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
-    subtiles_per_store, store_stages, load_stages = _choose_stages(
-        free, aliased_bytes, subtiles_m * subtiles_n, load_bytes, store_bytes
-    )
+    chosen = _choose_stages(free, aliased_bytes, subtiles_m * subtiles_n, load_bytes, store_bytes)
+    subtiles_per_store, store_stages, load_stages = chosen or (1, 1, min(len(loads), 1))
     if loops:
         subtiles_per_store, store_stages = 1, subtiles_per_store * store_stages
-    return EpiloguePlan(
+    plan = EpiloguePlan(
         epi_tile_n, subtiles_m, subtiles_n, loads, stores, broadcasts,
         subtiles_per_store, store_stages, load_stages, loops,
     )  # fmt: skip
+    return plan, chosen is not None
 
 
 def count_instructions(epilogue: EpilogueSpec, rows: int, columns: int) -> float:
@@ -262,8 +262,8 @@ def _broadcast_sizes(graph: EpilogueGraph, columns: int, rows: int) -> tuple[tup
 
 def _choose_stages(
     free: int, aliased_bytes: int, subtiles: int, load_bytes: int, store_bytes: int
-) -> tuple[int, int, int]:
-    """Return (subtiles per store, store stages, load stages) for `free` bytes of shared memory per warpgroup.
+) -> tuple[int, int, int] | None:
+    """Return (subtiles per store, store stages, load stages) for `free` bytes of shared memory per warpgroup, or None.
 
     Stores use `aliased_bytes` instead, if not 0. All subtiles are stored at once if they fit; otherwise as many as fit
     twice, so that one stage is written while the other drains. With operands to load, subtiles are stored one by one,
@@ -278,12 +278,16 @@ def _choose_stages(
             if store_stages * store_bytes <= (aliased_bytes or free - load_stages * load_bytes)
             and load_stages * load_bytes <= free
         ]
-        _, store_stages, load_stages = max(fitting, default=(1, 1, 1))
+        if not fitting:
+            return None
+        _, store_stages, load_stages = max(fitting)
         return 1, min(store_stages, subtiles), load_stages
     buffers = (aliased_bytes or free) // store_bytes if store_bytes else subtiles
     if buffers >= subtiles:
         return subtiles, 1, 0
-    return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)
+    if buffers > 1:
+        return buffers // 2, 2, 0
+    return (1, 1, 0) if buffers else None
 
 
 def _broadcast_bytes(broadcasts: tuple[tuple[str, int], ...], consumers: int) -> int:
