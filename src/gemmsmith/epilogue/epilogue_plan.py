@@ -318,8 +318,8 @@ def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
         nbytes = subtiles * load_bytes + stored * (not spec.config.alias_epilogue)
         return consumers * (nbytes + 2 * BARRIER_PAIR_BYTES * bool(nbytes))
 
-    nbytes = reserved(widest)
-    if _staged_subtiles(spec, widest)[0]:
-        wide = [reserved(w) for w in widths if MIN_RESERVED_COLUMNS <= w <= widest] or [nbytes]
-        nbytes = next((x for x in wide if x <= MAX_RESERVED_BYTES), wide[-1])
+    loads, _ = _staged_subtiles(spec, widest)
+    wide = [w for w in widths if MIN_RESERVED_COLUMNS <= w <= widest] if loads else []
+    sizes = [reserved(w) for w in wide or [widest]]
+    nbytes = next((x for x in sizes if x <= MAX_RESERVED_BYTES), sizes[-1])
     return nbytes + _broadcast_bytes(_broadcast_sizes(graph, n, spec.warpgroup_rows), consumers)

@@ -412,7 +412,7 @@ class TileAuxLoad:
             with current_builder().unroll(tile.boxes, name="box") as box:
                 coords = box_at(tile, m + epi_m * tile.mn, n + epi_n * tile.k, box)
                 address = buffer[stage].at(base, buffer.slot_bytes).at(box, tile.box_bytes)
-                # EVICT_FIRST would let go of lines of which the next subtile reads the other half (tries-subtiles).
+                # EVICT_FIRST would evict lines of which the next subtile reads the other half (tries-subtiles-h100).
                 hw.tma_load(matrices.maps[name], *coords, self._wg_tile.work.batch, address, barrier, EVICT_NORMAL)
 
     def refill_stage(self, subtile: Value) -> None:

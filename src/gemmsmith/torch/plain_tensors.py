@@ -39,7 +39,7 @@ class _Layouts(NamedTuple):
 MAX_LAYOUTS = 8
 """Layouts of a call whose comparison is fast; of others the signatures are compared. Chosen; not measured."""
 _LAYOUTS: dict[Hashable, tuple[_Layouts, ...]] = BoundedCache(MAX_CACHED_CALLS)
-"""The latest layouts, of tensors at multiples of 16 bytes, by all that a signature has beside its tensors."""
+"""The latest layouts, of tensors at multiples of 16 bytes, by what a signature contains besides its tensors."""
 
 
 class Arguments(NamedTuple):
