@@ -188,15 +188,15 @@ def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[EpiloguePlan, boo
     free = (free - _broadcast_bytes(broadcasts, config.consumers)) // config.consumers
     aliased_bytes = config.stages * spec.stage_bytes // config.consumers if config.alias_epilogue else 0
     load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
-    chosen = _choose_stages(free, aliased_bytes, subtiles_m * subtiles_n, load_bytes, store_bytes)
-    subtiles_per_store, store_stages, load_stages = chosen or (1, 1, min(len(loads), 1))
+    stage_counts = _choose_stages(free, aliased_bytes, subtiles_m * subtiles_n, load_bytes, store_bytes)
+    subtiles_per_store, store_stages, load_stages = stage_counts or (1, 1, min(len(loads), 1))
     if loops:
         subtiles_per_store, store_stages = 1, subtiles_per_store * store_stages
     plan = EpiloguePlan(
         epi_tile_n, subtiles_m, subtiles_n, loads, stores, broadcasts,
         subtiles_per_store, store_stages, load_stages, loops,
     )  # fmt: skip
-    return plan, chosen is not None
+    return plan, stage_counts is not None
 
 
 def count_instructions(epilogue: EpilogueSpec, rows: int, columns: int) -> float:
