@@ -16,6 +16,7 @@ import gemmsmith
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch.compiler.fuse import fuse
 from gemmsmith.torch.compiler.hoist_grad_scale import hoist_scalar_grad
+from gemmsmith.torch.compiler.lowering import register_lowerings
 from gemmsmith.torch.compiler.measure import configured_timer
 from gemmsmith.tuning.tuned_table import user_table_bytes
 
@@ -46,6 +47,7 @@ class PostGradPass(_CachedPass):
 
 PASSES = {"joint_custom_pre_pass": JointGraphPass(), "post_grad_custom_pre_pass": PostGradPass()}
 """The passes by the names of their Inductor options."""
+register_lowerings()
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,88 @@
+"""Calls of operators in the code that Inductor generates, each of which finds its launches without the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import _C
+from torch._C._dynamo.guards import TensorGuards
+
+from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES
+from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.host.cached_run import CachedRun
+from gemmsmith.torch import graph_serialization
+from gemmsmith.torch.ops import as_outputs, find_kernel_run
+from gemmsmith.torch.plain_tensors import multiplies_in_tf32
+
+MAX_LAYOUTS = 4
+"""Layouts of one call's tensors that are compared, of shapes that change. Chosen; not measured."""
+
+
+class _Launches(NamedTuple):
+    """The launches of a call for tensors of the layouts that `matches` accepts.
+
+    `is_tf32`: how fp32 operands are multiplied, or None if there are none. `pointers`, `numbers`: the Pointer names of
+    the tensors and of the Python numbers, in the operator's order.
+    """
+
+    matches: Callable[..., bool]
+    is_tf32: bool | None
+    pointers: tuple[str, ...]
+    numbers: tuple[str, ...]
+    run: CachedRun
+
+
+class CompiledCall:
+    """A call of an operator of one product, or of groups of rows, with the operator's arguments and results.
+
+    The first call with tensors of new layouts calls the operator; later ones launch what it has launched. The epilogue
+    must be the same in all calls.
+    """
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+        self._arrays = 3 if "grouped" in op.name() else 2  # before the key, the epilogue and the numbers
+        self._launches: tuple[_Launches, ...] = ()
+
+    def __call__(self, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() or _C._len_torch_dispatch_stack():  # which see the operator
+            return self._op(*arguments)
+        arrays = self._arrays
+        tensors = arguments[:arrays] + arguments[arrays + 3 :]
+        for launches in self._launches:
+            if launches.matches(*tensors) and (launches.is_tf32 is None or launches.is_tf32 == multiplies_in_tf32()):
+                return self._launch(launches, arguments, tensors)
+        return self._call_operator(arguments, tensors)
+
+    def _launch(self, launches: _Launches, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
+        """Launch what an earlier call has launched, if all addresses allow it."""
+        pointers: dict[str, Any] = {}
+        for name, x in zip(launches.pointers, tensors):  # noqa: B905 - strict=True takes longer
+            pointers[name] = address = x.data_ptr()
+            if address % TMA_ALIGNMENT_BYTES or address < MAX_OFFSET_BYTES:  # below, the tensor may have no memory
+                return self._op(*arguments)
+        for name, number in zip(launches.numbers, arguments[self._arrays + 2]):  # noqa: B905
+            pointers[name] = float(number)
+        return as_outputs(launches.run(pointers, tensors[0]))
+
+    def _call_operator(self, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
+        """Call the operator, and keep its launches."""
+        results = self._op(*arguments)
+        (a, b, *offsets), (epilogue, numbers, *operands) = arguments[: self._arrays], arguments[self._arrays + 1 :]
+        run = find_kernel_run(epilogue, a, b, numbers, operands, *offsets)
+        graph = graph_serialization.deserialize(epilogue)
+        names = [o.name for o in graph.operands if o.dtype is not None]
+        is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)
+        if run is not None and is_aligned and not (offsets and "offsets" in names):
+            launches = _Launches(
+                TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check,
+                multiplies_in_tf32() if a.dtype == torch.float32 else None,
+                ("a", "b", *map(operand_argument, ["offsets"] * len(offsets) + names)),
+                tuple([operand_argument(o.name) for o in graph.operands if o.dtype is None]),
+                run,
+            )
+            self._launches = (launches, *self._launches[: MAX_LAYOUTS - 1])
+        return results
