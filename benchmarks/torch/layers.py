@@ -6,7 +6,7 @@ A step is a forward and a backward pass, or, for inference, a forward pass in a 
 torch's, and not timed. Contenders alternate in blocks, in a random order in each round:
 
     eager, inductor, max_autotune (no CUDA graphs; with TMA templates), reduce_overhead: torch
-    fused                      gemmsmith.torch's modules in eager mode
+    fused, low_memory          gemmsmith.torch's modules in eager mode
     compiled, compiled_graphs  the plain model by torch.compile(options=gt.options()), and with CUDA graphs
     liger, liger_8             Liger's fused loss, with its own chunks and with chunk_mem_const=8
 
@@ -50,6 +50,8 @@ THEIRS = {
     "reduce_overhead": {"mode": "reduce-overhead"},
 }  # fmt: skip
 OURS = {"compiled": {}, "compiled_graphs": {"triton.cudagraphs": True}}
+MODULES = ("fused", "low_memory")
+"""Contenders that are modules of gemmsmith.torch."""
 WARM_UPS = 3
 """Steps before the first timed one: CUDA graphs are recorded in the second."""
 
@@ -98,7 +100,10 @@ class LigerHead(Head):
 
 
 def head(tokens: int, dim: int, classes: int) -> Work:
-    others: dict[str, nn.Module] = {"fused": gt.FusedLinearCrossEntropy(dim, classes)}
+    others: dict[str, nn.Module] = {
+        "fused": gt.FusedLinearCrossEntropy(dim, classes),
+        "low_memory": gt.FusedLinearCrossEntropy(dim, classes, chunks=4, low_memory=True),
+    }
     if find_spec("liger_kernel"):
         others |= {"liger": LigerHead(dim, classes), "liger_8": LigerHead(dim, classes, chunk_mem_const=8)}
     x = torch.randn(tokens, dim, requires_grad=True)
@@ -270,7 +275,7 @@ def measure(
     times, clocks = timed(runs, case.training, seconds, rounds)
     us = {contender: statistics.median(t) for contender, t in times.items()}
     theirs = min((c for c in us if c in THEIRS), key=us.__getitem__)
-    ours = min((c for c in us if c in OURS or c == "fused"), key=us.__getitem__)
+    ours = min((c for c in us if c in MODULES or c in OURS), key=us.__getitem__)
     row |= {f"{contender}_us": t for contender, t in us.items()}
     row |= {"ours": ours, "theirs": theirs, "ratio": us[theirs] / us[ours], "sm_mhz": clocks}
     return [row]
@@ -326,7 +331,7 @@ def main(description: str | None = __doc__, cases: dict[str, Case | None] = CASE
     """Measure the cases that the command line selects; None: the cost of calls on the host."""
     parser = timing.options(description)
     parser.add_argument("--case", action="append", choices=list(cases), help="instead of all; may be repeated")
-    parser.add_argument("--contender", action="append", choices=[*THEIRS, *OURS, "fused", "liger", "liger_8"],
+    parser.add_argument("--contender", action="append", choices=[*THEIRS, *OURS, *MODULES, "liger", "liger_8"],
                         help="beside eager, instead of all; may be repeated")  # fmt: skip
     parser.add_argument("--block", type=float, default=1.05, help="seconds of a block")
     parser.add_argument("--rounds", type=int, default=5)

@@ -128,11 +128,11 @@ def test_mlp(activation: str, compiled: bool) -> None:
     judge(fused, plain, [*tensors([(2, 100, 256)], torch.bfloat16), *module.parameters()])
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_cross_entropy(reduction: Any) -> None:
+@pytest.mark.parametrize(("reduction", "low_memory"), [("mean", False), ("sum", False), ("none", False), ("sum", True)])
+def test_cross_entropy(reduction: Any, low_memory: bool) -> None:
     from gemmsmith.torch import FusedLinearCrossEntropy
 
-    module = FusedLinearCrossEntropy(128, 1000, reduction=reduction, device="cuda", dtype=torch.bfloat16)
+    module = FusedLinearCrossEntropy(128, 1000, -100, reduction, 8, low_memory, "cuda", torch.bfloat16)
     target = torch.randint(1000, (200,), device="cuda")
     target[::7] = -100
 

@@ -112,8 +112,9 @@ def test_modules(name: str) -> None:
             torch.testing.assert_close(actual, expected)
 
 
-def test_a_loss() -> None:
-    loss = FusedLinearCrossEntropy(K, N, dtype=torch.float64)
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_a_loss(low_memory: bool) -> None:
+    loss = FusedLinearCrossEntropy(K, N, low_memory=low_memory, dtype=torch.float64)
     x, target = tensor(3, 7, K), torch.randint(N, (3, 7))
     pairs = [torch.autograd.grad(f(x, target), [x, loss.weight]) for f in (compiled(loss), loss)]
     for actual, expected in zip(*pairs, strict=True):

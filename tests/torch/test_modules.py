@@ -279,6 +279,61 @@ def test_a_weights_gradient_is_rounded_once(dtype: Any) -> None:
         assert (loss.weight.grad.double() - exact.grad).norm() < torch.finfo(dtype).eps * exact.grad.norm()
 
 
+@pytest.mark.parametrize("size", [1, 20, 50])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_low_memory(dtype: Any, size: int) -> None:
+    """Their errors are those of 8 sums and of logits in fp16, which err less than torch's in bf16."""
+    x, target = (torch.randn(256, 128) * size / 128**0.5).to(dtype).requires_grad_(), torch.randint(200, (256,))
+    loss = FusedLinearCrossEntropy(128, 200, low_memory=True, dtype=dtype)
+    loss.weight.data[:] = torch.randn(200, 128)
+    gradients = torch.autograd.grad(loss(x, target), (x, loss.weight))
+    of_torch = torch.autograd.grad(F.cross_entropy((x @ loss.weight.T).float(), target), (x, loss.weight))
+    exact, weight = (y.detach().double().requires_grad_() for y in (x, loss.weight))
+    logits = exact @ weight.T
+    rights = torch.autograd.grad(F.cross_entropy(logits, target), (exact, weight))
+    of_a_logit = float(logits.abs().max()) * 2**-11
+    for actual, other, right in zip(gradients, of_torch, rights, strict=True):
+        error, others = ((y.double() - right).norm() / right.norm() for y in (actual, other))
+        assert error < 2 * torch.finfo(dtype).eps + of_a_logit
+        if dtype == torch.bfloat16 and size > 1 and right is rights[0]:
+            assert error < others / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_low_memory_rounds_nothing_of_wide_dtypes(dtype: Any) -> None:
+    x, target = torch.randn(40, DIM, dtype=dtype, requires_grad=True), torch.randint(HIDDEN, (40,))
+    loss, lean = (FusedLinearCrossEntropy(DIM, HIDDEN, low_memory=low, dtype=dtype) for low in (False, True))
+    lean.load_state_dict(loss.state_dict())
+    expected, actual = (torch.autograd.grad(f(x, target), (x, f.weight)) for f in (loss, lean))
+    for y, right in zip(actual, expected, strict=True):
+        assert torch.equal(y, right)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_low_memory_allocates_one_chunk_beside_the_gradients(frozen: bool) -> None:
+    rows, classes, dim = 64, 256, 32
+    loss = FusedLinearCrossEntropy(dim, classes, low_memory=True, dtype=torch.bfloat16)
+    loss.weight.requires_grad_(not frozen)
+    x, target = torch.randn(rows, dim, dtype=torch.bfloat16, requires_grad=True), torch.randint(classes, (rows,))
+    stored: set[Any] = set()
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            results = func(*args, **(kwargs or {}))
+            if "gemmsmith" in str(func) and "in_place" not in str(func):
+                for y in torch.utils._pytree.tree_leaves(results):
+                    stored.add((tuple(y.shape), y.dtype))
+            return results
+
+    with Watch():
+        loss(x, target).backward()
+    of_weight = set() if frozen else {((classes, dim), torch.bfloat16)}
+    chunk = rows // loss.chunks
+    assert {y for y in stored if y[0][-1] > 1} == of_weight | {
+        ((chunk, classes), torch.float16), ((chunk, dim), torch.bfloat16)
+    }  # fmt: skip
+
+
 def test_logits_are_not_stored() -> None:
     """No tensor is as large; in eval mode not even a chunk of them is stored."""
     rows, classes = 64, 256

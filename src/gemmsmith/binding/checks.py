@@ -200,7 +200,7 @@ def check_result(name: str, x: ArrayInfo, shape: tuple[int, ...], dtype: DType, 
 def check_no_overlap(name: str, x: ArrayInfo, inputs: Infos, operands: Infos, others: Infos) -> None:
     """Check that a result does not overlap itself, the inputs or other results.
 
-    It may overlap an epilogue operand only if it is the same array.
+    It may overlap an epilogue operand only if it is the same array, of any dtype with as many bits.
     """
     last_offset = 0
     for stride, extent in sorted(zip(x.strides, x.shape, strict=True)):
@@ -215,7 +215,8 @@ def check_no_overlap(name: str, x: ArrayInfo, inputs: Infos, operands: Infos, ot
         if arrays_overlap(x, y):
             raise ArgumentError(f"{name}: overlaps {other}; pass a separate array")
     for other, y in [*operands.items(), *others.items()]:
-        is_same = x.address == y.address and x.strides == y.strides and x.dtype == y.dtype and x.shape == y.shape
+        layouts = [(z.address, z.strides, z.shape, z.dtype.bits) for z in (x, y)]
+        is_same = layouts[0] == layouts[1]
         if arrays_overlap(x, y) and (not is_same or other in others):
             raise ArgumentError(f"{name}: overlaps {other}; pass a separate array, or exactly {other}'s")
 

@@ -152,7 +152,7 @@ class FusedLinearCrossEntropy(nn.Module):
 
     Targets equal to ignore_index are excluded from the mean. Any other out-of-range target makes the loss NaN. The
     gradients are computed in the forward pass, chunk by chunk: in addition to them it allocates one chunk's logits in
-    fp32 and their gradient in x's dtype, and, with several chunks, two gradients of the weight in fp32. With
+    fp32 and their gradient in x's dtype, and, with several chunks, the gradient of the weight in fp32. With
     reduction="none" backward recomputes the GEMM.
 
     Shapes: input (..., dim), target (...) of integers -> a scalar, or (...) with reduction="none"; fp32, or float64 if
@@ -164,16 +164,19 @@ class FusedLinearCrossEntropy(nn.Module):
         ignore_index: the target of rows to ignore.
         reduction: "mean", "sum" or "none".
         chunks: the number of chunks of rows.
+        low_memory: with bf16 or fp16, round logits to fp16, and allocate beside the gradients one chunk of them,
+            whose memory their gradient gets; the weight's gradient is added up in its dtype, rounded once per chunk.
+            Logits beyond 65504 make the loss NaN.
         device: device of the weight.
         dtype: dtype of the weight: bf16, fp16, fp32, or float64 on the CPU.
 
     Raises:
-        ArgumentError: reduction, ignore_index or chunks is not valid.
+        ArgumentError: reduction, ignore_index, chunks or low_memory is not valid.
     """
 
     def __init__(
         self, dim: int, classes: int, ignore_index: int = -100, reduction: Literal["mean", "sum", "none"] = "mean",
-        chunks: int = 8, device: Any = None, dtype: Any = None,
+        chunks: int = 8, low_memory: bool = False, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
@@ -182,12 +185,16 @@ class FusedLinearCrossEntropy(nn.Module):
             raise ArgumentError(f"ignore_index: got {ignore_index!r}; use an integer, -1 to ignore no label")
         if not isinstance(chunks, int) or chunks < 1:
             raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on")
-        self.ignore_index, self.reduction, self.chunks = ignore_index, reduction, chunks
+        if not isinstance(low_memory, bool):  # the device, from a caller that passes it by position
+            raise ArgumentError(f"low_memory: got {low_memory!r}; use True or False")
+        self.ignore_index, self.reduction, self.chunks, self.low_memory = ignore_index, reduction, chunks, low_memory
         self.weight = nn.Linear(dim, classes, False, device, dtype).weight
 
     def forward(self, input: Any, target: Any) -> Any:
         """Return the loss of input @ weight.T against target."""
-        return cross_entropy(input, self.weight, target, self.ignore_index, self.reduction, self.chunks)
+        return cross_entropy(
+            input, self.weight, target, self.ignore_index, self.reduction, self.chunks, self.low_memory
+        )
 
     def extra_repr(self) -> str:
         """Return the arguments for repr()."""
