@@ -82,7 +82,7 @@ class CompiledCall:
                 multiplies_in_tf32() if a.dtype == torch.float32 else None,
                 ("a", "b", *map(operand_argument, ["offsets"] * len(offsets) + names)),
                 tuple([operand_argument(o.name) for o in graph.operands if o.dtype is None]),
-                run,
+                run.for_one_call(),
             )
             self._launches = (launches, *self._launches[: MAX_LAYOUTS - 1])
         return results

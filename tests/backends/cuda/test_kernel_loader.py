@@ -19,6 +19,7 @@ from gemmsmith.backends.cuda.launch_template import LaunchTemplate
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, DeviceError
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.tensor_map import TensorMap
 
 ROWS, COLUMNS = 8, 32
@@ -164,6 +165,22 @@ def test_threads_share_no_arguments() -> None:
         assert len(set(values)) == 1
         assert values[0] // 1000 == thread
         assert call[5 if isinstance(call[7], str) else 8] == thread
+
+
+def test_calls_of_a_program_share_no_arguments() -> None:
+    from cuda.bindings.driver import CUresult
+
+    k = kernel(("pointer", "f32", "u64"))
+    k._driver = fake = FakeDriver([ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64], CUresult.CUDA_SUCCESS)
+    shared = LaunchTemplate(k, 1, [Pointer("a", 16), Pointer("in_x", 0), 5], False)
+    calls = [shared, shared.for_one_call(), shared.for_one_call()]
+    expected = []
+    for step in range(3):
+        for i, call in enumerate(calls):
+            address, number = 1024 * (i + 1) + (step == 2), i + step / 2
+            call.launch({"a": address, "in_x": number}, 0)
+            expected.append([address + 16, number, 5])
+    assert [call[-2] for call in fake.calls] == expected
 
 
 @pytest.mark.parametrize(

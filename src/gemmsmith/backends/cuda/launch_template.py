@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +74,12 @@ class LaunchTemplate:
             local.maps = self._fill(block, address, addresses)
             local.addresses = addresses
         self.kernel.launch(self.grid, address, stream, self.pdl)
+
+    def for_one_call(self) -> LaunchTemplate:
+        """Return the launch with argument blocks of its own: a call whose addresses recur need not fill them again."""
+        template = copy(self)
+        template._local = threading.local()
+        return template
 
     def _fill(self, block: Any, address: int, addresses: Mapping[str, Any]) -> list[Any]:
         """Write addresses and scalars into the block; return the objects it points to, which the caller keeps alive."""

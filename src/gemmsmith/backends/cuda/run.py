@@ -6,6 +6,7 @@ Everything that depends only on shapes and layouts is prepared once; a call only
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +52,12 @@ class BoundLaunches:
                 load_launch_template(x, device, stream, pdl=pdl or i > 0) for i, x in enumerate(launches.all)
             ]
         self._arguments = arguments
+
+    def for_one_call(self) -> BoundLaunches:
+        """Return launches with argument blocks of their own (`LaunchTemplate.for_one_call`)."""
+        launches = copy(self)
+        launches.launches = [x.for_one_call() for x in self.launches]
+        return launches
 
     @cached_property
     def _overlap_checks(self) -> list[tuple[str, str, int, int, int]]:
