@@ -38,13 +38,13 @@ class Calls:
         self.launches = 0
 
 
-class SimulatedLaunches:
-    """`BoundLaunches` that executes them on the CPU."""
+class SimulatedLaunches(cuda.BoundLaunches):
+    """Launches that are executed on the CPU."""
 
     calls: Calls
 
     def __init__(self, launches: Any, arguments: Any, like: Any, unallocated_results: Any) -> None:
-        self.launches, self.arguments = launches, arguments
+        self.launches, self.arguments, self._arrays = launches, arguments, access.adapter_of(like)
         layouts = {name: (tuple(x.shape), x.dtype, x.strides) for name, x in unallocated_results.items()}
         self.unallocated_results = [(name, result_argument(name), layout) for name, layout in layouts.items()]
 

@@ -6,6 +6,7 @@ chooses by the array's type.
 """
 
 from gemmsmith.arrays.access import (
+    adapter_of,
     address_of,
     cache_key_and_address,
     current_stream,
@@ -21,6 +22,7 @@ __all__ = [
     "INTERLEAVE_COLUMNS",
     "ArrayInfo",
     "Spec",
+    "adapter_of",
     "address_of",
     "arrays_overlap",
     "as_numpy",

@@ -54,14 +54,19 @@ def is_array(x: Any) -> bool:
     return type(x) in _ADAPTERS
 
 
+def adapter_of(x: Any) -> Adapter:
+    """Return the functions for arrays of x's type."""
+    return _ADAPTERS.get(type(x)) or _adapter_for(x, "array")
+
+
 def current_stream(x: Any) -> int:
     """Return the current CUDA stream (a handle) of x's library on x's device, or 0, the default stream."""
-    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).stream(x)
+    return adapter_of(x).stream(x)
 
 
 def address_of(x: Any) -> int:
     """Return the address of an array that `empty_like_kind` allocated, without checks."""
-    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).address(x)
+    return adapter_of(x).address(x)
 
 
 def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> Any:
@@ -70,7 +75,7 @@ def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple
     Supports torch, CuPy and anything on the CPU. Raises ArgumentError for libraries that cannot allocate a writable
     array: `out` must then be passed.
     """
-    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).empty(x, shape, dtype, strides or row_major(shape))
+    return adapter_of(x).empty(x, shape, dtype, strides or row_major(shape))
 
 
 _ADAPTERS: dict[type, Adapter] = {}

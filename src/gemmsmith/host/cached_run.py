@@ -36,10 +36,6 @@ class CachedRun(NamedTuple):
         """Launch, and return what `run_cached` does. `pointers`: addresses and numbers by Pointer name; modified."""
         return self.plan.launch(self.launches, pointers, {}, like)
 
-    def for_one_call(self) -> CachedRun:
-        """Return the run for one call of a program, whose addresses often recur."""
-        return CachedRun(self.plan, self.launches.for_one_call())
-
     def with_result_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> CachedRun:
         """Return the run with results in these shapes by name, if they are contiguous and have as many elements."""
 

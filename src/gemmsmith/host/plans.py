@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmsmith.arrays import address_of, cache_key_and_address, empty_like_kind, is_array
+from gemmsmith.arrays import cache_key_and_address, is_array
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.bind import bind
@@ -286,10 +286,9 @@ class Plan:
         self, call: BoundLaunches, addresses: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
     ) -> Any:
         """Launch a run whose launches are cached; allocate missing results into `addresses` and `results`."""
-        for name, pointer, layout in call.unallocated_results:
-            results[name] = array = empty_like_kind(like, *layout)
-            addresses[pointer] = address_of(array)
-        call.launch(addresses, like, workspace)
+        allocated = call.run(addresses, like, workspace)
+        for (name, _, _), array in zip(call.unallocated_results, allocated):  # noqa: B905 - strict=True takes longer
+            results[name] = array
         return results["out"] if self._has_single_result else arrange_results(results, self._result_names)
 
     def detach_arrays(self) -> Binding:

@@ -12,9 +12,8 @@ from torch._C._dynamo.guards import TensorGuards
 from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
 from gemmsmith.epilogue.inputs import operand_argument
-from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import graph_serialization
-from gemmsmith.torch.ops import as_outputs, find_kernel_run
+from gemmsmith.torch.ops import find_kernel_run
 from gemmsmith.torch.plain_tensors import multiplies_in_tf32
 
 MAX_LAYOUTS = 4
@@ -25,14 +24,14 @@ class _Launches(NamedTuple):
     """The launches of a call for tensors of the layouts that `matches` accepts.
 
     `is_tf32`: how fp32 operands are multiplied, or None if there are none. `pointers`, `numbers`: the Pointer names of
-    the tensors and of the Python numbers, in the operator's order.
+    the tensors and of the Python numbers, in the operator's order. `run` allocates the results and launches.
     """
 
     matches: Callable[..., bool]
     is_tf32: bool | None
     pointers: tuple[str, ...]
     numbers: tuple[str, ...]
-    run: CachedRun
+    run: Callable[[dict[str, Any], Any], list[Any]]
 
 
 class CompiledCall:
@@ -66,7 +65,8 @@ class CompiledCall:
                 return self._op(*arguments)
         for name, number in zip(launches.numbers, arguments[self._arrays + 2]):  # noqa: B905
             pointers[name] = float(number)
-        return as_outputs(launches.run(pointers, tensors[0]))
+        results = launches.run(pointers, tensors[0])
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _call_operator(self, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
         """Call the operator, and keep its launches."""
@@ -82,7 +82,7 @@ class CompiledCall:
                 multiplies_in_tf32() if a.dtype == torch.float32 else None,
                 ("a", "b", *map(operand_argument, ["offsets"] * len(offsets) + names)),
                 tuple([operand_argument(o.name) for o in graph.operands if o.dtype is None]),
-                run.for_one_call(),
+                run.launches.for_one_call().run,
             )
             self._launches = (launches, *self._launches[: MAX_LAYOUTS - 1])
         return results

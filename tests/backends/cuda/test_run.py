@@ -346,7 +346,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
     def f(acc: Any) -> Any:
         return {"y": acc * 2.0, "out": acc}
 
-    monkeypatch.setattr(plans, "empty_like_kind", lambda like, *_: other)
+    monkeypatch.setattr(run, "adapter_of", lambda like: arrays.adapter_of(like)._replace(empty=lambda *_: other))
     monkeypatch.setattr("gemmsmith.binding.binding.empty_like_kind", lambda like, *_: other)
     for form in ("array", "array", "names", "names", "array", "names"):
         gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})

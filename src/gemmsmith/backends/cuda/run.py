@@ -10,7 +10,7 @@ from copy import copy
 from functools import cached_property
 from typing import Any
 
-from gemmsmith.arrays import ArrayInfo, address_of, byte_range, current_stream, describe, empty_like_kind
+from gemmsmith.arrays import ArrayInfo, adapter_of, address_of, byte_range, current_stream, describe, empty_like_kind
 from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
 from gemmsmith.backends.cuda.flag_pool import get_flags
@@ -40,6 +40,7 @@ class BoundLaunches:
     def __init__(
         self, launches: Launches, arguments: Arguments, like: Any, unallocated_results: Mapping[str, ArrayInfo]
     ) -> None:
+        self._arrays = adapter_of(like)
         device, stream = describe(like).device_index, current_stream(like)
         driver.require_chip(device, next((x.kernel.chip for x in launches.all), HOPPER))
         self.device, self.workspace_bytes, self.flag_bytes = device, launches.workspace_bytes, launches.flag_bytes
@@ -94,13 +95,22 @@ class BoundLaunches:
     def _allocate_workspace(self, like: Any) -> Any:
         return empty_like_kind(like, (self.workspace_bytes // 2,), BF16, (1,))
 
+    def run(self, addresses: dict[str, Any], like: Any, workspace: Any = None) -> list[Any]:
+        """Allocate the results that the caller did not pass, launch, and return them. `addresses`: as in `launch`."""
+        empty, address, results = self._arrays.empty, self._arrays.address, []
+        for _, pointer, layout in self.unallocated_results:
+            results.append(array := empty(like, *layout))
+            addresses[pointer] = address(array)
+        self.launch(addresses, like, workspace)
+        return results
+
     def launch(self, addresses: dict[str, Any], like: Any, workspace: Any, stream: int | None = None) -> None:
         """Launch on a stream, by default on the current one of `like`'s library.
 
         `addresses`: addresses and scalars by Pointer name; modified. `workspace`: allocated if None and needed.
         """
         if stream is None:
-            stream = current_stream(like)
+            stream = self._arrays.stream(like)
         if self.swapped:
             addresses["a"], addresses["b"] = addresses["b"], addresses["a"]
         if self.workspace_bytes:
