@@ -9,12 +9,12 @@ import torch
 from torch import _C
 from torch._C._dynamo.guards import TensorGuards
 
-from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES
+from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.ops import find_kernel_run
-from gemmsmith.torch.plain_tensors import multiplies_in_tf32
+from gemmsmith.torch.plain_tensors import multiplies_in_tf32, runs_kernels
 
 MAX_LAYOUTS = 4
 """Layouts of one call's tensors that are compared, of shapes that change. Chosen; not measured."""
@@ -61,7 +61,7 @@ class CompiledCall:
         pointers: dict[str, Any] = {}
         for name, x in zip(launches.pointers, tensors):  # noqa: B905 - strict=True takes longer
             pointers[name] = address = x.data_ptr()
-            if address % TMA_ALIGNMENT_BYTES or address < MAX_OFFSET_BYTES:  # below, the tensor may have no memory
+            if address % TMA_ALIGNMENT_BYTES or (address < MAX_OFFSET_BYTES and has_no_memory(x, address)):
                 return self._op(*arguments)
         for name, number in zip(launches.numbers, arguments[self._arrays + 2]):  # noqa: B905
             pointers[name] = float(number)
@@ -71,6 +71,8 @@ class CompiledCall:
     def _call_operator(self, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
         """Call the operator, and keep its launches."""
         results = self._op(*arguments)
+        if not runs_kernels(tensors[0]):
+            return results
         (a, b, *offsets), (epilogue, numbers, *operands) = arguments[: self._arrays], arguments[self._arrays + 1 :]
         run = find_kernel_run(epilogue, a, b, numbers, operands, *offsets)
         graph = graph_serialization.deserialize(epilogue)
