@@ -348,8 +348,16 @@ def headline() -> str:
         f"bf16 with epilogue | {len(fused_rows)} | torch.compile | {means(fused_rows, 'ratio')}",
         f"FP8, block scales | {len(fp8_rows)} | DeepGEMM | {means(fp8_rows, 'deepgemm_ratio')}",
         f"layers of experts, H100 | {len(moe)} | torch's grouped_mm | {means(moe, 'ratio')}",
+        *(f"{name}, H100 | {len(x)} | torch.compile | {means(x, 'ratio')}" for name, x in whole_models().items()),
     )
     return table("GEMM | count | compared with | speedup, geometric mean | minimum", shown)
+
+
+def whole_models() -> dict[str, list[dict[str, Any]]]:
+    """Return the latest rows of models of transformers: of training steps, and of forward passes."""
+    latest = {r["case"]: r for r in load("hf-models-h100")["rows"]}.values()
+    names = {True: "models' training steps", False: "models' prefills"}
+    return {name: [r for r in latest if r["training"] == training] for training, name in names.items()}
 
 
 def losses() -> str:
