@@ -429,6 +429,18 @@ def test_a_result_may_be_an_operands_array() -> None:
                 bind(Request(*arguments, epilogue=lambda acc, c: acc + c))
 
 
+def test_a_result_may_have_an_operands_memory_if_it_has_as_many_bits() -> None:
+    for dtype, good in ((np.float16, True), (np.float32, False)):
+        c = np.zeros((4, 5), dtype)
+        out = c.view(bf16)[:, :5]
+        request = Request(*HERE, out, {"c": c}, epilogue=lambda acc, c: acc + c)
+        if good:
+            assert bind(request).results["out"] is out
+        else:
+            with pytest.raises(ArgumentError, match="out: overlaps c; .*, or exactly c's"):
+                bind(request)
+
+
 def test_an_operand_needs_an_epilogue() -> None:
     a, b = np.zeros((4, 8), bf16), np.zeros((8, 5), bf16)
     plan = gemmsmith.plan(a, b)

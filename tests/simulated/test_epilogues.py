@@ -246,6 +246,19 @@ def test_in_place_residual() -> None:
     np.testing.assert_allclose(c.astype(np.float64), expected_, rtol=2**-8, atol=1e-3)
 
 
+@pytest.mark.parametrize("k", [0, 70])
+@pytest.mark.parametrize("config", [None, *CONFIGS], ids=str)
+def test_a_result_of_another_dtype_in_place(config: Config | None, k: int) -> None:
+    rng = np.random.default_rng(7)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((300, k), (k, 272)))
+    c = rng.standard_normal((300, 272)).astype(np.float16)
+    expected_ = matmul_float64(a, b) + 3 * c.astype(np.float64)
+    out = c.view(ml_dtypes.bfloat16)
+    done = gemmsmith.simulate(a, b, epilogue=lambda acc, c: acc + 3 * c, c=c, out=out, config=config)
+    assert done.hazards == []
+    np.testing.assert_allclose(out.astype(np.float64), expected_, rtol=2**-8, atol=1e-3)
+
+
 def test_functions_that_are_exact() -> None:
     rng = np.random.default_rng(6)
     a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((64, 64), (64, 64)))

@@ -9,7 +9,9 @@ import pytest
 from gemmsmith import Config, Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
+from gemmsmith.epilogue.epilogue_plan import plan_epilogue
 from gemmsmith.tuning.choose import DEFAULT_MAX_STAGES, choose, complete_config, rank_configs
+from gemmsmith.tuning.stage_count import spec_for
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
@@ -43,6 +45,19 @@ def test_splits_of_fp32_operands(precision: str, shape: tuple[int, int, int], pa
     p = bind(Request(Spec((m, k), "fp32"), Spec((k, n), "fp32", (1, k)), precision=precision)).problem
     assert any(c.splits != 1 for c in rank_configs(p)) == pay
     assert any(c.splits != 1 for c in rank_configs(p, any_splits=True))
+
+
+@pytest.mark.parametrize("shape", [(2048, 128256), (4096, 4096), (100, 72), (1, 8)])
+def test_without_k_the_epilogue_has_the_shared_memory(shape: tuple[int, int]) -> None:
+    m, n = shape
+    operands = {"c": Spec(shape, "fp16")}
+    binding = bind(Request(Spec((m, 0), "bf16"), Spec((0, n), "bf16"), None, operands, lambda acc, c: c.exp()))
+    config = choose(binding.problem, binding.spec)
+    assert (config.stages, config.cluster) == (2, (1, 1))
+    plan = plan_epilogue(spec_for(config, binding.problem, binding.spec))
+    assert plan.load_stages >= min(plan.subtiles, 4)
+    with_k = bind(Request(Spec((m, 512), "bf16"), Spec((512, n), "bf16"), None, operands, lambda acc, c: acc + c))
+    assert choose(with_k.problem, with_k.spec).stages > 2
 
 
 def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
