@@ -52,7 +52,7 @@ def test_parts_are_all_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_a_step_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(nn.Module):
-        def __init__(self, dim: int, classes: int) -> None:
+        def __init__(self, dim: int, classes: int, **options: Any) -> None:
             super().__init__()
             self.head = torch_layers.Head(dim, classes)
             self.weight = self.head.weight
