@@ -9,6 +9,8 @@ MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS = 0.64
 """The fraction if the epilogue needs many registers and a warpgroup has more than 64 rows."""
 MAX_ACC_FRACTION_NO_TMA_LOAD = 0.44
 """The fraction if the epilogue loads a matrix without TMA, whose elements and addresses are in registers at once."""
+MAX_ACC_FRACTION_32_BIT_NO_TMA_STORE = 0.9
+"""The fraction if threads store a matrix of 32-bit elements, in a plain GEMM: 256x192 spills, 256x176 does not."""
 MAX_ACC_REGISTERS_WITH_GATHER = 192
 """Maximum accumulator registers of designs with TMA if rows are gathered, which leaves the consumers fewer registers.
 With 32-bit results the next one applies. With more the kernels spilled."""

@@ -142,7 +142,10 @@ def _tile_fits_registers(name: str, m: int, n: int, consumers: int, epilogue: Ep
         return fraction <= budgets.MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS and not _spills_over_64_rows(epilogue)
     if _loads_matrix_without_tma(epilogue):
         return fraction <= budgets.MAX_ACC_FRACTION_NO_TMA_LOAD
-    return fraction <= (1.0 if _needs_few_registers(epilogue) and not extra else budgets.MAX_ACC_FRACTION_HEAVY)
+    if extra or not _needs_few_registers(epilogue):
+        return fraction <= budgets.MAX_ACC_FRACTION_HEAVY
+    threads_store_32_bits = _stores_without_tma(epilogue) and _stores_32_bit_matrix(epilogue.graph)
+    return fraction <= (budgets.MAX_ACC_FRACTION_32_BIT_NO_TMA_STORE if threads_store_32_bits else 1.0)
 
 
 def _is_heavy_over_64_rows(design: str, tile_m: int, consumers: int, epilogue: EpilogueSpec) -> bool:
@@ -189,8 +192,7 @@ def _spills_over_64_rows(epilogue: EpilogueSpec) -> bool:
     It does if threads load or store a matrix without TMA, or if a matrix has 32-bit elements.
     """
     graph = epilogue.graph
-    stores_without_tma = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)
-    return has_32bit_matrix(graph) or stores_without_tma or _accesses_matrix_without_tma(epilogue)
+    return has_32bit_matrix(graph) or _stores_without_tma(epilogue) or _accesses_matrix_without_tma(epilogue)
 
 
 @lru_cache(maxsize=64)
@@ -203,12 +205,11 @@ def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
     graph = epilogue.graph
     vectors = [o for o in graph.operands if o.broadcast_dims.varies_along_m or o.broadcast_dims.varies_along_n]
     uses_heavy_op = not epilogue.fast_math or any(node.op in budgets.REGISTER_HEAVY_OPS for node in graph.nodes)
-    stores_without_tma = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)
     return not graph.has_operations or not (
         len(vectors) > 1
         or _loads_matrix(epilogue)
         or uses_heavy_op
-        or stores_without_tma
+        or _stores_without_tma(epilogue)
         or _needs_many_registers(epilogue)
     )
 
@@ -216,6 +217,11 @@ def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
 def _loads_matrix_without_tma(epilogue: EpilogueSpec) -> bool:
     """Return whether the epilogue loads a matrix without TMA."""
     return any(o.broadcast_dims.is_matrix and o.name not in epilogue.tma_eligible for o in epilogue.graph.operands)
+
+
+def _stores_without_tma(epilogue: EpilogueSpec) -> bool:
+    """Return whether threads store a matrix."""
+    return any(name not in epilogue.tma_eligible for name in epilogue.graph.matrix_result_names)
 
 
 def _loads_matrix(epilogue: EpilogueSpec) -> bool:
