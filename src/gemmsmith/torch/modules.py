@@ -164,7 +164,7 @@ class FusedLinearCrossEntropy(nn.Module):
         ignore_index: the target of rows to ignore.
         reduction: "mean", "sum" or "none".
         chunks: the number of chunks of rows.
-        low_memory: with bf16 or fp16, round logits to fp16, and allocate beside the gradients one chunk of them,
+        low_memory: with bf16 or fp16, round logits to fp16; besides the gradients, one chunk of them is allocated,
             whose memory their gradient gets; the weight's gradient is added up in its dtype, rounded once per chunk.
             Logits beyond 65504 make the loss NaN.
         device: device of the weight.

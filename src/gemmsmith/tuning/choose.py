@@ -23,12 +23,10 @@ from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores, wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, loads_a_fragments, packing_cycles
-from gemmsmith.tuning.stage_count import fit_stages, spec_for
+from gemmsmith.tuning.stage_count import MIN_STAGES, fit_stages, spec_for
 
 DEFAULT_MAX_STAGES = 8
 """Maximum stages if the user gives a tile but no stages; only the smallest problems gain from more."""
-MIN_STAGES = 2
-"""Stages, at least."""
 CONFIGS_WITHOUT_K = 64
 """Configs that are ranked for K = 0. Chosen, not measured."""
 RERANK_TOP_K = 128
@@ -148,18 +146,16 @@ def choose(
 
 @lru_cache(maxsize=4096)
 def _choose(problem: Problem, epilogue: EpilogueSpec | None, fixed_k_order: bool, gpu: Gpu) -> Config:
-    limit = 1 if problem.k else CONFIGS_WITHOUT_K
-    configs = rank_configs(problem, epilogue, limit, fixed_k_order, gpu) or [
-        config_for_dtype(Config(), problem.a.dtype)
-    ]
+    configs = rank_configs(problem, epilogue, 1 if problem.k else CONFIGS_WITHOUT_K, fixed_k_order, gpu)
+    if not configs:
+        return config_for_dtype(Config(), problem.a.dtype)
     return configs[0] if problem.k else _without_k(configs)
 
 
 def _without_k(configs: Sequence[Config]) -> Config:
     """Return a config for K = 0: its epilogue has all the shared memory, and nothing is multicast.
 
-    The first one whose row-major matrices have boxes of whole lines, which take a fifth less time (2048 x 128256 in
-    bf16, H100).
+    The first one whose row-major matrices have boxes of whole lines, which take a fifth less time (tries-without-k).
     """
     best = next((c for c in configs if c.cluster == (1, 1) and c.tile[1] % 64 == 0), configs[0])
     return best.replace(stages=MIN_STAGES)

@@ -14,13 +14,15 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import has_32bit_matrix, min_smem_bytes
 from gemmsmith.kernels.pack import with_packed_operands
 
+MIN_STAGES = 2
+"""Stages that are chosen, at least: one is copied while another is multiplied."""
 MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS = 128 << 10
 """Bytes of stages that take precedence over a second epilogue subtile of each matrix: with five matrices, 128x256 with
 three stages and one subtile is among the fastest configs, with two stages it is not."""
 
 
 def stages_that_fit(spec: KernelSpec) -> int:
-    """Return the stages, at most the config's and at least two, that fit with the kernel's other shared memory.
+    """Return the stages, at most the config's and at least MIN_STAGES, that fit with the kernel's other shared memory.
 
     The epilogue gets one load buffer (of a subtile) per matrix until the stages take
     MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, then two. 32-bit matrices always get two: with one, the kernel spills
@@ -30,11 +32,11 @@ def stages_that_fit(spec: KernelSpec) -> int:
     free_with_two_buffers = free - min_smem_bytes(spec)
     free_with_one_buffer = free - min_smem_bytes(spec, 1 + has_32bit_matrix(spec.epilogue.graph))
     max_with_one_buffer = ceil_div(MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, spec.stage_bytes)
-    for stages in range(min(spec.config.stages, free_with_one_buffer // spec.stage_bytes), 2, -1):
+    for stages in range(min(spec.config.stages, free_with_one_buffer // spec.stage_bytes), MIN_STAGES, -1):
         free = free_with_one_buffer if stages <= max_with_one_buffer else free_with_two_buffers
         if spec.mainloop_bytes(stages) <= free:
             return stages
-    return 2
+    return MIN_STAGES
 
 
 @lru_cache(maxsize=4096)
