@@ -14,7 +14,8 @@ from gemmsmith.host.expert_sort import sort_by_expert as sort_by_expert_kernel  
 from gemmsmith.kernels.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
 from gemmsmith.torch.expert_sort import SortedSlots, sort_slots  # noqa: E402
-from gemmsmith.torch.experts import ACTIVATIONS, gated_experts, sort_by_expert  # noqa: E402
+from gemmsmith.torch.experts import gated_experts, sort_by_expert  # noqa: E402
+from gemmsmith.torch.gated_epilogues import ACTIVATIONS  # noqa: E402
 from gemmsmith.torch.slots import sum_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -53,7 +53,7 @@ def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
     all_experts = torch.arange(count, device=flat.device, dtype=sorted_experts.dtype)
     offsets = torch.searchsorted(sorted_experts, all_experts, right=True, out_int32=True)
     slot_of_row = order.int()
-    rows = torch.arange(len(order), device=flat.device, dtype=torch.int32)
+    rows = torch.arange(order.shape[0], device=flat.device, dtype=torch.int32)
     row_of_slot = torch.empty_like(slot_of_row).scatter_(0, order, rows)
     token_of_row = slot_of_row // max(experts.shape[1], 1)
     return SortedSlots(offsets, slot_of_row, token_of_row, row_of_slot, _exact(weights).flatten()[order])
@@ -87,14 +87,14 @@ _SORT = define_op(
 )  # fmt: skip
 
 
-def checked_shape(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any) -> tuple[Any, Any]:
-    """Return (count, hidden) of experts. Raises ArgumentError if the shapes do not match."""
-    (count, twice_hidden, dim), tokens = gate_up.shape, len(experts)
-    hidden = twice_hidden // 2
-    if x.shape != (tokens, dim) or weights.shape != experts.shape or down.shape != (count, dim, hidden):
+def checked_shape(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, width: int = 2) -> tuple[Any, Any]:
+    """Return (count, hidden) of experts whose gates read `width` halves. Raises ArgumentError for other shapes."""
+    count, dim, hidden = down.shape
+    is_valid = x.shape == (experts.shape[0], dim) and weights.shape == experts.shape
+    if not is_valid or gate_up.shape != (count, width * hidden, dim):
         raise ArgumentError(
             f"x, experts, weights, gate_up, down: got shapes {tuple(x.shape)}, {tuple(experts.shape)}, "
             f"{tuple(weights.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}; use (tokens, dim), "
-            "(tokens, top_k), (tokens, top_k), (count, 2 * hidden, dim) and (count, dim, hidden)"
+            f"(tokens, top_k), (tokens, top_k), (count, {width} * hidden, dim) and (count, dim, hidden)"
         )
     return count, hidden

@@ -1,7 +1,8 @@
-"""The experts of a mixture-of-experts layer: gated MLPs, each on the tokens that the router sends to it."""
+"""The experts of a mixture-of-experts layer: MLPs, mostly gated, each on the tokens that the router sends to it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,10 @@ from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import PLAIN_GEMM
+from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
 from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, needs_grad
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, epilogue_of, gate_and_up
+from gemmsmith.torch.gated_epilogues import BIASES, HALVES, check_activation, epilogue_of, gate_and_up, width
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import multiply_slices, rows_by_groups
 from gemmsmith.torch.ops import LIBRARY, by_rows, call_op, define_op, fp32_precision, read_together
@@ -30,7 +31,8 @@ MIN_HIDDEN_WITH_COPIES = 1024
 
 def gated_experts(
     x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str = "silu",
-    all_present: bool = False, order: SortedSlots | None = None, addend: Any = None,
+    all_present: bool = False, order: SortedSlots | None = None, addend: Any = None, gate_up_bias: Any = None,
+    down_bias: Any = None, interleaved: bool = False, post: Callable[[Any], Any] | None = None,
 ) -> Any:  # fmt: skip
     """Return the sum over a token's experts e of weight * down[e] (activation(gate[e] x) * up[e] x), with gradients.
 
@@ -41,12 +43,18 @@ def gated_experts(
         x: (tokens, dim), bf16, fp16, fp32, or float64 on the CPU.
         experts: (tokens, top_k) of integers. Those outside 0 ... count - 1, such as other ranks', count for nothing.
         weights: (tokens, top_k), a float dtype.
-        gate_up: (count, 2 * hidden, dim), in x's dtype: the rows of gate, then those of up.
+        gate_up: (count, 2 * hidden, dim), in x's dtype: the rows of gate, then those of up; (count, hidden, dim) if
+            `activation` reads one half.
         down: (count, dim, hidden), in x's dtype.
-        activation: silu, gelu, gelu_tanh or relu.
+        activation: silu, gelu, gelu_tanh or relu; or the serialized graph of a gate (gated_epilogues.py).
         all_present: no expert is outside of 0 ... count - 1.
         order: the slots in the order of their experts, if they are sorted already; not of DTensors.
         addend: (tokens, dim), what is added to the result; not to DTensors.
+        gate_up_bias: (count, 2 * hidden), in the order of gate_up's rows, or None.
+        down_bias: (count, dim), or None.
+        interleaved: rows of gate and of up alternate.
+        post: a function of the rows (tokens * top_k, dim) of down's results, with gradients of its own, such as a norm;
+            their weights are those of its results.
 
     Returns:
         (tokens, dim), in x's dtype, or autocast's; of DTensors a DTensor of partial sums.
@@ -59,44 +67,73 @@ def gated_experts(
         function = partial(gated_experts, activation=activation)
         return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
     (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
-    count, hidden = checked_shape(x, experts, weights, gate_up, down)
+    count, hidden = checked_shape(x, experts, weights, gate_up, down, width(activation))
     if order is None:
         order = sort_slots(experts, weights, count)
-    if needs_grad(x, weights, gate_up, down) or not _gathers(x, hidden):
-        if is_exporting():  # the program's operators record gradients when it runs
-            y = _GatedExperts.forward(x, weights, gate_up, down, *with_gradients(order, weights), activation)[0]
-        else:
-            y = _GatedExperts.apply(x, weights, gate_up, down, *order, activation)[0]
+    if gate_up_bias is not None:
+        gate_up_bias = gate_up_bias.to(x.dtype)
+    if down_bias is not None:
+        bias = _dense_weights(experts, weights, count).to(x.dtype) @ down_bias.to(x.dtype)
+        addend = bias if addend is None else addend + bias
+    bias_grad = gate_up_bias is not None and needs_grad(gate_up_bias)
+    if post or interleaved or bias_grad or needs_grad(x, weights, gate_up, down) or not _gathers(x, hidden):
+        y = _run_with_gradients(x, weights, gate_up, down, gate_up_bias, order, activation, interleaved, post)
         return y if addend is None else y + addend
     is_added = addend is not None and not needs_grad(addend)
     y = torch.ops.gemmsmith.gated_experts(
         x.contiguous(), order.offsets, order.slot_of_row, order.token_of_row, order.row_weights.float(), gate_up, down,
-        addend if is_added else None, activation, all_present,
+        gate_up_bias, addend if is_added else None, activation, all_present,
     )  # fmt: skip
     return y if is_added or addend is None else y + addend
 
 
+def _dense_weights(experts: Any, weights: Any, count: int) -> Any:
+    """Return each token's weights of all experts, (tokens, count)."""
+    present = torch.where((experts >= 0) & (experts < count), experts, count).long()
+    return weights.new_zeros(experts.shape[0], count + 1).scatter_add(1, present, weights)[:, :count]
+
+
+def _run_with_gradients(
+    x: Any, weights: Any, gate_up: Any, down: Any, bias: Any, order: SortedSlots, activation: str, interleaved: bool,
+    post: Any,
+) -> Any:  # fmt: skip
+    """Return the experts' sum, with gradients if they are recorded."""
+    differentiable = with_gradients(order, weights) if post or is_exporting() else order
+    table = differentiable._replace(row_weights=torch.ones_like(order.row_weights)) if post else differentiable
+    arguments = x, weights, gate_up, down, bias, *table, activation, interleaved, post is None
+    # an exported program's operators record gradients when it runs
+    y = (_Experts.forward if is_exporting() else _Experts.apply)(*arguments)[0]
+    if post is None:
+        return y
+    rows = torch.arange(y.shape[0], device=y.device).unsqueeze(1)
+    y = post(y) * differentiable.row_weights.unsqueeze(1)
+    y = torch.where(rows < order.offsets[-1], y, 0).to(x.dtype)  # nothing in rows of no expert
+    return SUM_ROWS(y, order.row_of_slot, x.shape[0])
+
+
 def _run_inference(
-    x: Any, offsets: Any, slot_of_row: Any, token_of_row: Any, row_weights: Any, gate_up: Any, down: Any, addend: Any,
-    activation: str, all_present: bool,
+    x: Any, offsets: Any, slot_of_row: Any, token_of_row: Any, row_weights: Any, gate_up: Any, down: Any, bias: Any,
+    addend: Any, activation: str, all_present: bool,
 ) -> Any:  # fmt: skip
     """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots.
 
     Where a product is bound by the tensor cores, copying its rows first takes less time than gathering them costs it.
     """
-    rows, tokens = len(slot_of_row), len(x)
-    row_weights, dtypes = row_weights.unsqueeze(1), (str(x.dtype), "torch.float32")
+    rows, tokens, dtype = slot_of_row.shape[0], x.shape[0], str(x.dtype)
     gather = token_of_row
-    if rows >= MIN_COPIED_ROWS * len(gate_up) and down.shape[2] >= MIN_HIDDEN_WITH_COPIES:
+    if rows >= MIN_COPIED_ROWS * gate_up.shape[0] and down.shape[2] >= MIN_HIDDEN_WITH_COPIES:
         x, gather = x.index_select(0, token_of_row), None
+    b = read_together(*gate_and_up(gate_up)) if width(activation) == 2 else gate_up.mT
+    biases = () if bias is None else bias.unsqueeze(1).chunk(width(activation), 2)
     h = launch(
-        x, read_together(*gate_and_up(gate_up)), offsets=offsets, gather=gather,
-        epilogue=deserialize(epilogue_of("gated", activation, *dtypes)),
+        x, b, offsets=offsets, gather=gather, operands=dict(zip(BIASES, biases, strict=False)),
+        epilogue=deserialize(epilogue_of("gated", activation, dtype, has_bias=bias is not None)),
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((rows, down.shape[1]))
     launch(
         h, down.mT, offsets=offsets, scatter=slot_of_row, out=slots,
-        epilogue=deserialize(epilogue_of("weight", activation, *dtypes)), operands={"weight": by_rows(row_weights)},
+        epilogue=deserialize(epilogue_of("weighted", activation, dtype)),
+        operands={"weight": by_rows(row_weights.unsqueeze(1))},
     )  # fmt: skip
     return sum_slots(slots, tokens, addend)
 
@@ -107,7 +144,7 @@ def _inference_fake(x: Any, *_: Any) -> Any:
 
 LIBRARY.define(
     "gated_experts(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
-    "Tensor gate_up, Tensor down, Tensor? addend, str activation, bool all_present) -> Tensor",
+    "Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? addend, str activation, bool all_present) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
 )
 LIBRARY.impl("gated_experts", _run_inference, "CUDA")
@@ -129,101 +166,133 @@ def sort_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
     return order.slot_of_row.long(), order.offsets
 
 
-class _GatedExperts(torch.autograd.Function):
+class _Experts(torch.autograd.Function):
     """The experts' products. Rows are slots (token * top_k + i) in the order of their experts.
 
     h is weighted before down multiplies it. Backward does not need the result of down: the gradient of a weight is the
-    sum of h times h's gradient (sonic-moe).
+    sum of h times h's gradient (sonic-moe). It reads x, gate and up: it gathers rows, and computes h, again.
     """
 
     @staticmethod
     def forward(
-        x: Any, weights: Any, gate_up: Any, down: Any, offsets: Any, slot_of_row: Any, token_of_row: Any,
-        row_of_slot: Any, row_weights: Any, activation: str,
+        x: Any, weights: Any, gate_up: Any, down: Any, bias: Any, offsets: Any, slot_of_row: Any, token_of_row: Any,
+        row_of_slot: Any, row_weights: Any, activation: str, interleaved: bool, sums: bool,
     ) -> tuple[Any, ...]:  # fmt: skip
-        hidden = down.shape[2]
-        rows, row_weights = x.index_select(0, token_of_row), row_weights.unsqueeze(1)
-        dtypes = str(x.dtype), str(row_weights.dtype)
-        if hidden % INTERLEAVE_COLUMNS:
-            gate, up = (call_op(PLAIN_GEMM, rows, b, [], [], offsets) for b in gate_and_up(gate_up))
-            h = (ACTIVATIONS[activation](gate)[0] * up * row_weights).to(x.dtype)
-        else:
-            epilogue = epilogue_of("weighted gate and up", activation, *dtypes)
-            h, gate, up = call_op(epilogue, rows, gate_and_up(gate_up), [], [row_weights], offsets)
+        rows = x.index_select(0, token_of_row)
+        h, *halves = _multiply_by_gate_and_up(rows, gate_up, bias, offsets, row_weights, activation, interleaved)
         y = call_op(PLAIN_GEMM, h, down.mT, [], [], offsets)
-        return SUM_ROWS(y, row_of_slot, len(x)), rows, gate, up, h
+        return SUM_ROWS(y, row_of_slot, x.shape[0]) if sums else y, *halves
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        _, weights, gate_up, down, offsets, _, token_of_row, row_of_slot, row_weights, ctx.activation = inputs
+        x, weights, gate_up, down, _, offsets, _, token_of_row, row_of_slot, row_weights, *options = inputs
+        ctx.activation, ctx.interleaved, ctx.sums = options
         ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(gate_up, down, offsets, token_of_row, row_of_slot, row_weights, *output[1:])
+        ctx.save_for_backward(x, gate_up, down, offsets, token_of_row, row_of_slot, row_weights, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         check_once_differentiable()
         if gradients[0] is None:
-            return (None,) * 10
-        gate_up, down, offsets, token_of_row, row_of_slot, row_weights, rows, gate, up, h = ctx.saved_tensors
-        gradient = gradients[0].index_select(0, token_of_row)
-        grad_both, grad_row_weights = torch.ops.gemmsmith.gated_experts_backward(
-            gradient, down, gate, up, row_weights, offsets, ctx.activation
+            return (None,) * 13
+        x, gate_up, down, offsets, token_of_row, row_of_slot, row_weights, *halves = ctx.saved_tensors
+        gradient = gradients[0].index_select(0, token_of_row) if ctx.sums else gradients[0]
+        grad_both, grad_row_weights, h = torch.ops.gemmsmith.gated_experts_backward(
+            gradient, down, halves, row_weights, offsets, ctx.activation, ctx.interleaved
         )
-        grad_x = grad_weights = grad_gate_up = grad_down = None
+        grad_x = grad_weights = grad_gate_up = grad_down = grad_bias = None
         if ctx.needs_input_grad[0]:
             grad_rows = call_op(PLAIN_GEMM, grad_both, gate_up, [], [], offsets)
-            grad_x = SUM_ROWS(grad_rows, row_of_slot, len(gradients[0]))
-        if ctx.needs_input_grad[1]:
+            grad_x = SUM_ROWS(grad_rows, row_of_slot, x.shape[0])
+        if ctx.needs_input_grad[1] and ctx.sums:
             grad_weights = grad_row_weights.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
-            grad_gate_up = multiply_slices(grad_both.mT, rows, offsets)
+            rows = x.index_select(0, token_of_row)
+            grad_gate_up = weight_gradient(rows, grad_both, is_column_major(gate_up.mT), offsets).mT
         if ctx.needs_input_grad[3]:
-            grad_down = multiply_slices(gradient.mT, h, offsets)
-        return grad_x, grad_weights, grad_gate_up, grad_down, *[None] * 6
+            grad_down = weight_gradient(h, gradient, is_column_major(down.mT), offsets).mT
+        if ctx.needs_input_grad[4]:
+            ones = grad_both.new_ones(1, grad_both.shape[0])
+            grad_bias = multiply_slices(ones, grad_both, offsets).squeeze(1)
+        return grad_x, grad_weights, grad_gate_up, grad_down, grad_bias, *[None] * 8
 
 
-def _backward_epilogue(activation: str, gate: Any, row_weights: Any) -> str:
-    return epilogue_of("weighted backward", activation, str(gate.dtype), str(row_weights.dtype))
+def _multiply_by_gate_and_up(
+    rows: Any, gate_up: Any, bias: Any, offsets: Any, row_weights: Any, activation: str, interleaved: bool
+) -> tuple[Any, ...]:
+    """Return the weighted h (rows, hidden), and gate and up, or one matrix of both with gate_up's order of columns."""
+    weight, dtypes, count = row_weights.unsqueeze(1), (str(rows.dtype), str(row_weights.dtype)), width(activation)
+    biases: tuple[Any, ...] = ()
+    if bias is not None:
+        experts = torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device), right=True)
+        biases = (bias.index_select(0, experts.clamp(max=bias.shape[0] - 1)),)
+    hidden = gate_up.shape[1] // count
+    if count == 1 or not (interleaved or hidden % INTERLEAVE_COLUMNS):
+        b = gate_and_up(gate_up) if count == 2 else gate_up.mT
+        halves = [half for both in biases for half in both.chunk(count, 1)]
+        epilogue = epilogue_of("weighted_gate_and_halves", activation, *dtypes, bias is not None)
+        return call_op(epilogue, rows, b, [], [weight, *halves], offsets)  # type: ignore[no-any-return]
+    epilogue = PLAIN_GEMM if bias is None else epilogue_of("added", activation, dtypes[0])
+    both = call_op(epilogue, rows, gate_up.mT, [], biases, offsets)
+    a, b = rows.new_empty((rows.shape[0], 0)), rows.new_empty((0, hidden))
+    epilogue = epilogue_of("weighted_gate", activation, *dtypes)
+    return call_op(epilogue, a, b, [], [weight, *_split(both, interleaved)]), both
+
+
+def _split(both: Any, interleaved: bool) -> tuple[Any, Any]:
+    """Return gate and up of a matrix of both."""
+    return (both[:, ::2], both[:, 1::2]) if interleaved else both.chunk(2, 1)
 
 
 def _backward_on_gpu(
-    gradient: Any, down: Any, gate: Any, up: Any, row_weights: Any, offsets: Any, activation: str
-) -> tuple[Any, Any]:
-    """Return the gradients of gate and of up, side by side, and those of the rows' weights."""
-    if fallback.kernels_unsupported(gate.get_device()):
-        return _backward_by_groups(gradient, down, gate, up, row_weights, offsets, activation)
-    hidden = gate.shape[1]
-    grad_both, grad_weights = _backward_fake(gradient, down, gate, up, row_weights, offsets, activation)
-    operands = {"gate": gate, "up": up, "weight": row_weights.unsqueeze(1)}
+    gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool
+) -> tuple[Any, Any, Any]:
+    """Return the gradients of gate and up, in gate_up's order of columns, those of the rows' weights, and h."""
+    arguments = gradient, down, halves, row_weights, offsets, activation, interleaved
+    if fallback.kernels_unsupported(gradient.get_device()):
+        return _backward_by_groups(*arguments)
+    epilogue, operands = _backward_operands(halves, row_weights, activation, interleaved)
+    grad_both, grad_weights, h = _backward_fake(*arguments)
+    grads = [torch.empty_like(h) for _ in HALVES] if interleaved else grad_both.chunk(width(activation), 1)
     launch(
-        gradient, down, offsets=offsets, precision=fp32_precision(gate),
-        epilogue=deserialize(_backward_epilogue(activation, gate, row_weights)),
-        operands={name: by_rows(x) for name, x in operands.items()},
-        out={"out": grad_both[:, :hidden], "out1": grad_both[:, hidden:], "out2": grad_weights},
+        gradient, down, offsets=offsets, precision=fp32_precision(gradient), epilogue=deserialize(epilogue),
+        operands={name: by_rows(x) for name, x in zip(("weight", *HALVES), operands, strict=False)},
+        out={f"out{i or ''}": x for i, x in enumerate((*grads, grad_weights, h))},
     )  # fmt: skip
-    return grad_both, grad_weights
+    return torch.stack(grads, 2).flatten(1) if interleaved else grad_both, grad_weights, h
 
 
 def _backward_by_groups(
-    gradient: Any, down: Any, gate: Any, up: Any, row_weights: Any, offsets: Any, activation: str
-) -> tuple[Any, Any]:
-    operands = gate, up, row_weights.unsqueeze(1)
-    epilogue = _backward_epilogue(activation, gate, row_weights)
-    *both, grad_weights = rows_by_groups(gradient, down, offsets, 0, epilogue, [], *operands)
-    return torch.cat(both, 1), grad_weights
+    gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool
+) -> tuple[Any, Any, Any]:
+    epilogue, operands = _backward_operands(halves, row_weights, activation, interleaved)
+    *grads, grad_weights, h = rows_by_groups(gradient, down, offsets, 0, epilogue, [], *operands)
+    return torch.stack(grads, 2).flatten(1) if interleaved else torch.cat(grads, 1), grad_weights, h
+
+
+def _backward_operands(
+    halves: list[Any], row_weights: Any, activation: str, interleaved: bool
+) -> tuple[str, tuple[Any, ...]]:
+    """Return the epilogue of h's gradient, and its operands."""
+    parts = halves if len(halves) == width(activation) else _split(halves[0], interleaved)
+    epilogue = epilogue_of("weighted_backward", activation, str(halves[0].dtype), str(row_weights.dtype))
+    return epilogue, (row_weights.unsqueeze(1), *parts)
 
 
 def _backward_fake(
-    gradient: Any, down: Any, gate: Any, up: Any, row_weights: Any, offsets: Any, activation: str
-) -> tuple[Any, Any]:
-    return gate.new_empty(gate.shape[0], 2 * gate.shape[1]), torch.empty_like(row_weights)
+    gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool
+) -> tuple[Any, Any, Any]:
+    rows, hidden = gradient.shape[0], down.shape[2]
+    shapes = (rows, width(activation) * hidden), (rows, hidden)
+    both, h = (gradient.new_empty(shape, dtype=halves[0].dtype) for shape in shapes)
+    return both, torch.empty_like(row_weights), h
 
 
 define_op(
-    "gated_experts_backward", "(Tensor gradient, Tensor down, Tensor gate, Tensor up, Tensor row_weights, "
-    "Tensor offsets, str activation) -> (Tensor, Tensor)", _backward_fake,
+    "gated_experts_backward", "(Tensor gradient, Tensor down, Tensor[] halves, Tensor row_weights, Tensor offsets, "
+    "str activation, bool interleaved) -> (Tensor, Tensor, Tensor)", _backward_fake,
     lambda gradient, down, *_, **__: 2 * gradient[0] * gradient[1] * down[2],
     CPU=_backward_by_groups, CUDA=_backward_on_gpu,
 )  # fmt: skip

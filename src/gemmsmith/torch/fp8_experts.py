@@ -144,12 +144,12 @@ def _run(
         values, scale_a=scales, **_gate_and_up(gate_up, gate_up_scale), offsets=offsets, gather=token_of_row,
         epilogue=_gated(activation), backend=backend,
     )  # fmt: skip
-    slots = (x.new_empty if all_present else x.new_zeros)((len(slot_of_row), x.shape[1]))
+    slots = (x.new_empty if all_present else x.new_zeros)((slot_of_row.shape[0], x.shape[1]))
     grouped_gemm(
         h, down.mT, scale_a=h_scales, scale_b=down_scale.mT, offsets=offsets, scatter=slot_of_row, out=slots,
         out_dtype=x.dtype, epilogue=_weighted, weight=by_rows(row_weights.unsqueeze(1)), backend=backend,
     )  # fmt: skip
-    return sum_slots(slots, len(x), addend)
+    return sum_slots(slots, x.shape[0], addend)
 
 
 def _run_mlp(

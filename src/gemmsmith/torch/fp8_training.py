@@ -28,7 +28,7 @@ from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, records_now
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.fp8_experts import check_hidden
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, weighted_backward, weighted_gate_and_up
+from gemmsmith.torch.gated_epilogues import check_activation, weighted_backward, weighted_gate_and_halves
 from gemmsmith.torch.ops import LIBRARY, by_rows, define_op
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.slots import SUM_ROWS
@@ -130,7 +130,7 @@ def _forward(
         epilogue=_weighted_gated(activation), weight=by_rows(row_weights.unsqueeze(1)), out_dtype=x.dtype,
     )  # fmt: skip
     y = multiply(h, scale_a=h_scales, **_transposed(down, backend), out_dtype=x.dtype)
-    return SUM_ROWS(y, row_of_slot, len(x)), gate, up
+    return SUM_ROWS(y, row_of_slot, x.shape[0]), gate, up
 
 
 def _backward(
@@ -150,7 +150,7 @@ def _backward(
     )  # fmt: skip
     values, scales = quantize(grad_both, "1x128", backend=backend)
     grad_rows = multiply(values, scale_a=scales, **_transposed(gate_up.mT, backend), out_dtype=dtype)
-    grad_x = SUM_ROWS(grad_rows, row_of_slot, len(x))
+    grad_x = SUM_ROWS(grad_rows, row_of_slot, x.shape[0])
     along_rows = partial(_multiply_along_rows, offsets=offsets, backend=backend)
     of_weights = [x.new_empty(0), x.new_empty(0)]
     if needs_gate_up:
@@ -187,8 +187,8 @@ def _weighted_gated(activation: str) -> Callable[..., Any]:
     """Return the epilogue of gate and up: what down multiplies, times a row's weight; and both."""
 
     def epilogue(acc: Any, weight: Any) -> Any:
-        h, gate, up = weighted_gate_and_up(activation, acc, weight)
-        return *quantize_traced(h), gate, up
+        h, *halves = weighted_gate_and_halves(activation, acc, weight)
+        return *quantize_traced(h), *halves
 
     return epilogue
 
@@ -196,17 +196,16 @@ def _weighted_gated(activation: str) -> Callable[..., Any]:
 @lru_cache(maxsize=16)
 def _weighted_gradients(activation: str) -> Callable[..., Any]:
     """Return the epilogue of the gradient of h: those of gate, of up and of the row's weight; and h, weighted."""
-    activate = ACTIVATIONS[activation]
 
     def epilogue(acc: Any, gate: Any, up: Any, weight: Any) -> Any:
-        return *weighted_backward(activation, acc, gate, up, weight), activate(gate)[0] * up * weight
+        return weighted_backward(activation, acc, weight, gate=gate, up=up)
 
     return epilogue
 
 
 def _fake_forward(x: Any, offsets: Any, token_of_row: Any, *others: Any) -> tuple[Any, Any, Any]:
     down = others[3]
-    return x.new_empty(x.shape), *(x.new_empty(len(token_of_row), down.shape[2]) for _ in range(2))
+    return x.new_empty(x.shape), *(x.new_empty(token_of_row.shape[0], down.shape[2]) for _ in range(2))
 
 
 def _fake_backward(

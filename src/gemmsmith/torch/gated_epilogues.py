@@ -1,84 +1,50 @@
-"""Epilogues of gated linear units: activation(gate) * up from one product, and its gradients."""
+"""Epilogues of gates, which turn the halves of one product, gate and up, into what another multiplies; and gradients.
+
+A gate is named, silu to relu, or is a serialized graph of the operands "gate" and "up", or of "gate" alone.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
+from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.graph.approximations import GELU_A, GELU_B
+from gemmsmith.graph.frontend.derivative import GRAD_OUTPUT_PREFIX, GRAD_PREFIX, INPUT_PREFIX, derivative
 from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, serialize
 from gemmsmith.torch.tracing import dtype_from_name
 
+HALVES = ("gate", "up")
+"""Names of a gate's operands."""
+BIASES = ("gate_bias", "up_bias")
+"""Names of what is added to them."""
 
-def _gate_and_up_results(activation: str, acc: Any) -> tuple[Any, Any, Any]:
-    gate, up = deinterleave(acc)
-    return ACTIVATIONS[activation](gate)[0] * up, gate, up
-
-
-def gated(activation: str, acc: Any) -> Any:
-    """Return activation(gate) * up."""
-    return _gate_and_up_results(activation, acc)[0]
-
-
-def weighted_gate_and_up(activation: str, acc: Any, weight: Any) -> tuple[Any, Any, Any]:
-    """Return activation(gate) * up * weight, gate and up."""
-    h, gate, up = _gate_and_up_results(activation, acc)
-    return h * weight, gate, up
-
-
-def _weight(_: str, acc: Any, weight: Any) -> Any:
-    return acc * weight
-
-
-def _backward(activation: str, acc: Any, gate: Any, up: Any) -> tuple[Any, Any]:
-    """Return the gradients of gate and up."""
-    value, slope = ACTIVATIONS[activation](gate)
-    return acc * up * slope, acc * value
-
-
-def weighted_backward(activation: str, acc: Any, gate: Any, up: Any, weight: Any) -> tuple[Any, Any, Any]:
-    """Return the gradients of gate, of up and of the weight, whose factor is activation(gate) * up."""
-    h = ACTIVATIONS[activation](gate)[0] * up
-    return *_backward(activation, acc * weight, gate, up), (acc * h).sum(-1)
-
-
-def _silu(x: Any) -> tuple[Any, Any]:
-    s = x.sigmoid()
-    return x * s, s * (1 + x * (1 - s))
-
-
-def _gelu(x: Any) -> tuple[Any, Any]:
-    distribution = 0.5 * (1 + (x * 0.5**0.5).erf())
-    return x * distribution, distribution + x * (x * x * -0.5).exp() * (2 * math.pi) ** -0.5
-
-
-def _gelu_tanh(x: Any) -> tuple[Any, Any]:
-    scale = (2 / math.pi) ** 0.5
-    t = (scale * (x + 0.044715 * x * x * x)).tanh()
-    return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * 0.044715 * x * x)
-
-
-def _relu(x: Any) -> tuple[Any, Any]:
-    return x.relu(), (x > 0) * 1.0
-
-
-ACTIVATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
-    "silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu,
-}  # fmt: skip
-"""Activations, which return a value and the derivative, by name."""
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "silu": lambda x: x * x.sigmoid(),
+    "gelu": lambda x: x * x.tracer("ndtr", x),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + (GELU_A * (x + GELU_B * x * x * x)).tanh()),
+    "relu": lambda x: x.relu(),
+}
+"""Activations by name, written out so that a gate and its derivative share functions."""
 
 
 def check_activation(activation: str) -> None:
-    """Raise ArgumentError for an unknown activation."""
-    if activation not in ACTIVATIONS:
+    """Raise ArgumentError for an unknown gate."""
+    if activation not in ACTIVATIONS and SECTION_SEPARATOR not in activation:
         raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+
+
+@dynamo_constant
+def width(activation: str) -> int:
+    """Return the number of halves that a gate reads."""
+    return len(_graph(activation).operands)
 
 
 def gate_and_up(weight: Any) -> tuple[Any, Any]:
@@ -87,18 +53,122 @@ def gate_and_up(weight: Any) -> tuple[Any, Any]:
     return weight[:, :n].mT, weight[:, n:].mT
 
 
+def weighted(_: str, acc: Any, weight: Any) -> Any:
+    """Return a product times a weight."""
+    return acc * weight
+
+
+def added(_: str, acc: Any, c: Any) -> Any:
+    """Return a product plus a matrix."""
+    return acc + c
+
+
+def gated(activation: str, acc: Any, **biases: Any) -> Any:
+    """Return the gate of a product of interleaved halves, or of one."""
+    return _apply(activation, _halves(activation, acc, biases))
+
+
+def gate_and_halves(activation: str, acc: Any, **biases: Any) -> tuple[Any, ...]:
+    """Return the gate, and the halves."""
+    halves = _halves(activation, acc, biases)
+    return _apply(activation, halves), *halves
+
+
+def weighted_gate_and_halves(activation: str, acc: Any, weight: Any, **biases: Any) -> tuple[Any, ...]:
+    """Return the gate times a weight, and the halves."""
+    h, *halves = gate_and_halves(activation, acc, **biases)
+    return h * weight, *halves
+
+
+def weighted_gate(activation: str, acc: Any, weight: Any, **halves: Any) -> Any:
+    """Return the gate of halves that are known, times a weight."""
+    return _apply(activation, list(halves.values())) * weight
+
+
+def backward(activation: str, acc: Any, **halves: Any) -> tuple[Any, ...]:
+    """Return the gradients of the halves."""
+    graph = _derivative(activation)
+    values = {INPUT_PREFIX + name: x for name, x in halves.items()}
+    grads = dict(
+        zip([r.name for r in graph.results], _replay(graph, values | {f"{GRAD_OUTPUT_PREFIX}out": acc}), strict=True)
+    )
+    return tuple(grads.get(GRAD_PREFIX + name, acc.where(False, 0.0)) for name in halves)
+
+
+def weighted_backward(activation: str, acc: Any, weight: Any, **halves: Any) -> tuple[Any, ...]:
+    """Return the gradients of the halves and of the weight, whose factor is the gate; and the gate times the weight."""
+    h = _apply(activation, list(halves.values()))
+    return *backward(activation, acc * weight, **halves), (acc * h).sum(-1), h * weight
+
+
+def _halves(activation: str, acc: Any, biases: Mapping[str, Any]) -> list[Any]:
+    halves = deinterleave(acc) if width(activation) == 2 else (acc,)
+    return [x + b for x, b in zip(halves, biases.values(), strict=True)] if biases else list(halves)
+
+
+def _apply(activation: str, halves: Sequence[Any]) -> Any:
+    (h,) = _replay(_graph(activation), dict(zip(HALVES, halves, strict=False)))
+    return h
+
+
+def _replay(graph: EpilogueGraph, operands: Mapping[str, Any]) -> list[Any]:
+    """Return a graph's results for traced values of its operands."""
+    values: list[Any] = []
+    tracer = next(iter(operands.values())).tracer
+    for node in graph.nodes:
+        inputs = [values[i] for i in node.inputs]
+        match node.op:
+            case "operand":
+                values.append(operands[node.attribute])
+            case "constant":
+                values.append(tracer.value(node.attribute))
+            case "cast":
+                values.append(tracer.value(tracer.cast(*inputs, node.attribute)))
+            case _ if node.op in ACTIVATIONS:
+                values.append(ACTIVATIONS[node.op](*inputs))
+            case _:
+                values.append(tracer(node.op, *inputs))
+    return [values[r.node] for r in graph.results]
+
+
+@lru_cache(maxsize=64)
+def _graph(activation: str) -> EpilogueGraph:
+    """Return a gate's graph."""
+    if activation in ACTIVATIONS:
+        return trace_gate(lambda gate, up: ACTIVATIONS[activation](gate) * up, HALVES)
+    graph = deserialize(activation)
+    return trace_gate(lambda **halves: _replay(graph, halves)[0], [o.name for o in graph.operands])
+
+
+def trace_gate(function: Callable[..., Any], names: Sequence[str]) -> EpilogueGraph:
+    """Return the graph of a function of halves of these names. Raises EpilogueError if it is no epilogue."""
+    return trace(lambda _, **halves: function(**halves), (2, 2), dict.fromkeys(names, (_MATRIX, FP32)))
+
+
+@lru_cache(maxsize=64)
+def _derivative(activation: str) -> EpilogueGraph:
+    graph = _graph(activation)
+    return derivative(graph, ["out"], [o.name for o in graph.operands], (), FP32)
+
+
+_MATRIX, _COLUMN = BroadcastDims(False, 1, 1), BroadcastDims(False, 1, 0)
+_EPILOGUES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (
+    weighted, added, gated, gate_and_halves, weighted_gate_and_halves, weighted_gate, backward, weighted_backward,
+)}  # fmt: skip
+
+
 @dynamo_constant
-def epilogue_of(name: str, activation: str, dtype: str, weight_dtype: str = "torch.float32") -> str:
-    """Return a serialized epilogue, of operands of these dtypes."""
-    matrix = BroadcastDims(False, 1, 1), dtype_from_name(dtype)
-    weight = BroadcastDims(False, 1, 0), dtype_from_name(weight_dtype)
-    epilogues: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-        "gate and up": (_gate_and_up_results, {}),
-        "gated": (gated, {}),
-        "weight": (_weight, {"weight": weight}),
-        "backward": (_backward, {"gate": matrix, "up": matrix}),
-        "weighted gate and up": (weighted_gate_and_up, {"weight": weight}),
-        "weighted backward": (weighted_backward, {"gate": matrix, "up": matrix, "weight": weight}),
-    }
-    function, operands = epilogues[name]
-    return serialize(trace(partial(function, activation), (2, 2 * INTERLEAVE_COLUMNS), operands))
+def epilogue_of(
+    name: str, activation: str, dtype: str, weight_dtype: str = "torch.float32", has_bias: bool = False
+) -> str:
+    """Return one of the functions above, serialized, of operands of these dtypes.
+
+    Its operands are, in this order, the weight; what is added; the halves, if it does not compute them; their biases.
+    """
+    names, kind = (BIASES, BroadcastDims(False, 1, width(activation))) if has_bias else ((), _MATRIX)
+    if name in ("weighted_gate", "backward", "weighted_backward"):
+        names = HALVES
+    operands = {"weight": (_COLUMN, dtype_from_name(weight_dtype))} if name.startswith("weighted") else {}
+    for operand in ("c",) if name == "added" else names[: width(activation)]:
+        operands[operand] = kind, dtype_from_name(dtype)
+    return serialize(trace(partial(_EPILOGUES[name], activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

@@ -7,17 +7,12 @@ from typing import Any
 import torch
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
-from gemmsmith.core.graph import BroadcastDims
-from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
 from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting, needs_grad
-from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.gated_epilogues import epilogue_of
-from gemmsmith.torch.graph_serialization import serialize
 from gemmsmith.torch.ops import call_op
 from gemmsmith.torch.sharded_experts import is_dtensor
-from gemmsmith.torch.tracing import dtype_from_name
 
 
 def multiplies_both_at_once(x: Any, gate: Any, up: Any) -> bool:
@@ -52,7 +47,7 @@ class _GatedMLP(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Any, gate: Any, up: Any, down: Any, activation: str) -> tuple[Any, ...]:
-        epilogue = epilogue_of("gate and up", activation, str(rows.dtype))
+        epilogue = epilogue_of("gate_and_halves", activation, str(rows.dtype))
         h, g, u = call_op(epilogue, rows, (gate.mT, up.mT), [], [])
         return call_op(PLAIN_GEMM, h, down.mT, [], []), h, g, u
 
@@ -74,7 +69,7 @@ class _GatedMLP(torch.autograd.Function):
         grad_rows = grad_gate = grad_up = grad_down = None
         if ctx.needs_input_grad[0]:
             of_gate = call_op(PLAIN_GEMM, grad_g, gate, [], [])
-            grad_rows = call_op(_sum_epilogue(str(h.dtype)), grad_u, up, [], [of_gate])
+            grad_rows = call_op(epilogue_of("added", ctx.activation, str(h.dtype)), grad_u, up, [], [of_gate])
         if ctx.needs_input_grad[1]:
             grad_gate = weight_gradient(rows, grad_g, is_column_major(gate.mT)).mT
         if ctx.needs_input_grad[2]:
@@ -82,13 +77,3 @@ class _GatedMLP(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             grad_down = weight_gradient(h, gradient, is_column_major(down.mT)).mT
         return grad_rows, grad_gate, grad_up, grad_down, None
-
-
-def _add(acc: Any, c: Any) -> Any:
-    return acc + c
-
-
-@dynamo_constant
-def _sum_epilogue(dtype: str) -> str:
-    """Return the serialized epilogue that adds a matrix."""
-    return serialize(trace(_add, (2, 2), {"c": (BroadcastDims(False, 1, 1), dtype_from_name(dtype))}))

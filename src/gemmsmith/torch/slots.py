@@ -23,7 +23,7 @@ def sum_slots(slots: Any, tokens: int, addend: Any = None, row_of_slot: Any = No
 
     `row_of_slot`: (tokens * top_k,), int32: which row each slot's is; None: they are in order.
     """
-    top_k = len(slots) // max(tokens, 1)
+    top_k = slots.shape[0] // max(tokens, 1)
     arrays = [slots] if addend is None else [slots, addend]
     is_supported = (
         slots.is_cuda and 0 < top_k <= MAX_ROWS and slots.dtype in (torch.bfloat16, torch.float16)
@@ -44,7 +44,7 @@ def _sum_rows(rows: Any, row_of_slot: Any, tokens: int) -> Any:
 
 
 SUM_ROWS = define_op(
-    "sum_rows", "(Tensor rows, Tensor row_of_slot, int tokens) -> Tensor",
+    "sum_rows", "(Tensor rows, Tensor row_of_slot, SymInt tokens) -> Tensor",
     lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]), lambda *_, **__: 0,
     CPU=_sum_rows, CUDA=_sum_rows,
 )  # fmt: skip
@@ -61,7 +61,8 @@ class _SumRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         (row_of_slot,) = ctx.saved_tensors
-        of_slots = gradient.repeat_interleave(len(row_of_slot) // max(len(gradient), 1), 0)
+        top_k = row_of_slot.shape[0] // max(gradient.shape[0], 1)
+        of_slots = gradient.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)
         return torch.zeros_like(of_slots).index_copy(0, row_of_slot.long(), of_slots), None, None
 
 
