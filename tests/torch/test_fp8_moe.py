@@ -152,18 +152,17 @@ def test_weights_without_scales_are_quantized() -> None:
 def transformers_experts(**options: Any) -> Any:
     """FP8 experts of transformers, with gemmsmith's implementation."""
     pytest.importorskip("transformers", minversion="5.0")
-    from transformers.integrations import finegrained_fp8
     from transformers.integrations.moe import use_experts_implementation
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Config
 
-    if not hasattr(finegrained_fp8, "ALL_FP8_EXPERTS_FUNCTIONS"):
+    try:
+        from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
+    except ImportError:
         pytest.skip("this transformers has no interface for experts in FP8")
     register_experts()
     config = DeepseekV3Config(hidden_size=DIM, moe_intermediate_size=HIDDEN, n_routed_experts=EXPERTS)
     config.num_experts, config._experts_implementation = EXPERTS, "gemmsmith"
-    made = use_experts_implementation(
-        experts_class=finegrained_fp8.FP8Experts, experts_interface=finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS
-    )
+    made = use_experts_implementation(experts_class=FP8Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
     return made(config=config, **{"block_size": (128, 128), "activation_scheme": "dynamic", **options})
 
 

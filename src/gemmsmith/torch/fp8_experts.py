@@ -20,7 +20,7 @@ from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
-from gemmsmith.torch.gated_epilogues import check_activation, gate_and_up, gated
+from gemmsmith.torch.gated_epilogues import check_activation, gate_and_up, gated, width
 from gemmsmith.torch.ops import LIBRARY, by_rows, can_read_together
 from gemmsmith.torch.slots import sum_slots
 
@@ -107,11 +107,12 @@ def fp8_gated_experts(
         x: (tokens, dim), bf16, fp16 or fp32.
         experts: (tokens, top_k) of integers. Those outside 0 ... count - 1, such as other ranks', count for nothing.
         weights: (tokens, top_k), a float dtype.
-        gate_up: (count, 2 * hidden, dim), e4m3: the rows of gate, then those of up; hidden is a multiple of 128.
+        gate_up: (count, 2 * hidden, dim), e4m3: the rows of gate, then those of up; hidden is a multiple of 128. Or
+            (count, hidden, dim) if `activation` reads one half.
         gate_up_scale: (count, 2 * hidden / 128, dim / 128), fp32: dequantization factors.
         down: (count, dim, hidden), e4m3.
         down_scale: (count, dim / 128, hidden / 128), fp32.
-        activation: silu, gelu, gelu_tanh or relu.
+        activation: silu, gelu, gelu_tanh or relu; or the serialized graph of a gate (gated_epilogues.py).
         all_present: no expert is outside of 0 ... count - 1.
         order: the slots in the order of their experts, if they are sorted already.
         addend: (tokens, dim), what is added to the result.
@@ -124,7 +125,7 @@ def fp8_gated_experts(
     """
     check_activation(activation)
     _check((x, weights, *[addend] * (addend is not None)), {"gate_up": gate_up, "down": down})
-    count, hidden = checked_shape(x, experts, weights, gate_up, down)
+    count, hidden = checked_shape(x, experts, weights, gate_up, down, width(activation))
     check_hidden(hidden)
     if order is None:
         order = sort_slots(experts, weights.float(), count)
@@ -141,7 +142,7 @@ def _run(
     """Return the experts' sum."""
     values, scales = quantize(x, "1x128", backend=backend)
     h, h_scales = grouped_gemm(
-        values, scale_a=scales, **_gate_and_up(gate_up, gate_up_scale), offsets=offsets, gather=token_of_row,
+        values, scale_a=scales, **_first_operands(gate_up, gate_up_scale, width(activation)), offsets=offsets, gather=token_of_row,
         epilogue=_gated(activation), backend=backend,
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((slot_of_row.shape[0], x.shape[1]))
@@ -167,8 +168,10 @@ def _run_mlp(
     return gemm(h, down.T, scale_a=h_scales, scale_b=down_scale.T, out_dtype=x.dtype, backend=backend)
 
 
-def _gate_and_up(weight: Any, scale: Any) -> dict[str, Any]:
-    """Return the operands b (count, dim, hidden) each, and scale_b, of weights (count, 2 * hidden, dim)."""
+def _first_operands(weight: Any, scale: Any, width: int) -> dict[str, Any]:
+    """Return the operands b (count, dim, hidden) each, and scale_b, of weights (count, width * hidden, dim)."""
+    if width == 1:
+        return {"b": weight.mT, "scale_b": scale.mT}
     b = gate_and_up(weight)
     if not can_read_together(*b):
         b = gate_and_up(_with_aligned_rows(weight))

@@ -1,19 +1,26 @@
-"""The experts of transformers' models by grouped GEMMs: `experts_implementation="gemmsmith"`."""
+"""The experts of transformers' models by grouped GEMMs: `experts_implementation="gemmsmith"`.
+
+What a class does between the two products, its `_apply_gate`, is an epilogue function: it is traced.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from types import MethodType
+from typing import Any, NamedTuple
 
-from gemmsmith.core.errors import ArgumentError
+import torch
+
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.torch.experts import gated_experts
 from gemmsmith.torch.fp8_experts import fp8_gated_experts
+from gemmsmith.torch.gated_epilogues import HALVES, trace_gate
+from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.tracing import serialize_epilogue
 
 NAME = "gemmsmith"
-_NAMES = {
-    "SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELU": "gelu", "GELUTanh": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh", "ReLU": "relu",
-}  # fmt: skip
-"""Our names of the activations of transformers."""
 
 
 def register_experts() -> None:
@@ -21,49 +28,186 @@ def register_experts() -> None:
 
     Afterwards `AutoModelForCausalLM.from_pretrained(..., experts_implementation="gemmsmith")` or
     `model.set_experts_implementation("gemmsmith")` selects it, also for experts in FP8 with scales of 128 x 128, if
-    transformers has an interface for these.
+    transformers has an interface for these. Both raise an ArgumentError that names the class of experts whose gate
+    cannot be traced. Transformers has no hook for this check: methods of its PreTrainedModel are wrapped.
     """
-    from transformers.integrations import finegrained_fp8
+    from transformers import PreTrainedModel
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
-    if interface := getattr(finegrained_fp8, "ALL_FP8_EXPERTS_FUNCTIONS", None):
-        interface.register(NAME, _fp8_experts_forward)
+    try:
+        from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+    except ImportError:  # older, or without Triton, which older ones import
+        pass
+    else:
+        ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, _fp8_experts_forward)
+    for name in ("post_init", "set_experts_implementation"):
+        method = getattr(PreTrainedModel, name)
+        if not hasattr(method, "checks_experts"):
+            setattr(PreTrainedModel, name, _with_check(method))
+
+
+def _with_check(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a model after which the model's experts are checked, if they are ours."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        configs = [module.config for module in self.modules() if hasattr(module, "config")]
+        before = [getattr(config, "_experts_implementation", None) for config in configs]
+        result = method(self, *args, **kwargs)
+        try:
+            for module in self.modules():
+                is_experts = hasattr(type(module), "_apply_gate") and hasattr(module, "config")
+                if is_experts and getattr(module.config, "_experts_implementation", None) == NAME:
+                    _check_fp8(module) if hasattr(module, "activation_scheme") else gate_of(module)
+        except ArgumentError:
+            for config, implementation in zip(configs, before, strict=True):
+                config._experts_implementation_internal = implementation
+            raise
+        return result
+
+    call.checks_experts = True  # type: ignore[attr-defined]
+    return call
 
 
 def _experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-    """Compute what an experts module of transformers does, which has gate_up_proj and down_proj."""
-    if not self.has_gate or self.has_bias or self.has_post_expert_norm or not self.is_concatenated:
-        raise ArgumentError(f"experts_implementation: {type(self).__name__} is no gated MLP without biases; use eager")
-    gate_up, down = self.gate_up_proj, self.down_proj
+    """Compute what an experts module of transformers does."""
+    gate, name = gate_of(self), _first_weight(self)
+    gate_up, down = getattr(self, name), self.down_proj
     if self.is_transposed:
         gate_up, down = gate_up.mT, down.mT
-    return gated_experts(hidden_states, top_k_index, top_k_weights, gate_up, down, _activation(self))
+    biases = (getattr(self, f"{name}_bias"), self.down_proj_bias) if self.has_bias else (None, None)
+    y = gated_experts(
+        hidden_states, top_k_index, top_k_weights, gate_up, down, gate.activation, gate_up_bias=biases[0],
+        down_bias=biases[1], interleaved=gate.interleaved,
+        post=self.post_expert_norm if getattr(self, "has_post_expert_norm", False) else None,
+    )  # fmt: skip
+    return y.to(hidden_states.dtype)
 
 
 def _fp8_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
     """Compute what an experts module in FP8 of transformers does."""
-    modified = [name for name in _GATE_MODIFIERS if getattr(self, name, None) is not None]
-    if not self.has_gate or self.has_bias or modified or self.activation_scheme != "dynamic":
-        modifiers = ", ".join([*modified, f"activation_scheme={self.activation_scheme}"])
-        raise ArgumentError(
-            f"experts_implementation: {type(self).__name__} with {modifiers} is no plain gated MLP; use eager"
-        )
-    if tuple(self.block_size or ()) != (128, 128):
-        raise ArgumentError(f"experts_implementation: got scales of blocks {self.block_size}; use 128 x 128, or eager")
+    gate, name = _check_fp8(self), _first_weight(self)
     return fp8_gated_experts(
-        hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.gate_up_proj_scale_inv, self.down_proj,
-        self.down_proj_scale_inv, _activation(self),
+        hidden_states, top_k_index, top_k_weights, getattr(self, name), getattr(self, f"{name}_scale_inv"),
+        self.down_proj, self.down_proj_scale_inv, gate.activation,
     )  # fmt: skip
 
 
-_GATE_MODIFIERS = ("swiglu_alpha", "swiglu_limit", "gate_softcap", "up_softcap")
-"""Attributes of an experts module that change the gate, if they are not None."""
+def _check_fp8(module: Any) -> Gate:
+    """Return the gate of experts in FP8. Raises ArgumentError, with the class's name, for what is not computed."""
+    kind, scheme, gate = type(module).__name__, module.activation_scheme, gate_of(module)
+    if tuple(module.block_size or ()) != (128, 128):
+        raise ArgumentError(
+            f"experts_implementation: got {kind} with scales of blocks {module.block_size}; use 128 x 128, or eager"
+        )
+    if module.has_bias or scheme != "dynamic" or gate.interleaved:
+        raise ArgumentError(
+            f"experts_implementation: got {kind} with activation_scheme={scheme}, has_bias={module.has_bias}, gate and "
+            f"up {'alternating' if gate.interleaved else 'concatenated'}; use dynamic, no biases, concatenated, or eager"
+        )
+    return gate
 
 
-def _activation(module: Any) -> str:
-    """Return our name of a module's activation."""
-    name = type(module.act_fn).__name__
-    if name not in _NAMES:
-        raise ArgumentError(f"experts_implementation: got the activation {name}; use eager")
-    return _NAMES[name]
+def _first_weight(module: Any) -> str:
+    """Return the name of the weight that multiplies a module's input."""
+    return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
+
+
+class Gate(NamedTuple):
+    """What a module does between the products: a serialized graph, and whether columns of gate and up alternate."""
+
+    activation: str
+    interleaved: bool
+
+
+def gate_of(module: Any) -> Gate:
+    """Return a module's gate. Raises ArgumentError, with the class's name, if it cannot be traced."""
+    names = HALVES if getattr(module, "has_gate", True) else HALVES[:1]
+    if torch.compiler.is_dynamo_compiling():  # which guards what the gate reads
+        product, operands = _Product(), tuple([(name, (0, 1, 1), "torch.float32") for name in names])
+        text = serialize_epilogue(lambda _, **halves: _call(module, product, halves), (2, 2), operands, ())
+        return Gate(text, product.interleaved)
+    known = _GATES.setdefault((type(module), getattr(module._apply_gate, "__func__", module._apply_gate)), [])
+    for reads, gate in known:
+        if all(_is_same(_attribute(module, path), x) for path, x in reads):
+            return gate
+    product, reads = _Product(), []
+    try:
+        graph = trace_gate(lambda **halves: _call(_Recorder(module, (), reads), product, halves), names)
+    except (EpilogueError, AttributeError) as error:
+        raise ArgumentError(
+            f"experts_implementation: got {type(module).__name__}, whose gate is no epilogue ({error}); use eager"
+        ) from error
+    gate = Gate(serialize(graph), product.interleaved)
+    known.append((tuple(reads), gate))
+    return gate
+
+
+_Reads = list[tuple[tuple[str, ...], Any]]
+"""Attributes that a gate reads, by their paths, with their values."""
+_GATES: dict[Any, list[tuple[Any, Gate]]] = BoundedCache(1024)
+"""Gates by the module's class and its `_apply_gate`, with what they read of a module."""
+
+
+def _call(module: Any, product: _Product, halves: dict[str, Any]) -> Any:
+    """Call what a module, or its recorder, does between the products."""
+    if len(halves) < len(HALVES):
+        return module.act_fn(*halves.values())
+    product.halves = tuple(halves.values())
+    return module._apply_gate(product)
+
+
+class _Product:
+    """The product of gate and up, as a gate takes it apart."""
+
+    def __init__(self) -> None:
+        self.halves: tuple[Any, ...] = ()
+        self.interleaved = False
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+        """Return gate and up, one behind the other."""
+        if (chunks, dim) != (2, -1):
+            raise EpilogueError(f"chunk: got {chunks}, {dim}; use chunk(2, dim=-1)")
+        return self.halves
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return gate or up, which alternate."""
+        is_half = isinstance(key, tuple) and len(key) == 2 and key[0] is Ellipsis and isinstance(key[1], slice)
+        if not is_half or key[1].stop is not None or key[1].step != 2 or key[1].start not in (None, 0, 1):
+            raise EpilogueError("gate_up: got an index; use [..., ::2] and [..., 1::2]")
+        self.interleaved = True
+        return self.halves[key[1].start or 0]
+
+
+class _Recorder:
+    """A module whose gate is traced. Records what the gate reads of it."""
+
+    def __init__(self, module: Any, path: tuple[str, ...], reads: _Reads) -> None:
+        self._module, self._path, self._reads = module, path, reads
+
+    def __getattr__(self, name: str) -> Any:
+        x, path = getattr(self._module, name), (*self._path, name)
+        if isinstance(x, torch.nn.Module):
+            return _Recorder(x, path, self._reads)
+        if isinstance(x, MethodType) and x.__self__ is self._module:
+            return MethodType(x.__func__, self)
+        if not (callable(x) or isinstance(x, (bool, int, float, str, type(None)))):
+            raise EpilogueError(f"it reads {'.'.join(path)}, of type {type(x).__name__}")
+        self._reads.append((path, x))
+        return x
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._module._forward_hooks or self._module._forward_pre_hooks:
+            raise EpilogueError(f"{'.'.join(self._path)} has hooks")
+        return self.forward(*args, **kwargs)
+
+
+def _attribute(module: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        module = getattr(module, name, None)
+    return module
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    return x is y or (type(x) is type(y) and bool(x == y))
