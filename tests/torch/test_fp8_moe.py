@@ -174,7 +174,8 @@ def test_the_experts_interface_of_transformers() -> None:
     with torch.no_grad():
         check(theirs(x, experts, weights), x, experts, weights, *scaled)
         for options, message in (
-            ({"block_size": (64, 64)}, "got scales of blocks"), ({"activation_scheme": "static"}, "scheme=static"),
+            ({"block_size": (64, 64)}, "FP8Experts with scales of blocks"),
+            ({"activation_scheme": "static"}, "FP8Experts with activation_scheme=static"),
         ):  # fmt: skip
             with pytest.raises(ArgumentError, match=message):
                 transformers_experts(**options)(x, experts, weights)

@@ -10,6 +10,7 @@ import torch
 
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
+from gemmsmith.backends import Backend
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
@@ -113,7 +114,7 @@ def _run_with_gradients(
 
 def _run_inference(
     x: Any, offsets: Any, slot_of_row: Any, token_of_row: Any, row_weights: Any, gate_up: Any, down: Any, bias: Any,
-    addend: Any, activation: str, all_present: bool,
+    addend: Any, activation: str, all_present: bool, backend: Backend = "auto",
 ) -> Any:  # fmt: skip
     """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots.
 
@@ -127,13 +128,13 @@ def _run_inference(
     biases = () if bias is None else bias.unsqueeze(1).chunk(width(activation), 2)
     h = launch(
         x, b, offsets=offsets, gather=gather, operands=dict(zip(BIASES, biases, strict=False)),
-        epilogue=deserialize(epilogue_of("gated", activation, dtype, has_bias=bias is not None)),
+        epilogue=deserialize(epilogue_of("gated", activation, dtype, has_bias=bias is not None)), backend=backend,
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((rows, down.shape[1]))
     launch(
         h, down.mT, offsets=offsets, scatter=slot_of_row, out=slots,
         epilogue=deserialize(epilogue_of("weighted", activation, dtype)),
-        operands={"weight": by_rows(row_weights.unsqueeze(1))},
+        operands={"weight": by_rows(row_weights.unsqueeze(1))}, backend=backend,
     )  # fmt: skip
     return sum_slots(slots, tokens, addend)
 
@@ -247,11 +248,12 @@ def _split(both: Any, interleaved: bool) -> tuple[Any, Any]:
 
 
 def _backward_on_gpu(
-    gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool
-) -> tuple[Any, Any, Any]:
+    gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool,
+    backend: Backend = "auto",
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """Return the gradients of gate and up, in gate_up's order of columns, those of the rows' weights, and h."""
     arguments = gradient, down, halves, row_weights, offsets, activation, interleaved
-    if fallback.kernels_unsupported(gradient.get_device()):
+    if gradient.is_cuda and fallback.kernels_unsupported(gradient.get_device()):
         return _backward_by_groups(*arguments)
     epilogue, operands = _backward_operands(halves, row_weights, activation, interleaved)
     grad_both, grad_weights, h = _backward_fake(*arguments)
@@ -259,7 +261,7 @@ def _backward_on_gpu(
     launch(
         gradient, down, offsets=offsets, precision=fp32_precision(gradient), epilogue=deserialize(epilogue),
         operands={name: by_rows(x) for name, x in zip(("weight", *HALVES), operands, strict=False)},
-        out={f"out{i or ''}": x for i, x in enumerate((*grads, grad_weights, h))},
+        out={f"out{i or ''}": x for i, x in enumerate((*grads, grad_weights, h))}, backend=backend,
     )  # fmt: skip
     return torch.stack(grads, 2).flatten(1) if interleaved else grad_both, grad_weights, h
 

@@ -141,9 +141,10 @@ def _run(
 ) -> Any:  # fmt: skip
     """Return the experts' sum."""
     values, scales = quantize(x, "1x128", backend=backend)
+    weights = _first_operands(gate_up, gate_up_scale, width(activation))
     h, h_scales = grouped_gemm(
-        values, scale_a=scales, **_first_operands(gate_up, gate_up_scale, width(activation)), offsets=offsets, gather=token_of_row,
-        epilogue=_gated(activation), backend=backend,
+        values, scale_a=scales, **weights, offsets=offsets, gather=token_of_row, epilogue=_gated(activation),
+        backend=backend,
     )  # fmt: skip
     slots = (x.new_empty if all_present else x.new_zeros)((slot_of_row.shape[0], x.shape[1]))
     grouped_gemm(

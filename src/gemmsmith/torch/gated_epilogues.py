@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.dtypes import FP32
@@ -42,9 +42,9 @@ def check_activation(activation: str) -> None:
 
 
 @dynamo_constant
-def width(activation: str) -> int:
+def width(activation: str) -> Literal[1, 2]:
     """Return the number of halves that a gate reads."""
-    return len(_graph(activation).operands)
+    return 2 if len(_graph(activation).operands) == 2 else 1
 
 
 def gate_and_up(weight: Any) -> tuple[Any, Any]:
@@ -163,12 +163,17 @@ def epilogue_of(
 ) -> str:
     """Return one of the functions above, serialized, of operands of these dtypes.
 
-    Its operands are, in this order, the weight; what is added; the halves, if it does not compute them; their biases.
+    Its operands are, in this order, the weight; what is added; the halves, if it does not compute them; their biases,
+    those of each group for `gated`, else those of each row.
     """
-    names, kind = (BIASES, BroadcastDims(False, 1, width(activation))) if has_bias else ((), _MATRIX)
-    if name in ("weighted_gate", "backward", "weighted_backward"):
-        names = HALVES
+    count, kind = width(activation), _MATRIX
+    names: tuple[str, ...] = BIASES[:count] if has_bias else ()
+    if name == "added":
+        names = ("c",)
+    elif name in ("weighted_gate", "backward", "weighted_backward"):
+        names = HALVES[:count]
+    else:
+        kind = BroadcastDims(True, 0, count) if name == "gated" else BroadcastDims(False, 1, count)
     operands = {"weight": (_COLUMN, dtype_from_name(weight_dtype))} if name.startswith("weighted") else {}
-    for operand in ("c",) if name == "added" else names[: width(activation)]:
-        operands[operand] = kind, dtype_from_name(dtype)
+    operands |= {x: (kind, dtype_from_name(dtype)) for x in names}
     return serialize(trace(partial(_EPILOGUES[name], activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

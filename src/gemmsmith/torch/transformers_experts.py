@@ -96,15 +96,15 @@ def _fp8_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_
 
 def _check_fp8(module: Any) -> Gate:
     """Return the gate of experts in FP8. Raises ArgumentError, with the class's name, for what is not computed."""
-    kind, scheme, gate = type(module).__name__, module.activation_scheme, gate_of(module)
-    if tuple(module.block_size or ()) != (128, 128):
+    gate, scheme, block = gate_of(module), module.activation_scheme, tuple(module.block_size or ())
+    others = {
+        f"scales of blocks {block}": block != (128, 128), f"activation_scheme={scheme}": scheme != "dynamic",
+        "biases": module.has_bias, "gate and up that alternate": gate.interleaved,
+    }  # fmt: skip
+    if found := [name for name, is_found in others.items() if is_found]:
         raise ArgumentError(
-            f"experts_implementation: got {kind} with scales of blocks {module.block_size}; use 128 x 128, or eager"
-        )
-    if module.has_bias or scheme != "dynamic" or gate.interleaved:
-        raise ArgumentError(
-            f"experts_implementation: got {kind} with activation_scheme={scheme}, has_bias={module.has_bias}, gate and "
-            f"up {'alternating' if gate.interleaved else 'concatenated'}; use dynamic, no biases, concatenated, or eager"
+            f"experts_implementation: got {type(module).__name__} with {', '.join(found)}; use dynamic scales of 128 x "
+            "128, gate before up, no biases, or eager"
         )
     return gate
 
@@ -198,8 +198,10 @@ class _Recorder:
         return x
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._module._forward_hooks or self._module._forward_pre_hooks:
-            raise EpilogueError(f"{'.'.join(self._path)} has hooks")
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
+            if hooks := getattr(self._module, name):
+                raise EpilogueError(f"{'.'.join(self._path)} has hooks")
+            self._reads.append(((*self._path, name), hooks.copy()))
         return self.forward(*args, **kwargs)
 
 
