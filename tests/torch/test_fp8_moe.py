@@ -135,6 +135,21 @@ def test_checkpoints_with_scales(stacked: bool) -> None:
     assert torch.equal(ours.state_dict()["experts.gate_up_proj"].float(), experts.gate_up_proj.float())
 
 
+@pytest.mark.parametrize("hidden", [64, 96, 192])
+def test_checkpoints_whose_last_blocks_are_partial(hidden: int) -> None:
+    """With a tensor for each expert, gate and up have scales of their own."""
+    wide, state, want = FusedMoE(DIM, hidden, 2, 1), {"gate.weight": torch.randn(2, DIM)}, {}
+    for e in range(2):
+        for name, shape, scale in (("gate", (hidden, DIM), 1), ("up", (hidden, DIM), 100), ("down", (DIM, hidden), 1)):
+            weight, scales = gemmsmith.quantize(torch.randn(shape) * scale, "128x128")
+            state |= {f"experts.{e}.{name}_proj.weight": weight, f"experts.{e}.{name}_proj.weight_scale_inv": scales}
+            want[e, name] = dequantized(weight[None], scales[None])[0].float()
+    wide.load_state_dict(state)
+    for e in range(2):
+        torch.testing.assert_close(wide.experts.gate_up_proj[e], torch.cat([want[e, "gate"], want[e, "up"]]))
+        torch.testing.assert_close(wide.experts.down_proj[e], want[e, "down"])
+
+
 def test_weights_without_scales_are_quantized() -> None:
     wide, ours, x = layer(dtype=torch.bfloat16), layer(dtype=torch.bfloat16, experts_dtype=FP8), torch.randn(9, DIM)
     ours.load_state_dict(wide.state_dict())
@@ -179,6 +194,48 @@ def test_the_experts_interface_of_transformers() -> None:
         ):  # fmt: skip
             with pytest.raises(ArgumentError, match=message):
                 transformers_experts(**options)(x, experts, weights)
+
+
+class Config:
+    """What FP8Experts reads of a configuration, with a gate of some model."""
+
+    num_experts, hidden_size, moe_intermediate_size, hidden_act, _experts_implementation = (
+        EXPERTS, DIM, HIDDEN, "silu", "gemmsmith",
+    )  # fmt: skip
+
+    def __init__(self, **gate: Any) -> None:
+        vars(self).update(gate)
+
+
+@pytest.mark.parametrize(
+    ("gate", "has_gate"),
+    [({"swiglu_limit": 0.5}, True), ({"swiglu_limit": 0.5, "swiglu_alpha": 1.7}, True),
+     ({"mlp_gate_softcap": 0.7, "mlp_up_softcap": 0.3}, True), ({"hidden_act": "relu2"}, False)],
+)  # fmt: skip
+def test_gates_of_transformers_in_fp8(gate: dict[str, float], has_gate: bool) -> None:
+    plain = transformers_experts()
+    theirs = type(plain)(Config(**gate), block_size=(128, 128), has_gate=has_gate)
+    theirs.has_gate = has_gate
+    reason = "this transformers computes no such gate in FP8"
+    if not all(hasattr(theirs, name.removeprefix("mlp_")) for name in gate.keys() - {"hidden_act"}):
+        pytest.skip(reason)
+    x, experts, weights, gate_up, gate_up_scale, down, down_scale = inputs(20)
+    if not has_gate:
+        gate_up, gate_up_scale = gate_up[:, :HIDDEN], gate_up_scale[:, : HIDDEN // 128]
+    name = "gate_up_proj" if has_gate else "up_proj"
+    arrays = {name: gate_up, f"{name}_scale_inv": gate_up_scale, "down_proj": down, "down_proj_scale_inv": down_scale}
+    theirs.load_state_dict(arrays, strict=False)
+    with torch.no_grad():
+        got = theirs(x, experts, weights)
+    want = torch.zeros(x.shape, dtype=torch.float64)
+    for e in range(EXPERTS):
+        token, slot = torch.where(experts == e)
+        product = x[token].double() @ dequantized(gate_up, gate_up_scale)[e].T
+        h = theirs._apply_gate(product) if has_gate else theirs.act_fn(product)
+        want.index_add_(
+            0, token, (h.double() @ dequantized(down, down_scale)[e].T) * weights[token, slot, None].double()
+        )
+    assert (got.double() - want).norm() <= 0.07 * want.norm()
 
 
 def test_compiled() -> None:

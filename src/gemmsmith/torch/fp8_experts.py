@@ -225,5 +225,10 @@ def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> No
         if parameter.dtype == torch.float8_e4m3fn and scale not in state and weight.dtype != parameter.dtype:
             state[prefix + name], state[scale] = quantize(weight.detach(), "128x128")
         elif parameter.dtype != torch.float8_e4m3fn and scale in state:
-            dtype = torch.float32 if parameter.dtype == torch.float64 else parameter.dtype
-            state[prefix + name] = dequantize(weight.detach(), state.pop(scale).detach(), dtype)
+            state[prefix + name] = dequantize_for(parameter, weight, state.pop(scale))
+
+
+def dequantize_for(parameter: Any, weight: Any, scale: Any) -> Any:
+    """Return a weight (..., n, k) with scales of 128 x 128 in a parameter's dtype; in fp32 for a float64."""
+    dtype = torch.float32 if parameter.dtype == torch.float64 else parameter.dtype
+    return dequantize(weight.detach(), scale.detach(), dtype)

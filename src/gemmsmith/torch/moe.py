@@ -16,7 +16,7 @@ from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.expert_routing import ROUTE, select_experts
 from gemmsmith.torch.expert_sort import SortedSlots
 from gemmsmith.torch.experts import gated_experts
-from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, Fp8MLP, check_hidden, convert_weights
+from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, Fp8MLP, check_hidden, convert_weights, dequantize_for
 from gemmsmith.torch.fp8_training import gated_experts_in_fp8
 from gemmsmith.torch.modules import FusedMLP
 from gemmsmith.torch.ops import call_op
@@ -210,11 +210,13 @@ def _rename_transformers_parameters(
             single[match[3]].setdefault(kind, {})[int(match[1])] = state.pop(name)
         elif name.startswith(f"{prefix}shared_experts."):
             state[name.replace("_proj.", ".")] = state.pop(name)
-    for suffix, of_suffix in single.items():
-        if of_suffix:
-            gate, up, down = (_stacked(of_suffix.get(kind, {})) for kind in ("gate_proj", "up_proj", "down_proj"))
-            state[f"{prefix}experts.gate_up_proj{suffix}"] = torch.cat([gate, up], 1)
-            state[f"{prefix}experts.down_proj{suffix}"] = down
+    kinds, parameter = ("gate_proj", "up_proj", "down_proj"), module.experts.gate_up_proj
+    stacked = {suffix: [_stacked(x.get(kind, {})) for kind in kinds] for suffix, x in single.items() if x}
+    if len(stacked) == 2 and parameter.dtype != torch.float8_e4m3fn:  # before gate and up, whose blocks end, are joined
+        stacked = {"": [dequantize_for(parameter, *pair) for pair in zip(*stacked.values(), strict=True)]}
+    for suffix, (gate, up, down) in stacked.items():
+        state[f"{prefix}experts.gate_up_proj{suffix}"] = torch.cat([gate, up], 1)
+        state[f"{prefix}experts.down_proj{suffix}"] = down
     convert_weights(module, state, prefix)
 
 

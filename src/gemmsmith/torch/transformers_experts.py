@@ -5,7 +5,7 @@ What a class does between the two products, its `_apply_gate`, is an epilogue fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from types import MethodType
 from typing import Any, NamedTuple
@@ -29,7 +29,8 @@ def register_experts() -> None:
     Afterwards `AutoModelForCausalLM.from_pretrained(..., experts_implementation="gemmsmith")` or
     `model.set_experts_implementation("gemmsmith")` selects it, also for experts in FP8 with scales of 128 x 128, if
     transformers has an interface for these. Both raise an ArgumentError that names the class of experts whose gate
-    cannot be traced. Transformers has no hook for this check: methods of its PreTrainedModel are wrapped.
+    cannot be traced. Two methods of transformers' PreTrainedModel are wrapped for that, and since older releases accept
+    only their own implementations.
     """
     from transformers import PreTrainedModel
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -41,33 +42,44 @@ def register_experts() -> None:
         pass
     else:
         ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, _fp8_experts_forward)
-    for name in ("post_init", "set_experts_implementation"):
+    for name, wrapper in (("get_correct_experts_implementation", _accept), ("post_init", _check_when_made)):
         method = getattr(PreTrainedModel, name)
         if not hasattr(method, "checks_experts"):
-            setattr(PreTrainedModel, name, _with_check(method))
+            setattr(PreTrainedModel, name, _wrapped(method, wrapper))
 
 
-def _with_check(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of a model after which the model's experts are checked, if they are ours."""
+def _wrapped(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls wrapper(method, self, ...)."""
 
     @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        configs = [module.config for module in self.modules() if hasattr(module, "config")]
-        before = [getattr(config, "_experts_implementation", None) for config in configs]
-        result = method(self, *args, **kwargs)
-        try:
-            for module in self.modules():
-                is_experts = hasattr(type(module), "_apply_gate") and hasattr(module, "config")
-                if is_experts and getattr(module.config, "_experts_implementation", None) == NAME:
-                    _check_fp8(module) if hasattr(module, "activation_scheme") else gate_of(module)
-        except ArgumentError:
-            for config, implementation in zip(configs, before, strict=True):
-                config._experts_implementation_internal = implementation
-            raise
-        return result
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(method, *args, **kwargs)
 
     call.checks_experts = True  # type: ignore[attr-defined]
     return call
+
+
+def _accept(method: Callable[..., Any], self: Any, requested_experts: Any) -> Any:
+    """Accept ours, of a model that is about to be made or whose experts can be computed."""
+    if requested_experts != NAME:
+        return method(self, requested_experts)
+    _check_experts(self.modules())
+    return NAME
+
+
+def _check_when_made(method: Callable[..., Any], self: Any) -> None:
+    """Check the experts of a model that has been made."""
+    method(self)
+    _check_experts(
+        x for x in self.modules() if getattr(getattr(x, "config", None), "_experts_implementation", "") == NAME
+    )
+
+
+def _check_experts(modules: Iterable[Any]) -> None:
+    """Raise ArgumentError, with the class's name, if there are experts among the modules that are not computed."""
+    for module in modules:
+        if hasattr(type(module), "_apply_gate") and hasattr(module, "config"):
+            _check_fp8(module) if hasattr(module, "activation_scheme") else gate_of(module)
 
 
 def _experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
@@ -128,7 +140,8 @@ def gate_of(module: Any) -> Gate:
         product, operands = _Product(), tuple([(name, (0, 1, 1), "torch.float32") for name in names])
         text = serialize_epilogue(lambda _, **halves: _call(module, product, halves), (2, 2), operands, ())
         return Gate(text, product.interleaved)
-    known = _GATES.setdefault((type(module), getattr(module._apply_gate, "__func__", module._apply_gate)), [])
+    function = getattr(module._apply_gate, "__func__", module._apply_gate)
+    known = _GATES.setdefault((type(module), function, names), [])
     for reads, gate in known:
         if all(_is_same(_attribute(module, path), x) for path, x in reads):
             return gate
@@ -147,7 +160,7 @@ def gate_of(module: Any) -> Gate:
 _Reads = list[tuple[tuple[str, ...], Any]]
 """Attributes that a gate reads, by their paths, with their values."""
 _GATES: dict[Any, list[tuple[Any, Gate]]] = BoundedCache(1024)
-"""Gates by the module's class and its `_apply_gate`, with what they read of a module."""
+"""Gates by the module's class, its `_apply_gate` and what that takes, with what they read of a module."""
 
 
 def _call(module: Any, product: _Product, halves: dict[str, Any]) -> Any:
