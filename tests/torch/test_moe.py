@@ -7,15 +7,29 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.core.dtypes import as_dtype  # noqa: E402
 from gemmsmith.host.expert_sort import route  # noqa: E402
 from gemmsmith.host.expert_sort import sort_by_expert as sort_by_expert_kernel  # noqa: E402
 from gemmsmith.kernels.route import RouteSpec  # noqa: E402
-from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
+from gemmsmith.torch import (  # noqa: E402
+    FusedMoE,
+    fallback,
+    register_experts,
+)
+from gemmsmith.torch import experts as experts_module  # noqa: E402
 from gemmsmith.torch.expert_sort import SortedSlots, sort_slots  # noqa: E402
-from gemmsmith.torch.experts import gated_experts, sort_by_expert  # noqa: E402
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS  # noqa: E402
+from gemmsmith.torch.experts import (  # noqa: E402
+    _backward_by_groups,
+    _backward_on_gpu,
+    _run_inference,
+    gated_experts,
+    sort_by_expert,
+)
+from gemmsmith.torch.gated_epilogues import ACTIVATIONS, HALVES, trace_gate, width  # noqa: E402
+from gemmsmith.torch.graph_serialization import serialize  # noqa: E402
 from gemmsmith.torch.slots import sum_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -310,3 +324,116 @@ def test_wrong_arguments_are_refused() -> None:
     x, experts, weights, gate_up, down = inputs(3)
     with pytest.raises(ArgumentError, match="x, experts, weights, gate_up, down: got shapes"):
         gated_experts(x[:2], experts, weights, gate_up, down)
+
+
+LAYERS = {
+    "bf16": {"dtype": torch.bfloat16}, "fp32, unaligned": {"hidden": 20, "shared_hidden": 8},
+    "sigmoid": {"scores": "sigmoid", "dtype": torch.bfloat16}, "fp8 training": {"multiply_in_fp8": True},
+    "fp8": {"experts_dtype": torch.float8_e4m3fn, "hidden": 128},
+}  # fmt: skip
+
+
+def a_layer(name: str) -> tuple[FusedMoE, Any]:
+    """Return a layer and its inputs by their numbers of rows; gradients are recorded unless it has none."""
+    options = {"hidden": HIDDEN, "dtype": torch.float32, **LAYERS[name]}
+    made = FusedMoE(DIM, experts=EXPERTS, top_k=TOP_K, **options)
+    made.requires_grad_(name != "fp8")
+    return made, lambda rows: torch.randn(rows, DIM, dtype=options["dtype"])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled_for_any_number_of_rows(name: str) -> None:
+    torch._dynamo.reset()
+    made, inputs_of = a_layer(name)
+    graphs = CompileCounterWithBackend("aot_eager")
+    dynamic, marked = (torch.compile(made, backend=graphs, fullgraph=True, dynamic=x) for x in (True, None))
+    for rows in (9, 12, 10, 17, 33):
+        x = inputs_of(rows)
+        torch.testing.assert_close(dynamic(x), made(x))
+    assert graphs.frame_count == 1
+    torch._dynamo.reset()
+    for rows in (9, 12, 10, 16):
+        x = inputs_of(rows)
+        torch._dynamo.mark_dynamic(x, 0)
+        y, want = marked(x), made(x)
+        torch.testing.assert_close(y, want)
+        if name != "fp8":
+            weight = made.experts.down_proj
+            got, wanted = (torch.autograd.grad(a.float().sum(), weight) for a in (y, want))
+            torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.02)
+    assert graphs.frame_count == 2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_exported_for_any_number_of_rows(name: str) -> None:
+    made, inputs_of = a_layer(name)
+    exported = torch.export.export(made, (inputs_of(16),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+    for rows in (2, 9, 40):
+        x = inputs_of(rows)
+        torch.testing.assert_close(exported.module()(x), made(x))
+
+
+@pytest.mark.parametrize("in_fp8", [False, True])
+def test_what_a_training_step_saves(in_fp8: bool) -> None:
+    """Little more than x, gate and up: neither gathered rows nor what down multiplies."""
+    tokens, dim, hidden, top_k = 64, 256, 96, 8
+    made = FusedMoE(dim, hidden, 16, top_k, dtype=torch.bfloat16, multiply_in_fp8=in_fp8)
+    sizes = {x.untyped_storage().data_ptr(): 0 for x in made.parameters()}
+
+    def pack(x: Any) -> Any:
+        sizes.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = made(torch.randn(tokens, dim, dtype=torch.bfloat16, requires_grad=True))
+    assert y.requires_grad
+    assert sum(sizes.values()) <= 1.1 * tokens * 2 * (dim + 2 * hidden * top_k)
+
+
+def test_dynamo_warns_of_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    """Whether kernels run there is cached."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    fallback.kernels_unsupported.cache_clear()
+    run = torch.compile(lambda x: x + experts_module._kernels_run(0), backend="eager", fullgraph=True)
+    assert run(torch.ones(1)) == 2
+    fallback.kernels_unsupported.cache_clear()
+    assert not [x for x in recwarn if "lru_cache" in str(x.message)]
+
+
+OAI = serialize(
+    trace_gate(lambda gate, up: (up.clamp(-2, 2) + 1) * gate.clamp(max=2) * (gate.clamp(max=2) * 1.7).sigmoid(), HALVES)
+)
+RELU2 = serialize(trace_gate(lambda gate: gate.relu().square(), HALVES[:1]))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("gate", ["silu", OAI, RELU2], ids=["silu", "oai", "relu2"])
+def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
+    """In the simulator, against float64; some experts are other ranks'."""
+    tokens, dim, hidden, count = 20, 64, 48, width(gate)
+    experts, weights = torch.rand(tokens, EXPERTS + 1).topk(TOP_K).indices, torch.rand(tokens, TOP_K)
+    x, gate_up, down, bias = (torch.randn(shape).bfloat16() for shape in (
+        (tokens, dim), (EXPERTS, count * hidden, dim), (EXPERTS, dim, hidden), (EXPERTS, count * hidden),
+    ))  # fmt: skip
+    gate_up, down, order = gate_up * dim**-0.5, down * hidden**-0.5, sort_slots(experts, weights, EXPERTS)
+    table = order.offsets, order.slot_of_row, order.token_of_row, order.row_weights
+    got = _run_inference(x, *table, gate_up, down, bias if biased else None, None, gate, False, "sim")
+    want = gated_experts(
+        x.double(), experts, weights.double(), gate_up.double(), down.double(), gate,
+        gate_up_bias=bias.double() if biased else None,
+    )  # fmt: skip
+    assert (got.double() - want).norm() <= 0.01 * want.norm()
+    gradient = torch.randn(tokens * TOP_K, dim).bfloat16()
+    for interleaved in (False, True)[: count if biased else 1]:
+        shapes = [(tokens * TOP_K, count * hidden)] if interleaved else [(tokens * TOP_K, hidden)] * count
+        halves, end = [torch.randn(shape).bfloat16() for shape in shapes], order.offsets[-1]
+        of_kernel = _backward_on_gpu(
+            gradient, down, halves, order.row_weights, order.offsets, gate, interleaved, backend="sim"
+        )
+        exact = [x.double() for x in halves]
+        wanted = _backward_by_groups(
+            gradient.double(), down.double(), exact, order.row_weights.double(), order.offsets, gate, interleaved
+        )
+        for a, b in zip(of_kernel, wanted, strict=True):
+            assert (a[:end].double() - b[:end]).norm() <= 0.01 * b.norm()

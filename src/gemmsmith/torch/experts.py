@@ -155,7 +155,12 @@ torch.library.register_fake("gemmsmith::gated_experts", _inference_fake, lib=LIB
 def _gathers(x: Any, hidden: int) -> bool:
     """Return whether kernels can gather and scatter rows of x, and of results of `hidden` columns."""
     is_16bit = x.dtype in (torch.bfloat16, torch.float16)
-    return is_16bit and x.is_cuda and not fallback.kernels_unsupported(x.get_device()) and not (x.shape[1] | hidden) % 8
+    return is_16bit and x.is_cuda and not (x.shape[1] | hidden) % 8 and _kernels_run(x.get_device())
+
+
+@torch.compiler.assume_constant_result
+def _kernels_run(index: int) -> bool:
+    return not fallback.kernels_unsupported(index)
 
 
 def sort_by_expert(experts: Any, count: int) -> tuple[Any, Any]:
