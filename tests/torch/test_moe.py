@@ -373,11 +373,13 @@ def test_exported_for_any_number_of_rows(name: str) -> None:
         torch.testing.assert_close(exported.module()(x), made(x))
 
 
+@pytest.mark.parametrize("backend", ["", "aot_eager_decomp_partition"])
 @pytest.mark.parametrize("in_fp8", [False, True])
-def test_what_a_training_step_saves(in_fp8: bool) -> None:
-    """Little more than x, gate and up: neither gathered rows nor what down multiplies."""
+def test_what_a_training_step_saves(in_fp8: bool, backend: str) -> None:
+    """Little more than x, gate and up: neither gathered rows nor what down multiplies; compiled, too."""
     tokens, dim, hidden, top_k = 64, 256, 96, 8
     made = FusedMoE(dim, hidden, 16, top_k, dtype=torch.bfloat16, multiply_in_fp8=in_fp8)
+    run = torch.compile(made, backend=backend) if backend else made
     sizes = {x.untyped_storage().data_ptr(): 0 for x in made.parameters()}
 
     def pack(x: Any) -> Any:
@@ -385,7 +387,7 @@ def test_what_a_training_step_saves(in_fp8: bool) -> None:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        y = made(torch.randn(tokens, dim, dtype=torch.bfloat16, requires_grad=True))
+        y = run(torch.randn(tokens, dim, dtype=torch.bfloat16, requires_grad=True))
     assert y.requires_grad
     assert sum(sizes.values()) <= 1.1 * tokens * 2 * (dim + 2 * hidden * top_k)
 
@@ -399,6 +401,17 @@ def test_dynamo_warns_of_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recwa
     assert run(torch.ones(1)) == 2
     fallback.kernels_unsupported.cache_clear()
     assert not [x for x in recwarn if "lru_cache" in str(x.message)]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_operator_of_a_gradient(transposed: bool) -> None:
+    gradient, x, rows = torch.randn(9, 24).double(), torch.randn(5, DIM).double(), torch.randint(0, 5, (9,)).int()
+    arguments = gradient, x, rows, torch.tensor([2, 2, 7], dtype=torch.int32), transposed
+    torch.library.opcheck(torch.ops.gemmsmith.gathered_slices.default, arguments)
+    got = torch.ops.gemmsmith.gathered_slices(*arguments)
+    for group, (begin, end) in enumerate(((0, 2), (2, 2), (2, 7))):
+        want = gradient[begin:end].T @ x[rows[begin:end]]
+        torch.testing.assert_close(got[group], want.T if transposed else want)
 
 
 OAI = serialize(

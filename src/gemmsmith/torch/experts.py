@@ -215,14 +215,35 @@ class _Experts(torch.autograd.Function):
         if ctx.needs_input_grad[1] and ctx.sums:
             grad_weights = grad_row_weights.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
-            rows = x.index_select(0, token_of_row)
-            grad_gate_up = weight_gradient(rows, grad_both, is_column_major(gate_up.mT), offsets).mT
+            transposed = not is_column_major(gate_up.mT)
+            grad_gate_up = GATHERED_SLICES(grad_both, x, token_of_row, offsets, transposed)
+            grad_gate_up = grad_gate_up.mT if transposed else grad_gate_up
         if ctx.needs_input_grad[3]:
             grad_down = weight_gradient(h, gradient, is_column_major(down.mT), offsets).mT
         if ctx.needs_input_grad[4]:
             ones = grad_both.new_ones(1, grad_both.shape[0])
             grad_bias = multiply_slices(ones, grad_both, offsets).squeeze(1)
         return grad_x, grad_weights, grad_gate_up, grad_down, grad_bias, *[None] * 8
+
+
+def _multiply_gathered(gradient: Any, x: Any, token_of_row: Any, offsets: Any, transposed: bool) -> Any:
+    """Return (count, n, k), gradient.T @ rows of x, of each group's rows; or the transpose of each."""
+    rows = x.index_select(0, token_of_row)
+    a, b = (rows, gradient) if transposed else (gradient, rows)
+    return multiply_slices(a.mT, b, offsets)
+
+
+def _fake_gathered(gradient: Any, x: Any, token_of_row: Any, offsets: Any, transposed: bool) -> Any:
+    shape = (x.shape[1], gradient.shape[1]) if transposed else (gradient.shape[1], x.shape[1])
+    return gradient.new_empty((offsets.shape[0], *shape))
+
+
+GATHERED_SLICES = define_op(
+    "gathered_slices", "(Tensor gradient, Tensor x, Tensor token_of_row, Tensor offsets, bool transposed) -> Tensor",
+    _fake_gathered, lambda gradient, x, *_, **__: 2 * gradient[0] * gradient[1] * x[1],
+    CPU=_multiply_gathered, CUDA=_multiply_gathered,
+)  # fmt: skip
+"""The operator of gate_up's gradient, which gathers x's rows. A gather of its own would be forward's if compiled: saved."""
 
 
 def _multiply_by_gate_and_up(
