@@ -450,3 +450,57 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
         )
         for a, b in zip(of_kernel, wanted, strict=True):
             assert (a[:end].double() - b[:end]).norm() <= 0.01 * b.norm()
+
+
+class KindOfExperts(torch.nn.Module):
+    """Experts with biases, whose gates are those of GPT-OSS, or with a norm; and what they compute, one at a time."""
+
+    def __init__(self, gate: str, interleaved: bool, biased: bool, post: bool) -> None:
+        super().__init__()
+        self.gate, self.interleaved, columns = gate, interleaved, width(gate) * HIDDEN
+        shapes = (EXPERTS, columns, DIM), (EXPERTS, DIM, HIDDEN), (EXPERTS, columns), (EXPERTS, DIM)
+        self.arrays = torch.nn.ParameterList(torch.randn(x, dtype=torch.float64) for x in shapes[: 4 if biased else 2])
+        self.post = torch.nn.Sequential(torch.nn.RMSNorm(DIM, 0.1), torch.nn.Tanh()).double() if post else None
+
+    def forward(self, x: Any, experts: Any, weights: Any) -> Any:
+        gate_up, down, *biases = self.arrays
+        names = dict(zip(("gate_up_bias", "down_bias"), biases, strict=False))
+        return gated_experts(
+            x, experts, weights, gate_up, down, self.gate, interleaved=self.interleaved, post=self.post, **names
+        )
+
+    def one_at_a_time(self, x: Any, experts: Any, weights: Any) -> Any:
+        gate_up, down, *biases = self.arrays
+        y = torch.zeros_like(x)
+        for e in range(EXPERTS):
+            token, slot = torch.where(experts == e)
+            both = x[token] @ gate_up[e].T + (biases[0][e] if biases else 0)
+            gate, up = (both[:, ::2], both[:, 1::2]) if self.interleaved else both.chunk(2, 1)
+            if self.gate == OAI:
+                h = (up.clamp(-2, 2) + 1) * gate.clamp(max=2) * (gate.clamp(max=2) * 1.7).sigmoid()
+            else:
+                h = both.relu().square() if self.gate == RELU2 else torch.nn.functional.silu(gate) * up
+            rows = h @ down[e].T + (biases[1][e] if biases else 0)
+            y = y.index_add(0, token, (self.post(rows) if self.post else rows) * weights[token, slot, None])
+        return y
+
+
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize(
+    ("gate", "interleaved", "biased", "post"),
+    [(OAI, True, True, False), (OAI, False, True, False), (RELU2, False, True, False), ("silu", False, False, True)],
+    ids=["GPT-OSS's", "biases", "no gate", "a norm"],
+)
+def test_kinds_of_experts(gate: str, interleaved: bool, biased: bool, post: bool, exported: bool) -> None:
+    made = KindOfExperts(gate, interleaved, biased, post)
+    x, experts, weights, *_ = inputs(20)
+    run, parameters = made, list(made.parameters())
+    if exported:
+        rows = ({0: torch.export.Dim("rows", min=2)},) * 3
+        run = torch.export.export(made, tuple(inputs(9)[:3]), dynamic_shapes=rows).module()
+    experts[::3, 0] = EXPERTS  # of another rank
+    got, want = run(x, experts, weights), made.one_at_a_time(x, experts, weights)
+    torch.testing.assert_close(got, want)
+    grads = torch.autograd.grad(got.square().sum(), (x, weights, *run.parameters()))
+    for a, b in zip(grads, torch.autograd.grad(want.square().sum(), (x, weights, *parameters)), strict=True):
+        torch.testing.assert_close(a, b)

@@ -243,7 +243,7 @@ GATHERED_SLICES = define_op(
     _fake_gathered, lambda gradient, x, *_, **__: 2 * gradient[0] * gradient[1] * x[1],
     CPU=_multiply_gathered, CUDA=_multiply_gathered,
 )  # fmt: skip
-"""The operator of gate_up's gradient, which gathers x's rows. A gather of its own would be forward's if compiled: saved."""
+"""The operator of gate_up's gradient. It gathers x's rows itself, since compiled code would save those of forward."""
 
 
 def _multiply_by_gate_and_up(
