@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.torch.kinds_of_experts import KINDS, KindOfExperts  # noqa: E402
+
 from gemmsmith.core.dtypes import as_dtype  # noqa: E402
 from gemmsmith.kernels.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, grouped_gemm  # noqa: E402
@@ -36,7 +39,7 @@ def test_experts_and_their_gradients(dtype: Any, tokens: int) -> None:
     """Some experts are other ranks'."""
     dim, hidden, count, top_k = 256, 192, 24, 4
     x, gate_up, down = (
-        (torch.randn(shape, device="cuda") * shape[-1] ** -(0.5 ** (len(shape) > 2))).to(dtype).requires_grad_()
+        (torch.randn(shape, device="cuda") * (shape[-1] ** -0.5 if len(shape) > 2 else 1)).to(dtype).requires_grad_()
         for shape in ((tokens, dim), (count, 2 * hidden, dim), (count, dim, hidden))
     )
     weights = torch.rand(tokens, top_k, device="cuda", requires_grad=True)
@@ -52,6 +55,29 @@ def test_experts_and_their_gradients(dtype: Any, tokens: int) -> None:
         assert near(a, b, 0.02)
     with torch.no_grad():  # rows are gathered and scattered
         assert near(gated_experts(x, experts, weights, gate_up, down), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_experts(kind: str, tokens: int, dtype: Any) -> None:
+    """Some experts are other ranks'."""
+    dim, count, top_k = 256, 12, 4
+    made = KindOfExperts(*KINDS[kind], dim, 192, count).to("cuda", dtype)
+    exact = copy.deepcopy(made).double()
+    x, weights = torch.randn(tokens, dim, device="cuda").to(dtype), torch.rand(tokens, top_k, device="cuda")
+    experts = torch.rand(tokens, count + 4, device="cuda").topk(top_k).indices - 2
+    arrays = x.requires_grad_(), weights.requires_grad_()
+    exact_arrays = [a.detach().double().requires_grad_() for a in arrays]
+    want, got = exact.one_at_a_time(exact_arrays[0], experts, exact_arrays[1]), made(x, experts, weights)
+    assert near(got, want)
+    upstream = torch.randn(tokens, dim, device="cuda").to(dtype)
+    wanted = torch.autograd.grad(want, (*exact_arrays, *exact.parameters()), upstream.double())
+    for a, b in zip(torch.autograd.grad(got, (*arrays, *made.parameters()), upstream), wanted, strict=True):
+        assert near(a, b, 0.02)
+    with torch.no_grad():
+        assert near(made(x, experts, weights), want)
+        assert near(torch.compile(made, fullgraph=True)(x, experts, weights), want)
 
 
 def sorted_by_torch(experts: Any, weights: Any, count: int) -> dict[str, Any]:

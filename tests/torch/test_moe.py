@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.torch.kinds_of_experts import KINDS, OAI, RELU2, KindOfExperts  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from gemmsmith import ArgumentError  # noqa: E402
@@ -28,8 +29,7 @@ from gemmsmith.torch.experts import (  # noqa: E402
     gated_experts,
     sort_by_expert,
 )
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS, HALVES, trace_gate, width  # noqa: E402
-from gemmsmith.torch.graph_serialization import serialize  # noqa: E402
+from gemmsmith.torch.gated_epilogues import ACTIVATIONS, width  # noqa: E402
 from gemmsmith.torch.slots import sum_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -414,12 +414,6 @@ def test_the_operator_of_a_gradient(transposed: bool) -> None:
         torch.testing.assert_close(got[group], want.T if transposed else want)
 
 
-OAI = serialize(
-    trace_gate(lambda gate, up: (up.clamp(-2, 2) + 1) * gate.clamp(max=2) * (gate.clamp(max=2) * 1.7).sigmoid(), HALVES)
-)
-RELU2 = serialize(trace_gate(lambda gate: gate.relu().square(), HALVES[:1]))
-
-
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("gate", ["silu", OAI, RELU2], ids=["silu", "oai", "relu2"])
 def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
@@ -452,47 +446,10 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
             assert (a[:end].double() - b[:end]).norm() <= 0.01 * b.norm()
 
 
-class KindOfExperts(torch.nn.Module):
-    """Experts with biases, whose gates are those of GPT-OSS, or with a norm; and what they compute, one at a time."""
-
-    def __init__(self, gate: str, interleaved: bool, biased: bool, post: bool) -> None:
-        super().__init__()
-        self.gate, self.interleaved, columns = gate, interleaved, width(gate) * HIDDEN
-        shapes = (EXPERTS, columns, DIM), (EXPERTS, DIM, HIDDEN), (EXPERTS, columns), (EXPERTS, DIM)
-        self.arrays = torch.nn.ParameterList(torch.randn(x, dtype=torch.float64) for x in shapes[: 4 if biased else 2])
-        self.post = torch.nn.Sequential(torch.nn.RMSNorm(DIM, 0.1), torch.nn.Tanh()).double() if post else None
-
-    def forward(self, x: Any, experts: Any, weights: Any) -> Any:
-        gate_up, down, *biases = self.arrays
-        names = dict(zip(("gate_up_bias", "down_bias"), biases, strict=False))
-        return gated_experts(
-            x, experts, weights, gate_up, down, self.gate, interleaved=self.interleaved, post=self.post, **names
-        )
-
-    def one_at_a_time(self, x: Any, experts: Any, weights: Any) -> Any:
-        gate_up, down, *biases = self.arrays
-        y = torch.zeros_like(x)
-        for e in range(EXPERTS):
-            token, slot = torch.where(experts == e)
-            both = x[token] @ gate_up[e].T + (biases[0][e] if biases else 0)
-            gate, up = (both[:, ::2], both[:, 1::2]) if self.interleaved else both.chunk(2, 1)
-            if self.gate == OAI:
-                h = (up.clamp(-2, 2) + 1) * gate.clamp(max=2) * (gate.clamp(max=2) * 1.7).sigmoid()
-            else:
-                h = both.relu().square() if self.gate == RELU2 else torch.nn.functional.silu(gate) * up
-            rows = h @ down[e].T + (biases[1][e] if biases else 0)
-            y = y.index_add(0, token, (self.post(rows) if self.post else rows) * weights[token, slot, None])
-        return y
-
-
 @pytest.mark.parametrize("exported", [False, True])
-@pytest.mark.parametrize(
-    ("gate", "interleaved", "biased", "post"),
-    [(OAI, True, True, False), (OAI, False, True, False), (RELU2, False, True, False), ("silu", False, False, True)],
-    ids=["GPT-OSS's", "biases", "no gate", "a norm"],
-)
-def test_kinds_of_experts(gate: str, interleaved: bool, biased: bool, post: bool, exported: bool) -> None:
-    made = KindOfExperts(gate, interleaved, biased, post)
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_experts(kind: str, exported: bool) -> None:
+    made = KindOfExperts(*KINDS[kind], DIM, HIDDEN, EXPERTS).double()
     x, experts, weights, *_ = inputs(20)
     run, parameters = made, list(made.parameters())
     if exported:
