@@ -18,7 +18,7 @@ RELU2 = serialize(trace_gate(lambda gate: gate.relu().square(), HALVES[:1]))
 """That of Nemotron-H, which reads one half."""
 KINDS = {
     "GPT-OSS": (OAI, True, True, False), "biases": (OAI, False, True, False), "no gate": (RELU2, False, True, False),
-    "a norm": ("silu", False, False, True),
+    "a norm": ("silu", False, False, True), "biases and a norm": ("silu", False, True, True),
 }  # fmt: skip
 """The first arguments of `KindOfExperts`."""
 

@@ -324,6 +324,8 @@ def test_wrong_arguments_are_refused() -> None:
     x, experts, weights, gate_up, down = inputs(3)
     with pytest.raises(ArgumentError, match="x, experts, weights, gate_up, down: got shapes"):
         gated_experts(x[:2], experts, weights, gate_up, down)
+    with pytest.raises(ArgumentError, match=r"down_bias: got shape \(16,\); use \(6, 16\)"):
+        gated_experts(x, experts, weights, gate_up, down, down_bias=torch.zeros(DIM))
 
 
 LAYERS = {

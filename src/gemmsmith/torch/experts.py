@@ -11,6 +11,7 @@ import torch
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.backends import Backend
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
@@ -61,24 +62,30 @@ def gated_experts(
         (tokens, dim), in x's dtype, or autocast's; of DTensors a DTensor of partial sums.
 
     Raises:
-        ArgumentError: shapes or placements do not match, or the activation is unknown.
+        ArgumentError: shapes or placements do not match, the activation is unknown, or DTensors have biases or a post.
     """
     check_activation(activation)
     if is_dtensor(gate_up):
-        function = partial(gated_experts, activation=activation)
+        if gate_up_bias is not None or down_bias is not None or post:
+            raise ArgumentError("gate_up_bias, down_bias, post: got one with weights that are DTensors; use None")
+        function = partial(gated_experts, activation=activation, interleaved=interleaved)
         return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
     (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
     count, hidden = checked_shape(x, experts, weights, gate_up, down, width(activation))
+    for name, bias, columns in (("gate_up_bias", gate_up_bias, gate_up.shape[1]), ("down_bias", down_bias, x.shape[1])):
+        if bias is not None and bias.shape != (count, columns):
+            raise ArgumentError(f"{name}: got shape {tuple(bias.shape)}; use ({count}, {columns})")
     if order is None:
         order = sort_slots(experts, weights, count)
     if gate_up_bias is not None:
         gate_up_bias = gate_up_bias.to(x.dtype)
-    if down_bias is not None:
+    if down_bias is not None and not post:
         bias = _dense_weights(experts, weights, count).to(x.dtype) @ down_bias.to(x.dtype)
         addend = bias if addend is None else addend + bias
     bias_grad = gate_up_bias is not None and needs_grad(gate_up_bias)
     if post or interleaved or bias_grad or needs_grad(x, weights, gate_up, down) or not _gathers(x, hidden):
-        y = _run_with_gradients(x, weights, gate_up, down, gate_up_bias, order, activation, interleaved, post)
+        biases = gate_up_bias, down_bias
+        y = _run_with_gradients(x, weights, gate_up, down, biases, order, activation, interleaved, post)
         return y if addend is None else y + addend
     is_added = addend is not None and not needs_grad(addend)
     y = torch.ops.gemmsmith.gated_experts(
@@ -95,17 +102,19 @@ def _dense_weights(experts: Any, weights: Any, count: int) -> Any:
 
 
 def _run_with_gradients(
-    x: Any, weights: Any, gate_up: Any, down: Any, bias: Any, order: SortedSlots, activation: str, interleaved: bool,
-    post: Any,
+    x: Any, weights: Any, gate_up: Any, down: Any, biases: tuple[Any, Any], order: SortedSlots, activation: str,
+    interleaved: bool, post: Any,
 ) -> Any:  # fmt: skip
-    """Return the experts' sum, with gradients if they are recorded."""
+    """Return the experts' sum, with gradients if they are recorded; with down's bias only if there is a `post`."""
     differentiable = with_gradients(order, weights) if post or is_exporting() else order
     table = differentiable._replace(row_weights=torch.ones_like(order.row_weights)) if post else differentiable
-    arguments = x, weights, gate_up, down, bias, *table, activation, interleaved, post is None
+    arguments = x, weights, gate_up, down, biases[0], *table, activation, interleaved, post is None
     # an exported program's operators record gradients when it runs
     y = (_Experts.forward if is_exporting() else _Experts.apply)(*arguments)[0]
     if post is None:
         return y
+    if biases[1] is not None:
+        y = y + _rows_of_experts(biases[1], order.offsets, y)
     rows = torch.arange(y.shape[0], device=y.device).unsqueeze(1)
     y = post(y) * differentiable.row_weights.unsqueeze(1)
     y = torch.where(rows < order.offsets[-1], y, 0).to(x.dtype)  # nothing in rows of no expert
@@ -251,10 +260,7 @@ def _multiply_by_gate_and_up(
 ) -> tuple[Any, ...]:
     """Return the weighted h (rows, hidden), and gate and up, or one matrix of both with gate_up's order of columns."""
     weight, dtypes, count = row_weights.unsqueeze(1), (str(rows.dtype), str(row_weights.dtype)), width(activation)
-    biases: tuple[Any, ...] = ()
-    if bias is not None:
-        experts = torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device), right=True)
-        biases = (bias.index_select(0, experts.clamp(max=bias.shape[0] - 1)),)
+    biases = () if bias is None else (_rows_of_experts(bias, offsets, rows),)
     hidden = gate_up.shape[1] // count
     if count == 1 or not (interleaved or hidden % INTERLEAVE_COLUMNS):
         b = gate_and_up(gate_up) if count == 2 else gate_up.mT
@@ -266,6 +272,12 @@ def _multiply_by_gate_and_up(
     a, b = rows.new_empty((rows.shape[0], 0)), rows.new_empty((0, hidden))
     epilogue = epilogue_of("weighted_gate", activation, *dtypes)
     return call_op(epilogue, a, b, [], [weight, *_split(both, interleaved)]), both
+
+
+def _rows_of_experts(x: Any, offsets: Any, rows: Any) -> Any:
+    """Return the row of x (count, n) that is the expert's of each of the rows; the last one's for rows of none."""
+    experts = torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device), right=True)
+    return x.index_select(0, experts.clamp(max=x.shape[0] - 1))
 
 
 def _split(both: Any, interleaved: bool) -> tuple[Any, Any]:
