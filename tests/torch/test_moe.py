@@ -366,6 +366,21 @@ def test_compiled_for_any_number_of_rows(name: str) -> None:
     assert graphs.frame_count == 2
 
 
+def test_inference_compiled_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an operator routes."""
+    routed_by_kernel(monkeypatch)
+    torch._dynamo.reset()
+    made, inputs_of = a_layer("sigmoid")
+    graphs, counts = CompileCounterWithBackend("aot_eager"), set()
+    run = torch.compile(made, backend=graphs, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for rows in (9, 12, 10, 17):
+            x = inputs_of(rows)
+            torch.testing.assert_close(run(x), made(x))
+            counts.add(graphs.frame_count)
+    assert len(counts) == 1  # Dynamo starts anew in the first call, since `scale` is a float
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_exported_for_any_number_of_rows(name: str) -> None:
     made, inputs_of = a_layer(name)

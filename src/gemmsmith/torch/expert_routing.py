@@ -76,7 +76,7 @@ def _on_gpu(
 
 
 def _fake(logits: Any, bias: Any, top_k: int, *_: Any) -> tuple[Any, ...]:
-    experts, weights = (logits.new_empty((len(logits), top_k), dtype=x) for x in (torch.int32, torch.float32))
+    experts, weights = (logits.new_empty((logits.shape[0], top_k), dtype=x) for x in (torch.int32, torch.float32))
     return experts, weights, *fake_sort(experts, weights, logits.shape[1])
 
 
