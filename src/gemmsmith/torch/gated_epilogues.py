@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
 from gemmsmith.graph.approximations import GELU_A, GELU_B
 from gemmsmith.graph.frontend.derivative import GRAD_OUTPUT_PREFIX, GRAD_PREFIX, INPUT_PREFIX, derivative
 from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.graph.functions import FUNCTIONS
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, serialize
 from gemmsmith.torch.tracing import dtype_from_name
@@ -136,13 +137,23 @@ def _graph(activation: str) -> EpilogueGraph:
     """Return a gate's graph."""
     if activation in ACTIVATIONS:
         return trace_gate(lambda gate, up: ACTIVATIONS[activation](gate) * up, HALVES)
-    graph = deserialize(activation)
+    graph = check_gate(deserialize(activation))
     return trace_gate(lambda **halves: _replay(graph, halves)[0], [o.name for o in graph.operands])
 
 
 def trace_gate(function: Callable[..., Any], names: Sequence[str]) -> EpilogueGraph:
-    """Return the graph of a function of halves of these names. Raises EpilogueError if it is no epilogue."""
-    return trace(lambda _, **halves: function(**halves), (2, 2), dict.fromkeys(names, (_MATRIX, FP32)))
+    """Return the graph of a function of halves of these names. Raises EpilogueError if it is not elementwise."""
+    graph = trace(lambda _, **halves: function(**halves), (2, 2), dict.fromkeys(names, (_MATRIX, FP32)))
+    return check_gate(graph)
+
+
+def check_gate(graph: EpilogueGraph) -> EpilogueGraph:
+    """Return a graph of halves. Raises EpilogueError if it has several results, or is not elementwise."""
+    others = [n for n in graph.nodes if n.op not in FUNCTIONS and n.op not in ("operand", "constant", "cast")]
+    if others or len(graph.results) != 1:
+        received = others[0].op if others else f"{len(graph.results)} results"
+        raise EpilogueError(f"epilogue: got {received} in a gate; use elementwise functions, and one result")
+    return graph
 
 
 @lru_cache(maxsize=64)
