@@ -456,9 +456,17 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
             gradient, down, halves, order.row_weights, order.offsets, gate, interleaved, backend="sim"
         )
         exact = [x.double() for x in halves]
-        wanted = _backward_by_groups(
-            gradient.double(), down.double(), exact, order.row_weights.double(), order.offsets, gate, interleaved
+        arguments = (
+            gradient.double(),
+            down.double(),
+            exact,
+            order.row_weights.double(),
+            order.offsets,
+            gate,
+            interleaved,
         )
+        wanted = _backward_by_groups(*arguments)
+        torch.library.opcheck(torch.ops.gemmsmith.gated_experts_backward.default, arguments)
         for a, b in zip(of_kernel, wanted, strict=True):
             assert (a[:end].double() - b[:end]).norm() <= 0.01 * b.norm()
 
