@@ -20,6 +20,7 @@ from tests.torch.twice import assert_the_second_finds_both_graphs
 import gemmsmith
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, FusedMoE, gemm
+from gemmsmith.torch import loss as losses
 
 M, N, K = 5, 16, 8
 STANDS_FOR_A_GLOBAL = 2.0
@@ -119,6 +120,27 @@ def test_a_loss(low_memory: bool) -> None:
     pairs = [torch.autograd.grad(f(x, target), [x, loss.weight]) for f in (compiled(loss), loss)]
     for actual, expected in zip(*pairs, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("chunks", [None, 1, 3])
+def test_a_loss_of_any_number_of_rows(backend: str, chunks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph for one chunk, and one for any larger number of them."""
+    monkeypatch.setattr(losses, "MIN_ROWS", 2)
+    loss = FusedLinearCrossEntropy(K, N, chunks=chunks, dtype=torch.float64)
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    run = torch.compile(loss, backend=counter, fullgraph=True)
+    counts = set()
+    for rows in (40, 8, 9, 64, 11, 23):
+        counts.add(losses._chunk_count(rows, K, 8, chunks or 0, False))
+        x, target = tensor(rows, K), torch.randint(N, (rows,))
+        for y in (x, target):
+            torch._dynamo.mark_dynamic(y, 0)
+        pairs = [(y, *torch.autograd.grad(y * 3, [x, loss.weight])) for y in (f(x, target) for f in (run, loss))]
+        for actual, expected in zip(*pairs, strict=True):
+            torch.testing.assert_close(actual, expected)
+    assert len(counts) == (3 if chunks is None else 1)
+    assert counter.frame_count == (2 if chunks is None else 1)
 
 
 def with_default(acc: Any, s: float = 2.0) -> Any:
