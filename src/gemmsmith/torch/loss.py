@@ -150,27 +150,33 @@ def _forward(
     count = int(_chunk_count(rows, dim, x.dtype.itemsize, chunks, low_memory))
     is_16bit = x.dtype.itemsize == 2
     _, logits_epilogue, gradient_epilogue = _serialized_epilogues(classes, str(labels.dtype), is_16bit)
-    total, grad_x, grad_weight = weights.new_zeros(()), [], None
-    for i, (x_chunk, labels_chunk, weights_chunk) in enumerate(
-        zip(*(y.tensor_split(count) for y in (x, labels, weights)), strict=True)
+    operands = [labels, _label_logits(x, weight, labels)] if is_16bit else [labels]
+    losses, grad_x, grad_weight = [], [], None
+    for i, (x_chunk, weights_chunk, *operands_chunk) in enumerate(
+        zip(*(y.tensor_split(count) for y in (x, weights, *operands)), strict=True)
     ):
         grad_logits = None  # of the previous chunk, whose memory the logits get
-        shift = [_label_logits(x_chunk, weight, labels_chunk)] if is_16bit else []
-        logits, lse, label_logit, *maximum = call_op(logits_epilogue, x_chunk, weight.mT, [], [labels_chunk, *shift])
-        total = total + torch.where(weights_chunk == 0, 0.0, (lse - label_logit) * weights_chunk).sum()
+        logits, lse, label_logit, *maximum = call_op(logits_epilogue, x_chunk, weight.mT, [], operands_chunk)
+        losses.append(lse - label_logit)
         empty = x_chunk.new_empty((x_chunk.shape[0], 0)), x_chunk.new_empty((0, classes))
-        grad_logits = call_in_place(gradient_epilogue, *empty, logits, [labels_chunk, lse, weights_chunk, *maximum])
+        of_rows = [operands_chunk[0], lse, weights_chunk, *maximum]
+        grad_logits = call_in_place(gradient_epilogue, *empty, logits, of_rows)
         del logits
         if needs_x and i + 1 < count:
             grad_x.append(call_op(PLAIN_GEMM, grad_logits, weight, [], []))
         if needs_weight and i + 1 < count:
             grad_weight = _sum(grad_weight, grad_logits.mT, x_chunk, is_fp32=not low_memory)
     return (
-        total,
-        torch.cat(grad_x) if len(grad_x) > 1 else grad_x[0] if grad_x else x.new_empty((0, dim)),
+        torch.where(weights == 0, 0.0, _joined(losses) * weights).sum(),
+        _joined(grad_x) if grad_x else x.new_empty((0, dim)),
         weight.new_empty((0, dim), dtype=_sum_dtype(x, low_memory)) if grad_weight is None else grad_weight,
         grad_logits,
     )
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return tensors one below the other; a single one is not copied."""
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _sum_dtype(x: Any, low_memory: bool) -> torch.dtype:
