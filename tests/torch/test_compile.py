@@ -352,15 +352,59 @@ def test_what_has_no_gradient(name: str) -> None:
         run(a.requires_grad_(), b)
 
 
-def test_transforms_in_compiled_code_are_refused() -> None:
-    """A tangent or a gradient would be lost."""
+def test_forward_mode_in_compiled_code_is_refused() -> None:
+    """A tangent would be lost."""
     a, b = tensor(M, K).detach(), tensor(K, N).detach()
     with pytest.raises(Exception, match="got a dual tensor, of forward mode"):
         compiled(lambda a: torch.func.jvp(lambda a: gemm(a, b), (a,), (a,)), "eager")(a)
-    with pytest.raises(Exception, match="got a gradient in compiled code; use torch.func.grad outside of it"):
-        compiled(lambda a: torch.func.grad(lambda a: gemm(a, b).sum())(a), "eager")(a)
-    actual = compiled(lambda a: torch.func.vmap(lambda a: gemm(a, b))(a), "eager")(torch.stack([a, 2 * a]))
-    torch.testing.assert_close(actual, torch.stack([a, 2 * a]) @ b)
+
+
+TRANSFORMED: dict[str, tuple[Callable[..., Any], int]] = {
+    "no operand": (lambda a, b, c, d: gemm(a, b), 2),
+    "a row": (lambda a, b, c, d: gemm(a, b, epilogue=lambda acc, c: F.gelu(acc + c), c=c), 3),
+    "two operands": (lambda a, b, c, d: gemm(a, b, epilogue=lambda acc, c, d: (acc + c) * d, c=c, d=d), 4),
+    "two results": (lambda a, b, c, d: gemm(a, b, epilogue=lambda acc, c: (acc * c, acc.sum(-1)), c=c)[0], 3),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_in_compiled_code(name: str, backend: str) -> None:
+    """Gradients, those of each sample, and gradients of gradients, of every input."""
+    f, count = TRANSFORMED[name]
+    inputs = [torch.randn(s, dtype=torch.float64) for s in ((M, K), (K, N), (N,), (M, N))]
+    of_sample = [torch.stack([inputs[0], -inputs[0]]), *inputs[1:]]
+    argnums = tuple(range(count))
+
+    def grad(*x: Any) -> Any:
+        return torch.func.grad(lambda *x: f(*x).pow(3).sum(), argnums)(*x)
+
+    def grad_of_grad(*x: Any) -> Any:
+        return torch.func.grad(lambda *x: sum(g.square().sum() for g in grad(*x)), argnums)(*x)
+
+    def per_sample(*x: Any) -> Any:
+        return torch.func.vmap(grad, (0, None, None, None))(*x)
+
+    for transformed, x in ((grad, inputs), (grad_of_grad, inputs), (per_sample, of_sample)):
+        for actual, expected in zip(compiled(transformed, backend)(*x), transformed(*x), strict=True):
+            assert expected.any()
+            torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("name", [*MODULES, "loss"])
+def test_gradients_of_modules_by_torch_func_in_compiled_code(name: str) -> None:
+    module = FusedLinearCrossEntropy(K, N, dtype=torch.float64) if name == "loss" else MODULES[name]()
+    parameters = {key: p.detach() for key, p in module.named_parameters()}
+    others = (torch.randint(N, (M,)),) if name == "loss" else ()
+
+    def grad(parameters: Any, x: Any) -> Any:
+        return torch.func.grad(lambda p: torch.func.functional_call(module, p, (x, *others)).square().sum())(parameters)
+
+    x = tensor(M, K).detach()
+    actual, expected = compiled(grad)(parameters, x), grad(parameters, x)
+    for key in parameters:
+        assert expected[key].any()
+        torch.testing.assert_close(actual[key], expected[key])
 
 
 def branches(acc: Any) -> Any:

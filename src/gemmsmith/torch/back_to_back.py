@@ -22,7 +22,7 @@ from gemmsmith.torch.autograd import (
     sum_to_size,
     weight_gradient,
 )
-from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting
+from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, operators_record_gradients
 from gemmsmith.torch.backward_plan import (
     ForwardSpec,
     Names,
@@ -57,7 +57,7 @@ def run_gemm_then_linear(
     second_epilogue = _bias_epilogue(str(bias.dtype)) if bias_operands else PLAIN_GEMM
     spec, wrt = plan_forward(epilogue, a, b, operands, recompute=False)
     needs_grad = wrt and torch.is_grad_enabled() and 0 not in spec.nondifferentiable
-    if not needs_grad or in_functorch_transform() or is_exporting():  # supports second derivatives, too
+    if not needs_grad or in_functorch_transform() or operators_record_gradients():  # supports second derivatives, too
         (h,) = differentiable_gemm(epilogue, a, b, numbers, operands)
         return differentiable_gemm(second_epilogue, h, weight2, [], bias_operands)[0]
     forward_numbers = tuple([numbers[i] for i in spec.number_indices])

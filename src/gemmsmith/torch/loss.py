@@ -12,7 +12,12 @@ from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast, expect_tensor
 from gemmsmith.torch.autograd import PLAIN_GEMM, differentiable_gemm
-from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting, needs_grad
+from gemmsmith.torch.autograd_state import (
+    check_once_differentiable,
+    in_functorch_transform,
+    needs_grad,
+    operators_record_gradients,
+)
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.graph_serialization import serialize
 from gemmsmith.torch.in_place import call_in_place
@@ -45,7 +50,7 @@ def cross_entropy(
     valid = (labels >= 0) & (labels < weight.shape[0])
     loss_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     weights = torch.where(ignored, 0.0, torch.where(valid, 1.0, float("nan"))).to(loss_dtype)
-    if needs_grad(x, weight) and reduction != "none" and not (in_functorch_transform() or is_exporting()):
+    if needs_grad(x, weight) and reduction != "none" and not (in_functorch_transform() or operators_record_gradients()):
         loss_scale = 1.0
         if reduction == "mean" and x.dtype == torch.float16:  # fp16 gradients of a sum overflow, of a mean underflow
             loss_scale = (~ignored).sum().clamp(min=1).rsqrt()
