@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from tests.torch.twice import assert_the_second_finds_both_graphs
 
 import gemmsmith
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, FusedMoE, gemm
 from gemmsmith.torch import loss as losses
 
@@ -141,6 +142,36 @@ def test_a_loss_of_any_number_of_rows(backend: str, chunks: Any, monkeypatch: py
             torch.testing.assert_close(actual, expected)
     assert len(counts) == (3 if chunks is None else 1)
     assert counter.frame_count == (2 if chunks is None else 1)
+
+
+COMPILED_AUTOGRAD = {
+    **MODULES,
+    "gated at once": lambda: FusedMLP(K, N, dtype=torch.bfloat16),
+    "experts": lambda: FusedMoE(K, N, 4, 2, dtype=torch.float64),
+    "loss": lambda: FusedLinearCrossEntropy(K, N, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED_AUTOGRAD)
+def test_compiled_autograd(name: str) -> None:
+    """A compiled step whose backward pass is compiled by compiled autograd."""
+    module = COMPILED_AUTOGRAD[name]()
+    x = torch.randn(M, K, dtype=next(module.parameters()).dtype)
+    others = (torch.randint(N, (M,)),) if name == "loss" else ()
+    compiled_module = torch.compile(module, backend="aot_eager")
+
+    def step(module: Any, x: Any) -> None:
+        module(x, *others).square().sum().backward()
+
+    gradients = []
+    for run, target in ((step, module), (torch.compile(step, backend="aot_eager"), compiled_module)):
+        module.zero_grad()
+        y = x.clone().requires_grad_()
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            run(target, y)
+        gradients.append([z.grad.clone() for z in (y, *module.parameters())])
+    for expected, actual in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def with_default(acc: Any, s: float = 2.0) -> Any:
@@ -423,7 +454,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "in place": (lambda acc: acc.relu_(), "a value cannot be changed in place"),
     "an index": (lambda acc: acc[0], "a traced value cannot be indexed"),
     "a size": (lambda acc: acc * (acc + OUTSIDE[0]).shape[0], "make it a parameter|use the accumulator's"),
-    "an object": (lambda acc: acc + "x", "got 'x'; use a traced value or a number"),
+    "an object": (lambda acc: acc + "x", r"got \\?'x\\?'; use a traced value or a number"),
     "math": (lambda acc: math.exp(acc), "Failed to convert args/kwargs to proxy"),
     "numpy": (lambda acc: np.exp(acc), "Failed to convert args/kwargs to proxy"),
     "an integer": (lambda acc: acc * int(acc), "a value has no number yet"),
@@ -441,6 +472,30 @@ def test_refused(name: str) -> None:
     a, b = tensor(M, K), tensor(K, N)
     with pytest.raises(Exception, match=message):
         compiled(lambda: gemm(a, b, epilogue=function), "eager")()
+
+
+@pytest.mark.parametrize("name", ["a branch", "softmax", "cumsum", "an object", "elements"])
+def test_refused_without_fullgraph(name: str) -> None:
+    """By the error that it raises where it is not compiled."""
+    function, _ = REFUSED[name]
+    a, b = tensor(M, K), tensor(K, N)
+    errors = []
+    for run in (gemm, torch.compile(gemm, backend="eager")):
+        with pytest.raises(EpilogueError) as caught:
+            run(a, b, epilogue=function)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: lambda a, b: gemm(a, b, epilogue=lambda acc: (acc, acc.sum(-1)))[0], lambda: FusedMoE(K, N, 4, 2),
+])  # fmt: skip
+def test_compiling_warns_of_nothing(make: Callable[[], Any]) -> None:
+    run, x = make(), torch.randn(M, K)
+    inputs = (x,) if isinstance(run, torch.nn.Module) else (x, torch.randn(K, N))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.compile(run, backend="eager")(*inputs)
 
 
 def test_symbols_for_all_extents() -> None:

@@ -258,7 +258,7 @@ def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any, runs: A
     """Return the gradients of a and b, from the accumulator's."""
     grad_a = grad_b = None
     if grad_acc is not None and ctx.needs_input_grad[4]:
-        (grad_a,) = _record_gemm(runs, PLAIN_GEMM, grad_acc, b.mT, [], [], offsets)
+        (grad_a,) = _record_gemm(runs, PLAIN_GEMM, grad_acc, transposed(b), [], [], offsets)
     if grad_acc is not None and ctx.needs_input_grad[5]:
         if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # b's gradient sums over the rows of all batches
             a, grad_acc = a.flatten(0, 1), grad_acc.flatten(0, 1)
@@ -279,12 +279,12 @@ def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = No
     """
     x, y = (gradient, a) if column_major else (a, gradient)
     if offsets is not None:
-        product = differentiable_slices(x.mT, y, offsets)
+        product = differentiable_slices(transposed(x), y, offsets)
         if runs is not None:
-            runs.append(find_slices_run(x.mT, y, offsets))
+            runs.append(find_slices_run(transposed(x), y, offsets))
     else:
-        (product,) = _record_gemm(runs, PLAIN_GEMM, x.mT, y, [], [], None)
-    return product.mT if column_major else product
+        (product,) = _record_gemm(runs, PLAIN_GEMM, transposed(x), y, [], [], None)
+    return transposed(product) if column_major else product
 
 
 def differentiable_slices(a: Any, b: Any, offsets: Any) -> Any:
@@ -310,11 +310,19 @@ class _SlicesFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         (a, b, offsets), grad_a, grad_b = ctx.saved_tensors, None, None
         if ctx.needs_input_grad[0]:  # (k, m), by groups of rows
-            (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, gradient.mT, [], [], offsets=offsets)
-            grad_a = grad_a.mT
+            (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, transposed(gradient), [], [], offsets=offsets)
+            grad_a = transposed(grad_a)
         if ctx.needs_input_grad[1]:
-            (grad_b,) = differentiable_gemm(PLAIN_GEMM, a.mT, gradient, [], [], offsets=offsets)
+            (grad_b,) = differentiable_gemm(PLAIN_GEMM, transposed(a), gradient, [], [], offsets=offsets)
         return grad_a, grad_b, None
+
+
+def transposed(x: Any) -> Any:
+    """Return x.mT, in a backward pass of a saved tensor, too.
+
+    Dynamo reads attributes of saved tensors before the forward pass, and compiled autograd then misses them.
+    """
+    return x.transpose(-2, -1)
 
 
 def sum_to_size(g: Any, shape: Any) -> Any:

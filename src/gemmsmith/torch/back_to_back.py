@@ -20,6 +20,7 @@ from gemmsmith.torch.autograd import (
     is_column_major,
     plan_forward,
     sum_to_size,
+    transposed,
     weight_gradient,
 )
 from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, operators_record_gradients
@@ -112,13 +113,17 @@ class _GemmThenLinearFunction(torch.autograd.Function):
         dgrad = backward_fused_into_dgrad(epilogue, ctx.spec.saved_outputs, ctx.wrt, str(a.dtype))
         dgrad_operands = [values[name] for name, _ in dgrad.tensors]
         results = differentiable_gemm(
-            dgrad.epilogue, grad_outputs[0], weight2.mT, [values[name] for name in dgrad.numbers], dgrad_operands
+            dgrad.epilogue,
+            grad_outputs[0],
+            transposed(weight2),
+            [values[name] for name in dgrad.numbers],
+            dgrad_operands,
         )
         grads = dict(zip(dgrad.results, results, strict=True))
         grad_a = grad_b = grad_weight2 = grad_bias = None
         grad_acc = grads.get("out")
         if grad_acc is not None and ctx.needs_input_grad[4]:
-            (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, b.mT, [], [])
+            (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, transposed(b), [], [])
         if grad_acc is not None and ctx.needs_input_grad[5]:
             grad_b = weight_gradient(a, grad_acc, ctx.column_major[0])
         if ctx.needs_input_grad[6]:

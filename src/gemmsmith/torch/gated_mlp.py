@@ -10,7 +10,7 @@ from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
+from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, transposed, weight_gradient
 from gemmsmith.torch.autograd_state import (
     check_once_differentiable,
     in_functorch_transform,
@@ -83,11 +83,11 @@ class _GatedMLP(torch.autograd.Function):
             of_gate = call_op(PLAIN_GEMM, grad_g, gate, [], [])
             grad_rows = call_op(_sum_epilogue(str(h.dtype)), grad_u, up, [], [of_gate])
         if ctx.needs_input_grad[1]:
-            grad_gate = weight_gradient(rows, grad_g, is_column_major(gate.mT)).mT
+            grad_gate = weight_gradient(rows, grad_g, is_column_major(transposed(gate))).mT
         if ctx.needs_input_grad[2]:
-            grad_up = weight_gradient(rows, grad_u, is_column_major(up.mT)).mT
+            grad_up = weight_gradient(rows, grad_u, is_column_major(transposed(up))).mT
         if ctx.needs_input_grad[3]:
-            grad_down = weight_gradient(h, gradient, is_column_major(down.mT)).mT
+            grad_down = weight_gradient(h, gradient, is_column_major(transposed(down))).mT
         return grad_rows, grad_gate, grad_up, grad_down, None
 
 
