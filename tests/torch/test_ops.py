@@ -195,3 +195,30 @@ def test_limits() -> None:
         op_signature(summed(9, 1))
     with pytest.raises(ArgumentError, match=r"got shapes \(5, 8\) and \(9, 16\)"):
         call_op(summed(0, 1), torch.randn(5, 8).bfloat16(), torch.randn(9, 16).bfloat16(), [], [])
+
+
+VALUES = {"int": 1, "bool": False, "str": "", "float": 1.0, "List[float]": []}
+
+
+def test_every_operator_refuses_tensors_on_several_devices() -> None:
+    """The dispatcher calls the fake kernel if one is on meta, and its results are uninitialized memory."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gemmsmith::")]
+    assert {"gemmsmith::gemm_0_1", "gemmsmith::gated_experts", "gemmsmith::fp8_mlp"} <= {*names}
+    for name in names:
+        schema = torch._C._get_schema(name, "")
+        arguments = {x.name: VALUES.get(str(x.type), torch.ones(8, 8)) for x in schema.arguments}
+        lists = {x.name for x in schema.arguments if str(x.type) == "List[Tensor]"}
+        first, *others = [x for x, value in arguments.items() if isinstance(value, torch.Tensor)]
+        op = getattr(torch.ops.gemmsmith, name.removeprefix("gemmsmith::"))
+        for on_meta in (first, *others) if others else ():
+            values = {**arguments, on_meta: arguments[on_meta].to("meta")}
+            named = others[0] if on_meta == first else on_meta
+            with pytest.raises(ArgumentError, match=f"^{named}: got a tensor on (meta|cpu) with {first} on .*; use one"):
+                op(*[[x] if name in lists else x for name, x in values.items()])
+
+
+def test_meta_tensors_alone_have_shapes() -> None:
+    a, b = torch.empty(5, 8, device="meta"), torch.empty(8, 16, device="meta")
+    y = gemm(a, b, epilogue=lambda acc: acc.relu())
+    assert y.is_meta
+    assert y.shape == (5, 16)

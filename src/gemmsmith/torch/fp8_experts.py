@@ -21,7 +21,7 @@ from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.gated_epilogues import check_activation, gate_and_up, gated
-from gemmsmith.torch.ops import LIBRARY, by_rows, can_read_together
+from gemmsmith.torch.ops import by_rows, can_read_together, define_op
 from gemmsmith.torch.slots import sum_slots
 
 SCALE_SUFFIX = "_scale_inv"
@@ -205,11 +205,8 @@ _OPERATORS = {
     "str activation) -> Tensor": _run_mlp,
 }
 for _signature, _kernel in _OPERATORS.items():
-    _name = _signature.partition("(")[0]
-    LIBRARY.define(_signature, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    for _device in ("CPU", "CUDA"):
-        LIBRARY.impl(_name, _kernel, _device)
-    torch.library.register_fake(f"gemmsmith::{_name}", _fake, lib=LIBRARY)
+    _name, _, _rest = _signature.partition("(")
+    define_op(_name, f"({_rest}", _fake, lambda *_, **__: 0, CPU=_kernel, CUDA=_kernel)
 
 
 def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
