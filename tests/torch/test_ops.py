@@ -213,7 +213,9 @@ def test_every_operator_refuses_tensors_on_several_devices() -> None:
         for on_meta in (first, *others) if others else ():
             values = {**arguments, on_meta: arguments[on_meta].to("meta")}
             named = others[0] if on_meta == first else on_meta
-            with pytest.raises(ArgumentError, match=f"^{named}: got a tensor on (meta|cpu) with {first} on .*; use one"):
+            with pytest.raises(
+                ArgumentError, match=f"^{named}: got a tensor on (meta|cpu) with {first} on .*; use one"
+            ):
                 op(*[[x] if name in lists else x for name, x in values.items()])
 
 
