@@ -67,12 +67,33 @@ def test_linear(activation: str | None, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("activation", [*GATES, "gelu", "relu"])
-def test_mlp(activation: str, bias: bool) -> None:
-    fused, plain = FusedMLP(DIM, HIDDEN, activation, bias, dtype=torch.float64), PlainMLP(activation, bias)
+def test_mlp(activation: str, recompute: bool, bias: bool) -> None:
+    fused = FusedMLP(DIM, HIDDEN, activation, bias, dtype=torch.float64, recompute=recompute)
+    plain = PlainMLP(activation, bias)
     fused.load_state_dict(plain.state_dict())
     for leading in ((), (5,), (2, 3), (0,), (2, 0)):
         same(fused, plain, torch.randn(*leading, DIM, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("activation", "bias", "dtype", "products"), [
+    ("swiglu", False, torch.bfloat16, 0), ("gelu", True, torch.float32, 0), ("swiglu", True, torch.float32, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_an_mlp_saves(recompute: bool, activation: str, bias: bool, dtype: Any, products: int) -> None:
+    """With `recompute` its input, and gate's product if there are biases; else h and the products, too."""
+    mlp, x = FusedMLP(DIM, HIDDEN, activation, bias, dtype=dtype, recompute=recompute), torch.randn(3, DIM).to(dtype)
+    parameters, saved = {p.untyped_storage().data_ptr() for p in mlp.parameters()}, {}
+
+    def pack(t: Any) -> Any:
+        saved[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        mlp(x)
+    shapes = sorted(tuple(t.shape) for address, t in saved.items() if address not in parameters)
+    assert shapes == [(3, DIM), *[(3, HIDDEN)] * (products if recompute else 2 + (activation == "swiglu"))]
 
 
 def test_a_function_as_activation() -> None:

@@ -171,6 +171,10 @@ def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(of_x, x.grad)
     equal_after_a_step(sharded, plain)
+    if hasattr(plain, "down"):  # another hook's layers are called one by one
+        for model in (sharded, plain):
+            model.down.register_forward_hook(lambda _, inputs, y: 2 * y)
+        torch.testing.assert_close(sharded(x), plain(x))
 
 
 def data_parallel(compiled: bool) -> None:

@@ -61,7 +61,7 @@ class FusedLinear(nn.Module):
     def forward(self, input: Any) -> Any:
         """Return activation(input @ weight.T + bias), of shape (..., out_features)."""
         weight, bias = self.weight, self.bias
-        if is_traceable_wrapper_subclass(weight) and not is_dtensor(weight):  # such as a quantized one of torchao
+        if _is_wrapper(weight):
             return resolve_activation(self.activation)(nn.functional.linear(input, weight, bias))
         x = as_batched_input(input, weight)
         operands = {} if bias is None else {"bias": bias}
@@ -219,32 +219,31 @@ class FusedLinearCrossEntropy(nn.Module):
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of a module runs more than its class's forward: hooks, or a forward of the instance."""
-    return (
-        _has_backward_hooks(module) or bool(_forward_hooks(module)) or _forward_of(module) is not type(module).forward
-    )
+    return bool(module._forward_pre_hooks or module._forward_hooks or _replaces_forward(module))
 
 
-def _has_backward_hooks(module: nn.Module) -> bool:
-    return bool(module._backward_hooks or module._backward_pre_hooks)
-
-
-def _forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-
-
-def _forward_of(module: nn.Module) -> Any:
-    """Return the function of a module's forward, or None if it is no method. Dynamo guards what is read here."""
-    return getattr(module.forward, "__func__", None)
+def _replaces_forward(module: nn.Module) -> bool:
+    """Return whether a module has hooks of the backward pass, or a forward of its own, such as one of accelerate."""
+    own_forward = hasattr(module, "forward") and "forward" in module.__dict__  # Dynamo guards what hasattr reads
+    return bool(own_forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _may_be_read(layer: nn.Module) -> bool:
     """Return whether a kernel may read a linear layer's parameters in place of a call of the layer."""
-    if _forward_of(layer) is not nn.Linear.forward or _has_backward_hooks(layer):
-        return False
     weight = layer._parameters.get("weight")
-    if is_dtensor(weight):
-        return all(map(_is_of_tensor_parallelism, _forward_hooks(layer)))
-    return not (_forward_hooks(layer) or is_traceable_wrapper_subclass(weight))
+    if type(layer).forward is not nn.Linear.forward or _replaces_forward(layer) or _is_wrapper(weight):
+        return False
+    if not (layer._forward_pre_hooks or layer._forward_hooks):
+        return True
+    hooks = *layer._forward_pre_hooks.values(), *layer._forward_hooks.values()
+    return is_dtensor(weight) and all(map(_is_of_tensor_parallelism, hooks))
+
+
+def _is_wrapper(weight: Any) -> bool:
+    """Return whether a weight is of a subclass of Tensor that wraps others, such as a quantized one of torchao."""
+    if type(weight) is nn.Parameter:  # in less time
+        return False
+    return is_traceable_wrapper_subclass(weight) and not is_dtensor(weight)
 
 
 @torch.compiler.assume_constant_result
