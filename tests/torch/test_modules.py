@@ -468,6 +468,14 @@ def test_a_fused_linear_has_what_a_plain_one_has(bias: bool) -> None:
         torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
+def test_a_batch_norm_is_folded_into_a_layer_without_an_activation() -> None:
+    linear, norm, x = FusedLinear(DIM, HIDDEN).eval(), nn.BatchNorm1d(HIDDEN), torch.randn(3, DIM)
+    norm(torch.randn(20, HIDDEN) + 3)
+    folded = nn.utils.fusion.fuse_linear_bn_eval(linear, norm.eval())
+    assert isinstance(folded, FusedLinear)
+    torch.testing.assert_close(folded(x), norm(linear(x)))
+
+
 def plain_mlp_of(fused: FusedMLP) -> PlainMLP:
     plain = PlainMLP(fused.activation, fused.up.bias is not None)
     plain.load_state_dict(fused.state_dict())

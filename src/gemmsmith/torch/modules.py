@@ -27,7 +27,7 @@ class FusedLinear(nn.Module):
     """Linear layer with a fused activation: `activation(x @ weight.T + bias)` in one kernel.
 
     The parameters are those of nn.Linear. It does not subclass nn.Linear: code that replaces nn.Linear modules would
-    drop the activation.
+    drop the activation. Code that does not check the class, as fuse_linear_bn_eval, takes it for a layer without one.
 
     Shapes: input (..., in_features) -> output (..., out_features).
 
