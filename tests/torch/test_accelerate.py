@@ -103,7 +103,7 @@ class Classifier(nn.Module):
 
 
 @pytest.fixture
-def labelled() -> Any:
+def labeled() -> Any:
     torch._dynamo.reset()
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield torch.randn(24, DIM), torch.randint(CLASSES, (24,))
@@ -111,7 +111,7 @@ def labelled() -> Any:
 
 
 @pytest.mark.parametrize("by_plugin", [False, True])
-def test_a_compiled_model_is_prepared(labelled: Any, by_plugin: bool) -> None:
+def test_a_compiled_model_is_prepared(labeled: Any, by_plugin: bool) -> None:
     model, plain = Classifier(), {}
     expected = copy.deepcopy(model)
     if by_plugin:
@@ -121,22 +121,22 @@ def test_a_compiled_model_is_prepared(labelled: Any, by_plugin: bool) -> None:
     prepared = accelerate.Accelerator(cpu=True, **plain).prepare(model)
 
     def step() -> Any:
-        loss = prepared(*labelled)["loss"]
+        loss = prepared(*labeled)["loss"]
         loss.backward()
         return loss
 
     loss, codes = run_and_get_code(step)
     assert "gemmsmith.gemm" in codes[0]
-    expected_loss = expected(*labelled)["loss"]
+    expected_loss = expected(*labeled)["loss"]
     expected_loss.backward()
     torch.testing.assert_close(loss, expected_loss)
     for p, q in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
 
 
-def test_a_compiled_model_in_a_trainer(labelled: Any, tmp_path: Path) -> None:
+def test_a_compiled_model_in_a_trainer(labeled: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
-    x, labels = labelled
+    x, labels = labeled
     rows, losses = [{"x": x[i], "labels": labels[i]} for i in range(24)], []
     model = Classifier()
     plain = copy.deepcopy(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -197,25 +198,27 @@ def test_limits() -> None:
         call_op(summed(0, 1), torch.randn(5, 8).bfloat16(), torch.randn(9, 16).bfloat16(), [], [])
 
 
-VALUES = {"int": 1, "bool": False, "str": "", "float": 1.0, "List[float]": []}
+VALUES = {"int": 1, "bool": False, "str": "silu", "float": 1.0, "List[float]": []}
 
 
-def test_every_operator_refuses_tensors_on_several_devices() -> None:
-    """The dispatcher calls the fake kernel if one is on meta, and its results are uninitialized memory."""
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_every_operator_refuses_tensors_on_several_devices(device: str) -> None:
+    """The dispatcher calls the kernel of one device: if one is on meta the fake one, which leaves memory as it is."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gemmsmith::")]
     assert {"gemmsmith::gemm_0_1", "gemmsmith::gated_experts", "gemmsmith::fp8_mlp"} <= {*names}
     for name in names:
-        schema = torch._C._get_schema(name, "")
+        schema, counts = torch._C._get_schema(name, ""), re.search(r"_(\d+)_(\d+)$", name)
         arguments = {x.name: VALUES.get(str(x.type), torch.ones(8, 8)) for x in schema.arguments}
+        if "epilogue" in arguments:
+            arguments["epilogue"] = summed(int(counts[1]), int(counts[2])) if counts else summed(1, 1)
         lists = {x.name for x in schema.arguments if str(x.type) == "List[Tensor]"}
         first, *others = [x for x, value in arguments.items() if isinstance(value, torch.Tensor)]
         op = getattr(torch.ops.gemmsmith, name.removeprefix("gemmsmith::"))
-        for on_meta in (first, *others) if others else ():
-            values = {**arguments, on_meta: arguments[on_meta].to("meta")}
-            named = others[0] if on_meta == first else on_meta
-            with pytest.raises(
-                ArgumentError, match=f"^{named}: got a tensor on (meta|cpu) with {first} on .*; use one"
-            ):
+        for moved in (first, *others) if others else ():
+            values = {**arguments, moved: arguments[moved].to(device)}
+            named = others[0] if moved == first else moved
+            message = f"^{named}: got a tensor on ({device}|cpu).* with {first} on ({device}|cpu).*; use one device"
+            with pytest.raises(ArgumentError, match=message):
                 op(*[[x] if name in lists else x for name, x in values.items()])
 
 
