@@ -73,6 +73,18 @@ def test_offloading(place: str, dtype: Any, tmp_path: Path) -> None:
                 assert (y.double() - want).norm() <= tolerance * want.norm()
 
 
+def test_offloading_in_fp8() -> None:
+    moe = gt.FusedMoE(128, 128, 4, 4, shared_hidden=128, experts_dtype=torch.float8_e4m3fn)
+    moe.load_state_dict(gt.FusedMoE(128, 128, 4, 4, shared_hidden=128).state_dict())
+    x = torch.randn(5, 128)
+    with torch.no_grad():
+        expected = moe(x)
+        offloaded = accelerate.cpu_offload(copy.deepcopy(moe), "cpu")
+        assert offloaded.experts.down_proj.is_meta
+        assert offloaded.shared_experts.down.weight.is_meta
+        assert torch.equal(offloaded(x), expected)
+
+
 def test_gradients_through_offloaded_layers() -> None:
     model, target = Model(torch.float32), torch.randint(CLASSES, (5,))
     x = torch.randn(5, DIM)

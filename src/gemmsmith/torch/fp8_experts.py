@@ -57,15 +57,22 @@ class Fp8MLP(nn.Module):
         super().__init__()
         check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation = activation
-        self.gate, self.up, self.down = nn.Module(), nn.Module(), nn.Module()
+        self.gate, self.up, self.down = _Weight(), _Weight(), _Weight()
         for layer, shape in ((self.gate, (hidden, dim)), (self.up, (hidden, dim)), (self.down, (dim, hidden))):
             _add_weight(layer, "weight", shape, device)
 
     def forward(self, x: Any) -> Any:
         """Return the MLP's output, (tokens, dim), in x's dtype."""
-        layers = [(layer.weight, layer.weight_scale_inv) for layer in (self.gate, self.up, self.down)]
+        layers = [layer() for layer in (self.gate, self.up, self.down)]
         _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
         return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
+
+
+class _Weight(nn.Module):
+    """A weight and its scales, which a call returns, so that hooks of the call can load them."""
+
+    def forward(self) -> tuple[Any, Any]:
+        return self.weight, self.weight_scale_inv
 
 
 def check_hidden(hidden: int, multiple: int = BLOCK) -> None:
