@@ -577,6 +577,8 @@ def test_quantized_weights(make: Any) -> None:
             layer.weight = nn.Parameter(QuantizedWeight(values, 1 / 200), requires_grad=False)
             other.weight = nn.Parameter(values / 200)
     torch.testing.assert_close(fused(x), plain(x))
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(fused, backend="eager", fullgraph=True)(x), plain(x))
 
 
 @pytest.mark.parametrize("make", [lambda: FusedMLP(DIM, HIDDEN, bias=True), lambda: FusedLinearCrossEntropy(DIM, 4)])

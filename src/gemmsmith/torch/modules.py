@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
@@ -241,9 +240,8 @@ def _may_be_read(layer: nn.Module) -> bool:
 
 def _is_wrapper(weight: Any) -> bool:
     """Return whether a weight is of a subclass of Tensor that wraps others, such as a quantized one of torchao."""
-    if type(weight) is nn.Parameter:  # in less time
-        return False
-    return is_traceable_wrapper_subclass(weight) and not is_dtensor(weight)
+    kind = type(weight)  # torch's is_traceable_wrapper_subclass is False while Dynamo traces
+    return kind is not nn.Parameter and hasattr(kind, "__tensor_flatten__") and not is_dtensor(weight)
 
 
 @torch.compiler.assume_constant_result
