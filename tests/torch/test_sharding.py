@@ -171,6 +171,10 @@ def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(of_x, x.grad)
     equal_after_a_step(sharded, plain)
+    if hasattr(plain, "down"):  # another hook's layers are called one by one
+        for model in (sharded, plain):
+            model.down.register_forward_hook(lambda _, inputs, y: 2 * y)
+        torch.testing.assert_close(sharded(x), plain(x))
 
 
 def data_parallel(compiled: bool) -> None:
@@ -190,10 +194,10 @@ def data_parallel(compiled: bool) -> None:
         loss.backward()
     torch.testing.assert_close(*losses)
     equal_after_a_step(sharded, plain)
-    unsharded = FusedMLP(K, N)
-    fully_shard(unsharded.up)
-    with pytest.raises(ArgumentError, match=r"up: got a hook with kwargs, as of fully_shard; use fully_shard\(Fus"):
-        unsharded(x.float())
+    one_layer = FusedMLP(K, N).double()
+    expected = one_layer(x)
+    fully_shard(one_layer.up)
+    torch.testing.assert_close(one_layer(x), expected)
 
 
 def expert_parallel(mesh: Any, compiled: bool) -> None:

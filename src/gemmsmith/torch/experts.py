@@ -17,7 +17,7 @@ from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, 
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, epilogue_of, gate_and_up
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import multiply_slices, rows_by_groups
-from gemmsmith.torch.ops import LIBRARY, by_rows, call_op, define_op, fp32_precision, read_together
+from gemmsmith.torch.ops import by_rows, call_op, define_op, fp32_precision, read_together
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.slots import SUM_ROWS, sum_slots
 
@@ -105,13 +105,11 @@ def _inference_fake(x: Any, *_: Any) -> Any:
     return x.new_empty(x.shape)
 
 
-LIBRARY.define(
-    "gated_experts(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
-    "Tensor gate_up, Tensor down, Tensor? addend, str activation, bool all_present) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-)
-LIBRARY.impl("gated_experts", _run_inference, "CUDA")
-torch.library.register_fake("gemmsmith::gated_experts", _inference_fake, lib=LIBRARY)
+define_op(
+    "gated_experts", "(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
+    "Tensor gate_up, Tensor down, Tensor? addend, str activation, bool all_present) -> Tensor", _inference_fake,
+    lambda *_, **__: 0, CUDA=_run_inference,
+)  # fmt: skip
 
 
 def _gathers(x: Any, hidden: int) -> bool:

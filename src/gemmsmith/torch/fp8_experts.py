@@ -21,7 +21,7 @@ from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.gated_epilogues import check_activation, gate_and_up, gated
-from gemmsmith.torch.ops import LIBRARY, by_rows, can_read_together
+from gemmsmith.torch.ops import by_rows, can_read_together, define_op
 from gemmsmith.torch.slots import sum_slots
 
 SCALE_SUFFIX = "_scale_inv"
@@ -57,15 +57,22 @@ class Fp8MLP(nn.Module):
         super().__init__()
         check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation = activation
-        self.gate, self.up, self.down = nn.Module(), nn.Module(), nn.Module()
+        self.gate, self.up, self.down = _Weight(), _Weight(), _Weight()
         for layer, shape in ((self.gate, (hidden, dim)), (self.up, (hidden, dim)), (self.down, (dim, hidden))):
             _add_weight(layer, "weight", shape, device)
 
     def forward(self, x: Any) -> Any:
         """Return the MLP's output, (tokens, dim), in x's dtype."""
-        layers = [(layer.weight, layer.weight_scale_inv) for layer in (self.gate, self.up, self.down)]
+        layers = [layer() for layer in (self.gate, self.up, self.down)]
         _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
         return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
+
+
+class _Weight(nn.Module):
+    """A weight and its scales, which a call returns, so that hooks of the call can load them."""
+
+    def forward(self) -> tuple[Any, Any]:
+        return self.weight, self.weight_scale_inv
 
 
 def check_hidden(hidden: int, multiple: int = BLOCK) -> None:
@@ -205,11 +212,8 @@ _OPERATORS = {
     "str activation) -> Tensor": _run_mlp,
 }
 for _signature, _kernel in _OPERATORS.items():
-    _name = _signature.partition("(")[0]
-    LIBRARY.define(_signature, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    for _device in ("CPU", "CUDA"):
-        LIBRARY.impl(_name, _kernel, _device)
-    torch.library.register_fake(f"gemmsmith::{_name}", _fake, lib=LIBRARY)
+    _name, _, _rest = _signature.partition("(")
+    define_op(_name, f"({_rest}", _fake, lambda *_, **__: 0, CPU=_kernel, CUDA=_kernel)
 
 
 def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> None:

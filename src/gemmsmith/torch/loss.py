@@ -67,11 +67,13 @@ def cross_entropy(
 def as_batched_input(x: Any, weight: Any) -> Any:
     """Return a layer's input, with a row dimension if it is one row.
 
-    Raises ArgumentError if the shape or dtype does not match the layer's weight.
+    Raises ArgumentError if the shape, dtype or device does not match the layer's weight.
     """
     expect_tensor("input", x)
     if x.dim() == 0 or x.shape[-1] != weight.shape[-1]:
         raise ArgumentError(f"input: got shape {tuple(x.shape)}; use (..., {weight.shape[-1]})")
+    if x.device != weight.device:
+        raise ArgumentError(f"input: got a tensor on {x.device} with a weight on {weight.device}; use one device")
     if x.dtype != weight.dtype and not (x.is_meta or torch.is_autocast_enabled(x.device.type)):
         raise ArgumentError(f"input: got {x.dtype} with a weight of {weight.dtype}; use the same for both")
     return x.unsqueeze(0) if x.dim() == 1 else x

@@ -18,7 +18,7 @@ from gemmsmith.torch.expert_sort import SortedSlots
 from gemmsmith.torch.experts import gated_experts
 from gemmsmith.torch.fp8_experts import SCALE_SUFFIX, Fp8Experts, Fp8MLP, check_hidden, convert_weights
 from gemmsmith.torch.fp8_training import gated_experts_in_fp8
-from gemmsmith.torch.modules import FusedMLP
+from gemmsmith.torch.modules import FusedMLP, has_hooks
 from gemmsmith.torch.ops import call_op
 from gemmsmith.torch.sharded_experts import is_dtensor
 
@@ -190,9 +190,7 @@ class FusedMoE(nn.Module):
         if not (is_plain and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
             return False
         arrays = (x, gate.weight, experts.gate_up_proj, experts.down_proj)
-        return not (
-            needs_grad(*arrays) or gate._forward_hooks or gate._forward_pre_hooks or any(map(is_dtensor, arrays))
-        )
+        return not (needs_grad(*arrays) or has_hooks(gate) or any(map(is_dtensor, arrays)))
 
 
 _OF_ONE_EXPERT = re.compile(r"experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight(|_scale_inv)")
