@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gemmsmith.host.expert_sort import route  # noqa: E402
 from gemmsmith.host.expert_sort import sort_by_expert as sort_by_expert_kernel  # noqa: E402
 from gemmsmith.kernels.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
+from gemmsmith.torch.expert_routing import select_experts  # noqa: E402
 from gemmsmith.torch.expert_sort import SortedSlots, sort_slots  # noqa: E402
 from gemmsmith.torch.experts import ACTIVATIONS, gated_experts, sort_by_expert  # noqa: E402
 from gemmsmith.torch.slots import sum_slots  # noqa: E402
@@ -121,6 +123,92 @@ def test_the_operator_that_routes(scores: Any, groups: int, dtype: Any) -> None:
         torch.testing.assert_close(got[name], x, rtol=1e-6, atol=1e-9)
     torch.library.opcheck(torch.ops.gemmsmith.route.default, (logits, bias, *options))
     torch.library.opcheck(torch.ops.gemmsmith.route.default, (logits[:0], bias, *options))
+
+
+@pytest.mark.parametrize(("groups", "top_k_groups", "top_k"), [(1, 1, 5), (4, 2, 5), (4, 1, 6)])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_the_cpu_selects_what_the_kernel_does(scores: Any, groups: int, top_k_groups: int, top_k: int) -> None:
+    """With equal scores, NaN, infinities, scores of zero, and biases that exclude experts, too."""
+    generator = torch.Generator().manual_seed(0)  # others may have scores that are equal after one of them is rounded
+    random, uniform = (f(8, 24, generator=generator) for f in (torch.randn, torch.rand))
+    few = torch.where(uniform < 0.2, random, -torch.inf)
+    biases = [random[0], torch.zeros(24), torch.where(uniform[0] < 0.2, 0.3, -torch.inf)]
+    for logits in (
+        random, (random * 4).round().half(), torch.zeros(8, 24).bfloat16(), few, -few, random - 200, random * 1000,
+        torch.where(uniform > 0.9, torch.nan, random),
+    ):  # fmt: skip
+        for bias in biases if scores == "sigmoid" else [None]:
+            normalize = bias is None or not bias.isinf().any()
+            spec = RouteSpec(24, top_k, scores, normalize, groups, top_k_groups, as_dtype(logits.dtype, "logits"))
+            by_kernel = route(logits, bias, spec, 2.5, "sim")
+            got = select_experts(logits, bias, top_k, scores, normalize, 2.5, groups, top_k_groups)
+            assert torch.equal(got[0].int(), by_kernel["experts"])
+            torch.testing.assert_close(got[1], by_kernel["weights"], rtol=1e-5, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_groups_against_each_token(scores: Any) -> None:
+    """A token's groups are those whose two best scores have the largest sum, in float64, one by one."""
+    router = FusedMoE(DIM, HIDDEN, 12, 4, scores=scores, groups=4, top_k_groups=2, dtype=torch.float64).gate
+    if scores == "sigmoid":
+        router.e_score_correction_bias.normal_()
+    x = torch.randn(30, DIM, dtype=torch.float64)
+    experts, weights = router(x)
+    logits = x @ router.weight.T
+    values = logits.softmax(-1) if scores == "softmax" else logits.sigmoid()
+    choice = values + router.e_score_correction_bias if scores == "sigmoid" else values
+    for token in range(30):
+        of_group = [sum(sorted(choice[token, 3 * g : 3 * g + 3].tolist())[1:]) for g in range(4)]
+        best = sorted(range(4), key=of_group.__getitem__)[2:]
+        candidates = sorted((e for e in range(12) if e // 3 in best), key=choice[token].tolist().__getitem__)
+        assert experts[token].tolist() == candidates[:-5:-1]
+        of_experts = values[token, candidates[:-5:-1]]
+        torch.testing.assert_close(weights[token], of_experts / of_experts.sum())
+
+
+def cast_ways() -> dict[str, Any]:
+    return {
+        "to": lambda layer: layer.to(torch.bfloat16), "to a device": lambda layer: layer.to("cpu", torch.float16),
+        "bfloat16": lambda layer: layer.bfloat16(), "half": lambda layer: layer.half(),
+        "double": lambda layer: layer.double(), "type": lambda layer: layer.type(torch.bfloat16),
+        "a parent": lambda layer: torch.nn.Sequential(layer).bfloat16()[0],
+        "a copy": lambda layer: copy.deepcopy(layer).bfloat16(),
+        "there and back": lambda layer: layer.bfloat16().float(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [*cast_ways()])
+def test_casts_leave_the_correction_bias(way: str) -> None:
+    """Those of DeepSeek-V3 are about 4 apart from 0, and less than a bf16's spacing apart from each other."""
+    layer = FusedMoE(DIM, HIDDEN, 4, 2, scores="sigmoid")
+    biases = torch.tensor([4.0, 4.001, 4.002, 4.003])
+    layer.gate.e_score_correction_bias.copy_(biases)
+    layer.gate.weight.data.zero_()
+    cast = cast_ways()[way](layer)
+    assert torch.equal(cast.gate.e_score_correction_bias, biases)
+    assert way == "there and back" or cast.gate.weight.dtype != torch.float32
+    x = torch.randn(3, DIM, dtype=cast.gate.weight.dtype)
+    assert cast.gate(x)[0].tolist() == [[3, 2]] * 3
+
+
+def test_the_correction_bias_on_meta_and_from_state_dicts() -> None:
+    layer = FusedMoE(DIM, HIDDEN, 4, 2, scores="sigmoid", device="meta").bfloat16().to_empty(device="cpu")
+    assert layer.gate.e_score_correction_bias.dtype == torch.float32
+    state = FusedMoE(DIM, HIDDEN, 4, 2, scores="sigmoid", dtype=torch.bfloat16).state_dict()
+    state["gate.e_score_correction_bias"] = torch.tensor([0.5, 1, 2, 3], dtype=torch.bfloat16)
+    for assign in (False, True):
+        layer.load_state_dict(state, assign=assign)
+        assert layer.gate.e_score_correction_bias.dtype == torch.float32
+        assert layer.gate.e_score_correction_bias.tolist() == [0.5, 1, 2, 3]
+
+
+def test_logits_for_sigmoids_are_in_fp32_under_autocast() -> None:
+    router, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, scores="sigmoid").gate, torch.randn(20, DIM)
+    want = router(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        for got in (router(x), torch.compile(router, fullgraph=True, backend="aot_eager")(x)):
+            assert torch.equal(got[0], want[0])
+            torch.testing.assert_close(got[1], want[1])
 
 
 def routed_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +387,7 @@ def test_wrong_arguments_are_refused() -> None:
         FusedMoE(DIM, HIDDEN, EXPERTS, 7)
     with pytest.raises(ArgumentError, match="scores: got 'relu'"):
         FusedMoE(DIM, HIDDEN, EXPERTS, 2, scores="relu")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="groups, top_k_groups: got 4 and 2 for 6 experts"):
+    with pytest.raises(ArgumentError, match="groups: got 4 for 6 experts"):
         FusedMoE(DIM, HIDDEN, EXPERTS, 2, groups=4, top_k_groups=2)
     with pytest.raises(ArgumentError, match="activation: got 'tanh'"):
         FusedMoE(DIM, HIDDEN, EXPERTS, 2, activation="tanh", shared_hidden=8)

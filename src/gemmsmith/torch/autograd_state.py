@@ -20,6 +20,17 @@ def in_functorch_transform() -> bool:
     return bool(stack) or forward_ad._current_level >= 0
 
 
+def refuse_vmap_and_forward_mode(name: str) -> None:
+    """Raise ArgumentError, about the argument `name`, in torch.func.vmap and in forward mode."""
+    if torch.compiler.is_dynamo_compiling():
+        return
+    kinds = [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
+    if torch._C._functorch.TransformType.Vmap in kinds:
+        raise ArgumentError(f"{name}: got torch.func.vmap, which the experts do not support; use a batch (..., dim)")
+    if torch._C._functorch.TransformType.Jvp in kinds or forward_ad._current_level >= 0:
+        raise ArgumentError(f"{name}: got forward mode, which the experts do not support; use torch.autograd.grad")
+
+
 @torch.compiler.assume_constant_result
 def is_exporting() -> bool:
     """Return whether torch.export or torch.jit.trace records operators.

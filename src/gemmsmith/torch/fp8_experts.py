@@ -28,7 +28,16 @@ SCALE_SUFFIX = "_scale_inv"
 """What follows a weight's name in that of its scales, in transformers and in DeepSeek-V3's checkpoints."""
 
 
-class Fp8Experts(nn.Module):
+class Fp8Weights(nn.Module):
+    """Weights in e4m3 and their scales."""
+
+    def reset_parameters(self) -> None:
+        """Set all to 0."""
+        for x in self.parameters(recurse=False):
+            nn.init.zeros_(x)
+
+
+class Fp8Experts(Fp8Weights):
     """The weights of gated MLPs in e4m3: gate_up_proj (experts, 2 * hidden, dim), gate's rows first, and down_proj.
 
     gate_up_proj_scale_inv and down_proj_scale_inv, fp32, have a scale for each 128 x 128 of a weight. All are zero
@@ -57,7 +66,7 @@ class Fp8MLP(nn.Module):
         super().__init__()
         check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation = activation
-        self.gate, self.up, self.down = nn.Module(), nn.Module(), nn.Module()
+        self.gate, self.up, self.down = Fp8Weights(), Fp8Weights(), Fp8Weights()
         for layer, shape in ((self.gate, (hidden, dim)), (self.up, (hidden, dim)), (self.down, (dim, hidden))):
             _add_weight(layer, "weight", shape, device)
 
