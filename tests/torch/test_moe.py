@@ -353,6 +353,137 @@ def test_transformers_state_dicts(make: Any, single: bool) -> None:
     torch.testing.assert_close(ours(x), theirs(x), **tolerance)
 
 
+def named_as_in_checkpoints(state: dict[str, Any], prefix: str, names: tuple[str, str, str]) -> dict[str, Any]:
+    """Return a layer's state with a tensor for each expert, and with transformers' names of the shared MLP."""
+    renamed: dict[str, Any] = {}
+    for name, x in state.items():
+        own = name.removeprefix(prefix)
+        if own == "experts.gate_up_proj":
+            for e, both in enumerate(x):
+                for projection, half in zip(names[:2], both.chunk(2), strict=True):
+                    renamed[f"{prefix}experts.{e}.{projection}.weight"] = half
+        elif own == "experts.down_proj":
+            renamed |= {f"{prefix}experts.{e}.{names[2]}.weight": w for e, w in enumerate(x)}
+        elif own.startswith("shared_experts."):
+            renamed[f"{prefix}shared_experts.{own.split('.')[1]}_proj.weight"] = x
+        else:
+            renamed[name] = x
+    return renamed
+
+
+@pytest.mark.parametrize("names", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
+@pytest.mark.parametrize(
+    "path",
+    ["", "mlp", "ffn_proj", "gate_proj.up", "block_sparse_moe", "experts.0.w1", "shared_experts", "layers.3.down_proj"],
+)
+def test_state_dicts_below_parents_of_any_name(path: str, names: tuple[str, str, str]) -> None:
+    def model() -> Any:
+        module: Any = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, shared_hidden=8)
+        for name in reversed(path.split(".") if path else []):
+            parent = torch.nn.Module()
+            parent.add_module(name, module)
+            module = parent
+        return module
+
+    source, target, prefix = model(), model(), f"{path}." if path else ""
+    state, unknown = named_as_in_checkpoints(source.state_dict(), prefix, names), f"{prefix}shared_experts.up_proj.bias"
+    assert not state.keys() & source.state_dict().keys() - {f"{prefix}gate.weight"}
+    got = target.load_state_dict(state | {unknown: torch.zeros(8)}, strict=False)
+    assert (got.missing_keys, got.unexpected_keys) == ([], [unknown])
+    for name, x in target.state_dict().items():
+        assert torch.equal(x, source.state_dict()[name])
+
+
+@pytest.mark.parametrize("experts_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_reset_parameters(scores: Any, experts_dtype: Any) -> None:
+    """It draws what the constructor does, also after a layer was on meta."""
+    options = {"scores": scores, "shared_hidden": 128, "experts_dtype": experts_dtype}
+    torch.manual_seed(5)
+    want = FusedMoE(DIM, 128, EXPERTS, TOP_K, **options)
+    layer = FusedMoE(DIM, 128, EXPERTS, TOP_K, device="meta", **options).to_empty(device="cpu")
+    for x in layer.state_dict().values():
+        x.copy_(torch.randn(x.shape))
+    torch.manual_seed(5)
+    layer.reset_parameters()
+    for a, b in zip(layer.state_dict().values(), want.state_dict().values(), strict=True):
+        assert torch.equal(a.float(), b.float())
+    assert want.gate.weight.std() < 2 * DIM**-0.5
+    assert all(hasattr(x, "reset_parameters") for x in layer.modules() if x._parameters)  # as FSDP's users call them
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_on_meta(scores: Any, dtype: Any) -> None:
+    layer = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, scores=scores, shared_hidden=8, device="meta", dtype=dtype)
+    y = layer(torch.randn(2, 3, DIM, device="meta", dtype=dtype))
+    assert (y.shape, y.dtype, y.is_meta) == ((2, 3, DIM), dtype, True)
+    y.sum().backward()
+    assert layer.experts.down_proj.grad.shape == layer.experts.down_proj.shape
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dim": 0}, "dim: got 0; use an integer from 1 on"),
+        ({"hidden": 0}, "hidden: got 0; use an integer from 1 on"),
+        ({"hidden": 24.0}, "hidden: got 24.0; use an integer"),
+        ({"experts": True}, "experts: got True; use an integer"),
+        ({"experts": -1}, "experts: got -1; use an integer"),
+        ({"top_k": 2.0}, "top_k: got 2.0; use an integer"),
+        ({"top_k": 7}, "top_k: got 7 of 6 experts"),
+        ({"groups": 2.0}, "groups: got 2.0; use an integer"),
+        ({"groups": 6, "top_k_groups": 3}, "groups: got 6 for 6 experts; use 1, or equal groups of two experts or"),
+        ({"groups": 3, "top_k": 3}, "top_k: got 3, and 1 of 3 groups have 2 experts; use at most 2"),
+        ({"groups": 3, "top_k_groups": 4}, "top_k_groups: got 4 of 3 groups"),
+        ({"top_k_groups": "2"}, "top_k_groups: got '2'; use an integer"),
+        ({"shared_hidden": -1}, "shared_hidden: got -1; use an integer from 0 on"),
+        ({"shared_hidden": None}, "shared_hidden: got None; use an integer"),
+        ({"scale": "2"}, "scale: got '2'; use a number"),
+        ({"normalize": 1}, "normalize: got 1; use True or False"),
+        ({"multiply_in_fp8": None}, "multiply_in_fp8: got None; use True or False"),
+        ({"dtype": torch.int32}, "dtype: got torch.int32; use one of torch.bfloat16"),
+        ({"activation": ["silu"]}, r"activation: got \['silu'\]; use one of"),
+    ],
+)
+def test_wrong_arguments_of_the_layer(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        FusedMoE(**{"dim": DIM, "hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K} | changed)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_wrong_inputs_of_the_layer(monkeypatch: pytest.MonkeyPatch, by_kernel: bool, scores: Any) -> None:
+    layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, scores=scores), torch.randn(3, DIM)
+    if by_kernel:
+        routed_by_kernel(monkeypatch)
+    for wrong, message in (
+        (torch.randn(3, 8), r"input: got shape \(3, 8\); use \(..., 16\)"),
+        (torch.randn(2, 3, 0), r"input: got shape \(6, 0\); use \(..., 16\)"),
+        (torch.tensor(1.0), r"input: got shape \(1, 1\); use"),
+        (x.bfloat16(), "input: got torch.bfloat16 with a weight of torch.float32; use the same for both"),
+        (x.double(), "input: got torch.float64 with a weight of torch.float32"),
+        ([1.0] * DIM, "input: got list; use a tensor"),
+    ):
+        with torch.no_grad(), pytest.raises(ArgumentError, match=message):
+            layer(wrong)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x[0]), layer(x)[0])
+        assert layer(torch.randn(2, 0, DIM)).shape == (2, 0, DIM)
+
+
+def test_transforms_of_the_layer_are_refused() -> None:
+    layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K), torch.randn(2, 3, DIM)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            with pytest.raises(ArgumentError, match=r"input: got torch.func.vmap, .* use a batch \(..., dim\)"):
+                torch.func.vmap(layer)(x)
+            with pytest.raises(ArgumentError, match="input: got forward mode, .* use torch.autograd.grad"):
+                torch.func.jvp(layer, (x,), (x,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ArgumentError, match="input: got forward mode"):
+        layer(torch.autograd.forward_ad.make_dual(x, x))
+
+
 def test_the_experts_interface_of_transformers() -> None:
     pytest.importorskip("transformers", minversion="5.0")
     register_experts()
