@@ -232,6 +232,11 @@ class FusedMoE(nn.Module):
             y = self.experts(x, *self.gate.route(x), None if shared is None else shared(x))
         else:
             y = self.experts(x, *self.gate(x))
+            if y.shape[0] != x.shape[0]:
+                raise ArgumentError(
+                    f"experts: got {y.shape[0]} results of {x.shape[0]} tokens; use ExpertParallel with output_layouts "
+                    "equal to input_layouts"
+                )
             if shared is not None:
                 y = y + shared(x)
         return y.reshape(input.shape)
