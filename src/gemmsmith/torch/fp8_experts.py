@@ -37,6 +37,14 @@ class Fp8Weights(nn.Module):
             nn.init.zeros_(x)
 
 
+class Fp8Weight(Fp8Weights):
+    """One weight and its scales, which a call returns: then hooks, as of accelerate's offloading, can load them."""
+
+    def forward(self) -> Any:
+        """Return the weight and its scales."""
+        return self.weight, self.weight_scale_inv
+
+
 class Fp8Experts(Fp8Weights):
     """The weights of gated MLPs in e4m3: gate_up_proj (experts, 2 * hidden, dim), gate's rows first, and down_proj.
 
@@ -66,13 +74,13 @@ class Fp8MLP(nn.Module):
         super().__init__()
         check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation = activation
-        self.gate, self.up, self.down = Fp8Weights(), Fp8Weights(), Fp8Weights()
+        self.gate, self.up, self.down = Fp8Weight(), Fp8Weight(), Fp8Weight()
         for layer, shape in ((self.gate, (hidden, dim)), (self.up, (hidden, dim)), (self.down, (dim, hidden))):
             _add_weight(layer, "weight", shape, device)
 
     def forward(self, x: Any) -> Any:
         """Return the MLP's output, (tokens, dim), in x's dtype."""
-        layers = [(layer.weight, layer.weight_scale_inv) for layer in (self.gate, self.up, self.down)]
+        layers = [self.gate(), self.up(), self.down()]
         _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
         return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
 
