@@ -472,16 +472,33 @@ def test_wrong_inputs_of_the_layer(monkeypatch: pytest.MonkeyPatch, by_kernel: b
         assert layer(torch.randn(2, 0, DIM)).shape == (2, 0, DIM)
 
 
-def test_transforms_of_the_layer_are_refused() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_transforms_of_the_layer_are_refused(compiled: bool) -> None:
     layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K), torch.randn(2, 3, DIM)
+    call = torch.compile(layer, backend="aot_eager") if compiled else layer
+    want = call(x)
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             with pytest.raises(ArgumentError, match=r"input: got torch.func.vmap, .* use a batch \(..., dim\)"):
-                torch.func.vmap(layer)(x)
+                torch.func.vmap(call)(x)
             with pytest.raises(ArgumentError, match="input: got forward mode, .* use torch.autograd.grad"):
-                torch.func.jvp(layer, (x,), (x,))
+                torch.func.jvp(call, (x,), (x,))
+    with pytest.raises(ArgumentError, match="torch.func: got a gradient of a function without second derivatives"):
+        torch.func.grad(lambda x: call(x).sum())(x)
     with torch.autograd.forward_ad.dual_level(), pytest.raises(ArgumentError, match="input: got forward mode"):
-        layer(torch.autograd.forward_ad.make_dual(x, x))
+        call(torch.autograd.forward_ad.make_dual(x, x))
+    torch.testing.assert_close(call(x), want)
+
+
+def test_transforms_in_compiled_code_are_refused() -> None:
+    """Dynamo reports our exceptions as those of user code."""
+    layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K), torch.randn(3, DIM)
+
+    def loss(parameters: Any) -> Any:
+        return torch.func.functional_call(layer, parameters, (x,)).sum()
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Observed exception"):
+        torch.compile(torch.func.grad(loss), fullgraph=True)(dict(layer.named_parameters()))
 
 
 def test_the_experts_interface_of_transformers() -> None:

@@ -20,15 +20,22 @@ def in_functorch_transform() -> bool:
     return bool(stack) or forward_ad._current_level >= 0
 
 
-def refuse_vmap_and_forward_mode(name: str) -> None:
-    """Raise ArgumentError, about the argument `name`, in torch.func.vmap and in forward mode."""
-    if torch.compiler.is_dynamo_compiling():
-        return
-    kinds = [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
-    if torch._C._functorch.TransformType.Vmap in kinds:
+@torch.compiler.assume_constant_result  # Dynamo guards both
+def _transforms() -> tuple[str, ...]:
+    """Return the names of torch.func's active transforms; forward mode is a Jvp."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return (*(interpreter.key().name for interpreter in stack), *["Jvp"] * (forward_ad._current_level >= 0))
+
+
+def refuse_transforms(name: str) -> None:
+    """Raise ArgumentError, about the argument `name`, in vmap, in forward mode, and in compiled torch.func.grad."""
+    transforms = _transforms()
+    if "Vmap" in transforms:
         raise ArgumentError(f"{name}: got torch.func.vmap, which the experts do not support; use a batch (..., dim)")
-    if torch._C._functorch.TransformType.Jvp in kinds or forward_ad._current_level >= 0:
+    if "Jvp" in transforms:
         raise ArgumentError(f"{name}: got forward mode, which the experts do not support; use torch.autograd.grad")
+    if "Grad" in transforms and torch.compiler.is_dynamo_compiling():  # which would lose gradients of weights
+        raise ArgumentError(f"{name}: got torch.func.grad in compiled code; use torch.autograd.grad")
 
 
 @torch.compiler.assume_constant_result

@@ -17,7 +17,7 @@ from gemmsmith.core.integers import as_integers
 from gemmsmith.graph.frontend.fusions import GATED
 from gemmsmith.kernels.route import check_counts
 from gemmsmith.torch.api import expect_tensor
-from gemmsmith.torch.autograd_state import needs_grad, refuse_vmap_and_forward_mode
+from gemmsmith.torch.autograd_state import needs_grad, refuse_transforms
 from gemmsmith.torch.expert_routing import ROUTE, select_experts
 from gemmsmith.torch.expert_sort import SortedSlots
 from gemmsmith.torch.experts import gated_experts
@@ -147,7 +147,7 @@ class FusedMoE(nn.Module):
 
     The experts are computed by grouped GEMMs, without padding, and without the host waiting for the router. With equal
     scores, in inference and on the CPU the first experts are selected, in training on a GPU those of torch.topk. There
-    are no second derivatives, no forward mode, and no torch.func.vmap: the layer takes any batch. State dicts
+    are no second derivatives, and so no torch.func.grad, no forward mode, and no torch.func.vmap. State dicts
     of the blocks of Mixtral, Qwen3-MoE and DeepSeek-V3 in transformers can be loaded, of version 5 (one tensor for all
     experts) and of checkpoints (a tensor for each), in fp8 with scales of 128 x 128 or without. Weights are quantized,
     or dequantized, if the layer's are so.
@@ -178,7 +178,7 @@ class FusedMoE(nn.Module):
 
     Raises:
         ArgumentError: an argument is not valid; in forward, the input's shape or dtype does not match the weights, or
-            torch.func.vmap or forward mode is active.
+            a transform of torch.func is active.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class FusedMoE(nn.Module):
     def forward(self, input: Any) -> Any:
         """Return the layer's output, of shape (..., dim)."""
         expect_tensor("input", input)
-        refuse_vmap_and_forward_mode("input")
+        refuse_transforms("input")
         x = input.flatten(0, -2) if input.dim() > 1 else input.reshape(1, -1)
         shared = self.shared_experts
         if self._is_routed_by_kernel(x):
