@@ -50,6 +50,7 @@ def both(rank: int, port: int) -> None:
     sharded_tokens(mesh)
     for counts in ((5, 2), (0, 3), (3, 0), (0, 0)):
         uneven_tokens(mesh, counts)
+    layers_of_dtensors(mesh)
     clipped_steps(mesh)
     clipped_steps_with_fsdp(mesh)
     wrong_experts(mesh)
@@ -304,6 +305,28 @@ def uneven_tokens(mesh: Any, counts: tuple[int, int]) -> None:
         sharded = parallelize_module(copy.deepcopy(plain), mesh, {"experts": style})
         with pytest.raises(ArgumentError, match=message):  # on both
             sharded(xs[rank])
+
+
+def layers_of_dtensors(mesh: Any) -> None:
+    """The other parameters are replicated DTensors, and the tokens, an odd number of them, too or sharded."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from gemmsmith.torch.parallel import ExpertParallel
+
+    plain = FusedMoE(K, N, 8, 2, scores="sigmoid", groups=4, top_k_groups=2, shared_hidden=8).double()
+    for placement in (Replicate(), Shard(0)):
+        sharded = copy.deepcopy(plain)
+        parallelize_module(sharded, mesh, {"experts": ExpertParallel(use_local_output=False)})
+        distribute_module(sharded, mesh)
+        x = torch.randn(5, K, dtype=torch.float64)
+        y, expected = sharded(distribute_tensor(x, mesh, [placement])), plain(x)
+        torch.testing.assert_close(y.full_tensor(), expected)
+        y.square().sum().backward()
+        plain.zero_grad()
+        expected.square().sum().backward()
+        for actual, parameter in zip(sharded.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad.full_tensor(), parameter.grad)
 
 
 def clipped_steps(mesh: Any) -> None:

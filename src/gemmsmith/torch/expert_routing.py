@@ -61,8 +61,8 @@ def _experts_of_best_groups(choice: Any, groups: int, top_k_groups: int) -> Any:
     """Return the experts, ascending, of the groups whose two best experts have the largest sum (DeepSeek-V3)."""
     grouped = choice.unflatten(-1, (groups, -1))
     best = _greatest(grouped.topk(2, -1).values.sum(-1), top_k_groups).sort(-1).values
-    size = grouped.shape[-1]
-    return (best.unsqueeze(-1) * size + torch.arange(size, device=best.device)).flatten(-2)
+    in_group = torch.ones_like(grouped[..., :1, :], dtype=torch.long).cumsum(-1) - 1  # not arange: of DTensors, too
+    return (best.unsqueeze(-1) * grouped.shape[-1] + in_group).flatten(-2)
 
 
 def _by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[Any, ...]:
