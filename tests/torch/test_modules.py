@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn.utils import prune
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP
+from gemmsmith.torch.loss import _chunk_count
 
 DIM, HIDDEN = 8, 16
 ACTIVATIONS = {None: lambda x: x, "gelu": F.gelu, "relu": F.relu, "tanh": torch.tanh, "silu": F.silu}
@@ -231,7 +233,8 @@ def test_what_is_frozen_has_no_gradient_computed(frozen: str) -> None:
 
     with Watch():
         loss(x, target).backward()
-    assert len(called) == 3 * 3  # of each part the logits, their gradient, and one product of that
+    scaled = frozen == "weight"  # the gradient of the first chunks' x, by that of the loss
+    assert len(called) == 3 * 3 + scaled  # of each chunk the logits, their gradient, and one product of that
     trained = loss.weight if frozen == "x" else x
     assert (x if frozen == "x" else loss.weight).grad is None
     exact = trained.detach().clone().requires_grad_()
@@ -312,7 +315,7 @@ def test_low_memory_rounds_nothing_of_wide_dtypes(dtype: Any) -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_low_memory_allocates_one_chunk_beside_the_gradients(frozen: bool) -> None:
     rows, classes, dim = 64, 256, 32
-    loss = FusedLinearCrossEntropy(dim, classes, low_memory=True, dtype=torch.bfloat16)
+    loss = FusedLinearCrossEntropy(dim, classes, chunks=8, low_memory=True, dtype=torch.bfloat16)
     loss.weight.requires_grad_(not frozen)
     x, target = torch.randn(rows, dim, dtype=torch.bfloat16, requires_grad=True), torch.randint(classes, (rows,))
     stored: set[Any] = set()
@@ -334,10 +337,53 @@ def test_low_memory_allocates_one_chunk_beside_the_gradients(frozen: bool) -> No
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_chunks_never_take_more_memory_than_all_logits(itemsize: int) -> None:
+    for rows, dim in zip(random.choices(range(200_000), k=500), random.choices(range(64, 20_000), k=500), strict=True):
+        count = _chunk_count(rows, dim, itemsize, 0, low_memory=False)
+        of_logits = -(-rows // count) * itemsize  # bytes for each class
+        assert of_logits + (4 * dim if count > 1 else 0) <= max(rows, 1) * itemsize
+        assert count == 1 or rows // count >= 4096
+        lean = _chunk_count(rows, dim, itemsize, 0, low_memory=True)
+        assert lean == 1 or rows // lean >= 512
+        assert rows < 2048 or -(-rows // lean) <= max(0.3 * rows, 1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_class_that_is_switched_off(dtype: Any, reduction: Any) -> None:
+    """A logit of -inf in another column than the label's has the probability 0, and no gradient."""
+    loss = FusedLinearCrossEntropy(2, 3, reduction=reduction, dtype=dtype)
+    loss.weight.data[:] = torch.tensor([[1.0, 0.25], [0.5, 0.125], [-float("inf"), 0]])
+    x, target = torch.tensor([[1.0, 1.0], [2.0, 0.5]], dtype=dtype), torch.tensor([0, 1])
+    value = loss(x, target)
+    value.sum().backward()
+    weight = loss.weight.detach()[:2].double().requires_grad_()
+    right = F.cross_entropy(x.double() @ weight.mT, target, reduction=reduction)
+    right.sum().backward()
+    torch.testing.assert_close(value.double(), right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss.weight.grad[:2].double(), weight.grad, rtol=2e-2, atol=1e-2)
+    assert not loss.weight.grad[2].any()
+    loss.weight.data[0] = -float("inf")  # the label's own
+    assert loss(x, target).sum() == float("inf")
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+def test_operators_of_the_loss_pass_opcheck(needed: Any, chunks: int, low_memory: bool) -> None:
+    x, weight = torch.randn(7, DIM).bfloat16(), torch.randn(HIDDEN, DIM).bfloat16()
+    labels, ops = torch.randint(HIDDEN, (7, 1)), torch.ops.gemmsmith
+    arguments = x, weight, labels, torch.rand(7, 1), chunks, low_memory, *needed
+    torch.library.opcheck(ops.cross_entropy.default, arguments)
+    _, *gradients = ops.cross_entropy(*arguments)
+    torch.library.opcheck(ops.cross_entropy_backward.default, (x, weight, *gradients, torch.tensor(2.0), *needed))
+
+
 def test_logits_are_not_stored() -> None:
     """No tensor is as large; in eval mode not even a chunk of them is stored."""
     rows, classes = 64, 256
-    loss = FusedLinearCrossEntropy(DIM, classes, dtype=torch.float64)
+    loss = FusedLinearCrossEntropy(DIM, classes, chunks=8, dtype=torch.float64)
     x, target = torch.randn(rows, DIM, dtype=torch.float64, requires_grad=True), torch.randint(classes, (rows,))
     sizes: list[int] = []
 

@@ -20,9 +20,10 @@ from gemmsmith.torch.autograd import (
     is_column_major,
     plan_forward,
     sum_to_size,
+    transposed,
     weight_gradient,
 )
-from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting
+from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, operators_record_gradients
 from gemmsmith.torch.backward_plan import (
     ForwardSpec,
     Names,
@@ -57,7 +58,7 @@ def run_gemm_then_linear(
     second_epilogue = _bias_epilogue(str(bias.dtype)) if bias_operands else PLAIN_GEMM
     spec, wrt = plan_forward(epilogue, a, b, operands, recompute=False)
     needs_grad = wrt and torch.is_grad_enabled() and 0 not in spec.nondifferentiable
-    if not needs_grad or in_functorch_transform() or is_exporting():  # supports second derivatives, too
+    if not needs_grad or in_functorch_transform() or operators_record_gradients():  # supports second derivatives, too
         (h,) = differentiable_gemm(epilogue, a, b, numbers, operands)
         return differentiable_gemm(second_epilogue, h, weight2, [], bias_operands)[0]
     forward_numbers = tuple([numbers[i] for i in spec.number_indices])
@@ -112,13 +113,17 @@ class _GemmThenLinearFunction(torch.autograd.Function):
         dgrad = backward_fused_into_dgrad(epilogue, ctx.spec.saved_outputs, ctx.wrt, str(a.dtype))
         dgrad_operands = [values[name] for name, _ in dgrad.tensors]
         results = differentiable_gemm(
-            dgrad.epilogue, grad_outputs[0], weight2.mT, [values[name] for name in dgrad.numbers], dgrad_operands
+            dgrad.epilogue,
+            grad_outputs[0],
+            transposed(weight2),
+            [values[name] for name in dgrad.numbers],
+            dgrad_operands,
         )
         grads = dict(zip(dgrad.results, results, strict=True))
         grad_a = grad_b = grad_weight2 = grad_bias = None
         grad_acc = grads.get("out")
         if grad_acc is not None and ctx.needs_input_grad[4]:
-            (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, b.mT, [], [])
+            (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, transposed(b), [], [])
         if grad_acc is not None and ctx.needs_input_grad[5]:
             grad_b = weight_gradient(a, grad_acc, ctx.column_major[0])
         if ctx.needs_input_grad[6]:

@@ -12,7 +12,7 @@ from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
 from gemmsmith.torch.autograd import PLAIN_GEMM
-from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, needs_grad
+from gemmsmith.torch.autograd_state import check_once_differentiable, needs_grad, operators_record_gradients
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.gated_epilogues import ACTIVATIONS, check_activation, epilogue_of, gate_and_up
 from gemmsmith.torch.graph_serialization import deserialize
@@ -63,7 +63,7 @@ def gated_experts(
     if order is None:
         order = sort_slots(experts, weights, count)
     if needs_grad(x, weights, gate_up, down) or not _gathers(x, hidden):
-        if is_exporting():  # the program's operators record gradients when it runs
+        if operators_record_gradients():  # the program's operators record gradients when it runs
             y = _GatedExperts.forward(x, weights, gate_up, down, *with_gradients(order, weights), activation)[0]
         else:
             y = _GatedExperts.apply(x, weights, gate_up, down, *order, activation)[0]

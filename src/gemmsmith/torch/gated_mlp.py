@@ -10,8 +10,13 @@ from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
-from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting, needs_grad
+from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, transposed, weight_gradient
+from gemmsmith.torch.autograd_state import (
+    check_once_differentiable,
+    in_functorch_transform,
+    needs_grad,
+    operators_record_gradients,
+)
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.gated_epilogues import epilogue_of
 from gemmsmith.torch.graph_serialization import serialize
@@ -23,7 +28,9 @@ from gemmsmith.torch.tracing import dtype_from_name
 def multiplies_both_at_once(x: Any, gate: Any, up: Any) -> bool:
     """Return whether `gated_mlp` computes it: in 16 bits, of tensors, without transforms of functions."""
     is_16bit = x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(x.device.type)
-    is_plain = not any(map(is_dtensor, (x, gate, up))) and not in_functorch_transform() and not is_exporting()
+    is_plain = (
+        not any(map(is_dtensor, (x, gate, up))) and not in_functorch_transform() and not operators_record_gradients()
+    )
     return is_16bit and is_plain and gate.shape == up.shape and not gate.shape[0] % INTERLEAVE_COLUMNS
 
 
@@ -76,11 +83,11 @@ class _GatedMLP(torch.autograd.Function):
             of_gate = call_op(PLAIN_GEMM, grad_g, gate, [], [])
             grad_rows = call_op(_sum_epilogue(str(h.dtype)), grad_u, up, [], [of_gate])
         if ctx.needs_input_grad[1]:
-            grad_gate = weight_gradient(rows, grad_g, is_column_major(gate.mT)).mT
+            grad_gate = weight_gradient(rows, grad_g, is_column_major(transposed(gate))).mT
         if ctx.needs_input_grad[2]:
-            grad_up = weight_gradient(rows, grad_u, is_column_major(up.mT)).mT
+            grad_up = weight_gradient(rows, grad_u, is_column_major(transposed(up))).mT
         if ctx.needs_input_grad[3]:
-            grad_down = weight_gradient(h, gradient, is_column_major(down.mT)).mT
+            grad_down = weight_gradient(h, gradient, is_column_major(transposed(down))).mT
         return grad_rows, grad_gate, grad_up, grad_down, None
 
 

@@ -151,9 +151,10 @@ class FusedLinearCrossEntropy(nn.Module):
     """Cross-entropy of `x @ weight.T` whose logits are not stored.
 
     Targets equal to ignore_index are excluded from the mean. Any other out-of-range target makes the loss NaN. The
-    gradients are computed in the forward pass, chunk by chunk: in addition to them it allocates one chunk's logits in
-    fp32 and their gradient in x's dtype, and, with several chunks, the gradient of the weight in fp32. With
-    reduction="none" backward recomputes the GEMM.
+    gradient of the logits is computed in the forward pass, chunk by chunk, in the memory of the chunk's logits; with
+    several chunks the gradient of the weight is a sum in fp32. With bf16 or fp16, logits are stored in fp16, less that
+    of the label: if one exceeds it by 1.6e7, the gradients are not finite. With reduction="none" backward
+    recomputes the GEMM.
 
     Shapes: input (..., dim), target (...) of integers -> a scalar, or (...) with reduction="none"; fp32, or float64 if
     the input is.
@@ -163,10 +164,10 @@ class FusedLinearCrossEntropy(nn.Module):
         classes: number of classes; weight is (classes, dim).
         ignore_index: the target of rows to ignore.
         reduction: "mean", "sum" or "none".
-        chunks: the number of chunks of rows.
-        low_memory: with bf16 or fp16, round logits to fp16; besides the gradients, one chunk of them is allocated,
-            whose memory their gradient gets; the weight's gradient is added up in its dtype, rounded once per chunk.
-            Logits beyond 65504 make the loss NaN.
+        chunks: the number of chunks of rows. None: chunks of at least 4096 rows, and only one if the sum in fp32 would
+            take more memory than the logits of all rows; with low_memory four of at least 512 rows, at most 4096.
+        low_memory: add up the weight's gradient in its dtype, rounded once per chunk: beside the gradients, one chunk's
+            logits are allocated.
         device: device of the weight.
         dtype: dtype of the weight: bf16, fp16, fp32, or float64 on the CPU.
 
@@ -176,15 +177,15 @@ class FusedLinearCrossEntropy(nn.Module):
 
     def __init__(
         self, dim: int, classes: int, ignore_index: int = -100, reduction: Literal["mean", "sum", "none"] = "mean",
-        chunks: int = 8, low_memory: bool = False, device: Any = None, dtype: Any = None,
+        chunks: int | None = None, low_memory: bool = False, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
         if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
             raise ArgumentError(f"ignore_index: got {ignore_index!r}; use an integer, -1 to ignore no label")
-        if not isinstance(chunks, int) or chunks < 1:
-            raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on")
+        if chunks is not None and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
+            raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on, or None")
         if not isinstance(low_memory, bool):  # the device, from a caller that passes it by position
             raise ArgumentError(f"low_memory: got {low_memory!r}; use True or False")
         self.ignore_index, self.reduction, self.chunks, self.low_memory = ignore_index, reduction, chunks, low_memory
