@@ -28,7 +28,24 @@ SCALE_SUFFIX = "_scale_inv"
 """What follows a weight's name in that of its scales, in transformers and in DeepSeek-V3's checkpoints."""
 
 
-class Fp8Experts(nn.Module):
+class Fp8Weights(nn.Module):
+    """Weights in e4m3 and their scales."""
+
+    def reset_parameters(self) -> None:
+        """Set all to 0."""
+        for x in self.parameters(recurse=False):
+            nn.init.zeros_(x)
+
+
+class Fp8Weight(Fp8Weights):
+    """One weight and its scales, which a call returns: then hooks, as of accelerate's offloading, can load them."""
+
+    def forward(self) -> Any:
+        """Return the weight and its scales."""
+        return self.weight, self.weight_scale_inv
+
+
+class Fp8Experts(Fp8Weights):
     """The weights of gated MLPs in e4m3: gate_up_proj (experts, 2 * hidden, dim), gate's rows first, and down_proj.
 
     gate_up_proj_scale_inv and down_proj_scale_inv, fp32, have a scale for each 128 x 128 of a weight. All are zero
@@ -57,22 +74,15 @@ class Fp8MLP(nn.Module):
         super().__init__()
         check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation = activation
-        self.gate, self.up, self.down = _Weight(), _Weight(), _Weight()
+        self.gate, self.up, self.down = Fp8Weight(), Fp8Weight(), Fp8Weight()
         for layer, shape in ((self.gate, (hidden, dim)), (self.up, (hidden, dim)), (self.down, (dim, hidden))):
             _add_weight(layer, "weight", shape, device)
 
     def forward(self, x: Any) -> Any:
         """Return the MLP's output, (tokens, dim), in x's dtype."""
-        layers = [layer() for layer in (self.gate, self.up, self.down)]
+        layers = [self.gate(), self.up(), self.down()]
         _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
         return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
-
-
-class _Weight(nn.Module):
-    """A weight and its scales, which a call returns, so that hooks of the call can load them."""
-
-    def forward(self) -> tuple[Any, Any]:
-        return self.weight, self.weight_scale_inv
 
 
 def check_hidden(hidden: int, multiple: int = BLOCK) -> None:
