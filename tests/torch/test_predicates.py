@@ -32,7 +32,8 @@ SMOOTH |= {name: getattr(torch.nn.functional, name) for name in ("silu", "gelu",
 BINARY = {name: getattr(torch, name) for name in ("add", "sub", "maximum", "minimum")}
 CASTS = {"half": lambda x: x.half().float(), "bfloat16": lambda x: x.bfloat16().float()}
 REDUCTIONS = {name: getattr(torch, name) for name in ("sum", "mean", "amax", "amin", "logsumexp")}
-KINDS = ("comparison", "class", "not", "bitwise", "logical", "choice", "exact", "binary", "masked", "smooth", "cast")
+KINDS = ("comparison", "class", "not", "bitwise", "logical", "choice", "choice of predicates", "exact", "binary",
+         "masked", "smooth", "cast")  # fmt: skip
 
 Step = tuple[str, str, int, int, int]
 
@@ -69,7 +70,7 @@ def evaluate(program: Any, acc: Any, x: Any, one_hot: Any) -> tuple[Any, ...]:
         if kind == "smooth":  # not among the numbers, as comparisons of rounded values differ
             y = SMOOTH[name](predicate(i).float() if j % 2 else torch.clamp(number(i), -4, 4))
             smooth.append(y)
-        elif kind in ("exact", "binary", "masked", "choice", "cast"):
+        elif kind in ("exact", "binary", "masked", "choice", "choice of predicates", "cast"):
             if kind == "exact":
                 y = EXACT[name](number(i))
             elif kind == "binary":
@@ -78,8 +79,10 @@ def evaluate(program: Any, acc: Any, x: Any, one_hot: Any) -> tuple[Any, ...]:
                 y = number(i) * predicate(j).float()
             elif kind == "cast":
                 y = CASTS[name](predicate(i).float())
-            else:
+            elif kind == "choice":
                 y = torch.where(predicate(i), number(j), number(k))
+            else:
+                y = torch.where(predicate(i), predicate(j), predicate(k)).float()
             numbers.append(y)
         else:
             if kind == "comparison":
