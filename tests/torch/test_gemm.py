@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import subprocess
+from collections.abc import Callable
 from typing import Any
 
-import Callable
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
