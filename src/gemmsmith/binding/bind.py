@@ -50,9 +50,11 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     out, epilogue = request.out, request.epilogue
     scales = {name: x for name, x in request.operands.items() if name in SCALE_NAMES}
     grouping, product = request.grouping, get_design(request.config.design).product if request.config else None
-    if grouping:
+    if grouping is not None:
         if not isinstance(grouping, Grouping):
             raise ArgumentError(f"grouping: got {type(grouping).__name__}; use gemmsmith.Grouping({grouping!r})")
+        if grouping.role != "a":
+            raise ArgumentError(f"role: got {grouping.role!r}; use 'a', since the config says whether D^T is computed")
         product = grouping.product
     product_arrays = product.arrays if product else {}
     operands = {name: x for name, x in request.operands.items() if name not in (*scales, *product_arrays)}
