@@ -12,7 +12,9 @@ from gemmsmith.binding.request import Request
 from gemmsmith.binding.scaling import with_scales
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.integers import as_integer
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.host.plans import Plan, Simulation
 
@@ -255,4 +257,8 @@ def tune(
     """
     from gemmsmith.tuning.search import tune as tune_on_gpu
 
+    if (max_configs := as_integer("max_configs", max_configs)) < 1:
+        raise ArgumentError(f"max_configs: got {max_configs}; use at least 1")
+    if not callable(on_progress):
+        raise ArgumentError(f"on_progress: got {on_progress!r}; use a function of the stage")
     return tune_on_gpu(Request(a, b, accumulate=accumulate, precision=precision), Plan, max_configs, on_progress)

@@ -254,9 +254,9 @@ def test_torch_tensors_without_memory() -> None:
     assert re.match(message, seen_by(torch.vmap, x))
     assert re.match("a: got a tensor that requires grad", seen_by(torch.func.grad, x))
     parts = [torch.zeros(2, 4, dtype=torch.bfloat16), torch.zeros(3, 4, dtype=torch.bfloat16)]
-    for layout, said in ((torch.strided, "a nested tensor"), (torch.jagged, "a torch.jagged tensor")):
+    for layout in (torch.strided, torch.jagged):
         for look in (describe, cache_key_and_address):
-            with pytest.raises(ArgumentError, match=f"a: got {said}; use a dense one"):
+            with pytest.raises(ArgumentError, match="a: got a nested tensor; use a dense one: x.values.. of a jagged"):
                 look(torch.nested.nested_tensor(parts, layout=layout), "a")
     assert describe(torch.zeros(0, 4, dtype=torch.bfloat16)).address == 0
     assert cache_key_and_address(torch.zeros(0, 4, dtype=torch.bfloat16))[1] == 0

@@ -383,6 +383,9 @@ def test_workspace_of_the_caller() -> None:
     judge(plan.run(a, b, workspace=workspace), a, b, "fp32")
     with pytest.raises(gemmsmith.ArgumentError, match="workspace"):
         plan.run(a, b, workspace=workspace[:100])
+    for wrong in (workspace.cpu(), workspace.repeat(2)[::2]):
+        with pytest.raises(gemmsmith.ArgumentError, match="workspace: got a tensor on .*; use a contiguous one"):
+            plan.run(a, b, workspace=wrong)
 
 
 def test_numpy_is_run_by_the_reference_and_the_gpu_agrees() -> None:

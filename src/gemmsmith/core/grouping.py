@@ -54,13 +54,14 @@ class Grouping:
 
     def __post_init__(self) -> None:
         as_bools(zero_fill=self.zero_fill, gathers=self.gathers, scatters=self.scatters)
-        if self.role not in ROLES:
-            raise ArgumentError(f"role: got {self.role!r}; use 'a'")
-        if self.capacity not in CAPACITIES:
-            raise ArgumentError(f"capacity: got {self.capacity!r}; use one of {', '.join(map(str, CAPACITIES))}")
         if not isinstance(self.table, str) or self.table not in TABLES:
-            raise ArgumentError(f"grouping: got the table {self.table!r}; use one of {', '.join(TABLES)}, a word")
-        if self.along not in ("m", "k") or (self.along == "k" and self.is_masked):
+            raise ArgumentError(f"grouping: got the table {self.table!r}; use one of {', '.join(TABLES)}")
+        if not isinstance(self.role, str) or self.role not in ROLES:
+            raise ArgumentError(f"role: got {self.role!r}; use 'a'")
+        if not isinstance(self.capacity, int) or self.capacity not in CAPACITIES:
+            raise ArgumentError(f"capacity: got {self.capacity!r}; use one of {', '.join(map(str, CAPACITIES))}")
+        is_known = isinstance(self.along, str) and self.along in ("m", "k")
+        if not is_known or (self.along == "k" and self.is_masked):
             raise ArgumentError(f"along: got {self.along!r} with {self.table}; use 'm', or 'k' with offsets or sizes")
         if self.has_row_indices and self.has_batch:
             name, with_ = GATHER if self.gathers else SCATTER, "counts" if self.is_masked else "along='k'"

@@ -60,7 +60,7 @@ def test_other_shapes_are_refused() -> None:
 def test_what_is_no_array_is_refused() -> None:
     x = np.ones(16)
     for gate, up, message in (
-        ([1], [2], "gate: got list; use an array of numpy, torch or CuPy"),
+        ([1], [2], "gate: got list; use a dense array of numpy, torch or CuPy"),
         (1.0, 2.0, "gate: got float; use an array"),
         (x, [2], "up: got list; use an array"),
         (x, x.astype(np.float32), "up: got ndarray of float32 with a gate of float64; use the same"),

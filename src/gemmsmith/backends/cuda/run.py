@@ -119,7 +119,7 @@ class BoundLaunches:
                 workspace = self._allocate_workspace(like)
                 addresses["workspace"] = address_of(workspace)
             else:
-                addresses["workspace"] = _workspace_address(workspace, self.workspace_bytes)
+                addresses["workspace"] = _workspace_address(workspace, self.workspace_bytes, self.device)
         if self.flag_bytes:
             addresses["flags"] = get_flags(self.device, stream, self.flag_bytes)
         if kernel_loader.is_current(self.device):
@@ -151,7 +151,7 @@ class PreparedRun:
             self._launches = BoundLaunches(launches, arguments, like, {})
             self._workspace = self._launches.workspace_or_allocate(like, workspace)
             if self._workspace is not None:
-                _workspace_address(self._workspace, self._launches.workspace_bytes)
+                _workspace_address(self._workspace, self._launches.workspace_bytes, self._device)
             stream = Stream()
             self._graph = CudaGraph(lambda: self._launch_on(stream.handle, self._workspace), stream)
 
@@ -199,8 +199,10 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
     return LaunchTemplate(loaded, clusters * kernel.cluster[0], values, pdl and kernel.chip.supports("sm_90"))
 
 
-def _workspace_address(workspace: Any, required_bytes: int) -> int:
+def _workspace_address(workspace: Any, required_bytes: int, device: int) -> int:
     if hasattr(workspace, "data_ptr"):
+        if workspace.get_device() != device or not workspace.is_contiguous():
+            raise ArgumentError(f"workspace: got a tensor on {workspace.device}; use a contiguous one on cuda:{device}")
         address, size = int(workspace.data_ptr()), workspace.numel() * workspace.element_size()
     elif hasattr(workspace, "__cuda_array_interface__"):
         address, size = int(workspace.__cuda_array_interface__["data"][0]), int(workspace.nbytes)
