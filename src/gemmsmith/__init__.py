@@ -2,6 +2,7 @@
 
 from gemmsmith.api import gemm, grouped_gemm, plan, simulate, tune
 from gemmsmith.arrays import Spec
+from gemmsmith.core import fork as _fork  # noqa: F401 registers what it does
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.errors import (

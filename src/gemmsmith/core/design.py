@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import CHIPS, Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ARGUMENTS, ConfigError

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 from gemmsmith.core.bools import as_bools
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import INT32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import round_up

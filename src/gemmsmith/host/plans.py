@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import arrange_results, outputs_by_name, primary_result_name
 from gemmsmith.binding.scaling import SCALE_ARGUMENTS, argument_name, with_scales
 from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.frozen import changed

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from functools import cached_property
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, adapter_of, address_of, byte_range, current_stream, describe, empty_like_kind
@@ -15,6 +14,7 @@ from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
 from gemmsmith.backends.cuda.flag_pool import get_flags
 from gemmsmith.backends.cuda.launch_template import LaunchTemplate
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
