@@ -1,4 +1,4 @@
-"""The functions of the public interface: gemm, grouped_gemm, plan, simulate, tune."""
+"""The functions of the public interface: gemm, grouped_gemm, plan, simulate, free_memory, tune."""
 
 from __future__ import annotations
 
@@ -228,6 +228,30 @@ def simulate(
         deterministic, config, batch_invariant, "sim", grouping=grouping,
     )  # fmt: skip
     return Plan(request).simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed)
+
+
+def free_memory(*, graphs: bool = False) -> int:
+    """Free the GPU memory that the library holds between calls, after waiting for all work on these GPUs.
+
+    These are the words by which clusters synchronize: those of each stream that has been used, and those of each
+    launch that has been captured into a CUDA graph. Workspaces and results are not held: the arrays' library allocates
+    and frees them. Later calls allocate again what they need. No stream may be being captured meanwhile.
+
+    Args:
+        graphs: Free those of captured launches, too. No graph that was captured before may be launched afterwards, nor
+            what `Plan.prepare` has returned before: they have the addresses of freed memory.
+
+    Returns:
+        The bytes freed.
+
+    Raises:
+        ArgumentError: If `graphs` is not a bool.
+        DeviceError: If the driver cannot wait for a GPU, such as during a capture; nothing of it is freed then.
+    """
+    (graphs,) = as_bools(graphs=graphs)
+    from gemmsmith.backends.cuda.flag_pool import free_flags
+
+    return free_flags(graphs)
 
 
 def tune(

@@ -310,7 +310,7 @@ def test_results_on_the_current_device_are_made_the_quick_way() -> None:
 def test_torch_on_the_gpu() -> None:
     torch = pytest.importorskip("torch")
     x = torch.zeros(4, 6, dtype=torch.bfloat16, device="cuda")
-    assert describe(x)[3:] == (x.data_ptr(), "cuda", x.device.index, True)
+    assert describe(x) == ArrayInfo(BF16, x.shape, x.stride(), x.data_ptr(), "cuda", x.device.index, True)
     made = empty_like_kind(x, (2, 3), FP16)
     assert (made.device, made.shape, made.stride(), made.dtype) == (x.device, (2, 3), (3, 1), torch.float16)
     with pytest.raises(ArgumentError, match="a: got an array on cuda:0; use one on the CPU"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -373,6 +374,32 @@ def test_one_plan_serves_other_sizes_without_compiling() -> None:
         a, b = torch.randn(m, k, device="cuda").half(), torch.randn(k, n, device="cuda").half()
         judge(plan.run(a, b), a, b, "fp32")
     assert len(kernel_loader._LOADED) == loaded
+
+
+def test_memory_that_is_freed() -> None:
+    """A captured graph keeps its flags; streams get new ones."""
+    config = Config("cooperative", (128, 128, 64), (1, 1), splits=4)
+    a, b = torch.randn(256, 4096, device="cuda").bfloat16(), torch.randn(4096, 256, device="cuda").bfloat16()
+
+    def call() -> Any:
+        return gemmsmith.gemm(a, b, config=config)
+
+    expected = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for _ in range(3):
+        torch.cuda.synchronize()
+        assert gemmsmith.free_memory() >= 1 << 20
+        assert torch.equal(call(), expected)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert torch.equal(call(), expected)
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, expected)
+    del graph
+    assert gemmsmith.free_memory(graphs=True) >= 2 << 20
+    assert torch.equal(call(), expected)
 
 
 def test_workspace_of_the_caller() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from gemmsmith.arrays import ArrayInfo, adapter_of, address_of, byte_range, current_stream, describe, empty_like_kind
 from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
-from gemmsmith.backends.cuda.flag_pool import get_flags
+from gemmsmith.backends.cuda.flag_pool import pool_of
 from gemmsmith.backends.cuda.launch_template import LaunchTemplate
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import HOPPER
@@ -121,8 +121,11 @@ class BoundLaunches:
             else:
                 addresses["workspace"] = _workspace_address(workspace, self.workspace_bytes, self.device)
         if self.flag_bytes:
-            addresses["flags"] = get_flags(self.device, stream, self.flag_bytes)
-        if kernel_loader.is_current(self.device):
+            pool = pool_of(self.device)
+            with pool.lock, kernel_loader.device_guard(self.device):
+                addresses["flags"] = pool.get(stream, self.flag_bytes)
+                self._launch_all(addresses, stream)
+        elif kernel_loader.is_current(self.device):
             self._launch_all(addresses, stream)
         else:
             with kernel_loader.device_guard(self.device):
