@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 import gemmsmith
 from gemmsmith import Config
@@ -28,7 +29,7 @@ BITWISE: dict[str, Any] = {"and": lambda p, q: p & q, "or": lambda p, q: p | q, 
 CLASSES = {name: getattr(torch, name) for name in ("isnan", "isinf", "isfinite")}
 EXACT = {name: getattr(torch, name) for name in ("neg", "abs", "sign", "floor", "ceil", "trunc", "round", "relu")}
 SMOOTH = {name: getattr(torch, name) for name in ("sigmoid", "tanh", "exp", "erf", "expm1", "cos")}
-SMOOTH |= {name: getattr(torch.nn.functional, name) for name in ("silu", "gelu", "softplus", "mish", "elu")}
+SMOOTH |= {name: getattr(functional, name) for name in ("silu", "gelu", "softplus", "mish", "elu")}
 BINARY = {name: getattr(torch, name) for name in ("add", "sub", "maximum", "minimum")}
 CASTS = {"half": lambda x: x.half().float(), "bfloat16": lambda x: x.bfloat16().float()}
 REDUCTIONS = {name: getattr(torch, name) for name in ("sum", "mean", "amax", "amin", "logsumexp")}
@@ -157,3 +158,31 @@ def test_gradients(program: Any, seed: int) -> None:
     for want, got in zip(*gradients, strict=True):
         finite = want.isfinite()
         torch.testing.assert_close(got[finite], want[finite], rtol=1e-5, atol=1e-5)
+
+
+def test_a_logit_of_minus_infinity_beside_the_label() -> None:
+    """The label's logit is selected, as the loss is finite."""
+    a, b, x, labels = data(seed=np.random.default_rng().integers(2**32))
+    x, labels = np.where(np.isfinite(x), x, -np.inf).astype(np.float32), labels % N
+    x[:, 0] = -np.inf
+    x[np.arange(M), labels[:, 0]] = 1
+
+    def cross_entropy(acc: Any, x: Any, labels: Any) -> Any:
+        z = acc + x
+        return z.logsumexp(-1), z.where(labels.one_hot(N), 0.0).sum(-1)
+
+    operands = {"x": x, "labels": labels}
+    factors = [torch.from_numpy(y).double() for y in (a, b)]
+    z = factors[0] @ factors[1] + torch.from_numpy(x)
+    target = torch.from_numpy(labels[:, 0]).long()
+    want = functional.cross_entropy(z, target, reduction="none")
+    for backend in ("reference", "sim"):
+        lse, of_label = gemmsmith.gemm(a, b, epilogue=cross_entropy, operands=operands, backend=backend, config=TILE)
+        torch.testing.assert_close(torch.from_numpy(lse - of_label).double(), want, rtol=1e-5, atol=1e-5)
+    rows = torch.from_numpy(x).double().requires_grad_()
+    tensors = {"x": rows, "labels": torch.from_numpy(labels)}
+    lse, of_label = gemm(*factors, epilogue=cross_entropy, operands=tensors)
+    (got,) = torch.autograd.grad((lse - of_label).sum(), rows)
+    expected = z.clone().requires_grad_()
+    functional.cross_entropy(expected, target, reduction="sum").backward()
+    torch.testing.assert_close(got, expected.grad, rtol=1e-6, atol=1e-6)
