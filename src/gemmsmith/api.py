@@ -233,9 +233,9 @@ def simulate(
 def free_memory(*, graphs: bool = False) -> int:
     """Free the GPU memory that the library holds between calls, after waiting for all work on these GPUs.
 
-    These are the words by which clusters synchronize: those of each stream that has been used, and those of each
-    launch that has been captured into a CUDA graph. Workspaces and results are not held: the arrays' library allocates
-    and frees them. Later calls allocate again what they need. No stream may be being captured meanwhile.
+    It holds the words by which clusters synchronize: those of each stream that has been used, and those of each launch
+    that has been captured into a CUDA graph. Later calls allocate what they need again. Workspaces and results are not
+    held, since the arrays' library allocates and frees them; loaded kernels stay. No stream may be captured meanwhile.
 
     Args:
         graphs: Free those of captured launches, too. No graph that was captured before may be launched afterwards, nor
