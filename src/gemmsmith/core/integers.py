@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from gemmsmith.core.errors import ArgumentError
 
@@ -17,12 +18,20 @@ def round_up(a: int, multiple: int) -> int:
     return ceil_div(a, multiple) * multiple
 
 
-def as_integers(least: int, **arguments: object) -> tuple[int, ...]:
-    """Return the arguments, in order, as ints.
+def as_integer(name: str, x: Any, least: int | None = None) -> int:
+    """Return an argument as an int.
 
-    Raises ArgumentError for a value that is not an integer, such as 2.0 and True, or is less than `least`.
+    Raises ArgumentError for what is not an integer, such as 2.0 and True, or is less than `least`.
     """
-    for name, x in arguments.items():
-        if isinstance(x, bool) or not hasattr(x, "__index__") or operator.index(x) < least:
-            raise ArgumentError(f"{name}: got {x!r}; use an integer from {least} on")
-    return tuple([operator.index(x) for x in arguments.values()])  # type: ignore[arg-type]
+    try:
+        number = None if isinstance(x, bool) else operator.index(x)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        raise ArgumentError(f"{name}: got {x!r}; use an integer" + ("" if least is None else f" from {least} on"))
+    return number
+
+
+def as_integers(least: int, **arguments: Any) -> tuple[int, ...]:
+    """Return the arguments, in order, as `as_integer` does."""
+    return tuple([as_integer(name, x, least) for name, x in arguments.items()])

@@ -329,13 +329,15 @@ def _number(name: str, x: Any) -> float:
 
 
 def expect_tensor(name: str, x: Any) -> None:
-    """Raise ArgumentError if x is not a tensor, or a nested one."""
+    """Raise ArgumentError if x is not a tensor, or is a nested one."""
     if isinstance(x, torch.fx.Proxy):
         raise ArgumentError(f"{name}: got a Proxy of torch.fx.symbolic_trace; use torch.export, or a leaf module")
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(f"{name}: got {type(x).__name__}; use a tensor")
     if x.is_nested:
-        raise ArgumentError(f"{name}: got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
+        raise ArgumentError(
+            f"{name}: got a nested tensor; use a dense one: x.values() of a jagged one, or x.to_padded_tensor(0)"
+        )
 
 
 def check_tensor(name: str, x: Any, a: Any) -> None:
