@@ -372,6 +372,18 @@ def losses() -> str:
     ))  # fmt: skip
 
 
+def loss_heads() -> str:
+    def cells(row: Row) -> Iterator[str]:
+        yield f"{row['tokens']}x{row['dim']}x{row['classes']}"
+        for contender in ("fused", "low_memory", "inductor", "liger", "cce"):
+            us, extra = row[f"{contender}_us"], row[f"{contender}_extra_bytes"]
+            yield f"{us / 1000:.1f}, {extra / 2**30:.2f}"
+
+    header = "rows x dim x classes | default | low_memory | torch.compile | Liger | Cut Cross-Entropy"
+    rows = sorted(load("loss-heads-h200")["rows"], key=lambda r: r["tokens"] * r["dim"] * r["classes"])
+    return "\n\n".join((table(header, (" | ".join(cells(r)) for r in rows)), source("loss-heads-h200", root="../..")))
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     f.__name__: f
     for f in (
@@ -387,6 +399,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         host,
         ceilings,
         experts,
+        loss_heads,
         withdrawn,
     )
 }

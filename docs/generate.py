@@ -36,8 +36,8 @@ from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
 
 PAGES = (
-    "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/internals/kernel-language.md",
-    "docs/internals/extending.md",
+    "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/guides/pytorch.md",
+    "docs/internals/kernel-language.md", "docs/internals/extending.md",
 )  # fmt: skip
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
 

@@ -50,6 +50,8 @@ FILES: dict[str, tuple[str, str, str]] = {
                       "0afc505", "2026-11-22"),
     "mma-h200": ("Which bits do mma.sync and wmma compute? Single instructions on chosen and random vectors.",
                  "2243e53", "2026-11-23"),
+    "loss-heads-h200": ("Heads with cross-entropy against Inductor, Liger and Cut Cross-Entropy.", "592c7a83",
+                        "2026-11-28"),
     "moe-h100": ("Layers of experts, router included, against torch's grouped_mm and Triton.", "2b0954c",
                  "2026-11-26"),
     "predicated-producer-h200": ("Unaligned operands: packing against a producer of predicated loads.",

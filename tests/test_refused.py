@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gemmsmith
@@ -86,6 +88,41 @@ CASES: list[tuple[str, str | None, dict[str, Any], type[GemmsmithError], str]] =
 def test_what_is_refused(a: str, b: str | None, options: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         gemmsmith.plan(Spec((256, 256), a), Spec((256, 256), b or a), **options).kernel  # noqa: B018
+
+
+A, B = np.ones((16, 32), np.float16), np.ones((32, 24), np.float16)
+ARRAY = np.ones(3, np.float32)
+WRONG_TYPES: list[tuple[Callable[[], Any], str]] = [
+    *((lambda seed=seed: gemmsmith.simulate(A, B, seed=seed), "seed: got .*; use an integer")
+      for seed in ("x", 1.5, None, True, [1], ARRAY)),
+    (lambda: gemmsmith.plan(A, B).simulate(A, B, seed="x"), "seed: got 'x'; use an integer"),
+    (lambda: gemmsmith.plan(A, B).simulate(A, B, counters=3), r"counters: got 3; use .*Counters\(\)"),
+    (lambda: gemmsmith.plan(A, B).simulate(A, B, progress=3), "progress: got 3; use a function"),
+    *((lambda call=call: call(gemmsmith.plan(A, B))(A, B, workspace="x"), "workspace: got str; use an array on the GPU")
+      for call in (lambda plan: plan.run, lambda plan: plan.prepare)),
+    *((lambda text=text: Config.parse(text), "text: got .*; use that of a Config, such as 'cooperative 128x256x64")
+      for text in (None, 3, b"cooperative", "cooperative", ARRAY)),
+    (lambda: Config.from_table_row([]), "row: got .*; use a dict of a Config's fields"),
+    (lambda: gemmsmith.Plan("x"), r"request: got str; use gemmsmith.plan\(a, b\)"),
+    (lambda: Spec((3, 3), "bf16", 3), "Spec.strides: got 3; use 2 integers, in elements"),
+    *((lambda name=name, x=x: gemmsmith.gemm(A, B, **{name: x}), f"{name}: got ")
+      for name in ("out_dtype", "accumulate", "backend", "scale_a", "out", "config", "operands", "precision")
+      for x in (ARRAY, "x", np.str_("x"), 1j)
+      if (name, type(x)) != ("scale_a", np.ndarray)),
+    (lambda: gemmsmith.gemm(A, B, epilogue=ARRAY), "epilogue: got ndarray; use a function"),
+    (lambda: gemmsmith.plan(A, B, grouping=""), "grouping: got str; use gemmsmith.Grouping"),
+    *((lambda name=name: gemmsmith.quantize(np.ones((16, 128), np.float32), **{name: ARRAY}), f"{name}: got ")
+      for name in ("recipe", "dtype", "scale_dtype", "scale_order", "scale_padding", "backend")),
+    (lambda: gemmsmith.tune(Spec((16, 32), "bf16"), Spec((32, 24), "bf16"), max_configs="x"), "max_configs: got 'x'"),
+    (lambda: gemmsmith.tune(Spec((16, 32), "bf16"), Spec((32, 24), "bf16"), max_configs=0), "max_configs: got 0"),
+    (lambda: gemmsmith.tune(Spec((16, 32), "bf16"), Spec((32, 24), "bf16"), on_progress=3), "on_progress: got 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG_TYPES)
+def test_arguments_of_wrong_types(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(GemmsmithError, match=message):
+        call()
 
 
 def test_chips_that_are_not_known() -> None:

@@ -1,6 +1,6 @@
 """Layers, losses and whole training steps of PyTorch models, in one run.
 
-Compares gemmsmith.torch with eager PyTorch, Inductor in its modes and, if it is installed, Liger.
+Compares gemmsmith.torch with eager PyTorch, Inductor in its modes and, if installed, Liger and Cut Cross-Entropy.
 
 A step is a forward and a backward pass, or, for inference, a forward pass in a CUDA graph. The optimizer is always
 torch's, and not timed. Contenders alternate in blocks, in a random order in each round:
@@ -9,6 +9,7 @@ torch's, and not timed. Contenders alternate in blocks, in a random order in eac
     fused, low_memory          gemmsmith.torch's modules in eager mode
     compiled, compiled_graphs  the plain model by torch.compile(options=gt.options()), and with CUDA graphs
     liger, liger_8             Liger's fused loss, with its own chunks and with chunk_mem_const=8
+    cce                        Cut Cross-Entropy, which leaves out no gradient
 
 Gradients are checked against the same step in fp32. `extra_bytes` is the peak memory of a step above what was allocated
 before, without the gradients. `ratio` is the time of torch's best over that of ours. The case "host" is the cost of a
@@ -88,12 +89,12 @@ def mlp(tokens: int, dim: int, hidden: int, gated: bool) -> Work:
     return Work(plain, (x,), torch.randn(tokens, dim), {"fused": fused})
 
 
-class LigerHead(Head):
-    def __init__(self, dim: int, classes: int, **options: int) -> None:
-        super().__init__(dim, classes)
-        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+class PeerHead(Head):
+    """A function of (x, weight, target)."""
 
-        self.loss, self.options = liger_fused_linear_cross_entropy, options
+    def __init__(self, dim: int, classes: int, loss: Call, **options: Any) -> None:
+        super().__init__(dim, classes)
+        self.loss, self.options = loss, options
 
     def forward(self, x: Any, target: Any = None) -> Any:
         return self.loss(x, self.weight, target, **self.options)
@@ -102,10 +103,16 @@ class LigerHead(Head):
 def head(tokens: int, dim: int, classes: int) -> Work:
     others: dict[str, nn.Module] = {
         "fused": gt.FusedLinearCrossEntropy(dim, classes),
-        "low_memory": gt.FusedLinearCrossEntropy(dim, classes, chunks=4, low_memory=True),
+        "low_memory": gt.FusedLinearCrossEntropy(dim, classes, low_memory=True),
     }
     if find_spec("liger_kernel"):
-        others |= {"liger": LigerHead(dim, classes), "liger_8": LigerHead(dim, classes, chunk_mem_const=8)}
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy as liger
+
+        others |= {"liger": PeerHead(dim, classes, liger), "liger_8": PeerHead(dim, classes, liger, chunk_mem_const=8)}
+    if find_spec("cut_cross_entropy"):
+        from cut_cross_entropy import linear_cross_entropy as cce
+
+        others["cce"] = PeerHead(dim, classes, cce, filter_eps=None)
     x = torch.randn(tokens, dim, requires_grad=True)
     return Work(Head(dim, classes), (x, torch.randint(classes, (tokens,))), None, others)
 
@@ -331,7 +338,7 @@ def main(description: str | None = __doc__, cases: dict[str, Case | None] = CASE
     """Measure the cases that the command line selects; None: the cost of calls on the host."""
     parser = timing.options(description)
     parser.add_argument("--case", action="append", choices=list(cases), help="instead of all; may be repeated")
-    parser.add_argument("--contender", action="append", choices=[*THEIRS, *OURS, *MODULES, "liger", "liger_8"],
+    parser.add_argument("--contender", action="append", choices=[*THEIRS, *OURS, *MODULES, "liger", "liger_8", "cce"],
                         help="beside eager, instead of all; may be repeated")  # fmt: skip
     parser.add_argument("--block", type=float, default=1.05, help="seconds of a block")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,7 +1,8 @@
 """gemmsmith forges GEMM kernels for NVIDIA Hopper GPUs: D = epilogue(A @ B), readable, and executable without a GPU."""
 
-from gemmsmith.api import gemm, grouped_gemm, plan, simulate, tune
+from gemmsmith.api import free_memory, gemm, grouped_gemm, plan, simulate, tune
 from gemmsmith.arrays import Spec
+from gemmsmith.core import fork as _fork  # noqa: F401 registers what it does
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.errors import (
@@ -42,6 +43,7 @@ __all__ = [
     "Spec",
     "deinterleave",
     "dequantize",
+    "free_memory",
     "gemm",
     "grouped_gemm",
     "interleave",

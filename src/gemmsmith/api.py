@@ -1,4 +1,4 @@
-"""The functions of the public interface: gemm, grouped_gemm, plan, simulate, tune."""
+"""The functions of the public interface: gemm, grouped_gemm, plan, simulate, free_memory, tune."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from gemmsmith.binding.request import Request
 from gemmsmith.binding.scaling import with_scales
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.integers import as_integer
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.host.plans import Plan, Simulation
 
@@ -228,6 +230,30 @@ def simulate(
     return Plan(request).simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed)
 
 
+def free_memory(*, graphs: bool = False) -> int:
+    """Free the GPU memory that the library holds between calls, after waiting for all work on these GPUs.
+
+    It holds the words by which clusters synchronize: those of each stream that has been used, and those of each launch
+    that has been captured into a CUDA graph. Later calls allocate what they need again. Workspaces and results are not
+    held, since the arrays' library allocates and frees them; loaded kernels stay. No stream may be captured meanwhile.
+
+    Args:
+        graphs: Free those of captured launches, too. No graph that was captured before may be launched afterwards, nor
+            what `Plan.prepare` has returned before: they have the addresses of freed memory.
+
+    Returns:
+        The bytes freed.
+
+    Raises:
+        ArgumentError: If `graphs` is not a bool.
+        DeviceError: If the driver cannot wait for a GPU, such as during a capture; nothing of it is freed then.
+    """
+    (graphs,) = as_bools(graphs=graphs)
+    from gemmsmith.backends.cuda.flag_pool import free_flags
+
+    return free_flags(graphs)
+
+
 def tune(
     a: Spec, b: Spec, *, accumulate: Any = None, precision: Any = None, max_configs: int = 64,
     on_progress: Callable[[str], None] = lambda stage: None,
@@ -255,4 +281,8 @@ def tune(
     """
     from gemmsmith.tuning.search import tune as tune_on_gpu
 
+    if (max_configs := as_integer("max_configs", max_configs)) < 1:
+        raise ArgumentError(f"max_configs: got {max_configs}; use at least 1")
+    if not callable(on_progress):
+        raise ArgumentError(f"on_progress: got {on_progress!r}; use a function of the stage")
     return tune_on_gpu(Request(a, b, accumulate=accumulate, precision=precision), Plan, max_configs, on_progress)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gemmsmith import Config, ConfigError, Design, register_design
 from gemmsmith.core.design import design_names, designs_supporting, get_design
+from gemmsmith.core.dtypes import INT32
 
 
 def test_those_of_the_package() -> None:
@@ -23,6 +26,36 @@ def test_a_name_is_taken_once_and_must_be_known() -> None:
     for name in ("ping", 3, None):
         with pytest.raises(ConfigError, match="design: got .*; use .*pingpong"):
             Config(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("name", "my design"), ("name", 3), ("record", "record"), ("max_accumulator_registers", {}),
+        ("max_accumulator_registers", 200), ("max_accumulator_registers", {"1": 200}),
+        ("max_promoted_registers", {1: 0}), ("producer_warpgroups", -1), ("producer_warpgroups", True),
+        ("tile_per_warpgroup", 1), ("supported_options", {"splits"}), ("supported_options", frozenset({"split"})),
+        ("defaults", [("stages", 2)]), ("mma_op", "wgmma"), ("required_arch", "hopper"), ("required_arch", None),
+        ("uses_tma", None), ("warpgroups_split_n", "no"), ("groups_along", "m"), ("groups_along", frozenset({"n"})),
+        ("arrays", ["ends"]), ("arrays", {"a": INT32}), ("arrays", {"epilogue": INT32}), ("shapes", None),
+        ("shapes", "mk"), ("clips_rows", 0),
+    ],
+)  # fmt: skip
+def test_a_wrong_design_is_refused_before_it_is_registered(field: str, wrong: Any) -> None:
+    """Functions of all designs, such as those for errors' messages, never meet it."""
+    fields = {"name": "wrong", "record": print, "max_accumulator_registers": {1: 200}, field: wrong}
+    with pytest.raises(ConfigError, match=f"{field}: got .*; use "):
+        register_design(Design(**fields))
+    with pytest.raises(ConfigError, match="design: got str; use a Design"):
+        register_design("wrong")  # type: ignore[arg-type]
+    assert "wrong" not in design_names()
+
+
+def test_a_design_does_not_follow_what_it_was_made_from() -> None:
+    registers = {1: 200}
+    design = Design("own", print, registers, defaults={"stages": 2})
+    registers.clear()
+    assert design.max_accumulator_registers == {1: 200}
 
 
 def test_a_config_of_a_table_row() -> None:

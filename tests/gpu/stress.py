@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # this is a program too
 from tests.gpu import judges
 from tests.gpu.grouped_products import Form, drawn_groups
 from tests.gpu.harness import BROKEN, Result, Watchdog, lasting, say, supervise, surroundings
+from tests.gpu.loss_products import drawn_heads
 from tests.gpu.products import Product, Results, drawn, expected
 
 from gemmsmith import Config
@@ -64,7 +65,7 @@ class Mode:
     """What is run, and how: calls, prepared runs that several threads replay, or graphs in flight on several streams.
 
     `form`: of grouped products, whose tables change between a graph's replays. `ragged`: TMA cannot read the operands'
-    rows, which are packed first. `priorities`: half the streams have a high one.
+    rows, which are packed first. `priorities`: half the streams have a high one. `heads`: loss heads with gradients.
     """
 
     configs: tuple[Config | None, ...] = (None,)
@@ -74,6 +75,7 @@ class Mode:
     priorities: bool = False
     processes: int = 1
     form: Form | None = None
+    heads: bool = False
 
 
 FUSED = ("row_sums", "amax", "swiglu", "residual")
@@ -94,6 +96,8 @@ MODES: dict[str, Mode] = {
     "grouped_scattered": Mode(GROUPED, form="scattered"),
     "grouped_k": Mode((None, GROUPED[1]), form="k"),
     "grouped_masked": Mode(GROUPED, form="masked"),
+    "loss_heads": Mode(heads=True),
+    "loss_heads_graphs": Mode(heads=True, way="graphs"),
     **{f"grouped_{form}_graphs": Mode((None, *GROUPED[-2:]), way="graphs", form=form) for form in FORMS},
 }
 CAPTURES = threading.Lock()
@@ -273,8 +277,11 @@ def run_mode(
 ) -> Result:  # fmt: skip
     """{"runs", "wrong", "different", "errors"}: how many of a mode's runs within `seconds`; and up to three errors."""
     mode, rng = MODES[name], random.Random(f"{name} {seed}")
-    if mode.form and not control:
-        some: Iterable[Product] = drawn_groups(mode.form, mode.configs, device, count, rng)
+    some: Iterable[Product]
+    if mode.heads and not control:
+        some = drawn_heads(device, count, rng)
+    elif mode.form and not control:
+        some = drawn_groups(mode.form, mode.configs, device, count, rng)
     else:
         some = drawn(mode.configs, mode.epilogues, mode.ragged, device, count, rng, control)
     counts = Counter[str](runs=0, wrong=0, different=0, errors=0)

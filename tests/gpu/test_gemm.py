@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -375,6 +376,32 @@ def test_one_plan_serves_other_sizes_without_compiling() -> None:
     assert len(kernel_loader._LOADED) == loaded
 
 
+def test_memory_that_is_freed() -> None:
+    """A captured graph keeps its flags; streams get new ones."""
+    config = Config("cooperative", (128, 128, 64), (1, 1), splits=4)
+    a, b = torch.randn(256, 4096, device="cuda").bfloat16(), torch.randn(4096, 256, device="cuda").bfloat16()
+
+    def call() -> Any:
+        return gemmsmith.gemm(a, b, config=config)
+
+    expected = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for _ in range(3):
+        torch.cuda.synchronize()
+        assert gemmsmith.free_memory() >= 1 << 20
+        assert torch.equal(call(), expected)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert torch.equal(call(), expected)
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, expected)
+    del graph
+    assert gemmsmith.free_memory(graphs=True) >= 2 << 20
+    assert torch.equal(call(), expected)
+
+
 def test_workspace_of_the_caller() -> None:
     a, b = torch.randn(100, 77, device="cuda").half(), torch.randn(77, 90, device="cuda").half()
     plan = gemmsmith.plan(a, b)
@@ -383,6 +410,9 @@ def test_workspace_of_the_caller() -> None:
     judge(plan.run(a, b, workspace=workspace), a, b, "fp32")
     with pytest.raises(gemmsmith.ArgumentError, match="workspace"):
         plan.run(a, b, workspace=workspace[:100])
+    for wrong in (workspace.cpu(), workspace.repeat(2)[::2]):
+        with pytest.raises(gemmsmith.ArgumentError, match="workspace: got a tensor on .*; use a contiguous one"):
+            plan.run(a, b, workspace=wrong)
 
 
 def test_numpy_is_run_by_the_reference_and_the_gpu_agrees() -> None:

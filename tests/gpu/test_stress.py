@@ -39,7 +39,17 @@ def test_everything_at_once(tmp_path: Path) -> None:
 
 
 def test_the_program_without_a_gpu(tmp_path: Path) -> None:
-    modes = ["epilogues_mixed", "atomic", "ragged", "prepared", "graphs", "grouped_k", "grouped_masked", "processes"]
+    modes = [
+        "epilogues_mixed",
+        "atomic",
+        "ragged",
+        "prepared",
+        "graphs",
+        "grouped_k",
+        "grouped_masked",
+        "loss_heads",
+        "processes",
+    ]
     code, saved, printed = program(
         tmp_path, "--device", "cpu", "--seconds", 1, "--threads", 2, "--only", ",".join(modes), "--seed", 5
     )

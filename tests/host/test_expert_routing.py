@@ -13,6 +13,7 @@ from tests.mutants.mutate import _changes
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.expert_sort import MAX_ROUTED_TOKENS, route
 from gemmsmith.kernels.route import MAX_GROUPS, MAX_TOP_K, BoundRoute, RouteSpec
 from gemmsmith.kernels.route import route as route_kernel
@@ -119,9 +120,9 @@ def test_infinities(rng: np.random.Generator) -> None:
     check(logits, np.zeros(50, np.float32), spec)
 
 
-@pytest.mark.parametrize("groups", [1, 10])
+@pytest.mark.parametrize("groups", [1, 5])
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-def test_nan_and_too_few_experts_in_the_groups(rng: np.random.Generator, scores: Any, groups: int) -> None:
+def test_nan(rng: np.random.Generator, scores: Any, groups: int) -> None:
     """Experts are different ones; all weights of a softmax with NaN, or of a NaN that is selected, are NaN."""
     spec = RouteSpec(40, 7, scores, True, groups, 1, FP32)
     logits, bias = inputs(rng, 30, spec)
@@ -135,6 +136,21 @@ def test_nan_and_too_few_experts_in_the_groups(rng: np.random.Generator, scores:
     assert np.isnan(got["weights"][10:18]).all()
     assert np.isfinite(got["weights"][:10]).all()
     assert scores == "sigmoid" or np.isnan(got["weights"][18:21]).all()
+
+
+@pytest.mark.parametrize(
+    ("top_k", "groups", "top_k_groups", "message"),
+    [
+        (4, 4, 1, "top_k: got 4, and 1 of 4 groups have 2 experts; use at most 2, or more top_k_groups"),
+        (9, 1, 1, "top_k: got 9 of 8 experts; use 1 to 8"),
+        (2, 8, 4, "groups: got 8 for 8 experts; use 1, or equal groups of two experts or more"),
+        (2, 3, 1, "groups: got 3 for 8 experts"),
+        (2, 4, 5, "top_k_groups: got 5 of 4 groups; use 1 to 4"),
+    ],
+)
+def test_what_cannot_be_selected_is_refused(top_k: int, groups: int, top_k_groups: int, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        RouteSpec(8, top_k, "softmax", True, groups, top_k_groups, FP32)
 
 
 SPEC = RouteSpec(24, 3, "sigmoid", True, 4, 2, BF16)

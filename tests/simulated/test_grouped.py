@@ -438,8 +438,18 @@ def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> Non
 
 
 def test_wrong_groupings_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="grouping: got the table 'ends'; use one of offsets, sizes, counts"):
-        Grouping("ends")  # type: ignore[arg-type]
+    for table_ in ("ends", np.array([3, 5])):
+        with pytest.raises(ArgumentError, match="grouping: got the table .*; use one of offsets, sizes, counts"):
+            Grouping(table_)  # type: ignore[arg-type]
+    for name, wrong in (("role", "c"), ("capacity", 3), ("capacity", 0), ("capacity", 2048), ("capacity", None),
+                        ("zero_fill", "no"), ("gathers", 1), ("scatters", None)):  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"{name}: got {wrong!r}; use "):
+            Grouping("offsets", **{name: wrong})  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="role: got 'b'; use 'a', since the config says whether D.T is computed"):
+        gemmsmith.plan(
+            Spec((64, 64), "bf16"), Spec((2, 64, 64), "bf16"), offsets=Spec((2,), "int32"),
+            grouping=Grouping("offsets", role="b"),
+        )  # fmt: skip
     for table, along in (("offsets", "n"), ("counts", "k")):
         with pytest.raises(ArgumentError, match=f"along: got '{along}' with {table}"):
             Grouping(table, along)  # type: ignore[arg-type]

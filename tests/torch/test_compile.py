@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import torch.nn.functional as F  # noqa: N812
 from tests.torch.twice import assert_the_second_finds_both_graphs
 
 import gemmsmith
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, FusedMoE, gemm
+from gemmsmith.torch import loss as losses
 
 M, N, K = 5, 16, 8
 STANDS_FOR_A_GLOBAL = 2.0
@@ -118,6 +120,57 @@ def test_a_loss(low_memory: bool) -> None:
     x, target = tensor(3, 7, K), torch.randint(N, (3, 7))
     pairs = [torch.autograd.grad(f(x, target), [x, loss.weight]) for f in (compiled(loss), loss)]
     for actual, expected in zip(*pairs, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("chunks", [None, 1, 3])
+def test_a_loss_of_any_number_of_rows(backend: str, chunks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph for one chunk, and one for any larger number of them."""
+    monkeypatch.setattr(losses, "MIN_ROWS", 2)
+    loss = FusedLinearCrossEntropy(K, N, chunks=chunks, dtype=torch.float64)
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    run = torch.compile(loss, backend=counter, fullgraph=True)
+    counts = set()
+    for rows in (40, 8, 9, 64, 11, 23):
+        counts.add(losses._chunk_count(rows, K, 8, chunks or 0, False))
+        x, target = tensor(rows, K), torch.randint(N, (rows,))
+        for y in (x, target):
+            torch._dynamo.mark_dynamic(y, 0)
+        pairs = [(y, *torch.autograd.grad(y * 3, [x, loss.weight])) for y in (f(x, target) for f in (run, loss))]
+        for actual, expected in zip(*pairs, strict=True):
+            torch.testing.assert_close(actual, expected)
+    assert len(counts) == (3 if chunks is None else 1)
+    assert counter.frame_count == (2 if chunks is None else 1)
+
+
+COMPILED_AUTOGRAD = {
+    **MODULES,
+    "gated at once": lambda: FusedMLP(K, N, dtype=torch.bfloat16),
+    "experts": lambda: FusedMoE(K, N, 4, 2, dtype=torch.float64),
+    "loss": lambda: FusedLinearCrossEntropy(K, N, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED_AUTOGRAD)
+def test_compiled_autograd(name: str) -> None:
+    """A compiled step whose backward pass is compiled by compiled autograd."""
+    module = COMPILED_AUTOGRAD[name]()
+    x = torch.randn(M, K, dtype=next(module.parameters()).dtype)
+    others = (torch.randint(N, (M,)),) if name == "loss" else ()
+    compiled_module = torch.compile(module, backend="aot_eager")
+
+    def step(module: Any, x: Any) -> None:
+        module(x, *others).square().sum().backward()
+
+    gradients = []
+    for run, target in ((step, module), (torch.compile(step, backend="aot_eager"), compiled_module)):
+        module.zero_grad()
+        y = x.clone().requires_grad_()
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            run(target, y)
+        gradients.append([z.grad.clone() for z in (y, *module.parameters())])
+    for expected, actual in zip(*gradients, strict=True):
         torch.testing.assert_close(actual, expected)
 
 
@@ -330,15 +383,59 @@ def test_what_has_no_gradient(name: str) -> None:
         run(a.requires_grad_(), b)
 
 
-def test_transforms_in_compiled_code_are_refused() -> None:
-    """A tangent or a gradient would be lost."""
+def test_forward_mode_in_compiled_code_is_refused() -> None:
+    """A tangent would be lost."""
     a, b = tensor(M, K).detach(), tensor(K, N).detach()
     with pytest.raises(Exception, match="got a dual tensor, of forward mode"):
         compiled(lambda a: torch.func.jvp(lambda a: gemm(a, b), (a,), (a,)), "eager")(a)
-    with pytest.raises(Exception, match="got a gradient in compiled code; use torch.func.grad outside of it"):
-        compiled(lambda a: torch.func.grad(lambda a: gemm(a, b).sum())(a), "eager")(a)
-    actual = compiled(lambda a: torch.func.vmap(lambda a: gemm(a, b))(a), "eager")(torch.stack([a, 2 * a]))
-    torch.testing.assert_close(actual, torch.stack([a, 2 * a]) @ b)
+
+
+TRANSFORMED: dict[str, tuple[Callable[..., Any], int]] = {
+    "no operand": (lambda a, b, c, d: gemm(a, b), 2),
+    "a row": (lambda a, b, c, d: gemm(a, b, epilogue=lambda acc, c: F.gelu(acc + c), c=c), 3),
+    "two operands": (lambda a, b, c, d: gemm(a, b, epilogue=lambda acc, c, d: (acc + c) * d, c=c, d=d), 4),
+    "two results": (lambda a, b, c, d: gemm(a, b, epilogue=lambda acc, c: (acc * c, acc.sum(-1)), c=c)[0], 3),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_in_compiled_code(name: str, backend: str) -> None:
+    """Gradients, those of each sample, and gradients of gradients, of every input."""
+    f, count = TRANSFORMED[name]
+    inputs = [torch.randn(s, dtype=torch.float64) for s in ((M, K), (K, N), (N,), (M, N))]
+    of_sample = [torch.stack([inputs[0], -inputs[0]]), *inputs[1:]]
+    argnums = tuple(range(count))
+
+    def grad(*x: Any) -> Any:
+        return torch.func.grad(lambda *x: f(*x).pow(3).sum(), argnums)(*x)
+
+    def grad_of_grad(*x: Any) -> Any:
+        return torch.func.grad(lambda *x: sum(g.square().sum() for g in grad(*x)), argnums)(*x)
+
+    def per_sample(*x: Any) -> Any:
+        return torch.func.vmap(grad, (0, None, None, None))(*x)
+
+    for transformed, x in ((grad, inputs), (grad_of_grad, inputs), (per_sample, of_sample)):
+        for actual, expected in zip(compiled(transformed, backend)(*x), transformed(*x), strict=True):
+            assert expected.any()
+            torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("name", [*MODULES, "loss"])
+def test_gradients_of_modules_by_torch_func_in_compiled_code(name: str) -> None:
+    module = FusedLinearCrossEntropy(K, N, dtype=torch.float64) if name == "loss" else MODULES[name]()
+    parameters = {key: p.detach() for key, p in module.named_parameters()}
+    others = (torch.randint(N, (M,)),) if name == "loss" else ()
+
+    def grad(parameters: Any, x: Any) -> Any:
+        return torch.func.grad(lambda p: torch.func.functional_call(module, p, (x, *others)).square().sum())(parameters)
+
+    x = tensor(M, K).detach()
+    actual, expected = compiled(grad)(parameters, x), grad(parameters, x)
+    for key in parameters:
+        assert expected[key].any()
+        torch.testing.assert_close(actual[key], expected[key])
 
 
 def branches(acc: Any) -> Any:
@@ -357,7 +454,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "in place": (lambda acc: acc.relu_(), "a value cannot be changed in place"),
     "an index": (lambda acc: acc[0], "a traced value cannot be indexed"),
     "a size": (lambda acc: acc * (acc + OUTSIDE[0]).shape[0], "make it a parameter|use the accumulator's"),
-    "an object": (lambda acc: acc + "x", "got 'x'; use a traced value or a number"),
+    "an object": (lambda acc: acc + "x", r"got \\?'x\\?'; use a traced value or a number"),
     "math": (lambda acc: math.exp(acc), "Failed to convert args/kwargs to proxy"),
     "numpy": (lambda acc: np.exp(acc), "Failed to convert args/kwargs to proxy"),
     "an integer": (lambda acc: acc * int(acc), "a value has no number yet"),
@@ -375,6 +472,30 @@ def test_refused(name: str) -> None:
     a, b = tensor(M, K), tensor(K, N)
     with pytest.raises(Exception, match=message):
         compiled(lambda: gemm(a, b, epilogue=function), "eager")()
+
+
+@pytest.mark.parametrize("name", ["a branch", "softmax", "cumsum", "an object", "elements"])
+def test_refused_without_fullgraph(name: str) -> None:
+    """By the error that it raises where it is not compiled."""
+    function, _ = REFUSED[name]
+    a, b = tensor(M, K), tensor(K, N)
+    errors = []
+    for run in (gemm, torch.compile(gemm, backend="eager")):
+        with pytest.raises(EpilogueError) as caught:
+            run(a, b, epilogue=function)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: lambda a, b: gemm(a, b, epilogue=lambda acc: (acc, acc.sum(-1)))[0], lambda: FusedMoE(K, N, 4, 2),
+])  # fmt: skip
+def test_compiling_warns_of_nothing(make: Callable[[], Any]) -> None:
+    run, x = make(), torch.randn(M, K)
+    inputs = (x,) if isinstance(run, torch.nn.Module) else (x, torch.randn(K, N))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.compile(run, backend="eager")(*inputs)
 
 
 def test_symbols_for_all_extents() -> None:

@@ -245,6 +245,30 @@ def test_compiled() -> None:
         torch.testing.assert_close(torch.compile(ours, fullgraph=True)(x), ours(x))
 
 
+def test_hooks_load_weights() -> None:
+    """As accelerate's offloading: parameters are on meta except in their module's forward."""
+    layer, x = FusedMoE(128, 128, 4, 2, shared_hidden=128, experts_dtype=torch.float8_e4m3fn), torch.randn(9, 128)
+    layer.load_state_dict(FusedMoE(128, 128, 4, 2, shared_hidden=128).state_dict())
+
+    def offload(module: Any) -> None:
+        own = {name: y.detach().clone() for name, y in module.named_parameters(recurse=False)}
+
+        def put(device: str) -> None:
+            for name, y in own.items():
+                setattr(module, name, torch.nn.Parameter(y.to(device), requires_grad=False))
+
+        module.register_forward_pre_hook(lambda *_: put("cpu"))
+        module.register_forward_hook(lambda *_: put("meta"))
+        put("meta")
+
+    with torch.no_grad():
+        want = layer(x)
+        for module in layer.modules():
+            offload(module)
+        assert all(y.is_meta for y in layer.parameters())
+        assert torch.equal(layer(x), want)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match="hidden: got 96 with experts in fp8; use a multiple of 128"):
         FusedMoE(DIM, 96, EXPERTS, TOP_K, experts_dtype=FP8)

@@ -19,8 +19,8 @@ ACTIVATIONS = {
 }
 
 
-def layer_of(activation: str, dtype: Any, dim: int = 24, hidden: int = 40) -> Any:
-    layer = FusedMLP(dim, hidden, activation, dtype=dtype)
+def layer_of(activation: str, dtype: Any, dim: int = 24, hidden: int = 40, recompute: bool = False) -> Any:
+    layer = FusedMLP(dim, hidden, activation, dtype=dtype, recompute=recompute)
     for p in layer.parameters():
         torch.nn.init.normal_(p, std=p.shape[1] ** -0.5)
     return layer
@@ -36,8 +36,9 @@ def exact(layer: Any, activation: str, x: Any) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_results_and_gradients(activation: str, dtype: Any) -> None:
-    layer, x = layer_of(activation, dtype), torch.randn(3, 10, 24).to(dtype).requires_grad_()
+@pytest.mark.parametrize("recompute", [False, True])
+def test_results_and_gradients(recompute: bool, activation: str, dtype: Any) -> None:
+    layer, x = layer_of(activation, dtype, recompute=recompute), torch.randn(3, 10, 24).to(dtype).requires_grad_()
     y, g = layer(x), torch.randn(3, 10, 24).to(dtype)
     y.backward(g)
     x64 = x.detach().double().requires_grad_()
@@ -75,8 +76,10 @@ def test_no_gradient_is_copied() -> None:
         assert p.grad.data_ptr() == returned[name], name
 
 
-def test_it_is_compiled_as_one_graph() -> None:
-    layer, x = layer_of("swiglu", torch.bfloat16), torch.randn(16, 24, dtype=torch.bfloat16)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_it_is_compiled_as_one_graph(recompute: bool) -> None:
+    layer = layer_of("swiglu", torch.bfloat16, recompute=recompute)
+    x = torch.randn(16, 24, dtype=torch.bfloat16)
     want = layer(x)
     got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     assert torch.equal(got, want)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -272,3 +274,18 @@ def test_gemm_then_linear_rejects() -> None:
     refused("weight2: got 1 dimensions", lambda: gemm_then_linear(a, b, down[0], epilogue=relu, operands={}))
     refused(r"bias: got shape \(16,\); use \(8,\)",
             lambda: gemm_then_linear(a, b, down, epilogue=relu, operands={}, bias=tensor(N)))  # fmt: skip
+
+
+FIRST_IN_A_PROCESS = """
+import torch
+from gemmsmith.torch import gemm
+a, b = torch.randn(8, 16), torch.randn(16, 24)
+for function in (lambda x: torch.where(x > 0, x, 0.0), lambda x: torch.pow(x, 2.0)):
+    actual = gemm(a, b, epilogue=function)
+    torch.testing.assert_close(actual, function(a @ b))
+"""
+
+
+def test_a_function_that_torch_parses_first_in_a_process() -> None:
+    """Torch's parser of arguments imports torch at its first use, by the caller's builtins."""
+    subprocess.run([sys.executable, "-c", FIRST_IN_A_PROCESS], check=True)

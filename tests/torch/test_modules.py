@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP
+from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, FusedMoE, gemm
+from gemmsmith.torch.loss import _chunk_count
 
 DIM, HIDDEN = 8, 16
 ACTIVATIONS = {None: lambda x: x, "gelu": F.gelu, "relu": F.relu, "tanh": torch.tanh, "silu": F.silu}
@@ -67,12 +69,33 @@ def test_linear(activation: str | None, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("activation", [*GATES, "gelu", "relu"])
-def test_mlp(activation: str, bias: bool) -> None:
-    fused, plain = FusedMLP(DIM, HIDDEN, activation, bias, dtype=torch.float64), PlainMLP(activation, bias)
+def test_mlp(activation: str, recompute: bool, bias: bool) -> None:
+    fused = FusedMLP(DIM, HIDDEN, activation, bias, dtype=torch.float64, recompute=recompute)
+    plain = PlainMLP(activation, bias)
     fused.load_state_dict(plain.state_dict())
     for leading in ((), (5,), (2, 3), (0,), (2, 0)):
         same(fused, plain, torch.randn(*leading, DIM, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("activation", "bias", "dtype", "products"), [
+    ("swiglu", False, torch.bfloat16, 0), ("gelu", True, torch.float32, 0), ("swiglu", True, torch.float32, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_an_mlp_saves(recompute: bool, activation: str, bias: bool, dtype: Any, products: int) -> None:
+    """With `recompute` its input, and gate's product if there are biases; else h and the products, too."""
+    mlp, x = FusedMLP(DIM, HIDDEN, activation, bias, dtype=dtype, recompute=recompute), torch.randn(3, DIM).to(dtype)
+    parameters, saved = {p.untyped_storage().data_ptr() for p in mlp.parameters()}, {}
+
+    def pack(t: Any) -> Any:
+        saved[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        mlp(x)
+    shapes = sorted(tuple(t.shape) for address, t in saved.items() if address not in parameters)
+    assert shapes == [(3, DIM), *[(3, HIDDEN)] * (products if recompute else 2 + (activation == "swiglu"))]
 
 
 def test_a_function_as_activation() -> None:
@@ -231,7 +254,8 @@ def test_what_is_frozen_has_no_gradient_computed(frozen: str) -> None:
 
     with Watch():
         loss(x, target).backward()
-    assert len(called) == 3 * 3  # of each part the logits, their gradient, and one product of that
+    scaled = frozen == "weight"  # the gradient of the first chunks' x, by that of the loss
+    assert len(called) == 3 * 3 + scaled  # of each chunk the logits, their gradient, and one product of that
     trained = loss.weight if frozen == "x" else x
     assert (x if frozen == "x" else loss.weight).grad is None
     exact = trained.detach().clone().requires_grad_()
@@ -312,7 +336,7 @@ def test_low_memory_rounds_nothing_of_wide_dtypes(dtype: Any) -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_low_memory_allocates_one_chunk_beside_the_gradients(frozen: bool) -> None:
     rows, classes, dim = 64, 256, 32
-    loss = FusedLinearCrossEntropy(dim, classes, low_memory=True, dtype=torch.bfloat16)
+    loss = FusedLinearCrossEntropy(dim, classes, chunks=8, low_memory=True, dtype=torch.bfloat16)
     loss.weight.requires_grad_(not frozen)
     x, target = torch.randn(rows, dim, dtype=torch.bfloat16, requires_grad=True), torch.randint(classes, (rows,))
     stored: set[Any] = set()
@@ -334,10 +358,53 @@ def test_low_memory_allocates_one_chunk_beside_the_gradients(frozen: bool) -> No
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_chunks_never_take_more_memory_than_all_logits(itemsize: int) -> None:
+    for rows, dim in zip(random.choices(range(200_000), k=500), random.choices(range(64, 20_000), k=500), strict=True):
+        count = _chunk_count(rows, dim, itemsize, 0, low_memory=False)
+        of_logits = -(-rows // count) * itemsize  # bytes for each class
+        assert of_logits + (4 * dim if count > 1 else 0) <= max(rows, 1) * itemsize
+        assert count == 1 or rows // count >= 4096
+        lean = _chunk_count(rows, dim, itemsize, 0, low_memory=True)
+        assert lean == 1 or rows // lean >= 512
+        assert rows < 2048 or -(-rows // lean) <= max(0.3 * rows, 1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_class_that_is_switched_off(dtype: Any, reduction: Any) -> None:
+    """A logit of -inf in another column than the label's has the probability 0, and no gradient."""
+    loss = FusedLinearCrossEntropy(2, 3, reduction=reduction, dtype=dtype)
+    loss.weight.data[:] = torch.tensor([[1.0, 0.25], [0.5, 0.125], [-float("inf"), 0]])
+    x, target = torch.tensor([[1.0, 1.0], [2.0, 0.5]], dtype=dtype), torch.tensor([0, 1])
+    value = loss(x, target)
+    value.sum().backward()
+    weight = loss.weight.detach()[:2].double().requires_grad_()
+    right = F.cross_entropy(x.double() @ weight.mT, target, reduction=reduction)
+    right.sum().backward()
+    torch.testing.assert_close(value.double(), right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss.weight.grad[:2].double(), weight.grad, rtol=2e-2, atol=1e-2)
+    assert not loss.weight.grad[2].any()
+    loss.weight.data[0] = -float("inf")  # the label's own
+    assert loss(x, target).sum() == float("inf")
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+def test_operators_of_the_loss_pass_opcheck(needed: Any, chunks: int, low_memory: bool) -> None:
+    x, weight = torch.randn(7, DIM).bfloat16(), torch.randn(HIDDEN, DIM).bfloat16()
+    labels, ops = torch.randint(HIDDEN, (7, 1)), torch.ops.gemmsmith
+    arguments = x, weight, labels, torch.rand(7, 1), chunks, low_memory, *needed
+    torch.library.opcheck(ops.cross_entropy.default, arguments)
+    _, *gradients = ops.cross_entropy(*arguments)
+    torch.library.opcheck(ops.cross_entropy_backward.default, (x, weight, *gradients, torch.tensor(2.0), *needed))
+
+
 def test_logits_are_not_stored() -> None:
     """No tensor is as large; in eval mode not even a chunk of them is stored."""
     rows, classes = 64, 256
-    loss = FusedLinearCrossEntropy(DIM, classes, dtype=torch.float64)
+    loss = FusedLinearCrossEntropy(DIM, classes, chunks=8, dtype=torch.float64)
     x, target = torch.randn(rows, DIM, dtype=torch.float64, requires_grad=True), torch.randint(classes, (rows,))
     sizes: list[int] = []
 
@@ -413,18 +480,19 @@ def adapted(layer: nn.Linear) -> nn.Linear:
 
 
 @pytest.mark.parametrize("replace", [adapted, Lora])
-def test_what_replaces_linear_layers_does_not_change_a_fused_one(replace: Any) -> None:
-    """It finds none in a FusedLinear, and a FusedMLP rejects the replaced layers."""
+def test_what_replaces_linear_layers(replace: Any) -> None:
+    """It finds none in a FusedLinear, and a FusedMLP calls the layers that it puts in place of its own."""
     model, x = nn.Sequential(FusedLinear(DIM, DIM, activation="relu"), FusedMLP(DIM, HIDDEN)), torch.randn(3, DIM)
-    expected = model[0](x)
+    expected, mlp = model[0](x), model[1]
+    layers = mlp.gate, mlp.up, mlp.down
     for parent in [*model.modules()]:
         for name, layer in [*parent.named_children()]:
             if isinstance(layer, nn.Linear):
                 setattr(parent, name, replace(layer))
     assert isinstance(model[0], FusedLinear)
     torch.testing.assert_close(model[0](x), expected, rtol=0, atol=0)
-    with pytest.raises(ArgumentError, match="gate: got (Adapted|Lora), which has its own forward; use nn.Linear"):
-        model(x)
+    gate, up, down = (lambda z, layer=layer: layer(z) + 1 for layer in layers)
+    torch.testing.assert_close(mlp(x), down(F.silu(gate(x)) * up(x)))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -446,34 +514,186 @@ def test_a_fused_linear_has_what_a_plain_one_has(bias: bool) -> None:
         torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-def test_a_layer_of_another_kind_is_refused() -> None:
-    """Adapters and quantized layers have a forward of their own, which a FusedMLP does not call."""
-    mlp = FusedMLP(DIM, HIDDEN)
-    nn.utils.parametrizations.weight_norm(mlp.gate)  # which has not
-    mlp(torch.randn(3, DIM))
-    mlp.up = Adapted(DIM, HIDDEN)
-    with pytest.raises(ArgumentError, match="up: got Adapted, which has its own forward; use nn.Linear"):
-        mlp(torch.randn(3, DIM))
+def test_a_batch_norm_is_folded_into_a_layer_without_an_activation() -> None:
+    linear, norm, x = FusedLinear(DIM, HIDDEN).eval(), nn.BatchNorm1d(HIDDEN), torch.randn(3, DIM)
+    norm(torch.randn(20, HIDDEN) + 3)
+    folded = nn.utils.fusion.fuse_linear_bn_eval(linear, norm.eval())
+    assert isinstance(folded, FusedLinear)
+    torch.testing.assert_close(folded(x), norm(linear(x)))
 
 
-@pytest.mark.parametrize(("layer", "parameter"), [("gate", "weight"), ("down", "weight"), ("down", "bias")])
-def test_a_parameter_that_a_hook_would_compute_is_refused(layer: str, parameter: str) -> None:
-    mlp = FusedMLP(DIM, HIDDEN, bias=True)
-    prune.random_unstructured(getattr(mlp, layer), parameter, 0.5)
-    with pytest.raises(ArgumentError, match=f"{layer}: got a {parameter} that a hook computes"):
-        mlp(torch.randn(3, DIM))
-    prune.remove(getattr(mlp, layer), parameter)
-    mlp(torch.randn(3, DIM))
+def plain_mlp_of(fused: FusedMLP) -> PlainMLP:
+    plain = PlainMLP(fused.activation, fused.up.bias is not None)
+    plain.load_state_dict(fused.state_dict())
+    return plain
 
 
-def test_hooks_that_run() -> None:
-    """Those before up and after down, with and without kwargs."""
-    mlp, x = FusedMLP(DIM, HIDDEN, bias=True), torch.randn(3, DIM)
-    expected = 3 * (mlp(2 * x) + 1)
-    mlp.up.register_forward_pre_hook(lambda layer, inputs: (2 * inputs[0],))
-    mlp.down.register_forward_hook(lambda layer, inputs, y: y + 1)
-    mlp.down.register_forward_hook(lambda layer, inputs, named, y: 3 * y, with_kwargs=True)
-    torch.testing.assert_close(mlp(x), expected, rtol=0, atol=0)
+def add_own_forward(layer: Any) -> None:
+    layer.forward = lambda x: nn.Linear.forward(layer, x) * 2
+
+
+HOOKS = {
+    "pre": lambda layer: layer.register_forward_pre_hook(lambda _, inputs: 2 * inputs[0]),
+    "pre with kwargs": lambda layer: layer.register_forward_pre_hook(
+        lambda _, inputs, named: ((2 * inputs[0],), named), with_kwargs=True
+    ),
+    "after": lambda layer: layer.register_forward_hook(lambda _, inputs, y: y + inputs[0].sum()),
+    "backward": lambda layer: layer.register_full_backward_hook(lambda _, grads, of_outputs: (3 * grads[0],)),
+    "before backward": lambda layer: layer.register_full_backward_pre_hook(lambda _, grads: (3 * grads[0],)),
+    "own forward": add_own_forward,
+    "weight_norm": nn.utils.parametrizations.weight_norm,
+    "prune": lambda layer: prune.ln_structured(layer, "weight", 0.5, 1, 0),
+    "prune bias": lambda layer: prune.l1_unstructured(layer, "bias", 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_hooks_and_forwards_of_layers_are_called(activation: str, name: str) -> None:
+    fused = FusedMLP(DIM, HIDDEN, activation, bias=True, dtype=torch.float64)
+    for layer in ("gate", "up", "down") if activation == "swiglu" else ("up", "down"):
+        hooked = copy.deepcopy(fused)
+        plain = plain_mlp_of(fused)
+        for mlp in (hooked, plain):
+            HOOKS[name](getattr(mlp, layer))
+        same(hooked, plain, torch.randn(2, 3, DIM, dtype=torch.float64))
+
+
+def test_hooks_and_forwards_of_layers_are_compiled() -> None:
+    """A forward that is set later, too, but no later hook: Dynamo does not guard these (skip_nnmodule_hook_guards)."""
+    mlp, x = FusedMLP(DIM, HIDDEN), torch.randn(3, DIM)
+    compiled, expected = torch.compile(mlp, backend="aot_eager", fullgraph=True), mlp(x)
+    torch.testing.assert_close(compiled(x), expected)
+    add_own_forward(mlp.down)
+    torch.testing.assert_close(compiled(x), 2 * expected)
+    torch.compiler.reset()
+    HOOKS["pre"](mlp.down)
+    torch.testing.assert_close(compiled(x), 4 * expected)
+
+
+def test_layers_without_hooks_are_not_called(monkeypatch: Any) -> None:
+    """A parametrization, as weight_norm's, is no hook."""
+    mlp, x = FusedMLP(DIM, HIDDEN), torch.randn(3, DIM)
+    nn.utils.parametrizations.weight_norm(mlp.gate)
+    monkeypatch.setattr(nn.Linear, "__call__", None)
+    mlp(x).sum().backward()
+
+
+class QuantizedWeight(torch.Tensor):
+    """An int8 weight with a scale, of which only the product with it is implemented, as torchao's are."""
+
+    @staticmethod
+    def __new__(cls, values: Any, scale: float) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.float32)
+
+    def __init__(self, values: Any, scale: float) -> None:
+        self.values_, self.scale = values, scale
+
+    def __tensor_flatten__(self) -> Any:
+        return ["values_"], self.scale
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, scale: float, *_: Any) -> Any:
+        return cls(inner["values_"], scale)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            x, weight, *bias = args
+            return F.linear(x, weight.values_.float() * weight.scale, *bias)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].values_, args[0].scale)
+        raise NotImplementedError(func)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: FusedLinear(DIM, HIDDEN, activation="gelu_tanh"), lambda: FusedMLP(DIM, HIDDEN),
+    lambda: FusedMLP(DIM, HIDDEN, "gelu_tanh", bias=True),
+])  # fmt: skip
+def test_quantized_weights(make: Any) -> None:
+    fused, x = make(), torch.randn(3, DIM)
+    plain = copy.deepcopy(fused)
+    for layer, other in zip(fused.modules(), plain.modules(), strict=True):
+        if "weight" in layer._parameters:
+            values = (layer.weight.detach() * 200).round().to(torch.int8)
+            layer.weight = nn.Parameter(QuantizedWeight(values, 1 / 200), requires_grad=False)
+            other.weight = nn.Parameter(values / 200)
+    torch.testing.assert_close(fused(x), plain(x))
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(fused, backend="eager", fullgraph=True)(x), plain(x))
+
+
+@pytest.mark.parametrize("make", [lambda: FusedMLP(DIM, HIDDEN, bias=True), lambda: FusedLinearCrossEntropy(DIM, 4)])
+def test_reset_parameters(make: Any) -> None:
+    """As nn.Linear's are, after to_empty."""
+    torch.manual_seed(0)
+    expected = make()
+    with torch.device("meta"):
+        module = make()
+    module.to_empty(device="cpu")
+    torch.manual_seed(0)
+    module.reset_parameters()
+    for x, y in zip(module.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", [
+    lambda dtype: FusedLinear(DIM, HIDDEN, dtype=dtype),
+    lambda dtype: FusedMLP(DIM, HIDDEN, dtype=dtype),
+    lambda dtype: FusedMLP(DIM, HIDDEN, "gelu", bias=True, dtype=dtype),
+    lambda dtype: FusedMoE(DIM, HIDDEN, 4, 2, shared_hidden=HIDDEN, dtype=dtype),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_modules_on_meta(make: Any, dtype: Any) -> None:
+    """They have shapes; weights on meta with an input that is not are refused."""
+    x = torch.randn(6, DIM, dtype=dtype)
+    with torch.device("meta"):
+        module = make(dtype)
+    y, expected = module(x.to("meta")), make(dtype)(x)
+    assert (y.is_meta, y.shape, y.dtype) == (True, expected.shape, expected.dtype)
+    if not isinstance(module, FusedMoE):
+        with pytest.raises(ArgumentError, match="input: got a tensor on cpu with a weight on meta; use one device"):
+            module(x)
+    parts = {FusedMoE: "experts", FusedMLP: "down"}
+    if type(module) in parts:
+        module = make(dtype)
+        getattr(module, parts[type(module)]).to("meta")
+        for is_recorded in (False, True):
+            message = "got a tensor on meta with .* on cpu; use one device"
+            with torch.set_grad_enabled(is_recorded), pytest.raises(ArgumentError, match=message):
+                module(x)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_loss_refuses_a_weight_on_another_device(reduction: Any, is_recorded: bool) -> None:
+    loss = FusedLinearCrossEntropy(DIM, HIDDEN, reduction=reduction, device="meta", dtype=torch.bfloat16)
+    x = torch.randn(3, DIM, dtype=torch.bfloat16, requires_grad=is_recorded)
+    with pytest.raises(ArgumentError, match="input: got a tensor on cpu with a weight on meta; use one device"):
+        loss(x, torch.tensor([1, 2, 3]))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(layout: Any) -> None:
+    x = torch.nested.nested_tensor([torch.randn(3, DIM), torch.randn(5, DIM)], layout=layout)
+    weight, target = torch.randn(DIM, HIDDEN), torch.zeros(2, 3, dtype=torch.int64)
+    labels = torch.nested.nested_tensor([target[0], target[1]], layout=layout)
+    loss = FusedLinearCrossEntropy(DIM, HIDDEN)
+    for name, call in {
+        "input": lambda: FusedLinear(DIM, HIDDEN)(x),
+        "input ": lambda: FusedMLP(DIM, HIDDEN)(x),
+        "input  ": lambda: FusedMLP(DIM, HIDDEN, dtype=torch.bfloat16)(x.bfloat16()),
+        "input   ": lambda: loss(x, labels),
+        "target": lambda: loss(torch.randn(2, 3, DIM), labels),
+        "a": lambda: gemm(x, weight),
+        "b": lambda: gemm(weight.T, (x, x)),
+    }.items():
+        with pytest.raises(ArgumentError, match=f"^{name.strip()}: got a nested tensor; use a dense one"):
+            call()
 
 
 def test_modules_are_pickled_and_copied() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -15,12 +16,9 @@ from gemmsmith.core.dtypes import as_dtype  # noqa: E402
 from gemmsmith.host.expert_sort import route  # noqa: E402
 from gemmsmith.host.expert_sort import sort_by_expert as sort_by_expert_kernel  # noqa: E402
 from gemmsmith.kernels.route import RouteSpec  # noqa: E402
-from gemmsmith.torch import (  # noqa: E402
-    FusedMoE,
-    fallback,
-    register_experts,
-)
+from gemmsmith.torch import FusedMoE, fallback, register_experts  # noqa: E402
 from gemmsmith.torch import experts as experts_module  # noqa: E402
+from gemmsmith.torch.expert_routing import select_experts  # noqa: E402
 from gemmsmith.torch.expert_sort import SortedSlots, sort_slots  # noqa: E402
 from gemmsmith.torch.experts import (  # noqa: E402
     _backward_by_groups,
@@ -136,6 +134,92 @@ def test_the_operator_that_routes(scores: Any, groups: int, dtype: Any) -> None:
         torch.testing.assert_close(got[name], x, rtol=1e-6, atol=1e-9)
     torch.library.opcheck(torch.ops.gemmsmith.route.default, (logits, bias, *options))
     torch.library.opcheck(torch.ops.gemmsmith.route.default, (logits[:0], bias, *options))
+
+
+@pytest.mark.parametrize(("groups", "top_k_groups", "top_k"), [(1, 1, 5), (4, 2, 5), (4, 1, 6)])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_the_cpu_selects_what_the_kernel_does(scores: Any, groups: int, top_k_groups: int, top_k: int) -> None:
+    """With equal scores, NaN, infinities, scores of zero, and biases that exclude experts, too."""
+    generator = torch.Generator().manual_seed(0)  # others may have scores that are equal after one of them is rounded
+    random, uniform = (f(8, 24, generator=generator) for f in (torch.randn, torch.rand))
+    few = torch.where(uniform < 0.2, random, -torch.inf)
+    biases = [random[0], torch.zeros(24), torch.where(uniform[0] < 0.2, 0.3, -torch.inf)]
+    for logits in (
+        random, (random * 4).round().half(), torch.zeros(8, 24).bfloat16(), few, -few, random - 200, random * 1000,
+        torch.where(uniform > 0.9, torch.nan, random),
+    ):  # fmt: skip
+        for bias in biases if scores == "sigmoid" else [None]:
+            normalize = bias is None or not bias.isinf().any()
+            spec = RouteSpec(24, top_k, scores, normalize, groups, top_k_groups, as_dtype(logits.dtype, "logits"))
+            by_kernel = route(logits, bias, spec, 2.5, "sim")
+            got = select_experts(logits, bias, top_k, scores, normalize, 2.5, groups, top_k_groups)
+            assert torch.equal(got[0].int(), by_kernel["experts"])
+            torch.testing.assert_close(got[1], by_kernel["weights"], rtol=1e-5, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_groups_against_each_token(scores: Any) -> None:
+    """A token's groups are those whose two best scores have the largest sum, in float64, one by one."""
+    router = FusedMoE(DIM, HIDDEN, 12, 4, scores=scores, groups=4, top_k_groups=2, dtype=torch.float64).gate
+    if scores == "sigmoid":
+        router.e_score_correction_bias.normal_()
+    x = torch.randn(30, DIM, dtype=torch.float64)
+    experts, weights = router(x)
+    logits = x @ router.weight.T
+    values = logits.softmax(-1) if scores == "softmax" else logits.sigmoid()
+    choice = values + router.e_score_correction_bias if scores == "sigmoid" else values
+    for token in range(30):
+        of_group = [sum(sorted(choice[token, 3 * g : 3 * g + 3].tolist())[1:]) for g in range(4)]
+        best = sorted(range(4), key=of_group.__getitem__)[2:]
+        candidates = sorted((e for e in range(12) if e // 3 in best), key=choice[token].tolist().__getitem__)
+        assert experts[token].tolist() == candidates[:-5:-1]
+        of_experts = values[token, candidates[:-5:-1]]
+        torch.testing.assert_close(weights[token], of_experts / of_experts.sum())
+
+
+def cast_ways() -> dict[str, Any]:
+    return {
+        "to": lambda layer: layer.to(torch.bfloat16), "to a device": lambda layer: layer.to("cpu", torch.float16),
+        "bfloat16": lambda layer: layer.bfloat16(), "half": lambda layer: layer.half(),
+        "double": lambda layer: layer.double(), "type": lambda layer: layer.type(torch.bfloat16),
+        "a parent": lambda layer: torch.nn.Sequential(layer).bfloat16()[0],
+        "a copy": lambda layer: copy.deepcopy(layer).bfloat16(),
+        "there and back": lambda layer: layer.bfloat16().float(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [*cast_ways()])
+def test_casts_leave_the_correction_bias(way: str) -> None:
+    """They are less than bf16's spacing apart from each other."""
+    layer = FusedMoE(DIM, HIDDEN, 4, 2, scores="sigmoid")
+    biases = torch.tensor([4.0, 4.001, 4.002, 4.003])
+    layer.gate.e_score_correction_bias.copy_(biases)
+    layer.gate.weight.data.zero_()
+    cast = cast_ways()[way](layer)
+    assert torch.equal(cast.gate.e_score_correction_bias, biases)
+    assert way == "there and back" or cast.gate.weight.dtype != torch.float32
+    x = torch.randn(3, DIM, dtype=cast.gate.weight.dtype)
+    assert cast.gate(x)[0].tolist() == [[3, 2]] * 3
+
+
+def test_the_correction_bias_on_meta_and_from_state_dicts() -> None:
+    layer = FusedMoE(DIM, HIDDEN, 4, 2, scores="sigmoid", device="meta").bfloat16().to_empty(device="cpu")
+    assert layer.gate.e_score_correction_bias.dtype == torch.float32
+    state = FusedMoE(DIM, HIDDEN, 4, 2, scores="sigmoid", dtype=torch.bfloat16).state_dict()
+    state["gate.e_score_correction_bias"] = torch.tensor([0.5, 1, 2, 3], dtype=torch.bfloat16)
+    for assign in (False, True):
+        layer.load_state_dict(state, assign=assign)
+        assert layer.gate.e_score_correction_bias.dtype == torch.float32
+        assert layer.gate.e_score_correction_bias.tolist() == [0.5, 1, 2, 3]
+
+
+def test_logits_for_sigmoids_are_in_fp32_under_autocast() -> None:
+    router, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, scores="sigmoid").gate, torch.randn(20, DIM)
+    want = router(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        for got in (router(x), torch.compile(router, fullgraph=True, backend="aot_eager")(x)):
+            assert torch.equal(got[0], want[0])
+            torch.testing.assert_close(got[1], want[1])
 
 
 def routed_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +364,154 @@ def test_transformers_state_dicts(make: Any, single: bool) -> None:
     torch.testing.assert_close(ours(x), theirs(x), **tolerance)
 
 
+def named_as_in_checkpoints(state: dict[str, Any], prefix: str, names: tuple[str, str, str]) -> dict[str, Any]:
+    """Return a layer's state with a tensor for each expert, and with transformers' names of the shared MLP."""
+    renamed: dict[str, Any] = {}
+    for name, x in state.items():
+        own = name.removeprefix(prefix)
+        if own == "experts.gate_up_proj":
+            for e, both in enumerate(x):
+                for projection, half in zip(names[:2], both.chunk(2), strict=True):
+                    renamed[f"{prefix}experts.{e}.{projection}.weight"] = half
+        elif own == "experts.down_proj":
+            renamed |= {f"{prefix}experts.{e}.{names[2]}.weight": w for e, w in enumerate(x)}
+        elif own.startswith("shared_experts."):
+            renamed[f"{prefix}shared_experts.{own.split('.')[1]}_proj.weight"] = x
+        else:
+            renamed[name] = x
+    return renamed
+
+
+@pytest.mark.parametrize("names", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
+@pytest.mark.parametrize(
+    "path",
+    ["", "mlp", "ffn_proj", "gate_proj.up", "block_sparse_moe", "experts.0.w1", "shared_experts", "layers.3.down_proj"],
+)
+def test_state_dicts_below_parents_of_any_name(path: str, names: tuple[str, str, str]) -> None:
+    def model() -> Any:
+        module: Any = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, shared_hidden=8)
+        for name in reversed(path.split(".") if path else []):
+            parent = torch.nn.Module()
+            parent.add_module(name, module)
+            module = parent
+        return module
+
+    source, target, prefix = model(), model(), f"{path}." if path else ""
+    state, unknown = named_as_in_checkpoints(source.state_dict(), prefix, names), f"{prefix}shared_experts.up_proj.bias"
+    assert not state.keys() & source.state_dict().keys() - {f"{prefix}gate.weight"}
+    got = target.load_state_dict(state | {unknown: torch.zeros(8)}, strict=False)
+    assert (got.missing_keys, got.unexpected_keys) == ([], [unknown])
+    for name, x in target.state_dict().items():
+        assert torch.equal(x, source.state_dict()[name])
+
+
+@pytest.mark.parametrize("experts_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_reset_parameters(scores: Any, experts_dtype: Any) -> None:
+    """It draws what the constructor does, also after a layer was on meta."""
+    options = {"scores": scores, "shared_hidden": 128, "experts_dtype": experts_dtype}
+    torch.manual_seed(5)
+    want = FusedMoE(DIM, 128, EXPERTS, TOP_K, **options)
+    layer = FusedMoE(DIM, 128, EXPERTS, TOP_K, device="meta", **options).to_empty(device="cpu")
+    for x in layer.state_dict().values():
+        x.copy_(torch.randn(x.shape))
+    torch.manual_seed(5)
+    layer.reset_parameters()
+    for a, b in zip(layer.state_dict().values(), want.state_dict().values(), strict=True):
+        assert torch.equal(a.float(), b.float())
+    assert want.gate.weight.std() < 2 * DIM**-0.5
+    assert all(hasattr(x, "reset_parameters") for x in layer.modules() if x._parameters)  # as FSDP's users call them
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_on_meta(scores: Any, dtype: Any) -> None:
+    layer = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, scores=scores, shared_hidden=8, device="meta", dtype=dtype)
+    y = layer(torch.randn(2, 3, DIM, device="meta", dtype=dtype))
+    assert (y.shape, y.dtype, y.is_meta) == ((2, 3, DIM), dtype, True)
+    y.sum().backward()
+    assert layer.experts.down_proj.grad.shape == layer.experts.down_proj.shape
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dim": 0}, "dim: got 0; use an integer from 1 on"),
+        ({"hidden": 0}, "hidden: got 0; use an integer from 1 on"),
+        ({"hidden": 24.0}, "hidden: got 24.0; use an integer"),
+        ({"experts": True}, "experts: got True; use an integer"),
+        ({"experts": -1}, "experts: got -1; use an integer"),
+        ({"top_k": 2.0}, "top_k: got 2.0; use an integer"),
+        ({"top_k": 7}, "top_k: got 7 of 6 experts"),
+        ({"groups": 2.0}, "groups: got 2.0; use an integer"),
+        ({"groups": 6, "top_k_groups": 3}, "groups: got 6 for 6 experts; use 1, or equal groups of two experts or"),
+        ({"groups": 3, "top_k": 3}, "top_k: got 3, and 1 of 3 groups have 2 experts; use at most 2"),
+        ({"groups": 3, "top_k_groups": 4}, "top_k_groups: got 4 of 3 groups"),
+        ({"top_k_groups": "2"}, "top_k_groups: got '2'; use an integer"),
+        ({"shared_hidden": -1}, "shared_hidden: got -1; use an integer from 0 on"),
+        ({"shared_hidden": None}, "shared_hidden: got None; use an integer"),
+        ({"scale": "2"}, "scale: got '2'; use a number"),
+        ({"normalize": 1}, "normalize: got 1; use True or False"),
+        ({"multiply_in_fp8": None}, "multiply_in_fp8: got None; use True or False"),
+        ({"dtype": torch.int32}, "dtype: got torch.int32; use one of torch.bfloat16"),
+        ({"activation": ["silu"]}, r"activation: got \['silu'\]; use one of"),
+    ],
+)
+def test_wrong_arguments_of_the_layer(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        FusedMoE(**{"dim": DIM, "hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K} | changed)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_wrong_inputs_of_the_layer(monkeypatch: pytest.MonkeyPatch, by_kernel: bool, scores: Any) -> None:
+    layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, scores=scores), torch.randn(3, DIM)
+    if by_kernel:
+        routed_by_kernel(monkeypatch)
+    for wrong, message in (
+        (torch.randn(3, 8), r"input: got shape \(3, 8\); use \(..., 16\)"),
+        (torch.randn(2, 3, 0), r"input: got shape \(6, 0\); use \(..., 16\)"),
+        (torch.tensor(1.0), r"input: got shape \(1, 1\); use"),
+        (x.bfloat16(), "input: got torch.bfloat16 with a weight of torch.float32; use the same for both"),
+        (x.double(), "input: got torch.float64 with a weight of torch.float32"),
+        ([1.0] * DIM, "input: got list; use a tensor"),
+    ):
+        with torch.no_grad(), pytest.raises(ArgumentError, match=message):
+            layer(wrong)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x[0]), layer(x)[0])
+        assert layer(torch.randn(2, 0, DIM)).shape == (2, 0, DIM)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_transforms_of_the_layer_are_refused(compiled: bool) -> None:
+    layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K), torch.randn(2, 3, DIM)
+    call = torch.compile(layer, backend="aot_eager") if compiled else layer
+    want = call(x)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            with pytest.raises(ArgumentError, match=r"input: got torch.func.vmap, .* use a batch \(..., dim\)"):
+                torch.func.vmap(call)(x)
+            with pytest.raises(ArgumentError, match="input: got forward mode, .* use torch.autograd.grad"):
+                torch.func.jvp(call, (x,), (x,))
+    with pytest.raises(ArgumentError, match="torch.func: got a gradient of a function without second derivatives"):
+        torch.func.grad(lambda x: call(x).sum())(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ArgumentError, match="input: got forward mode"):
+        call(torch.autograd.forward_ad.make_dual(x, x))
+    torch.testing.assert_close(call(x), want)
+
+
+def test_transforms_in_compiled_code_are_refused() -> None:
+    """Dynamo reports our exceptions as those of user code."""
+    layer, x = FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K), torch.randn(3, DIM)
+
+    def loss(parameters: Any) -> Any:
+        return torch.func.functional_call(layer, parameters, (x,)).sum()
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Observed exception"):
+        torch.compile(torch.func.grad(loss), fullgraph=True)(dict(layer.named_parameters()))
+
+
 def test_the_experts_interface_of_transformers() -> None:
     pytest.importorskip("transformers", minversion="5.0")
     register_experts()
@@ -314,7 +546,7 @@ def test_wrong_arguments_are_refused() -> None:
         FusedMoE(DIM, HIDDEN, EXPERTS, 7)
     with pytest.raises(ArgumentError, match="scores: got 'relu'"):
         FusedMoE(DIM, HIDDEN, EXPERTS, 2, scores="relu")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="groups, top_k_groups: got 4 and 2 for 6 experts"):
+    with pytest.raises(ArgumentError, match="groups: got 4 for 6 experts"):
         FusedMoE(DIM, HIDDEN, EXPERTS, 2, groups=4, top_k_groups=2)
     with pytest.raises(ArgumentError, match="activation: got 'tanh'"):
         FusedMoE(DIM, HIDDEN, EXPERTS, 2, activation="tanh", shared_hidden=8)
@@ -420,15 +652,15 @@ def test_dynamo_warns_of_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recwa
     assert not [x for x in recwarn if "lru_cache" in str(x.message)]
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_the_operator_of_a_gradient(transposed: bool) -> None:
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_operator_of_a_gradient(swapped: bool) -> None:
     gradient, x, rows = torch.randn(9, 24).double(), torch.randn(5, DIM).double(), torch.randint(0, 5, (9,)).int()
-    arguments = gradient, x, rows, torch.tensor([2, 2, 7], dtype=torch.int32), transposed
+    arguments = gradient, x, rows, torch.tensor([2, 2, 7], dtype=torch.int32), swapped
     torch.library.opcheck(torch.ops.gemmsmith.gathered_slices.default, arguments)
     got = torch.ops.gemmsmith.gathered_slices(*arguments)
     for group, (begin, end) in enumerate(((0, 2), (2, 2), (2, 7))):
         want = gradient[begin:end].T @ x[rows[begin:end]]
-        torch.testing.assert_close(got[group], want.T if transposed else want)
+        torch.testing.assert_close(got[group], want.T if swapped else want)
 
 
 @pytest.mark.parametrize("biased", [False, True])

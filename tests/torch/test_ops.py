@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -195,3 +196,34 @@ def test_limits() -> None:
         op_signature(summed(9, 1))
     with pytest.raises(ArgumentError, match=r"got shapes \(5, 8\) and \(9, 16\)"):
         call_op(summed(0, 1), torch.randn(5, 8).bfloat16(), torch.randn(9, 16).bfloat16(), [], [])
+
+
+VALUES = {"int": 1, "bool": False, "str": "silu", "float": 1.0, "List[float]": []}
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_every_operator_refuses_tensors_on_several_devices(device: str) -> None:
+    """The dispatcher calls the kernel of one device: if one is on meta the fake one, which leaves memory as it is."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gemmsmith::")]
+    assert {"gemmsmith::gemm_0_1", "gemmsmith::gated_experts", "gemmsmith::fp8_mlp"} <= {*names}
+    for name in names:
+        schema, counts = torch._C._get_schema(name, ""), re.search(r"_(\d+)_(\d+)$", name)
+        arguments = {x.name: VALUES.get(str(x.type), torch.ones(8, 8)) for x in schema.arguments}
+        if "epilogue" in arguments:
+            arguments["epilogue"] = summed(int(counts[1]), int(counts[2])) if counts else summed(1, 1)
+        lists = {x.name for x in schema.arguments if str(x.type) == "List[Tensor]"}
+        first, *others = [x for x, value in arguments.items() if isinstance(value, torch.Tensor)]
+        op = getattr(torch.ops.gemmsmith, name.removeprefix("gemmsmith::"))
+        for moved in (first, *others) if others else ():
+            values = {**arguments, moved: arguments[moved].to(device)}
+            named = others[0] if moved == first else moved
+            message = f"^{named}: got a tensor on ({device}|cpu).* with {first} on ({device}|cpu).*; use one device"
+            with pytest.raises(ArgumentError, match=message):
+                op(*[[x] if name in lists else x for name, x in values.items()])
+
+
+def test_meta_tensors_alone_have_shapes() -> None:
+    a, b = torch.empty(5, 8, device="meta"), torch.empty(8, 16, device="meta")
+    y = gemm(a, b, epilogue=lambda acc: acc.relu())
+    assert y.is_meta
+    assert y.shape == (5, 16)

@@ -48,6 +48,11 @@ def both(rank: int, port: int) -> None:
         data_parallel(compiled)
         expert_parallel(mesh, compiled)
     sharded_tokens(mesh)
+    for counts in ((5, 2), (0, 3), (3, 0), (0, 0)):
+        uneven_tokens(mesh, counts)
+    layers_of_dtensors(mesh)
+    clipped_steps(mesh)
+    clipped_steps_with_fsdp(mesh)
     wrong_experts(mesh)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -134,6 +139,11 @@ def equal_after_a_step(sharded: Any, plain: Any) -> None:
         torch.testing.assert_close(actual.full_tensor(), expected)
 
 
+def equal_parameters(sharded: Any, plain: Any) -> None:
+    for actual, expected in zip(sharded.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(actual.full_tensor() if hasattr(actual, "full_tensor") else actual, expected)
+
+
 def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
     """Shard columns, then rows: one all-reduce in the forward pass, and one in the backward pass."""
     from torch.distributed.tensor.debug import CommDebugMode
@@ -171,6 +181,10 @@ def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(of_x, x.grad)
     equal_after_a_step(sharded, plain)
+    if hasattr(plain, "down"):  # another hook's layers are called one by one
+        for model in (sharded, plain):
+            model.down.register_forward_hook(lambda _, inputs, y: 2 * y)
+        torch.testing.assert_close(sharded(x), plain(x))
 
 
 def data_parallel(compiled: bool) -> None:
@@ -190,14 +204,17 @@ def data_parallel(compiled: bool) -> None:
         loss.backward()
     torch.testing.assert_close(*losses)
     equal_after_a_step(sharded, plain)
-    unsharded = FusedMLP(K, N)
-    fully_shard(unsharded.up)
-    with pytest.raises(ArgumentError, match=r"up: got a hook with kwargs, as of fully_shard; use fully_shard\(Fus"):
-        unsharded(x.float())
+    one_layer = FusedMLP(K, N).double()
+    expected = one_layer(x)
+    fully_shard(one_layer.up)
+    torch.testing.assert_close(one_layer(x), expected)
 
 
 def expert_parallel(mesh: Any, compiled: bool) -> None:
-    """Shard experts: one all-reduce in the forward pass, and in the backward pass one of x, and one of the weights."""
+    """Shard experts: one all-reduce in the forward pass, and in the backward pass one of x, and one of the weights.
+
+    On a CPU the forward pass has a second one, of the numbers of tokens.
+    """
     from torch.distributed.tensor.debug import CommDebugMode
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -214,7 +231,7 @@ def expert_parallel(mesh: Any, compiled: bool) -> None:
     with contextlib.nullcontext() if compiled else CommDebugMode() as backward:
         y.backward(cotangent)
     if not compiled:
-        assert [*forward.get_comm_counts().values(), *backward.get_comm_counts().values()] == [1, 2]
+        assert [sum(x.get_comm_counts().values()) for x in (forward, backward)] == [2, 2]
     of_x, x.grad = x.grad, None
     expected = plain(x)
     expected.backward(cotangent)
@@ -255,6 +272,122 @@ def sharded_tokens(mesh: Any) -> None:
     torch.testing.assert_close(y.full_tensor(), plain(tokens))
 
 
+def uneven_tokens(mesh: Any, counts: tuple[int, int]) -> None:
+    """Ranks have different numbers of tokens, all of them in one dimension."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from gemmsmith.torch.parallel import ExpertParallel
+
+    plain, rank = FusedMoE(K, N, 4, 3, shared_hidden=8).double(), mesh.get_local_rank()
+    xs = [torch.randn(count, K, dtype=torch.float64, requires_grad=True) for count in counts]
+    style = ExpertParallel(input_layouts=Shard(0), output_layouts=Shard(0))
+    sharded = parallelize_module(copy.deepcopy(plain), mesh, {"experts": style})
+    y, expected = sharded(xs[rank]), [plain(x) for x in xs]
+    torch.testing.assert_close(y, expected[rank])
+    cotangents = [torch.randn_like(x) for x in expected]
+    y.backward(cotangents[rank])
+    of_x, xs[rank].grad = xs[rank].grad, None
+    for result, cotangent in zip(expected, cotangents, strict=True):
+        result.backward(cotangent)
+    torch.testing.assert_close(of_x, xs[rank].grad)
+    for actual, parameter in zip(sharded.experts.parameters(), plain.experts.parameters(), strict=True):
+        torch.testing.assert_close(actual.grad.full_tensor(), parameter.grad)
+    even = torch.randn(3, K, dtype=torch.float64)
+    torch.testing.assert_close(sharded(even), plain(even))
+    if counts[0] == counts[1]:
+        return
+    tokens = f"{min(counts)} to {max(counts)} tokens on the ranks"
+    for layouts, message in (
+        (
+            (Replicate(), Replicate()),
+            rf"input_layouts: got R.* and {tokens}; use Shard\(0\), or the same tokens on each",
+        ),
+        ((Shard(0), Replicate()), rf"output_layouts: got R.* and {tokens}; use Shard\(0\)"),
+    ):
+        style = ExpertParallel(input_layouts=layouts[0], output_layouts=layouts[1])
+        sharded = parallelize_module(copy.deepcopy(plain), mesh, {"experts": style})
+        with pytest.raises(ArgumentError, match=message):  # on both
+            sharded(xs[rank])
+
+
+def layers_of_dtensors(mesh: Any) -> None:
+    """The other parameters are replicated DTensors, and the tokens, an odd number of them, too or sharded."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from gemmsmith.torch.parallel import ExpertParallel
+
+    plain = FusedMoE(K, N, 8, 2, scores="sigmoid", groups=4, top_k_groups=2, shared_hidden=8).double()
+    for placement in (Replicate(), Shard(0)):
+        sharded = copy.deepcopy(plain)
+        parallelize_module(sharded, mesh, {"experts": ExpertParallel(use_local_output=False)})
+        distribute_module(sharded, mesh)
+        x = torch.randn(5, K, dtype=torch.float64)
+        y, expected = sharded(distribute_tensor(x, mesh, [placement])), plain(x)
+        torch.testing.assert_close(y.full_tensor(), expected)
+        y.square().sum().backward()
+        plain.zero_grad()
+        expected.square().sum().backward()
+        for actual, parameter in zip(sharded.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad.full_tensor(), parameter.grad)
+
+
+def clipped_steps(mesh: Any) -> None:
+    """The experts' parameters are DTensors, and the others are not; functions of both take the latter as replicated."""
+    from torch.distributed.tensor.experimental import implicit_replication
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from gemmsmith.torch.parallel import ExpertParallel
+
+    plain = torch.nn.Sequential(FusedLinear(K, K), FusedMoE(K, N, 4, 2, shared_hidden=8)).double()
+    sharded = parallelize_module(copy.deepcopy(plain), mesh, {"1.experts": ExpertParallel()})
+    models = sharded, plain
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True) for model in models]
+    for _ in range(3):
+        x, norms = inputs(), []
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            with implicit_replication():
+                norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+                optimizer.step()
+        torch.testing.assert_close(norms[0].full_tensor(), norms[1])
+        equal_parameters(sharded, plain)
+
+
+def clipped_steps_with_fsdp(mesh: Any) -> None:
+    """The other parameters are DTensors, too, on a mesh of their own: a norm and a group of parameters for each."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    from gemmsmith.torch.parallel import ExpertParallel
+
+    plain, data_mesh = FusedMoE(K, N, 4, 2, shared_hidden=8).double(), torch.distributed.init_device_mesh("cpu", (2,))
+    style = ExpertParallel(input_layouts=Shard(0), output_layouts=Shard(0))
+    sharded = parallelize_module(copy.deepcopy(plain), mesh, {"experts": style})
+    experts = list(sharded.experts.parameters())
+    fully_shard(sharded, mesh=data_mesh, ignored_params=set(experts))
+    sharded.set_gradient_divide_factor(1.0)
+    groups = [experts, [x for x in sharded.parameters() if all(x is not expert for expert in experts)]]
+    optimizers = [torch.optim.AdamW([{"params": x} for x in groups], lr=0.01, foreach=True),
+                  torch.optim.AdamW(plain.parameters(), lr=0.01)]  # fmt: skip
+    for _ in range(2):
+        x = inputs()
+        for model, own in ((sharded, x[mesh.get_local_rank()]), (plain, x)):
+            model(own).square().sum().backward()
+        norms = [get_total_norm([x.grad for x in group]).full_tensor() for group in groups]
+        for group in groups:
+            clip_grads_with_norm_(group, 0.5, get_total_norm(norms))
+        torch.testing.assert_close(get_total_norm(norms), torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        equal_parameters(sharded, plain)
+
+
 def wrong_experts(mesh: Any) -> None:
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import parallelize_module
@@ -263,9 +396,11 @@ def wrong_experts(mesh: Any) -> None:
 
     with pytest.raises(ArgumentError, match="ExpertParallel: got FusedMoE; use the submodule experts of FusedMoE"):
         parallelize_module(FusedMoE(K, N, 4, 2), mesh, ExpertParallel())
-    odd = parallelize_module(FusedMoE(K, N, 3, 2), mesh, {"experts": ExpertParallel()})
     with pytest.raises(ArgumentError, match="gate_up, down: got 3 experts for 2 ranks; use a multiple"):
-        odd(torch.randn(M, K))
+        parallelize_module(FusedMoE(K, N, 3, 2), mesh, {"experts": ExpertParallel()})
+    gathered = parallelize_module(FusedMoE(K, N, 4, 2), mesh, {"experts": ExpertParallel(input_layouts=Shard(0))})
+    with pytest.raises(ArgumentError, match="experts: got 12 results of 6 tokens; use ExpertParallel with output_layo"):
+        gathered(torch.randn(M, K))
     by_hand = FusedMoE(K, N, 4, 2)
     for name, x in list(by_hand.experts.named_parameters()):
         by_hand.experts.register_parameter(name, torch.nn.Parameter(distribute_tensor(x, mesh, [Shard(1)])))

@@ -85,7 +85,8 @@ class Spec:
         shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (None,)
         if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
             raise ArgumentError(f"Spec.shape: got {self.shape!r}; use a tuple of integers >= 0")
-        strides = row_major(shape) if self.strides is None else tuple(self.strides)
+        strides = row_major(shape) if self.strides is None else self.strides
+        strides = tuple(strides) if isinstance(strides, Iterable) else (None,)
         if len(strides) != len(shape) or not all(isinstance(s, (int, np.integer)) for s in strides):
             raise ArgumentError(f"Spec.strides: got {self.strides!r}; use {len(shape)} integers, in elements")
         object.__setattr__(self, "shape", tuple(map(int, shape)))

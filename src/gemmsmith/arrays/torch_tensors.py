@@ -32,10 +32,12 @@ def make_torch_adapter(torch: Any) -> Adapter:
 
     def array_info(x: Any) -> ArrayInfo:
         dtype = dtypes.get(x.dtype)
+        if x.is_nested:
+            raise UnsupportedArrayError(
+                "got a nested tensor; use a dense one: x.values() of a jagged one, or x.to_padded_tensor(0)"
+            )
         if x.layout is not strided:
             raise UnsupportedArrayError(f"got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
-        if x.is_nested:
-            raise UnsupportedArrayError("got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
         if dtype is None:
             raise UnsupportedArrayError(f"got a dense tensor of {x.dtype}; use one of {readable}")
         if x.is_neg():

@@ -18,7 +18,7 @@ BACKENDS_FOR_ARRAYS: dict[str, Backend] = {"cuda": "cuda", "cpu": "reference"}
 
 def check_backend(name: str) -> None:
     """Raise ArgumentError if there is no backend of that name."""
-    if name not in _NAMES:
+    if not isinstance(name, str) or name not in _NAMES:
         raise ArgumentError(f"backend: got {name!r}; use one of {', '.join(_NAMES)}")
 
 

@@ -50,9 +50,11 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     out, epilogue = request.out, request.epilogue
     scales = {name: x for name, x in request.operands.items() if name in SCALE_NAMES}
     grouping, product = request.grouping, get_design(request.config.design).product if request.config else None
-    if grouping:
+    if grouping is not None:
         if not isinstance(grouping, Grouping):
             raise ArgumentError(f"grouping: got {type(grouping).__name__}; use gemmsmith.Grouping({grouping!r})")
+        if grouping.role != "a":
+            raise ArgumentError(f"role: got {grouping.role!r}; use 'a', since the config says whether D^T is computed")
         product = grouping.product
     product_arrays = product.arrays if product else {}
     operands = {name: x for name, x in request.operands.items() if name not in (*scales, *product_arrays)}
@@ -88,8 +90,9 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
         }
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
+        epilogue_or_identity = source_graph if epilogue is None else epilogue
         source_graph, graph = build_graphs(
-            epilogue or source_graph, request.fingerprint, shape, operand_infos, factors, dtype, grouping, groups,
+            epilogue_or_identity, request.fingerprint, shape, operand_infos, factors, dtype, grouping, groups,
             (groups, a_info.shape[-2], shape[-1]) if groups else shape,
         )  # fmt: skip
     outputs = outputs_by_name(out, primary_result_name(graph), allow_several=epilogue is not None)

@@ -18,6 +18,7 @@ Infos = Mapping[str, ArrayInfo]
 
 _KEYWORDS = frozenset(kwlist)
 _FP8 = (E4M3, E5M2)
+_ARRAY_INTERFACES = ("__cuda_array_interface__", "__array_interface__")
 _ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
     BF16: {"fp32": FP32}, FP16: {"fp32": FP32, "fp16": FP16}, FP32: {"fp32": FP32}, INT8: {"int32": INT32},
     E4M3: {"promoted": FP32, "fast": FP32}, E5M2: {"promoted": FP32, "fast": FP32},
@@ -219,6 +220,12 @@ def check_no_overlap(name: str, x: ArrayInfo, inputs: Infos, operands: Infos, ot
         is_same = layouts[0] == layouts[1]
         if arrays_overlap(x, y) and (not is_same or other in others):
             raise ArgumentError(f"{name}: overlaps {other}; pass a separate array, or exactly {other}'s")
+
+
+def check_workspace(workspace: Any) -> None:
+    """Check that a workspace is an array; only runs on a GPU use one, which check its size."""
+    if workspace is not None and not any(hasattr(workspace, x) for x in ("data_ptr", *_ARRAY_INTERFACES)):
+        raise ArgumentError(f"workspace: got {type(workspace).__name__}; use an array on the GPU")
 
 
 def is_contiguous(x: ArrayInfo) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe
-from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, reduced_dims
@@ -24,11 +23,8 @@ def make_grouping(
     given: list[Table] = [name for name, x in tables.items() if x is not None]
     if len(given) != 1:
         raise ArgumentError(f"offsets, sizes, counts: got {', '.join(given) or 'none'}; use exactly one of them")
-    as_bools(zero_fill=zero_fill)
     indices = {name: x for name, x in ((GATHER, gather), (SCATTER, scatter)) if x is not None}
-    grouping = Grouping(
-        given[0], along, zero_fill=bool(zero_fill), gathers=gather is not None, scatters=scatter is not None
-    )
+    grouping = Grouping(given[0], along, zero_fill=zero_fill, gathers=gather is not None, scatters=scatter is not None)
     return grouping, {given[0]: tables[given[0]], **indices}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe, is_array
@@ -13,6 +12,9 @@ from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.graph import EpilogueGraph, Result, reduced_dims
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
+
+DEFAULT_NAMES = ("out", *(f"out{i}" for i in range(1, 1024)))
+"""Names of results that an epilogue returns without names."""
 
 
 def primary_result_name(graph: EpilogueGraph) -> str:
@@ -26,22 +28,16 @@ def outputs_by_name(out: Any, primary: str = "out", allow_several: bool = True) 
         return {}
     if not allow_several or is_array(out) or not isinstance(out, (Mapping, tuple, list)):
         return {primary: out}
-    return dict(out) if isinstance(out, Mapping) else dict(zip(_default_names(len(out)), out, strict=True))
+    return dict(out) if isinstance(out, Mapping) else dict(zip(DEFAULT_NAMES, out, strict=False))
 
 
 def arrange_results(results: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the results as one array, a tuple or a dict, depending on their names."""
     if len(names) == 1 and names[0] == "out":
         return results["out"]
-    if tuple(names) == _default_names(len(names)):
+    if tuple(names) == DEFAULT_NAMES[: len(names)]:
         return tuple([results[name] for name in names])
     return {name: results[name] for name in names}
-
-
-@lru_cache(maxsize=64)
-def _default_names(count: int) -> tuple[str, ...]:
-    """Return the names of `count` results that the epilogue returned without names."""
-    return ("out", *(f"out{i}" for i in range(1, count)))[:count]
 
 
 def describe_results(

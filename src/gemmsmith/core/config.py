@@ -77,15 +77,17 @@ class Config:
 
     @classmethod
     def from_table_row(cls, row: Mapping[str, Any]) -> Config:
-        """Return the Config of a stored table row, which holds fields by name."""
+        """Return the Config of a stored table row, which holds fields by name. Raises ConfigError."""
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"row: got {row!r}; use a dict of a Config's fields")
         return cls(**row)
 
     @classmethod
     def parse(cls, text: str) -> Config:
         """Return the Config whose `str` is `text`. Raises ConfigError."""
-        match = _TEXT.fullmatch(text)
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if not match:
-            raise ConfigError(f"{text!r} is not the text of a Config, such as {str(cls())!r}")
+            raise ConfigError(f"text: got {text!r}; use that of a Config, such as {str(cls())!r}")
         fields: dict[str, Any] = {name: x for name, x in match.groupdict().items() if x is not None}
         fields |= {name: int(fields[name]) for name in _INT_FIELDS if name in fields}
         fields |= {name: tuple(map(int, fields[name].split("x"))) for name in ("tile", "cluster")}

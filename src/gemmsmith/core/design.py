@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
-from gemmsmith.core.chip import Chip
+from gemmsmith.core.cached_property import cached_property
+from gemmsmith.core.chip import CHIPS, Chip
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.errors import ARGUMENTS, ConfigError
 from gemmsmith.core.mma import WGMMA, MmaOp
 from gemmsmith.core.product import Product
 
@@ -37,6 +37,9 @@ class Design:
     `arrays`, `shapes`: those of the `Product`, if the design computes one of its own; a and b are never exchanged then.
     `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`).
     `uses_tma`: A and B are loaded by TMA, so by one thread, which clusters and eviction policies need.
+
+    Raises:
+        ConfigError: A field has a value that it cannot have.
     """
 
     name: str
@@ -57,6 +60,12 @@ class Design:
     clips_rows: bool = False
 
     def __post_init__(self) -> None:
+        for name, (is_valid, accepted) in _FIELDS.items():
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise ConfigError(f"{name}: got {value!r}; use {accepted}")
+            if isinstance(value, Mapping):  # the caller may change it later
+                object.__setattr__(self, name, dict(value))
         self.product  # noqa: B018 checks the shapes
 
     @cached_property
@@ -71,11 +80,55 @@ class Design:
         return (1, consumers) if self.warpgroups_split_n else (consumers, 1)
 
 
+def _is_name(x: Any) -> bool:
+    return isinstance(x, str) and x.isascii() and x.isidentifier()
+
+
+def _is_count(x: Any, least: int = 1) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= least
+
+
+def _are_registers(x: Any) -> bool:
+    return isinstance(x, Mapping) and all(map(_is_count, x)) and all(map(_is_count, x.values()))
+
+
+def _is_set_of(*names: str) -> tuple[Callable[[Any], bool], str]:
+    return lambda x: isinstance(x, frozenset) and x <= set(names), f"a frozenset of {', '.join(names)}"
+
+
+_REGISTERS = "registers per thread by number of math warpgroups, such as {1: 200, 2: 200}"
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (_is_name, "letters, digits and underscores"),
+    "record": (callable, "a function of a Builder and a KernelSpec"),
+    "max_accumulator_registers": (lambda x: _are_registers(x) and len(x) > 0, _REGISTERS),
+    "max_promoted_registers": (_are_registers, _REGISTERS),
+    "producer_warpgroups": (lambda x: _is_count(x, 0), "a number of warpgroups, 0 for none"),
+    "supported_options": _is_set_of("splits", "cluster_splits", "alias_epilogue", "sync_clusters"),
+    "groups_along": _is_set_of("m", "k"),
+    "defaults": (lambda x: isinstance(x, Mapping) and all(map(_is_name, x)), "values by names of Config's fields"),
+    "mma_op": (lambda x: isinstance(x, MmaOp), "an MmaOp, such as WGMMA"),
+    "required_arch": (lambda x: isinstance(x, str) and x.removesuffix("a") in CHIPS, f"sm_90a, {', '.join(CHIPS)}"),
+    "arrays": (
+        lambda x: isinstance(x, Mapping) and all(_is_name(y) and y not in ("a", "b", *ARGUMENTS) for y in x),
+        "dtypes by names that no argument of gemm has",
+    ),
+    "shapes": (lambda x: isinstance(x, str), 'text, such as "mk,gkn,g->mn"'),
+    **dict.fromkeys(
+        ("tile_per_warpgroup", "uses_tma", "warpgroups_split_n", "clips_rows"),
+        (lambda x: isinstance(x, bool), "True or False"),
+    ),
+}
+"""By field: whether a value is valid, and the valid ones, for error messages."""
 _DESIGNS: dict[str, Design] = {}
 
 
 def register_design(design: Design) -> Design:
-    """Register a design, which `Config(design=...)` then accepts. Raises ConfigError if its name is taken."""
+    """Register a design, which `Config(design=...)` then accepts.
+
+    Raises ConfigError if its name is taken, or if it is no Design.
+    """
+    if not isinstance(design, Design):
+        raise ConfigError(f"design: got {type(design).__name__}; use a Design(name, record, ...)")
     if _DESIGNS.setdefault(design.name, design) is not design:
         raise ConfigError(f"design: got {design.name!r}, which is registered already; use another name")
     return design
@@ -111,7 +164,7 @@ def designs_for_groups(along: Literal["m", "k"]) -> str:
 
 def designs_for_dtype(dtype: DType, *, promoted: bool = False) -> str:
     """Return the designs that multiply operands of `dtype`, and promote their sums, as text for an error."""
-    designs = (x for x in _DESIGNS.values() if x.max_promoted_registers or not promoted)
+    designs = (x for x in list(_DESIGNS.values()) if x.max_promoted_registers or not promoted)
     return join_alternatives(sorted(x.name for x in designs if x.mma_op.multiplies(dtype)))
 
 

@@ -93,7 +93,7 @@ def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False) 
     if name not in names and not isinstance(value, str):
         try:
             name = np.dtype(value).name
-        except TypeError:
+        except (TypeError, ValueError):
             pass
     if name in names:
         return names[name]

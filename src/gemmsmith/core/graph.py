@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
+from gemmsmith.core.bools import as_bools
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import INT32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import round_up
-from gemmsmith.core.product import Product, Role
+from gemmsmith.core.product import ROLES, Product, Role
 
 Table = Literal["offsets", "sizes", "counts"]
 TABLES: tuple[Table, ...] = "offsets", "sizes", "counts"
@@ -19,6 +20,7 @@ GROUP_END_MULTIPLE = 128
 """What groups along K of 8-bit operands end at multiples of: a k-tile, and a scale block."""
 MIN_CAPACITY = 32
 """Groups that a warp reads at once."""
+CAPACITIES = tuple(1 << i for i in range(MIN_CAPACITY.bit_length() - 1, MAX_GROUPS.bit_length()))
 GATHER, SCATTER = "gather", "scatter"
 """The names of the arrays of row indices."""
 
@@ -32,14 +34,14 @@ class Grouping:
             torch.nn.functional.grouped_mm); "sizes", how many it has; "counts": how many of the rows of its own matrix
             are valid, so that A is (G, max M, K) and D (G, max M, N) (DeepGEMM: masked).
         along: "m": the rows of A and D are divided; "k": the K of A and B, and D is (G, M, N).
-        capacity: Groups for which the kernel has room, a power of two.
+        capacity: Groups for which the kernel has room, a power of two. A call's is that of its table.
         zero_fill: Rows of D behind the last group become zero; otherwise they are not written.
-        role: Whose rows are divided with "m": those of A, or of the kernel's B if it computes D^T.
+        role: Whose rows are divided with "m": those of A, or of the kernel's B if it computes D^T. A call's is "a".
         gathers: Row i of A is row gather[i] of the array a, with the int32 array GATHER.
         scatters: Row i of D is row scatter[i] of the result's array, with the int32 array SCATTER.
 
     Raises:
-        ArgumentError: The table or `along` is unknown, or rows are gathered or scattered, but not divided.
+        ArgumentError: A field has a value that it cannot have, or rows are gathered or scattered, but not divided.
     """
 
     table: Table
@@ -51,9 +53,15 @@ class Grouping:
     scatters: bool = False
 
     def __post_init__(self) -> None:
-        if self.table not in TABLES:
+        as_bools(zero_fill=self.zero_fill, gathers=self.gathers, scatters=self.scatters)
+        if not isinstance(self.table, str) or self.table not in TABLES:
             raise ArgumentError(f"grouping: got the table {self.table!r}; use one of {', '.join(TABLES)}")
-        if self.along not in ("m", "k") or (self.along == "k" and self.is_masked):
+        if not isinstance(self.role, str) or self.role not in ROLES:
+            raise ArgumentError(f"role: got {self.role!r}; use 'a'")
+        if not isinstance(self.capacity, int) or self.capacity not in CAPACITIES:
+            raise ArgumentError(f"capacity: got {self.capacity!r}; use one of {', '.join(map(str, CAPACITIES))}")
+        is_known = isinstance(self.along, str) and self.along in ("m", "k")
+        if not is_known or (self.along == "k" and self.is_masked):
             raise ArgumentError(f"along: got {self.along!r} with {self.table}; use 'm', or 'k' with offsets or sizes")
         if self.has_row_indices and self.has_batch:
             name, with_ = GATHER if self.gathers else SCATTER, "counts" if self.is_masked else "along='k'"

@@ -1,6 +1,11 @@
-"""Integer arithmetic of sizes, with CUTLASS's names."""
+"""Integer arithmetic of sizes, with CUTLASS's names, and checks of integer arguments."""
 
 from __future__ import annotations
+
+import operator
+from typing import Any
+
+from gemmsmith.core.errors import ArgumentError
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -11,3 +16,22 @@ def ceil_div(a: int, b: int) -> int:
 def round_up(a: int, multiple: int) -> int:
     """Return the least multiple of `multiple` that is at least `a`."""
     return ceil_div(a, multiple) * multiple
+
+
+def as_integer(name: str, x: Any, least: int | None = None) -> int:
+    """Return an argument as an int.
+
+    Raises ArgumentError for what is not an integer, such as 2.0 and True, or is less than `least`.
+    """
+    try:
+        number = None if isinstance(x, bool) else operator.index(x)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        raise ArgumentError(f"{name}: got {x!r}; use an integer" + ("" if least is None else f" from {least} on"))
+    return number
+
+
+def as_integers(least: int, **arguments: Any) -> tuple[int, ...]:
+    """Return the arguments, in order, as `as_integer` does."""
+    return tuple([as_integer(name, x, least) for name, x in arguments.items()])

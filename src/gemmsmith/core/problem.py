@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import round_up

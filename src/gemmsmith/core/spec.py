@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, get_design

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.integers import round_up
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 from gemmsmith.arrays import ArrayInfo, address_of, cache_key_and_address, describe, empty_like_kind
 from gemmsmith.binding.matrices import to_matrix
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import HazardError
 from gemmsmith.core.integers import round_up

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import arrange_results, outputs_by_name, primary_result_name
 from gemmsmith.binding.scaling import SCALE_ARGUMENTS, argument_name, with_scales
 from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.frozen import changed
+from gemmsmith.core.integers import as_integer
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import operand_argument
@@ -92,6 +94,8 @@ class Plan:
     """
 
     def __init__(self, request: Request) -> None:
+        if not isinstance(request, Request):
+            raise ArgumentError(f"request: got {type(request).__name__}; use gemmsmith.plan(a, b)")
         epilogue, self.fingerprint = snapshot(request.epilogue)
         request = changed(request, epilogue=epilogue, fingerprint=self.fingerprint)
         binding = bind(request)
@@ -212,6 +216,7 @@ class Plan:
             ArgumentError: If an argument does not match the plan.
             HazardError: With backend="sim", if the simulator finds hazards.
         """
+        checks.check_workspace(workspace)
         return self.run_checked(
             a, b, out, with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b), workspace
         )
@@ -243,6 +248,7 @@ class Plan:
             ArgumentError: If an argument does not match the plan.
             DeviceError: If the stream is being captured.
         """
+        checks.check_workspace(workspace)
         all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
         self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
         backend, binding, launches = self._prepare_run(self._bind(a, b, out, all_operands), a)
@@ -269,6 +275,13 @@ class Plan:
         Raises:
             ArgumentError: If an argument does not match the plan.
         """
+        from gemmsmith.backends.sim.execute.counters import Counters
+
+        seed = as_integer("seed", seed)
+        if not (progress is None or callable(progress)):
+            raise ArgumentError(f"progress: got {progress!r}; use a function of the completed fraction")
+        if not (counters is None or isinstance(counters, Counters)):
+            raise ArgumentError(f"counters: got {counters!r}; use gemmsmith.backends.sim.execute.counters.Counters()")
         all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
         self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
         binding = self._bind(a, b, out, all_operands).allocate_results(a)
@@ -416,6 +429,8 @@ def _operand_signature(x: Any, name: str, parameter: str, arguments: dict[str, A
             arguments[parameter] = float(x)
         except OverflowError:
             arguments[parameter] = validate_fp32_scalar(name, x)  # raises
+        except ValueError:  # numpy's text
+            raise ArgumentError(f"{name}: got {x!r}; use an array or a number") from None
         return "number"
     array_signature, address = cache_key_and_address(x, name)
     arguments[parameter] = address

@@ -189,7 +189,7 @@ class _Options:
             raise ArgumentError(f"x: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
         if x.dtype not in (BF16, FP16, FP32):
             raise ArgumentError(f"x: got dtype {x.dtype}; use bf16, fp16 or fp32")
-        if recipe not in (*RECIPES, *TRANSPOSED_RECIPES):
+        if not isinstance(recipe, str) or recipe not in (*RECIPES, *TRANSPOSED_RECIPES):
             raise ArgumentError(f"recipe: got {recipe!r}; use one of {', '.join((*RECIPES, *TRANSPOSED_RECIPES))}")
         self.dtype = as_dtype(dtype, "dtype", allow_integers=True)
         self.scale_dtype = as_dtype(scale_dtype, "scale_dtype", allow_integers=True)
@@ -199,7 +199,7 @@ class _Options:
             raise ArgumentError(f"scale_dtype: got {scale_dtype!r}; use fp32 or ue8m0")
         default = DEFAULT_SCALE_LAYOUT.get(recipe, ("K", 1)) if scale_order is None else (scale_order, 1)
         scale_order, scale_padding = default[0], default[1] if scale_padding is None else scale_padding
-        if scale_order not in ("K", "M"):
+        if not isinstance(scale_order, str) or scale_order not in ("K", "M"):
             raise ArgumentError(
                 f"scale_order: got {scale_order!r}; use 'K' (scales contiguous along K) or 'M' (along M)"
             )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.tensor_map import INTERLEAVED_ROWS, TensorMap
 from gemmsmith.core.tile import swizzled

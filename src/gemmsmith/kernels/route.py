@@ -14,6 +14,7 @@ from typing import Literal
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.builder import Builder
@@ -36,6 +37,24 @@ SIGMOID_EPSILON = 1e-20
 """What is added to the sum of sigmoids that divides weights (DeepSeek-V3)."""
 
 
+def check_counts(experts: int, top_k: int, groups: int, top_k_groups: int) -> None:
+    """Raise ArgumentError if a token cannot have `top_k` different experts within its best groups."""
+    if not 0 < top_k <= experts:
+        raise ArgumentError(f"top_k: got {top_k} of {experts} experts; use 1 to {experts}")
+    if groups < 1 or experts % groups or (groups > 1 and experts < 2 * groups):
+        raise ArgumentError(
+            f"groups: got {groups} for {experts} experts; use 1, or equal groups of two experts or more, since the two "
+            "best scores of each are added up"
+        )
+    if not 0 < top_k_groups <= groups:
+        raise ArgumentError(f"top_k_groups: got {top_k_groups} of {groups} groups; use 1 to {groups}")
+    if top_k > (available := experts // groups * top_k_groups):
+        raise ArgumentError(
+            f"top_k: got {top_k}, and {top_k_groups} of {groups} groups have {available} experts; use at most "
+            f"{available}, or more top_k_groups"
+        )
+
+
 @dataclass(frozen=True)
 class RouteSpec:
     """How experts are selected, see gemmsmith.torch.FusedMoE.
@@ -48,6 +67,9 @@ class RouteSpec:
         groups: Groups of at least two experts, at most MAX_GROUPS.
         top_k_groups: Groups that a token's experts are in.
         dtype: Dtype of the logits: bf16, fp16 or fp32.
+
+    Raises:
+        ArgumentError: See `check_counts`.
     """
 
     experts: int
@@ -57,6 +79,9 @@ class RouteSpec:
     groups: int
     top_k_groups: int
     dtype: DType
+
+    def __post_init__(self) -> None:
+        check_counts(self.experts, self.top_k, self.groups, self.top_k_groups)
 
     @property
     def name(self) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.occupancy import REGISTERS_PER_SM

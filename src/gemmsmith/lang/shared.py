@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.tile import MIN_TILE_ALIGNMENT_BYTES, Tile

@@ -153,8 +153,9 @@ def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> 
 
 
 def gemm_then_linear(
-    a: Any, b: Any, weight2: Any, *, epilogue: Any, operands: Mapping[str, Any], bias: Any = None
-) -> Any:
+    a: Any, b: Any, weight2: Any, *, epilogue: Any, operands: Mapping[str, Any], bias: Any = None,
+    recompute: bool = False,
+) -> Any:  # fmt: skip
     """Return `epilogue(a @ b) @ weight2 + bias`, with gradients.
 
     The backward pass computes the epilogue's derivative in the epilogue of the GEMM with weight2. There are no second
@@ -168,6 +169,7 @@ def gemm_then_linear(
         operands: its operands by name, as in `gemm`: with a's leading dimensions, (..., m, n) or (..., m, 1), or (n,),
             or a number.
         bias: (p,) or None.
+        recompute: save nothing beyond the arguments; the backward pass multiplies a and b again.
 
     Returns:
         A tensor (..., m, p).
@@ -176,6 +178,7 @@ def gemm_then_linear(
         ArgumentError: an argument, which the message names, is not valid.
         EpilogueError: the function is not a valid epilogue, or has no gradient.
     """
+    (recompute,) = as_bools(recompute=recompute)
     (a, b), (_, weight2) = autocast(a, b), autocast(a, weight2)
     for name, x in (("a", a), ("weight2", weight2), ("bias", bias)):
         if name != "bias" or bias is not None:
@@ -191,7 +194,7 @@ def gemm_then_linear(
         raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(weight2.shape[1:])}")
     numbers = [operand_values[name] for name in number_names(serialized_epilogue)]
     tensors = [operand_values[name] for name in tensor_names(serialized_epilogue)]
-    y = run_gemm_then_linear(serialized_epilogue, a, b, numbers, tensors, weight2, bias)
+    y = run_gemm_then_linear(serialized_epilogue, a, b, numbers, tensors, weight2, bias, recompute)
     return y.reshape(*leading_shape, shape[-2], y.shape[-1])
 
 
@@ -199,7 +202,7 @@ def autocast(a: Any, b: Any) -> tuple[Any, Any]:
     """Cast a and b to autocast's dtype, if it is enabled."""
     if not (torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled()):
         return a, b
-    if not isinstance(a, torch.Tensor) or a.is_meta or not torch.is_autocast_enabled(a.device.type):
+    if not isinstance(a, torch.Tensor) or not is_autocast(a):
         return a, b
     dtype = torch.get_autocast_dtype(a.device.type)
     castable = (torch.float32, torch.float16, torch.bfloat16)
@@ -207,11 +210,19 @@ def autocast(a: Any, b: Any) -> tuple[Any, Any]:
     return cast[0], cast[1]
 
 
+def is_autocast(x: Any) -> bool:
+    """Return whether autocast is enabled for a tensor's device; there is none for meta."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
 def combine_two(a: Any, b: tuple[Any, ...], *others: Any) -> Any:
     """Return two tensors b as gemm multiplies them: the tuple, if it can run immediately, or one interleaved tensor.
 
     Raises ArgumentError for other tuples.
     """
+    for x in b:
+        if isinstance(x, torch.Tensor):
+            expect_tensor("b", x)
     if len(b) != 2 or not all(isinstance(x, torch.Tensor) for x in b) or b[0].shape != b[1].shape:
         described = ", ".join(str(tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x).__name__ for x in b)
         raise ArgumentError(f"b: got a tuple of {described}; use one tensor, or two of the same shape")
@@ -318,18 +329,20 @@ def _number(name: str, x: Any) -> float:
 
 
 def expect_tensor(name: str, x: Any) -> None:
-    """Raise ArgumentError if x is not a tensor."""
+    """Raise ArgumentError if x is not a tensor, or is a nested one."""
     if isinstance(x, torch.fx.Proxy):
         raise ArgumentError(f"{name}: got a Proxy of torch.fx.symbolic_trace; use torch.export, or a leaf module")
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(f"{name}: got {type(x).__name__}; use a tensor")
+    if x.is_nested:
+        raise ArgumentError(
+            f"{name}: got a nested tensor; use a dense one: x.values() of a jagged one, or x.to_padded_tensor(0)"
+        )
 
 
 def check_tensor(name: str, x: Any, a: Any) -> None:
     """Raise ArgumentError if x is not a tensor that can be read."""
     expect_tensor(name, x)
-    if x.is_nested:
-        raise ArgumentError(f"{name}: got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
     if x.layout is not torch.strided:
         raise ArgumentError(f"{name}: got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
     if x.is_complex():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph
@@ -18,7 +19,7 @@ from gemmsmith.graph.frontend.derivative import (
     SAVED_PREFIX,
 )
 from gemmsmith.torch import graph_serialization
-from gemmsmith.torch.autograd_state import in_functorch_transform, is_exporting, needs_grad, records_now
+from gemmsmith.torch.autograd_state import in_functorch_transform, needs_grad, operators_record_gradients, records_now
 from gemmsmith.torch.backward_plan import (
     A,
     B,
@@ -55,17 +56,19 @@ def differentiable_gemm(
     Raises:
         ArgumentError: something requires a gradient that does not have one.
     """
-    if not (needs_grad(a, b, *operands) or in_functorch_transform()) or is_exporting():
+    if not (needs_grad(a, b, *operands) or in_functorch_transform()) or operators_record_gradients():
         return as_tuple(call_op(epilogue, a, b, numbers, operands, offsets))
     return run_forward(*plan_forward(epilogue, a, b, operands, recompute), a, b, numbers, operands, offsets)
 
 
 def run_forward(
     spec: ForwardSpec, wrt: Names, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any],
-    offsets: Any = None,
+    offsets: Any = None, apply: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Run a forward plan and return the user's results."""
-    apply = GemmFunction.apply if torch.compiler.is_dynamo_compiling() or in_functorch_transform() else fast_apply
+    """Run a forward plan, by `apply` if it is given, and return the user's results."""
+    if apply is None:
+        slow = torch.compiler.is_dynamo_compiling() or in_functorch_transform()
+        apply = GemmFunction.apply if slow else fast_apply
     outputs = apply(
         spec, wrt, tuple([numbers[i] for i in spec.number_indices]), offsets, a, b,
         *[operands[i] for i in spec.tensor_indices],
@@ -128,6 +131,22 @@ class GemmFunction(torch.autograd.Function):
         return GemmFunction.apply(batched_spec, wrt, scalars, None, a, b, *operands), 0
 
 
+def apply_in_transform(*arguments: Any) -> tuple[Any, ...]:
+    """Apply `GemmFunction` in an operator's Autograd kernel that a transform of torch.func has called at its level."""
+    with enable_single_level_autograd_function():
+        return _apply_at_level(*arguments)  # type: ignore[no-any-return]
+
+
+class _FunctionAtLevel(GemmFunction):
+    """`GemmFunction` at the level of one transform."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Any, ...]:
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():  # the transforms around it record, too
+            return GemmFunction.forward(*arguments)
+
+
+_apply_at_level = super(torch.autograd.Function, _FunctionAtLevel).apply
 fast_apply = super(torch.autograd.Function, GemmFunction).apply
 """`apply` without binding the signature of forward, which takes most of a call's time on the host."""
 
@@ -239,7 +258,7 @@ def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any, runs: A
     """Return the gradients of a and b, from the accumulator's."""
     grad_a = grad_b = None
     if grad_acc is not None and ctx.needs_input_grad[4]:
-        (grad_a,) = _record_gemm(runs, PLAIN_GEMM, grad_acc, b.mT, [], [], offsets)
+        (grad_a,) = _record_gemm(runs, PLAIN_GEMM, grad_acc, transposed(b), [], [], offsets)
     if grad_acc is not None and ctx.needs_input_grad[5]:
         if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # b's gradient sums over the rows of all batches
             a, grad_acc = a.flatten(0, 1), grad_acc.flatten(0, 1)
@@ -260,12 +279,12 @@ def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = No
     """
     x, y = (gradient, a) if column_major else (a, gradient)
     if offsets is not None:
-        product = differentiable_slices(x.mT, y, offsets)
+        product = differentiable_slices(transposed(x), y, offsets)
         if runs is not None:
-            runs.append(find_slices_run(x.mT, y, offsets))
+            runs.append(find_slices_run(transposed(x), y, offsets))
     else:
-        (product,) = _record_gemm(runs, PLAIN_GEMM, x.mT, y, [], [], None)
-    return product.mT if column_major else product
+        (product,) = _record_gemm(runs, PLAIN_GEMM, transposed(x), y, [], [], None)
+    return transposed(product) if column_major else product
 
 
 def differentiable_slices(a: Any, b: Any, offsets: Any) -> Any:
@@ -291,11 +310,19 @@ class _SlicesFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         (a, b, offsets), grad_a, grad_b = ctx.saved_tensors, None, None
         if ctx.needs_input_grad[0]:  # (k, m), by groups of rows
-            (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, gradient.mT, [], [], offsets=offsets)
-            grad_a = grad_a.mT
+            (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, transposed(gradient), [], [], offsets=offsets)
+            grad_a = transposed(grad_a)
         if ctx.needs_input_grad[1]:
-            (grad_b,) = differentiable_gemm(PLAIN_GEMM, a.mT, gradient, [], [], offsets=offsets)
+            (grad_b,) = differentiable_gemm(PLAIN_GEMM, transposed(a), gradient, [], [], offsets=offsets)
         return grad_a, grad_b, None
+
+
+def transposed(x: Any) -> Any:
+    """Return x.mT, in a backward pass of a saved tensor, too.
+
+    Dynamo reads attributes of saved tensors before the forward pass, and compiled autograd then misses them.
+    """
+    return x.transpose(-2, -1)
 
 
 def sum_to_size(g: Any, shape: Any) -> Any:

@@ -11,7 +11,12 @@ from torch.autograd import forward_ad
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.interleave import interleave
-from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
+from gemmsmith.torch.autograd import (
+    apply_in_transform,
+    differentiable_slices,
+    plan_forward,
+    run_forward,
+)
 from gemmsmith.torch.autograd_state import in_functorch_transform, records_now
 from gemmsmith.torch.grouped_ops import ROWS, ROWS_OF_TWO, SLICES
 from gemmsmith.torch.ops import LIBRARY, OPERATORS, run_or_dispatch
@@ -23,6 +28,14 @@ def _below_autograd(op: Any, *arguments: Any) -> Any:
         return op(*arguments)
 
 
+def _record(epilogue: str, a: Any, b: Any, numbers: list[float], operands: Any, offsets: Any = None) -> Any:
+    """Return an operator's results, and record their gradients."""
+    plan = plan_forward(epilogue, a, b, operands, recompute=False)
+    apply = apply_in_transform if in_functorch_transform() else None
+    results = run_forward(*plan, a, b, numbers, operands, offsets, apply)
+    return results if len(results) > 1 else results[0]
+
+
 def _autograd_kernel(op: Any) -> Callable[..., Any]:
     """Return the Autograd kernel of an operator of one product."""
 
@@ -31,10 +44,7 @@ def _autograd_kernel(op: Any) -> Callable[..., Any]:
         if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
             raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
         if records_now(*inputs):
-            if in_functorch_transform():
-                raise ArgumentError(f"{op.name()}: got a gradient in compiled code; use torch.func.grad outside of it")
-            results = differentiable_gemm(epilogue, a, b, numbers, operands)
-            return results if len(results) > 1 else results[0]
+            return _record(epilogue, a, b, numbers, operands)
         dispatch = partial(_below_autograd, op, a, b, key, epilogue, numbers, *operands)
         return run_or_dispatch(epilogue, a, b, numbers, operands, dispatch)
 
@@ -46,8 +56,7 @@ def _rows_autograd_kernel(op: Any) -> Callable[..., Any]:
 
     def kernel(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
         if records_now(a, b, *operands):
-            results = differentiable_gemm(epilogue, a, b, numbers, operands, offsets=offsets)
-            return results if len(results) > 1 else results[0]
+            return _record(epilogue, a, b, numbers, operands, offsets)
         dispatch = partial(_below_autograd, op, a, b, offsets, key, epilogue, numbers, *operands)
         return run_or_dispatch(epilogue, a, b, numbers, operands, dispatch, offsets)
 
@@ -61,8 +70,7 @@ def _rows_of_two_autograd_kernel(op: Any) -> Callable[..., Any]:
         a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], *operands: Any
     ) -> Any:  # fmt: skip
         if records_now(a, b, b2, *operands):
-            results = differentiable_gemm(epilogue, a, interleave(b, b2), numbers, operands, offsets=offsets)
-            return results if len(results) > 1 else results[0]
+            return _record(epilogue, a, interleave(b, b2), numbers, operands, offsets)
         return _below_autograd(op, a, b, b2, offsets, key, epilogue, numbers, *operands)
 
     return kernel

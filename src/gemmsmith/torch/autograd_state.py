@@ -20,23 +20,48 @@ def in_functorch_transform() -> bool:
     return bool(stack) or forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result
-def is_exporting() -> bool:
-    """Return whether torch.export or torch.jit.trace records operators.
+@torch.compiler.assume_constant_result  # Dynamo enters the transforms that it traces, and guards the others
+def _transforms() -> tuple[str, ...]:
+    """Return the names of torch.func's active transforms; forward mode is a Jvp."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return (*(interpreter.key().name for interpreter in stack), *["Jvp"] * (forward_ad._current_level >= 0))
 
-    Their Autograd kernels record gradients when the exported program runs.
+
+def refuse_transforms(name: str) -> None:
+    """Raise ArgumentError, about the argument `name`, in vmap, in forward mode, and in compiled torch.func.grad."""
+    transforms = _transforms()
+    if "Vmap" in transforms:
+        raise ArgumentError(f"{name}: got torch.func.vmap, which the experts do not support; use a batch (..., dim)")
+    if "Jvp" in transforms:
+        raise ArgumentError(f"{name}: got forward mode, which the experts do not support; use torch.autograd.grad")
+    if "Grad" in transforms and torch.compiler.is_dynamo_compiling():  # not compiled, the backward pass refuses it
+        raise ArgumentError(f"{name}: got torch.func.grad in compiled code; use torch.autograd.grad")
+
+
+def operators_record_gradients() -> bool:
+    """Return whether operators are recorded whose Autograd kernels will record gradients.
+
+    torch.export and torch.jit.trace record them, and Dynamo within transforms of torch.func: there it sees of a tensor
+    that requires a gradient that it requires none, and would not record an autograd.Function.
     """
+    return bool(_is_exporting() or (torch.compiler.is_dynamo_compiling() and _transforms()))
+
+
+@torch.compiler.assume_constant_result
+def _is_exporting() -> bool:
     return bool(torch.compiler.is_exporting() or torch.jit.is_tracing())
 
 
 def needs_grad(*tensors: Any) -> bool:
     """Return whether autograd records gradients of these tensors."""
+    if torch.compiler.is_dynamo_compiling() and _transforms():  # it does not see which require gradients
+        return bool(torch.is_grad_enabled())
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def records_now(*tensors: Any) -> bool:
-    """Return whether autograd records gradients of these tensors now, not when an exported program runs."""
-    return needs_grad(*tensors) and not is_exporting()
+    """Return whether autograd records gradients of these tensors now, not when a recorded program runs."""
+    return needs_grad(*tensors) and not operators_record_gradients()
 
 
 def check_once_differentiable() -> None:

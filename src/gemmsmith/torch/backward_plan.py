@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.core.graph import EpilogueGraph, Node, Result, reduced_dims
 from gemmsmith.graph.frontend.derivative import (
     ACCUMULATOR,
@@ -39,15 +40,29 @@ R = TypeVar("R")
 
 
 def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
-    """Cache a function of constants, and let Dynamo call it while it compiles instead of tracing it."""
-    cached = lru_cache(maxsize=1024)(function)
+    """Cache a function of constants, and let Dynamo call it while it compiles instead of tracing it.
+
+    Its errors are raised in what Dynamo traces, which makes them errors of the user's code.
+    """
+    cached: Callable[..., Any] = lru_cache(maxsize=1024)(function)
+
+    @torch.compiler.assume_constant_result
+    def outcome(*args: Any, **kwargs: Any) -> tuple[Any, type[GemmsmithError] | None, str]:
+        try:
+            return cached(*args, **kwargs), None, ""
+        except GemmsmithError as error:
+            return None, type(error), str(error)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return cached(*args, **kwargs)  # type: ignore[arg-type]
+        if not torch.compiler.is_dynamo_compiling():
+            return cached(*args, **kwargs)  # type: ignore[no-any-return]
+        value, error, message = outcome(*args, **kwargs)
+        if error is not None:
+            raise error(message)
+        return value  # type: ignore[no-any-return]
 
-    marked: Callable[P, R] = torch.compiler.assume_constant_result(call)
-    return marked
+    return call
 
 
 class GradKernel(NamedTuple):

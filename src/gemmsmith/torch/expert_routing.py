@@ -15,7 +15,7 @@ import torch
 
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.host.expert_sort import route
-from gemmsmith.kernels.route import MAX_GROUPS, MAX_TOP_K, SIGMOID_EPSILON, RouteSpec
+from gemmsmith.kernels.route import MAX_GROUPS, MAX_TOP_K, SIGMOID_EPSILON, RouteSpec, check_counts
 from gemmsmith.kernels.sort_by_expert import MAX_EXPERTS
 from gemmsmith.torch import fallback
 from gemmsmith.torch.expert_sort import SortedSlots, fake_sort, sort_by_torch, sort_on_gpu
@@ -25,28 +25,44 @@ from gemmsmith.torch.ops import define_op
 def select_experts(
     logits: Any, bias: Any, top_k: int, scores: str, normalize: bool, scale: float, groups: int, top_k_groups: int
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return the experts (tokens, top_k) of a router's logits, and their weights, in fp32 (float64 for a float64)."""
+    """Return the experts (tokens, top_k) of a router's logits, and their weights, in fp32 (float64 for a float64).
+
+    Of equal scores the first is selected, as by the kernel; on a GPU one that torch.topk selects. NaN is the greatest.
+
+    Raises:
+        ArgumentError: see `check_counts`.
+    """
+    check_counts(logits.shape[-1], top_k, groups, top_k_groups)
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if scores == "softmax":
         values = choice = logits.softmax(-1, dtype=exact)
     else:
         values = logits.to(exact).sigmoid()
         choice = values + bias
-    if groups > 1:
-        choice = _within_best_groups(choice, groups, top_k_groups)
-    experts = choice.topk(top_k, -1).indices
+    if groups == 1:
+        experts = _greatest(choice, top_k)
+    else:
+        candidates = _experts_of_best_groups(choice, groups, top_k_groups)
+        experts = candidates.gather(-1, _greatest(choice.gather(-1, candidates), top_k))
     weights = values.gather(-1, experts)
     if normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + (SIGMOID_EPSILON if scores == "sigmoid" else 0))
     return experts, weights * scale
 
 
-def _within_best_groups(choice: Any, groups: int, top_k_groups: int) -> Any:
-    """Exclude experts outside of the groups whose two best experts have the largest sum (DeepSeek-V3)."""
+def _greatest(x: Any, count: int) -> Any:
+    """Return the indices of each row's greatest values, in their order."""
+    if x.is_cuda:
+        return x.topk(count, -1).indices
+    return x.sort(stable=True, dim=-1, descending=True).indices[..., :count]  # topk takes any of equal ones
+
+
+def _experts_of_best_groups(choice: Any, groups: int, top_k_groups: int) -> Any:
+    """Return the experts, ascending, of the groups whose two best experts have the largest sum (DeepSeek-V3)."""
     grouped = choice.unflatten(-1, (groups, -1))
-    best = grouped.topk(2, -1).values.sum(-1).topk(top_k_groups, -1).indices
-    is_best = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, True)
-    return grouped.masked_fill(~is_best.unsqueeze(-1), float("-inf")).flatten(-2)
+    best = _greatest(grouped.topk(2, -1).values.sum(-1), top_k_groups).sort(-1).values
+    in_group = torch.ones_like(grouped[..., :1, :], dtype=torch.long).cumsum(-1) - 1  # not arange: of DTensors, too
+    return (best.unsqueeze(-1) * grouped.shape[-1] + in_group).flatten(-2)
 
 
 def _by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[Any, ...]:
@@ -60,7 +76,7 @@ def _on_gpu(
 ) -> tuple[Any, ...]:  # fmt: skip
     (tokens, count), options = logits.shape, (scores, normalize, scale, groups, top_k_groups)
     is_supported = (
-        tokens > 0 and top_k <= MAX_TOP_K and count <= MAX_EXPERTS and groups <= min(MAX_GROUPS, max(count // 2, 1))
+        tokens > 0 and top_k <= MAX_TOP_K and count <= MAX_EXPERTS and groups <= MAX_GROUPS
         and logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
     )  # fmt: skip
     if not is_supported or fallback.kernels_unsupported(logits.get_device()):

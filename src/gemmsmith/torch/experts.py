@@ -14,13 +14,13 @@ from gemmsmith.backends import Backend
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, weight_gradient
-from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, needs_grad
+from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, transposed, weight_gradient
+from gemmsmith.torch.autograd_state import check_once_differentiable, needs_grad, operators_record_gradients
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.gated_epilogues import BIASES, HALVES, check_activation, epilogue_of, gate_and_up, width
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.grouped_ops import multiply_slices, rows_by_groups
-from gemmsmith.torch.ops import LIBRARY, by_rows, call_op, define_op, fp32_precision, read_together
+from gemmsmith.torch.ops import by_rows, call_op, define_op, fp32_precision, read_together
 from gemmsmith.torch.sharded_experts import is_dtensor, sharded_experts
 from gemmsmith.torch.slots import SUM_ROWS, sum_slots
 
@@ -106,11 +106,11 @@ def _run_with_gradients(
     interleaved: bool, post: Any,
 ) -> Any:  # fmt: skip
     """Return the experts' sum, with gradients if they are recorded; with down's bias only if there is a `post`."""
-    differentiable = with_gradients(order, weights) if post or is_exporting() else order
+    differentiable = with_gradients(order, weights) if post or operators_record_gradients() else order
     table = differentiable._replace(row_weights=torch.ones_like(order.row_weights)) if post else differentiable
     arguments = x, weights, gate_up, down, biases[0], *table, activation, interleaved, post is None
     # an exported program's operators record gradients when it runs
-    y = (_Experts.forward if is_exporting() else _Experts.apply)(*arguments)[0]
+    y = (_Experts.forward if operators_record_gradients() else _Experts.apply)(*arguments)[0]
     if post is None:
         return y
     if biases[1] is not None:
@@ -152,13 +152,11 @@ def _inference_fake(x: Any, *_: Any) -> Any:
     return x.new_empty(x.shape)
 
 
-LIBRARY.define(
-    "gated_experts(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
+define_op(
+    "gated_experts", "(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
     "Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? addend, str activation, bool all_present) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-)
-LIBRARY.impl("gated_experts", _run_inference, "CUDA")
-torch.library.register_fake("gemmsmith::gated_experts", _inference_fake, lib=LIBRARY)
+    _inference_fake, lambda *_, **__: 0, CUDA=_run_inference,
+)  # fmt: skip
 
 
 def _gathers(x: Any, hidden: int) -> bool:
@@ -224,31 +222,31 @@ class _Experts(torch.autograd.Function):
         if ctx.needs_input_grad[1] and ctx.sums:
             grad_weights = grad_row_weights.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
-            transposed = not is_column_major(gate_up.mT)
-            grad_gate_up = GATHERED_SLICES(grad_both, x, token_of_row, offsets, transposed)
-            grad_gate_up = grad_gate_up.mT if transposed else grad_gate_up
+            swapped = not is_column_major(transposed(gate_up))
+            grad_gate_up = GATHERED_SLICES(grad_both, x, token_of_row, offsets, swapped)
+            grad_gate_up = grad_gate_up.mT if swapped else grad_gate_up
         if ctx.needs_input_grad[3]:
-            grad_down = weight_gradient(h, gradient, is_column_major(down.mT), offsets).mT
+            grad_down = weight_gradient(h, gradient, is_column_major(transposed(down)), offsets).mT
         if ctx.needs_input_grad[4]:
             ones = grad_both.new_ones(1, grad_both.shape[0])
             grad_bias = multiply_slices(ones, grad_both, offsets).squeeze(1)
         return grad_x, grad_weights, grad_gate_up, grad_down, grad_bias, *[None] * 8
 
 
-def _multiply_gathered(gradient: Any, x: Any, token_of_row: Any, offsets: Any, transposed: bool) -> Any:
+def _multiply_gathered(gradient: Any, x: Any, token_of_row: Any, offsets: Any, swapped: bool) -> Any:
     """Return (count, n, k), gradient.T @ rows of x, of each group's rows; or the transpose of each."""
     rows = x.index_select(0, token_of_row)
-    a, b = (rows, gradient) if transposed else (gradient, rows)
+    a, b = (rows, gradient) if swapped else (gradient, rows)
     return multiply_slices(a.mT, b, offsets)
 
 
-def _fake_gathered(gradient: Any, x: Any, token_of_row: Any, offsets: Any, transposed: bool) -> Any:
-    shape = (x.shape[1], gradient.shape[1]) if transposed else (gradient.shape[1], x.shape[1])
+def _fake_gathered(gradient: Any, x: Any, token_of_row: Any, offsets: Any, swapped: bool) -> Any:
+    shape = (x.shape[1], gradient.shape[1]) if swapped else (gradient.shape[1], x.shape[1])
     return gradient.new_empty((offsets.shape[0], *shape))
 
 
 GATHERED_SLICES = define_op(
-    "gathered_slices", "(Tensor gradient, Tensor x, Tensor token_of_row, Tensor offsets, bool transposed) -> Tensor",
+    "gathered_slices", "(Tensor gradient, Tensor x, Tensor token_of_row, Tensor offsets, bool swapped) -> Tensor",
     _fake_gathered, lambda gradient, x, *_, **__: 2 * gradient[0] * gradient[1] * x[1],
     CPU=_multiply_gathered, CUDA=_multiply_gathered,
 )  # fmt: skip

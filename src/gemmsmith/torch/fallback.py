@@ -80,7 +80,8 @@ def evaluate_graph(graph: EpilogueGraph, accumulator: Any, operands: Mapping[str
     """
     values: list[Any] = []
     for node in graph.nodes:
-        values.append(_evaluate_node(node, [values[i] for i in node.inputs], accumulator, operands))
+        value = _evaluate_node(node, [values[i] for i in node.inputs], accumulator, operands)
+        values.append(value.to(accumulator.dtype))  # a predicate is 0 or 1, as in the kernels
     results = {}
     for r in graph.results:
         value = values[r.node]
@@ -109,7 +110,7 @@ def _evaluate_node(node: Node, inputs: list[Any], accumulator: Any, operands: Ma
             return accumulator.new_tensor(node.attribute)
         case "operand":
             x = operands[node.attribute]
-            return x.to(accumulator.dtype) if isinstance(x, torch.Tensor) else accumulator.new_tensor(x)
+            return x if isinstance(x, torch.Tensor) else accumulator.new_tensor(x)
         case "chunk":
             values = _broadcast(inputs[0], accumulator, 1)
             return values.unflatten(-1, (-1, 2, 8))[..., node.attribute[0], :].flatten(-2)
@@ -119,15 +120,14 @@ def _evaluate_node(node: Node, inputs: list[Any], accumulator: Any, operands: Ma
         case "one_hot":
             return torch.arange(accumulator.shape[-1], device=accumulator.device) == inputs[0]
         case "cast":
-            return round_to_dtype(inputs[0], TORCH_DTYPES[node.attribute]).to(accumulator.dtype)
+            return round_to_dtype(inputs[0], TORCH_DTYPES[node.attribute])
         case "reduce":
             return _reduce(inputs[0], accumulator, *node.attribute)
     if node.op not in _FUNCTIONS:
         raise DeviceError(
             f"{node.op}: not supported in the PyTorch fallback on GPUs other than Hopper; use H100 or H200"
         )
-    result = _FUNCTIONS[node.op](*inputs)
-    return result if result.dtype == torch.bool else result.to(accumulator.dtype)
+    return _FUNCTIONS[node.op](*inputs)
 
 
 def _broadcast(x: Any, accumulator: Any, width: int) -> Any:
@@ -143,7 +143,7 @@ def _reduction_dims(axis: str, accumulator: Any) -> tuple[int, ...]:
 
 def _reduce(x: Any, accumulator: Any, kind: str, axis: str) -> Any:
     dims = _reduction_dims(axis, accumulator)
-    x = _broadcast(x, accumulator, 1).to(accumulator.dtype)
+    x = _broadcast(x, accumulator, 1)
     if kind == "logsumexp":
         return torch.logsumexp(x, dims, keepdim=True)
     if kind in ("max", "min"):

@@ -21,14 +21,31 @@ from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots
 from gemmsmith.torch.gated_epilogues import check_activation, gate_and_up, gated, width
-from gemmsmith.torch.ops import LIBRARY, by_rows, can_read_together
+from gemmsmith.torch.ops import by_rows, can_read_together, define_op
 from gemmsmith.torch.slots import sum_slots
 
 SCALE_SUFFIX = "_scale_inv"
 """What follows a weight's name in that of its scales, in transformers and in DeepSeek-V3's checkpoints."""
 
 
-class Fp8Experts(nn.Module):
+class Fp8Weights(nn.Module):
+    """Weights in e4m3 and their scales."""
+
+    def reset_parameters(self) -> None:
+        """Set all to 0."""
+        for x in self.parameters(recurse=False):
+            nn.init.zeros_(x)
+
+
+class Fp8Weight(Fp8Weights):
+    """One weight and its scales, which a call returns: then hooks, as of accelerate's offloading, can load them."""
+
+    def forward(self) -> Any:
+        """Return the weight and its scales."""
+        return self.weight, self.weight_scale_inv
+
+
+class Fp8Experts(Fp8Weights):
     """The weights of gated MLPs in e4m3: gate_up_proj (experts, 2 * hidden, dim), gate's rows first, and down_proj.
 
     gate_up_proj_scale_inv and down_proj_scale_inv, fp32, have a scale for each 128 x 128 of a weight. All are zero
@@ -57,13 +74,13 @@ class Fp8MLP(nn.Module):
         super().__init__()
         check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation = activation
-        self.gate, self.up, self.down = nn.Module(), nn.Module(), nn.Module()
+        self.gate, self.up, self.down = Fp8Weight(), Fp8Weight(), Fp8Weight()
         for layer, shape in ((self.gate, (hidden, dim)), (self.up, (hidden, dim)), (self.down, (dim, hidden))):
             _add_weight(layer, "weight", shape, device)
 
     def forward(self, x: Any) -> Any:
         """Return the MLP's output, (tokens, dim), in x's dtype."""
-        layers = [(layer.weight, layer.weight_scale_inv) for layer in (self.gate, self.up, self.down)]
+        layers = [self.gate(), self.up(), self.down()]
         _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
         return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
 
@@ -209,11 +226,8 @@ _OPERATORS = {
     "str activation) -> Tensor": _run_mlp,
 }
 for _signature, _kernel in _OPERATORS.items():
-    _name = _signature.partition("(")[0]
-    LIBRARY.define(_signature, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    for _device in ("CPU", "CUDA"):
-        LIBRARY.impl(_name, _kernel, _device)
-    torch.library.register_fake(f"gemmsmith::{_name}", _fake, lib=LIBRARY)
+    _name, _, _rest = _signature.partition("(")
+    define_op(_name, f"({_rest}", _fake, lambda *_, **__: 0, CPU=_kernel, CUDA=_kernel)
 
 
 def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> None:

@@ -25,7 +25,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.api import autocast
-from gemmsmith.torch.autograd_state import check_once_differentiable, is_exporting, records_now
+from gemmsmith.torch.autograd_state import check_once_differentiable, operators_record_gradients, records_now
 from gemmsmith.torch.expert_sort import SortedSlots, checked_shape, sort_slots, with_gradients
 from gemmsmith.torch.fp8_experts import check_hidden
 from gemmsmith.torch.gated_epilogues import check_activation, weighted_backward, weighted_gate_and_halves
@@ -72,7 +72,7 @@ def gated_experts_in_fp8(
     check_hidden(hidden, INTERLEAVE_COLUMNS)
     if order is None:
         order = sort_slots(experts, weights, count)
-    exporting = is_exporting()
+    exporting = operators_record_gradients()
     order = with_gradients(order, weights) if exporting else order
     table = order.offsets, order.token_of_row, order.row_of_slot, order.row_weights.float()
     if exporting:  # the program's operator records gradients when it runs

@@ -12,19 +12,30 @@ from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast, expect_tensor
 from gemmsmith.torch.autograd import PLAIN_GEMM, differentiable_gemm
-from gemmsmith.torch.autograd_state import check_once_differentiable, in_functorch_transform, is_exporting, needs_grad
+from gemmsmith.torch.autograd_state import (
+    check_once_differentiable,
+    in_functorch_transform,
+    needs_grad,
+    operators_record_gradients,
+)
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.graph_serialization import serialize
 from gemmsmith.torch.in_place import call_in_place
-from gemmsmith.torch.ops import call_op
+from gemmsmith.torch.ops import call_op, define_op
 from gemmsmith.torch.tracing import dtype_from_name
 
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Dtypes of targets."""
+MIN_ROWS = 4096
+"""Rows of a chunk, at least: each chunk reads the weight twice, and reads and writes its gradient."""
+MIN_ROWS_LOW_MEMORY, CHUNKS_LOW_MEMORY = 512, 4
+"""With `low_memory`: rows of a chunk, at least, and the chunks until one has MIN_ROWS."""
+LOGIT_SCALE = 2.0**-8
+"""Factor of logits in fp16: it makes 65504 1.6e7; the error is at most 2^-17 below 1/64, the least normal number."""
 
 
 def cross_entropy(
-    input: Any, weight: Any, target: Any, ignore_index: int, reduction: str, chunks: int, low_memory: bool
+    input: Any, weight: Any, target: Any, ignore_index: int, reduction: str, chunks: int | None, low_memory: bool
 ) -> Any:
     """Return the loss of `FusedLinearCrossEntropy`, which documents the arguments.
 
@@ -39,17 +50,14 @@ def cross_entropy(
     valid = (labels >= 0) & (labels < weight.shape[0])
     loss_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     weights = torch.where(ignored, 0.0, torch.where(valid, 1.0, float("nan"))).to(loss_dtype)
-    if needs_grad(x, weight) and reduction != "none" and not (in_functorch_transform() or is_exporting()):
+    if needs_grad(x, weight) and reduction != "none" and not (in_functorch_transform() or operators_record_gradients()):
         loss_scale = 1.0
         if reduction == "mean" and x.dtype == torch.float16:  # fp16 gradients of a sum overflow, of a mean underflow
             loss_scale = (~ignored).sum().clamp(min=1).rsqrt()
-        needs_input_grad = x.requires_grad, weight.requires_grad
-        return _mean(
-            _CrossEntropyFunction.apply(x, weight, labels, weights * loss_scale, chunks, low_memory, needs_input_grad)
-            / loss_scale,
-            ignored,
-            reduction,
+        total = _CrossEntropyFunction.apply(
+            x, weight, labels, weights * loss_scale, chunks or 0, low_memory, x.requires_grad, weight.requires_grad
         )
+        return _mean(total / loss_scale, ignored, reduction)
     losses_epilogue = _serialized_epilogues(int(weight.shape[0]), str(labels.dtype))[0]
     lse, label_logit = differentiable_gemm(losses_epilogue, x, weight.mT, [], [labels], recompute=True)
     losses = torch.where(ignored, 0.0, (lse - label_logit) * weights)
@@ -59,11 +67,13 @@ def cross_entropy(
 def as_batched_input(x: Any, weight: Any) -> Any:
     """Return a layer's input, with a row dimension if it is one row.
 
-    Raises ArgumentError if the shape or dtype does not match the layer's weight.
+    Raises ArgumentError if the shape, dtype or device does not match the layer's weight.
     """
     expect_tensor("input", x)
     if x.dim() == 0 or x.shape[-1] != weight.shape[-1]:
         raise ArgumentError(f"input: got shape {tuple(x.shape)}; use (..., {weight.shape[-1]})")
+    if x.device != weight.device:
+        raise ArgumentError(f"input: got a tensor on {x.device} with a weight on {weight.device}; use one device")
     if x.dtype != weight.dtype and not (x.is_meta or torch.is_autocast_enabled(x.device.type)):
         raise ArgumentError(f"input: got {x.dtype} with a weight of {weight.dtype}; use the same for both")
     return x.unsqueeze(0) if x.dim() == 1 else x
@@ -86,52 +96,166 @@ def _mean(total: Any, ignored: Any, reduction: str) -> Any:
 
 
 class _CrossEntropyFunction(torch.autograd.Function):
-    """The weighted sum of the rows' losses, whose gradients are computed in the forward pass, chunk by chunk.
+    """The weighted sum of the rows' losses.
 
-    `needs_input_grad` selects the gradients with respect to x and weight. That of weight is a sum over the chunks,
-    which is fp32 until the last one, or of weight's dtype with `low_memory`. The last chunk is added in the backward
-    pass, where the sum is multiplied by the gradient of the loss in the same epilogue.
+    The forward pass computes the gradient of the logits, chunk by chunk, and adds up the products of all chunks but the
+    last. The backward pass adds those of the last, and multiplies by the gradient of the loss in the same epilogues.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool,
-        needs_input_grad: tuple[bool, bool],
+        needs_x: bool, needs_weight: bool,
     ) -> Any:  # fmt: skip
-        classes, _ = weight.shape
-        fp16_logits = low_memory and x.dtype.itemsize == 2
-        _, losses_and_logits, logits_grad = _serialized_epilogues(classes, str(labels.dtype), fp16_logits)
-        total = weights.new_zeros(())
-        grad_x_parts: list[Any] = []
-        grad_weight = None
-        count = chunks if x.shape[0] >= chunks else 1
-        row_chunks = [y.tensor_split(count) for y in (x, labels, weights)]
-        for i, (x_chunk, labels_chunk, weights_chunk) in enumerate(zip(*row_chunks, strict=True)):
-            grad_logits = None  # of the previous chunk, whose memory the logits get
-            logits, lse, label_logit = call_op(losses_and_logits, x_chunk, weight.mT, [], [labels_chunk])
-            total = total + torch.where(weights_chunk == 0, 0.0, (lse - label_logit) * weights_chunk).sum()
-            empty = x_chunk.new_empty((x_chunk.shape[0], 0)), x_chunk.new_empty((0, classes))
-            grad_logits = call_in_place(logits_grad, *empty, logits, [labels_chunk, lse, weights_chunk])
-            del logits
-            if needs_input_grad[0]:
-                grad_x_parts.append(call_op(PLAIN_GEMM, grad_logits, weight, [], []))
-            if needs_input_grad[1] and i + 1 < count:
-                grad_weight = _sum(grad_weight, grad_logits.mT, x_chunk, is_fp32=not low_memory)
-        factors = (grad_logits, x_chunk) if needs_input_grad[1] else (None, None)
-        ctx.save_for_backward(torch.cat(grad_x_parts) if needs_input_grad[0] else None, grad_weight, *factors)
+        total, *gradients = (_FORWARD if torch.compiler.is_dynamo_compiling() else _forward)(
+            x, weight, labels, weights, chunks, low_memory, needs_x, needs_weight
+        )
+        ctx.needs = needs_x, needs_weight
+        ctx.save_for_backward(x, weight, *gradients)
         return total
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> tuple[Any, ...]:
         check_once_differentiable()
-        compiling = torch.compiler.is_dynamo_compiling()
-        keeps_graph = compiling or torch._C._autograd._get_current_graph_task_keep_graph()
-        grad_x, grad_weight, grad_logits, x_chunk = ctx.saved_tensors
-        if grad_x is not None:  # in place, unless another backward may follow
-            grad_x = (grad_x * g).to(grad_x.dtype) if keeps_graph else grad_x.mul_(g)
-        if grad_logits is not None:
-            grad_weight = _sum(grad_weight, grad_logits.mT, x_chunk, g, in_place=not keeps_graph)
-        return grad_x, grad_weight, None, None, None, None, None
+        needs_x, needs_weight = ctx.needs
+        arguments = *ctx.saved_tensors, g, needs_x, needs_weight
+        if torch.compiler.is_dynamo_compiling():
+            grad_x, grad_weight = _BACKWARD(*arguments)
+        else:  # in place, unless another backward may follow
+            keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()
+            grad_x, grad_weight = _backward(*arguments, in_place=not keeps_graph)
+        return grad_x if needs_x else None, grad_weight if needs_weight else None, *[None] * 6
+
+
+def _chunk_count(rows: Any, dim: int, itemsize: int, chunks: int, low_memory: bool) -> Any:
+    """Return the number of chunks of rows. `rows` may be symbolic: nothing branches on it.
+
+    Several chunks need a sum of the weight's gradients, in fp32 as large as logits in 16 bits of 2 * dim rows. So that
+    chunks of max(MIN_ROWS, dim) rows and the sum never take more memory than the logits of all rows, these rows do not
+    count.
+    """
+    if chunks:
+        count = torch.sym_min(chunks, rows)
+    elif low_memory:
+        count = torch.sym_max(torch.sym_min(rows // MIN_ROWS_LOW_MEMORY, CHUNKS_LOW_MEMORY), rows // MIN_ROWS)
+    else:
+        count = (rows - dim * max(4 // itemsize, 1)) // max(MIN_ROWS, dim)
+    return torch.sym_max(count, 1)
+
+
+def _forward(
+    x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool, needs_x: bool, needs_weight: bool
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Return the loss, and the gradients of the sum.
+
+    Returns:
+        The loss (), the gradient of x without the last chunk's rows, the sum of the other chunks' gradients of weight,
+        in fp32, or in weight's dtype with low_memory, and the gradient of the last chunk's logits. What is not needed,
+        or is of no chunk, has no rows.
+    """
+    (rows, dim), classes = x.shape, weight.shape[0]
+    count = int(_chunk_count(rows, dim, x.dtype.itemsize, chunks, low_memory))
+    is_16bit = x.dtype.itemsize == 2
+    _, logits_epilogue, gradient_epilogue = _serialized_epilogues(classes, str(labels.dtype), is_16bit)
+    operands = [labels, _label_logits(x, weight, labels)] if is_16bit else [labels]
+    losses, grad_x, grad_weight = [], [], None
+    for i, (x_chunk, weights_chunk, *operands_chunk) in enumerate(
+        zip(*(y.tensor_split(count) for y in (x, weights, *operands)), strict=True)
+    ):
+        grad_logits = None  # of the previous chunk, whose memory the logits get
+        logits, lse, label_logit, *maximum = call_op(logits_epilogue, x_chunk, weight.mT, [], operands_chunk)
+        losses.append(lse - label_logit)
+        empty = x_chunk.new_empty((x_chunk.shape[0], 0)), x_chunk.new_empty((0, classes))
+        of_rows = [operands_chunk[0], lse, weights_chunk, *maximum]
+        grad_logits = call_in_place(gradient_epilogue, *empty, logits, of_rows)
+        del logits
+        if needs_x and i + 1 < count:
+            grad_x.append(call_op(PLAIN_GEMM, grad_logits, weight, [], []))
+        if needs_weight and i + 1 < count:
+            grad_weight = _sum(grad_weight, grad_logits.mT, x_chunk, is_fp32=not low_memory)
+    return (
+        torch.where(weights == 0, 0.0, _joined(losses) * weights).sum(),
+        _joined(grad_x) if grad_x else x.new_empty((0, dim)),
+        weight.new_empty((0, dim), dtype=_sum_dtype(x, low_memory)) if grad_weight is None else grad_weight,
+        grad_logits,
+    )
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return tensors one below the other; a single one is not copied."""
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _sum_dtype(x: Any, low_memory: bool) -> torch.dtype:
+    """Return the dtype of the sum of the weight's gradients."""
+    return x.dtype if low_memory or x.dtype == torch.float64 else torch.float32
+
+
+def _label_logits(x: Any, weight: Any, labels: Any) -> Any:
+    """Return the logits of the labels (rows, 1), 0 where they are not finite, or are those of no class."""
+    of_labels = torch.nn.functional.embedding(labels[:, 0].clamp(0, weight.shape[0] - 1), weight)
+    empty = x.new_empty((x.shape[0], 0)), x.new_empty((0, x.shape[1]))
+    return call_op(_row_dot_epilogue(str(x.dtype)), *empty, [], [x, of_labels]).nan_to_num(0, 0, 0)
+
+
+def _backward(
+    x: Any, weight: Any, grad_x: Any, grad_weight: Any, grad_logits: Any, g: Any, needs_x: bool, needs_weight: bool, *,
+    in_place: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return the gradients of x and of weight times g; what is not needed has no rows.
+
+    The arguments between weight and g are what `_forward` returns; with `in_place` their memory is used.
+    """
+    (rows, dim), last = x.shape, grad_logits.shape[0]
+    if needs_x:
+        of_last = _sum(None, grad_logits, weight, g)
+        if grad_x.shape[0]:
+            empty = x.new_empty((rows - last, 0)), x.new_empty((0, dim))
+            grad_x = torch.cat([_sum(grad_x, *empty, g, in_place=in_place), of_last])
+        else:
+            grad_x = of_last
+    if needs_weight:
+        of_others = grad_weight if grad_weight.shape[0] else None
+        grad_weight = _sum(of_others, grad_logits.mT, x[rows - last :], g, in_place=in_place)
+    return grad_x if needs_x else x.new_empty((0, dim)), grad_weight if needs_weight else weight.new_empty((0, dim))
+
+
+def _fake_forward(
+    x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool, needs_x: bool, needs_weight: bool
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    (rows, dim), classes = x.shape, weight.shape[0]
+    count = _chunk_count(rows, dim, x.dtype.itemsize, chunks, low_memory)
+    last, is_sum = rows // count, torch.sym_min(count - 1, 1)
+    return (
+        weights.new_empty(()),
+        x.new_empty((rows - last if needs_x else 0, dim)),
+        weight.new_empty((is_sum * classes if needs_weight else 0, dim), dtype=_sum_dtype(x, low_memory)),
+        x.new_empty((last, classes)),
+    )
+
+
+def _fake_backward(
+    x: Any, weight: Any, grad_x: Any, grad_weight: Any, grad_logits: Any, g: Any, needs_x: bool, needs_weight: bool
+) -> tuple[Any, Any]:  # fmt: skip
+    (rows, dim), classes = x.shape, weight.shape[0]
+    return x.new_empty((rows if needs_x else 0, dim)), weight.new_empty((classes if needs_weight else 0, dim))
+
+
+def _count_flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of forward and backward, in the former."""
+    return 6 * int(x[0]) * int(x[1]) * int(weight[0])
+
+
+_GRADIENTS = "Tensor grad_x, Tensor grad_weight, Tensor grad_logits, Tensor g"
+_FORWARD = define_op(
+    "cross_entropy", "(Tensor x, Tensor weight, Tensor labels, Tensor weights, int chunks, bool low_memory, "
+    "bool needs_x, bool needs_weight) -> (Tensor, Tensor, Tensor, Tensor)", _fake_forward, _count_flops,
+    CPU=_forward, CUDA=_forward,
+)  # fmt: skip
+_BACKWARD = define_op(
+    "cross_entropy_backward", f"(Tensor x, Tensor weight, {_GRADIENTS}, bool needs_x, bool needs_weight) -> "
+    "(Tensor, Tensor)", _fake_backward, lambda *_, **__: 0, CPU=_backward, CUDA=_backward,
+)  # fmt: skip
 
 
 def _sum(c: Any, a: Any, b: Any, g: Any = None, is_fp32: bool = False, in_place: bool = True) -> Any:
@@ -160,20 +284,30 @@ def _sum_epilogue(c: str, is_scaled: bool, is_fp32: bool) -> str:
     return serialize(trace(scaled_sum, (2, 2), operands))
 
 
+@dynamo_constant
+def _row_dot_epilogue(dtype: str) -> str:
+    """Return the serialized epilogue that multiplies two matrices of this dtype row by row."""
+    matrix = BroadcastDims(True, 1, 1), dtype_from_name(dtype)
+    return serialize(trace(lambda acc, x, y: (x * y).sum(-1, keepdim=True), (2, 2), {"x": matrix, "y": matrix}))
+
+
 def _losses(acc: Any, labels: Any) -> Any:
-    label_mask = labels.one_hot(acc.shape[-1])
-    return acc.logsumexp(-1, keepdim=True), (acc * label_mask).sum(-1, keepdim=True)
+    """Return the logsumexp of each row of logits, and the label's logit."""
+    is_label = labels.one_hot(acc.shape[-1])  # selects: a product with the logit of another class may be NaN
+    return acc.logsumexp(-1, keepdim=True), acc.where(is_label, 0.0).sum(-1, keepdim=True)
 
 
 def _losses_and_logits(acc: Any, labels: Any) -> Any:
-    """Return the logits unrounded, too: exp(logit - logsumexp) is a probability only of the same logits."""
     return (acc.float(), *_losses(acc, labels))
 
 
-def _losses_and_fp16_logits(acc: Any, labels: Any) -> Any:
-    """Return the logits in fp16, 3 bits more than bf16's in as much memory, and the losses of these."""
-    logits = acc.half()
-    return (logits, *_losses(logits.float(), labels))
+def _losses_and_fp16_logits(acc: Any, labels: Any, shift: Any) -> Any:
+    """Return the logits less about that of the label, in fp16, times `LOGIT_SCALE`, the losses, and the maxima.
+
+    A logit's rounding error is at most 2^-12 of its distance from the label's: those with a probability are near.
+    """
+    logits = acc - shift
+    return ((logits * LOGIT_SCALE).half(), *_losses(logits, labels), logits.max(-1, keepdim=True))
 
 
 def _logits_grad(acc: Any, c: Any, labels: Any, lse: Any, weights: Any) -> Any:
@@ -181,18 +315,29 @@ def _logits_grad(acc: Any, c: Any, labels: Any, lse: Any, weights: Any) -> Any:
     return ((c - lse).exp() - labels.one_hot(acc.shape[-1])) * weights
 
 
+def _fp16_logits_grad(acc: Any, c: Any, labels: Any, lse: Any, weights: Any, maximum: Any) -> Any:
+    """Return the gradient of logits that `_losses_and_fp16_logits` returns.
+
+    The logsumexp gets the rounding error of the largest logit, so that the probability of that has none.
+    """
+    error = (maximum * LOGIT_SCALE).half().float() * (1 / LOGIT_SCALE) - maximum
+    return _logits_grad(acc, c * (1 / LOGIT_SCALE), labels, lse + error, weights)
+
+
 @dynamo_constant
-def _serialized_epilogues(classes: int, labels_dtype: str, fp16_logits: bool = False) -> tuple[str, str, str]:
-    """Return `_losses`, `_losses_and_logits` and `_logits_grad` serialized, for this number of classes."""
+def _serialized_epilogues(classes: int, labels_dtype: str, is_16bit: bool = False) -> tuple[str, str, str]:
+    """Return `_losses`, what returns logits, too, and their gradient, serialized, for this number of classes."""
     column, matrix = BroadcastDims(rows_per_value=1), BroadcastDims(True, 1, 1)
     labels = {"labels": (column, dtype_from_name(labels_dtype))}
-    logits, others = {"c": (matrix, FP16 if fp16_logits else FP32)}, {"lse": (column, FP32), "weights": (column, FP32)}
+    c, others = {"c": (matrix, FP16 if is_16bit else FP32)}, {"lse": (column, FP32), "weights": (column, FP32)}
 
     def serialized(function: Any, operands: Any) -> str:
         return serialize(trace(function, (2, classes), operands))
 
-    return (
-        serialized(_losses, labels),
-        serialized(_losses_and_fp16_logits if fp16_logits else _losses_and_logits, labels),
-        serialized(_logits_grad, logits | labels | others),
-    )
+    if is_16bit:
+        logits = serialized(_losses_and_fp16_logits, labels | {"shift": (column, FP32)})
+        gradient = serialized(_fp16_logits_grad, c | labels | others | {"maximum": (column, FP32)})
+    else:
+        logits = serialized(_losses_and_logits, labels)
+        gradient = serialized(_logits_grad, c | labels | others)
+    return serialized(_losses, labels), logits, gradient

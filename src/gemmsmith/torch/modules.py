@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
@@ -16,6 +17,7 @@ from gemmsmith.graph.frontend.fusions import ACTIVATIONS, GATED, resolve_activat
 from gemmsmith.torch.api import gemm, gemm_then_linear
 from gemmsmith.torch.gated_mlp import gated_mlp, multiplies_both_at_once
 from gemmsmith.torch.loss import as_batched_input, cross_entropy
+from gemmsmith.torch.sharded_experts import is_dtensor
 
 Activation = str | Callable[[Any], Any] | None
 
@@ -24,7 +26,7 @@ class FusedLinear(nn.Module):
     """Linear layer with a fused activation: `activation(x @ weight.T + bias)` in one kernel.
 
     The parameters are those of nn.Linear. It does not subclass nn.Linear: code that replaces nn.Linear modules would
-    drop the activation.
+    drop the activation. Code that does not check the class, as fuse_linear_bn_eval, takes it for a layer without one.
 
     Shapes: input (..., in_features) -> output (..., out_features).
 
@@ -58,6 +60,8 @@ class FusedLinear(nn.Module):
     def forward(self, input: Any) -> Any:
         """Return activation(input @ weight.T + bias), of shape (..., out_features)."""
         weight, bias = self.weight, self.bias
+        if _is_wrapper(weight):
+            return resolve_activation(self.activation)(nn.functional.linear(input, weight, bias))
         x = as_batched_input(input, weight)
         operands = {} if bias is None else {"bias": bias}
         y = gemm(x, weight.mT, epilogue=_linear_epilogue(self.activation), **operands)
@@ -75,8 +79,9 @@ class FusedMLP(nn.Module):
     hidden), and biases. The backward pass computes the activation's derivative and the gradients of biases in the
     epilogue of the GEMM with down.weight.
 
-    `gate`, `up` and `down` hold parameters only; their forward is not called. Only up's forward-pre-hooks and down's
-    forward hooks run, which suffices for ColwiseParallel of gate and up and RowwiseParallel of down.
+    Kernels read the parameters of `gate`, `up` and `down`, which are not called. If one of them has a hook, a forward
+    of its own or a quantized weight, they are called, and the activation is torch's; the hooks of ColwiseParallel and
+    RowwiseParallel need no calls. Hooks of all modules (register_module_forward_hook) do not see the layers.
 
     Shapes: input (..., dim) -> output (..., dim).
 
@@ -87,18 +92,19 @@ class FusedMLP(nn.Module):
         bias: whether the linear layers have biases.
         device: device of the parameters.
         dtype: dtype of the parameters: bf16, fp16, fp32, or float64 on the CPU.
+        recompute: save only the input for the backward pass, which multiplies by gate and up again. In fp32 or float64,
+            or with biases, the product with gate is saved, too.
 
     Raises:
-        ArgumentError: the activation is unknown; in forward, a layer has a forward of its own, or a hook that computes
-            one of its parameters, as weight_norm and prune add.
+        ArgumentError: the activation is unknown.
     """
 
     def __init__(
         self, dim: int, hidden: int, activation: Activation = "swiglu", bias: bool = False, device: Any = None,
-        dtype: Any = None,
+        dtype: Any = None, *, recompute: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        (bias,) = as_bools(bias=bias)
+        bias, self.recompute = as_bools(bias=bias, recompute=recompute)
         gated = isinstance(activation, str) and activation in GATED
         self.activation = activation if gated else _check_activation(activation, GATED)
         if gated:
@@ -106,54 +112,58 @@ class FusedMLP(nn.Module):
         self.up = nn.Linear(dim, hidden, bias, device, dtype)
         self.down = nn.Linear(hidden, dim, bias, device, dtype)
 
+    def reset_parameters(self) -> None:
+        """Initialize the parameters again, as those of nn.Linear are."""
+        for layer in self.children():
+            layer.reset_parameters()
+
     def forward(self, input: Any) -> Any:
         """Return the MLP's output, of shape (..., dim)."""
-        for name in ("gate", "up", "down"):
-            layer = getattr(self, name, None)
-            if layer is not None and type(layer).forward is not nn.Linear.forward:  # would not be called
-                raise ArgumentError(f"{name}: got {type(layer).__name__}, which has its own forward; use nn.Linear")
-            if layer is not None and layer._forward_pre_hooks_with_kwargs:  # would not run: the weight stays sharded
-                raise ArgumentError(f"{name}: got a hook with kwargs, as of fully_shard; use fully_shard(FusedMLP)")
-            if name != "up" and layer is not None and (computed := _hook_computed_parameter(layer)):
-                raise ArgumentError(
-                    f"{name}: got a {computed} that a hook computes, as of weight_norm or prune, and the layer is not "
-                    "called; use torch.nn.utils.parametrizations"
-                )
-        x, operands = _run_forward_pre_hooks(self.up, as_batched_input(input, self.up.weight)), {}
-        gated = self.activation if isinstance(self.activation, str) else ""
-        if gated in GATED and self._has_no_bias() and multiplies_both_at_once(x, self.gate.weight, self.up.weight):
-            y = gated_mlp(x, self.gate.weight, self.up.weight, self.down.weight, GATED[gated])
-            y = _run_forward_hooks(self.down, y)
-            return y.squeeze(0) if input.dim() == 1 else y
-        epilogue = _linear_epilogue(self.activation)
-        if isinstance(self.activation, str) and self.activation in GATED:
-            epilogue = partial(_gate, GATED[self.activation])
-            operands["gate"] = gemm(x, self.gate.weight.mT)
-            if self.gate.bias is not None:  # added here, so that the same kernel sums its gradient
-                operands["gate_bias"] = self.gate.bias
-        if self.up.bias is not None:
-            operands["bias"] = self.up.bias
-        up, down = self.up.weight.mT, self.down.weight.mT
-        y = _run_forward_hooks(
-            self.down, gemm_then_linear(x, up, down, epilogue=epilogue, operands=operands, bias=self.down.bias)
-        )
+        gate = GATED.get(self.activation) if isinstance(self.activation, str) else None
+        layers = [self.up, self.down] if gate is None else [self.gate, self.up, self.down]
+        if not all(map(_may_be_read, layers)):
+            inner = [layer(input) for layer in layers[:-1]]
+            h = resolve_activation(gate or self.activation)(inner[0])
+            return self.down(h if gate is None else h * inner[1])
+        x = as_batched_input(input, self.up.weight)
+        for hook in self.up._forward_pre_hooks.values():  # of tensor parallelism, as those of the other layers
+            x = hook(self.up, (x,))
+        y = self._run_fused(x, gate, [layer.bias for layer in layers])
+        for hook in self.down._forward_hooks.values():
+            y = hook(self.down, (), y)
         return y.squeeze(0) if input.dim() == 1 else y
 
-    def _has_no_bias(self) -> bool:
-        return self.gate.bias is None and self.up.bias is None and self.down.bias is None
+    def _run_fused(self, x: Any, gate: str | None, biases: Sequence[Any]) -> Any:
+        """Return the MLP's output by kernels that read the layers' parameters. `gate`: the activation of a gate."""
+        up, down = self.up.weight, self.down.weight
+        if gate and all(b is None for b in biases) and multiplies_both_at_once(x, self.gate.weight, up):
+            return gated_mlp(x, self.gate.weight, up, down, gate, self.recompute)
+        epilogue, operands = _linear_epilogue(self.activation), {}
+        *gate_bias, bias, down_bias = biases
+        if gate:
+            epilogue = partial(_gate, gate)
+            operands["gate"] = gemm(x, self.gate.weight.mT)
+            if gate_bias[0] is not None:  # added here, so that the same kernel sums its gradient
+                operands["gate_bias"] = gate_bias[0]
+        if bias is not None:
+            operands["bias"] = bias
+        return gemm_then_linear(
+            x, up.mT, down.mT, epilogue=epilogue, operands=operands, bias=down_bias, recompute=self.recompute
+        )
 
     def extra_repr(self) -> str:
         """Return the arguments for repr()."""
-        return f"activation={self.activation!r}"
+        return f"activation={self.activation!r}" + ", recompute=True" * self.recompute
 
 
 class FusedLinearCrossEntropy(nn.Module):
     """Cross-entropy of `x @ weight.T` whose logits are not stored.
 
     Targets equal to ignore_index are excluded from the mean. Any other out-of-range target makes the loss NaN. The
-    gradients are computed in the forward pass, chunk by chunk: in addition to them it allocates one chunk's logits in
-    fp32 and their gradient in x's dtype, and, with several chunks, the gradient of the weight in fp32. With
-    reduction="none" backward recomputes the GEMM.
+    gradient of the logits is computed in the forward pass, chunk by chunk, in the memory of the chunk's logits; with
+    several chunks the gradient of the weight is a sum in fp32. With bf16 or fp16, logits are stored in fp16, less that
+    of the label: if one exceeds it by 1.6e7, the gradients are not finite. With reduction="none" backward
+    recomputes the GEMM.
 
     Shapes: input (..., dim), target (...) of integers -> a scalar, or (...) with reduction="none"; fp32, or float64 if
     the input is.
@@ -163,10 +173,10 @@ class FusedLinearCrossEntropy(nn.Module):
         classes: number of classes; weight is (classes, dim).
         ignore_index: the target of rows to ignore.
         reduction: "mean", "sum" or "none".
-        chunks: the number of chunks of rows.
-        low_memory: with bf16 or fp16, round logits to fp16; besides the gradients, one chunk of them is allocated,
-            whose memory their gradient gets; the weight's gradient is added up in its dtype, rounded once per chunk.
-            Logits beyond 65504 make the loss NaN.
+        chunks: the number of chunks of rows. None: chunks of at least 4096 rows, and only one if the sum in fp32 would
+            take more memory than the logits of all rows; with low_memory four of at least 512 rows, at most 4096.
+        low_memory: add up the weight's gradient in its dtype, rounded once per chunk: beside the gradients, one chunk's
+            logits are allocated.
         device: device of the weight.
         dtype: dtype of the weight: bf16, fp16, fp32, or float64 on the CPU.
 
@@ -176,19 +186,24 @@ class FusedLinearCrossEntropy(nn.Module):
 
     def __init__(
         self, dim: int, classes: int, ignore_index: int = -100, reduction: Literal["mean", "sum", "none"] = "mean",
-        chunks: int = 8, low_memory: bool = False, device: Any = None, dtype: Any = None,
+        chunks: int | None = None, low_memory: bool = False, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
         if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
             raise ArgumentError(f"ignore_index: got {ignore_index!r}; use an integer, -1 to ignore no label")
-        if not isinstance(chunks, int) or chunks < 1:
-            raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on")
+        if chunks is not None and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
+            raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on, or None")
         if not isinstance(low_memory, bool):  # the device, from a caller that passes it by position
             raise ArgumentError(f"low_memory: got {low_memory!r}; use True or False")
         self.ignore_index, self.reduction, self.chunks, self.low_memory = ignore_index, reduction, chunks, low_memory
-        self.weight = nn.Linear(dim, classes, False, device, dtype).weight
+        self.weight = nn.Parameter(torch.empty(classes, dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize the weight again, as that of nn.Linear is."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     def forward(self, input: Any, target: Any) -> Any:
         """Return the loss of input @ weight.T against target."""
@@ -202,29 +217,39 @@ class FusedLinearCrossEntropy(nn.Module):
         return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
-def _hook_computed_parameter(layer: nn.Module) -> str:
-    """Return the name of a parameter that a hook assigns before each call of the layer, or ""."""
-    for name in ("bias", "weight") if layer._forward_pre_hooks else ():
-        if name not in layer._parameters and not is_parametrized(layer, name):
-            return name
-    return ""
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a call of a module runs more than its class's forward: hooks, or a forward of the instance."""
+    return bool(module._forward_pre_hooks or module._forward_hooks or _replaces_forward(module))
 
 
-def _run_forward_pre_hooks(layer: nn.Module, x: Any) -> Any:
-    """Return a layer's input after its forward-pre-hooks."""
-    for hook in layer._forward_pre_hooks.values():
-        returned = hook(layer, (x,))
-        if returned is not None:
-            x = returned[0] if isinstance(returned, tuple) else returned
-    return x
+def _replaces_forward(module: nn.Module) -> bool:
+    """Return whether a module has hooks of the backward pass, or a forward of its own, such as one of accelerate."""
+    own_forward = hasattr(module, "forward") and "forward" in module.__dict__  # Dynamo guards what hasattr reads
+    return bool(own_forward or module._backward_hooks or module._backward_pre_hooks)
 
 
-def _run_forward_hooks(layer: nn.Module, y: Any) -> Any:
-    """Return a layer's output after its forward hooks."""
-    for key, hook in layer._forward_hooks.items():
-        returned = hook(layer, (), {}, y) if key in layer._forward_hooks_with_kwargs else hook(layer, (), y)
-        y = y if returned is None else returned
-    return y
+def _may_be_read(layer: nn.Module) -> bool:
+    """Return whether a kernel may read a linear layer's parameters in place of a call of the layer."""
+    weight = layer._parameters.get("weight")
+    if type(layer).forward is not nn.Linear.forward or _replaces_forward(layer) or _is_wrapper(weight):
+        return False
+    if not (layer._forward_pre_hooks or layer._forward_hooks):
+        return True
+    hooks = *layer._forward_pre_hooks.values(), *layer._forward_hooks.values()
+    return is_dtensor(weight) and all(map(_is_of_tensor_parallelism, hooks))
+
+
+def _is_wrapper(weight: Any) -> bool:
+    """Return whether a weight is of a subclass of Tensor that wraps others, such as a quantized one of torchao."""
+    kind = type(weight)  # torch's is_traceable_wrapper_subclass is False while Dynamo traces
+    return kind is not nn.Parameter and hasattr(kind, "__tensor_flatten__") and not is_dtensor(weight)
+
+
+@torch.compiler.assume_constant_result
+def _is_of_tensor_parallelism(hook: Callable[..., Any]) -> bool:
+    """Return whether a hook is of torch's ColwiseParallel or RowwiseParallel: it changes placements, and no values."""
+    functions = [getattr(cell.cell_contents, "func", None) for cell in getattr(hook, "__closure__", None) or ()]
+    return any(getattr(f, "__module__", None) == "torch.distributed.tensor.parallel.style" for f in functions)
 
 
 def _check_activation(activation: Activation, gated_names: Iterable[str] = ()) -> Activation:

@@ -288,12 +288,34 @@ def define_op(name: str, signature: str, fake: Any, count_flops: Any, **kernels:
     """
     # flexible_layout: passes that insert the operator do not record its inputs' strides, and any strides work.
     LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    for key, kernel in kernels.items():
-        LIBRARY.impl(name, kernel, key)
-    torch.library.register_fake(f"gemmsmith::{name}", fake, lib=LIBRARY)
     op = getattr(torch.ops.gemmsmith, name).default
+    for key, kernel in kernels.items():
+        LIBRARY.impl(name, _on_one_device(op, kernel), key)
+    torch.library.register_fake(f"gemmsmith::{name}", _on_one_device(op, fake), lib=LIBRARY)
     register_flop_formula(op.overloadpacket)(count_flops)
     return op
+
+
+def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator's kernel, which raises ArgumentError for tensors on several devices.
+
+    For these the dispatcher calls the kernel of CUDA before that of the CPU, and the fake one, of meta, before both.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+
+    def run(*arguments: Any) -> Any:
+        first = None
+        for name, argument in zip(names, arguments, strict=False):
+            for x in argument if isinstance(argument, list) else (argument,):
+                if isinstance(x, torch.Tensor):
+                    first = first or (name, x.device)
+                    if x.device != first[1]:
+                        raise ArgumentError(
+                            f"{name}: got a tensor on {x.device} with {first[0]} on {first[1]}; use one device"
+                        )
+        return kernel(*arguments)
+
+    return run
 
 
 def define_gemms(

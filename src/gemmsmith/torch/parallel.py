@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed
 from torch import nn
 from torch.distributed.tensor import (
     DTensor,
@@ -17,6 +20,7 @@ from torch.distributed.tensor import (
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch.modules import FusedLinear
+from gemmsmith.torch.sharded_experts import check_count
 
 
 class _Fused(parallel.ParallelStyle):
@@ -43,13 +47,19 @@ class ExpertParallel(parallel.ParallelStyle):
     Parameters become DTensors, Shard(0). Forward sums the results over the ranks, backward the gradients of x and of
     the routing weights. The router and the shared MLP stay as they are.
 
+    With Shard(0) and plain tensors, ranks may have different numbers of tokens, 0 among them: the ranks exchange them,
+    for which the host waits, and missing rows are added. Under torch.compile and in a CUDA graph they do not, and have
+    equally many. With Replicate() all ranks have the same tokens, whose number is compared on a CPU only.
+
     Args:
         input_layouts: placement of x, experts and weights along their tokens; Shard(0) gathers them from all ranks.
         output_layouts: placement of the result; Shard(0) scatters its tokens.
         use_local_output: whether the result is a plain tensor.
 
     Raises:
-        ArgumentError: the module has other parameters than gate_up_proj and down_proj.
+        ArgumentError: the module has other parameters than gate_up_proj and down_proj, or the number of experts is no
+            multiple of the ranks; in forward, on every rank, ranks with Replicate() have different numbers of tokens,
+            or those with Shard(0) have, and the result is not to be a plain tensor of Shard(0).
     """
 
     def __init__(
@@ -63,6 +73,7 @@ class ExpertParallel(parallel.ParallelStyle):
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"}:
             raise ArgumentError(f"ExpertParallel: got {type(module).__name__}; use the submodule experts of FusedMoE")
+        check_count(len(module.gate_up_proj), device_mesh)
         return distribute_module(module, device_mesh, self._shard, self._inputs, self._output)
 
     @staticmethod
@@ -71,12 +82,45 @@ class ExpertParallel(parallel.ParallelStyle):
             sharded = distribute_tensor(x, mesh, [Shard(0)] * mesh.ndim)
             module.register_parameter(name, nn.Parameter(sharded, x.requires_grad))
 
-    def _inputs(self, _: Any, inputs: Any, mesh: Any) -> Any:
+    def _inputs(self, module: Any, inputs: Any, mesh: Any) -> Any:
+        module.local_tokens = None
+        if not any(isinstance(x, DTensor) for x in inputs) and self._exchanges_counts(mesh):
+            inputs = self._even(module, inputs, mesh)
         layouts = [self.input_layouts] * mesh.ndim
         return tuple(
             x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, layouts, run_check=False) for x in inputs
         )
 
-    def _output(self, _: Any, y: Any, mesh: Any) -> Any:
+    def _exchanges_counts(self, mesh: Any) -> bool:
+        """Return whether the ranks exchange the numbers of their tokens, for which a GPU's host waits."""
+        if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return False
+        return bool(self.input_layouts == Shard(0) or mesh.device_type == "cpu")
+
+    def _even(self, module: Any, inputs: Any, mesh: Any) -> Any:
+        """Add rows of no expert, so that each rank has as many. Notes how many it had, where they differ."""
+        x, experts, weights = inputs
+        counts = torch.tensor([len(x), -len(x)], device=x.device)
+        for dim in range(mesh.ndim):
+            torch.distributed.all_reduce(counts, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
+        most, least = (abs(count) for count in counts.tolist())
+        if most == least:
+            return inputs
+        if self.input_layouts != Shard(0):
+            raise ArgumentError(
+                f"input_layouts: got {self.input_layouts} and {least} to {most} tokens on the ranks; use Shard(0), or "
+                "the same tokens on each"
+            )
+        if self.output_layouts != Shard(0) or not self.use_local_output:
+            raise ArgumentError(
+                f"output_layouts: got {self.output_layouts} and {least} to {most} tokens on the ranks; use Shard(0), "
+                "with use_local_output=True"
+            )
+        module.local_tokens = len(x)
+        pad = partial(nn.functional.pad, pad=(0, 0, 0, most - len(x)))
+        return pad(x), pad(experts, value=-1), pad(weights)
+
+    def _output(self, module: Any, y: Any, mesh: Any) -> Any:
         y = y.redistribute(placements=[self.output_layouts] * mesh.ndim)
-        return y.to_local() if self.use_local_output else y
+        y = y.to_local() if self.use_local_output else y
+        return y if module.local_tokens is None else y[: module.local_tokens]

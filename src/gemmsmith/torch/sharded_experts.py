@@ -13,6 +13,12 @@ def is_dtensor(x: Any) -> bool:
     return hasattr(x, "device_mesh")
 
 
+def check_count(count: int, mesh: Any) -> None:
+    """Raise ArgumentError for a number of experts that is no multiple of the ranks."""
+    if count % mesh.size():
+        raise ArgumentError(f"gate_up, down: got {count} experts for {mesh.size()} ranks; use a multiple")
+
+
 def sharded_experts(
     function: Callable[..., Any], x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, order: Any, addend: Any
 ) -> Any:  # fmt: skip
@@ -36,10 +42,8 @@ def sharded_experts(
     for name, array in (("gate_up", gate_up), ("down", down)):
         if list(array.placements) != sharded:
             raise ArgumentError(f"{name}: got {array.placements}; use Shard(0) in each dimension of the mesh")
-    count = len(gate_up)
-    if count % mesh.size():
-        raise ArgumentError(f"gate_up, down: got {count} experts for {mesh.size()} ranks; use a multiple")
-    first = 0
+    count, first = len(gate_up), 0
+    check_count(count, mesh)
     for dim in range(mesh.ndim):
         count //= mesh.size(dim)
         first += mesh.get_local_rank(dim) * count

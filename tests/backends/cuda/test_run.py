@@ -115,7 +115,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     monkeypatch.setattr(run.kernel_loader, "device_guard", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(run.kernel_loader, "is_current", lambda device: len(found) % 2 == 0)
     monkeypatch.setattr(run.driver, "require_chip", lambda device, chip: None)
-    monkeypatch.setattr(run, "get_flags", lambda device, stream, nbytes: 0xF000)
+    pool = types.SimpleNamespace(lock=contextlib.nullcontext(), get=lambda stream, nbytes: 0xF000)
+    monkeypatch.setattr(run, "pool_of", lambda device: pool)
     monkeypatch.setattr(launch_template, "encode_tensor_map", Encoded)
     monkeypatch.setattr(launch_template, "permutation_address", lambda order: 0)
     return found

@@ -60,12 +60,12 @@ def test_other_shapes_are_refused() -> None:
 def test_what_is_no_array_is_refused() -> None:
     x = np.ones(16)
     for gate, up, message in (
-        ([1], [2], "gate: got list; use an array of numpy, torch or CuPy"),
-        (1.0, 2.0, "gate: got float; use an array"),
-        (x, [2], "up: got list; use an array"),
+        ([1], [2], "gate: got list; use a dense array of numpy, torch or CuPy"),
+        (1.0, 2.0, "gate: got float; use a dense array"),
+        (x, [2], "up: got list; use a dense array"),
         (x, x.astype(np.float32), "up: got ndarray of float32 with a gate of float64; use the same"),
     ):
         with pytest.raises(ArgumentError, match=message):
             interleave(gate, up)
-    with pytest.raises(ArgumentError, match="packed: got list; use an array"):
+    with pytest.raises(ArgumentError, match="packed: got list; use a dense array"):
         deinterleave([1])

@@ -378,3 +378,15 @@ def test_values_that_are_not_row_major_are_left_as_they_are():
         torch.testing.assert_close(outputs, expected, rtol=1e-11, atol=1e-11)
         assert outputs.stride() == expected.stride()
         assert not passed.fused
+
+
+@pytest.mark.parametrize("function", [lambda p, q: p + q, torch.maximum, lambda p, q: torch.where(p, q, ~q) + p * q])
+def test_a_sum_of_bools_is_a_bool(function):
+    x, w = matrices((M, K), (K, N))
+
+    def choices(x, w):
+        y = x @ w
+        chosen = torch.where(y > 0, y > 1, y < -1)
+        return function(chosen, chosen) * y + function(chosen, y < 2) * y.square()
+
+    run(choices, x, w)

@@ -10,7 +10,7 @@ another way, only speed is lost.
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,7 @@ def _load_probe(device: int) -> object:
     return function
 
 
-@lru_cache(maxsize=1024)
+@cache  # as many as grids that are resident at once
 def _encode_permutation(permutation: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint16]:
     return (ctypes.c_uint16 * MAX_CLUSTERS)(*permutation)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda import cache as cubin_cache
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import CompileError
 

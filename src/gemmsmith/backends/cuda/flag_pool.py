@@ -6,64 +6,98 @@ Kernels reset the flags to zero before they end.
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda.cuda_graph import Stream
-from gemmsmith.backends.cuda.driver import check
+from gemmsmith.backends.cuda.driver import bindings, check
 from gemmsmith.backends.cuda.kernel_loader import device_guard, is_capturing, relaxed_capture_mode
 from gemmsmith.core.integers import round_up
 
 POOL_BLOCK_BYTES = 1 << 20
-"""Device memory is allocated in blocks of this size, and never freed. Chosen, not measured."""
+"""Device memory is allocated in blocks of this size. Chosen, not measured."""
 FLAG_ALIGNMENT_BYTES = 128
 """Chosen, not measured: an L2 line."""
 
 
 @dataclass
-class _Pool:
-    """Flags of one device. `address` and `free`: address and bytes of the rest of the current block."""
+class _Blocks:
+    """Blocks of zeroed device memory, by address. The rest of the last one is at `end`, `rest` bytes."""
 
-    address: int = 0
-    free: int = 0
-    streams: dict[int, tuple[int, int]] = field(default_factory=dict)
-    lock: Any = field(default_factory=threading.Lock)
+    sizes: dict[int, int] = field(default_factory=dict)
+    end: int = 0
+    rest: int = 0
 
     def allocate(self, nbytes: int) -> int:
         nbytes = round_up(nbytes, FLAG_ALIGNMENT_BYTES)
-        if nbytes > self.free:
-            self.free = max(POOL_BLOCK_BYTES, nbytes)
-            self.address = _allocate_zeros(self.free)
-        self.address, self.free = self.address + nbytes, self.free - nbytes
-        return self.address - nbytes
+        if nbytes > self.rest:
+            size = max(POOL_BLOCK_BYTES, nbytes)
+            self.end, self.rest = _allocate_zeros(size), size
+            self.sizes[self.end] = size
+        self.end, self.rest = self.end + nbytes, self.rest - nbytes
+        return self.end - nbytes
+
+    def free(self) -> int:
+        """Free the blocks, and return their bytes."""
+        freed, self.end, self.rest = sum(self.sizes.values()), 0, 0
+        while self.sizes:
+            address, _ = self.sizes.popitem()
+            check(bindings().cuMemFree(address), "cuMemFree")
+        return freed
 
 
-@lru_cache(maxsize=64)
-def _pool(device: int) -> _Pool:
-    return _Pool()
+@dataclass
+class FlagPool:
+    """Flags of one device. Whoever launches holds `lock` from `get` until the launch: `free` waits for it."""
 
+    device: int
+    lock: Any = field(default_factory=threading.Lock)
+    streams: dict[int, tuple[int, int]] = field(default_factory=dict)
+    of_streams: _Blocks = field(default_factory=_Blocks)
+    of_graphs: _Blocks = field(default_factory=_Blocks)
 
-def get_flags(device: int, stream: int, nbytes: int) -> int:
-    """Return the address of at least `nbytes` zeroed bytes for a launch on the stream. Raises DeviceError."""
-    from cuda.bindings import driver
+    def get(self, stream: int, nbytes: int) -> int:
+        """Return the address of at least `nbytes` zeroed bytes for a launch on the stream.
 
-    pool = _pool(device)
-    with pool.lock, device_guard(device):
+        The device is current. Raises DeviceError.
+        """
         if is_capturing(stream):
-            return pool.allocate(nbytes)
-        stream_id = int(check(driver.cuStreamGetId(stream), f"cuStreamGetId({stream:#x})"))  # handles are reused
-        address, size = pool.streams.get(stream_id, (0, 0))
+            return self.of_graphs.allocate(nbytes)
+        stream_id = int(check(bindings().cuStreamGetId(stream), f"cuStreamGetId({stream:#x})"))  # handles are reused
+        address, size = self.streams.get(stream_id, (0, 0))
         if size < nbytes:
-            address, size = pool.streams[stream_id] = pool.allocate(nbytes), nbytes
+            address, size = self.streams[stream_id] = self.of_streams.allocate(nbytes), nbytes
         return address
+
+    def free(self, graphs: bool) -> int:
+        """Wait for the device, free the flags of streams, and of `graphs`, and return their bytes."""
+        with self.lock, device_guard(self.device):
+            check(bindings().cuCtxSynchronize(), "cuCtxSynchronize")
+            self.streams.clear()
+            with relaxed_capture_mode():
+                return self.of_streams.free() + (self.of_graphs.free() if graphs else 0)
+
+
+_POOLS: dict[int, FlagPool] = {}
+if hasattr(os, "register_at_fork"):  # a child cannot use the parent's memory, and another thread may hold a lock
+    os.register_at_fork(after_in_child=_POOLS.clear)
+
+
+def pool_of(device: int) -> FlagPool:
+    """Return the pool of a device."""
+    return _POOLS.get(device) or _POOLS.setdefault(device, FlagPool(device))
+
+
+def free_flags(graphs: bool) -> int:
+    """Free the flags on all devices as `gemmsmith.free_memory`, and return their bytes. Raises DeviceError."""
+    return sum(pool.free(graphs) for pool in list(_POOLS.values()))
 
 
 def _allocate_zeros(nbytes: int) -> int:
     """Allocate zeroed device memory, also while some stream is being captured."""
-    from cuda.bindings import driver
-
+    driver = bindings()
     with relaxed_capture_mode():
         address = int(check(driver.cuMemAlloc(nbytes), f"cuMemAlloc({nbytes})"))
         stream = Stream()

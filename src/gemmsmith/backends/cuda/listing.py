@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
 from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.backends.cuda.loops import Loop, find_loops
 from gemmsmith.backends.cuda.mnemonics import Code, classify
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from functools import cached_property
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, adapter_of, address_of, byte_range, current_stream, describe, empty_like_kind
 from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
-from gemmsmith.backends.cuda.flag_pool import get_flags
+from gemmsmith.backends.cuda.flag_pool import pool_of
 from gemmsmith.backends.cuda.launch_template import LaunchTemplate
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
@@ -119,10 +119,13 @@ class BoundLaunches:
                 workspace = self._allocate_workspace(like)
                 addresses["workspace"] = address_of(workspace)
             else:
-                addresses["workspace"] = _workspace_address(workspace, self.workspace_bytes)
+                addresses["workspace"] = _workspace_address(workspace, self.workspace_bytes, self.device)
         if self.flag_bytes:
-            addresses["flags"] = get_flags(self.device, stream, self.flag_bytes)
-        if kernel_loader.is_current(self.device):
+            pool = pool_of(self.device)
+            with pool.lock, kernel_loader.device_guard(self.device):
+                addresses["flags"] = pool.get(stream, self.flag_bytes)
+                self._launch_all(addresses, stream)
+        elif kernel_loader.is_current(self.device):
             self._launch_all(addresses, stream)
         else:
             with kernel_loader.device_guard(self.device):
@@ -151,7 +154,7 @@ class PreparedRun:
             self._launches = BoundLaunches(launches, arguments, like, {})
             self._workspace = self._launches.workspace_or_allocate(like, workspace)
             if self._workspace is not None:
-                _workspace_address(self._workspace, self._launches.workspace_bytes)
+                _workspace_address(self._workspace, self._launches.workspace_bytes, self._device)
             stream = Stream()
             self._graph = CudaGraph(lambda: self._launch_on(stream.handle, self._workspace), stream)
 
@@ -199,8 +202,10 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
     return LaunchTemplate(loaded, clusters * kernel.cluster[0], values, pdl and kernel.chip.supports("sm_90"))
 
 
-def _workspace_address(workspace: Any, required_bytes: int) -> int:
+def _workspace_address(workspace: Any, required_bytes: int, device: int) -> int:
     if hasattr(workspace, "data_ptr"):
+        if workspace.get_device() != device or not workspace.is_contiguous():
+            raise ArgumentError(f"workspace: got a tensor on {workspace.device}; use a contiguous one on cuda:{device}")
         address, size = int(workspace.data_ptr()), workspace.numel() * workspace.element_size()
     elif hasattr(workspace, "__cuda_array_interface__"):
         address, size = int(workspace.__cuda_array_interface__["data"][0]), int(workspace.nbytes)

@@ -29,17 +29,18 @@ def execute(
         group_index: The index of each row's group, an array that broadcasts likewise.
         reduce: Computes reductions, as `reduced` does.
     """
-    values: list[Any] = []
+    values: list[Array] = []
     scales: dict[int, Array] = {}
     for index, node in enumerate(graph.nodes):
         inputs = [values[i] for i in node.inputs]
         with np.errstate(all="ignore"):
             if node.op == "group_index":
-                values.append(group_index)
+                value = group_index
             elif node.op == "reduce":
-                values.append((reduce or reduced)(_broadcast_to_accumulator(inputs[0], accumulator), *node.attribute))
+                value = (reduce or reduced)(_broadcast_to_accumulator(inputs[0], accumulator), *node.attribute)
             else:
-                values.append(_evaluate_node(node, index, inputs, accumulator, operands, scales))
+                value = _evaluate_node(node, index, inputs, accumulator, operands, scales)
+        values.append(np.asarray(value, np.float64))  # a predicate is 0 or 1, as in the kernels
     shape = accumulator.shape[:-1]
     results = {}
     for r in graph.results:
@@ -54,8 +55,9 @@ def execute(
 
 
 def _evaluate_node(
-    node: Node, index: int, inputs: list[Any], accumulator: Array, operands: Mapping[str, Any], scales: dict[int, Array]
-) -> Any:
+    node: Node, index: int, inputs: list[Array], accumulator: Array, operands: Mapping[str, Any],
+    scales: dict[int, Array],
+) -> Any:  # fmt: skip
     match node.op:
         case "accumulator":
             return accumulator
@@ -70,7 +72,7 @@ def _evaluate_node(
         case "one_hot":
             return np.arange(accumulator.shape[-1]) == inputs[0]
         case "cast":
-            return rounded(np.asarray(inputs[0], np.float64), node.attribute).astype(np.float64)
+            return rounded(inputs[0], node.attribute)
         case "quantize":
             q, scales[index] = _quantize(_broadcast_to_accumulator(inputs[0], accumulator), *node.attribute)
             return q

@@ -232,11 +232,12 @@ class _DerivativeBuilder:
         for r in graph.results:
             if r.name in outputs:
                 self._seed_result(r)
+        has_gradient = nodes_with_gradient(graph)
         for i in range(len(graph.nodes) - 1, -1, -1):
             if half_grads := self.half_grads.get(i):
                 both = [half_grads[which] if which in half_grads else self.tracer.value(0.0) for which in range(2)]
                 self._accumulate(i, self.tracer.add("interleave", self.broadcast_dims[i], *both, attribute="n"))
-            if i in self.grads:
+            if i in self.grads and has_gradient[i]:
                 self._backpropagate(i, graph.nodes[i])
 
     def grad_graph(self, wrt: Collection[str]) -> EpilogueGraph:

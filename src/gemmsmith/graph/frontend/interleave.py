@@ -78,6 +78,6 @@ def _library(argument: str, x: Any) -> Any:
     """Return the array library of x (numpy, torch or CuPy). Raises ArgumentError for other objects."""
     roots = (cls.__module__.partition(".")[0] for cls in type(x).__mro__)
     library = next((sys.modules[root] for root in roots if root in ("numpy", "torch", "cupy")), None)
-    if library is None or not hasattr(x, "shape"):
-        raise ArgumentError(f"{argument}: got {type(x).__name__}; use an array of numpy, torch or CuPy")
+    if library is None or getattr(x, "is_nested", False) or not hasattr(x, "shape"):
+        raise ArgumentError(f"{argument}: got {type(x).__name__}; use a dense array of numpy, torch or CuPy")
     return library

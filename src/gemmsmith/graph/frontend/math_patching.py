@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
+from gemmsmith.core.cached_property import cached_property
+
 _UNPATCHED_MODULES = {"torch", "numpy", "gemmsmith", *sys.stdlib_module_names}
 
 
@@ -51,7 +53,7 @@ class PatchedFunctions:
             return functools.partial(self._helper(x.func), *x.args, **x.keywords)
         return x
 
-    @functools.cached_property
+    @cached_property
     def _math(self) -> SimpleNamespace:
         public = {name: x for name, x in vars(math).items() if not name.startswith("_")}
         return SimpleNamespace(**{name: self._helper(x) for name, x in public.items()})

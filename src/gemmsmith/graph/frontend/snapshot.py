@@ -63,8 +63,7 @@ def _function(f: Any, copies: dict[int, Any]) -> Any:
     module = function_globals
     if not is_ours:  # with the builtins, since the function takes them from there when it is made
         module = {name: function_globals[name] for name in _MODULE_ATTRIBUTES if name in function_globals}
-        builtins = f.__builtins__
-        module["__builtins__"] = {name: builtins[name] for name in names if name in builtins}
+        module["__builtins__"] = dict(f.__builtins__)  # all of them: C functions import by the caller's __import__
     cells = tuple([CellType() for _ in f.__closure__ or ()])
     copies[id(f)] = copied = FunctionType(f.__code__, module, f.__name__, _copy(f.__defaults__, copies), cells)
     copied.__kwdefaults__ = _copy(f.__kwdefaults__, copies)
@@ -77,8 +76,8 @@ def _function(f: Any, copies: dict[int, Any]) -> Any:
             pass
     if not is_ours:
         module |= {name: _copy(function_globals[name], copies) for name in names if name in function_globals}
-        builtins_copy = module["__builtins__"]
-        builtins_copy |= {name: _copy(x, copies) for name, x in builtins_copy.items()}
+        builtins = module["__builtins__"]
+        builtins |= {name: _copy(builtins[name], copies) for name in names if name in builtins}
     return copied
 
 

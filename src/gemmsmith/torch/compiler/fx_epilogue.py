@@ -134,7 +134,9 @@ class FxEpilogueTracer(Tracer):
         return value
 
     def _round_to_dtype(self, node: Node, value: Traced) -> Traced:
-        """Round a node's value to the node's dtype, as eager mode does."""
+        """Round a node's value to the node's dtype, as eager mode does; True + True is True."""
+        if dtype(node) == torch.bool:
+            return value if value.is_bool else self("ne", value, 0)
         return value.with_pending_cast(graph_dtype(dtype(node))) if dtype(node).is_floating_point else value
 
     def _evaluate(self, node: Node) -> Traced:
@@ -153,7 +155,7 @@ class FxEpilogueTracer(Tracer):
         args = [self._argument(x, shape(node)) for x in node.args]
         kwargs = {key: self._argument(x, shape(node)) for key, x in node.kwargs.items()}
         if op_name(node) == "convert_element_type":
-            return self.value(args[0]) if args[1].is_floating_point else self("ne", args[0], 0)
+            return self.value(args[0])
         return call(op_name(node), op_name(node), tuple(args), kwargs)  # type: ignore[no-any-return]
 
     def _argument(self, x: Any, like: tuple[Any, ...]) -> Any:

@@ -94,3 +94,8 @@ def _pool() -> ThreadPoolExecutor:
 def compile_async(plan: Plan) -> list[Future[Any]]:
     """Start compiling a plan's kernels into the kernel cache."""
     return [_pool().submit(compile_source, x.kernel.source, x.kernel.name) for x in plan.launches.all]
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of the threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=compile_async.cache_clear)

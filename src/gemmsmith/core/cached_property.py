@@ -1,0 +1,34 @@
+"""A property that is computed once per object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class cached_property(Generic[T]):  # noqa: N801 - named as functools names its own
+    """`functools.cached_property` as it is from Python 3.12 on: without a lock.
+
+    Before, one lock of all objects is held during the computation, and a process that is forked meanwhile inherits it
+    locked. Two threads may compute the same value here; both get the one that is stored first.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self._function, self.__doc__ = function, function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached_property[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Compute the value and store it in the object's dict, where later look-ups find it."""
+        if instance is None:
+            return self
+        return instance.__dict__.setdefault(self._name, self._function(instance))
