@@ -44,12 +44,14 @@ class KindOfExperts(torch.nn.Module):
             x, experts, weights, gate_up, down, self.gate, interleaved=self.interleaved, post=self.post, **names
         )
 
-    def one_at_a_time(self, x: Any, experts: Any, weights: Any) -> Any:
+    def one_at_a_time(self, x: Any, experts: Any, weights: Any, saved: torch.dtype = torch.float64) -> Any:
+        """`saved`: the dtype to which gate and up are rounded, since a clamp's gradient jumps where they are."""
         gate_up, down, *biases = self.arrays
         y = torch.zeros_like(x)
         for e in range(len(down)):
             token, slot = torch.where(experts == e)
             both = x[token] @ gate_up[e].T + (biases[0][e] if biases else 0)
+            both = both + (both.detach().to(saved).to(both.dtype) - both.detach())
             gate, up = (both[:, ::2], both[:, 1::2]) if self.interleaved else both.chunk(2, 1)
             if self.gate == OAI:
                 h = (up.clamp(-2, 2) + 1) * gate.clamp(max=2) * (gate.clamp(max=2) * 1.7).sigmoid()
