@@ -520,6 +520,11 @@ def test_a_batch_norm_is_folded_into_a_layer_without_an_activation() -> None:
     folded = nn.utils.fusion.fuse_linear_bn_eval(linear, norm.eval())
     assert isinstance(folded, FusedLinear)
     torch.testing.assert_close(folded(x), norm(linear(x)))
+    activated = FusedLinear(DIM, HIDDEN, activation="relu").eval()
+    with pytest.raises(ArgumentError, match="linear: got a FusedLinear with the activation 'relu'"):
+        nn.utils.fusion.fuse_linear_bn_eval(activated, norm)
+    for copied in (copy.deepcopy(activated), copy.copy(activated), pickle.loads(pickle.dumps(activated))):
+        torch.testing.assert_close(copied(x), activated(x))
 
 
 def plain_mlp_of(fused: FusedMLP) -> PlainMLP:

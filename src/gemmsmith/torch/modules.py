@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.utils import fusion
 
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
@@ -26,7 +28,7 @@ class FusedLinear(nn.Module):
     """Linear layer with a fused activation: `activation(x @ weight.T + bias)` in one kernel.
 
     The parameters are those of nn.Linear. It does not subclass nn.Linear: code that replaces nn.Linear modules would
-    drop the activation. Code that does not check the class, as fuse_linear_bn_eval, takes it for a layer without one.
+    drop the activation.
 
     Shapes: input (..., in_features) -> output (..., out_features).
 
@@ -56,6 +58,19 @@ class FusedLinear(nn.Module):
         self.activation = _check_activation(activation)
 
     reset_parameters = nn.Linear.reset_parameters
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what copies and pickles are made from.
+
+        fuse_linear_bn_eval copies any module with a weight and a bias, and scales them, in front of an activation.
+        """
+        called_by = getattr(sys._getframe(1).f_back, "f_globals", {}).get("__name__")  # behind copy.deepcopy
+        if called_by == fusion.__name__ and self.activation is not None:
+            raise ArgumentError(
+                f"linear: got a FusedLinear with the activation {self.activation!r}, behind which the batch norm is; "
+                "use one without an activation"
+            )
+        return super().__reduce_ex__(protocol)
 
     def forward(self, input: Any) -> Any:
         """Return activation(input @ weight.T + bias), of shape (..., out_features)."""
