@@ -134,19 +134,20 @@ class GemmFunction(torch.autograd.Function):
 def apply_in_transform(*arguments: Any) -> tuple[Any, ...]:
     """Apply `GemmFunction` in an operator's Autograd kernel that a transform of torch.func has called at its level."""
     with enable_single_level_autograd_function():
-        return _apply_at_level(*arguments)  # type: ignore[no-any-return]
+        return _FunctionAtLevel.apply(*arguments)  # type: ignore[no-any-return]
 
 
-class _FunctionAtLevel(GemmFunction):
-    """`GemmFunction` at the level of one transform."""
+class _FunctionAtLevel(torch.autograd.function._SingleLevelFunction):
+    """`GemmFunction` at the level of one transform, as torch's transforms make it."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Any, ...]:
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():  # the transforms around it record, too
             return GemmFunction.forward(*arguments)
 
+    setup_context, backward = staticmethod(GemmFunction.setup_context), staticmethod(GemmFunction.backward)
 
-_apply_at_level = super(torch.autograd.Function, _FunctionAtLevel).apply
+
 fast_apply = super(torch.autograd.Function, GemmFunction).apply
 """`apply` without binding the signature of forward, which takes most of a call's time on the host."""
 

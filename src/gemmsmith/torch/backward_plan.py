@@ -10,6 +10,7 @@ from functools import lru_cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+from torch._dynamo.eval_frame import skip_code
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import GemmsmithError
@@ -62,6 +63,8 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
             raise error(message)
         return value  # type: ignore[no-any-return]
 
+    # Compiled alone, the code would be found for other functions, too: nothing guards `outcome`.
+    skip_code(call.__code__)  # type: ignore[attr-defined]
     return call
 
 
