@@ -13,10 +13,6 @@ from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64, ScalarType
 from gemmsmith.lang.values import Operation, Value
 
 
-def _divide(a: Any, b: Any) -> Any:
-    return a / b if isinstance(a, (float, np.floating)) or getattr(a, "dtype", None) == np.float32 else a // b
-
-
 def _select(c: Any, a: Any, b: Any) -> Any:
     return np.where(c, a, b) if isinstance(c, np.ndarray) else a if c else b
 
@@ -26,7 +22,7 @@ def _minimum(x: Any) -> Any:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divide, "%": operator.mod,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv, "%": operator.mod,
     "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
     "neg": operator.neg, "~": operator.invert, "!": np.logical_not, "select": _select,
@@ -46,9 +42,9 @@ _RANGES = {
 
 
 def _cast(x: np.ndarray, type: ScalarType) -> np.ndarray:
-    """Convert as C does: towards zero from floats, modulo 2^bits between integers."""
-    if type == F32:
-        return x.astype(np.float32)
+    """Convert as C does: towards zero from floats, modulo 2^bits between integers, true unless zero."""
+    if not type.is_integer:
+        return x.astype(bool if type == PRED else np.float32)
     x = x.astype(np.int64)
     if type.bits == 64:
         return x
@@ -62,7 +58,8 @@ def compile_operation(operation: Operation) -> Callable[[LockstepGroup, Mapping[
     Operands and results are Python numbers, or arrays over the group's threads.
     """
     op, kind, operands = operation.op, operation.type, operation.operands
-    evaluate, valid = _OPERATIONS[op], _RANGES.get(kind, range(0))
+    evaluate = operator.truediv if op == "/" and kind == F32 else _OPERATIONS[op]
+    valid = _RANGES.get(kind, range(0))
     low, high, is_closed = valid.start, valid.stop, op in _CLOSED_OPERATIONS or not kind.is_integer or kind.bits == 64
 
     def wrap(group: LockstepGroup, result: Any) -> Any:

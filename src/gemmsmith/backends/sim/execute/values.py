@@ -15,7 +15,10 @@ from gemmsmith.machine import CLUSTER_RANK_SHIFT
 
 
 class ValueTable(dict[Value, Any]):
-    """Simulated values: statements store results; constants, built-ins and parameters are looked up on first use."""
+    """Simulated values: statements store results; constants, built-ins and parameters are looked up on first use.
+
+    Each has its type in the kernel: fp32 is np.float32, a predicate is a bool, an integer is a Python int or np.int64.
+    """
 
     def __init__(self, group: LockstepGroup) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class ValueTable(dict[Value, Any]):
         else:
             assert isinstance(x, Parameter)
             value = self.group.state.arguments[x.name or ""]
-        self[x] = value
+        self[x] = value = np.float32(value) if x.type == F32 else bool(value) if x.type == PRED else value
         return value
 
 
