@@ -144,7 +144,8 @@ def test_copies_by_threads(width: int, source: Bytes, place: Bytes, nbytes: int,
         hw.cp_async_commit()
         hw.cp_async_wait(0)
 
-    assert of(counted(record), f"cp_async_{width}").wavefronts == taken
+    is_race = len({place(lane) for lane in range(32)}) < 32
+    assert of(counted(record, clean=not is_race), f"cp_async_{width}").wavefronts == taken
 
 
 def test_wmma() -> None:

@@ -319,6 +319,38 @@ def test_two_single_lanes(ordered: bool) -> None:
     assert found(record, threads=32) == (set() if ordered else {"race"})
 
 
+@pytest.mark.parametrize("value", ["lane", "same", "own word"])
+@pytest.mark.parametrize("access", ["shared", "global", "strong", "atomic"])
+def test_lanes_that_store_to_one_address_in_one_instruction(access: str, value: str) -> None:
+    """Which of the values stays is undefined, unless they are the same or the accesses are strong."""
+
+    def record(k: Builder, out: Value) -> None:
+        shift = k.lane * (4 if value == "own word" else 0)
+        number = Constant(U32, 7) if value == "same" else k.lane.to(U32)
+        if access == "atomic":
+            hw.red_add_u32(out + shift.to(U64), number)
+        elif access == "strong":
+            hw.store_strong(out + shift.to(U64), number, "relaxed", "gpu")
+        elif access == "global":
+            hw.store_global(word(k, number), out + shift.to(U64), True)
+        else:
+            hw.store_shared(word(k, number), k.shared(128, name="words")[0].address + shift.to(U32))
+
+    races = value == "lane" and access in ("shared", "global")
+    assert found(record, threads=32) == ({"race"} if races else set())
+
+
+@pytest.mark.parametrize("places", [32, 31])
+def test_lanes_that_copy_to_one_address(places: int) -> None:
+    def record(k: Builder, out: Value) -> None:
+        tile = k.shared(512, alignment=16, name="tile")[0]
+        hw.cp_async_copy(tile.address + (k.lane % places * 16).to(U32), out + (k.lane * 16).to(U64), 16, 16)
+        hw.cp_async_commit()
+        hw.cp_async_wait(0)
+
+    assert found(record, threads=32) == (set() if places == 32 else {"race"})
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_wait_is_known_to_the_lane_that_waited(same: bool) -> None:
     """Lane 0 waits for what another warp stored; lane 1 does not know."""

@@ -113,6 +113,8 @@ class AsyncIssuer(AsyncGroups):
         cta = group.peer(access.rank)
         label = f"{'write' if write else 'read'} of {operation.label}"
         event = Event(-1, 0, in_flight.bits[write], label, group.title, group.location, proxy=operation.proxy)
+        if write and access.threads is not None and len(np.unique(access.addresses)) < len(access.addresses):
+            group.report("race", f"threads write to one address in one instruction: {event}")
         if lanes:
             event.warp = lanes.warp
             event.lanes = LaneAccesses(access.addresses & OFFSET_MASK, access.width, lanes.thread_indices)

@@ -54,6 +54,11 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak",
         scope: str = "gpu", mask: Any = None,
     ) -> None:  # fmt: skip
+        """Store bytes of the active threads.
+
+        Weak stores of two threads to one address are a race (PTX ISA, "Data races"). A read gets one of their values,
+        so within one instruction it is reported only if the values differ.
+        """
         if self.counter:
             self.counter.count(space, address, data.shape[1], mask)
         self.group.time += self.group.state.cost_model.memory_instruction
@@ -65,7 +70,10 @@ class MemoryInstructions(CheckedMemory):
                 if strong_scope is not None:
                     self._strong_write(lanes, access.addresses[warp_slice], event, order, strong_scope, atomic=False)
             if resolved:
-                resolved.write(data[thread_indices])
+                values = data[thread_indices]
+                resolved.write(values)
+                if strong_scope is None and not np.array_equal(resolved.read(), values):
+                    self.group.report("race", "threads store different values to one address in one instruction")
 
     def atomic(
         self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
