@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -78,6 +79,15 @@ def nothing_beside_the_tiles(p: Patch) -> None:
     p.setattr(Reduction, "fill", lambda *given: None)
 
 
+def rows_of_no_group_from_the_second_on(p: Patch) -> None:
+    fill = Reduction.fill
+
+    def late(self: Any, table: Any, *given: Any) -> None:
+        fill(self, SimpleNamespace(is_invalid=table.is_invalid, begin=table.begin, end=table.end + 1), *given)
+
+    p.setattr(Reduction, "fill", late)
+
+
 def blocks_that_groups_share(p: Patch) -> None:
     block_of = GroupPartials.block_of
     p.setattr(GroupPartials, "block_of", lambda self, tile, row: block_of(self, tile, row) - tile.operand_batch)
@@ -97,6 +107,7 @@ def partials_of_one_block_more(p: Patch) -> None:
 MISTAKES = [
     (rows_of_the_next_group, {"wrong"}, KERNELS), (results_of_the_first_group, {"wrong"}, KERNELS[1:4:2]),
     (nothing_beside_the_tiles, {"wrong", "uninitialized read"}, KERNELS[:3:2]),
+    (rows_of_no_group_from_the_second_on, {"uninitialized read"}, KERNELS[:3:2]),
     (blocks_that_groups_share, {"wrong", "race", "uninitialized read"}, KERNELS[:3:2]),
     (partials_of_one_block_more, {"wrong", "race", "uninitialized read"}, KERNELS[:3:2]),
 ]  # fmt: skip

@@ -10,8 +10,8 @@ from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.errors import ArgumentError, KernelError
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import F32, U32, U64
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.types import F32, PRED, U32, U64
+from gemmsmith.lang.values import Value, as_value
 
 
 def store_thread(k: Builder, out: Value) -> None:
@@ -42,6 +42,29 @@ def test_warp_roles_execute_wherever_they_stand() -> None:
         out = np.zeros(1024, np.uint32)
         assert kinds(run(record, out=out)) == set()
         assert np.array_equal(out[:128], expected), record.__name__
+
+
+@pytest.mark.parametrize("written", ["before", "by an earlier launch", "in part", "by nobody"])
+@pytest.mark.parametrize("read", ["load", "atomic"])
+def test_scratch_memory_is_written_before_it_is_read(read: str, written: str) -> None:
+    """Of two launches, the second reads 128 words."""
+
+    def store_words(k: Builder, out: Value) -> None:
+        is_stored = k.thread < 127 if written == "in part" else as_value(written == "by an earlier launch", PRED)
+        hw.store_global(word(k, k.thread.to(U32)), out + (k.thread * 4).to(U64), is_stored)
+
+    def read_words(k: Builder, out: Value) -> None:
+        if read == "load":
+            hw.load_global(k.registers(U32, 1, "got"), out + (k.thread * 4).to(U64), True)
+        else:
+            hw.red_add_u32(out + (k.thread * 4).to(U64), as_value(1, U32))
+
+    memory = GlobalMemory()
+    arguments = {"out": memory.add_buffer(np.zeros(512, np.uint8), "words", uninitialized=written != "before")}
+    first, second = (simulate(kernel(x, 128), 1, arguments, memory) for x in (store_words, read_words))
+    assert not first.hazards
+    found = {"uninitialized read"} if written in ("in part", "by nobody") else set()
+    assert kinds(second) == found
 
 
 @pytest.mark.parametrize("type", [U32, F32])

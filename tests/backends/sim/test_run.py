@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.backends.sim import Hazard
 from gemmsmith.backends.sim.memory.shadow import Shadow
+from gemmsmith.backends.sim.run import run
 from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.host.plans import Plan
@@ -44,6 +46,22 @@ def test_progress_ends_at_one(rng: np.random.Generator, config: Config, m: int, 
     if k:
         assert len(told) > 4
         assert 0 < told[0] < told[-1] == 1
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_results_are_written(missing: int) -> None:
+    """With a tile fewer than D has, elements of it stay what they were."""
+    a, b = np.ones((128, 64), BF16.numpy), np.ones((64, 136), BF16.numpy)[:, :130]
+    d = np.full((128, 136), 7, BF16.numpy)[:, :130]  # what is behind its rows is not written
+    plan = Plan(Request(a, b, d, config=SMALL.replace(design="tma")))
+    (launch,) = plan.launches.all
+    tiles: Any = launch.arguments["cluster_tiles"]
+    launch = replace(launch, arguments={**launch.arguments, "cluster_tiles": tiles - missing})
+    found = run(replace(plan.launches, all=(launch,)), plan.binding.arguments, 0, None).hazards
+    assert [hazard.kind for hazard in found] == ["unwritten result"] * missing
+    assert np.count_nonzero(d == 64) == d.size - missing * 64 * 2
+    if missing:
+        assert f"{64 * 2} of {d.size} elements of out are unwritten" in found[0].message
 
 
 def test_neighboring_bytes_are_no_race(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,8 @@ def simulate(
         KernelError: If the cluster extends along another axis than x.
     """
     check_launch(kernel, grid, arguments)
+    for buffer in memory.buffers:
+        buffer.shadow.begin_launch()
     state = GridState(
         kernel, memory, cost_model, seed, Hazards(max_hazards), dict(arguments), grid, Operations(on_mma_cycles)
     )
@@ -76,8 +78,6 @@ def simulate(
         _run(state, groups, counters)
         check_grid_exit(state, by_cta)
     _break_reference_cycles(state, by_cta)
-    for buffer in memory.buffers:
-        buffer.uninitialized = False  # later launches do not check for uninitialized reads
     cycles = max((group.time for group in groups), default=0)
     return SimulationResult(state.hazards.reported, state.timeline, cycles)
 

@@ -49,7 +49,7 @@ def create_ctas(state: GridState, *, is_dependent_launch: bool) -> dict[Cta, lis
 def _create_cta(state: GridState, cluster: Cluster, index: int, rank: int, is_dependent_launch: bool) -> Cta:
     kernel = state.kernel
     shared = np.full(SHARED_BASE + round_up(kernel.shared_bytes, 16), 0xFF, np.uint8)
-    shadow = Shadow(len(shared), state.hazards, initialized=False)
+    shadow = Shadow(len(shared), initialized=False)
     for buffer in kernel.buffers:
         if buffer.allow_uninitialized_reads:
             shadow.allow_uninitialized_reads(SHARED_BASE + buffer.offset, buffer.bytes)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from gemmsmith.arrays import ArrayInfo, byte_range
 from gemmsmith.backends.sim.engine import SimulationResult, simulate
@@ -39,7 +40,7 @@ def run(
     """
     if launches.swapped:
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
-    memory = GlobalMemory()
+    memory, are_whole = GlobalMemory(), _are_written_whole(launches.spec)
     addresses: dict[str, int | float] = {}
     interleave_strides: dict[str, int] = {}
     for name, x in arguments.items():
@@ -49,9 +50,9 @@ def run(
         if isinstance(x, ArrayInfo) and x.interleave_stride and 0 not in x.shape:
             addresses[name], interleave_strides[name] = _address_of_copies(memory, x, title)
         else:
-            addresses[name] = _address(memory, x, title) if isinstance(x, ArrayInfo) else x
+            addresses[name] = _address(memory, x, title, are_whole) if isinstance(x, ArrayInfo) else x
     if launches.workspace_bytes:
-        space = np.zeros(launches.workspace_bytes, np.uint8)
+        space = np.full(launches.workspace_bytes, 0xFF, np.uint8)
         addresses["workspace"] = memory.add_buffer(space, "workspace", uninitialized=True)
     flags = np.zeros(max(launches.flag_bytes, 4) // 4, np.uint32)
     addresses["flags"] = memory.add_buffer(flags, "flags")
@@ -80,6 +81,9 @@ def run(
     if flags.any():
         message = f"{np.count_nonzero(flags)} flag words are nonzero after the last kernel"
         hazards.append(Hazard("flags not reset", message, SourceLocation("?", 0)))
+    if not hazards and are_whole:  # a kernel that was aborted leaves results unwritten
+        written = ((x, addresses[name]) for name, x in arguments.items() if isinstance(x, ArrayInfo) and x.writable)
+        hazards = [hazard for x, address in written for hazard in _unwritten(memory, x, address)]
     longest = max(reversed(results), key=lambda result: result.cycles, default=None)
     timeline = longest.timeline if longest else Timeline()
     return SimulationResult(hazards, timeline, sum(result.cycles for result in results))
@@ -93,13 +97,41 @@ def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
     return tiles * spec.multicast_size * k_tiles * math.prod(spec.config.tile) // (64 * 16 * 2)
 
 
-def _address(memory: GlobalMemory, info: ArrayInfo, name: str) -> int:
-    """Add an array's bytes to `memory` with the same alignment; return the address of its first element."""
+def _address(memory: GlobalMemory, info: ArrayInfo, name: str, is_written_whole: bool) -> int:
+    """Add an array's bytes to `memory` with the same alignment; return the address of its first element.
+
+    `is_written_whole`: if it is a result, kernels write all of it.
+    """
     if 0 in info.shape:
         return int(memory.add_buffer(np.zeros(16, np.uint8), name, writable=info.writable))
     first, raw = _bytes_of(info)
-    address = memory.add_buffer(raw, name, alignment_offset=first % 16, writable=info.writable)
+    address = memory.add_buffer(
+        raw, name, alignment_offset=first % 16, writable=info.writable,
+        uninitialized=info.writable and is_written_whole,
+    )  # fmt: skip
     return int(address) + info.address - first
+
+
+def _are_written_whole(spec: KernelSpec | None) -> bool:
+    """Return whether kernels of a GEMM write every element of its results: not those of rows that a grouping leaves out."""
+    grouping = spec.grouping if spec else None
+    if grouping:
+        return not grouping.is_masked and grouping.zero_fill and not grouping.scatters
+    return spec is not None
+
+
+def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Hazard]:
+    """Return the hazard that elements of a result have not been written."""
+    buffer = memory.buffer_at(int(address))
+    if buffer is None or 0 in info.shape:
+        return []
+    written = np.repeat(buffer.shadow.initialized_cells(), buffer.shadow.granule)[int(address) - buffer.address :]
+    strides = (*(stride * info.itemsize for stride in info.strides), 1)
+    elements = as_strided(written, (*info.shape, info.itemsize), strides).all(axis=-1)
+    if elements.all():
+        return []
+    message = f"{elements.size - np.count_nonzero(elements)} of {elements.size} elements of {buffer.name} are unwritten"
+    return [Hazard("unwritten result", message, SourceLocation("?", 0))]
 
 
 def _address_of_copies(memory: GlobalMemory, info: ArrayInfo, name: str) -> tuple[int, int]:

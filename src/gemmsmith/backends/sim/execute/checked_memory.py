@@ -95,5 +95,7 @@ class CheckedMemory:
                 hazard("out of bounds", f"write to read-only buffer {buffer.name}")
             if not buffer.writable:
                 return
-            shadow, name, is_async = state.global_shadow(buffer), buffer.name, False
-        shadow.access(resolved.offsets[part], access.width, resolved.aligned, write, event, clock, is_async, name)
+            shadow, name, is_async = buffer.shadow, buffer.name, False
+        shadow.access(
+            resolved.offsets[part], access.width, resolved.aligned, write, event, clock, is_async, name, state.hazards
+        )

@@ -41,7 +41,8 @@ class Event:
 
     `bits`: the operation's bits in a clock once it has completed. `row`: the row of a clock that orders the event.
     `warp`, `lanes`: set for accesses by threads. `strong`: (scope, CTA) of a strong access (atomic, relaxed, acquire,
-    release). `is_read`: whether it only reads. `proxy`: the one that an operation writes through.
+    release). `is_read`: whether it only reads. `is_atomic`: whether it reads and writes. `proxy`: the one that an
+    operation writes through.
     """
 
     agent: int
@@ -55,6 +56,7 @@ class Event:
     lanes: LaneAccesses | None = None
     strong: tuple[ScopeLevel, HasClusterRank] | None = None
     is_read: bool = False
+    is_atomic: bool = False
     proxy: Proxy = "generic"
 
     def happens_before(self, clock: VectorClock) -> bool:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gemmsmith.backends.sim.memory.shadow import MAX_ACCESS_BYTES, Shadow
 from gemmsmith.machine import CLUSTER_RANK_SHIFT
 
 SHARED_BASE = 1024
 """Offset in bytes of a CTA's dynamic shared memory: CUDA reserves the first 1024 bytes."""
 OFFSET_MASK = (1 << CLUSTER_RANK_SHIFT) - 1
-MAX_ACCESS_BYTES = 16
-"""Most bytes that one thread loads or stores in one instruction."""
 _WORD_DTYPES = {step: np.dtype(f"u{step}") for step in (2, 4, 8)} | {16: np.dtype("V16")}
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _BUFFER_STRIDE = 1 << 36
@@ -27,7 +26,7 @@ class Buffer:
     address: int
     data: np.ndarray
     writable: bool
-    uninitialized: bool
+    shadow: Shadow
 
 
 class GlobalMemory:
@@ -42,11 +41,12 @@ class GlobalMemory:
     ) -> int:  # fmt: skip
         """Add a numpy array at an address that is `alignment_offset` bytes past a multiple of 256; return the address.
 
-        The array is used in place, not copied. Bytes of an `uninitialized` buffer must be written before they are read.
+        The array is used in place, not copied. Bytes of an `uninitialized` buffer must be written, by
+        any launch, before they are read.
         """
         raw = data.reshape(-1).view(np.uint8)
         address = _FIRST_ADDRESS + len(self.buffers) * _BUFFER_STRIDE + alignment_offset
-        self.buffers.append(Buffer(name, address, raw, writable, uninitialized))
+        self.buffers.append(Buffer(name, address, raw, writable, Shadow(len(raw), initialized=not uninitialized)))
         return address
 
     def buffer_at(self, address: int) -> Buffer | None:

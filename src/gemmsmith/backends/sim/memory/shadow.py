@@ -9,10 +9,11 @@ import numpy as np
 
 from gemmsmith.backends.sim.memory.clocks import VectorClock
 from gemmsmith.backends.sim.memory.events import Event
-from gemmsmith.backends.sim.memory.memory import MAX_ACCESS_BYTES
 from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.core.integers import ceil_div
 
+MAX_ACCESS_BYTES = 16
+"""Most bytes that one thread loads or stores in one instruction."""
 MBARRIER_BYTES = 8
 """Size and alignment of an mbarrier object in bytes. PTX ISA, "mbarrier"."""
 
@@ -36,23 +37,33 @@ class Shadow:
     A cell has `granule` bytes, the width of the narrowest access so far, and holds the id of its state.
     """
 
-    def __init__(self, size: int, hazards: Hazards, initialized: bool) -> None:
+    def __init__(self, size: int, *, initialized: bool) -> None:
         self.size, self.granule = size, MAX_ACCESS_BYTES
-        self.hazards = hazards
-        self.states = [CellState(initialized=initialized)]
-        self.state_ids = {self.states[0]: 0}
-        self.cells = np.zeros(ceil_div(size, MAX_ACCESS_BYTES), np.int32)
+        self._set_initialized(np.full(ceil_div(size, MAX_ACCESS_BYTES), initialized))
+
+    def begin_launch(self) -> None:
+        """Forget all accesses, which are ordered before those of the next launch; what was written is initialized."""
+        self._set_initialized(self.initialized_cells())
+
+    def initialized_cells(self) -> np.ndarray:
+        """Return whether each cell held data before the kernels, or has been written."""
+        return np.array([x.initialized or x.writer is not None for x in self.states])[self.cells]
+
+    def _set_initialized(self, initialized: np.ndarray) -> None:
+        self.states = [CellState(), CellState(initialized=True)]
+        self.state_ids = {state: i for i, state in enumerate(self.states)}
+        self.cells = initialized.astype(np.int32)
 
     def access(
         self, offsets: np.ndarray, width: int, aligned: int, write: bool, event: Event, clock: VectorClock,
-        is_async: bool, name: str,
+        is_async: bool, name: str, hazards: Hazards,
     ) -> None:  # fmt: skip
         """Check and record an event that accesses `width` bytes at each of `offsets`, all multiples of `aligned`."""
         self._refine_cells(aligned)
         cells = offsets // self.granule
         if width > self.granule:
             cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)
-        check = _Check(self, event, offsets, width, write, clock, is_async, name)
+        check = _Check(self, event, offsets, width, write, clock, is_async, name, hazards)
         for state, own in _cells_by_state(self.cells[cells], cells):
             self.cells[own] = self._intern(check.check(self.states[state], own))
 
@@ -92,13 +103,14 @@ class _Check:
     clock: VectorClock
     is_async: bool
     name: str
+    hazards: Hazards
 
     def check(self, state: CellState, cells: np.ndarray) -> CellState:
         """Check the access against cells of one state; return their next state."""
         for first in state.barriers:
             if ((self.offsets < first + MBARRIER_BYTES) & (self.offsets + self.width > first)).any():
                 message = f"{self.event} overlaps the mbarrier {self.name}"
-                self.shadow.hazards.report("barrier", message, self.event.location)
+                self.hazards.report("barrier", message, self.event.location)
         if not (self.write and self._check_readers(state, cells)):
             self._check_writer(state, cells)
         if state.strong:
@@ -122,10 +134,10 @@ class _Check:
         return superseded
 
     def _check_writer(self, state: CellState, cells: np.ndarray) -> None:
-        report = self.shadow.hazards.report
+        report = self.hazards.report
         writer = state.writer
         if writer is None:
-            if not self.write and not state.initialized:
+            if (not self.write or self.event.is_atomic) and not state.initialized:
                 message = f"{self.event} of uninitialized memory in {self.name}"
                 report("uninitialized read", message, self.event.location)
             return
@@ -144,11 +156,11 @@ class _Check:
             self._check_ordered(earlier, cells, kind)
 
     def _check_ordered(self, earlier: Event, cells: np.ndarray, kind: str) -> bool:
-        shadow, event = self.shadow, self.event
-        if earlier.ordered_before(event, self.clock, cells, shadow.granule):
+        event = self.event
+        if earlier.ordered_before(event, self.clock, cells, self.shadow.granule):
             return True
         message = f"{kind} of {self.name}: {event} is not ordered after {earlier}"
-        shadow.hazards.report("race", message, event.location, (kind, earlier.location))
+        self.hazards.report("race", message, event.location, (kind, earlier.location))
         return False
 
     def _append_event(self, others: tuple[Event, ...], cells: np.ndarray) -> tuple[Event, ...]:

@@ -12,8 +12,8 @@ class Hazard:
     """One error of a kernel: its kind, a message, and the kernel's source line being executed.
 
     Kinds: race, missing proxy fence, uninitialized read, deadlock, phase aliasing, over-arrival, barrier, unconsumed
-    phase, access to exited CTA, wgmma register hazard, missing wait_group, registers, out of bounds, alignment,
-    overflow, uniformity, divergence, issued by several threads, flags not reset.
+    phase, unwritten result, access to exited CTA, wgmma register hazard, missing wait_group, registers, out of bounds,
+    alignment, overflow, uniformity, divergence, issued by several threads, flags not reset.
     """
 
     kind: str

@@ -7,8 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.memory.clocks import AGENTS_PER_WARP
-from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, Buffer, GlobalMemory
-from gemmsmith.backends.sim.memory.shadow import Shadow
+from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, GlobalMemory
 from gemmsmith.backends.sim.memory.sync_variables import SyncVariable
 from gemmsmith.backends.sim.report.cost_model import CostModel
 from gemmsmith.backends.sim.report.hazards import Hazards
@@ -34,19 +33,11 @@ class GridState:
     operations: Operations
     timeline: Timeline = field(default_factory=Timeline)
     sync_variables: defaultdict[int, SyncVariable] = field(default_factory=lambda: defaultdict(SyncVariable))
-    _global_shadows: dict[Buffer, Shadow] = field(default_factory=dict)
     _descriptions: dict[int, tuple[str, int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.num_agents = AGENTS_PER_WARP * self.grid * (self.kernel.threads // 32)
-
-    def global_shadow(self, buffer: Buffer) -> Shadow:
-        """Return the shadow memory of a global buffer."""
-        if buffer not in self._global_shadows:
-            initialized = not buffer.uninitialized
-            self._global_shadows[buffer] = Shadow(len(buffer.data), self.hazards, initialized)
-        return self._global_shadows[buffer]
 
     def describe_address(self, address: int) -> tuple[str, int | None]:
         """Return the name of the buffer (and slot) at a shared address, and the slot if there are several."""
