@@ -19,6 +19,7 @@ Space = Literal["shared", "global"]
 AsyncGroupKind = Literal["wgmma", "bulk", "cp.async"]
 Proxy = Literal["async", "generic"]
 Scope = Literal["cta", "cluster", "gpu"]
+FenceKind = Literal["proxy.async.shared::cta", "proxy.async.global", "mbarrier_init", "wgmma", "acq_rel"]
 MemoryOrder = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 Blocking = Generator[Any, None, Any]
 """Execution that may block: yields what its threads wait for, and returns an instruction's result."""
@@ -66,7 +67,7 @@ class AsyncOperation:
     On completion `perform` moves the data and each mbarrier of `complete_tx` receives its complete_tx. `arrive_on`
     (address, threads): the threads arrive at that mbarrier when their prior cp.asyncs have completed. `group`: the
     group by which the operation is waited for instead. `register_operands`: registers in use until completion.
-    `proxy`: the proxy of its shared-memory accesses.
+    `proxy`: the proxy of its memory accesses.
     """
 
     label: str
@@ -230,10 +231,12 @@ class Machine(Protocol):
         `.aligned` instructions and full-mask shuffles, such as `label`, require it.
         """
 
-    def fence(self, kind: Literal["proxy.async", "mbarrier_init", "wgmma", "acq_rel"], scope: Scope = "gpu") -> None:
+    def fence(self, kind: FenceKind, scope: Scope = "gpu") -> None:
         """Execute a fence in every active thread.
 
-        proxy.async: prior ordinary accesses of the threads become visible to the async proxy.
+        proxy.async.shared::cta: prior ordinary accesses of the threads to shared memory come before later ones of the
+        async proxy.
+        proxy.async.global: the same of global memory, for all accesses that are ordered before the fence.
         mbarrier_init: mbarrier inits of the threads become visible to the cluster and to the async proxy.
         wgmma: register accesses of the threads are ordered before subsequent wgmmas.
         acq_rel: a memory fence at `scope`.

@@ -9,6 +9,7 @@ from gemmsmith import hw
 
 FORMS: Forms = {
     "fence.proxy.async.shared::cta;": lambda k: hw.fence_proxy_async(),
+    "fence.proxy.async.global;": lambda k: hw.fence_proxy_async("global"),
     "fence.acq_rel.gpu;": lambda k: hw.fence_acq_rel(),
     "fence.acq_rel.cluster;": lambda k: hw.fence_acq_rel("cluster"),
     "griddepcontrol.wait;": lambda k: hw.grid_dependency_wait(),

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.machine import Machine, Scope
 
 
 class FenceProxyAsync(Instruction):
-    """fence.proxy.async: makes the thread's prior generic writes to shared memory visible to TMA and WGMMA.
+    """fence.proxy.async: orders the thread's prior generic accesses to `space` before those of TMA and WGMMA.
 
     A barrier must follow before another thread issues them.
     """
 
     required_arch = "sm_90"
-    ptx = "fence.proxy.async.shared::cta;"
+    space: Literal["shared::cta", "global"] = "shared::cta"
+    ptx = "fence.proxy.async.{space};"
 
     def simulate(self, m: Machine) -> None:
-        m.fence("proxy.async")
+        m.fence("proxy.async.global" if self.space == "global" else "proxy.async.shared::cta")
 
 
 class FenceAcqRel(Instruction):

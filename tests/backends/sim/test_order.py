@@ -4,6 +4,7 @@ schedule, beside the same kernel without it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.backends.sim.tiny import kernel, kinds, run, word
@@ -508,6 +509,31 @@ def test_a_fence_of_all_lanes_is_one_of_those_that_wrote_before_a_barrier(fences
             bulk_wait(0)
 
     assert found(record) == (set() if fences == "those who wrote" else {"missing proxy fence"})
+
+
+@pytest.mark.parametrize("fence", ["shared::cta", "global", ""])
+@pytest.mark.parametrize("by", ["writers", "reader"])
+@pytest.mark.parametrize("strong", [True, False])
+def test_a_fence_of_global_memory_between_stores_and_tma(strong: bool, by: str, fence: Any) -> None:
+    """What threads have stored, or atomics added, is read by TMA: a fence of shared memory does not suffice."""
+
+    def record(k: Builder, out: Value) -> None:
+        tile, full, box = k.shared(512, alignment=128, name="tile"), barrier_of(k, 1), k.tensor_map("map")
+        if strong:
+            hw.red_add_u32(out + (k.thread * 4).to(U64), Constant(U32, 1))
+        else:
+            hw.store_global(word(k, k.thread.to(U32)), out + (k.thread * 4).to(U64), True)
+        if fence and by == "writers":
+            hw.fence_proxy_async(fence)
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            if fence and by == "reader":
+                hw.fence_proxy_async(fence)
+            hw.mbarrier_arrive_expect_tx(full, 512)
+            hw.tma_load(box, 0, 0, 0, tile[0], full, 0)
+        hw.mbarrier_wait(full, 0)
+
+    assert found(record, threads=128) == (set() if fence == "global" else {"missing proxy fence"})
 
 
 @pytest.mark.parametrize("waits", ["everybody", "one, then a barrier", "one", "nobody"])

@@ -113,7 +113,7 @@ def _address(memory: GlobalMemory, info: ArrayInfo, name: str, is_written_whole:
 
 
 def _are_written_whole(spec: KernelSpec | None) -> bool:
-    """Return whether kernels of a GEMM write every element of its results: not those of rows that a grouping leaves out."""
+    """Return whether a GEMM's kernels write all of its results: not the rows that a grouping leaves out."""
     grouping = spec.grouping if spec else None
     if grouping:
         return not grouping.is_masked and grouping.zero_fill and not grouping.scatters

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.memory.clocks import PREREQUISITE_GRIDS_BIT, VectorClock
+from gemmsmith.backends.sim.memory.clocks import (
+    ASYNC_PROXY_FENCED,
+    GLOBAL_PROXY_FENCED,
+    PREREQUISITE_GRIDS_BIT,
+    VectorClock,
+)
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, Buffer, alignment, gather, scatter
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
@@ -95,7 +100,8 @@ class CheckedMemory:
                 hazard("out of bounds", f"write to read-only buffer {buffer.name}")
             if not buffer.writable:
                 return
-            shadow, name, is_async = buffer.shadow, buffer.name, False
+            shadow, name = buffer.shadow, buffer.name
+        proxy_row = (GLOBAL_PROXY_FENCED if buffer else ASYNC_PROXY_FENCED) if is_async else None
         shadow.access(
-            resolved.offsets[part], access.width, resolved.aligned, write, event, clock, is_async, name, state.hazards
+            resolved.offsets[part], access.width, resolved.aligned, write, event, clock, proxy_row, name, state.hazards
         )

@@ -12,9 +12,21 @@ from gemmsmith.backends.sim.execute.memory_instructions import MemoryInstruction
 from gemmsmith.backends.sim.execute.registers import RegisterFile
 from gemmsmith.backends.sim.execute.thread_barriers import ThreadBarriers
 from gemmsmith.backends.sim.execute.values import Values
-from gemmsmith.backends.sim.memory.clocks import ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, PREREQUISITE_GRIDS_BIT
+from gemmsmith.backends.sim.memory.clocks import (
+    ASYNC_PROXY_FENCED,
+    GLOBAL_PROXY_FENCED,
+    MBARRIER_INIT_FENCED,
+    PREREQUISITE_GRIDS_BIT,
+)
 from gemmsmith.backends.sim.memory.scopes import scope_of
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
+
+FENCED_ROWS = {
+    "proxy.async.shared::cta": ASYNC_PROXY_FENCED,
+    "proxy.async.global": GLOBAL_PROXY_FENCED,
+    "mbarrier_init": MBARRIER_INIT_FENCED,
+}
+"""Row of a clock that a fence advances, by its kind."""
 
 
 class LockstepMachine:
@@ -56,9 +68,7 @@ class LockstepMachine:
             if kind == "acq_rel":
                 lanes.warp.fence(scope_of(scope), lanes.mask)
             else:
-                lanes.warp.fence_proxy(
-                    {"proxy.async": ASYNC_PROXY_FENCED, "mbarrier_init": MBARRIER_INIT_FENCED}[kind], lanes.mask
-                )
+                lanes.warp.fence_proxy(FENCED_ROWS[kind], lanes.mask)
 
     def grid_dependency_wait(self) -> None:
         for lanes in self._group.active_lanes:

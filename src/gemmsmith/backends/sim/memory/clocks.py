@@ -12,7 +12,7 @@ import numpy as np
 
 from gemmsmith.backends.sim.memory.scopes import ScopeLevel
 
-HAPPENS_BEFORE, ASYNC_PROXY_FENCED, MBARRIER_INIT_FENCED, EXECUTED = range(4)
+HAPPENS_BEFORE, ASYNC_PROXY_FENCED, GLOBAL_PROXY_FENCED, MBARRIER_INIT_FENCED, EXECUTED = range(5)
 """Rows of `VectorClock.event_counts`."""
 ALL_LANES = 0xFFFF_FFFF
 AGENTS_PER_WARP = 4
@@ -27,7 +27,10 @@ class VectorClock:
     `event_counts[row, a]` counts events of agent a. Depending on the row, the events up to that count
 
     - HAPPENS_BEFORE: happen before, with their memory accesses;
-    - ASYNC_PROXY_FENCED: if ordinary writes, have been made visible to the async proxy by a proxy fence;
+    - ASYNC_PROXY_FENCED: if ordinary accesses to shared memory, come before those of the async proxy, since their agent
+      has executed a proxy fence;
+    - GLOBAL_PROXY_FENCED: if ordinary accesses to global memory, come before those of the async proxy, since an agent
+      that is ordered after them has executed a proxy fence;
     - MBARRIER_INIT_FENCED: if mbarrier inits, have been made visible to the cluster by a fence;
     - EXECUTED: have been executed, whether or not their accesses are visible.
 
@@ -38,7 +41,7 @@ class VectorClock:
     __slots__ = ("completed_bits", "event_counts", "fenced_bits")
 
     def __init__(self, num_agents: int) -> None:
-        self.event_counts = np.zeros((4, num_agents), np.int32)
+        self.event_counts = np.zeros((5, num_agents), np.int32)
         self.completed_bits = self.fenced_bits = 0
 
     def copy(self) -> VectorClock:
@@ -213,8 +216,19 @@ class Warp:
             agent.fenced = scope, self.release(subset)
 
     def fence_proxy(self, row: int, lanes: int) -> None:
-        """Mark earlier writes (mbarrier inits) as visible to the async proxy (the cluster); `row`: which of the two."""
+        """Mark earlier accesses (mbarrier inits) as ordered before those of the async proxy (the cluster) in a row.
+
+        PTX ISA, "Causality order", keeps base causality only within a proxy. It does not say where on the way from one
+        access to the other fence.proxy.async stands. In shared memory the accessing thread must execute it, as in
+        CUTLASS; in global memory also a thread that has acquired the data, since the writer may be in another CTA.
+        """
         acting = self.agent(lanes)
+        if row == GLOBAL_PROXY_FENCED:
+            for agent in self._agents_within(lanes).values():
+                counts = agent.clock.event_counts
+                np.maximum(counts[row], counts[HAPPENS_BEFORE], out=counts[row])
+                agent.advance()
+            return
         if row == ASYNC_PROXY_FENCED:
             acting.clock.fenced_bits |= acting.clock.completed_bits
         if lanes == ALL_LANES:  # includes accesses of subsets before the last __syncwarp

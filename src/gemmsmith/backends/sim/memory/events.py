@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.memory.clocks import ASYNC_PROXY_FENCED, HAPPENS_BEFORE, VectorClock, Warp
+from gemmsmith.backends.sim.memory.clocks import HAPPENS_BEFORE, VectorClock, Warp
 from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.machine import Proxy
@@ -86,11 +86,14 @@ class Event:
         (scope, cta), (other_scope, other_cta) = self.strong, other.strong
         return min(scope, other_scope) >= narrowest_common_scope(cta, other_cta)
 
-    def visible_to_async(self, clock: VectorClock) -> bool:
-        """Return whether this write is visible to the async proxy: through it, or fenced since."""
+    def precedes_async_proxy(self, clock: VectorClock, row: int) -> bool:
+        """Return whether later accesses of the async proxy see this one: it was made through it, or fenced since.
+
+        `row`: the row of a clock that counts the fenced accesses to this memory.
+        """
         if self.agent < 0:
             return self.proxy == "async" or clock.fenced_bits & self.bits == self.bits
-        return clock.event_counts.item(ASYNC_PROXY_FENCED, self.agent) >= self.count
+        return clock.event_counts.item(row, self.agent) >= self.count
 
     def __str__(self) -> str:
         return f"{self.label} by {self.issuer} ({self.location})"

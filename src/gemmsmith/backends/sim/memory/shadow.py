@@ -56,14 +56,17 @@ class Shadow:
 
     def access(
         self, offsets: np.ndarray, width: int, aligned: int, write: bool, event: Event, clock: VectorClock,
-        is_async: bool, name: str, hazards: Hazards,
+        proxy_row: int | None, name: str, hazards: Hazards,
     ) -> None:  # fmt: skip
-        """Check and record an event that accesses `width` bytes at each of `offsets`, all multiples of `aligned`."""
+        """Check and record an event that accesses `width` bytes at each of `offsets`, all multiples of `aligned`.
+
+        `proxy_row`: the row of `clock` that must cover earlier accesses, if this one is through the async proxy.
+        """
         self._refine_cells(aligned)
         cells = offsets // self.granule
         if width > self.granule:
             cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)
-        check = _Check(self, event, offsets, width, write, clock, is_async, name, hazards)
+        check = _Check(self, event, offsets, width, write, clock, proxy_row, name, hazards)
         for state, own in _cells_by_state(self.cells[cells], cells):
             self.cells[own] = self._intern(check.check(self.states[state], own))
 
@@ -101,7 +104,7 @@ class _Check:
     width: int
     write: bool
     clock: VectorClock
-    is_async: bool
+    proxy_row: int | None
     name: str
     hazards: Hazards
 
@@ -141,11 +144,7 @@ class _Check:
                 message = f"{self.event} of uninitialized memory in {self.name}"
                 report("uninitialized read", message, self.event.location)
             return
-        kind = "write after write" if self.write else "read after write"
-        if self._check_ordered(writer, cells, kind) and self.is_async and not writer.visible_to_async(self.clock):
-            when = "after its completion" if writer.agent < 0 else "by the writer"
-            message = f"{self.event} of {self.name} after {writer} without fence.proxy.async {when}"
-            report("missing proxy fence", message, self.event.location, writer.location)
+        self._check_ordered(writer, cells, "write after write" if self.write else "read after write")
 
     def _check_strong(self, state: CellState, cells: np.ndarray) -> None:
         """Check against atomics and other strong accesses."""
@@ -158,6 +157,10 @@ class _Check:
     def _check_ordered(self, earlier: Event, cells: np.ndarray, kind: str) -> bool:
         event = self.event
         if earlier.ordered_before(event, self.clock, cells, self.shadow.granule):
+            is_write = not kind.endswith("read")
+            if self.proxy_row is not None and is_write and not earlier.precedes_async_proxy(self.clock, self.proxy_row):
+                message = f"{kind} of {self.name}: {event} is not separated from {earlier} by fence.proxy.async"
+                self.hazards.report("missing proxy fence", message, event.location, (kind, earlier.location))
             return True
         message = f"{kind} of {self.name}: {event} is not ordered after {earlier}"
         self.hazards.report("race", message, event.location, (kind, earlier.location))
