@@ -111,14 +111,14 @@ def _fp8_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_
 def _check_fp8(module: Any) -> Gate:
     """Return the gate of experts in FP8. Raises ArgumentError, with the class's name, for what is not computed."""
     gate, scheme, block = gate_of(module), module.activation_scheme, tuple(module.block_size or ())
-    others = {
+    features = {
         f"scales of blocks {block}": block != (128, 128), f"activation_scheme={scheme}": scheme != "dynamic",
         "biases": module.has_bias, "gate and up that alternate": gate.interleaved,
     }  # fmt: skip
-    if found := [name for name, is_found in others.items() if is_found]:
+    if unsupported := [name for name, is_present in features.items() if is_present]:
         raise ArgumentError(
-            f"experts_implementation: got {type(module).__name__} with {', '.join(found)}; use dynamic scales of 128 x "
-            "128, gate before up, no biases, or eager"
+            f"experts_implementation: got {type(module).__name__} with {', '.join(unsupported)}; use dynamic scales of "
+            "128 x 128, gate before up, no biases, or eager"
         )
     return gate
 
