@@ -44,7 +44,9 @@ def simulate(
     seed: int = 0, cost_model: CostModel = H200_COST_MODEL, max_hazards: int = 20, is_dependent_launch: bool = False,
     on_mma_cycles: Callable[[float], None] = lambda cycles: None, counters: Counters | None = None,
 ) -> SimulationResult:  # fmt: skip
-    """Execute `grid` CTAs, all resident concurrently, on the bytes of `memory`.
+    """Execute `grid` CTAs on the bytes of `memory`, all concurrently.
+
+    A CTA that spins for one that may not be resident at the same time is reported.
 
     Seed 0 follows the cost model; other seeds choose a random interleaving that the hardware permits. Errors of the
     kernel are returned as hazards, not raised; an invalid launch raises.

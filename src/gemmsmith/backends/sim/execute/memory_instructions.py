@@ -124,11 +124,30 @@ class MemoryInstructions(CheckedMemory):
             buffer = group.state.memory.buffer_at(address)
             name = buffer.name if buffer else "a word"
             yield Wait(done, lambda: f"{name}: a word is {word()}, {description}")
+        if max_polls is None:
+            self._check_started(address)
         group.time = max(group.time, group.state.sync_variables[address].visible_at)
         self.load("global", address, 4, order=order, scope=scope)
         group.time += group.state.cost_model.barrier
         group.record_wait(start, "another CTA")
         return word()
+
+    def _check_started(self, address: int) -> None:
+        """Report a wait for a CTA that may not have started: only lower clusters and those of the first wave have.
+
+        CTAs start in order of index and as others exit, so one may keep waiting for one that has no SM (CUDA C++
+        Programming Guide, "Cooperative Groups": only CTAs that are co-resident may wait for one another).
+        """
+        group, state = self.group, self.group.state
+        for _, event in state.sync_variables[address].writes:
+            assert event.strong is not None
+            writer, own = event.strong[1], group.cta
+            if writer.index - writer.rank > own.index - own.rank and writer.index >= state.resident_ctas:
+                group.report(
+                    "deadlock",
+                    f"CTA {own.index} waits for CTA {writer.index}, which may not have started: {state.resident_ctas} "
+                    f"of {state.grid} CTAs are resident",
+                )
 
     def _accesses(
         self, space: Space, address: Any, width: int, rank: Any, mask: Any

@@ -13,6 +13,8 @@ from gemmsmith.backends.sim.report.cost_model import CostModel
 from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.backends.sim.report.timeline import Timeline
 from gemmsmith.backends.sim.state.operations import Operations
+from gemmsmith.core.cached_property import cached_property
+from gemmsmith.core.occupancy import occupancy
 from gemmsmith.lang.kernel import Kernel
 
 
@@ -38,6 +40,13 @@ class GridState:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.num_agents = AGENTS_PER_WARP * self.grid * (self.kernel.threads // 32)
+
+    @cached_property
+    def resident_ctas(self) -> int:
+        """CTAs of the grid that certainly are resident at once on the chip, whatever registers ptxas allocates."""
+        kernel, size = self.kernel, self.kernel.cluster[0]
+        per_sm = occupancy(kernel.chip, kernel.threads, kernel.max_registers_per_thread, kernel.shared_bytes).ctas_per_sm
+        return min(self.grid, max(1, kernel.chip.sm_count * per_sm // size) * size)
 
     def describe_address(self, address: int) -> tuple[str, int | None]:
         """Return the name of the buffer (and slot) at a shared address, and the slot if there are several."""
