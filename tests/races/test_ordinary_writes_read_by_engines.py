@@ -1,7 +1,9 @@
 """Ordinary writes to shared memory are read by an engine, with no fence.proxy.async.
 
 Sources: TileOPs #1574, where threads write a tile of results that one of them stores by TMA, and copies of it were
-corrupt in 3 % of the launches; tilelang #2634, where sparse products read operands that threads had written, by wgmma.
+corrupt in 3 % of the launches; tilelang #2634, where sparse products read operands that threads had written, by wgmma;
+pytorch/ao #4278, where the threads of quantization kernels met first and fenced then, so that thread 0 stored before
+the others had fenced.
 A barrier orders threads; TMA and wgmma see shared memory through the async proxy, which a barrier says nothing to.
 Mended: each writer fences, then all meet, then the engine starts.
 """
@@ -23,7 +25,7 @@ from gemmsmith.lang.values import Value
 
 SEEDS = range(6)
 CASES = [("writers", True, set()), ("nobody", True, {"missing proxy fence"}), ("reader", True, {"missing proxy fence"}),
-         ("writers", False, {"race"})]  # fmt: skip
+         ("writers", False, {"race"}), ("late", True, {"missing proxy fence"})]  # fmt: skip
 """Who fences, whether all meet before the engine starts, and what is found."""
 
 
@@ -33,6 +35,8 @@ def publish(k: Builder, fences: str, meets: bool) -> None:
         hw.fence_proxy_async()
     if meets:
         hw.sync_threads()
+    if fences == "late":  # nobody knows of the others' fences
+        hw.fence_proxy_async()
     if fences == "reader":  # too late: a fence is for what its own thread has written
         with k.when(k.thread == 0):
             hw.fence_proxy_async()
