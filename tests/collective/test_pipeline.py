@@ -157,6 +157,7 @@ def test_a_late_release_hands_back_every_stage_once(late: bool) -> None:
             with k.range(count, name="i") as i:
                 pipe.consumer_wait(state)
                 load_shared_word(slot(slots[state.index], k.thread % 128, 4))
+                hw.fence_proxy_async()
                 hw.sync_warp()  # all lanes have read
                 release.release_previous(i, state)
                 state.advance()

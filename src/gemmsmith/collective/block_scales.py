@@ -134,6 +134,8 @@ class TileScales:
                 columns = self._read_columns(read)
             else:
                 blocks = self._read_blocks(x.num_scales, read)
+        if any(isinstance(x, TmaScales) for x, _, _ in waited):
+            hw.fence_proxy_async()  # orders the reads before TMA writes the next scales
         if waited:
             current_builder().comment("wait until all lanes have read the stage that is released next")
             hw.sync_warp()

@@ -204,6 +204,8 @@ class PipelineTmaAsync(_Pipeline):
     def consumer_release(self, stage: PipelineState | Value, scope: Scope | None = None) -> None:
         """Arrive, once per warp, on the empty barrier of each CTA whose TMA writes into this stage.
 
+        Threads that have read the stage by ld execute `hw.fence_proxy_async()` before; wgmma needs no fence.
+
         `scope`: memory scope; None: the pipeline's.
         """
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]

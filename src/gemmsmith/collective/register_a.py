@@ -68,6 +68,7 @@ class RegisterAAccumulator(Accumulator):
                 for d, a_fragment in zip(self.fragments, a_fragments, strict=True):
                     hw.wgmma_mma_rs(d, a_fragment, b_descriptor, scale_d, self.n, self.mma, b.tile.major)
                 hw.wgmma_commit()
+        hw.fence_proxy_async()  # orders the reads of A before TMA writes the stage
         current_builder().comment("wait until all lanes have read the stage that is released next")
         hw.sync_warp()
 

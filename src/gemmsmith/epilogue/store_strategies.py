@@ -91,6 +91,7 @@ class NoStores:
     def end_group(self, group: StoreGroup) -> None:
         """Close the hazard of writes, by loads or by the next tile, before the subtiles' operands are read."""
         if self.tma_loads:
+            hw.fence_proxy_async()  # orders the reads before TMA writes the buffer
             self._sync("wait until all threads have read the buffer that is loaded next")
             with current_builder().when(self.leader):
                 self.tma_loads.refill_stage(group.index)

@@ -536,6 +536,27 @@ def test_a_fence_of_global_memory_between_stores_and_tma(strong: bool, by: str, 
     assert found(record, threads=128) == (set() if fence == "global" else {"missing proxy fence"})
 
 
+@pytest.mark.parametrize("by", ["readers", "issuer", "nobody"])
+def test_a_stage_that_threads_have_read_is_loaded_again(by: str) -> None:
+    """TMA writes what threads have read by ld: the barrier between orders accesses of one proxy only."""
+
+    def record(k: Builder, out: Value) -> None:
+        stage, full, box = k.shared(512, alignment=128, name="stage"), barrier_of(k, 1), k.tensor_map("map")
+        for phase in range(2):
+            with k.when(k.thread == 0):
+                if by == "issuer":
+                    hw.fence_proxy_async()
+                hw.mbarrier_arrive_expect_tx(full, 512)
+                hw.tma_load(box, 0, 0, 0, stage[0], full, 0)
+            hw.mbarrier_wait(full, phase)
+            hw.load_shared(k.registers(U32, 1, "got"), stage[0].address + (k.thread * 4).to(U32))
+            if by == "readers":
+                hw.fence_proxy_async()
+            hw.sync_threads()
+
+    assert found(record, threads=128) == (set() if by == "readers" else {"missing proxy fence"})
+
+
 @pytest.mark.parametrize("waits", ["everybody", "one, then a barrier", "one", "nobody"])
 def test_a_dependent_grid_waits_before_it_touches_memory(waits: str) -> None:
     def record(k: Builder, out: Value) -> None:

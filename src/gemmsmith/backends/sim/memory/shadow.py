@@ -157,8 +157,7 @@ class _Check:
     def _check_ordered(self, earlier: Event, cells: np.ndarray, kind: str) -> bool:
         event = self.event
         if earlier.ordered_before(event, self.clock, cells, self.shadow.granule):
-            is_write = not kind.endswith("read")
-            if self.proxy_row is not None and is_write and not earlier.precedes_async_proxy(self.clock, self.proxy_row):
+            if self.proxy_row is not None and not earlier.precedes_async_proxy(self.clock, self.proxy_row):
                 message = f"{kind} of {self.name}: {event} is not separated from {earlier} by fence.proxy.async"
                 self.hazards.report("missing proxy fence", message, event.location, (kind, earlier.location))
             return True
