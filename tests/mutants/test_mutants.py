@@ -138,6 +138,13 @@ EQUIVALENT = {
     ("move earlier (past if)", "wgmma_fence"): "the same",
     ("move later (past sync_warp)", "wgmma_commit"): "the lanes meet for what they have loaded before",
     ("move later (past fence_operand)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
+    (
+        "move earlier (past load_shared)",
+        "fence_proxy_async",
+    ): "cp.async, not TMA, writes the scales loaded last",
+    ("move later (past sync_warp)", "fence_proxy_async"): "the lane that arrives has fenced after all have read",
+    ("move earlier (past wgmma_commit)", "fence_proxy_async"): "a commit reads no memory",
+    ("move later (past fence_proxy_async)", "wgmma_commit"): "the same",
 }
 EQUIVALENT_ALONE = {
     ("move earlier (past mbarrier_init)", "fence_mbarrier_init"): "the last init is of an empty barrier, "
