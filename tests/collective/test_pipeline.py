@@ -192,8 +192,8 @@ def test_a_release_barrier_is_waited_for_once_in_each_round(seed: int) -> None:
                 word = load_shared_word(place[0].address)
                 hw.store_global(words(word), at(out, (round * 2 + group) * 128 + k.thread % 128, 4), True)
                 hw.sync_warp()
-                done.consumer_release()
                 ready.consumer_release(state)
+                done.consumer_release()
                 state.advance()
 
     found = np.full((rounds, 256), 9, np.uint32)

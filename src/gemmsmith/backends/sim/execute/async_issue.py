@@ -43,6 +43,8 @@ class AsyncIssuer(AsyncGroups):
         clock = self._common_clock()
         end = self._schedule(operation)
         in_flight = InFlightOperation(operation, group.cta, clock, operations.next_bits(), end, group.location)
+        if operation.complete_tx or operation.arrive_on:
+            in_flight.issuer_clocks = [lanes.agent().clock.copy() for lanes in group.active_lanes]
         for rank, address, _ in operation.complete_tx:
             self.mbarriers.at(group.peer(rank), address, clock, used_by_async_proxy=True)
         if operation.engine == "copy":  # source and destination are aligned to the copy size

@@ -18,7 +18,7 @@ from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
 from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.memory.shadow import MBARRIER_BYTES
-from gemmsmith.backends.sim.state.barriers import Mbarrier
+from gemmsmith.backends.sim.state.barriers import Arrival, Mbarrier
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup, Wait, mask_of
 from gemmsmith.machine import Blocking
@@ -73,23 +73,31 @@ class Mbarriers:
         at_cluster_scope = scope_of(scope) >= ScopeLevel.CLUSTER
         bytes_ = group.broadcast(expect_tx)
         for part in group.active_lanes:
+            acting = part.agent()
+            instruction = acting.index, acting.next_event
             for target, at, rows, lanes in self._targets(part, rank, address):
                 cta, arrivals = group.peer(target), len(rows)
                 agent, own = part.warp.agent(lanes), cta is group.cta
                 barrier = self.at(cta, at, agent.clock)
+                arrival = Arrival(agent.index, agent.next_event, agent.last_access, instruction)
+                barrier.check_order(agent.clock, "arrival", group.title, group.location)
                 if not own:
                     event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)
                     cta.remote.append(event)
-                released = part.warp.release(lanes)
-                nbytes = int(bytes_[rows].sum())
+                released, nbytes = part.warp.release(lanes), int(bytes_[rows].sum())
+                executed = released.event_counts[EXECUTED]
+                executed[acting.index] = max(executed[acting.index], instruction[1])
                 if not barrier.arrive(
-                    arrivals * count, nbytes, released, group.time, at_cta_scope=own, at_cluster_scope=at_cluster_scope
-                ):
+                    arrival, arrivals * count, nbytes, released, group.time, at_cta_scope=own,
+                    at_cluster_scope=at_cluster_scope,
+                ):  # fmt: skip
                     raise group.fatal(
                         "over-arrival",
                         f"{barrier.name} phase {barrier.phase} expects {barrier.count} arrivals, "
                         f"got {barrier.count - barrier.pending} [{group.title}]",
                     )
+            if acting.next_event == instruction[1]:
+                acting.advance()
 
     def _targets(self, part: ActiveLanes, rank: Any, address: Any) -> Iterator[tuple[int | None, int, np.ndarray, int]]:
         """Yield (rank, address, rows, lane mask) of the barriers that the active lanes of a warp arrive at."""
@@ -104,9 +112,12 @@ class Mbarriers:
             yield None if rank is None else target, at, rows, mask_of(rows % 32)
 
     def expect_tx(self, address: Any, nbytes: Any) -> None:
-        group = self.group
-        barrier = self.at(group.cta, int(address), group.active_lanes[0].agent().clock)
-        barrier.tx_count += int(group.broadcast(nbytes)[group.active].sum())
+        group, bytes_ = self.group, self.group.broadcast(nbytes)
+        for lanes in group.active_lanes:
+            agent = lanes.agent()
+            barrier = self.at(group.cta, int(address), agent.clock)
+            barrier.check_order(agent.clock, "expect_tx", group.title, group.location)
+            barrier.expect_tx(agent, int(bytes_[lanes.thread_indices].sum()), group.title, group.location)
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
         barrier, phase = self._resolve_phase(int(address), int(parity))

@@ -71,11 +71,12 @@ class Agent:
     """A set of a warp's lanes with one vector clock, which in the literature each thread has.
 
     `fenced`: scope and clock of the last fence, which relaxed writes publish. `pending`: (scope, clock) observed by
-    relaxed reads, joined at the next fence.
+    relaxed reads, joined at the next fence. `last_access`: the number of its last event that was no mere arrival.
     """
 
     index: int
     clock: VectorClock
+    last_access: int = 0
     fenced: tuple[ScopeLevel, VectorClock] | None = None
     pending: list[tuple[ScopeLevel, VectorClock]] = field(default_factory=list)
 
@@ -88,6 +89,11 @@ class Agent:
     def next_event(self) -> int:
         """The number of the agent's next event."""
         return self.clock.event_counts.item(HAPPENS_BEFORE, self.index)
+
+    def access(self) -> int:
+        """Return the number of the event that the agent executes now: an access or a wait."""
+        self.last_access = self.next_event
+        return self.last_access
 
 
 class Warp:
@@ -195,8 +201,12 @@ class Warp:
         return scope, published
 
     def acquire(self, lanes: int, clock: VectorClock) -> None:
-        """Join a clock into that of the lanes."""
+        """Join a clock into that of the lanes; all lanes together also observe what their warp had released before."""
         self.agent(lanes).clock.join(clock)
+        if lanes == ALL_LANES:
+            own = clock.event_counts[:, self.agent_slice]
+            self.synced_counts = np.maximum(self.synced_counts, own[HAPPENS_BEFORE])
+            self.converged_counts = np.maximum(self.converged_counts, own[EXECUTED])
 
     def _agents_within(self, lanes: int) -> dict[int, Agent]:
         """Return the agents of the lanes (first) and of their subsets, by lane mask."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.memory.clocks import EXECUTED, Agent, VectorClock
+from gemmsmith.backends.sim.memory.clocks import EXECUTED, HAPPENS_BEFORE, Agent, VectorClock
 from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.lang.location import SourceLocation
 
@@ -36,12 +36,53 @@ class FinishedWait:
         return clock.event_counts.item(EXECUTED, self.agent) >= self.count
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """An arrival by an agent at its event count.
+
+    `last_access`: count of the agent's last access. `instruction`: (agent, event count) of all lanes that executed the
+    instruction, which may arrive at several barriers: these arrivals are executed together, and one releases what
+    another does unless its lanes have made accesses of their own.
+    """
+
+    agent: int
+    count: int
+    last_access: int = 0
+    instruction: tuple[int, int] | None = None
+
+    def executed_before(self, clock: VectorClock) -> bool:
+        """Return whether it has been executed before the events at `clock`."""
+        count_of = clock.event_counts.item
+        if count_of(EXECUTED, self.agent) >= self.count or self.instruction is None:
+            return count_of(EXECUTED, self.agent) >= self.count
+        agent, count = self.instruction
+        return count_of(EXECUTED, agent) >= count and count_of(HAPPENS_BEFORE, self.agent) >= self.last_access
+
+
+@dataclass(eq=False)
+class Contributions:
+    """What completes a phase of a barrier: arrivals, and asynchronous operations by their bits in a clock.
+
+    An arrival or complete_tx counts in the phase in progress, whatever phase it is meant for (PTX ISA, "Phase
+    Completion of the mbarrier object"). So what has been executed before it must include the whole previous phase.
+    """
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    bits: int = 0
+
+    def executed_before(self, clock: VectorClock) -> bool:
+        """Return whether all of it has been executed before the events at `clock`."""
+        return clock.completed_bits & self.bits == self.bits and all(x.executed_before(clock) for x in self.arrivals)
+
+
 @dataclass(eq=False)
 class Mbarrier:
     """An mbarrier. `phase` counts completed phases; its parity is that of the phase in progress.
 
     `count`: expected arrivals per phase; `pending`: arrivals still missing; `tx_count`: bytes still missing;
-    `initializer`: (agent, event count) of its init; `data_phases`: the completed phases that received data.
+    `initializer`: (agent, event count) of its init; `data_phases`: the completed phases that received data;
+    `current`, `previous`: contributions to the phase in progress and to the one before; `expects`: (agent, event count,
+    issuer, location) of each expect_tx that no arrival in the phase in progress follows.
     `last_waited_phase`: the last phase that each lockstep group has waited for; `last_waits`: each agent's last wait.
     A parity wait for phase p is correct only if it is ordered before the completion of phase p + 1; otherwise phase
     aliasing is reported.
@@ -64,18 +105,35 @@ class Mbarrier:
     last_waited_phase: dict[object, int] = field(default_factory=dict)
     last_waits: dict[int, FinishedWait] = field(default_factory=dict)
     data_phases: list[int] = field(default_factory=list)
+    current: Contributions = field(default_factory=Contributions)
+    previous: Contributions = field(default_factory=Contributions)
+    expects: list[tuple[int, int, str, SourceLocation]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pending = self.count
         self.current_clocks, self.completed_clocks = ScopedClocks(self.num_agents), ScopedClocks(self.num_agents)
 
+    def check_order(self, clock: VectorClock, label: str, issuer: str, location: SourceLocation) -> None:
+        """Report a contribution at `clock` that may be counted in the previous phase."""
+        seen = (wait.phase >= self.phase - 1 and wait.happens_before(clock) for wait in self.last_waits.values())
+        if not self.previous.executed_before(clock) and not any(seen):
+            message = (
+                f"{self.name}: this {label} for phase {self.phase} is not ordered after phase {self.phase - 1} and may "
+                f"be counted in it [{issuer}]"
+            )
+            self.hazards.report("barrier", message, location, self.buffer)
+
     def arrive(
-        self, count: int, expect: int, clock: VectorClock, time: int, *, at_cta_scope: bool, at_cluster_scope: bool
-    ) -> bool:
-        """Record arrivals that release `clock` at CTA scope, at cluster scope, or both.
+        self, arrival: Arrival, count: int, expect: int, clock: VectorClock, time: int, *, at_cta_scope: bool,
+        at_cluster_scope: bool,
+    ) -> bool:  # fmt: skip
+        """Record `count` arrivals, an event, that release `clock` at CTA scope, at cluster scope, or both.
 
         Returns False if the phase receives more arrivals than expected.
         """
+        self.current.arrivals.append(arrival)
+        if self.expects:
+            self.expects = [x for x in self.expects if clock.event_counts.item(EXECUTED, x[0]) < x[1]]
         if at_cta_scope:
             self.current_clocks.cta.join(clock)
         else:  # wgmma and TMA that the arriving thread has waited for have completed at any scope
@@ -101,6 +159,7 @@ class Mbarrier:
         """
         clock_of_scope = self.current_clocks.cta if at_cta_scope else self.current_clocks.cluster
         clock_of_scope.completed_bits |= bits
+        self.current.bits |= bits
         self.current_clocks.cta.join_executed_events(clock)
         self.tx_count -= nbytes
         self.pending -= arrivals
@@ -111,9 +170,17 @@ class Mbarrier:
         self.time = max(self.time, time)
         self._advance()
 
+    def expect_tx(self, agent: Agent, nbytes: int, issuer: str, location: SourceLocation) -> None:
+        """Record an expect_tx without an arrival."""
+        self.tx_count += nbytes
+        self.expects.append((agent.index, agent.next_event, issuer, location))
+
     def _advance(self) -> None:
         if self.pending or self.tx_count:
             return
+        for _, _, issuer, location in self.expects:
+            message = f"{self.name}: phase {self.phase} may complete before this expect_tx [{issuer}]"
+            self.hazards.report("barrier", message, location, self.buffer)
         if self.received_data:
             self.data_phases.append(self.phase)
         for wait in self.last_waits.values():
@@ -121,6 +188,7 @@ class Mbarrier:
                 self._report_overrun(wait)
         self.completed_clocks.join(self.current_clocks)
         self.completed_at = self.time
+        self.previous, self.current, self.expects = self.current, Contributions(), []
         self.phase, self.pending, self.received_data = self.phase + 1, self.count, False
 
     def _report_overrun(self, wait: FinishedWait) -> None:
@@ -140,7 +208,7 @@ class Mbarrier:
     ) -> None:
         """Record that an agent's wait for a phase has finished."""
         self.last_waited_phase[lockstep_group] = phase
-        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.next_event, issuer, location)
+        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.access(), issuer, location)
 
     def resolve_phase(self, lockstep_group: object, clock: VectorClock, parity: int) -> int:
         """Return the phase that a wait for `parity` is for.
@@ -161,9 +229,7 @@ class Mbarrier:
 class ThreadBarrier:
     """A named barrier or a cluster barrier: releases its threads when `expected` have arrived, then starts again.
 
-    `arrivals`: (agent, event count) of the arrivals of the current generation; `previous_arrivals`: of the previous
-    one. An arrival that is not ordered after all arrivals of the previous generation may be counted in that
-    generation.
+    `current`, `previous`: contributions to the current generation and to the one before.
     """
 
     name: str
@@ -174,26 +240,22 @@ class ThreadBarrier:
     opened_at: int = 0
     clock: VectorClock | None = None
     released_clock: VectorClock | None = None
-    arrivals: list[tuple[int, int]] = field(default_factory=list)
-    previous_arrivals: list[tuple[int, int]] = field(default_factory=list)
+    current: Contributions = field(default_factory=Contributions)
+    previous: Contributions = field(default_factory=Contributions)
 
-    def may_join_previous_generation(self, clock: VectorClock) -> bool:
-        """Return whether an arrival at `clock` may be counted in the previous generation."""
-        return any(clock.event_counts.item(EXECUTED, agent) < count for agent, count in self.previous_arrivals)
-
-    def arrive(self, threads: int, clock: VectorClock, arrivals: list[tuple[int, int]], time: int) -> bool:
+    def arrive(self, threads: int, clock: VectorClock, arrivals: list[Arrival], time: int) -> bool:
         """Record arrivals; return False if more threads arrive than expected."""
         if self.clock is None:
             self.clock = clock
         else:
             self.clock.join(clock)
         self.arrived += threads
-        self.arrivals += arrivals
+        self.current.arrivals += arrivals
         is_within_count = self.arrived <= self.expected
         self.time = max(self.time, time)
         if self.arrived >= self.expected:
             self.released_clock, self.clock, self.arrived = self.clock, None, self.arrived - self.expected
-            self.previous_arrivals, self.arrivals = self.arrivals, []
+            self.previous, self.current = self.current, Contributions()
             self.opened_at = self.time
             self.generation += 1
         return is_within_count

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gemmsmith.backends.sim.memory.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
+from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.machine import AsyncOperation
@@ -18,8 +19,9 @@ class InFlightOperation:
     """An asynchronous operation that a CTA has issued.
 
     `clock`: the issuing threads' clock; `bits`: the bits of a clock that say (sources read, results written); `end`:
-    time of completion in cycles; `depends_on`: operations that complete first; `copy_writes`: the write events of a
-    cp.async, by warp, until the warp has waited for them.
+    time of completion in cycles; `depends_on`: operations that complete first; `issuer_clocks`: the clock of each
+    issuing warp, if the operation signals an mbarrier; `copy_writes`: the write events of a cp.async, by warp, until
+    the warp has waited for them.
     """
 
     operation: AsyncOperation
@@ -30,6 +32,7 @@ class InFlightOperation:
     location: SourceLocation
     depends_on: tuple[InFlightOperation, ...] = ()
     finished: bool = False
+    issuer_clocks: list[VectorClock] = field(default_factory=list)
     copy_writes: dict[Warp, Event] = field(default_factory=dict)
 
 
@@ -71,12 +74,18 @@ class Operations:
             address, threads = operation.arrive_on
             for copy in in_flight.depends_on:
                 bits |= copy.bits[0] | copy.bits[1]
-            in_flight.cta.mbarriers[address & OFFSET_MASK].complete(
-                0, in_flight.clock, bits, in_flight.end, at_cta_scope=True, arrivals=threads
-            )
+            barrier = in_flight.cta.mbarriers[address & OFFSET_MASK]
+            self._check_order(barrier, in_flight, "arrival")
+            barrier.complete(0, in_flight.clock, bits, in_flight.end, at_cta_scope=True, arrivals=threads)
         for rank, address, nbytes in operation.complete_tx:
             cta = in_flight.cta.peer(rank)
             at_cta_scope = operation.proxy == "async" or cta is in_flight.cta
-            cta.mbarriers[address & OFFSET_MASK].complete(
-                nbytes, in_flight.clock, bits, in_flight.end, at_cta_scope=at_cta_scope
-            )
+            barrier = cta.mbarriers[address & OFFSET_MASK]
+            self._check_order(barrier, in_flight, "complete_tx")
+            barrier.complete(nbytes, in_flight.clock, bits, in_flight.end, at_cta_scope=at_cta_scope)
+
+    @staticmethod
+    def _check_order(barrier: Mbarrier, in_flight: InFlightOperation, label: str) -> None:
+        issuer = f"{in_flight.operation.label} by CTA {in_flight.cta.index}"
+        for clock in in_flight.issuer_clocks:
+            barrier.check_order(clock, label, issuer, in_flight.location)
