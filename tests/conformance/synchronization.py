@@ -22,7 +22,13 @@ from tests.conformance.case import (
 from tests.instructions import load_cluster, load_strong, store_cluster
 
 from gemmsmith import hw
-from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, PipelineTransactionAsync, init_barriers
+from gemmsmith.collective.pipeline import (
+    Peers,
+    PipelineAsync,
+    PipelineTmaAsync,
+    PipelineTransactionAsync,
+    init_barriers,
+)
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
@@ -398,7 +404,9 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
     def record(k: Builder) -> None:
         out, source = k.pointer("out"), k.tensor_map("source")
         buffer = k.shared(512, stages=STAGES, alignment=128)
-        pipe = PipelineTmaAsync(STAGES, transaction_bytes=512, cluster_size=cluster, scope="cluster")
+        pipe = PipelineTmaAsync(
+            STAGES, transaction_bytes=512, peers=Peers(cluster, (1 << cluster) - 1), scope="cluster"
+        )
         init_barriers(pipe, prefetch=[source])
         part = 128 // cluster
         with k.warpgroup(0), k.warp(1), k.when(hw.elect_one()):

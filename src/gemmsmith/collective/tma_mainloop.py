@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.gathered_operand import GatheredOperand
 from gemmsmith.collective.pipeline import (
+    NO_PEERS,
     HasBarriers,
+    Peers,
     PipelineState,
     PipelineTmaAsync,
     StagesReleasedBarrier,
@@ -82,6 +86,9 @@ class TmaStages:
         }
         for operand in self.tma_operands:
             operand.enable_multicast(*slices[operand.role])
+        masks = [mask for ctas, _, mask in slices.values() if ctas > 1]
+        self.peers = Peers(cluster_m + cluster_n - 1, reduce(operator.or_, masks)) if masks else NO_PEERS
+        """CTAs that this one exchanges multicasts with: of its row (A) and of its column (B)."""
         self.buffers = [x.stages for x in self.operands]
 
     def prologue(
@@ -112,7 +119,7 @@ class TmaMainloop:
 
     def __init__(self, stages: TmaStages, scales: Sequence[TmaScales]) -> None:
         """Allocate the barriers."""
-        k, spec, cluster_size = current_builder(), stages.spec, stages.spec.multicast_size
+        k, spec, peers = current_builder(), stages.spec, stages.peers
         self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
         self._operands, self._tma_operands = stages.operands, stages.tma_operands
         self.gathered_operand = next((x for x in stages.operands if isinstance(x, GatheredOperand)), None)
@@ -120,18 +127,16 @@ class TmaMainloop:
             RaggedK(spec) if spec.grouping and spec.grouping.along == "k" and spec.mma.a.bits == 16 else None
         )
         self._first_work_tile = tile = self.scheduler.first_work_tile()
-        first_rank = self.scheduler.position.split_base_rank
         self.pipeline = PipelineTmaAsync(
             spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32, self._stage_bytes),
-            cluster_size=cluster_size, first_rank=first_rank, consumer_groups=stages.consumer_groups,
+            peers=peers, consumer_groups=stages.consumer_groups,
             scope="cluster" if spec.releases_stages_to_peers else "cta",
             # Zeros that consumers have written come before what peers multicast to the stage.
-            acquire_scope="cluster" if self.ragged_k and cluster_size > 1 else None, name="mainloop",
+            acquire_scope="cluster" if self.ragged_k and peers.count > 1 else None, name="mainloop",
         )  # fmt: skip
         self.stages_released_barrier = (
-            StagesReleasedBarrier("epilogue smem barrier", cluster_size, first_rank)
-            if spec.config.alias_epilogue else None
-        )  # fmt: skip
+            StagesReleasedBarrier("epilogue smem barrier", peers) if spec.config.alias_epilogue else None
+        )
         limit = min(
             MAX_PROLOGUE_K_TILES, max(1, MAX_PROLOGUE_TMA_LOADS // self._tma_loads_per_k_tile), spec.config.stages - 1
         )
