@@ -99,7 +99,7 @@ def test_what_is_handed_on_is_what_comes(stages: int, seed: int) -> None:
 
 def test_a_role_arrives_equally_often_everywhere() -> None:
     with Builder("k", threads=256, cluster=(2, 1, 1)) as k:
-        pipe = PipelineTmaAsync(2, transaction_bytes=128, peers=Peers(2, 0b11), name="p")
+        pipe = PipelineTmaAsync(2, transaction_bytes=128, peers=Peers(2), name="p")
         init_barriers(pipe)
         with k.warpgroups(0, 2):
             pipe.consumer_release(pipe.consumer_start_state())

@@ -410,9 +410,7 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
     def record(k: Builder) -> None:
         out, source = k.pointer("out"), k.tensor_map("source")
         buffer = k.shared(512, stages=STAGES, alignment=128)
-        pipe = PipelineTmaAsync(
-            STAGES, transaction_bytes=512, peers=Peers(cluster, (1 << cluster) - 1), scope="cluster"
-        )
+        pipe = PipelineTmaAsync(STAGES, transaction_bytes=512, peers=Peers(cluster), scope="cluster")
         init_barriers(pipe, prefetch=[source])
         part = 128 // cluster
         with k.warpgroup(0), k.warp(1), k.when(hw.elect_one()):

@@ -138,7 +138,7 @@ def test_a_barrier_nobody_arrives_on() -> None:
 @pytest.mark.parametrize(("cluster_size", "warpgroups"), [(1, 1), (1, 2), (2, 2), (2, 3)])
 def test_arrival_counts_come_from_the_roles(cluster_size: int, warpgroups: int) -> None:
     with Builder("k", threads=128 * (warpgroups + 1), cluster=(cluster_size, 1, 1)) as k:
-        pipe = PipelineTmaAsync(2, transaction_bytes=128, peers=Peers(cluster_size, (1 << cluster_size) - 1))
+        pipe = PipelineTmaAsync(2, transaction_bytes=128, peers=Peers(cluster_size))
         init_barriers(pipe)
         with k.warpgroup(0), k.warp(0):
             pipe.producer_acquire(pipe.producer_start_state())

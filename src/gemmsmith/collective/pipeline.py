@@ -21,7 +21,7 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
-from gemmsmith.lang.values import Value, ValueLike, Variable, as_value
+from gemmsmith.lang.values import Value, ValueLike, Variable
 from gemmsmith.machine import Scope
 
 MBARRIER_BYTES = 8
@@ -65,15 +65,19 @@ class PipelineState:
 
 @dataclass(frozen=True)
 class Peers:
-    """The CTAs of a cluster that this one exchanges multicasts with, itself included: their number, and their mask.
+    """The CTAs of a cluster that this one exchanges multicasts with, itself included.
 
-    In a cluster of rows and columns they are those of its row and its column only. The others, which would arrive on
-    its barriers too, wait for nothing that this CTA's own arrivals precede: theirs could be counted a phase early.
-    (CUTLASS: is_same_row_or_col in PipelineTmaAsync.)
+    In a cluster of rows and columns they are those of its row and of its column. What the others load does not depend
+    on this CTA's release of a stage, so their next arrivals could be counted in the same phase. (CUTLASS:
+    is_same_row_or_col of PipelineTmaAsync.)
+
+    Attributes:
+        count: Their number.
+        rank: Returns the cluster rank of the i-th of them.
     """
 
     count: int = 1
-    mask: Value | int = 1
+    rank: Callable[[Value], Value] = lambda i: i
 
 
 NO_PEERS = Peers()
@@ -356,11 +360,10 @@ def init_barriers(
 
 
 def _arrive_per_warp(barrier: SharedView, peers: Peers, scope: Scope) -> None:
-    """Arrive, once per warp, on a barrier of each peer; the lane of its rank arrives."""
+    """Arrive, once per warp, on a barrier of each peer; one lane per peer."""
     k = current_builder()
-    if peers.count == 1:
-        with k.when(k.lane == 0):
+    with k.when(k.lane < peers.count if peers.count > 1 else k.lane == 0):
+        if peers.count == 1:
             hw.mbarrier_arrive(barrier)
-    else:
-        with k.when((as_value(peers.mask, U32) >> k.lane.to(U32)) & 1 != 0):
-            hw.mbarrier_arrive_remote(barrier, k.lane.to(U32), scope)
+        else:
+            hw.mbarrier_arrive_remote(barrier, peers.rank(k.lane).to(U32), scope)

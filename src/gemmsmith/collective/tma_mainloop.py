@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
 from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.gathered_operand import GatheredOperand
 from gemmsmith.collective.pipeline import (
-    NO_PEERS,
     HasBarriers,
     Peers,
     PipelineState,
@@ -86,10 +83,23 @@ class TmaStages:
         }
         for operand in self.tma_operands:
             operand.enable_multicast(*slices[operand.role])
-        masks = [mask for ctas, _, mask in slices.values() if ctas > 1]
-        self.peers = Peers(cluster_m + cluster_n - 1, reduce(operator.or_, masks)) if masks else NO_PEERS
-        """CTAs that this one exchanges multicasts with: of its row (A) and of its column (B)."""
         self.buffers = [x.stages for x in self.operands]
+
+    @property
+    def peers(self) -> Peers:
+        """The CTAs that this one exchanges multicasts with: those of its column (B), then the others of its row (A)."""
+        position, (cluster_m, cluster_n) = self.scheduler.position, self.spec.config.cluster
+
+        def rank(i: Value) -> Value:
+            if cluster_m == 1 or cluster_n == 1:
+                return i + position.split_base_rank
+            # Extents are powers of two: a peer's rank differs in the bits of M or in those of N.
+            in_row = (
+                i if cluster_n == 2 else current_builder().select(i < cluster_m, i, (i - cluster_m + 1) * cluster_m)
+            )
+            return position.cta_rank ^ in_row
+
+        return Peers(cluster_m + cluster_n - 1, rank)
 
     def prologue(
         self, *others: HasBarriers, prefetch: Sequence[Value], scales: Sequence[TmaScales] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gemmsmith.backends.sim.memory.clocks import EXECUTED, Agent, VectorClock
 from gemmsmith.backends.sim.report.hazards import Hazards
@@ -37,7 +36,8 @@ class FinishedWait:
         return clock.event_counts.item(EXECUTED, self.agent) >= self.count
 
 
-class Arrival(NamedTuple):
+@dataclass(frozen=True)
+class Arrival:
     """An arrival by an agent at its event count."""
 
     agent: int
