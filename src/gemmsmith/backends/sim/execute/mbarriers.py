@@ -115,6 +115,8 @@ class Mbarriers:
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
         barrier, phase = self._resolve_phase(int(address), int(parity))
+        if not self.group.state.tests_only_skip_waits:
+            self.group.depends_on_time("the result of test_wait decides more than whether a wait is executed")
         if not barrier.is_complete(int(parity)):
             return False
         self._observe(barrier, phase, scope)
