@@ -14,7 +14,7 @@ from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.cost_model import H200_COST_MODEL, CostModel
 from gemmsmith.backends.sim.report.hazards import Hazard, Hazards, SimulationAborted
 from gemmsmith.backends.sim.report.timeline import Timeline
-from gemmsmith.backends.sim.report.verdict import TimeDependence, Verdict, verdict_of
+from gemmsmith.backends.sim.report.verdict import TimeDependence, Verdict
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
@@ -43,7 +43,7 @@ class SimulationResult:
     @property
     def verdict(self) -> Verdict:
         """What the run proves."""
-        return verdict_of(bool(self.hazards), self.time_dependences)
+        return Verdict.of(bool(self.hazards), self.time_dependences)
 
 
 Argument = int | float | TensorMap | tuple[int, ...]

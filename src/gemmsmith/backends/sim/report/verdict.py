@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from gemmsmith.lang.instruction import Result
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.statements import Assign, Block, Declare, Define, If, children, instructions, uses, walk
 from gemmsmith.lang.values import Operation, VariableRead
-
-
-class Verdict(Enum):
-    """What a run says of the kernel for its arguments."""
-
-    EVERY_SCHEDULE = "every schedule"
-    """No schedule has a hazard or a deadlock, and all compute the same bits."""
-    SCHEDULES_RUN = "schedules run"
-    """No hazard in the schedules that were run. Others may execute other instructions, or add in another order."""
-    HAZARDS = "hazards"
-    """Hazards were found."""
 
 
 class TimeDependence(NamedTuple):
@@ -32,11 +22,32 @@ class TimeDependence(NamedTuple):
         return f"{self.location}: {self.reason}"
 
 
-def verdict_of(has_hazards: bool, time_dependences: list[TimeDependence]) -> Verdict:
-    """Return the verdict on a run."""
-    if has_hazards:
-        return Verdict.HAZARDS
-    return Verdict.SCHEDULES_RUN if time_dependences else Verdict.EVERY_SCHEDULE
+@dataclass(frozen=True)
+class Verdict:
+    """What a run says of a kernel and its arguments.
+
+    `scope`: "every schedule": no schedule has a hazard or a deadlock, and all compute the same bits. "schedules run":
+    the schedules that were run have no hazard; others may execute other instructions or add in another order.
+    "hazards": there are some. `time_dependences`: why others may differ.
+    """
+
+    scope: Literal["every schedule", "schedules run", "hazards"]
+    time_dependences: tuple[TimeDependence, ...] = ()
+
+    @classmethod
+    def of(cls, has_hazards: bool, time_dependences: Iterable[TimeDependence]) -> Verdict:
+        """Return the verdict on a run."""
+        reasons = tuple(time_dependences)
+        return cls("hazards" if has_hazards else "schedules run" if reasons else "every schedule", reasons)
+
+    def __str__(self) -> str:
+        if self.scope == "every schedule":
+            return "every schedule is free of hazards and gives the same bits"
+        if self.scope == "hazards":
+            return "hazards"
+        return "\n".join(
+            ["the schedules run are free of hazards; others may differ:", *map(str, self.time_dependences)]
+        )
 
 
 def tests_only_skip_waits(block: Block) -> bool:
