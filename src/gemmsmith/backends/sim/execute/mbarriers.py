@@ -139,9 +139,9 @@ class Mbarriers:
         self.group.record_wait(start, barrier.name)
 
     def _resolve_phase(self, address: int, parity: int) -> tuple[Mbarrier, int]:
-        clock = self.group.active_lanes[0].agent().clock
-        barrier = self.at(self.group.cta, address, clock)
-        phase = barrier.resolve_phase(self.group, clock, parity)
+        clocks = [lanes.agent().clock for lanes in self.group.active_lanes]
+        barrier, *_ = [self.at(self.group.cta, address, clock) for clock in clocks]
+        phase = barrier.resolve_phase(self.group, clocks[0], parity)
         if barrier.phase - phase >= 2:
             self.group.report(
                 "phase aliasing",
