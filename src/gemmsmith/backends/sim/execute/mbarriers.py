@@ -84,7 +84,7 @@ class Mbarriers:
                 if not own:
                     event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)
                     cta.remote.append(event)
-                released, nbytes = part.warp.release(lanes), int(bytes_[rows].sum())
+                released, nbytes = part.warp.release(lanes), int(np.add.reduce(bytes_[rows]))
                 executed = released.event_counts[EXECUTED]
                 executed[acting.index] = max(executed[acting.index], instruction[1])
                 if not barrier.arrive(

@@ -102,6 +102,9 @@ class Warp:
     A subset of lanes inherits the warp's clock, except for the warp's own accesses since the last __syncwarp, which
     other lanes may have made. The warp joins its subsets' clocks at the next __syncwarp. Instructions that all lanes
     execute together (.aligned) order the execution of earlier instructions of the warp, not their accesses.
+
+    `shared_counts[row, i]`: the count of the warp's agent i up to which all lanes have seen its events, by rows of a
+    clock: since the last __syncwarp, or those executed, since the last .aligned instruction.
     """
 
     def __init__(self, index: int, num_agents: int) -> None:
@@ -110,7 +113,7 @@ class Warp:
         self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
         self.subset_agents: dict[int, Agent] = {}
         self.all_lanes.clock.event_counts[[HAPPENS_BEFORE, EXECUTED], self.first_agent] = 1
-        self.synced_counts, self.converged_counts = (np.zeros(AGENTS_PER_WARP, np.int32) for _ in range(2))
+        self.shared_counts = np.zeros((5, AGENTS_PER_WARP), np.int32)
 
     def agent(self, lanes: int) -> Agent:
         """Return the agent (clock owner) of the lanes that execute now, after it has joined what they did before."""
@@ -146,20 +149,19 @@ class Warp:
         `clock_then`: the other agent's clock at an earlier time, instead of its current one.
         """
         clock_then = clock_then or other.clock
-        counts, column, slot = clock_then.event_counts.copy(), other.index, other.index - self.first_agent
-        counts[:EXECUTED, column] = np.minimum(counts[:EXECUTED, column], self.synced_counts[slot])
-        counts[EXECUTED, column] = min(counts[EXECUTED, column], self.converged_counts[slot])
+        counts = clock_then.event_counts.copy()
+        own = counts[:, other.index]
+        np.minimum(own, self.shared_counts[:, other.index - self.first_agent], out=own)
         np.maximum(clock.event_counts, counts, out=clock.event_counts)
         clock.completed_bits |= clock_then.completed_bits
         clock.fenced_bits |= clock_then.fenced_bits
 
     def converge(self) -> None:
         """Record that all lanes execute an instruction together."""
-        self.converged_counts = np.maximum(
-            self.converged_counts, self.all_lanes.clock.event_counts[EXECUTED, self.agent_slice]
-        )
+        executed = self.shared_counts[EXECUTED]
+        np.maximum(executed, self.all_lanes.clock.event_counts[EXECUTED, self.agent_slice], out=executed)
         for agent in self.subset_agents.values():
-            self.converged_counts[agent.index - self.first_agent] = agent.clock.event_counts[EXECUTED, agent.index]
+            executed[agent.index - self.first_agent] = agent.clock.event_counts[EXECUTED, agent.index]
 
     def sync(self) -> None:
         """Execute __syncwarp: order the accesses of all lanes."""
@@ -168,8 +170,7 @@ class Warp:
             self.all_lanes.pending += agent.pending
             self.all_lanes.fenced = agent.fenced or self.all_lanes.fenced
         self.subset_agents.clear()
-        self.synced_counts = self.all_lanes.clock.event_counts[HAPPENS_BEFORE, self.agent_slice].copy()
-        self.converged_counts = self.synced_counts
+        self.shared_counts[:] = self.all_lanes.clock.event_counts[HAPPENS_BEFORE, self.agent_slice]
         self.all_lanes.advance()
 
     def release(self, lanes: int) -> VectorClock:
@@ -204,9 +205,9 @@ class Warp:
         """Join a clock into that of the lanes; all lanes together also observe what their warp had released before."""
         self.agent(lanes).clock.join(clock)
         if lanes == ALL_LANES:
-            own = clock.event_counts[:, self.agent_slice]
-            self.synced_counts = np.maximum(self.synced_counts, own[HAPPENS_BEFORE])
-            self.converged_counts = np.maximum(self.converged_counts, own[EXECUTED])
+            own, shared = clock.event_counts[:, self.agent_slice], self.shared_counts
+            np.maximum(shared[:EXECUTED], own[HAPPENS_BEFORE], out=shared[:EXECUTED])
+            np.maximum(shared[EXECUTED], own[EXECUTED], out=shared[EXECUTED])
 
     def _agents_within(self, lanes: int) -> dict[int, Agent]:
         """Return the agents of the lanes (first) and of their subsets, by lane mask."""
