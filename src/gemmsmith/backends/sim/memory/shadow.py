@@ -68,7 +68,7 @@ class Shadow:
         if width > self.granule:
             cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)
         check = _Check(self, event, offsets, width, write, clock, proxy_row, name, hazards)
-        for state, own in _cells_by_state(self.cells.take(cells), cells):
+        for state, own in _cells_by_state(self.cells[cells], cells):
             self.cells[own] = self._intern(check.check(self.states[state], own))
 
     def allow_uninitialized_reads(self, first: int, nbytes: int) -> None:
@@ -181,7 +181,7 @@ def _cells_by_state(state_ids: np.ndarray, cells: np.ndarray) -> list[tuple[int,
     if not np.count_nonzero(state_ids != first):
         return [(int(first), cells)]
     order = state_ids.argsort()
-    state_ids, cells = state_ids.take(order), cells.take(order)
+    state_ids, cells = state_ids[order], cells[order]
     begins = [0, *((state_ids[1:] != state_ids[:-1]).nonzero()[0] + 1).tolist()]
     ends = [*begins[1:], len(cells)]
     return [(state_ids.item(begin), cells[begin:end]) for begin, end in zip(begins, ends, strict=True)]
