@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gemmsmith.backends.sim.execute.counters import Counters
     from gemmsmith.backends.sim.report.hazards import Hazard
     from gemmsmith.backends.sim.report.timeline import Timeline
+    from gemmsmith.backends.sim.report.verdict import Verdict
 
 MAX_CACHED_CALLS = 4096
 """Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""
@@ -61,12 +62,14 @@ class Simulation:
         hazards: The errors found, an empty list for a correct kernel.
         timeline: The spans of all CTAs, in cycles of the cost model.
         cycles: Cycles of the cost model.
+        verdict: Whether the run speaks for every schedule of the kernels, and if not, why.
     """
 
     result: Any
     hazards: list[Hazard]
     timeline: Timeline
     cycles: int
+    verdict: Verdict
 
 
 class Plan:
@@ -388,7 +391,7 @@ class Plan:
         from gemmsmith.backends.sim.run import run
 
         result = run(launches, binding.arguments, seed, progress, counters)
-        return Simulation(binding.value, result.hazards, result.timeline, result.cycles)
+        return Simulation(binding.value, result.hazards, result.timeline, result.cycles, result.verdict)
 
 
 def run_reference(binding: Binding) -> None:

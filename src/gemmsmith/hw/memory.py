@@ -218,6 +218,7 @@ class StoreStrong(Instruction):
 class SpinUntilEqual(Instruction):
     """Spins on ld.acquire until the word equals `value`."""
 
+    waits_for_threads = True
     address: u64
     value: u32
     scope: Scope = "gpu"
@@ -238,6 +239,7 @@ class SpinUntilEqual(Instruction):
 class SpinUntilAtLeast(Instruction):
     """Spins on ld.relaxed until the word is at least `value`, for at most `max_polls` loads; returns the last value."""
 
+    waits_for_threads = True
     address: u64
     value: u32
     max_polls: u32
@@ -293,7 +295,7 @@ class RedAddF32(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        m.memory.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False)
+        m.memory.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False, rounds=True)
 
 
 class RedAddVector(Instruction):
@@ -347,7 +349,7 @@ def _add_atomically(m: Machine, address: np.ndarray, bits: np.ndarray, dtype: An
         with np.errstate(over="ignore", invalid="ignore"):
             return np.add(a.view(dtype), b.view(dtype)).view(bits.dtype)
 
-    m.memory.atomic("global", address, bits.dtype, add, bits, returns=False)
+    m.memory.atomic("global", address, bits.dtype, add, bits, returns=False, rounds=True)
 
 
 class RedAddU32(Instruction):

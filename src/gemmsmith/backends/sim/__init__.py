@@ -4,5 +4,6 @@ from gemmsmith.backends.sim.engine import SimulationResult, simulate
 from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.hazards import Hazard
 from gemmsmith.backends.sim.report.timeline import Span, Timeline
+from gemmsmith.backends.sim.report.verdict import Verdict
 
-__all__ = ["GlobalMemory", "Hazard", "SimulationResult", "Span", "Timeline", "simulate"]
+__all__ = ["GlobalMemory", "Hazard", "SimulationResult", "Span", "Timeline", "Verdict", "simulate"]

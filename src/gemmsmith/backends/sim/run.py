@@ -86,7 +86,8 @@ def run(
         hazards = [hazard for x, address in written for hazard in _unwritten(memory, x, address)]
     longest = max(reversed(results), key=lambda result: result.cycles, default=None)
     timeline = longest.timeline if longest else Timeline()
-    return SimulationResult(hazards, timeline, sum(result.cycles for result in results))
+    dependences = dict.fromkeys(x for result in results for x in result.time_dependences)
+    return SimulationResult(hazards, timeline, sum(result.cycles for result in results), list(dependences))
 
 
 def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:

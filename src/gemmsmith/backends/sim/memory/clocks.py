@@ -71,12 +71,11 @@ class Agent:
     """A set of a warp's lanes with one vector clock, which in the literature each thread has.
 
     `fenced`: scope and clock of the last fence, which relaxed writes publish. `pending`: (scope, clock) observed by
-    relaxed reads, joined at the next fence. `last_access`: the number of its last event that was no mere arrival.
+    relaxed reads, joined at the next fence.
     """
 
     index: int
     clock: VectorClock
-    last_access: int = 0
     fenced: tuple[ScopeLevel, VectorClock] | None = None
     pending: list[tuple[ScopeLevel, VectorClock]] = field(default_factory=list)
 
@@ -90,21 +89,14 @@ class Agent:
         """The number of the agent's next event."""
         return self.clock.event_counts.item(HAPPENS_BEFORE, self.index)
 
-    def access(self) -> int:
-        """Return the number of the event that the agent executes now: an access or a wait."""
-        self.last_access = self.next_event
-        return self.last_access
-
 
 class Warp:
     """The agents of a warp.
 
-    A subset of lanes inherits the warp's clock, except for the warp's own accesses since the last __syncwarp, which
-    other lanes may have made. The warp joins its subsets' clocks at the next __syncwarp. Instructions that all lanes
-    execute together (.aligned) order the execution of earlier instructions of the warp, not their accesses.
-
-    `shared_counts[row, i]`: the count of the warp's agent i up to which all lanes have seen its events, by rows of a
-    clock: since the last __syncwarp, or those executed, since the last .aligned instruction.
+    A subset of lanes inherits the warp's clock, except for the warp's own accesses and fences since the last
+    __syncwarp, which other lanes may have executed. The warp joins its subsets' clocks at the next __syncwarp.
+    Instructions that all lanes execute together (.aligned) order the execution of earlier instructions of the warp, not
+    their accesses. `synced_counts`: the warp's own events, by row and agent, that all of its lanes have observed.
     """
 
     def __init__(self, index: int, num_agents: int) -> None:
@@ -113,7 +105,8 @@ class Warp:
         self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
         self.subset_agents: dict[int, Agent] = {}
         self.all_lanes.clock.event_counts[[HAPPENS_BEFORE, EXECUTED], self.first_agent] = 1
-        self.shared_counts = np.zeros((5, AGENTS_PER_WARP), np.int32)
+        self.synced_counts = np.zeros((EXECUTED, AGENTS_PER_WARP), np.int32)
+        self.converged_counts = np.zeros(AGENTS_PER_WARP, np.int32)
 
     def agent(self, lanes: int) -> Agent:
         """Return the agent (clock owner) of the lanes that execute now, after it has joined what they did before."""
@@ -144,24 +137,28 @@ class Warp:
         return agent
 
     def _join_synced(self, clock: VectorClock, other: Agent, clock_then: VectorClock | None = None) -> None:
-        """Join another agent's clock into `clock`, excluding that agent's own accesses since the last __syncwarp.
+        """Join another agent's clock into `clock`, excluding its own accesses and fences since the last __syncwarp.
 
         `clock_then`: the other agent's clock at an earlier time, instead of its current one.
         """
         clock_then = clock_then or other.clock
-        counts = clock_then.event_counts.copy()
-        own = counts[:, other.index]
-        np.minimum(own, self.shared_counts[:, other.index - self.first_agent], out=own)
+        counts, slot = clock_then.event_counts.copy(), other.index - self.first_agent
+        slots = slice(None) if other is self.all_lanes else slice(slot, slot + 1)
+        own = counts[:EXECUTED, self.agent_slice][:, slots]
+        np.minimum(own, self.synced_counts[:, slots], out=own)
+        executed = counts.item(EXECUTED, other.index), self.converged_counts.item(slot)
+        counts[EXECUTED, other.index] = min(executed)
         np.maximum(clock.event_counts, counts, out=clock.event_counts)
         clock.completed_bits |= clock_then.completed_bits
         clock.fenced_bits |= clock_then.fenced_bits
 
     def converge(self) -> None:
         """Record that all lanes execute an instruction together."""
-        executed = self.shared_counts[EXECUTED]
-        np.maximum(executed, self.all_lanes.clock.event_counts[EXECUTED, self.agent_slice], out=executed)
+        self.converged_counts = np.maximum(
+            self.converged_counts, self.all_lanes.clock.event_counts[EXECUTED, self.agent_slice]
+        )
         for agent in self.subset_agents.values():
-            executed[agent.index - self.first_agent] = agent.clock.event_counts[EXECUTED, agent.index]
+            self.converged_counts[agent.index - self.first_agent] = agent.clock.event_counts[EXECUTED, agent.index]
 
     def sync(self) -> None:
         """Execute __syncwarp: order the accesses of all lanes."""
@@ -170,8 +167,15 @@ class Warp:
             self.all_lanes.pending += agent.pending
             self.all_lanes.fenced = agent.fenced or self.all_lanes.fenced
         self.subset_agents.clear()
-        self.shared_counts[:] = self.all_lanes.clock.event_counts[HAPPENS_BEFORE, self.agent_slice]
+        self.synced_counts = self._observed_by_all(self.all_lanes.clock)
+        self.converged_counts = self.synced_counts[HAPPENS_BEFORE]
         self.all_lanes.advance()
+
+    def _observed_by_all(self, clock: VectorClock) -> np.ndarray:
+        """Return the warp's own events at a clock. Each lane's fence for global memory is one for all of them."""
+        counts = clock.event_counts[:EXECUTED, self.agent_slice].copy()
+        counts[GLOBAL_PROXY_FENCED] = counts[HAPPENS_BEFORE]
+        return counts
 
     def release(self, lanes: int) -> VectorClock:
         """Return a copy of the lanes' clock and advance it, so that later events are not covered by the copy."""
@@ -205,9 +209,9 @@ class Warp:
         """Join a clock into that of the lanes; all lanes together also observe what their warp had released before."""
         self.agent(lanes).clock.join(clock)
         if lanes == ALL_LANES:
-            own, shared = clock.event_counts[:, self.agent_slice], self.shared_counts
-            np.maximum(shared[:EXECUTED], own[HAPPENS_BEFORE], out=shared[:EXECUTED])
-            np.maximum(shared[EXECUTED], own[EXECUTED], out=shared[EXECUTED])
+            self.synced_counts = np.maximum(self.synced_counts, self._observed_by_all(clock))
+            executed = clock.event_counts[EXECUTED, self.agent_slice]
+            self.converged_counts = np.maximum(self.converged_counts, executed)
 
     def _agents_within(self, lanes: int) -> dict[int, Agent]:
         """Return the agents of the lanes (first) and of their subsets, by lane mask."""
