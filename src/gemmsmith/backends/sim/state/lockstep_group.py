@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class Wait:
     describe: Callable[[], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ActiveLanes:
     """The active lanes of one warp, as a bit mask; `rows` are their indices among the group's threads."""
 
@@ -56,11 +57,25 @@ class ActiveLanes:
         self.warp.acquire(self.mask, clock)
 
 
+class ActiveWarps(list[ActiveLanes]):
+    """The active lanes by warp. `thread_indices`: of all of them; `slices`: each warp's part of these."""
+
+    def __init__(self, by_warp: Iterable[ActiveLanes]) -> None:
+        super().__init__(by_warp)
+        parts = [lanes.thread_indices for lanes in self]
+        self.thread_indices = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        ends = [*accumulate(map(len, parts))]
+        self.slices = [
+            (lanes, slice(end - len(lanes.thread_indices), end)) for lanes, end in zip(self, ends, strict=True)
+        ]
+
+
 class LockstepGroup:
     """The threads of a warp or a warpgroup of one CTA, executed in lockstep.
 
     `title`: name in messages; `time`: cycles of the cost model; `location`: the source line being executed;
-    `active_lanes`: the active threads by warp; `registers_per_thread`: the register budget (setmaxnreg).
+    `active_lanes`: the active threads by warp; `selection`: an index of their rows; `registers_per_thread`: the
+    register budget (setmaxnreg).
     """
 
     def __init__(self, state: GridState, cta: Cta, first: int, count: int, name: str) -> None:
@@ -70,24 +85,22 @@ class LockstepGroup:
         self.warps = cta.warps[first // 32 : (first + count) // 32]
         self.time, self.busy_since, self.location = 0, 0, SourceLocation("?", 0)
         self.registers_per_thread = state.kernel.max_registers_per_thread
-        self._active_lanes: dict[bytes, list[ActiveLanes]] = {}
-        self.active = np.ones(count, bool)
-        self.active_lanes = self.active_lanes_of(self.active)
+        self._active_lanes: dict[bytes, ActiveWarps] = {}
+        self.set_active(np.ones(count, bool))
 
     def set_active(self, active: np.ndarray) -> None:
         """Set which threads execute, as a bool per thread."""
-        self.active = active
-        self.active_lanes = self.active_lanes_of(active)
+        self.active, self.active_lanes = active, self.active_lanes_of(active)
+        self.selection = slice(None) if active.all() else active
 
-    def active_lanes_of(self, active: np.ndarray) -> list[ActiveLanes]:
+    def active_lanes_of(self, active: np.ndarray) -> ActiveWarps:
         """Return the active lanes by warp, for a bool per thread."""
         active_lanes = self._active_lanes.get(active.tobytes())
         if active_lanes is None:
             by_warp = [(i, np.flatnonzero(lanes)) for i, lanes in enumerate(active.reshape(-1, 32))]
-            active_lanes = [
+            active_lanes = self._active_lanes[active.tobytes()] = ActiveWarps(
                 ActiveLanes(self.warps[i], mask_of(lanes), 32 * i + lanes) for i, lanes in by_warp if len(lanes)
-            ]
-            self._active_lanes[active.tobytes()] = active_lanes
+            )
         return active_lanes
 
     def broadcast(self, x: Any, dtype: Any = np.int64) -> np.ndarray:
