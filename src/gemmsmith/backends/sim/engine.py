@@ -72,7 +72,7 @@ def simulate(
     for buffer in memory.buffers:
         buffer.shadow.begin_launch()
     state = GridState(
-        kernel, memory, cost_model, seed, Hazards(max_hazards), dict(arguments), grid, Operations(on_mma_cycles)
+        kernel, memory, cost_model, seed, Hazards(max_hazards, kernel), dict(arguments), grid, Operations(on_mma_cycles)
     )
     by_cta = create_ctas(state, is_dependent_launch=is_dependent_launch)
     groups = [group for cta_groups in by_cta.values() for group in cta_groups]

@@ -131,7 +131,7 @@ def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Ha
     if elements.all():
         return []
     message = f"{elements.size - np.count_nonzero(elements)} of {elements.size} elements of {buffer.name} are unwritten"
-    return [Hazard("unwritten result", message, SourceLocation("?", 0))]
+    return [Hazard("unwritten result", message, SourceLocation("?", 0), subject=buffer.name)]
 
 
 def _address_of_copies(memory: GlobalMemory, info: ArrayInfo, name: str) -> tuple[int, int]:

@@ -240,5 +240,5 @@ class MemoryInstructions(CheckedMemory):
             word = group.state.sync_variables[int(x)]
             racing = word.write(event, released_clock, atomic=atomic, ordered=lambda e: e.happens_before(agent.clock))
             if racing:
-                group.report("race", f"{event} of a word is not ordered after {racing}", racing.location)
+                group.report("race", f"{event} of a word is not ordered after {racing}", racing.place)
             word.visible_at = group.time + group.state.cost_model.store_latency

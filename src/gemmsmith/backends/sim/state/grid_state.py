@@ -45,7 +45,9 @@ class GridState:
     def resident_ctas(self) -> int:
         """CTAs of the grid that certainly are resident at once on the chip, whatever registers ptxas allocates."""
         kernel, size = self.kernel, self.kernel.cluster[0]
-        per_sm = occupancy(kernel.chip, kernel.threads, kernel.max_registers_per_thread, kernel.shared_bytes).ctas_per_sm
+        per_sm = occupancy(
+            kernel.chip, kernel.threads, kernel.max_registers_per_thread, kernel.shared_bytes
+        ).ctas_per_sm
         return min(self.grid, max(1, kernel.chip.sm_count * per_sm // size) * size)
 
     def describe_address(self, address: int) -> tuple[str, int | None]:

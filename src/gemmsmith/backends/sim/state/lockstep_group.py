@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.memory.clocks import ALL_LANES, Agent, VectorClock, Warp
-from gemmsmith.backends.sim.report.hazards import SimulationAborted
+from gemmsmith.backends.sim.report.hazards import Place, SimulationAborted
 from gemmsmith.backends.sim.report.timeline import Span
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
@@ -58,8 +58,9 @@ class ActiveLanes:
 class LockstepGroup:
     """The threads of a warp or a warpgroup of one CTA, executed in lockstep.
 
-    `title`: name in messages; `time`: cycles of the cost model; `location`: the source line being executed;
-    `active_lanes`: the active threads by warp; `registers_per_thread`: the register budget (setmaxnreg).
+    `title`: name in messages; `time`: cycles of the cost model; `line`: the source line being executed; `loops`: name
+    and index of each loop that is being executed, outermost first; `active_lanes`: the active threads by warp;
+    `registers_per_thread`: the register budget (setmaxnreg).
     """
 
     def __init__(self, state: GridState, cta: Cta, first: int, count: int, name: str) -> None:
@@ -67,7 +68,8 @@ class LockstepGroup:
         self.title = f"CTA {cta.index} {name}"
         self.threads = np.arange(first, first + count)
         self.warps = cta.warps[first // 32 : (first + count) // 32]
-        self.time, self.busy_since, self.location = 0, 0, SourceLocation("?", 0)
+        self.time, self.busy_since, self.line = 0, 0, SourceLocation("?", 0)
+        self.loops: list[tuple[str, int]] = []
         self.registers_per_thread = state.kernel.max_registers_per_thread
         self._active_lanes: dict[bytes, list[ActiveLanes]] = {}
         self.active = np.ones(count, bool)
@@ -101,9 +103,14 @@ class LockstepGroup:
             raise self.fatal("out of bounds", f"CTA {rank} of a cluster of {len(self.cta.cluster.ctas)}")
         return self.cta.peer(rank)
 
-    def report(self, kind: str, message: str, other: object = None) -> None:
-        """Report a hazard at the current source line."""
-        self.state.hazards.report(kind, f"{message} [{self.title}]", self.location, other)
+    @property
+    def location(self) -> Place:
+        """The source line being executed, with the threads and the iteration."""
+        return Place(self.line, self.cta.index, self.title, tuple(self.loops))
+
+    def report(self, kind: str, message: str, earlier: Place | None = None) -> None:
+        """Report a hazard at the current source line; `earlier`: the other access of a race."""
+        self.state.hazards.report(kind, f"{message} [{self.title}]", self.location, earlier=earlier)
 
     def fatal(self, kind: str, message: str) -> SimulationAborted:
         """Report a fatal hazard and return the exception to raise."""
