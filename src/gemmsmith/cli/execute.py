@@ -71,9 +71,7 @@ class Outcome:
         if self.backend != "reference":
             result |= resources(plan)
         if self.backend == "sim":
-            result["hazards"] = [
-                {"kind": h.kind, "location": f"{h.location}", "message": h.message} for h in self.hazards
-            ]
+            result["hazards"] = [h.to_json() for h in self.hazards]
         result |= self.timings
         if self.kernel_counts:
             result["counters"] = [x.to_json() for x in self.kernel_counts]

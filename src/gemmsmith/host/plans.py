@@ -68,6 +68,10 @@ class Simulation:
     timeline: Timeline
     cycles: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the cycles and the hazards for JSON, as `gemmsmith simulate --json` prints them."""
+        return {"cycles": self.cycles, "hazards": [hazard.to_json() for hazard in self.hazards]}
+
 
 class Plan:
     """A compiled GEMM with its epilogue.

@@ -138,5 +138,8 @@ def _choose(
 
 
 def _deadlock(state: GridState, blocked: dict[LockstepGroup, Wait | None]) -> SimulationAborted:
-    waits = [f"{u.title} ({u.location}) waits for {w.describe()}" for u, w in blocked.items() if w]
-    return next(iter(blocked)).fatal("deadlock", "; ".join(waits))
+    waits = [(u, w.describe()) for u, w in blocked.items() if w]
+    message = "; ".join(f"{u.title} ({u.location}) waits for {reason}" for u, reason in waits)
+    first, *others = (u.location.accessed(f"wait for {reason.partition(':')[0]}", "threads") for u, reason in waits)
+    state.hazards.report("deadlock", message, first, others=tuple(others))
+    return SimulationAborted(message)

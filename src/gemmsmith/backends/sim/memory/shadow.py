@@ -159,10 +159,10 @@ class _Check:
         if earlier.ordered_before(event, self.clock, cells, self.shadow.granule):
             if self.proxy_row is not None and not earlier.precedes_async_proxy(self.clock, self.proxy_row):
                 message = f"{kind} of {self.name}: {event} is not separated from {earlier} by fence.proxy.async"
-                self.hazards.report("missing proxy fence", message, event.place, earlier=earlier.place)
+                self.hazards.report("missing proxy fence", message, event.place, others=(earlier.place,))
             return True
         message = f"{kind} of {self.name}: {event} is not ordered after {earlier}"
-        self.hazards.report("race", message, event.place, earlier=earlier.place)
+        self.hazards.report("race", message, event.place, others=(earlier.place,))
         return False
 
     def _append_event(self, others: tuple[Event, ...], cells: np.ndarray) -> tuple[Event, ...]:

@@ -32,6 +32,8 @@ class Place(SourceLocation):
         return Place(self, self.cta, self.agent, self.loops, access, engine)
 
 
+MAX_PRINTED = 4
+"""Calls of a stack, and places, that a hazard's text has. JSON has all. Chosen; not measured."""
 _ORDER = {
     ("tma", "read"): "wait for the mbarrier on which the TMA load completes before its source is written",
     ("tma", "write"): "wait for the mbarrier on which the TMA load completes, in the phase of this load",
@@ -103,7 +105,7 @@ class Hazard:
         message: What is wrong.
         location: The kernel's source line; a Place (with the threads, and the iteration of each loop) if threads were
             executing it.
-        earlier: For a race, the other access, which this one is not ordered after.
+        others: For a race, the access that this one is not ordered after; for a deadlock, the other waits.
         subject: The buffer or the barrier, where hazards of one line are told apart by it.
         kernel: The kernel; None if the hazard is none of one kernel.
         event: Number of events in the simulation's record before it.
@@ -113,7 +115,7 @@ class Hazard:
     kind: str
     message: str
     location: SourceLocation
-    earlier: Place | None = None
+    others: tuple[Place, ...] = ()
     subject: str = ""
     kernel: Kernel | None = field(default=None, repr=False)
     event: int | None = field(default=None, compare=False)
@@ -121,13 +123,13 @@ class Hazard:
 
     @property
     def places(self) -> list[SourceLocation]:
-        """Where it occurred: the access, and the earlier one of a race."""
-        return [self.location, self.earlier] if self.earlier else [self.location]
+        """Where it occurred: the access, and the earlier one of a race; all waits of a deadlock."""
+        return [self.location, *self.others]
 
     @property
     def id(self) -> str:
         """The same for all schedules, and after edits elsewhere: a hash of kind, subject, functions and code."""
-        lines = (f"{_base(x.file)} {x.call.function} {x.call.text} {_rule_key(x)}" for x in self.places)
+        lines = {f"{_base(x.file)} {x.call.function} {x.call.text} {_rule_key(x)}" for x in self.places}
         return hashlib.sha256("\n".join([self.kind, self.subject, *sorted(lines)]).encode()).hexdigest()[:8]
 
     @property
@@ -135,16 +137,16 @@ class Hazard:
         """Which order or which fence is missing; empty if the message says it."""
         by_phrase = _HINTS.get(self.kind, {})
         hint = next((hint for phrase, hint in by_phrase.items() if phrase in self.message), "")
-        if hint or not self.earlier:
+        if hint or not self.others:
             return hint
-        engine, access = _rule_key(self.earlier)
+        engine, access = _rule_key(self.others[0])
         order = _ORDER.get((engine, access)) or _ORDER["threads", ""]
         later = self.location.engine if isinstance(self.location, Place) else ""
         return order + (", with fence.proxy.async before the arrival" if engine == "threads" != later else "")
 
     def __str__(self) -> str:
         lines = [f"{self.kind} at {self.location}: {self.message}"]
-        lines += [self._describe(place) for place in self.places if place.line]
+        lines += [self._describe(place) for place in self.places[:MAX_PRINTED] if place.line]
         lines += [f"hint: {self.hint}"] if self.hint else []
         return "\n  ".join([*lines, f"id {self.id}" + (f", {self.count} times" if self.count > 1 else "")])
 
@@ -161,9 +163,10 @@ class Hazard:
         if isinstance(place, Place):
             loops = "".join(f", {name} {index}" for name, index in place.loops)
             who = f"{place.access or 'executed'} by {place.agent}{loops}: "
-        line = self._cuda_line(place)
-        stack = " < ".join(map(str, place.stack or [place.call]))
-        return f"{who}{stack}{f'; CUDA line {line}' if line else ''}"
+        line, stack = self._cuda_line(place), [*map(str, place.stack or [place.call])]
+        if len(stack) > MAX_PRINTED:
+            stack[MAX_PRINTED // 2 : -MAX_PRINTED // 2] = ["..."]
+        return f"{who}{' < '.join(stack)}{f'; CUDA line {line}' if line else ''}"
 
     def _place_to_json(self, place: SourceLocation) -> dict[str, Any]:
         line = self._cuda_line(place)
@@ -201,15 +204,14 @@ class Hazards:
     _seen: dict[object, Hazard] = field(default_factory=dict)
 
     def report(
-        self, kind: str, message: str, location: SourceLocation, subject: str = "", earlier: Place | None = None
+        self, kind: str, message: str, location: SourceLocation, subject: str = "", others: tuple[Place, ...] = ()
     ) -> None:
         """Record a hazard, or count it if one of its kind was reported for the same source lines."""
-        places = frozenset((x, _rule_key(x)) for x in (location, earlier) if x is not None and earlier is not None)
-        key = kind, places or location, subject
+        key = kind, frozenset((x, _rule_key(x)) for x in (location, *others)) if others else location, subject
         if key in self._seen:
             self._seen[key].count += 1
             return
-        self._seen[key] = Hazard(kind, message, location, earlier, subject, self.kernel)
+        self._seen[key] = Hazard(kind, message, location, others, subject, self.kernel)
         self.reported.append(self._seen[key])
         if len(self.reported) >= self.limit:
             raise SimulationAborted(f"{self.limit} hazards")

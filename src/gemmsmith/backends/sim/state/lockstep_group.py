@@ -108,9 +108,9 @@ class LockstepGroup:
         """The source line being executed, with the threads and the iteration."""
         return Place(self.line, self.cta.index, self.title, tuple(self.loops))
 
-    def report(self, kind: str, message: str, earlier: Place | None = None) -> None:
-        """Report a hazard at the current source line; `earlier`: the other access of a race."""
-        self.state.hazards.report(kind, f"{message} [{self.title}]", self.location, earlier=earlier)
+    def report(self, kind: str, message: str, *others: Place) -> None:
+        """Report a hazard at the current source line; `others`: the other access of a race."""
+        self.state.hazards.report(kind, f"{message} [{self.title}]", self.location, others=others)
 
     def fatal(self, kind: str, message: str) -> SimulationAborted:
         """Report a fatal hazard and return the exception to raise."""
