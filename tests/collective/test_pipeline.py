@@ -12,6 +12,7 @@ from tests.conformance.case import at, load_shared_word, slot, words, write
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import (
     LaggedRelease,
+    Peers,
     PipelineAsync,
     PipelineState,
     PipelineTmaAsync,
@@ -98,7 +99,7 @@ def test_what_is_handed_on_is_what_comes(stages: int, seed: int) -> None:
 
 def test_a_role_arrives_equally_often_everywhere() -> None:
     with Builder("k", threads=256, cluster=(2, 1, 1)) as k:
-        pipe = PipelineTmaAsync(2, transaction_bytes=128, cluster_size=2, name="p")
+        pipe = PipelineTmaAsync(2, transaction_bytes=128, peers=Peers(2), name="p")
         init_barriers(pipe)
         with k.warpgroups(0, 2):
             pipe.consumer_release(pipe.consumer_start_state())
@@ -174,7 +175,7 @@ def test_a_release_barrier_is_waited_for_once_in_each_round(seed: int) -> None:
     rounds = 4
 
     def record(k: Builder, out: Value) -> None:
-        done, ready, place = StagesReleasedBarrier("done", 1, 0), PipelineAsync(1, "ready"), k.shared(4)
+        done, ready, place = StagesReleasedBarrier("done"), PipelineAsync(1, "ready"), k.shared(4)
         init_barriers(done, ready)
         with k.warpgroup(0), k.warp(0):
             phase, state = k.var(U32, 0, "phase"), ready.producer_start_state()

@@ -10,6 +10,8 @@ from tests.collective.exact_gemm import check
 
 import gemmsmith
 from gemmsmith import Config, Spec
+from gemmsmith.collective.pipeline import Peers
+from gemmsmith.collective.tma_mainloop import TmaStages
 
 TILE = Config(tile=(64, 16, 32), cluster=(1, 1), consumers=1, stages=3)
 
@@ -69,3 +71,32 @@ def test_kernels_that_depend_on_this_one_start_early_if_asked_to(pdl: bool) -> N
 def test_the_operand_of_few_rows_is_copied_last(swap_ab: bool) -> None:
     loads = re.findall(r"tma_load\(&(a|b), ", source(TILE.replace(swap_ab=swap_ab)))
     assert loads[:2] == (["a", "b"] if swap_ab else ["b", "a"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("alias", [False, True])
+@pytest.mark.parametrize(("cluster", "splits"), [((2, 2), 1), ((2, 2), 2), ((4, 2), 1), ((2, 4), 1)])
+def test_stages_are_released_to_the_ctas_of_a_row_and_a_column(
+    cluster: tuple[int, int], splits: int, alias: bool, seed: int, rng: np.random.Generator
+) -> None:
+    config = Config(
+        "cooperative", (64, 64, 32), cluster, stages=2, consumers=1, cluster_splits=splits, alias_epilogue=alias
+    )
+    rows, columns, k = 64 * cluster[0] + 8, 64 * cluster[1] + 8, 200
+    a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((rows, k), (k, columns)))
+    done = gemmsmith.simulate(a, b, out_dtype="fp32", config=config, seed=seed)
+    assert done.hazards == []
+    np.testing.assert_allclose(done.result, a.astype(np.float64) @ b.astype(np.float64), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("cluster", [(2, 2), (4, 2)])
+def test_an_arrival_on_other_ctas_could_be_counted_a_phase_early(
+    cluster: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = cluster[0] * cluster[1]
+    monkeypatch.setattr(TmaStages, "peers", property(lambda self: Peers(size, lambda i: i)))
+    config = Config("cooperative", (64, 64, 32), cluster, stages=2, consumers=1)
+    a, b = (np.ones(shape, np.float16) for shape in ((256, 200), (200, 256)))
+    done = gemmsmith.simulate(a, b, config=config)
+    assert {h.kind for h in done.hazards} == {"barrier"}
+    assert all("is not ordered after phase" in h.message for h in done.hazards)

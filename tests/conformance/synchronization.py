@@ -22,7 +22,13 @@ from tests.conformance.case import (
 from tests.instructions import load_cluster, load_strong, store_cluster
 
 from gemmsmith import hw
-from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, PipelineTransactionAsync, init_barriers
+from gemmsmith.collective.pipeline import (
+    Peers,
+    PipelineAsync,
+    PipelineTmaAsync,
+    PipelineTransactionAsync,
+    init_barriers,
+)
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
@@ -102,17 +108,22 @@ def arrive_expect_tx(k: Builder) -> None:
             hw.tma_load(source, 0, turn, 0, buffer[0], barrier, EVICT_NORMAL)
         hw.mbarrier_wait(barrier, turn)
         write(out, k.thread + 128 * turn, taken(k, buffer[0]))
+        hw.fence_proxy_async()
         hw.sync_threads()
 
 
 def remote_arrive(k: Builder) -> None:
-    """Lane r of each CTA arrives on CTA r's barrier; phase 1 needs the arrivals of all after phase 0."""
+    """Lane r of each CTA arrives on CTA r's barriers, in turn on two.
+
+    With one, a CTA that has seen its own phase could arrive for the next on a peer that the others have yet to reach.
+    """
     out, size = k.pointer("out"), k.cluster[0]
-    (barrier,) = barriers(size)
-    for phase in range(2):
+    pair = barriers(size, size)
+    for turn in range(4):
+        barrier = pair[turn % 2]
         with k.when(k.thread < size):
             hw.mbarrier_arrive_remote(barrier, k.lane.to(U32), "cluster")
-        hw.mbarrier_wait(barrier, phase)
+        hw.mbarrier_wait(barrier, turn // 2)
         hw.sync_threads()  # all have seen this phase before the next may complete
     write(out, hw.block_index() * 128 + k.thread, (k.thread + hw.cluster_rank()).to(U32))
     sync_cluster()
@@ -364,6 +375,7 @@ def consume(k: Builder, out: Value, buffer: SharedBuffer, pipe: Pipeline, tokens
         token = pipe.consumer_test_wait(read) if tokens else None
         pipe.consumer_wait(read, token)
         write(out, turn * 128 + k.thread % 128, taken(k, buffer[read.index]))
+        hw.fence_proxy_async()  # TMA may write the stage next
         hw.sync_warp()  # one lane arrives for all that have read
         pipe.consumer_release(read)
         read.advance()
@@ -398,7 +410,7 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
     def record(k: Builder) -> None:
         out, source = k.pointer("out"), k.tensor_map("source")
         buffer = k.shared(512, stages=STAGES, alignment=128)
-        pipe = PipelineTmaAsync(STAGES, transaction_bytes=512, cluster_size=cluster, scope="cluster")
+        pipe = PipelineTmaAsync(STAGES, transaction_bytes=512, peers=Peers(cluster), scope="cluster")
         init_barriers(pipe, prefetch=[source])
         part = 128 // cluster
         with k.warpgroup(0), k.warp(1), k.when(hw.elect_one()):

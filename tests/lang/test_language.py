@@ -11,7 +11,7 @@ import pytest
 
 from gemmsmith import hw, lang
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, init_barriers
+from gemmsmith.collective.pipeline import Peers, PipelineAsync, PipelineTmaAsync, init_barriers
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32
 from gemmsmith.core.errors import ConfigError, KernelError
 from gemmsmith.core.mma import Mma, select_mma
@@ -138,7 +138,7 @@ def test_a_barrier_nobody_arrives_on() -> None:
 @pytest.mark.parametrize(("cluster_size", "warpgroups"), [(1, 1), (1, 2), (2, 2), (2, 3)])
 def test_arrival_counts_come_from_the_roles(cluster_size: int, warpgroups: int) -> None:
     with Builder("k", threads=128 * (warpgroups + 1), cluster=(cluster_size, 1, 1)) as k:
-        pipe = PipelineTmaAsync(2, transaction_bytes=128, cluster_size=cluster_size)
+        pipe = PipelineTmaAsync(2, transaction_bytes=128, peers=Peers(cluster_size))
         init_barriers(pipe)
         with k.warpgroup(0), k.warp(0):
             pipe.producer_acquire(pipe.producer_start_state())

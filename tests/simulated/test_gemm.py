@@ -34,7 +34,7 @@ def configs(draw: some.DrawFn) -> Config:
     return Config(
         design,
         (tile_m, tile_n, draw(some.sampled_from([16, 32, 64, 128, 256]))),
-        draw(some.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)])),
+        draw(some.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4)])),
         draw(some.integers(2, 4)),
         consumers,
         draw(some.sampled_from(["m", "n"])),

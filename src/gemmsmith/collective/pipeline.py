@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 from gemmsmith import hw
@@ -62,6 +63,26 @@ class PipelineState:
         self._index.set(next_index % self.stages)
 
 
+@dataclass(frozen=True)
+class Peers:
+    """The CTAs of a cluster that this one exchanges multicasts with, itself included.
+
+    In a cluster of rows and columns they are those of its row and of its column. What the others load does not depend
+    on this CTA's release of a stage, so their next arrivals could be counted in the same phase. (CUTLASS:
+    is_same_row_or_col of PipelineTmaAsync.)
+
+    Attributes:
+        count: Their number.
+        rank: Returns the cluster rank of the i-th of them.
+    """
+
+    count: int = 1
+    rank: Callable[[Value], Value] = lambda i: i
+
+
+NO_PEERS = Peers()
+
+
 class HasBarriers(Protocol):
     """An object with mbarriers that `init_barriers` initializes."""
 
@@ -90,9 +111,9 @@ class _Pipeline:
     `scope`: memory scope of the consumers' release.
     """
 
-    def __init__(self, stages: int, name: str = "pipeline", cluster_size: int = 1, scope: Scope = "cta") -> None:
+    def __init__(self, stages: int, name: str = "pipeline", scope: Scope = "cta") -> None:
         k = current_builder()
-        self.stages, self.name, self.cluster_size, self.scope = stages, name, cluster_size, scope
+        self.stages, self.name, self.scope = stages, name, scope
         self.acquire_scope = scope
         self._full, self._empty = (
             k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} {which} barrier")
@@ -142,21 +163,20 @@ class PipelineTmaAsync(_Pipeline):
     """A pipeline filled by TMA and read by warps; each CTA of a cluster may multicast into the others' stages.
 
     Full barrier: 1 arrival, of the producer with the bytes that its own CTA expects (peers' multicasts included), and
-    those bytes. Empty barrier: one arrival per consumer warp of each CTA of the cluster, since a stage is free only
-    after all CTAs to which the next multicast writes have read it.
+    those bytes. Empty barrier: one arrival per consumer warp of each peer, since a stage is free only after all CTAs to
+    which the next multicast writes have read it.
     """
 
     def __init__(
-        self, stages: int, *, transaction_bytes: ValueLike, cluster_size: int = 1, first_rank: Value | int = 0,
-        consumer_groups: int = 1, scope: Scope = "cta", acquire_scope: Scope | None = None, name: str = "pipeline",
+        self, stages: int, *, transaction_bytes: ValueLike, peers: Peers = NO_PEERS, consumer_groups: int = 1,
+        scope: Scope = "cta", acquire_scope: Scope | None = None, name: str = "pipeline",
     ) -> None:  # fmt: skip
         """Allocate the barriers.
 
         Args:
             stages: Stages of the ring.
             transaction_bytes: Bytes that complete a stage.
-            cluster_size: CTAs that multicast to one another.
-            first_rank: The cluster rank of the first of them.
+            peers: CTAs that this one exchanges multicasts with.
             consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1); each stage is read
                 by 1 / `consumer_groups` of the consumer warpgroups.
             scope: Memory scope of the consumers' release. "cta" suffices if wgmma that was waited for has read the
@@ -164,8 +184,8 @@ class PipelineTmaAsync(_Pipeline):
             acquire_scope: Memory scope of the producers' wait, if some releases have a wider scope; None: `scope`.
             name: Prefix of the barriers' and the states' names in the printed CUDA.
         """
-        super().__init__(stages, name, cluster_size, scope)
-        self.transaction_bytes, self.first_rank, self.consumer_groups = transaction_bytes, first_rank, consumer_groups
+        super().__init__(stages, name, scope)
+        self.transaction_bytes, self.peers, self.consumer_groups = transaction_bytes, peers, consumer_groups
         self.acquire_scope = acquire_scope or scope
 
     def producer_acquire(self, state: PipelineState) -> None:
@@ -209,8 +229,8 @@ class PipelineTmaAsync(_Pipeline):
         `scope`: memory scope; None: the pipeline's.
         """
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
-        self._consumers.add_arrivals(current_builder().role_warps // self.consumer_groups * self.cluster_size)
-        _arrive_per_warp(empty, self.cluster_size, self.first_rank, scope or self.scope)
+        self._consumers.add_arrivals(current_builder().role_warps // self.consumer_groups * self.peers.count)
+        _arrive_per_warp(empty, self.peers, scope or self.scope)
 
 
 class PipelineAsync(_Pipeline):
@@ -284,9 +304,9 @@ class StagesReleasedBarrier:
     One arrival per consumer warp of each CTA. The accesses may be ld and st. (CUTLASS: ReuseSmem of the epilogue.)
     """
 
-    def __init__(self, name: str, cluster_size: int, first_rank: Value | int) -> None:
-        self.cluster_size, self.first_rank = cluster_size, first_rank
-        self.scope: Scope = "cluster" if cluster_size > 1 else "cta"
+    def __init__(self, name: str, peers: Peers = NO_PEERS) -> None:
+        self.peers = peers
+        self.scope: Scope = "cluster" if peers.count > 1 else "cta"
         self._released = current_builder().shared(MBARRIER_BYTES, alignment=MBARRIER_BYTES, name=name)
         self._consumers = _ArrivalCount(name)
 
@@ -303,9 +323,9 @@ class StagesReleasedBarrier:
         phase.set(phase.get() ^ 1)
 
     def consumer_release(self) -> None:
-        """Arrive, once per warp, on the barrier of each CTA of the cluster."""
-        self._consumers.add_arrivals(current_builder().role_warps * self.cluster_size)
-        _arrive_per_warp(self._released[0], self.cluster_size, self.first_rank, self.scope)
+        """Arrive, once per warp, on the barrier of each peer."""
+        self._consumers.add_arrivals(current_builder().role_warps * self.peers.count)
+        _arrive_per_warp(self._released[0], self.peers, self.scope)
 
 
 def init_barriers(
@@ -339,12 +359,11 @@ def init_barriers(
         hw.cluster_wait()
 
 
-def _arrive_per_warp(barrier: SharedView, cluster_size: int, first_rank: Value | int, scope: Scope) -> None:
-    """Arrive, once per warp, on a barrier of each of `cluster_size` CTAs from `first_rank` on; one lane per CTA."""
+def _arrive_per_warp(barrier: SharedView, peers: Peers, scope: Scope) -> None:
+    """Arrive, once per warp, on a barrier of each peer; one lane per peer."""
     k = current_builder()
-    if cluster_size == 1:
-        with k.when(k.lane == 0):
+    with k.when(k.lane < peers.count if peers.count > 1 else k.lane == 0):
+        if peers.count == 1:
             hw.mbarrier_arrive(barrier)
-    else:
-        with k.when(k.lane < cluster_size):
-            hw.mbarrier_arrive_remote(barrier, (k.lane + first_rank).to(U32), scope)
+        else:
+            hw.mbarrier_arrive_remote(barrier, peers.rank(k.lane).to(U32), scope)

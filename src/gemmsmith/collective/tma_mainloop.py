@@ -10,6 +10,7 @@ from gemmsmith import hw
 from gemmsmith.collective.gathered_operand import GatheredOperand
 from gemmsmith.collective.pipeline import (
     HasBarriers,
+    Peers,
     PipelineState,
     PipelineTmaAsync,
     StagesReleasedBarrier,
@@ -84,6 +85,22 @@ class TmaStages:
             operand.enable_multicast(*slices[operand.role])
         self.buffers = [x.stages for x in self.operands]
 
+    @property
+    def peers(self) -> Peers:
+        """The CTAs that this one exchanges multicasts with: those of its column (B), then the others of its row (A)."""
+        position, (cluster_m, cluster_n) = self.scheduler.position, self.spec.config.cluster
+
+        def rank(i: Value) -> Value:
+            if cluster_m == 1 or cluster_n == 1:
+                return i + position.split_base_rank
+            # Extents are powers of two: a peer's rank differs in the bits of M or in those of N.
+            in_row = (
+                i if cluster_n == 2 else current_builder().select(i < cluster_m, i, (i - cluster_m + 1) * cluster_m)
+            )
+            return position.cta_rank ^ in_row
+
+        return Peers(cluster_m + cluster_n - 1, rank)
+
     def prologue(
         self, *others: HasBarriers, prefetch: Sequence[Value], scales: Sequence[TmaScales] = ()
     ) -> TmaMainloop:
@@ -112,7 +129,7 @@ class TmaMainloop:
 
     def __init__(self, stages: TmaStages, scales: Sequence[TmaScales]) -> None:
         """Allocate the barriers."""
-        k, spec, cluster_size = current_builder(), stages.spec, stages.spec.multicast_size
+        k, spec, peers = current_builder(), stages.spec, stages.peers
         self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
         self._operands, self._tma_operands = stages.operands, stages.tma_operands
         self.gathered_operand = next((x for x in stages.operands if isinstance(x, GatheredOperand)), None)
@@ -120,18 +137,16 @@ class TmaMainloop:
             RaggedK(spec) if spec.grouping and spec.grouping.along == "k" and spec.mma.a.bits == 16 else None
         )
         self._first_work_tile = tile = self.scheduler.first_work_tile()
-        first_rank = self.scheduler.position.split_base_rank
         self.pipeline = PipelineTmaAsync(
             spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32, self._stage_bytes),
-            cluster_size=cluster_size, first_rank=first_rank, consumer_groups=stages.consumer_groups,
+            peers=peers, consumer_groups=stages.consumer_groups,
             scope="cluster" if spec.releases_stages_to_peers else "cta",
             # Zeros that consumers have written come before what peers multicast to the stage.
-            acquire_scope="cluster" if self.ragged_k and cluster_size > 1 else None, name="mainloop",
+            acquire_scope="cluster" if self.ragged_k and peers.count > 1 else None, name="mainloop",
         )  # fmt: skip
         self.stages_released_barrier = (
-            StagesReleasedBarrier("epilogue smem barrier", cluster_size, first_rank)
-            if spec.config.alias_epilogue else None
-        )  # fmt: skip
+            StagesReleasedBarrier("epilogue smem barrier", peers) if spec.config.alias_epilogue else None
+        )
         limit = min(
             MAX_PROLOGUE_K_TILES, max(1, MAX_PROLOGUE_TMA_LOADS // self._tma_loads_per_k_tile), spec.config.stages - 1
         )

@@ -19,6 +19,7 @@ class SyncThreads(Instruction):
 class BarrierSync(Instruction):
     """barrier.cta.sync: waits until `threads` threads have arrived at named barrier `identifier` (1..15)."""
 
+    waits_for_threads = True
     identifier: i32
     threads: int
     ptx = "barrier.cta.sync.aligned {identifier}, {threads};"

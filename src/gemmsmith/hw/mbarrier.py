@@ -106,6 +106,7 @@ class MbarrierWait(Instruction):
     """
 
     required_arch = "sm_90"
+    waits_for_threads = True
     barrier: u32
     parity: u32
     scope: Scope = "cta"

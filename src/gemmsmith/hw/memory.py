@@ -218,6 +218,7 @@ class StoreStrong(Instruction):
 class SpinUntilEqual(Instruction):
     """Spins on ld.acquire until the word equals `value`."""
 
+    waits_for_threads = True
     address: u64
     value: u32
     scope: Scope = "gpu"
@@ -238,6 +239,7 @@ class SpinUntilEqual(Instruction):
 class SpinUntilAtLeast(Instruction):
     """Spins on ld.relaxed until the word is at least `value`, for at most `max_polls` loads; returns the last value."""
 
+    waits_for_threads = True
     address: u64
     value: u32
     max_polls: u32

@@ -107,6 +107,7 @@ class _Wgmma(Instruction):
     """Common base of the SS and RS forms."""
 
     required_arch = "sm_90a"
+    warpgroup_wide = True
     if TYPE_CHECKING:  # each form declares d, n and mma, in the order of its wrapper's parameters
 
         def __getattr__(self, name: str) -> Any: ...

@@ -74,6 +74,10 @@ class Instruction:
     pure: ClassVar[bool] = False
     required_arch: ClassVar[str] = "sm_80"
     """Minimum target architecture (PTX ISA, "Target ISA Notes"). With the suffix "a", the only one."""
+    warpgroup_wide: ClassVar[bool] = False
+    """Whether all threads of a warpgroup execute it together."""
+    waits_for_threads: ClassVar[bool] = False
+    """Whether it waits for what other threads do."""
     operand_types: ClassVar[dict[str, ScalarType | RegisterOperand]] = {}
 
     def __init_subclass__(cls) -> None:

@@ -8,10 +8,11 @@ from tests.backends.sim.tiny import kernel, kinds, run, word
 
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.core.errors import ArgumentError, KernelError
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import F32, PRED, U32, U64
-from gemmsmith.lang.values import Value, as_value
+from gemmsmith.lang.values import Constant, Value, as_value
 
 
 def store_thread(k: Builder, out: Value) -> None:
@@ -158,3 +159,33 @@ def test_a_missing_argument_a_ragged_cluster_and_one_that_is_not_along_x() -> No
         turned = k.finish()
     with pytest.raises(KernelError, match="along x only"):
         simulate(turned, 2, {}, GlobalMemory())
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("by_thread", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_warps_of_a_warpgroup_may_wait_for_one_another(arrives: bool, by_thread: bool, seed: int) -> None:
+    """Without roles they execute in lockstep until one holds up another; what they have stored is not stored twice."""
+
+    def record(k: Builder, out: Value) -> None:
+        go, warp = k.shared(8, stages=3, alignment=8, name="go"), k.thread // 32 if by_thread else k.warp_index
+        with k.when(k.thread == 0):
+            for stage in range(3):
+                hw.mbarrier_init(go[stage], 32)
+        hw.sync_threads()
+        hw.red_add_u32(out, Constant(U32, 1))
+        for i in range(4):  # from the last to the first
+            with k.when(warp == i):
+                if i < 3:
+                    hw.mbarrier_wait(go[i], 0)
+                hw.red_add_u32(out, Constant(U32, 1))
+                if i > (0 if arrives else 1):
+                    hw.mbarrier_arrive(go[i - 1])
+
+    found, counters = np.zeros(1024, np.uint32), Counters()
+    done = run(record, out=found, seed=seed, counters=counters)
+    assert kinds(done) == (set() if arrives else {"deadlock"})
+    if arrives:
+        assert found[0] == 256
+        (executed,) = counters.kernels
+        assert sum(count.instructions for count in counters.lines(executed)) == 8

@@ -16,7 +16,8 @@ from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.core.errors import ArgumentError, KernelError
 from gemmsmith.core.integers import round_up
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Block, Role, children
+from gemmsmith.lang.statements import Block, If, Role, Statement, children, instructions
+from gemmsmith.lang.values import Builtin, Operation, Value
 
 
 def check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, object]) -> None:
@@ -61,13 +62,18 @@ def _create_cta(state: GridState, cluster: Cluster, index: int, rank: int, is_de
 
 
 def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
-    """Return (first thread, threads, name) per warpgroup, or per warp if the warpgroup's code has warp roles."""
+    """Return (first thread, threads, name) per warpgroup, or per warp.
+
+    Warps are apart where the warpgroup's code has warp roles, or branches in which threads wait, unless all warps
+    execute wgmma together: while some warps wait there, the others proceed.
+    """
     groups = []
     for first in range(0, kernel.threads, 128):
-        roles = list(_roles(kernel.body, first // 128))
+        statements = list(_statements(kernel.body, first // 128))
+        roles = [x for x in statements if isinstance(x, Role)]
         role = next((r for r in roles if r.unit == "warpgroup"), None)
         warps = [r for r in roles if r.unit == "warp"]
-        if warps or kernel.threads - first < 128:
+        if warps or kernel.threads - first < 128 or _waits_in_branches(statements):
             named = {s.first: s.name for s in warps if s.name}
             for warp in range(min(4, (kernel.threads - first) // 32)):
                 name = f"{named[warp]} warp" if warp in named else f"warpgroup {first // 128} warp {warp}"
@@ -78,12 +84,24 @@ def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
     return groups
 
 
-def _roles(block: Block, warpgroup: int) -> Iterator[Role]:
-    """Yield all roles, at any depth, that a warpgroup or its warps take."""
-    for statement in block.statements:
-        if isinstance(statement, Role):
-            if statement.unit == "warpgroup" and not 0 <= warpgroup - statement.first < statement.count:
-                continue
-            yield statement
-        for child in children(statement):
-            yield from _roles(child, warpgroup)
+def _waits_in_branches(statements: list[Statement]) -> bool:
+    """Return whether a warpgroup's statements wait for threads in a branch on the thread's index, without wgmma."""
+    executed = instructions(Block([x for x in statements if not children(x)]))
+    branches = [x for x in statements if isinstance(x, If) and _depends_on_thread(x.condition)]
+    in_branches = (x for branch in branches for block in children(branch) for x, _ in instructions(block))
+    return any(x.waits_for_threads for x in in_branches) and not any(x.warpgroup_wide for x, _ in executed)
+
+
+def _depends_on_thread(x: Value) -> bool:
+    if isinstance(x, Operation):
+        return any(map(_depends_on_thread, x.operands))
+    return isinstance(x, Builtin) and x.name in ("thread", "warp", "lane")
+
+
+def _statements(block: Block, warpgroup: int) -> Iterator[Statement]:
+    """Yield all statements, at any depth, that a warpgroup or its warps execute."""
+    for x in block.statements:
+        if not (isinstance(x, Role) and x.unit == "warpgroup") or x.first <= warpgroup < x.first + x.count:
+            yield x
+            for child in children(x):
+                yield from _statements(child, warpgroup)

@@ -82,4 +82,4 @@ class AsyncGroups:
             for operation in operations:
                 if lanes.warp in operation.copy_writes:  # from here on a cp.async counts as a store of this warp
                     event = operation.copy_writes.pop(lanes.warp)
-                    event.agent, event.count = agent.index, agent.access()
+                    event.agent, event.count = agent.index, agent.next_event

@@ -73,20 +73,16 @@ class Mbarriers:
         at_cluster_scope = scope_of(scope) >= ScopeLevel.CLUSTER
         bytes_ = group.broadcast(expect_tx)
         for part in group.active_lanes:
-            acting = part.agent()
-            instruction = acting.index, acting.next_event
             for target, at, rows, lanes in self._targets(part, rank, address):
                 cta, arrivals = group.peer(target), len(rows)
                 agent, own = part.warp.agent(lanes), cta is group.cta
                 barrier = self.at(cta, at, agent.clock)
-                arrival = Arrival(agent.index, agent.next_event, agent.last_access, instruction)
+                arrival = Arrival(agent.index, agent.next_event)
                 barrier.check_order(agent.clock, "arrival", group.title, group.location)
                 if not own:
                     event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)
                     cta.remote.append(event)
                 released, nbytes = part.warp.release(lanes), int(bytes_[rows].sum())
-                executed = released.event_counts[EXECUTED]
-                executed[acting.index] = max(executed[acting.index], instruction[1])
                 if not barrier.arrive(
                     arrival, arrivals * count, nbytes, released, group.time, at_cta_scope=own,
                     at_cluster_scope=at_cluster_scope,
@@ -96,8 +92,6 @@ class Mbarriers:
                         f"{barrier.name} phase {barrier.phase} expects {barrier.count} arrivals, "
                         f"got {barrier.count - barrier.pending} [{group.title}]",
                     )
-            if acting.next_event == instruction[1]:
-                acting.advance()
 
     def _targets(self, part: ActiveLanes, rank: Any, address: Any) -> Iterator[tuple[int | None, int, np.ndarray, int]]:
         """Yield (rank, address, rows, lane mask) of the barriers that the active lanes of a warp arrive at."""

@@ -71,12 +71,11 @@ class Agent:
     """A set of a warp's lanes with one vector clock, which in the literature each thread has.
 
     `fenced`: scope and clock of the last fence, which relaxed writes publish. `pending`: (scope, clock) observed by
-    relaxed reads, joined at the next fence. `last_access`: the number of its last event that was no mere arrival.
+    relaxed reads, joined at the next fence.
     """
 
     index: int
     clock: VectorClock
-    last_access: int = 0
     fenced: tuple[ScopeLevel, VectorClock] | None = None
     pending: list[tuple[ScopeLevel, VectorClock]] = field(default_factory=list)
 
@@ -89,11 +88,6 @@ class Agent:
     def next_event(self) -> int:
         """The number of the agent's next event."""
         return self.clock.event_counts.item(HAPPENS_BEFORE, self.index)
-
-    def access(self) -> int:
-        """Return the number of the event that the agent executes now: an access or a wait."""
-        self.last_access = self.next_event
-        return self.last_access
 
 
 class Warp:

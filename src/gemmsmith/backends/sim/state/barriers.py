@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.memory.clocks import EXECUTED, HAPPENS_BEFORE, Agent, VectorClock
+from gemmsmith.backends.sim.memory.clocks import EXECUTED, Agent, VectorClock
 from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.lang.location import SourceLocation
 
@@ -38,25 +38,14 @@ class FinishedWait:
 
 @dataclass(frozen=True)
 class Arrival:
-    """An arrival by an agent at its event count.
-
-    `last_access`: count of the agent's last access. `instruction`: (agent, event count) of all lanes that executed the
-    instruction, which may arrive at several barriers: these arrivals are executed together, and one releases what
-    another does unless its lanes have made accesses of their own.
-    """
+    """An arrival by an agent at its event count."""
 
     agent: int
     count: int
-    last_access: int = 0
-    instruction: tuple[int, int] | None = None
 
     def executed_before(self, clock: VectorClock) -> bool:
         """Return whether it has been executed before the events at `clock`."""
-        count_of = clock.event_counts.item
-        if count_of(EXECUTED, self.agent) >= self.count or self.instruction is None:
-            return count_of(EXECUTED, self.agent) >= self.count
-        agent, count = self.instruction
-        return count_of(EXECUTED, agent) >= count and count_of(HAPPENS_BEFORE, self.agent) >= self.last_access
+        return clock.event_counts.item(EXECUTED, self.agent) >= self.count
 
 
 @dataclass(eq=False)
@@ -115,8 +104,7 @@ class Mbarrier:
 
     def check_order(self, clock: VectorClock, label: str, issuer: str, location: SourceLocation) -> None:
         """Report a contribution at `clock` that may be counted in the previous phase."""
-        seen = (wait.phase >= self.phase - 1 and wait.happens_before(clock) for wait in self.last_waits.values())
-        if not self.previous.executed_before(clock) and not any(seen):
+        if not self.previous.executed_before(clock):
             message = (
                 f"{self.name}: this {label} for phase {self.phase} is not ordered after phase {self.phase - 1} and may "
                 f"be counted in it [{issuer}]"
@@ -208,7 +196,7 @@ class Mbarrier:
     ) -> None:
         """Record that an agent's wait for a phase has finished."""
         self.last_waited_phase[lockstep_group] = phase
-        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.access(), issuer, location)
+        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.next_event, issuer, location)
 
     def resolve_phase(self, lockstep_group: object, clock: VectorClock, parity: int) -> int:
         """Return the phase that a wait for `parity` is for.
