@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
+from gemmsmith.backends.sim.execute.values import ValueTable
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64, ScalarType
-from gemmsmith.lang.values import Operation, Value
+from gemmsmith.lang.values import Operation
 
 
 def _select(c: Any, a: Any, b: Any) -> Any:
@@ -52,31 +53,43 @@ def _cast(x: np.ndarray, type: ScalarType) -> np.ndarray:
     return np.where(wrapped >> (type.bits - 1), wrapped - (1 << type.bits), wrapped) if type.signed else wrapped
 
 
-def compile_operation(operation: Operation) -> Callable[[LockstepGroup, Mapping[Value, Any]], Any]:
-    """Return the function that computes an operation from the lockstep group and the table of values.
+class Context(Protocol):
+    """A lockstep group with the table of its values: Python numbers, or arrays over the group's threads."""
 
-    Operands and results are Python numbers, or arrays over the group's threads.
-    """
+    group: LockstepGroup
+    value_of: ValueTable
+
+
+def compile_operation(operation: Operation) -> Callable[[Context, Operation], None]:
+    """Return the function that computes an operation and stores the result in the table of values."""
     op, kind, operands = operation.op, operation.type, operation.operands
     evaluate = operator.truediv if op == "/" and kind == F32 else _OPERATIONS[op]
     valid = _RANGES.get(kind, range(0))
     low, high, is_closed = valid.start, valid.stop, op in _CLOSED_OPERATIONS or not kind.is_integer or kind.bits == 64
 
-    def wrap(group: LockstepGroup, result: Any) -> Any:
+    def store(context: Context, x: Operation, result: Any) -> None:
+        if type(result) is not int or not low <= result < high:
+            if not isinstance(result, np.ndarray):
+                result = _wrap_scalar(context.group, result, kind, op)
+            elif not is_closed or op == "cast":
+                result = _wrap_array(context.group, result, kind, op)
+        context.value_of[x] = result
+
+    def evaluate_binary(context: Context, x: Operation) -> None:
+        value_of = context.value_of
+        result = evaluate(value_of[first], value_of[second])
         if type(result) is int and low <= result < high:
-            return result  # the common case
-        if isinstance(result, np.ndarray):
-            return result if is_closed and op != "cast" else _wrap_array(group, result, kind, op)
-        return _wrap_scalar(group, result, kind, op)
+            value_of[x] = result  # the common case
+        else:
+            store(context, x, result)
 
-    def evaluate_binary(group: LockstepGroup, value_of: Mapping[Value, Any]) -> Any:
-        return wrap(group, evaluate(value_of[first], value_of[second]))
+    def evaluate_any(context: Context, x: Operation) -> None:
+        value_of = context.value_of
+        store(context, x, evaluate(*[value_of[operand] for operand in operands]))
 
-    def evaluate_any(group: LockstepGroup, value_of: Mapping[Value, Any]) -> Any:
-        return wrap(group, evaluate(*[value_of[x] for x in operands]))
-
-    def evaluate_division(group: LockstepGroup, value_of: Mapping[Value, Any]) -> Any:
-        return wrap(group, evaluate(value_of[first], _check_divisor(group, value_of[first], value_of[second])))
+    def evaluate_division(context: Context, x: Operation) -> None:
+        numerator, divisor = context.value_of[first], context.value_of[second]
+        store(context, x, evaluate(numerator, _check_divisor(context.group, numerator, divisor)))
 
     if len(operands) != 2:
         return evaluate_any

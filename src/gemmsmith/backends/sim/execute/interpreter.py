@@ -81,11 +81,6 @@ class Interpreter:
         result = self.simulate(statement.instruction)
         return result if isinstance(result, GeneratorType) else None
 
-    def operate(self, argument: tuple[Operation, Callable[..., Any]]) -> None:
-        x, function = argument
-        value_of = self.value_of
-        value_of[x] = function(self.group, value_of)
-
     def read(self, x: VariableRead) -> None:
         self.value_of[x] = self.values.variables[x.variable]
 
@@ -171,5 +166,5 @@ def _compile_statement(statement: st.Statement) -> CompiledStatement:
         return CompiledStatement(location, is_preemption_point, _STATEMENT_HANDLERS[type(statement)], statement)
     x = statement.value
     if isinstance(x, Operation):
-        return CompiledStatement(location, is_preemption_point, Interpreter.operate, (x, compile_operation(x)))
+        return CompiledStatement(location, is_preemption_point, compile_operation(x), x)
     return CompiledStatement(location, is_preemption_point, _VALUE_HANDLERS[type(x)], x)

@@ -50,10 +50,7 @@ class Timeline:
 
     def plot(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
         """Plot the timelines of `ctas` to a PNG or SVG file: one row per role, colored by stage, waits light gray."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib.figure import Figure  # pyplot takes longer to import
         from matplotlib.patches import Patch
 
         spans = [s for s in self.spans if s.cta in ctas]
@@ -62,16 +59,20 @@ class Timeline:
         spans = [s for s in spans if ends[s.cta, s.row] > last / 20]  # drops idle warps
         rows = sorted({(s.cta, s.row) for s in spans}, key=lambda r: (r[0], _order(r[1]), r[1]))
         position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
-        figure, axes = pyplot.subplots(figsize=(13, 1.3 + 0.55 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(13, 1.3 + 0.55 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        bars: dict[tuple[tuple[int, str], bool, str, str | None], list[tuple[int, int]]] = {}
         for s in spans:
-            asynchronous = s.kind in ("load", "mma", "store")
-            y, height = position[s.cta, s.row], 0.8 if asynchronous else 0.5
             color = {"wait": WAIT_COLOR, "busy": BUSY_COLOR, "store": STORE_COLOR}.get(s.kind)
             if color is None:
                 color = STAGE_COLORS[(s.stage or 0) % len(STAGE_COLORS)]
-            axes.barh(
-                y, s.end - s.start, left=s.start, height=height, color=color, linewidth=0.3, edgecolor="white",
-                hatch="////" if s.kind == "wait" else None,
+            style = (s.cta, s.row), s.kind in ("load", "mma", "store"), color, "////" if s.kind == "wait" else None
+            bars.setdefault(style, []).append((s.start, s.end - s.start))
+        for (row, asynchronous, color, hatch), ranges in bars.items():
+            height = 0.8 if asynchronous else 0.5
+            axes.broken_barh(
+                ranges, (position[row] - height / 2, height), facecolor=color, linewidth=0.3, edgecolor="white",
+                hatch=hatch,
             )  # fmt: skip
         axes.set_yticks([position[r] for r in rows], [r[1] if len(ctas) == 1 else f"CTA {r[0]} {r[1]}" for r in rows])
         axes.set_xlabel("cycles of the cost model")
@@ -87,7 +88,6 @@ class Timeline:
         columns = math.ceil(len(legend) / math.ceil(len(legend) / MAX_LEGEND_COLUMNS))
         axes.legend(handles=legend, ncols=columns, loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
         figure.savefig(path, dpi=130)
-        pyplot.close(figure)
 
     def write_trace(self, path: str | Path) -> None:
         """Write a trace for ui.perfetto.dev or chrome://tracing; a cycle is shown as a nanosecond."""
