@@ -184,9 +184,10 @@ def execute(
             timings = _time_on_gpu(plan, [a, b, out], scales)
             m, n, k = (min(size, MAX_SIMULATED_SIZE) for size in sizes)
             small, small_scales = operands.make(plan, (m, n, k))
-            simulation = plan.simulate(*small, **small_scales, progress=on_progress)
+            simulation = plan.simulate(*small, **small_scales, progress=on_progress, record=True)
         else:
-            options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters}
+            options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters,
+                                       "record": True}  # fmt: skip
             simulation = plan.simulate(a, b, out, **scales, **options)
             hazards, timings = simulation.hazards, {"cycles": simulation.cycles}
         progress("plotting the timeline")

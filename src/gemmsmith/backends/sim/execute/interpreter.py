@@ -75,6 +75,8 @@ class Interpreter:
         """Execute an instruction; return its result, or a generator if it may block."""
         if self.counter:
             self.counter.begin(instruction)
+        if self.group.state.observer is not None:
+            self.group.state.observer.instruction(self.group)
         return instruction.simulate(self.machine)
 
     def execute(self, statement: st.IssueInstruction) -> Blocking | None:

@@ -123,7 +123,7 @@ class MemoryInstructions(CheckedMemory):
         if not done():
             buffer = group.state.memory.buffer_at(address)
             name = buffer.name if buffer else "a word"
-            yield Wait(done, lambda: f"{name}: a word is {word()}, {description}")
+            yield Wait(done, lambda: f"{name}: a word is {word()}, {description}", "another CTA")
         if max_polls is None:
             self._check_started(address)
         group.time = max(group.time, group.state.sync_variables[address].visible_at)
