@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +109,7 @@ class Hazard:
         others: For a race, the access that this one is not ordered after; for a deadlock, the other waits.
         subject: The buffer or the barrier, where hazards of one line are told apart by it.
         kernel: The kernel; None if the hazard is none of one kernel.
-        event: Number of events in the simulation's record before it.
+        event: The number of the event in the simulation's record in which it was found, if that is recorded.
         count: How often it occurred.
     """
 
@@ -200,6 +201,7 @@ class Hazards:
 
     limit: int
     kernel: Kernel
+    observer: Sized | None = None
     reported: list[Hazard] = field(default_factory=list)
     _seen: dict[object, Hazard] = field(default_factory=dict)
 
@@ -211,7 +213,8 @@ class Hazards:
         if key in self._seen:
             self._seen[key].count += 1
             return
-        self._seen[key] = Hazard(kind, message, location, others, subject, self.kernel)
+        event = len(self.observer) - 1 if self.observer is not None else None
+        self._seen[key] = Hazard(kind, message, location, others, subject, self.kernel, event)
         self.reported.append(self._seen[key])
         if len(self.reported) >= self.limit:
             raise SimulationAborted(f"{self.limit} hazards")

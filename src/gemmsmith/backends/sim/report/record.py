@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from gemmsmith.backends.sim.report.timeline import Span, Timeline
+from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.timeline import Idle, Span, Timeline, idle
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.machine import Access, AsyncOperation
 
-NO_WAIT, AFTER_THE_LAST = "instructions", "no wgmma follows"
-"""Causes of a tensor core's idle time that are no wait."""
 _CAUSES = ("instruction", "complete")
 """Kinds of events that have no entry of their own if an effect is recorded."""
 _DIFFERENCES = ("time", "start", "end", "issue", "complete", "commit", "wait")
@@ -50,18 +50,20 @@ class Event(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What an operation does: the slots or arrays that it reads, and those that it writes, each as (CTA, name).
+    """What an operation does.
 
-    `registers`: the register arrays that it uses until it has been waited for.
+    `reads`, `writes`: (CTA, slot of a buffer) in shared memory, (-1, array) in global memory. `registers`: the register
+    arrays that it uses until it has been waited for.
     """
 
     label: str
     engine: str
-    reads: tuple[str, ...]
+    reads: tuple[tuple[int, str], ...]
     writes: tuple[tuple[int, str], ...]
     registers: tuple[str, ...]
 
 
+@dataclass(slots=True)
 class Operation:
     """An asynchronous operation.
 
@@ -70,23 +72,17 @@ class Operation:
     these events, -1 if there is none.
     """
 
-    __slots__ = (
-        "bytes", "commit", "complete", "coordinates", "cycles", "end", "issue", "route", "stage", "start", "wait",
-    )  # fmt: skip
-
-    def __init__(self, route: Route, operation: AsyncOperation, span: tuple[int, int], stage: int, issue: int) -> None:
-        self.route, self.coordinates, self.bytes = route, operation.coordinates, operation.nbytes
-        self.cycles, self.stage, (self.start, self.end) = operation.tensor_cycles, stage, span
-        self.issue, self.complete, self.commit, self.wait = issue, -1, -1, -1
-
-
-class Idle(NamedTuple):
-    """Cycles in which the tensor core of a CTA is idle, and why: the wait that its next wgmma is behind."""
-
-    cta: int
+    route: Route
+    coordinates: tuple[int, ...]
+    bytes: int
+    cycles: float
+    stage: int
     start: int
     end: int
-    cause: str
+    issue: int
+    complete: int = -1
+    commit: int = -1
+    wait: int = -1
 
 
 class _Threads(Protocol):
@@ -115,10 +111,13 @@ class Record:
         seed: The schedule.
         events: The events, in the order in which they were simulated; times are those of the cost model.
         operations: The asynchronous operations, in the order of issue.
+        hazards: The hazards found.
     """
 
-    def __init__(self, kernel: Kernel, grid: int, seed: int, name_of: Callable[[Access], str]) -> None:
-        self.kernel, self.grid, self.seed, self._name_of = kernel, grid, seed, name_of
+    def __init__(
+        self, kernel: Kernel, grid: int, seed: int, name_of: Callable[[Access], str], hazards: list[Hazard]
+    ) -> None:
+        self.kernel, self.grid, self.seed, self._name_of, self.hazards = kernel, grid, seed, name_of, hazards
         self.operations: list[Operation] = []
         self._events: list[tuple[Any, ...]] = []
         self._started: dict[int, tuple[Operation, tuple[int, str]]] = {}
@@ -133,12 +132,11 @@ class Record:
     ) -> None:
         """Record an operation, on which its engine works in `span`."""
         self._add("issue", threads)
-        cta, _ = threads.row
-        first = cta - cta % self.kernel.cluster[0]
-        writes = ((cta if x.rank is None else first + x.rank, self._name_of(x)) for x in operation.writes)
-        registers = (x.name for x in operation.register_operands)
-        route = Route(operation.label, engine, tuple(map(self._name_of, operation.reads)), (*writes,), (*registers,))
-        started = Operation(route, operation, span, -1 if stage is None else stage, len(self._events) - 1)
+        cta, x = threads.row[0], operation
+        registers = tuple([array.name for array in x.register_operands])
+        route = Route(x.label, engine, self._buffers(cta, x.reads), self._buffers(cta, x.writes), registers)
+        stage, number = -1 if stage is None else stage, len(self._events) - 1
+        started = Operation(route, x.coordinates, x.nbytes, x.tensor_cycles, stage, *span, number)
         self.operations.append(started)
         self._started[id(operation)] = started, (cta, engine)
 
@@ -180,6 +178,12 @@ class Record:
     def exit(self, threads: _Threads) -> None:
         """Record that threads have finished."""
         self._add("exit", threads)
+
+    def _buffers(self, cta: int, accesses: list[Access]) -> tuple[tuple[int, str], ...]:
+        """Return what an operation of a CTA accesses, as in Route."""
+        first = cta - cta % self.kernel.cluster[0]
+        ctas = [-1 if x.space == "global" else cta if x.rank is None else first + x.rank for x in accesses]
+        return tuple(zip(ctas, map(self._name_of, accesses), strict=True))
 
     def _object(self, cta: int, name: str) -> tuple[int, str]:
         """Return what is signaled or waited for in a CTA. The barrier of a cluster is its first CTA's."""
@@ -230,39 +234,26 @@ class Record:
         return result
 
     def idle(self) -> list[Idle]:
-        """Return when and why each tensor core is idle: the waits of the warpgroup that issues its next wgmma."""
-        waits: dict[tuple[int, str], list[Event]] = {}
+        """Return when and why each tensor core is idle."""
+        waits: dict[tuple[int, str], list[tuple[int, int, str]]] = {}
+        for x in self.of_kind("resume"):
+            waits.setdefault(x.agent, []).append((x.amount, x.time, x.object[1].partition("[")[0] if x.object else ""))
         ends = Counter[int]()
-        for event in self.of_kind("resume", "exit"):
-            ends[event.agent[0]] = max(ends[event.agent[0]], event.time)
-            if event.object:
-                waits.setdefault(event.agent, []).append(event)
-        products: dict[int, list[tuple[int, int, tuple[int, str]]]] = {}
-        for x in self.operations:
-            if x.route.engine == "tensor core":
-                agent = self._events[x.issue][2]
-                products.setdefault(agent[0], []).append((x.start, x.end, agent))
-        result: list[Idle] = []
-        for cta, spans in products.items():
-            time = 0
-            for start, end, agent in sorted(spans):
-                for wait in waits.get(agent, []) if time < start else []:
-                    if wait.object and max(time, wait.amount) < min(start, wait.time):
-                        result.append(Idle(cta, time, wait.amount, NO_WAIT))
-                        cause = wait.object[1].partition("[")[0]
-                        result.append(Idle(cta, max(time, wait.amount), min(start, wait.time), cause))
-                        time = min(start, wait.time)
-                result.append(Idle(cta, time, start, NO_WAIT))
-                time = end
-            result.append(Idle(cta, time, ends[cta], AFTER_THE_LAST))
-        return [x for x in result if x.start < x.end]
+        for x in self.of_kind("resume", "exit"):
+            ends[x.agent[0]] = max(ends[x.agent[0]], x.time)
+        products = [
+            (x.start, x.end, self._events[x.issue][2]) for x in self.operations if x.route.engine == "tensor core"
+        ]
+        return idle(products, waits, ends)
 
     def columns(self) -> dict[str, Any]:
         """Return all of it for JSON.
 
-        `events`, `operations`, `idle`: a list for each field. agent, object, loops, route are indices into the tables
-        `agents`, `objects`, `loops`, `routes` (-1 for none). The columns named in `differences` have the differences to
-        the value before. `statements`, by number: the instruction, its lines of Python and of CUDA, and the stack.
+        `events`, `operations`, `idle`: a list for each field; for those named in `differences`, of the differences to
+        the value before. The values of kind, agent, object, loops, route and cause are indices into the lists kinds,
+        agents, objects, loops, routes and causes, -1 for none. An entry of loops is an index into `nests`, which has
+        the names, and the index of each loop. `statements`, by number: the instruction, its lines of Python and of
+        CUDA, and the stack.
         """
         statements = {
             location.number: {
@@ -271,18 +262,26 @@ class Record:
             }
             for x, location in st.instructions(self.kernel.body)
         }  # fmt: skip
-        tables: dict[str, dict[Any, int]] = {"agent": {}, "object": {}, "loops": {}, "route": {}}
-        operations = [tuple(getattr(x, name) for name in Operation.__slots__) for x in self.operations]
+        tables: dict[str, dict[Any, int]] = {
+            name: {} for name in ("kind", "agent", "object", "loops", "route", "cause")
+        }  # fmt: skip
+        names = Operation.__slots__
         parts = {
             "events": _columns(Event._fields, self.events, tables),
-            "operations": _columns(Operation.__slots__, operations, tables),
+            "operations": _columns(names, (tuple(getattr(x, name) for name in names) for x in self.operations), tables),
             "idle": _columns(Idle._fields, self.idle(), tables),
         }
+        nests: dict[tuple[str, ...], int] = {}
+        loops = [
+            [nests.setdefault(tuple(name for name, _ in x), len(nests)), *(i for _, i in x)] for x in tables["loops"]
+        ]
         return {
             "kernel": self.kernel.name, "threads": self.kernel.threads, "cluster": self.kernel.cluster,
             "grid": self.grid, "seed": self.seed, "cuda": self.kernel.source, "differences": _DIFFERENCES,
-            "statements": statements, "agents": list(tables["agent"]), "objects": list(tables["object"]),
-            "loops": list(tables["loops"]), "routes": [x._asdict() for x in tables["route"]],
+            "statements": statements, "kinds": list(tables["kind"]), "agents": list(tables["agent"]),
+            "objects": list(tables["object"]), "nests": list(nests), "loops": loops,
+            "routes": [x._asdict() for x in tables["route"]], "causes": list(tables["cause"]),
+            "hazards": [hazard.to_json() for hazard in self.hazards],
         } | parts  # fmt: skip
 
     def to_json(self, path: str | Path) -> None:

@@ -54,8 +54,9 @@ class GridState:
 
     def observe(self) -> Record:
         """Record all that happens from now on."""
-        self.observer = self.operations.observer = Record(self.kernel, self.grid, self.seed, self.name_of)
-        return self.observer
+        record = Record(self.kernel, self.grid, self.seed, self.name_of, self.hazards.reported)
+        self.observer = self.operations.observer = self.hazards.observer = record
+        return record
 
     def name_of(self, access: Access) -> str:
         """Return the name of the buffer, with the slot of a shared one, that is accessed."""
