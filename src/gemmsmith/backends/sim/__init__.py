@@ -3,6 +3,7 @@
 from gemmsmith.backends.sim.engine import SimulationResult, simulate
 from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.report.timeline import Span, Timeline
 
-__all__ = ["GlobalMemory", "Hazard", "SimulationResult", "Span", "Timeline", "simulate"]
+__all__ = ["GlobalMemory", "Hazard", "Record", "SimulationResult", "Span", "Timeline", "simulate"]
