@@ -103,7 +103,7 @@ def test_both_accesses_of_a_race() -> None:
 def test_its_text_has_them_too() -> None:
     head, later, earlier, hint, last = str(only(run(no_wait))).split("\n  ")
     assert head.startswith("race at test_reports.py:")
-    assert "write by CTA 0 warpgroup 0, tile_index 1: " in later
+    assert "write by CTA 0 warpgroup 0 warp 0, tile_index 1: " in later
     assert " in store < test_reports.py:" in later
     assert "read of TMA store of map by CTA 0 warpgroup 0, tile_index 0: " in earlier
     assert "; CUDA line " in earlier

@@ -114,6 +114,11 @@ class LockstepGroup:
         """The source line being executed, with the threads and the iteration."""
         return Place(self.line, self.cta.index, self.title, tuple(self.loops))
 
+    def location_of(self, lanes: ActiveLanes) -> Place:
+        """Return the source line being executed, with the warp of these lanes and the iteration."""
+        warp = f" warp {int(lanes.thread_indices[0]) // 32}" if len(self.warps) > 1 else ""
+        return Place(self.line, self.cta.index, self.title + warp, tuple(self.loops))
+
     def report(self, kind: str, message: str, *others: Place) -> None:
         """Report a hazard at the current source line; `others`: the other access of a race."""
         self.state.hazards.report(kind, f"{message} [{self.title}]", self.location, others=others)
