@@ -125,11 +125,12 @@ class Memory(Protocol):
 
     def atomic(
         self, space: Space, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
-        order: MemoryOrder = "relaxed", scope: Scope = "gpu", returns: bool = True,
+        order: MemoryOrder = "relaxed", scope: Scope = "gpu", returns: bool = True, rounds: bool = False,
     ) -> np.ndarray:  # fmt: skip
         """Apply memory = update(memory, operand) atomically in thread order and return the old values (T,).
 
-        With `returns` False (red) the old values are not observed.
+        With `returns` False (red) the old values are not observed. With `rounds` the final value depends on the order
+        of the updates.
         """
 
     def spin_wait(

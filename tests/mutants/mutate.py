@@ -1,5 +1,5 @@
 """Mutants of a kernel: each synchronizing statement deleted, moved one step, changed by one, narrowed in scope, or
-executed by one lane alone."""
+executed by one lane alone; each arrival moved past a wait; each loop begun one late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32, PRED
-from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Operation, Parameter, Value
+from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Operation, Parameter, Value, VariableRead
 
 SYNCHRONIZING = (
     mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveRemote, mbarrier.MbarrierArriveExpectTx,
@@ -31,6 +31,7 @@ ALIGNED = (
     mma.MmaSync, wmma.WmmaLoad, wmma.WmmaMma, wmma.WmmaStore,
 )  # fmt: skip
 """All lanes of a warp execute them together."""
+ARRIVALS = mbarrier.MbarrierArrive, mbarrier.MbarrierArriveRemote, mbarrier.MbarrierArriveExpectTx
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ CLASSES = {
     "relax": "relaxed: a release that is none",
     "by": "executed by one lane",
     "swap": "setmaxnreg, inc and dec swapped",
+    "arrive": "an arrival moved past the wait before or after it",
+    "late": "a loop that begins one late",
+    "other": "a proxy fence of the other memory",
 }
 
 
@@ -117,6 +121,9 @@ def _changes(kernel: Kernel) -> Iterator[Change]:
                         )
             yield from _off_by_one(statement, where)
             yield from _too_few(block, position, where)
+            yield from _arrival_past_a_wait(block, position, where)
+            if isinstance(statement, st.Loop) and not statement.index.unrolled:
+                yield "late start of", statement.index.name, where, _begin_late(block, statement)
 
 
 def _blocks(block: st.Block) -> Iterator[st.Block]:
@@ -148,6 +155,48 @@ def _swap(block: st.Block, a: int, b: int) -> Callable[[], None]:
     return apply
 
 
+def _arrival_past_a_wait(block: st.Block, position: int, where: str) -> Iterator[Change]:
+    """An arrival, maybe that of some lanes, for the next phase before a wait for the last one, or the other way round:
+    across the statements between, of which those that define values stay in front."""
+    found = [position for position, x in enumerate(block.statements) if _is_wait(x)]
+    before = max((x for x in found if x < position - 1), default=None)
+    after = min((x for x in found if x > position + 1), default=None)
+    arrivals = _instructions(block.statements[position])
+    if arrivals and all(isinstance(x, ARRIVALS) for x in arrivals):
+        if before is not None:
+            yield "arrive before the wait", arrivals[0].mnemonic, where, _exchange(block, before, position)
+        if after is not None:
+            yield "arrive after the wait", arrivals[0].mnemonic, where, _exchange(block, position, after)
+
+
+def _is_wait(statement: st.Statement) -> bool:
+    return isinstance(statement, st.IssueInstruction) and isinstance(statement.instruction, mbarrier.MbarrierWait)
+
+
+def _instructions(statement: st.Statement) -> list[Any]:
+    return [x for x, _ in st.instructions(st.Block([statement]))]
+
+
+def _exchange(block: st.Block, first: int, last: int) -> Callable[[], None]:
+    """Puts the last statement in front of the first one."""
+    between = block.statements[first + 1 : last]
+    defined = [x for x in between if isinstance(x, st.Define) and isinstance(x.value, (Operation, VariableRead))]
+    others = [x for x in between if x not in defined]
+    moved = [*defined, block.statements[last], block.statements[first], *others]
+    return lambda: block.statements.__setitem__(slice(first, last + 1), moved)
+
+
+def _begin_late(block: st.Block, loop: st.Loop) -> Callable[[], None]:
+    start = st.Define(Operation("+", I32, (loop.start, loop.step)))
+    start.location = loop.location
+
+    def apply() -> None:
+        block.statements.insert(block.statements.index(loop), start)
+        loop.start = start.value
+
+    return apply
+
+
 def _too_few(block: st.Block, position: int, where: str) -> Iterator[Change]:
     """Ordered as far as too small a scope, or not at all; executed by too few; the wrong way round."""
     statement = block.statements[position]
@@ -161,6 +210,8 @@ def _too_few(block: st.Block, position: int, where: str) -> Iterator[Change]:
         yield "relax", i.mnemonic, where, _set(i, "order", "relaxed")
     if isinstance(i, register.SetMaxNReg):
         yield "swap inc and dec of", i.mnemonic, where, _set(i, "action", {"inc": "dec", "dec": "inc"}[i.action])
+    if isinstance(i, fence.FenceProxyAsync):
+        yield "other space of", i.mnemonic, where, _set(i, "space", "global" if i.space != "global" else "shared::cta")
     if isinstance(i, ALIGNED):
         yield "by one lane", i.mnemonic, where, _alone(block, position)
 

@@ -365,7 +365,8 @@ def test_row_fills_that_begin_elsewhere(config: Config, change: int, monkeypatch
     end = GroupTable.end.fget
     assert end
     monkeypatch.setattr(GroupTable, "end", property(lambda self: end(self) + change))
-    assert ROWS.found_in_any(config) & ({"wrong"} if change > 0 else {"wrong", "race"})
+    found = ROWS.found_in_any(config)
+    assert found >= {"wrong", "unwritten result"} if change > 0 else found & {"wrong", "race"}
 
 
 @pytest.mark.parametrize("config", DESIGNS, ids=str)
@@ -549,6 +550,14 @@ EQUIVALENT_IN_GROUPS = {
     ("move earlier (past if)", "sync_threads"): ANOTHER,
     ("move earlier (past grid_dependency_wait)", "sync_threads"): ANOTHER,
     ("delete", "bulk_commit"): "of skipped subtiles, where one buffer is acquired by a wait for all groups",
+    (
+        "arrive before the wait",
+        "mbarrier_arrive",
+    ): "of a warpgroup without rows, whose lanes have met since they waited for the stage that is released",
+    **{
+        ("late start of", name): "along K nothing is filled, but results of an invalid table"
+        for name in ("row", "first_column")
+    },
 }
 EXPECTED_IN_GROUPS = EXPECTED | {
     ("delete", "sync_warp"): {"race", "phase aliasing"},
@@ -591,4 +600,4 @@ def test_every_mutant_is_found(name: str, monkeypatch: Patch) -> None:
             unreported.append(f"{mutant}: reported as {kinds}")
     assert not unreported, "\n".join(unreported)
     assert len(changed) > 60
-    assert equivalents <= 12
+    assert equivalents <= 14

@@ -1,4 +1,5 @@
-"""Mistakes in the rungs: every deleted or moved wait, commit and barrier, one more group pending, parts of warps."""
+"""Mistakes in the rungs: every deleted or moved wait, commit and barrier, one more group pending, parts of warps,
+loops that begin one late."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ EXPECTED = {
     "+1 pending of cp_async_wait": LOST_DATA | {"access to exited CTA"},
     "delete cp_async_commit": LOST_DATA, "delete sync_threads": LOST_DATA, "delete sync_warp": LOST_DATA,
     "move cp_async_wait": LOST_DATA | {"access to exited CTA"}, "move cp_async_commit": LOST_DATA,
-    "move sync_threads": LOST_DATA,
+    "move sync_threads": LOST_DATA, "late start of k0": {"wrong"}, "late start of k_tile": LOST_DATA,
     **{f"by one lane {name}": {"divergence"} for name in (
         "sync_threads", "sync_warp", "load_matrix", "mma_sync", "wmma_load", "wmma_mma", "wmma_store",
     )},
@@ -40,7 +41,7 @@ EQUIVALENT = {
 
 
 def reported(name: str, kernel: Kernel, seed: int) -> set[str]:
-    """The kinds of hazard, on fresh random data; the result must be right where there are none."""
+    """The kinds of hazard, on fresh random data, or "wrong" if the result is and there are none."""
     rng, rung = np.random.default_rng(seed), LADDER_KERNELS[name]
     m, n, k = SIZES.get(name, (128, 128, 24))
     dtype = rung.dtypes[0]
@@ -54,7 +55,8 @@ def reported(name: str, kernel: Kernel, seed: int) -> set[str]:
     kinds = {
         h.kind for h in run(replace(found, all=(replace(found.all[0], kernel=kernel),)), arrays, seed, None).hazards
     }
-    assert kinds or np.array_equal(d, a.astype(np.int64) @ b.T.astype(np.int64))
+    if not kinds and not np.array_equal(d, a.astype(np.int64) @ b.T.astype(np.int64)):
+        return {"wrong"}
     return kinds
 
 

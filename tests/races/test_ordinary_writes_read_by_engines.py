@@ -1,9 +1,10 @@
 """Ordinary writes to shared memory are read by an engine, with no fence.proxy.async.
 
 Sources: TileOPs #1574, where threads write a tile of results that one of them stores by TMA, and copies of it were
-corrupt in 3 % of the launches; tilelang #2634, where sparse products read operands that threads had written, by wgmma;
-pytorch/ao #4278, where the threads of quantization kernels met first and fenced then, so that thread 0 stored before
-the others had fenced.
+corrupt in 3 % of the launches; cudnn-frontend #784, the same behind a named barrier; tilelang #2634, where sparse
+products read operands that threads had written, by wgmma; sglang #39124, where other products do; pytorch/ao #4278,
+where the threads of quantization kernels met first and fenced then, so that thread 0 stored before the others had
+fenced.
 A barrier orders threads; TMA and wgmma see shared memory through the async proxy, which a barrier says nothing to.
 Mended: each writer fences, then all meet, then the engine starts.
 """

@@ -1,8 +1,9 @@
 """The epilogue's results are written over a stage that is still in use.
 
-Source: mKernel #18. To save shared memory the epilogue's C lies where stages of A and B do. A copy for the next tile,
-started early, may land on it; and the wgmma of another warpgroup, which shares B, may still read what is overwritten.
-Mended: before C is written, nothing is in flight to those stages and all consumer warpgroups are past the mainloop.
+Sources: mKernel #18; lablup/mlxcel #923, where cp.async copies of k-tiles that are not read any more were not waited
+for. To save shared memory the epilogue's C lies where stages of A and B do. A copy that is in flight, for the next tile
+or behind the last k-tile, may land on it; and another warpgroup or warp may still read what is overwritten.
+Mended: before C is written, nothing is in flight to those stages and all consumers are past the mainloop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gemmsmith.core.mma import select_mma
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import U32
+from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Value
 
 SEEDS = range(6)
@@ -52,6 +53,38 @@ def test_over_a_copy_in_flight(waits: bool, seed: int) -> None:
     result = run(record, seed=seed)
     assert kinds(result) == (set() if waits else {"race"})
     assert waits or "write after write of stage" in str(result.hazards[0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("drains", "meet"), [(True, True), (False, True), (True, False), (False, False)])
+def test_over_copies_behind_the_last_k_tile(drains: bool, meet: bool, seed: int) -> None:
+    """A cp.async loop of three stages that copies two k-tiles ahead, whether there are more or not."""
+
+    def record(k: Builder, out: Value) -> None:
+        stages, k_tiles = k.shared(16 * 64, stages=3, name="stage"), 4
+        own, others = (k.thread * 16).to(U32), ((k.thread ^ 32) * 16).to(U32)
+
+        def copy(k_tile: int) -> None:
+            hw.cp_async_copy(stages[k_tile % 3].address + own, out + own.to(U64), 16, 16)
+            hw.cp_async_commit()
+
+        copy(0)
+        copy(1)
+        for k_tile in range(k_tiles):
+            hw.cp_async_wait(1)
+            hw.sync_threads()
+            hw.load_shared(k.registers(U32, 4, "got"), stages[k_tile % 3].address + others)
+            copy(k_tile + 2)
+        if drains:
+            hw.cp_async_wait(0)
+        if meet:
+            hw.sync_threads()
+        for stage in range(3):  # C
+            hw.store_shared(word(k, k.thread.to(U32)), stages[stage].address + others)
+        if not drains:
+            hw.cp_async_wait(0)
+
+    assert kinds(run(record, threads=64, seed=seed)) == (set() if drains and meet else {"race"})
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,8 +1,9 @@
 """A tile of results is refilled while the TMA store of the last ones still reads it.
 
-Sources: TileOPs #1550; TransformerEngine #3417, where the threads that refill a buffer had not waited for the leader's
-store: groups of bulk copies belong to the thread that committed them, so nobody else's wait_group waits for them, and
-a wait of the leader tells the others nothing until they meet. Mended: the leader waits, then all meet, then they write.
+Sources: TileOPs #1550; cudnn-frontend #1049; TransformerEngine #3417, where the threads that refill a buffer had not
+waited for the leader's store: groups of bulk copies belong to the thread that committed them, so nobody else's
+wait_group waits for them, and a wait of the leader tells the others nothing until they meet.
+Mended: the leader waits, then all meet, then they write.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""A tensor map in memory is rewritten while copies still read it.
+"""A tensor map in memory is rewritten while copies still read it, or copies do not see that it has been.
 
-Source: DeepGEMM #343. A grouped kernel for weight gradients keeps the tensor maps of A and B in global memory and
-rewrites them (tensormap.replace) where the next group begins, without waiting for the copies that it has started: these
-may read half of the old map and half of the new. Errors were rare and small; results differed from run to run.
-Mended: who rewrites a map has waited for the last copies that use it.
+Sources: DeepGEMM #343 and, for another architecture, #430; flashinfer #5438. A grouped kernel keeps the tensor maps of
+A and B in global memory and rewrites them (tensormap.replace) where the next group begins, without waiting for the
+copies that it has started: these may read half of the old map and half of the new. Errors were rare and small; results
+differed from run to run. Mended: who rewrites a map has waited for the last copies that use it.
+cudnn-frontend #1126: the warp that issues the copies does not acquire a map that others have written. TMA reads it
+through another proxy, so that a barrier between the warps is not enough. Mended: the issuer fences for that proxy, once
+it has acquired what the writer released (PTX ISA, "membar / fence", fence.proxy.tensormap).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.backends.sim.tiny import kinds, run
+from tests.conformance.case import barriers
 
 from gemmsmith import hw
 from gemmsmith.lang.builder import Builder
@@ -67,6 +71,13 @@ class LoadByMap(Instruction):
         )
 
 
+class AcquireMaps(Instruction):
+    """Stands for fence.proxy.tensormap::generic.acquire: what the thread knows of, its copies see."""
+
+    def simulate(self, m: Machine) -> None:
+        m.fence("proxy.async.global")
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     ("waits", "fences", "found"),
@@ -104,3 +115,28 @@ def test_a_map_is_rewritten_for_the_next_group(
         assert np.array_equal(memory[768 : 768 + 64].reshape(2, 32), groups)
     else:
         assert "read of TMA load by a map in memory" in str(result.hazards[0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("acquires", "found"),
+    [("after the barrier", set()), ("before it", {"missing proxy fence"}), ("", {"missing proxy fence"})],
+)
+def test_a_map_that_another_warp_writes(acquires: str, found: set[str], seed: int, rng: np.random.Generator) -> None:
+    def record(k: Builder, out: Value) -> None:
+        tile, (full,) = k.shared(BYTES, alignment=128, name="tile")[0], barriers(1)
+        with k.when(k.thread == 32):
+            ReplaceAddress(out, out + 1024, is_fenced=False).issue()
+        if acquires == "before it":
+            with k.when(k.thread == 0):
+                AcquireMaps().issue()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            if acquires == "after the barrier":
+                AcquireMaps().issue()
+            hw.mbarrier_arrive_expect_tx(full, BYTES)
+            LoadByMap(out, tile, full).issue()
+        hw.mbarrier_wait(full, 0)
+
+    memory = rng.integers(2**32, size=1024, dtype=np.uint32)
+    assert kinds(run(record, threads=64, seed=seed, out=memory.view(np.uint8))) == found

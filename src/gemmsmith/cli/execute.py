@@ -13,6 +13,7 @@ import numpy as np
 
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim.execute.counters import Counters
+from gemmsmith.backends.sim.report.verdict import Verdict
 from gemmsmith.cli.counters import KernelCounts
 from gemmsmith.cli.progress import ProgressCallback
 from gemmsmith.core.dtypes import FP32, DType
@@ -30,7 +31,7 @@ class Outcome:
     """The outcome of an execution.
 
     `timings`: time_us and tflops, or cycles (simulator), or empty. `files`: paths by kind: source, timeline, trace.
-    `kernel_counts`: one per kernel if counters were requested.
+    `kernel_counts`: one per kernel if counters were requested. `verdict`: the simulator's.
     """
 
     sizes: tuple[int, int, int]
@@ -40,6 +41,7 @@ class Outcome:
     timings: dict[str, float]
     files: dict[str, str]
     kernel_counts: tuple[KernelCounts, ...] = ()
+    verdict: Verdict | None = None
 
     @property
     def ok(self) -> bool:
@@ -72,6 +74,8 @@ class Outcome:
             result |= resources(plan)
         if self.backend == "sim":
             result["hazards"] = [h.to_json() for h in self.hazards]
+        if self.verdict:
+            result |= self.verdict.to_json()
         result |= self.timings
         if self.kernel_counts:
             result["counters"] = [x.to_json() for x in self.kernel_counts]
@@ -94,6 +98,8 @@ class Outcome:
             )
         if self.backend == "sim":
             rows["hazards"] = "\n".join(map(str, self.hazards)) or "none"
+        if self.verdict:
+            rows["verdict"] = f"{self.verdict}"
         rows["speed"] = {
             "cuda": "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)",
             "sim": "{cycles} simulated cycles",
@@ -173,6 +179,7 @@ def execute(
     progress("generating operands")
     (a, b, out), scales = operands.make(plan, sizes)
     hazards: list[Any] = []
+    verdict = None
     timings: dict[str, float] = {}
     if backend == "reference":
         progress("multiplying in float64")
@@ -189,7 +196,7 @@ def execute(
             options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters,
                                        "record": True}  # fmt: skip
             simulation = plan.simulate(a, b, out, **scales, **options)
-            hazards, timings = simulation.hazards, {"cycles": simulation.cycles}
+            hazards, verdict, timings = simulation.hazards, simulation.verdict, {"cycles": simulation.cycles}
         progress("plotting the timeline")
         picture, trace = folder / "timeline.png", folder / "timeline.json"
         simulation.timeline.plot(picture)
@@ -204,7 +211,7 @@ def execute(
     counts: tuple[KernelCounts, ...] = ()
     if counters:
         counts = tuple(KernelCounts.from_kernel(kernel, counters.lines(kernel)) for kernel in counters.kernels)
-    return Outcome(sizes, backend, report, hazards, timings, files, counts)
+    return Outcome(sizes, backend, report, hazards, timings, files, counts, verdict)
 
 
 def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:

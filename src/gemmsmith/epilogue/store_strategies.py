@@ -112,6 +112,11 @@ class ThreadStores(NoStores):
 
     stores: Stores
 
+    @property
+    def accessed_by_tma(self) -> bool:
+        """Whether TMA accesses a buffer next that threads have accessed."""
+        return self.tma_loads is not None
+
     def begin_tile(self) -> None:
         """Do nothing: `begin_group` waits for the broadcast operands too."""
 
@@ -120,7 +125,9 @@ class ThreadStores(NoStores):
         self._sync("wait until the buffer may be overwritten: its previous store has read it")
 
     def end_group(self, group: StoreGroup) -> None:
-        """Close the hazard of stores that read the buffer before it is written."""
+        """Close the hazards of stores that read the buffer before it is written, and of loads while it is read."""
+        if self.accessed_by_tma:
+            hw.fence_proxy_async()
         self._sync("wait until all threads have written the buffer that is stored next")
         with current_builder().when(self.leader):
             self.issue(group)
@@ -143,16 +150,13 @@ class ThreadStores(NoStores):
 class TmaStores(ThreadStores):
     """The leader issues the TMA stores of a group, which drain while the next subtiles are computed."""
 
+    accessed_by_tma = True
+
     def begin_group(self, group: StoreGroup) -> None:
         """Close the hazard of writes to the buffer before its TMA store has read it."""
         with current_builder().when(self.leader):
             self.stores.acquire(group.index, self.plan.store_groups)
         super().begin_group(group)
-
-    def end_group(self, group: StoreGroup) -> None:
-        """Close the hazard of TMA stores, in the async proxy, that read the buffer before it is written."""
-        hw.fence_proxy_async()
-        super().end_group(group)
 
     def issue(self, group: StoreGroup) -> None:
         """Issue the group's TMA stores too."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from gemmsmith.backends.sim.report.hazards import Hazard
     from gemmsmith.backends.sim.report.record import Record
     from gemmsmith.backends.sim.report.timeline import Timeline
+    from gemmsmith.backends.sim.report.verdict import Verdict
 
 MAX_CACHED_CALLS = 4096
 """Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""
@@ -61,12 +62,14 @@ class Simulation:
         result: The results, in the form that `gemm` returns.
         hazards: The errors found, an empty list for a correct kernel.
         cycles: Cycles of the cost model.
+        verdict: Whether the run speaks for every schedule of the kernels, and if not, why.
         records: Every event of each launch, in the order of the launches, with `record=True`; else empty.
     """
 
     result: Any
     hazards: list[Hazard]
     cycles: int
+    verdict: Verdict
     records: tuple[Record, ...] = ()
 
     @property
@@ -82,8 +85,9 @@ class Simulation:
         return self.record.timeline()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cycles and the hazards for JSON, as `gemmsmith simulate --json` prints them."""
-        return {"cycles": self.cycles, "hazards": [hazard.to_json() for hazard in self.hazards]}
+        """Return the verdict, the cycles and the hazards for JSON, as `gemmsmith simulate --json` prints them."""
+        hazards = [hazard.to_json() for hazard in self.hazards]
+        return self.verdict.to_json() | {"cycles": self.cycles, "hazards": hazards}
 
 
 class Plan:
@@ -304,7 +308,7 @@ class Plan:
         self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
         binding = self._bind(a, b, out, all_operands).allocate_results(a)
         result = run_simulation(self._launches(binding), binding.arguments, seed, progress, counters, record=record)
-        return Simulation(binding.value, result.hazards, result.cycles, result.records)
+        return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records)
 
     def cache_key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
         """Return the cache key of a run: everything except addresses and scalars. Raises ArgumentError."""

@@ -19,22 +19,30 @@ from gemmsmith.core.mma import Mma
 
 _ZERO_EXPONENT = -2000
 """Exponent used for zero, below the exponent of any product."""
-_MIN_EXPONENT = -500
-"""Lower bound of exponents that ldexp can represent, below the exponent of any product."""
-_COLUMNS_PER_BLOCK = 128
+_MAX_EXPONENT = 500
+"""Bound of the exponents that units of float64 are made of, beyond those of all products but zeros and infinities."""
+_FP32_EXPONENTS = range(-50, 62)
+"""Exponents of factors whose products are normal numbers of fp32, and so are exact in it."""
+_COLUMNS_PER_BLOCK = 256
 """Columns of D per block: large enough to amortize numpy's overhead, small enough for the caches."""
 _PRODUCTS_PER_BLOCK = 1 << 15
 """Products per block: large enough to amortize numpy's overhead, small enough for the caches."""
 _NAN = {16: 0x7FFF, 32: 0x7FFFFFFF}
 """Bit pattern of the canonical NaN, by accumulator width in bits."""
-_MINEXP = {d: int(ml_dtypes.finfo(d.numpy).minexp) for d in (BF16, FP16, FP32, TF32, E4M3, E5M2)}  # type: ignore[no-untyped-call]
+_FLOAT64_BIAS, _FLOAT64_FRACTION_BITS = np.int16(1023), 52
+_MINEXP = {d: np.int16(ml_dtypes.finfo(d.numpy).minexp) for d in (BF16, FP16, FP32, TF32, E4M3, E5M2)}  # type: ignore[no-untyped-call]
 """Exponent of the smallest normal number, by dtype."""
 
 
 def exponents(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return the exponents of float64 elements that are representable in `dtype`."""
-    result = np.maximum(np.frexp(x)[1] - 1, _MINEXP[dtype])
-    return np.where(x == 0, _ZERO_EXPONENT, result).astype(np.int16)
+    """Return the exponents of float64 elements that are representable in `dtype`: 1024 for infinities and NaNs."""
+    biased = (x.view(np.int64) >> _FLOAT64_FRACTION_BITS).astype(np.int16) & 0x7FF
+    return np.where(biased == 0, np.int16(_ZERO_EXPONENT), np.maximum(biased - _FLOAT64_BIAS, _MINEXP[dtype]))
+
+
+def _power_of_two(exponent: np.ndarray) -> np.ndarray:
+    """Return 2^exponent in float64, for exponents of its normal numbers."""
+    return ((exponent.astype(np.int64) + _FLOAT64_BIAS) << _FLOAT64_FRACTION_BITS).view(np.float64)
 
 
 def fused_mma(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarray:
@@ -75,13 +83,28 @@ def fused_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarr
     blocks = [slice(start, start + block_k) for start in range(0, len(a), block_k)]
     for block in blocks:
         np.maximum(largest, (exponents_a[block] + exponents_b[block]).max(0), out=largest)
-    per_unit = np.ldexp(1.0, mma.aligned_fraction_bits - np.maximum(largest, _MIN_EXPONENT))
-    total, addends = np.trunc(c * per_unit), np.empty((block_k, *c.shape))
+    bounded = np.minimum(np.maximum(largest, -_MAX_EXPONENT), _MAX_EXPONENT)
+    per_unit = _power_of_two(mma.aligned_fraction_bits - bounded)
+    total = np.trunc(c * per_unit)
+    # Where products are exact in fp32, and each, truncated, is less than 2^(fraction + 2), half the bytes will do.
+    is_narrow = len(a) << mma.aligned_fraction_bits + 2 <= 1 << 31 and _multiply_in_fp32(exponents_a, exponents_b, mma)
+    kind, largest_unit = (np.float32, 2.0**126) if is_narrow else (np.float64, np.inf)  # a larger unit: of zeros
+    a, b, units = (x.astype(kind) for x in (a, b, np.minimum(per_unit, largest_unit)))
+    products = np.empty((block_k, *c.shape), kind)
     for block in blocks:
-        np.multiply(a[block], b[block], out=addends)
-        np.multiply(addends, per_unit, out=addends)
-        total += np.trunc(addends, out=addends).sum(0)
+        np.multiply(a[block], b[block], out=products)
+        np.multiply(products, units, out=products)
+        addends = products.astype(np.int32) if is_narrow else np.trunc(products, out=products)
+        total += np.add.reduce(addends, 0, addends.dtype)
     return round_to_accumulator(total / per_unit, mma)
+
+
+def _multiply_in_fp32(exponents_a: np.ndarray, exponents_b: np.ndarray, mma: Mma) -> bool:
+    """Return whether the products of factors with these exponents are exact in fp32, and normal numbers or zeros."""
+    if mma.a.mantissa + mma.b.mantissa + 2 > FP32.mantissa + 1:
+        return False
+    low, high = _FP32_EXPONENTS.start, _FP32_EXPONENTS.stop
+    return all(bool(((x < high) & ((x >= low) | (x == _ZERO_EXPONENT))).all()) for x in (exponents_a, exponents_b))
 
 
 def round_to_accumulator(total: np.ndarray, mma: Mma) -> np.ndarray:
@@ -90,8 +113,12 @@ def round_to_accumulator(total: np.ndarray, mma: Mma) -> np.ndarray:
         rounded = total.astype(np.float16)
     else:
         bits = min(mma.aligned_fraction_bits, 23)
-        unit = np.ldexp(1.0, np.maximum(np.frexp(total)[1] - 1, -126) - bits)
-        rounded = np.where(np.isfinite(total), np.trunc(total / unit) * unit, total).astype(np.float32)
+        dropped = -1 << _FLOAT64_FRACTION_BITS - bits
+        truncated = (total.view(np.int64) & dropped).view(np.float64)
+        per_unit = 2.0 ** (bits - _MINEXP[FP32])
+        tiny = abs(total) < 2.0 ** _MINEXP[FP32]
+        truncated[tiny] = np.trunc(total[tiny] * per_unit) / per_unit
+        rounded = truncated.astype(np.float32)
     if not mma.signed_zero:
         rounded += 0  # -0 becomes 0
     rounded.view(f"u{mma.d.bytes}")[np.isnan(total)] = _NAN[mma.d.bits]

@@ -132,6 +132,7 @@ class MbarrierWait(Instruction):
 class MbarrierTestWait(MbarrierWait):
     """mbarrier.test_wait: tests without blocking whether the phase has completed; try_wait may suspend the thread."""
 
+    waits_for_threads, tests_wait = False, True
     result = PRED
     result_name = "is_complete"
 

@@ -295,7 +295,7 @@ class RedAddF32(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        m.memory.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False)
+        m.memory.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False, rounds=True)
 
 
 class RedAddVector(Instruction):
@@ -349,7 +349,7 @@ def _add_atomically(m: Machine, address: np.ndarray, bits: np.ndarray, dtype: An
         with np.errstate(over="ignore", invalid="ignore"):
             return np.add(a.view(dtype), b.view(dtype)).view(bits.dtype)
 
-    m.memory.atomic("global", address, bits.dtype, add, bits, returns=False)
+    m.memory.atomic("global", address, bits.dtype, add, bits, returns=False, rounds=True)
 
 
 class RedAddU32(Instruction):

@@ -78,6 +78,8 @@ class Instruction:
     """Whether all threads of a warpgroup execute it together."""
     waits_for_threads: ClassVar[bool] = False
     """Whether it waits for what other threads do."""
+    tests_wait: ClassVar[bool] = False
+    """Whether its result says if such a wait would end now."""
     operand_types: ClassVar[dict[str, ScalarType | RegisterOperand]] = {}
 
     def __init_subclass__(cls) -> None:

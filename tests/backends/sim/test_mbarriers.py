@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -35,6 +36,21 @@ def test_an_mbarrier_is_initialized_once_for_some_arrivals(
     done = run(record, threads=32)
     assert [h.message.partition(" [")[0] for h in done.hazards] == ([] if message is None else [message])
     assert kinds(done) == (set() if message is None else {"alignment"} if offset else {"barrier"})
+
+
+@pytest.mark.parametrize("meet", [True, False])
+@pytest.mark.parametrize("waits", [hw.mbarrier_wait, hw.mbarrier_test_wait])
+def test_each_warp_that_waits_knows_of_the_init(waits: Callable[..., Value], meet: bool) -> None:
+    def record(k: Builder, out: Value) -> None:
+        barrier = k.shared(8, alignment=8, name="full")[0]
+        with k.when(k.thread == 0):
+            hw.mbarrier_init(barrier, 1)
+            hw.mbarrier_arrive(barrier)
+        if meet:
+            hw.sync_threads()
+        waits(barrier, 0)
+
+    assert kinds(run(record)) == (set() if meet else {"barrier"})
 
 
 @pytest.mark.parametrize("delay", [0, 8, 40])

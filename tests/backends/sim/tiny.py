@@ -32,13 +32,20 @@ def run(
     counters: Counters | None = None, observe: bool = False,
 ) -> SimulationResult:  # fmt: skip
     """Executes it on `out`, 4096 bytes of zeros where not given; `map` is a box of 32 x 4 words at its start."""
+    return execute(kernel(record, threads, cluster), grid, seed, out, counters, observe)
+
+
+def execute(
+    kernel: Kernel, grid: int, seed: int, out: np.ndarray | None = None, counters: Counters | None = None,
+    observe: bool = False,
+) -> SimulationResult:  # fmt: skip
+    """The same for a kernel that is recorded already."""
     memory = GlobalMemory()
     address = memory.add_buffer(np.zeros(4096, np.uint8) if out is None else out, "out")
     box = TensorMap(address, FP32, (32, 4, 1), (128, 512), (32, 4, 1), 0)
-    arguments = {"out": address, "map": box}
     return simulate(
-        kernel(record, threads, cluster), grid, arguments, memory, seed=seed, counters=counters, record=observe
-    )
+        kernel, grid, {"out": address, "map": box}, memory, seed=seed, counters=counters, record=observe
+    )  # fmt: skip
 
 
 def recorded(record: Record, threads: int = 128, grid: int = 1, cluster: int = 1, seed: int = 0) -> Recorded:

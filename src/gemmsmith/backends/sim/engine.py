@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.execute.interpreter import CompiledStatement, Interpreter
@@ -14,6 +14,7 @@ from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.cost_model import H200_COST_MODEL, CostModel
 from gemmsmith.backends.sim.report.hazards import Hazard, Hazards, SimulationAborted
 from gemmsmith.backends.sim.report.record import Record
+from gemmsmith.backends.sim.report.verdict import TimeDependence, Verdict
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
@@ -31,12 +32,19 @@ MAX_SCHEDULER_STEPS = 5_000_000
 class SimulationResult:
     """Result of simulated launches: hazards (none for correct kernels), and cycles of the cost model.
 
+    `time_dependences`: what depends on when instructions execute, so that other schedules may do other things.
     `records`: what happened in each launch, if it was recorded.
     """
 
     hazards: list[Hazard]
     cycles: int
+    time_dependences: list[TimeDependence] = field(default_factory=list)
     records: tuple[Record, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the run proves."""
+        return Verdict.of(bool(self.hazards), self.time_dependences)
 
 
 Argument = int | float | TensorMap | tuple[int, ...]
@@ -87,7 +95,7 @@ def simulate(
         check_grid_exit(state, by_cta)
     _break_reference_cycles(state, by_cta)
     cycles = max((group.time for group in groups), default=0)
-    return SimulationResult(state.hazards.reported, cycles, records)
+    return SimulationResult(state.hazards.reported, cycles, list(state.time_dependences), records)
 
 
 def _break_reference_cycles(state: GridState, ctas: Iterable[Cta]) -> None:

@@ -85,7 +85,8 @@ def run(
         written = ((x, addresses[name]) for name, x in arguments.items() if isinstance(x, ArrayInfo) and x.writable)
         hazards = [hazard for x, address in written for hazard in _unwritten(memory, x, address)]
     records = tuple(x for result in results for x in result.records)
-    return SimulationResult(hazards, sum(result.cycles for result in results), records)
+    dependences = dict.fromkeys(x for result in results for x in result.time_dependences)
+    return SimulationResult(hazards, sum(result.cycles for result in results), list(dependences), records)
 
 
 def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:

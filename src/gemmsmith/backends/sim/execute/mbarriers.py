@@ -123,6 +123,8 @@ class Mbarriers:
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
         barrier, phase = self._resolve_phase(int(address), int(parity))
+        if not self.group.state.tests_only_skip_waits:
+            self.group.depends_on_time("the result of test_wait decides more than whether a wait is executed")
         if not barrier.is_complete(int(parity)):
             return False
         self._observe(barrier, phase, scope)
@@ -146,9 +148,9 @@ class Mbarriers:
         self.group.record_wait(start, barrier.name, phase)
 
     def _resolve_phase(self, address: int, parity: int) -> tuple[Mbarrier, int]:
-        clock = self.group.active_lanes[0].agent().clock
-        barrier = self.at(self.group.cta, address, clock)
-        phase = barrier.resolve_phase(self.group, clock, parity)
+        clocks = [lanes.agent().clock for lanes in self.group.active_lanes]
+        barrier, *_ = [self.at(self.group.cta, address, clock) for clock in clocks]
+        phase = barrier.resolve_phase(self.group, clocks[0], parity)
         if barrier.phase - phase >= 2:
             self.group.report(
                 "phase aliasing",

@@ -35,6 +35,13 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
         mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
+        if order != "weak":
+            self.group.depends_on_time("a strong load reads what has been written by then")
+        return self._load(space, address, nbytes, rank, order, scope, mask)
+
+    def _load(
+        self, space: Space, address: Any, nbytes: int, rank: Any, order: str, scope: str, mask: Any
+    ) -> np.ndarray:
         if self.counter:
             self.counter.count(space, address, nbytes, mask)
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
@@ -68,7 +75,8 @@ class MemoryInstructions(CheckedMemory):
             for lanes, warp_slice in by_warp:
                 event = self._record(access, thread_indices, lanes, warp_slice, resolved, "write", strong_scope)
                 if strong_scope is not None:
-                    self._strong_write(lanes, access.addresses[warp_slice], event, order, strong_scope, atomic=False)
+                    part = replace(access, addresses=access.addresses[warp_slice])
+                    self._strong_write(lanes, part, event, order, strong_scope)
             if resolved:
                 values = data[thread_indices]
                 resolved.write(values)
@@ -77,12 +85,14 @@ class MemoryInstructions(CheckedMemory):
 
     def atomic(
         self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
-        order: str = "relaxed", scope: str = "gpu", returns: bool = True,
+        order: str = "relaxed", scope: str = "gpu", returns: bool = True, rounds: bool = False,
     ) -> np.ndarray:  # fmt: skip
         kind = np.dtype(dtype)
         if self.counter:
             self.counter.count(space, address, kind.itemsize)
         old = np.zeros(len(self.group.threads), kind)
+        if returns:
+            self.group.depends_on_time("an atomic returns what has been written by then")
         self.group.time += self.group.state.cost_model.memory_instruction
         strong = scope_of(scope)
         for access, thread_indices, by_warp in self._accesses(space, address, kind.itemsize, None, None):
@@ -92,7 +102,8 @@ class MemoryInstructions(CheckedMemory):
                 if returns:
                     acquires = order in ("acquire", "acq_rel")
                     self._strong_read(lanes, access.addresses[warp_slice], strong, acquires=acquires)
-                self._strong_write(lanes, access.addresses[warp_slice], event, order, strong, atomic=True)
+                part = replace(access, addresses=access.addresses[warp_slice])
+                self._strong_write(lanes, part, event, order, strong, rounds=rounds)
             for row, at in zip(thread_indices, access.addresses.reshape(-1, 1), strict=True):
                 one = replace(access, addresses=at)
                 old[row] = self.peek(one).view(kind)[0, 0]
@@ -124,10 +135,16 @@ class MemoryInstructions(CheckedMemory):
             buffer = group.state.memory.buffer_at(address)
             name = buffer.name if buffer else "a word"
             yield Wait(done, lambda: f"{name}: a word is {word()}, {description}", "another CTA")
-        if max_polls is None:
+        word_state = group.state.sync_variables[address]
+        if max_polls is not None:
+            group.depends_on_time("a poll ends after a number of loads")
+        else:
             self._check_started(address)
-        group.time = max(group.time, group.state.sync_variables[address].visible_at)
-        self.load("global", address, 4, order=order, scope=scope)
+            if word_state.previous is not None and ready(word_state.previous):
+                group.depends_on_time("a spin may end before the last write to its word")
+        group.time = max(group.time, word_state.visible_at)
+        self._load("global", address, 4, None, order, scope, None)
+        word_state.spins += [(lanes.agent().index, lanes.agent().next_event) for lanes in group.active_lanes]
         group.time += group.state.cost_model.barrier
         group.record_wait(start, "another CTA")
         return word()
@@ -227,18 +244,31 @@ class MemoryInstructions(CheckedMemory):
                     agent.pending.append((level, released_clock.clock))
 
     def _strong_write(
-        self, lanes: ActiveLanes, addresses: np.ndarray, event: Event, order: str, scope: ScopeLevel, *, atomic: bool
+        self, lanes: ActiveLanes, access: Access, event: Event, order: str, scope: ScopeLevel, *, rounds: bool = False
     ) -> None:
-        """Record a strong write: a release publishes the lanes' clock, a relaxed write the clock of the last fence."""
+        """Record a strong write, before it is performed; `rounds`: its result depends on those before.
+
+        A release publishes the lanes' clock, a relaxed write the clock of the last fence.
+        """
         group, agent = self.group, lanes.agent()
         if order in ("release", "acq_rel"):
             fenced_scope, clock = ScopeLevel.GPU, lanes.release()
         else:
             fenced_scope, clock = lanes.warp.release_for_relaxed_write(lanes.mask)
         released_clock = ReleasedClock(min(scope, fenced_scope), group.cta, clock)
-        for x in np.unique(addresses):
+
+        def is_ordered(earlier: Event) -> bool:
+            return earlier.happens_before(agent.clock)
+
+        for x in np.unique(access.addresses):
             word = group.state.sync_variables[int(x)]
-            racing = word.write(event, released_clock, atomic=atomic, ordered=lambda e: e.happens_before(agent.clock))
+            if rounds and not all(is_ordered(earlier) for _, earlier in word.writes):
+                group.depends_on_time("floating-point atomics round in the order in which they are executed")
+            if not word.is_spin_free(agent.clock):
+                group.depends_on_time("a word is written again before all that spin on it have read it")
+            racing = word.write(event, released_clock, atomic=event.is_atomic, ordered=is_ordered)
             if racing:
                 group.report("race", f"{event} of a word is not ordered after {racing}", racing.place)
+            if not rounds:
+                word.previous = int(self.peek(replace(access, addresses=np.array([x]), width=4)).view(np.uint32)[0, 0])
             word.visible_at = group.time + group.state.cost_model.store_latency

@@ -93,9 +93,10 @@ class Agent:
 class Warp:
     """The agents of a warp.
 
-    A subset of lanes inherits the warp's clock, except for the warp's own accesses since the last __syncwarp, which
-    other lanes may have made. The warp joins its subsets' clocks at the next __syncwarp. Instructions that all lanes
-    execute together (.aligned) order the execution of earlier instructions of the warp, not their accesses.
+    A subset of lanes inherits the warp's clock, except for the warp's own accesses and fences since the last
+    __syncwarp, which other lanes may have executed. The warp joins its subsets' clocks at the next __syncwarp.
+    Instructions that all lanes execute together (.aligned) order the execution of earlier instructions of the warp, not
+    their accesses. `synced_counts`: the warp's own events, by row and agent, that all of its lanes have observed.
     """
 
     def __init__(self, index: int, num_agents: int) -> None:
@@ -104,7 +105,8 @@ class Warp:
         self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
         self.subset_agents: dict[int, Agent] = {}
         self.all_lanes.clock.event_counts[[HAPPENS_BEFORE, EXECUTED], self.first_agent] = 1
-        self.synced_counts, self.converged_counts = (np.zeros(AGENTS_PER_WARP, np.int32) for _ in range(2))
+        self.synced_counts = np.zeros((EXECUTED, AGENTS_PER_WARP), np.int32)
+        self.converged_counts = np.zeros(AGENTS_PER_WARP, np.int32)
 
     def agent(self, lanes: int) -> Agent:
         """Return the agent (clock owner) of the lanes that execute now, after it has joined what they did before."""
@@ -135,14 +137,16 @@ class Warp:
         return agent
 
     def _join_synced(self, clock: VectorClock, other: Agent, clock_then: VectorClock | None = None) -> None:
-        """Join another agent's clock into `clock`, excluding that agent's own accesses since the last __syncwarp.
+        """Join another agent's clock into `clock`, excluding its own accesses and fences since the last __syncwarp.
 
         `clock_then`: the other agent's clock at an earlier time, instead of its current one.
         """
         clock_then = clock_then or other.clock
-        counts, column, slot = clock_then.event_counts.copy(), other.index, other.index - self.first_agent
-        counts[:EXECUTED, column] = np.minimum(counts[:EXECUTED, column], self.synced_counts[slot])
-        counts[EXECUTED, column] = min(counts[EXECUTED, column], self.converged_counts[slot])
+        counts, slot = clock_then.event_counts.copy(), other.index - self.first_agent
+        own = counts[:, self.agent_slice]
+        slots = slice(None) if other is self.all_lanes else slice(slot, slot + 1)
+        own[:EXECUTED, slots] = np.minimum(own[:EXECUTED, slots], self.synced_counts[:, slots])
+        own[EXECUTED, slot] = min(own[EXECUTED, slot], self.converged_counts[slot])
         np.maximum(clock.event_counts, counts, out=clock.event_counts)
         clock.completed_bits |= clock_then.completed_bits
         clock.fenced_bits |= clock_then.fenced_bits
@@ -162,9 +166,15 @@ class Warp:
             self.all_lanes.pending += agent.pending
             self.all_lanes.fenced = agent.fenced or self.all_lanes.fenced
         self.subset_agents.clear()
-        self.synced_counts = self.all_lanes.clock.event_counts[HAPPENS_BEFORE, self.agent_slice].copy()
-        self.converged_counts = self.synced_counts
+        self.synced_counts = self._observed_by_all(self.all_lanes.clock)
+        self.converged_counts = self.synced_counts[HAPPENS_BEFORE]
         self.all_lanes.advance()
+
+    def _observed_by_all(self, clock: VectorClock) -> np.ndarray:
+        """Return the warp's own events at a clock. Each lane's fence for global memory is one for all of them."""
+        counts = clock.event_counts[:EXECUTED, self.agent_slice].copy()
+        counts[GLOBAL_PROXY_FENCED] = counts[HAPPENS_BEFORE]
+        return counts
 
     def release(self, lanes: int) -> VectorClock:
         """Return a copy of the lanes' clock and advance it, so that later events are not covered by the copy."""
@@ -198,9 +208,9 @@ class Warp:
         """Join a clock into that of the lanes; all lanes together also observe what their warp had released before."""
         self.agent(lanes).clock.join(clock)
         if lanes == ALL_LANES:
-            own = clock.event_counts[:, self.agent_slice]
-            self.synced_counts = np.maximum(self.synced_counts, own[HAPPENS_BEFORE])
-            self.converged_counts = np.maximum(self.converged_counts, own[EXECUTED])
+            self.synced_counts = np.maximum(self.synced_counts, self._observed_by_all(clock))
+            executed = clock.event_counts[EXECUTED, self.agent_slice]
+            self.converged_counts = np.maximum(self.converged_counts, executed)
 
     def _agents_within(self, lanes: int) -> dict[int, Agent]:
         """Return the agents of the lanes (first) and of their subsets, by lane mask."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gemmsmith.backends.sim.memory.clocks import VectorClock
+from gemmsmith.backends.sim.memory.clocks import EXECUTED, VectorClock
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 
@@ -26,7 +26,8 @@ class SyncVariable:
     `released_clocks`: clocks published by the last store and the atomics after it (a release sequence; PTX ISA,
     "observation order"). `writes`: their events, numbered from 1. `write_count`: writes so far; `last_observed_write`:
     the number of the last write that each agent (see clocks.py) has observed. `visible_at`: time at which the last
-    write becomes visible to polling threads.
+    write becomes visible to polling threads. `spins`: (agent, event count) of spins that have ended; `previous`: the
+    word before the last write.
     """
 
     released_clocks: list[ReleasedClock] = field(default_factory=list)
@@ -34,11 +35,17 @@ class SyncVariable:
     write_count: int = 0
     last_observed_write: dict[int, int] = field(default_factory=dict)
     visible_at: int = 0
+    spins: list[tuple[int, int]] = field(default_factory=list)
+    previous: int | None = None
 
     def read(self, agent: int) -> list[ReleasedClock]:
         """Record that an agent reads the word; return the clocks that it observes."""
         self.last_observed_write[agent] = self.write_count
         return self.released_clocks
+
+    def is_spin_free(self, clock: VectorClock) -> bool:
+        """Return whether all spins on the word had ended before the events at `clock`, whatever the schedule."""
+        return all(clock.event_counts.item(EXECUTED, agent) >= count for agent, count in self.spins)
 
     def write(
         self, event: Event, released_clock: ReleasedClock, *, atomic: bool, ordered: Callable[[Event], bool]

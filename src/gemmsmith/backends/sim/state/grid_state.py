@@ -12,6 +12,7 @@ from gemmsmith.backends.sim.memory.sync_variables import SyncVariable
 from gemmsmith.backends.sim.report.cost_model import CostModel
 from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.backends.sim.report.record import Record
+from gemmsmith.backends.sim.report.verdict import TimeDependence, tests_only_skip_waits
 from gemmsmith.backends.sim.state.operations import Operations
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.occupancy import occupancy
@@ -37,11 +38,17 @@ class GridState:
     operations: Operations
     observer: Record | None = field(default=None, init=False)
     sync_variables: defaultdict[int, SyncVariable] = field(default_factory=lambda: defaultdict(SyncVariable))
+    time_dependences: dict[TimeDependence, None] = field(default_factory=dict)
     _descriptions: dict[int, tuple[str, int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.num_agents = AGENTS_PER_WARP * self.grid * (self.kernel.threads // 32)
+
+    @cached_property
+    def tests_only_skip_waits(self) -> bool:
+        """Whether results of test_wait decide nothing but whether a wait is executed."""
+        return tests_only_skip_waits(self.kernel.body)
 
     @cached_property
     def resident_ctas(self) -> int:

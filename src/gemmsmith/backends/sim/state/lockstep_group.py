@@ -10,6 +10,7 @@ import numpy as np
 
 from gemmsmith.backends.sim.memory.clocks import ALL_LANES, Agent, VectorClock, Warp
 from gemmsmith.backends.sim.report.hazards import Place, SimulationAborted
+from gemmsmith.backends.sim.report.verdict import TimeDependence
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.lang.location import SourceLocation
@@ -127,6 +128,10 @@ class LockstepGroup:
         """Report a fatal hazard and return the exception to raise."""
         self.state.hazards.report(kind, message, self.location)
         return SimulationAborted(message)
+
+    def depends_on_time(self, reason: str) -> None:
+        """Record that the current source line depends on when instructions execute."""
+        self.state.time_dependences[TimeDependence(reason, self.location)] = None
 
     def require_converged(self, label: str) -> None:
         """Report a hazard if some lanes of a warp are inactive; `label` names the instruction."""
