@@ -44,6 +44,7 @@ class Access:
 
     `rank`: cluster rank of the CTA whose shared memory is accessed, None for the issuing CTA. `threads`: thread index
     in the unit for each address, None for a copy engine. `first`, `last`: lowest and highest address (0 if empty).
+    `bits`: the bits that are set in any address.
     """
 
     space: Space
@@ -53,11 +54,14 @@ class Access:
     threads: np.ndarray | None = None
     first: int = field(init=False)
     last: int = field(init=False)
+    bits: int = field(init=False)
 
     def __post_init__(self) -> None:
-        is_empty = not len(self.addresses)
-        self.first = 0 if is_empty else int(np.minimum.reduce(self.addresses))
-        self.last = 0 if is_empty else int(np.maximum.reduce(self.addresses))
+        x = self.addresses
+        self.first = self.last = self.bits = 0
+        if len(x):
+            self.first, self.last = int(np.minimum.reduce(x)), int(np.maximum.reduce(x))
+            self.bits = int(np.bitwise_or.reduce(x))
 
 
 @dataclass

@@ -65,10 +65,11 @@ def _k_first(x: np.ndarray) -> np.ndarray:
 
 def _is_exact(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> bool:
     """Return whether all addends are integers, and so few and small that no bit of their sum is lost."""
+    largest_a, largest_b, largest_c = (np.maximum.reduce(abs(x), None) for x in (a, b, c))
     with np.errstate(invalid="ignore", over="ignore"):
-        largest = float(abs(a).max() * abs(b).max() * a.shape[-1] + abs(c).max())
+        largest = float(largest_a * largest_b * a.shape[-1] + largest_c)
     small = largest < 1 << min(mma.aligned_fraction_bits, mma.d.mantissa)
-    return small and all(bool((x == np.rint(x)).all()) for x in (a, b, c))
+    return small and not any(np.count_nonzero(x != np.rint(x)) for x in (a, b, c))
 
 
 @np.errstate(invalid="ignore", over="ignore")

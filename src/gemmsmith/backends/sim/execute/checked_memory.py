@@ -13,7 +13,8 @@ from gemmsmith.backends.sim.memory.clocks import (
     VectorClock,
 )
 from gemmsmith.backends.sim.memory.events import Event
-from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, Buffer, alignment, gather, scatter
+from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, Buffer, gather, scatter, widest_word
+from gemmsmith.backends.sim.memory.shadow import MAX_ACCESS_BYTES
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.machine import Access
 
@@ -76,11 +77,12 @@ class CheckedMemory:
             )
             return None
         offsets = access.addresses - begin if begin else access.addresses
-        return ResolvedAccess(access, data, offsets, buffer, alignment(offsets, access.width))
+        bits = int(np.bitwise_or.reduce(offsets)) if begin % MAX_ACCESS_BYTES else access.bits
+        return ResolvedAccess(access, data, offsets, buffer, widest_word(bits | access.width))
 
     def check_aligned(self, access: Access, width: int) -> None:
         """Report an access at an address that is not a multiple of `width` bytes: the hardware traps."""
-        if len(access.addresses) and int(np.bitwise_or.reduce(access.addresses)) % width:
+        if access.bits % width:
             self.group.report("alignment", f"misaligned access of {width} bytes")
 
     def record(

@@ -112,10 +112,10 @@ class Interpreter:
 
     def assign_register(self, statement: st.AssignRegister) -> None:
         """Assign an element of a register array in the active threads."""
-        index, active = int(self.value_of[statement.index]), self.group.active
+        index, selection = int(self.value_of[statement.index]), self.group.selection
         array = self.registers.access(self.registers.selected_row(statement.registers), write=True)
         new = self.value_of[statement.value]
-        array[active, index] = new[active] if isinstance(new, np.ndarray) else new
+        array[selection, index] = new[selection] if isinstance(new, np.ndarray) else new
 
     def branch(self, branch: st.If) -> Blocking | None:
         condition = self.value_of[branch.condition]

@@ -83,7 +83,7 @@ class Mbarriers:
                 if not own:
                     event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)
                     cta.remote.append(event)
-                released, nbytes = part.warp.release(lanes), int(bytes_[rows].sum())
+                released, nbytes = part.warp.release(lanes), int(np.add.reduce(bytes_[rows]))
                 if not barrier.arrive(
                     arrival, arrivals * count, nbytes, released, group.time, at_cta_scope=own,
                     at_cluster_scope=at_cluster_scope,

@@ -143,10 +143,11 @@ class Warp:
         """
         clock_then = clock_then or other.clock
         counts, slot = clock_then.event_counts.copy(), other.index - self.first_agent
-        own = counts[:, self.agent_slice]
         slots = slice(None) if other is self.all_lanes else slice(slot, slot + 1)
-        own[:EXECUTED, slots] = np.minimum(own[:EXECUTED, slots], self.synced_counts[:, slots])
-        own[EXECUTED, slot] = min(own[EXECUTED, slot], self.converged_counts[slot])
+        own = counts[:EXECUTED, self.agent_slice][:, slots]
+        np.minimum(own, self.synced_counts[:, slots], out=own)
+        executed = counts.item(EXECUTED, other.index), self.converged_counts.item(slot)
+        counts[EXECUTED, other.index] = min(executed)
         np.maximum(clock.event_counts, counts, out=clock.event_counts)
         clock.completed_bits |= clock_then.completed_bits
         clock.fenced_bits |= clock_then.fenced_bits

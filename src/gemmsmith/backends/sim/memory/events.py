@@ -75,7 +75,7 @@ class Event:
             return self.happens_before(clock)
         if self.warp is None or self.warp is not later.warp or self.lanes is None or later.lanes is None:
             return False
-        if self.count <= self.warp.synced_counts[HAPPENS_BEFORE, self.agent - self.warp.first_agent]:
+        if self.count <= self.warp.synced_counts.item(HAPPENS_BEFORE, self.agent - self.warp.first_agent):
             return True
         own, others = self.lanes.lane_of_cells(cells, granule), later.lanes.lane_of_cells(cells, granule)
         return bool(((own == others) & (own >= 0)).all())

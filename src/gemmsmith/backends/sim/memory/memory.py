@@ -55,10 +55,9 @@ class GlobalMemory:
         return self.buffers[index] if 0 <= index < len(self.buffers) else None
 
 
-def alignment(offsets: np.ndarray, width: int) -> int:
-    """Return the widest word, up to WIDEST, that accesses of `width` bytes from each of `offsets` are made of."""
-    common = int(np.bitwise_or.reduce(offsets)) | width
-    return min(MAX_ACCESS_BYTES, common & -common) if common else 1
+def widest_word(bits: int) -> int:
+    """Return the widest word that accesses are made of; `bits`: those of all their offsets and widths."""
+    return min(MAX_ACCESS_BYTES, bits & -bits)
 
 
 def gather(data: np.ndarray, offsets: np.ndarray, width: int, word_bytes: int) -> np.ndarray:

@@ -62,7 +62,8 @@ class Shadow:
 
         `proxy_row`: the row of `clock` that must cover earlier accesses, if this one is through the async proxy.
         """
-        self._refine_cells(aligned)
+        if aligned % self.granule:
+            self._refine_cells(aligned)
         cells = offsets // self.granule
         if width > self.granule:
             cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)
@@ -179,7 +180,8 @@ def _cells_by_state(state_ids: np.ndarray, cells: np.ndarray) -> list[tuple[int,
     first = state_ids[0]
     if not np.count_nonzero(state_ids != first):
         return [(int(first), cells)]
-    order = np.argsort(state_ids)
+    order = state_ids.argsort()
     state_ids, cells = state_ids[order], cells[order]
-    ends = [*(np.flatnonzero(state_ids[1:] != state_ids[:-1]) + 1).tolist(), len(state_ids)]
-    return [(int(state_ids[begin]), cells[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+    begins = [0, *((state_ids[1:] != state_ids[:-1]).nonzero()[0] + 1).tolist()]
+    ends = [*begins[1:], len(cells)]
+    return [(state_ids.item(begin), cells[begin:end]) for begin, end in zip(begins, ends, strict=True)]

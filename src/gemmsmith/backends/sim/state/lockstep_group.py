@@ -67,7 +67,7 @@ class LockstepGroup:
 
     `title`: name in messages; `row`: (CTA, name); `time`: cycles of the cost model; `line`: the source line being
     executed; `loops`: name and index of each loop that is being executed, outermost first; `active_lanes`: the active
-    threads by warp; `registers_per_thread`: the register budget (setmaxnreg).
+    threads by warp; `selection`: an index of their rows; `registers_per_thread`: the register budget (setmaxnreg).
     """
 
     def __init__(self, state: GridState, cta: Cta, first: int, count: int, name: str) -> None:
@@ -79,13 +79,12 @@ class LockstepGroup:
         self.loops: list[tuple[str, int]] = []
         self.registers_per_thread = state.kernel.max_registers_per_thread
         self._active_lanes: dict[bytes, list[ActiveLanes]] = {}
-        self.active = np.ones(count, bool)
-        self.active_lanes = self.active_lanes_of(self.active)
+        self.set_active(np.ones(count, bool))
 
     def set_active(self, active: np.ndarray) -> None:
         """Set which threads execute, as a bool per thread."""
-        self.active = active
-        self.active_lanes = self.active_lanes_of(active)
+        self.active, self.active_lanes = active, self.active_lanes_of(active)
+        self.selection = slice(None) if active.all() else active
 
     def active_lanes_of(self, active: np.ndarray) -> list[ActiveLanes]:
         """Return the active lanes by warp, for a bool per thread."""
