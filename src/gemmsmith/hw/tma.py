@@ -109,7 +109,8 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     source, targets = box.global_access(), [box.shared_access(destination, rank) for rank in ranks]
     m.async_operations.start(
         AsyncOperation(f"TMA load of {load.map.name}", "tma", lambda: box.load(m, source, targets), [source], targets,
-                       complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks], nbytes=box.bytes)
+                       complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks], nbytes=box.bytes,
+                       coordinates=(box.x, box.y, box.z))
     )  # fmt: skip
 
 
@@ -233,7 +234,7 @@ class TmaStore(Instruction):
         read, written = box.shared_access(source, None), box.global_access(is_store=True)
         m.async_operations.start(
             AsyncOperation(f"TMA store of {self.map.name}", "tma", lambda: box.store(m, read, written), [read],
-                           [written], group="bulk", nbytes=box.bytes)
+                           [written], group="bulk", nbytes=box.bytes, coordinates=(box.x, box.y, box.z))
         )  # fmt: skip
 
 
