@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import numpy as np
 from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
@@ -29,15 +30,18 @@ sys.path.insert(0, str(ROOT))
 
 from docs import figures, results  # noqa: E402
 
-from gemmsmith import Spec, plan  # noqa: E402
+from gemmsmith import Config, Spec, plan  # noqa: E402
 from gemmsmith.cli import main  # noqa: E402
 from gemmsmith.graph.frontend import op_table  # noqa: E402
 from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
+from gemmsmith.hw.wgmma import WgmmaWait  # noqa: E402
+from gemmsmith.kernels.build import build  # noqa: E402
+from gemmsmith.lang import statements as st  # noqa: E402
 
 PAGES = (
     "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/guides/pytorch.md",
-    "docs/internals/kernel-language.md", "docs/internals/extending.md",
+    "docs/internals/kernel-language.md", "docs/internals/extending.md", "docs/getting-started.md",
 )  # fmt: skip
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
 
@@ -193,6 +197,25 @@ def cuda() -> str:
     return "```cuda\n" + textwrap.dedent("\n".join(lines[first : last + 1])) + "\n    ...\n```"
 
 
+def report() -> str:
+    """Return what the simulator reports on the default kernel without `accumulator.wait(pending=1)`."""
+    build.cache_clear()
+    a = np.ones((256, 512), np.float16)
+    broken = plan(a, a.T, config=Config(), backend="sim")
+    waits = [
+        (block, x)
+        for statement in st.walk(broken.kernel.body)
+        for block in st.children(statement)
+        for x in block.statements
+        if isinstance(x, st.IssueInstruction) and isinstance(x.instruction, WgmmaWait) and x.instruction.pending == 1
+    ]
+    for block, wait in waits:
+        block.statements.remove(wait)
+    lines = str(broken.simulate(a, a.T).hazards[0]).split("\n")
+    build.cache_clear()
+    return "```\n" + "\n".join(textwrap.fill(x, 118, subsequent_indent="    ") for x in lines) + "\n```"
+
+
 def excerpt(file: str, first: str, last: str) -> str:
     """Return a block of Python: lines of a file, from one that begins with `first` to one that begins with `last`."""
     lines = (ROOT / "src/gemmsmith" / file).read_text().splitlines()
@@ -254,7 +277,8 @@ def _is_complete(text: str) -> bool:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield every page with generated text, and that text."""
-    blocks = {**figures.BLOCKS, "cuda": cuda, "consumer_loop": consumer_loop, "instruction": instruction}
+    blocks = {**figures.BLOCKS, "cuda": cuda, "consumer_loop": consumer_loop, "instruction": instruction,
+              "report": report}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")

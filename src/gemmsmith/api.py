@@ -207,15 +207,18 @@ def simulate(
     a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
     operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
     precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
-    batch_invariant: bool = False, seed: int = 0, grouping: Grouping | None = None, **named_operands: Any,
+    batch_invariant: bool = False, seed: int = 0, record: bool = False, grouping: Grouping | None = None,
+    **named_operands: Any,
 ) -> Simulation:  # fmt: skip
     """Execute the kernel that `gemm` would run, on the CPU, instruction by instruction.
 
     The arguments are those of `gemm`, with arrays on the CPU, and `seed`, the schedule of the execution: 0 follows the
-    cost model, others are random. For a grouped GEMM also `grouping`, as in `plan`.
+    cost model, others are random. `record`: record every event, for
+    `Simulation.record` and `Simulation.timeline`. For a grouped GEMM also
+    `grouping`, as in `plan`.
 
     Returns:
-        The result, the hazards (an empty list for a correct kernel), the timeline, and the cycles of the cost model.
+        The result, the hazards (an empty list for a correct kernel), the cycles of the cost model, and the records.
 
     Raises:
         ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
@@ -227,7 +230,9 @@ def simulate(
         a, b, out, with_scales(all_operands, scale_a, scale_b), epilogue, out_dtype, accumulate, precision, fast_math,
         deterministic, config, batch_invariant, "sim", grouping=grouping,
     )  # fmt: skip
-    return Plan(request).simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed)
+    return Plan(request).simulate(
+        a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed, record=record
+    )
 
 
 def free_memory(*, graphs: bool = False) -> int:

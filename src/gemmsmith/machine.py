@@ -84,6 +84,8 @@ class AsyncOperation:
     group: AsyncGroupKind | None = None
     register_operands: list[RegisterArray] = field(default_factory=list)
     proxy: Proxy = "async"
+    coordinates: tuple[int, ...] = ()
+    """Coordinates of a TMA box."""
     nbytes: int = 0
     """Bytes moved, of the engines tma and copy."""
     tensor_cycles: float = 0

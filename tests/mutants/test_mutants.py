@@ -276,7 +276,7 @@ def test_every_mutant_is_reported(config: Config) -> None:
             continue
         assert kinds & expected, f"{mutant}: reported as {kinds}"
     assert count >= 40
-    assert equivalents <= 10
+    assert equivalents <= 12
 
 
 def test_a_fence_that_only_counts_where_a_wait_gives_up() -> None:
@@ -295,7 +295,7 @@ def test_the_readme_quotes_a_mutant() -> None:
     """accumulator.wait(pending=1) gone from the mainloop."""
     spec, page = spec_of(CONFIGS[0]), (Path(__file__).parents[2] / "README.md").read_text()
     waits = [m.kernel for m in mutants(spec) if (m.what, m.target) == ("delete", "wgmma_wait")]
-    found = [str(hazards(spec, kernel, 0, WHOLE)[0]) for kernel in waits]
+    found = [str(hazards(spec, kernel, 0, WHOLE)[0]).split("\n")[0] for kernel in waits]
     assert any(text in " ".join(page.split()) for text in found), found
 
 

@@ -170,7 +170,7 @@ def test_one_kernel_serves_all_sizes(rng: np.random.Generator) -> None:
 
 def test_the_timeline_shows_loads_under_the_math(rng: np.random.Generator, tmp_path) -> None:
     a, b = (rng.standard_normal((256, 512), np.float32).astype(np.float16) for _ in range(2))
-    done = gemmsmith.simulate(a, b.T, config=Config(tile=(128, 128, 64), cluster=(1, 1)))
+    done = gemmsmith.simulate(a, b.T, config=Config(tile=(128, 128, 64), cluster=(1, 1)), record=True)
     spans = [s for s in done.timeline.spans if s.cta == 0]
     math = [(s.start, s.end) for s in spans if s.kind == "mma"]
     loads = [(s.start, s.end) for s in spans if s.kind == "load"]

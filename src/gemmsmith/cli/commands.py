@@ -90,9 +90,9 @@ def simulate(counters: bool, seed: int, output: Path, as_json: bool, **choices: 
 
     Every barrier and every memory access is checked; the timeline is plotted, and written as a trace for
     ui.perfetto.dev. The default sizes are 512. Seeds other than 0 simulate other schedules that are possible on
-    hardware. The exit code is 1 if D is wrong or there is a hazard. --counters shows, per source line and next to the
-    ideal, wavefronts of shared memory (128 bytes each; bank conflicts need more) and sectors of global memory (32
-    bytes).
+    hardware. The exit code is 1 if D is wrong or there is a hazard. --json has each hazard with its places, loops,
+    lines of Python and of CUDA, hint and id. --counters shows, per source line and next to the ideal, wavefronts of
+    shared memory (128 bytes each; bank conflicts need more) and sectors of global memory (32 bytes).
 
     \b
     Example: gemmsmith simulate --m 256 --n 256 --k 128 --design pingpong --seed 3

@@ -73,12 +73,9 @@ class Outcome:
         if self.backend != "reference":
             result |= resources(plan)
         if self.backend == "sim":
-            result["hazards"] = [
-                {"kind": h.kind, "location": f"{h.location}", "message": h.message} for h in self.hazards
-            ]
+            result["hazards"] = [h.to_json() for h in self.hazards]
         if self.verdict:
-            reasons = [{"location": f"{x.location}", "reason": x.reason} for x in self.verdict.time_dependences]
-            result |= {"verdict": self.verdict.scope, "time_dependences": reasons}
+            result |= self.verdict.to_json()
         result |= self.timings
         if self.kernel_counts:
             result["counters"] = [x.to_json() for x in self.kernel_counts]
@@ -194,9 +191,10 @@ def execute(
             timings = _time_on_gpu(plan, [a, b, out], scales)
             m, n, k = (min(size, MAX_SIMULATED_SIZE) for size in sizes)
             small, small_scales = operands.make(plan, (m, n, k))
-            simulation = plan.simulate(*small, **small_scales, progress=on_progress)
+            simulation = plan.simulate(*small, **small_scales, progress=on_progress, record=True)
         else:
-            options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters}
+            options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters,
+                                       "record": True}  # fmt: skip
             simulation = plan.simulate(a, b, out, **scales, **options)
             hazards, verdict, timings = simulation.hazards, simulation.verdict, {"cycles": simulation.cycles}
         progress("plotting the timeline")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gemmsmith.backends.cuda.run import BoundLaunches
     from gemmsmith.backends.sim.execute.counters import Counters
     from gemmsmith.backends.sim.report.hazards import Hazard
+    from gemmsmith.backends.sim.report.record import Record
     from gemmsmith.backends.sim.report.timeline import Timeline
     from gemmsmith.backends.sim.report.verdict import Verdict
 
@@ -60,16 +61,33 @@ class Simulation:
     Attributes:
         result: The results, in the form that `gemm` returns.
         hazards: The errors found, an empty list for a correct kernel.
-        timeline: The spans of all CTAs, in cycles of the cost model.
         cycles: Cycles of the cost model.
         verdict: Whether the run speaks for every schedule of the kernels, and if not, why.
+        records: Every event of each launch, in the order of the launches, with `record=True`; else empty.
     """
 
     result: Any
     hazards: list[Hazard]
-    timeline: Timeline
     cycles: int
     verdict: Verdict
+    records: tuple[Record, ...] = ()
+
+    @property
+    def record(self) -> Record | None:
+        """The record of the longest launch; None without `record=True`."""
+        return max(reversed(self.records), key=lambda record: record.cycles, default=None)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What each engine and each warp does when in the longest launch. Raises ArgumentError without a record."""
+        if self.record is None:
+            raise ArgumentError("timeline: this simulation has no record; use simulate(..., record=True)")
+        return self.record.timeline()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict, the cycles and the hazards for JSON, as `gemmsmith simulate --json` prints them."""
+        hazards = [hazard.to_json() for hazard in self.hazards]
+        return self.verdict.to_json() | {"cycles": self.cycles, "hazards": hazards}
 
 
 class Plan:
@@ -264,21 +282,22 @@ class Plan:
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
         operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
-        counters: Counters | None = None, **named_operands: Any,
+        counters: Counters | None = None, record: bool = False, **named_operands: Any,
     ) -> Simulation:  # fmt: skip
         """Execute the kernels on the CPU, and check every barrier and asynchronous access.
 
         The arguments are those of `run`, with arrays on the CPU. `seed`: the schedule of the execution; 0 follows the
         cost model, others are random. `progress` is called from time to time with the completed fraction. `counters`:
-        counters of instructions, shared-memory wavefronts and global-memory sectors.
+        counters of instructions, shared-memory wavefronts and global-memory sectors. `record`: record every event.
 
         Returns:
-            The result, hazards, timeline and cycles.
+            The result, the hazards and the cycles, and the records if asked.
 
         Raises:
             ArgumentError: If an argument does not match the plan.
         """
         from gemmsmith.backends.sim.execute.counters import Counters
+        from gemmsmith.backends.sim.run import run as run_simulation
 
         seed = as_integer("seed", seed)
         if not (progress is None or callable(progress)):
@@ -288,7 +307,8 @@ class Plan:
         all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
         self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
         binding = self._bind(a, b, out, all_operands).allocate_results(a)
-        return self._simulate_launches(binding, self._launches(binding), seed, progress, counters)
+        result = run_simulation(self._launches(binding), binding.arguments, seed, progress, counters, record=record)
+        return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records)
 
     def cache_key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
         """Return the cache key of a run: everything except addresses and scalars. Raises ArgumentError."""
@@ -326,9 +346,10 @@ class Plan:
             if cache_key is not None and 0 not in binding.shape:
                 self._cached_launches[cache_key] = call
         else:
-            simulation = self._simulate_launches(complete, launches)
-            if simulation.hazards:
-                raise HazardError(simulation.hazards)
+            from gemmsmith.backends.sim.run import run as run_simulation
+
+            if hazards := run_simulation(launches, complete.arguments, 0, None).hazards:
+                raise HazardError(hazards)
         return complete.value
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
@@ -383,15 +404,6 @@ class Plan:
             planned if planned and needed and planned.is_compatible_with(needed) else needed for planned, needed in both
         )
         return replace(spec, scales=(scale_a, scale_b))
-
-    def _simulate_launches(
-        self, binding: Binding, launches: Launches, seed: int = 0, progress: Callable[[float], None] | None = None,
-        counters: Counters | None = None,
-    ) -> Simulation:  # fmt: skip
-        from gemmsmith.backends.sim.run import run
-
-        result = run(launches, binding.arguments, seed, progress, counters)
-        return Simulation(binding.value, result.hazards, result.timeline, result.cycles, result.verdict)
 
 
 def run_reference(binding: Binding) -> None:

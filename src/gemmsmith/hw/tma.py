@@ -121,7 +121,8 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     targets = [box.shared_access(destination, rank) for rank in ranks]
     m.async_operations.start(
         AsyncOperation(f"TMA load of {load.map.name}", "tma", lambda: box.load(m, targets), [box.source], targets,
-                       complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks], nbytes=box.bytes)
+                       complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks], nbytes=box.bytes,
+                       coordinates=(box.x, box.y, box.z))
     )  # fmt: skip
 
 
@@ -245,7 +246,7 @@ class TmaStore(Instruction):
         read = box.shared_access(source, None)
         m.async_operations.start(
             AsyncOperation(f"TMA store of {self.map.name}", "tma", lambda: box.store(m, read), [read],
-                           [box.target], group="bulk", nbytes=box.bytes)
+                           [box.target], group="bulk", nbytes=box.bytes, coordinates=(box.x, box.y, box.z))
         )  # fmt: skip
 
 

@@ -12,8 +12,11 @@ from gemmsmith.epilogue.partials import shared_partials
 from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.location import hide_frames
 from gemmsmith.lang.types import TENSOR_MAP
 from gemmsmith.tile_scheduler.sync_clusters import SYNC_INTERVAL_K_TILES
+
+hide_frames(__file__)
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from gemmsmith.lang import statements as st
 from gemmsmith.lang.current_builder import ACTIVE_BUILDER
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA, Kernel, ScratchBuffer
-from gemmsmith.lang.location import current_location, error_location
+from gemmsmith.lang.location import Recorder, error_location
 from gemmsmith.lang.shared import SharedBuffer, lay_out
 from gemmsmith.lang.source import print_kernel
 from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, ScalarType
@@ -74,6 +74,7 @@ class Builder:
         self.body = st.Block()
         self._blocks = [self.body]
         self._roles: list[st.Role] = []
+        self._recorder = Recorder()
         self._constant_branch = st.Block(), 0, False
         """The last branch on a condition that is known: its block, the statements up to its end, the condition."""
         self.thread, self.warpgroup_index = Builtin(I32, "thread"), Builtin(I32, "warpgroup")
@@ -84,10 +85,12 @@ class Builder:
 
     def __enter__(self) -> Builder:
         self._tokens.append(ACTIVE_BUILDER.set(self))
+        self._recorder.begin()
         return self
 
     def __exit__(self, error_type: object, error: BaseException | None, trace: TracebackType | None) -> None:
         ACTIVE_BUILDER.reset(self._tokens.pop())
+        self._recorder.end()
         if isinstance(error, KernelError) and not getattr(error, "has_location", False):
             error.args = (f"{error_location(trace)}: {error}",)
             error.has_location = True  # type: ignore[attr-defined]
@@ -108,7 +111,7 @@ class Builder:
     # -- recording ---------------------------------------------------------------------------------
     def emit(self, statement: st.Statement) -> None:
         """Append a statement to the current block."""
-        statement.location = current_location()
+        statement.location = self._recorder.locate()
         self._blocks[-1].statements.append(statement)
 
     def define(self, value: Value) -> Value:

@@ -60,7 +60,7 @@ class Kernel:
     deferred_constants: list[DeferredConstant]
     body: Block
     header: list[str]
-    printer: Callable[[Kernel, bool], str]
+    printer: Callable[[Kernel, bool], tuple[str, dict[int, int]]]
     """`print_kernel`, passed as a value to avoid an import cycle."""
     scratch_buffers: list[ScratchBuffer]
     functions: list[Function]
@@ -110,9 +110,18 @@ class Kernel:
     @cached_property
     def source(self) -> str:
         """The kernel as one self-contained CUDA C++ file."""
+        return self._printed[0]
+
+    @property
+    def cuda_lines(self) -> dict[int, int]:
+        """The line of `source` that each statement is printed at, by the statement's number (SourceLocation.number)."""
+        return self._printed[1]
+
+    @cached_property
+    def _printed(self) -> tuple[str, dict[int, int]]:
         return self.printer(self, False)
 
     @property
     def source_with_line_directives(self) -> str:
         """The source with a `#line` directive before each line of the body that names the Python line."""
-        return self.printer(self, True)
+        return self.printer(self, True)[0]

@@ -1,41 +1,154 @@
-"""The source line of a design, or of a user's own kernel, that a statement comes from."""
+"""The source line of a design, or of a user's own kernel, that a statement comes from, and the calls that led to it."""
 
 from __future__ import annotations
 
 import contextlib
+import linecache
 import sys
+from collections.abc import Sequence
+from functools import total_ordering
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple
 
-_hidden_paths: tuple[str, ...] = (str(Path(__file__).parent), str(Path(contextlib.__file__).parent), "<")
-"""Files that start with these are no user's: this package, the standard library, and generated code."""
+_LANGUAGE = (str(Path(__file__).parent), str(Path(contextlib.__file__).parent), "<")
+"""Files that start with these record no kernel: this package, the standard library, and generated code."""
+_hidden_paths: tuple[str, ...] = _LANGUAGE
+"""Files that start with these are no user's."""
 
 
-class SourceLocation(NamedTuple):
-    """The source line (of a design, or of a user's own kernel) that emitted a statement."""
+class _IsHidden(dict[str, bool]):
+    """Whether each file is hidden, once it has been asked for."""
+
+    def __missing__(self, file: str) -> bool:
+        return self.setdefault(file, file.startswith(_hidden_paths))
+
+
+_is_hidden = _IsHidden()
+
+_Calls = list[CodeType | int]
+"""The code and the instruction offset of each function, innermost first."""
+
+
+class Call(NamedTuple):
+    """A line of a function that was executing when a statement was recorded."""
 
     file: str
     line: int
+    function: str
+
+    @property
+    def text(self) -> str:
+        """The line without its indentation; empty if there is no file."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line} in {self.function}"
+
+
+@total_ordering
+class SourceLocation:
+    """The source line (of a design, or of a user's own kernel) that emitted a statement. Compares by file and line.
+
+    `number`: the statement's number in the kernel, -1 for none. `calls`: the functions that were executing, innermost
+    first, in two parts.
+    """
+
+    __slots__ = ("calls", "file", "line", "number")
+
+    def __init__(
+        self, file: str, line: int, calls: Sequence[_Calls] = (), number: int = -1
+    ) -> None:  # fmt: skip
+        self.file, self.line, self.calls, self.number = file, line, calls, number
+
+    @property
+    def stack(self) -> list[Call]:
+        """The calls that recorded the statement, innermost first, from the collective to the kernel's function."""
+        flat: Any = [*chain(*self.calls)]
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        calls = (Call(code.co_filename, _line_of(code, offset), code.co_name) for code, offset in pairs)
+        return [call for call in calls if not call.file.startswith(_LANGUAGE)]
+
+    @property
+    def call(self) -> Call:
+        """The line with its function."""
+        here = (self.file, self.line)
+        return next((call for call in self.stack if call[:2] == here), Call(*here, "?"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SourceLocation) and (self.file, self.line) == (other.file, other.line)
+
+    def __lt__(self, other: SourceLocation) -> bool:
+        return (self.file, self.line) < (other.file, other.line)
+
+    def __hash__(self) -> int:
+        return hash((self.file, self.line))
 
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+    __repr__ = __str__
+
+
+def _line_of(code: CodeType, offset: int) -> int:
+    """Return the line of the instruction at an offset of the bytecode."""
+    return next((line for first, end, line in code.co_lines() if first <= offset < end and line), code.co_firstlineno)
 
 
 def hide_frames(file: str) -> None:
     """Attribute statements that a module emits, or a package whose `__init__.py` is given, to the lines calling it."""
     global _hidden_paths
     _hidden_paths += (file.removesuffix("__init__.py"),)
+    _is_hidden.clear()
 
 
-def current_location() -> SourceLocation:
-    """Return the innermost source line that is not hidden, or the caller's if all are."""
-    frame = fallback = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_hidden_paths):
-            return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return SourceLocation(fallback.f_code.co_filename, fallback.f_lineno)
+class Recorder:
+    """Locates the statements of one kernel, which it numbers.
+
+    `_outermost`: the code of the function whose calls end the stack; `_shown`: the function to which the last statement
+    was attributed; `_outer`: the calls that led to it, which do not change while it executes.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._outermost: CodeType | None = None
+        self._shown: FrameType | None = None
+        self._outer: _Calls = []
+
+    def begin(self) -> None:
+        """End stacks at the function that calls the caller of this method."""
+        self._outermost = sys._getframe(2).f_code
+
+    def end(self) -> None:
+        """Let go of the functions that have recorded statements."""
+        self._shown = None
+
+    def locate(self) -> SourceLocation:
+        """Return the innermost source line that is not hidden, or the caller's if all are, for the next statement."""
+        frame = caller = sys._getframe(1)
+        calls: _Calls = []
+        while frame is not None:
+            code = frame.f_code
+            if not _is_hidden[code.co_filename]:
+                break
+            calls += code, frame.f_lasti
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is not self._shown:
+            self._shown, self._outer = frame, self._outer_calls(frame)
+        frame = frame or caller
+        self._count += 1
+        calls += frame.f_code, frame.f_lasti
+        return SourceLocation(frame.f_code.co_filename, frame.f_lineno, (calls, self._outer), self._count - 1)
+
+    def _outer_calls(self, frame: FrameType | None) -> _Calls:
+        """Return the calls that have led to a function."""
+        calls: _Calls = []
+        while frame is not None and frame.f_code is not self._outermost:
+            frame = frame.f_back
+            if frame and not (frame.f_code is self._outermost and _is_hidden[frame.f_code.co_filename]):
+                calls += frame.f_code, frame.f_lasti
+        return calls
 
 
 def error_location(trace: TracebackType | None) -> SourceLocation:
@@ -44,4 +157,4 @@ def error_location(trace: TracebackType | None) -> SourceLocation:
     while trace is not None:
         frames.append(SourceLocation(trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    return ([frame for frame in frames if not frame.file.startswith(_hidden_paths)] or frames)[-1]
+    return ([frame for frame in frames if not _is_hidden[frame.file]] or frames)[-1]

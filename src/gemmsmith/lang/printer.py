@@ -56,6 +56,8 @@ class _Inlinable:
     precedence: int
     reads: set[object]
     depth: int = 0
+    location: SourceLocation | None = None
+    """Of the definition."""
     implicit_form: tuple[str, int] | None = None
     """Text and precedence without the cast, for contexts in which C++ converts implicitly."""
 
@@ -85,6 +87,9 @@ class Printer:
     """Precedes each line by a `#line` directive that names the Python line it comes from."""
     location: SourceLocation | None = None
     """Source location of the statement being printed."""
+    first_lines: dict[int, int] = field(default_factory=dict)
+    """The first line of each statement that has lines of its own, from 0, by its number."""
+    line_count: int = 0
 
     # -- names and expressions ---------------------------------------------------------------------
     def name(self, thing: object, hint: str, used_names: Counter[str] | None = None) -> str:
@@ -245,14 +250,19 @@ class Printer:
         if self.line_directives and self.location:
             file = self.location.file.replace("\\", "/")
             text = "\n".join(f'#line {self.location.line} "{file}"\n{segment}' for segment in text.split("\n"))
+        if self.location:
+            self.first_lines.setdefault(self.location.number, self.line_count)
+        self.line_count += 1 + text.count("\n")
         self.lines.append(text)
 
     def flush(self, changes: list[object] | None = None) -> None:
         """Emit inlinable values, all of this block or only those that read something in `changes`."""
         for value, inlinable in list(self.inlinable.items()):
             if inlinable.depth == self.depth if changes is None else not inlinable.reads.isdisjoint(changes):
-                text = self.inlinable.pop(value).text
+                text, current = self.inlinable.pop(value).text, self.location
+                self.location = inlinable.location
                 self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {text};")
+                self.location = current
 
     def define(self, value: Value) -> None:
         """Print the definition of a value, or keep its expression to inline it at its use."""
@@ -263,7 +273,7 @@ class Printer:
 
     def _fold_or_emit(self, value: Value, inlinable: _Inlinable, pure: bool) -> None:
         if pure and is_inlined(value, self.uses):
-            self.inlinable[value] = replace(inlinable, depth=self.depth)
+            self.inlinable[value] = replace(inlinable, depth=self.depth, location=self.location)
             return
         if not self.uses[value]:
             self.line(f"{inlinable.text};")

@@ -63,26 +63,60 @@ def _function_names(kernel: Kernel) -> set[str]:
     return used | {function.name for function in kernel.functions}
 
 
-def _print_function(function: st.Function, threads: int, wrappers: dict[str, None], used_names: set[str]) -> str:
-    """Print a device function. Several results are returned as a struct with one member each."""
+def _all_lines(block: st.Block, printed: dict[int, int], uses_at: dict[object, int], around: int) -> dict[int, int]:
+    """Return the line of each statement in a block, by its number.
+
+    A statement without a line in `printed` is printed where its value is used, at the line of `uses_at`, or as part of
+    the statement around it, at the line `around`.
+    """
+    lines: dict[int, int] = {}
+    for statement in reversed(block.statements):
+        value = statement.value if isinstance(statement, st.Define) else None
+        line = printed.get(statement.location.number, uses_at.get(value, around))
+        for child in reversed(st.children(statement)):
+            lines |= _all_lines(child, printed, uses_at, line)
+        for used in st.uses(statement):
+            uses_at.setdefault(used, line)
+        lines[statement.location.number] = line
+    return lines
+
+
+def _print_function(
+    function: st.Function, threads: int, wrappers: dict[str, None], used_names: set[str]
+) -> tuple[str, dict[int, int]]:
+    """Print a device function. Several results are returned as a struct with one member each.
+
+    Also returns the line of each statement, from 0, by its number.
+    """
     p = Printer(threads, _count_uses(function.body, function.results), wrappers, used_names=Counter(used_names))
     inputs = [*function.parameters, *function.captured]
     types = [f"const {v.type.cpp}&" if v.type.struct else v.type.cpp for v in inputs]  # no copies of structs
     parameters = [f"{kind} {p.name(v, identifier_hint(v))}" for kind, v in zip(types, inputs, strict=True)]
     p.block(function.body)
+    end: dict[object, int] = dict.fromkeys(function.results, p.line_count)
     results = ", ".join(p.text(r) for r in function.results)
     if len(function.results) == 1:
         p.line(f"return {results};")
-        return device_function(function.results[0].type.cpp, function.name, parameters, "\n".join(p.lines))
+        text = device_function(function.results[0].type.cpp, function.name, parameters, "\n".join(p.lines))
+        return text, _shifted(function, p, end, text)
     p.line(f"return {{{results}}};")
     structure = function.name.title().replace("_", "")
     members = "".join(f" {r.type.cpp} {r.name};" for r in function.results)
     body = device_function(structure, function.name, parameters, "\n".join(p.lines))
-    return wrap_line(f"struct {structure} {{{members} }};", "") + f"\n{body}"
+    text = wrap_line(f"struct {structure} {{{members} }};", "") + f"\n{body}"
+    return text, _shifted(function, p, end, text)
 
 
-def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
+def _shifted(function: st.Function, p: Printer, end: dict[object, int], text: str) -> dict[int, int]:
+    """Return the line of each statement of a function that is printed as `text`; `end`: the line of its results."""
+    first = max(0, text.count("\n") - p.line_count)  # 0 if all is one line
+    return {number: first + line for number, line in _all_lines(function.body, p.first_lines, dict(end), 0).items()}
+
+
+def print_kernel(kernel: Kernel, line_directives: bool = False) -> tuple[str, dict[int, int]]:
     """Print the CUDA C++ file of a kernel, with the wrappers of the instructions that it uses.
+
+    Also returns the line of each statement, from 1, by its number (SourceLocation.number).
 
     `line_directives`: add `#line` directives that name the lines of the Python file, for the compiler's line
     information.
@@ -104,7 +138,7 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
     for offset in offsets:
         p.shared_array(offset)
     p.block(merge_statements(kernel.body, uses))
-    device_functions = [_print_function(f, kernel.threads, wrappers, used_names) for f in kernel.functions]
+    functions = [_print_function(f, kernel.threads, wrappers, used_names) for f in kernel.functions]
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, {kernel.min_ctas_per_sm})\n'
@@ -129,12 +163,14 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
         f"constexpr {c.type.cpp} {name} = {literal(c.type, c.value)};{sizes.get(c.name, '')}"
         for name, c in sorted(p.constants.items(), key=lambda x: (x[1].name not in sizes, x[1].value))
     ]
-    return (
+    opening_text = (
         "\n".join(map(comment_lines, header))
         + f"\n\n{_PRELUDE}{structs}\n"
-        + join_definitions((*wrappers, *device_functions))
+        + join_definitions((*wrappers, *(text for text, _ in functions)))
         + f"\n{signature}"
         + "".join(f"    {line}\n" for line in (*constants, *opening))
-        + "\n".join(p.lines)
-        + "\n}\n"
     )
+    parts = [(opening_text.index(text), lines) for text, lines in functions]
+    parts.append((len(opening_text), _all_lines(kernel.body, p.first_lines, {}, 0)))
+    lines = {n: 1 + opening_text.count("\n", 0, first) + line for first, part in parts for n, line in part.items()}
+    return opening_text + "\n".join(p.lines) + "\n}\n", lines

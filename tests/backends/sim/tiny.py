@@ -8,6 +8,7 @@ import numpy as np
 
 from gemmsmith.backends.sim import GlobalMemory, SimulationResult, simulate
 from gemmsmith.backends.sim.execute.counters import Counters
+from gemmsmith.backends.sim.report.record import Record as Recorded
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.builder import Builder
@@ -28,20 +29,29 @@ def kernel(record: Record, threads: int, cluster: int = 1) -> Kernel:
 
 def run(
     record: Record, threads: int = 128, grid: int = 1, cluster: int = 1, seed: int = 0, out: np.ndarray | None = None,
-    counters: Counters | None = None,
+    counters: Counters | None = None, observe: bool = False,
 ) -> SimulationResult:  # fmt: skip
     """Executes it on `out`, 4096 bytes of zeros where not given; `map` is a box of 32 x 4 words at its start."""
-    return execute(kernel(record, threads, cluster), grid, seed, out, counters)
+    return execute(kernel(record, threads, cluster), grid, seed, out, counters, observe)
 
 
 def execute(
-    kernel: Kernel, grid: int, seed: int, out: np.ndarray | None = None, counters: Counters | None = None
-) -> SimulationResult:
+    kernel: Kernel, grid: int, seed: int, out: np.ndarray | None = None, counters: Counters | None = None,
+    observe: bool = False,
+) -> SimulationResult:  # fmt: skip
     """The same for a kernel that is recorded already."""
     memory = GlobalMemory()
     address = memory.add_buffer(np.zeros(4096, np.uint8) if out is None else out, "out")
     box = TensorMap(address, FP32, (32, 4, 1), (128, 512), (32, 4, 1), 0)
-    return simulate(kernel, grid, {"out": address, "map": box}, memory, seed=seed, counters=counters)
+    return simulate(
+        kernel, grid, {"out": address, "map": box}, memory, seed=seed, counters=counters, record=observe
+    )  # fmt: skip
+
+
+def recorded(record: Record, threads: int = 128, grid: int = 1, cluster: int = 1, seed: int = 0) -> Recorded:
+    """What happens in it."""
+    (found,) = run(record, threads, grid, cluster, seed, observe=True).records
+    return found
 
 
 def kinds(result: SimulationResult) -> set[str]:

@@ -3,7 +3,8 @@
 from gemmsmith.backends.sim.engine import SimulationResult, simulate
 from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.report.timeline import Span, Timeline
 from gemmsmith.backends.sim.report.verdict import Verdict
 
-__all__ = ["GlobalMemory", "Hazard", "SimulationResult", "Span", "Timeline", "Verdict", "simulate"]
+__all__ = ["GlobalMemory", "Hazard", "Record", "SimulationResult", "Span", "Timeline", "Verdict", "simulate"]

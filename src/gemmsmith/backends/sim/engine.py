@@ -14,7 +14,7 @@ from gemmsmith.backends.sim.grid import check_launch, create_ctas
 from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.cost_model import H200_COST_MODEL, CostModel
 from gemmsmith.backends.sim.report.hazards import Hazard, Hazards, SimulationAborted
-from gemmsmith.backends.sim.report.timeline import Timeline
+from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.report.verdict import TimeDependence, Verdict
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
@@ -31,15 +31,16 @@ MAX_SCHEDULER_STEPS = 5_000_000
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """Result of a simulated grid: hazards (none for a correct kernel), the timeline, and cycles of the cost model.
+    """Result of simulated launches: hazards (none for correct kernels), and cycles of the cost model.
 
     `time_dependences`: what depends on when instructions execute, so that other schedules may do other things.
+    `records`: what happened in each launch, if it was recorded.
     """
 
     hazards: list[Hazard]
-    timeline: Timeline
     cycles: int
     time_dependences: list[TimeDependence] = field(default_factory=list)
+    records: tuple[Record, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -54,6 +55,7 @@ def simulate(
     kernel: Kernel, grid: int, arguments: Mapping[str, Argument], memory: GlobalMemory, *,
     seed: int = 0, cost_model: CostModel = H200_COST_MODEL, max_hazards: int = 20, is_dependent_launch: bool = False,
     on_mma_cycles: Callable[[float], None] = lambda cycles: None, counters: Counters | None = None,
+    record: bool = False,
 ) -> SimulationResult:  # fmt: skip
     """Execute `grid` CTAs on the bytes of `memory`, all concurrently.
 
@@ -74,6 +76,7 @@ def simulate(
             that griddepcontrol.wait must precede accesses to global memory.
         on_mma_cycles: Called with the tensor-core cycles of every completed wgmma.
         counters: Counters that count instructions and memory accesses, if given.
+        record: Whether to record all events.
 
     Raises:
         ArgumentError: If an argument is missing, or `grid` is not a multiple of the cluster size.
@@ -83,8 +86,9 @@ def simulate(
     for buffer in memory.buffers:
         buffer.shadow.begin_launch()
     state = GridState(
-        kernel, memory, cost_model, seed, Hazards(max_hazards), dict(arguments), grid, Operations(on_mma_cycles)
+        kernel, memory, cost_model, seed, Hazards(max_hazards, kernel), dict(arguments), grid, Operations(on_mma_cycles)
     )
+    records = (state.observe(),) if record else ()
     by_cta = create_ctas(state, is_dependent_launch=is_dependent_launch)
     groups = [group for cta_groups in by_cta.values() for group in cta_groups]
     with suppress(SimulationAborted):
@@ -92,7 +96,7 @@ def simulate(
         check_grid_exit(state, by_cta)
     _break_reference_cycles(state, by_cta)
     cycles = max((group.time for group in groups), default=0)
-    return SimulationResult(state.hazards.reported, state.timeline, cycles, list(state.time_dependences))
+    return SimulationResult(state.hazards.reported, cycles, list(state.time_dependences), records)
 
 
 def _break_reference_cycles(state: GridState, ctas: Iterable[Cta]) -> None:
@@ -124,10 +128,14 @@ def _run(state: GridState, groups: list[LockstepGroup], counters: Counters | Non
             operations.complete(selected)
             continue
         try:
-            blocked[selected] = next(programs[selected])
+            blocked[selected] = wait = next(programs[selected])
         except StopIteration:
-            selected.record_wait(selected.time, "")
+            if state.observer is not None:
+                state.observer.exit(selected)
             del blocked[selected]
+        else:
+            if wait and state.observer is not None:
+                state.observer.block(selected, wait.name, wait.phase, wait.pending)
     state.hazards.report(
         "deadlock", f"not finished after {MAX_SCHEDULER_STEPS} scheduler steps", SourceLocation("?", 0)
     )
@@ -149,5 +157,8 @@ def _choose(
 
 
 def _deadlock(state: GridState, blocked: dict[LockstepGroup, Wait | None]) -> SimulationAborted:
-    waits = [f"{u.title} ({u.location}) waits for {w.describe()}" for u, w in blocked.items() if w]
-    return next(iter(blocked)).fatal("deadlock", "; ".join(waits))
+    waits = [(u, w.describe()) for u, w in blocked.items() if w]
+    message = "; ".join(f"{u.title} ({u.location}) waits for {reason}" for u, reason in waits)
+    first, *others = (u.location.accessed(f"wait for {reason.partition(':')[0]}", "threads") for u, reason in waits)
+    state.hazards.report("deadlock", message, first, others=tuple(others))
+    return SimulationAborted(message)

@@ -15,7 +15,6 @@ from gemmsmith.backends.sim.engine import SimulationResult, simulate
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.memory.memory import GlobalMemory
 from gemmsmith.backends.sim.report.hazards import Hazard
-from gemmsmith.backends.sim.report.timeline import Timeline
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.spec import KernelSpec
@@ -30,13 +29,13 @@ MAX_RESIDENT_CTAS = 4
 
 def run(
     launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
-    progress: Callable[[float], None] | None, counters: Counters | None = None,
+    progress: Callable[[float], None] | None, counters: Counters | None = None, *, record: bool = False,
 ) -> SimulationResult:  # fmt: skip
     """Execute the launches one after the other, with the schedule of the seed.
 
     `arguments`: arrays on the CPU and numbers, by their Pointers' names. `progress` is called from time to time with
-    the completed fraction of the GEMM's tensor-core cycles. Returns the hazards of all launches, the timeline of the
-    longest one, and the cycles of all.
+    the completed fraction of the GEMM's tensor-core cycles. Returns the hazards and the cycles of all launches, and
+    their records if `record` is set.
     """
     if launches.swapped:
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
@@ -75,6 +74,7 @@ def run(
             result = simulate(
                 launch.kernel, grid, launch.resolve(addresses, interleave_strides), memory, seed=seed,
                 is_dependent_launch=dependent, on_mma_cycles=on_mma_cycles, counters=counters,
+                record=record,
             )  # fmt: skip
         results.append(result)
     hazards = [hazard for result in results for hazard in result.hazards]
@@ -84,10 +84,9 @@ def run(
     if not hazards and are_whole:  # a kernel that was aborted leaves results unwritten
         written = ((x, addresses[name]) for name, x in arguments.items() if isinstance(x, ArrayInfo) and x.writable)
         hazards = [hazard for x, address in written for hazard in _unwritten(memory, x, address)]
-    longest = max(reversed(results), key=lambda result: result.cycles, default=None)
-    timeline = longest.timeline if longest else Timeline()
+    records = tuple(x for result in results for x in result.records)
     dependences = dict.fromkeys(x for result in results for x in result.time_dependences)
-    return SimulationResult(hazards, timeline, sum(result.cycles for result in results), list(dependences))
+    return SimulationResult(hazards, sum(result.cycles for result in results), list(dependences), records)
 
 
 def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
@@ -132,7 +131,7 @@ def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Ha
     if elements.all():
         return []
     message = f"{elements.size - np.count_nonzero(elements)} of {elements.size} elements of {buffer.name} are unwritten"
-    return [Hazard("unwritten result", message, SourceLocation("?", 0))]
+    return [Hazard("unwritten result", message, SourceLocation("?", 0), subject=buffer.name)]
 
 
 def _address_of_copies(memory: GlobalMemory, info: ArrayInfo, name: str) -> tuple[int, int]:

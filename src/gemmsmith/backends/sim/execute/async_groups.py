@@ -31,8 +31,13 @@ class AsyncGroups:
     def commit(self, kind: AsyncGroupKind) -> None:
         if kind == "wgmma":
             self.lockstep_group.require_converged("wgmma.commit_group")
+        lockstep = self.lockstep_group
         for key in self._keys_of_active_threads(kind):
-            self.committed.setdefault(key, []).append(self.uncommitted.pop(key, []))
+            group = self.uncommitted.pop(key, [])
+            self.committed.setdefault(key, []).append(group)
+            if lockstep.state.observer is not None:
+                operations = [x.operation for x in group]
+                lockstep.state.observer.commit(lockstep, f"{kind} group", operations)
 
     def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
         lockstep = self.lockstep_group
@@ -49,7 +54,8 @@ class AsyncGroups:
             yield Wait(
                 lambda: all(operation.finished for operation in operations),
                 lambda: f"{sum(not x.finished for x in operations)} operations of {kind} groups",
-            )
+                f"{kind} group", pending=pending,
+            )  # fmt: skip
         start = lockstep.time
         for operation in operations:
             lockstep.time = max(lockstep.time, operation.end)
@@ -59,7 +65,7 @@ class AsyncGroups:
             if not read and not any(operation.copy_writes for operation in group):
                 del self.committed[key][: len(waited[key])]
         lockstep.time += lockstep.state.cost_model.instruction
-        lockstep.record_wait(start, f"{kind} group")
+        lockstep.record_wait(start, f"{kind} group", pending=pending, operations=[x.operation for x in operations])
 
     def _keys_of_active_threads(self, kind: AsyncGroupKind) -> list[Key]:
         """Return the keys of the active threads' lists of groups."""

@@ -14,7 +14,6 @@ from gemmsmith.backends.sim.execute.registers import RegisterFile
 from gemmsmith.backends.sim.memory.clocks import MBARRIER_INIT_FENCED, VectorClock
 from gemmsmith.backends.sim.memory.events import Event, LaneAccesses
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
-from gemmsmith.backends.sim.report.timeline import Span
 from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup
 from gemmsmith.backends.sim.state.operations import InFlightOperation
 from gemmsmith.machine import Access, AsyncOperation
@@ -114,7 +113,16 @@ class AsyncIssuer(AsyncGroups):
         group, operation = self.group, in_flight.operation
         cta = group.peer(access.rank)
         label = f"{'write' if write else 'read'} of {operation.label}"
-        event = Event(-1, 0, in_flight.bits[write], label, group.title, group.location, proxy=operation.proxy)
+        event = Event(
+            -1,
+            0,
+            in_flight.bits[write],
+            label,
+            group.title,
+            group.location,
+            operation.group if operation.group == "bulk" else operation.engine,
+            proxy=operation.proxy,
+        )
         if write and access.threads is not None and len(np.unique(access.addresses)) < len(access.addresses):
             group.report("race", f"threads write to one address in one instruction: {event}")
         if lanes:
@@ -150,11 +158,14 @@ class AsyncIssuer(AsyncGroups):
             duration = int(operation.nbytes / state.cost_model.tma_bytes_per_cycle)
             latency = state.cost_model.store_latency if operation.group == "bulk" else state.cost_model.tma_latency
         engines[row] = begin + duration
-        kind = "mma" if operation.engine == "tensor" else "store" if operation.group == "bulk" else "load"
+        start, end = begin + latency, begin + latency + duration
+        if state.observer is not None:
+            state.observer.issue(group, operation, row, (start, end), self._stage(operation))
+        return end
+
+    def _stage(self, operation: AsyncOperation) -> int | None:
+        """Return the pipeline's stage: the slot of the mbarrier that a copy signals, or of the B of wgmma."""
         address = operation.complete_tx[0][1] if operation.complete_tx else None
         if address is None and operation.engine == "tensor":
             address = int(operation.reads[-1].addresses[0])
-        stage = state.describe_address(address)[1] if address is not None else None
-        start, end = begin + latency, begin + latency + duration
-        state.timeline.add(Span(group.cta.index, row, kind, start, end, operation.label, stage))
-        return end
+        return None if address is None else self.group.state.describe_address(address)[1]

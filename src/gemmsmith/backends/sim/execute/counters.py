@@ -146,13 +146,12 @@ class AccessCounter:
             return
         count, state = self._count, self._group.state
         if access.space == "shared":
-            name = state.describe_address(access.first)[0].partition("[")[0]
+            name = state.name_of(access).partition("[")[0]
             actual, ideal = wavefronts(access, neighbors_share=neighbors_share, copy_sources=copy_sources)
             count.wavefronts += actual
             count.ideal_wavefronts += ideal
         else:
-            buffer = state.memory.buffer_at(access.first)
-            name = buffer.name if buffer else "?"
+            name = state.name_of(access)
             actual, ideal = sectors(access, copy_destinations)
             count.sectors += actual
             count.ideal_sectors += ideal

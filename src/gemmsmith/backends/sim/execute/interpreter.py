@@ -64,7 +64,7 @@ class Interpreter:
                 _compile_statement(s) for s in block.statements if type(s) is not st.Comment
             ]
         for location, is_preemption_point, handler, argument in statements:
-            group.location = location
+            group.line = location
             blocking = handler(self, argument)
             if blocking is not None:
                 yield from blocking
@@ -75,6 +75,8 @@ class Interpreter:
         """Execute an instruction; return its result, or a generator if it may block."""
         if self.counter:
             self.counter.begin(instruction)
+        if self.group.state.observer is not None:
+            self.group.state.observer.instruction(self.group)
         return instruction.simulate(self.machine)
 
     def execute(self, statement: st.IssueInstruction) -> Blocking | None:
@@ -132,9 +134,12 @@ class Interpreter:
         self.machine.active = before
 
     def loop(self, loop: st.Loop) -> Blocking:
+        loops, name = self.group.loops, loop.index.name or "i"
         for i in range(*(int(self.values.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
             self.value_of[loop.index] = i
+            loops.append((name, i))
             yield from self._block(loop.body)
+            loops.pop()
 
     def role(self, role: st.Role) -> Blocking | None:
         """Execute a role's body if the group has that role."""

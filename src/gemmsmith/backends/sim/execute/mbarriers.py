@@ -57,6 +57,8 @@ class Mbarriers:
         agent = group.active_lanes[0].agent()
         offset = int(address) & OFFSET_MASK
         name = state.describe_address(int(address))[0]
+        if offset + MBARRIER_BYTES > len(cta.shared):
+            raise group.fatal("out of bounds", f"{name}: the mbarrier is outside shared memory")
         if offset % MBARRIER_BYTES:
             group.report("alignment", f"{name}: mbarrier address is not a multiple of {MBARRIER_BYTES}")
         if offset in cta.mbarriers:
@@ -66,6 +68,7 @@ class Mbarriers:
         initializer = agent.index, agent.next_event
         cta.mbarriers[offset] = Mbarrier(name, count, initializer, group.location, state.num_agents, state.hazards)
         cta.shadow.add_barrier(offset)
+        self._observe_state("init", cta, cta.mbarriers[offset], count)
 
     def arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:
         group = self.group
@@ -92,6 +95,12 @@ class Mbarriers:
                         f"{barrier.name} phase {barrier.phase} expects {barrier.count} arrivals, "
                         f"got {barrier.count - barrier.pending} [{group.title}]",
                     )
+                self._observe_state("arrive", cta, barrier, arrivals * count)
+
+    def _observe_state(self, kind: str, cta: Cta, barrier: Mbarrier, amount: int) -> None:
+        """Tell the observer of the state of a barrier of a CTA after an instruction."""
+        if (observer := self.group.state.observer) is not None:
+            observer.barrier(kind, self.group, cta.index, barrier, amount)
 
     def _targets(self, part: ActiveLanes, rank: Any, address: Any) -> Iterator[tuple[int | None, int, np.ndarray, int]]:
         """Yield (rank, address, rows, lane mask) of the barriers that the active lanes of a warp arrive at."""
@@ -112,6 +121,7 @@ class Mbarriers:
             barrier = self.at(group.cta, int(address), agent.clock)
             barrier.check_order(agent.clock, "expect_tx", group.title, group.location)
             barrier.expect_tx(agent, int(bytes_[lanes.thread_indices].sum()), group.title, group.location)
+            self._observe_state("expect_tx", group.cta, barrier, int(bytes_[lanes.thread_indices].sum()))
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
         barrier, phase = self._resolve_phase(int(address), int(parity))
@@ -132,11 +142,12 @@ class Mbarriers:
                     f"{barrier.name} phase {phase} (parity {parity}): {barrier.pending} of {barrier.count} arrivals "
                     f"and {barrier.tx_count} bytes are missing in phase {barrier.phase}"
                 ),
-            )
+                barrier.name, phase,
+            )  # fmt: skip
             self._resolve_phase(int(address), parity)
         start = self.group.time
         self._observe(barrier, phase, scope)
-        self.group.record_wait(start, barrier.name)
+        self.group.record_wait(start, barrier.name, phase)
 
     def _resolve_phase(self, address: int, parity: int) -> tuple[Mbarrier, int]:
         clocks = [lanes.agent().clock for lanes in self.group.active_lanes]

@@ -133,7 +133,7 @@ class MemoryInstructions(CheckedMemory):
         if not done():
             buffer = group.state.memory.buffer_at(address)
             name = buffer.name if buffer else "a word"
-            yield Wait(done, lambda: f"{name}: a word is {word()}, {description}")
+            yield Wait(done, lambda: f"{name}: a word is {word()}, {description}", "another CTA")
         word_state = group.state.sync_variables[address]
         if max_polls is not None:
             group.depends_on_time("a poll ends after a number of loads")
@@ -207,7 +207,7 @@ class MemoryInstructions(CheckedMemory):
         offsets = resolved.offsets if resolved else access.addresses
         accesses = LaneAccesses(offsets[warp_slice], access.width, thread_indices[warp_slice])
         strong = None if scope is None else (scope, group.cta)
-        event = Event(agent.index, agent.next_event, 0, label, group.title, group.location, warp=lanes.warp,
+        event = Event(agent.index, agent.next_event, 0, label, group.title, group.location_of(lanes), warp=lanes.warp,
                       lanes=accesses, strong=strong, is_read=label == "read", is_atomic=label == "atomic")  # fmt: skip
         if resolved:
             self.record(resolved, label != "read", event, agent.clock, part=warp_slice)
@@ -256,7 +256,7 @@ class MemoryInstructions(CheckedMemory):
                 group.depends_on_time("a word is written again before all that spin on it have read it")
             racing = word.write(event, released_clock, atomic=event.is_atomic, ordered=is_ordered)
             if racing:
-                group.report("race", f"{event} of a word is not ordered after {racing}", racing.location)
+                group.report("race", f"{event} of a word is not ordered after {racing}", racing.place)
             if not rounds:
                 word.previous = int(self.peek(replace(access, addresses=np.array([x]), width=4)).view(np.uint32)[0, 0])
             word.visible_at = group.time + group.state.cost_model.store_latency

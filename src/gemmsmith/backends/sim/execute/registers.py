@@ -129,6 +129,7 @@ class RegisterFile:
             yield Wait(
                 lambda: cta.free_registers >= change * warps,
                 lambda: f"{change} more registers per thread: the pool has {cta.free_registers // warps}",
+                "registers",
             )
         cta.free_registers -= change * warps
 

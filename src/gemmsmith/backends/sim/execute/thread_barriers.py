@@ -24,7 +24,7 @@ class ThreadBarriers:
 
     def sync(self, identifier: Any, threads: int) -> Blocking:
         barrier = self._arrive_at(int(identifier), threads)
-        yield from self._wait(barrier, barrier.generation - (barrier.arrived == 0), "barrier")
+        yield from self._wait(barrier, barrier.generation - (barrier.arrived == 0))
 
     def arrive(self, identifier: Any, threads: int) -> None:
         self._arrive_at(int(identifier), threads)
@@ -51,7 +51,7 @@ class ThreadBarriers:
             self.group.report("barrier", "barrier.cluster.wait without an arrive")
             return
         relaxed = frozenset(warp for warp, arrival in arrivals.items() if arrival and arrival[1])
-        yield from self._wait(self.group.cta.cluster.barrier, max(generations), "cluster", relaxed)
+        yield from self._wait(self.group.cta.cluster.barrier, max(generations), relaxed)
 
     def _arrive_at(self, identifier: int, threads: int) -> ThreadBarrier:
         group = self.group
@@ -92,19 +92,21 @@ class ThreadBarriers:
                 arrivals.append(Arrival(agent.index, agent.next_event))
                 clock.join(lanes.release())
         group.time += group.state.cost_model.instruction
-        if not barrier.arrive(int(group.active.sum()), clock, arrivals, group.time):
+        is_within_count = barrier.arrive(int(group.active.sum()), clock, arrivals, group.time)
+        if (observer := group.state.observer) is not None:
+            observer.barrier("arrive", group, group.cta.index, barrier, int(group.active.sum()))
+        if not is_within_count:
             group.report("barrier", f"{barrier.name}: more threads have arrived than the {barrier.expected} expected")
 
-    def _wait(
-        self, barrier: ThreadBarrier, generation: int, label: str, relaxed: frozenset[Warp] = frozenset()
-    ) -> Blocking:
+    def _wait(self, barrier: ThreadBarrier, generation: int, relaxed: frozenset[Warp] = frozenset()) -> Blocking:
         """Wait for a generation to complete; `relaxed`: warps whose arrival did not order their accesses."""
         group = self.group
         if barrier.generation <= generation:
             yield Wait(
                 lambda: barrier.generation > generation,
                 lambda: f"{barrier.name}: {barrier.arrived} of {barrier.expected} threads have arrived",
-            )
+                barrier.name, generation,
+            )  # fmt: skip
         start = group.time
         group.time = max(group.time, barrier.opened_at) + group.state.cost_model.barrier
         assert barrier.released_clock is not None
@@ -112,4 +114,4 @@ class ThreadBarriers:
             lanes.acquire(barrier.released_clock)
             if lanes.warp not in relaxed:
                 lanes.warp.sync()
-        group.record_wait(start, label)
+        group.record_wait(start, barrier.name, generation)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmsmith.backends.sim.memory.clocks import HAPPENS_BEFORE, VectorClock, Warp
 from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
-from gemmsmith.lang.location import SourceLocation
+from gemmsmith.backends.sim.report.hazards import Place
 from gemmsmith.machine import Proxy
 
 
@@ -39,10 +39,10 @@ class LaneAccesses:
 class Event:
     """A memory access by an agent at its event count, or (agent -1) by an asynchronous operation.
 
-    `bits`: the operation's bits in a clock once it has completed. `row`: the row of a clock that orders the event.
-    `warp`, `lanes`: set for accesses by threads. `strong`: (scope, CTA) of a strong access (atomic, relaxed, acquire,
-    release). `is_read`: whether it only reads. `is_atomic`: whether it reads and writes. `proxy`: the one that an
-    operation writes through.
+    `engine`: what accesses memory (see Place). `bits`: the operation's bits in a clock once it has completed. `row`:
+    the row of a clock that orders the event. `warp`, `lanes`: set for accesses by threads. `strong`: (scope, CTA) of a
+    strong access (atomic, relaxed, acquire, release). `is_read`: whether it only reads. `is_atomic`: whether it reads
+    and writes. `proxy`: the one that an operation writes through.
     """
 
     agent: int
@@ -50,7 +50,8 @@ class Event:
     bits: int
     label: str
     issuer: str
-    location: SourceLocation
+    location: Place
+    engine: str = "threads"
     row: int = HAPPENS_BEFORE
     warp: Warp | None = None
     lanes: LaneAccesses | None = None
@@ -94,6 +95,11 @@ class Event:
         if self.agent < 0:
             return self.proxy == "async" or clock.fenced_bits & self.bits == self.bits
         return clock.event_counts.item(row, self.agent) >= self.count
+
+    @property
+    def place(self) -> Place:
+        """Its source line, threads and iteration, for reports."""
+        return self.location.accessed(self.label, self.engine)
 
     def __str__(self) -> str:
         return f"{self.label} by {self.issuer} ({self.location})"

@@ -120,7 +120,7 @@ class _Check:
         for first in state.barriers:
             if ((self.offsets < first + MBARRIER_BYTES) & (self.offsets + self.width > first)).any():
                 message = f"{self.event} overlaps the mbarrier {self.name}"
-                self.hazards.report("barrier", message, self.event.location)
+                self.hazards.report("barrier", message, self.event.place)
         if not (self.write and self._check_readers(state, cells)):
             self._check_writer(state, cells)
         if state.strong:
@@ -149,7 +149,7 @@ class _Check:
         if writer is None:
             if (not self.write or self.event.is_atomic) and not state.initialized:
                 message = f"{self.event} of uninitialized memory in {self.name}"
-                report("uninitialized read", message, self.event.location)
+                report("uninitialized read", message, self.event.place)
             return
         self._check_ordered(writer, cells, "write after write" if self.write else "read after write")
 
@@ -166,10 +166,10 @@ class _Check:
         if earlier.ordered_before(event, self.clock, cells, self.shadow.granule):
             if self.proxy_row is not None and not earlier.precedes_async_proxy(self.clock, self.proxy_row):
                 message = f"{kind} of {self.name}: {event} is not separated from {earlier} by fence.proxy.async"
-                self.hazards.report("missing proxy fence", message, event.location, (kind, earlier.location))
+                self.hazards.report("missing proxy fence", message, event.place, others=(earlier.place,))
             return True
         message = f"{kind} of {self.name}: {event} is not ordered after {earlier}"
-        self.hazards.report("race", message, event.location, (kind, earlier.location))
+        self.hazards.report("race", message, event.place, others=(earlier.place,))
         return False
 
     def _append_event(self, others: tuple[Event, ...], cells: np.ndarray) -> tuple[Event, ...]:

@@ -1,1 +1,1 @@
-"""What the simulator reports: hazards, the timeline, and the durations that it is drawn with."""
+"""What the simulator reports: hazards, the record of all events, the timeline, and the durations of both."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,8 @@ WAIT_COLOR = "#e6e6e6"
 BUSY_COLOR = "#bab0ac"
 STORE_COLOR = "#7f7f7f"
 MAX_LEGEND_COLUMNS = 9
+NO_WAIT, AFTER_THE_LAST = "instructions", "no wgmma follows"
+"""Causes of a tensor core's idle time that are no wait."""
 
 
 class Span(NamedTuple):
@@ -30,6 +33,15 @@ class Span(NamedTuple):
     end: int
     label: str
     stage: int | None = None
+
+
+class Idle(NamedTuple):
+    """Cycles in which the tensor core of a CTA is idle, and why: the wait that its next wgmma is behind."""
+
+    cta: int
+    start: int
+    end: int
+    cause: str
 
 
 @dataclass
@@ -104,6 +116,30 @@ class Timeline:
             for s in self.spans
         ]  # fmt: skip
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+
+
+def idle(
+    products: list[tuple[int, int, tuple[int, str]]], waits: Mapping[tuple[int, str], list[tuple[int, int, str]]],
+    ends: Mapping[int, int],
+) -> list[Idle]:  # fmt: skip
+    """Return the idle time of each CTA's tensor core, split by the waits of the warpgroup that issues its next wgmma.
+
+    `products`: start, end and (CTA, name) of the warpgroup, of each wgmma. `waits`: start, end and cause of the waits
+    of each warpgroup, in order. `ends`: when each CTA ends.
+    """
+    result, busy_until = [], dict.fromkeys((agent[0] for *_, agent in products), 0)
+    for start, end, agent in sorted(products):
+        cta = agent[0]
+        time = busy_until[cta]
+        for begin, stop, cause in waits.get(agent, []) if time < start else []:
+            if max(time, begin) < min(start, stop):
+                result.append(Idle(cta, time, begin, NO_WAIT))
+                result.append(Idle(cta, max(time, begin), min(start, stop), cause))
+                time = min(start, stop)
+        result.append(Idle(cta, time, start, NO_WAIT))
+        busy_until[cta] = end
+    result += [Idle(cta, time, ends[cta], AFTER_THE_LAST) for cta, time in busy_until.items()]
+    return [x for x in result if x.start < x.end]
 
 
 def _order(row: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gemmsmith.lang.instruction import Result
 from gemmsmith.lang.location import SourceLocation
@@ -39,6 +39,11 @@ class Verdict:
         """Return the verdict on a run."""
         reasons = tuple(time_dependences)
         return cls("hazards" if has_hazards else "schedules run" if reasons else "every schedule", reasons)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        reasons = [{"location": f"{x.location}", "reason": x.reason} for x in self.time_dependences]
+        return {"verdict": self.scope, "time_dependences": reasons}
 
     def __str__(self) -> str:
         if self.scope == "every schedule":

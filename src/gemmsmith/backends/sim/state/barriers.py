@@ -187,6 +187,11 @@ class Mbarrier:
         )  # fmt: skip
 
     @property
+    def state(self) -> tuple[int, int, int]:
+        """The phase in progress, and the arrivals and bytes that it misses."""
+        return self.phase, self.pending, self.tx_count
+
+    @property
     def buffer(self) -> str:
         """The shared buffer that holds it: its name without the slot."""
         return self.name.partition("[")[0]
@@ -230,6 +235,11 @@ class ThreadBarrier:
     released_clock: VectorClock | None = None
     current: Contributions = field(default_factory=Contributions)
     previous: Contributions = field(default_factory=Contributions)
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """The generation in progress, and the threads and bytes that it misses."""
+        return self.generation, self.expected - self.arrived, 0
 
     def arrive(self, threads: int, clock: VectorClock, arrivals: list[Arrival], time: int) -> bool:
         """Record arrivals; return False if more threads arrive than expected."""

@@ -11,19 +11,21 @@ from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, Globa
 from gemmsmith.backends.sim.memory.sync_variables import SyncVariable
 from gemmsmith.backends.sim.report.cost_model import CostModel
 from gemmsmith.backends.sim.report.hazards import Hazards
-from gemmsmith.backends.sim.report.timeline import Timeline
+from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.report.verdict import TimeDependence, tests_only_skip_waits
 from gemmsmith.backends.sim.state.operations import Operations
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.occupancy import occupancy
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.machine import Access
 
 
 @dataclass(eq=False)
 class GridState:
     """The launch, global memory, and everything recorded while the grid executes.
 
-    `num_agents`: number of sets of lanes that have a clock, the length of vector clocks.
+    `observer`: is told of all that happens, if given. `num_agents`: number of sets of lanes that have a clock, the
+    length of vector clocks.
     """
 
     kernel: Kernel
@@ -34,7 +36,7 @@ class GridState:
     arguments: dict[str, object]
     grid: int
     operations: Operations
-    timeline: Timeline = field(default_factory=Timeline)
+    observer: Record | None = field(default=None, init=False)
     sync_variables: defaultdict[int, SyncVariable] = field(default_factory=lambda: defaultdict(SyncVariable))
     time_dependences: dict[TimeDependence, None] = field(default_factory=dict)
     _descriptions: dict[int, tuple[str, int | None]] = field(default_factory=dict)
@@ -56,6 +58,19 @@ class GridState:
             kernel.chip, kernel.threads, kernel.max_registers_per_thread, kernel.shared_bytes
         ).ctas_per_sm
         return min(self.grid, max(1, kernel.chip.sm_count * per_sm // size) * size)
+
+    def observe(self) -> Record:
+        """Record all that happens from now on."""
+        record = Record(self.kernel, self.grid, self.seed, self.name_of, self.hazards.reported)
+        self.observer = self.operations.observer = self.hazards.observer = record
+        return record
+
+    def name_of(self, access: Access) -> str:
+        """Return the name of the buffer, with the slot of a shared one, that is accessed."""
+        if access.space == "shared":
+            return self.describe_address(access.first)[0]
+        buffer = self.memory.buffer_at(access.first)
+        return buffer.name if buffer else "?"
 
     def describe_address(self, address: int) -> tuple[str, int | None]:
         """Return the name of the buffer (and slot) at a shared address, and the slot if there are several."""

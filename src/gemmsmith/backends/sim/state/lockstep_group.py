@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.memory.clocks import ALL_LANES, Agent, VectorClock, Warp
-from gemmsmith.backends.sim.report.hazards import SimulationAborted
-from gemmsmith.backends.sim.report.timeline import Span
+from gemmsmith.backends.sim.report.hazards import Place, SimulationAborted
 from gemmsmith.backends.sim.report.verdict import TimeDependence
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.lang.location import SourceLocation
+from gemmsmith.machine import AsyncOperation
 
 
 def mask_of(lanes: np.ndarray) -> int:
@@ -25,10 +25,16 @@ def mask_of(lanes: np.ndarray) -> int:
 
 @dataclass
 class Wait:
-    """Reason why a group is blocked: until `ready()` is true; `describe()` returns the reason for messages."""
+    """Reason why a group is blocked: until `ready()` is true; `describe()` returns the reason for messages.
+
+    `name`: what it waits for; `phase`: of a barrier; `pending`: groups of operations that may be pending.
+    """
 
     ready: Callable[[], bool]
     describe: Callable[[], str]
+    name: str
+    phase: int = -1
+    pending: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +79,18 @@ class ActiveWarps(list[ActiveLanes]):
 class LockstepGroup:
     """The threads of a warp or a warpgroup of one CTA, executed in lockstep.
 
-    `title`: name in messages; `time`: cycles of the cost model; `location`: the source line being executed;
-    `active_lanes`: the active threads by warp; `selection`: an index of their rows; `registers_per_thread`: the
-    register budget (setmaxnreg).
+    `title`: name in messages; `row`: (CTA, name); `time`: cycles of the cost model; `line`: the source line being
+    executed; `loops`: name and index of each loop that is being executed, outermost first; `active_lanes`: the active
+    threads by warp; `selection`: an index of their rows; `registers_per_thread`: the register budget (setmaxnreg).
     """
 
     def __init__(self, state: GridState, cta: Cta, first: int, count: int, name: str) -> None:
         self.state, self.cta, self.name = state, cta, name
-        self.title = f"CTA {cta.index} {name}"
+        self.title, self.row = f"CTA {cta.index} {name}", (cta.index, name)
         self.threads = np.arange(first, first + count)
         self.warps = cta.warps[first // 32 : (first + count) // 32]
-        self.time, self.busy_since, self.location = 0, 0, SourceLocation("?", 0)
+        self.time, self.line = 0, SourceLocation("?", 0)
+        self.loops: list[tuple[str, int]] = []
         self.registers_per_thread = state.kernel.max_registers_per_thread
         self._active_lanes: dict[bytes, ActiveWarps] = {}
         self.set_active(np.ones(count, bool))
@@ -115,9 +122,19 @@ class LockstepGroup:
             raise self.fatal("out of bounds", f"CTA {rank} of a cluster of {len(self.cta.cluster.ctas)}")
         return self.cta.peer(rank)
 
-    def report(self, kind: str, message: str, other: object = None) -> None:
-        """Report a hazard at the current source line."""
-        self.state.hazards.report(kind, f"{message} [{self.title}]", self.location, other)
+    @property
+    def location(self) -> Place:
+        """The source line being executed, with the threads and the iteration."""
+        return Place(self.line, self.cta.index, self.title, tuple(self.loops))
+
+    def location_of(self, lanes: ActiveLanes) -> Place:
+        """Return the source line being executed, with the warp of these lanes and the iteration."""
+        warp = f" warp {int(lanes.thread_indices[0]) // 32}" if len(self.warps) > 1 else ""
+        return Place(self.line, self.cta.index, self.title + warp, tuple(self.loops))
+
+    def report(self, kind: str, message: str, *others: Place) -> None:
+        """Report a hazard at the current source line; `others`: the other access of a race."""
+        self.state.hazards.report(kind, f"{message} [{self.title}]", self.location, others=others)
 
     def fatal(self, kind: str, message: str) -> SimulationAborted:
         """Report a fatal hazard and return the exception to raise."""
@@ -136,9 +153,9 @@ class LockstepGroup:
             else:
                 lanes.warp.converge()
 
-    def record_wait(self, start: int, label: str) -> None:
-        """Add spans to the timeline: busy until `start`, waiting from `start` until now."""
-        add = self.state.timeline.add
-        add(Span(self.cta.index, self.name, "busy", self.busy_since, start, "instructions"))
-        add(Span(self.cta.index, self.name, "wait", start, self.time, f"wait for {label}"))
-        self.busy_since = self.time
+    def record_wait(
+        self, start: int, name: str, phase: int = -1, pending: int = -1, operations: Iterable[AsyncOperation] = ()
+    ) -> None:
+        """Tell the observer of a wait from `start` until now, for `name`, perhaps for operations."""
+        if self.state.observer is not None:
+            self.state.observer.resume(self, start, name, phase, pending, operations)

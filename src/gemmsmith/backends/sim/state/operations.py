@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gemmsmith.backends.sim.memory.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
+from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.lang.location import SourceLocation
@@ -40,10 +41,11 @@ class InFlightOperation:
 class Operations:
     """The asynchronous operations of a grid: `all` that were issued, and those `in_flight`.
 
-    `on_mma_cycles` is called with the tensor-core cycles of every completed wgmma.
+    `on_mma_cycles` is called with the tensor-core cycles of every completed wgmma. `observer`: see GridState.
     """
 
     on_mma_cycles: Callable[[float], None]
+    observer: Record | None = None
     all: list[InFlightOperation] = field(default_factory=list)
     in_flight: list[InFlightOperation] = field(default_factory=list)
 
@@ -67,6 +69,8 @@ class Operations:
         operation.perform()
         in_flight.finished = True
         self.in_flight.remove(in_flight)
+        if self.observer is not None:
+            self.observer.complete(operation)
         if operation.engine == "tensor":
             self.on_mma_cycles(operation.tensor_cycles)
         bits = in_flight.bits[0] | in_flight.bits[1]
@@ -77,12 +81,16 @@ class Operations:
             barrier = in_flight.cta.mbarriers[address & OFFSET_MASK]
             self._check_order(barrier, in_flight, "arrival")
             barrier.complete(0, in_flight.clock, bits, in_flight.end, at_cta_scope=True, arrivals=threads)
+            if self.observer is not None:
+                self.observer.signal("arrive", operation, in_flight.cta.index, barrier, threads)
         for rank, address, nbytes in operation.complete_tx:
             cta = in_flight.cta.peer(rank)
             at_cta_scope = operation.proxy == "async" or cta is in_flight.cta
             barrier = cta.mbarriers[address & OFFSET_MASK]
             self._check_order(barrier, in_flight, "complete_tx")
             barrier.complete(nbytes, in_flight.clock, bits, in_flight.end, at_cta_scope=at_cta_scope)
+            if self.observer is not None:
+                self.observer.signal("complete_tx", operation, cta.index, barrier, nbytes)
 
     @staticmethod
     def _check_order(barrier: Mbarrier, in_flight: InFlightOperation, label: str) -> None:

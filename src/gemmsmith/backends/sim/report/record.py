@@ -1,0 +1,303 @@
+"""The record of a kernel's execution: every event, in columns. The timeline is made from it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.timeline import Idle, Span, Timeline, idle
+from gemmsmith.lang import statements as st
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.location import SourceLocation
+from gemmsmith.machine import Access, AsyncOperation
+
+_CAUSES = ("instruction", "complete")
+"""Kinds of events that have no entry of their own if an effect is recorded."""
+_DIFFERENCES = ("time", "start", "end", "issue", "complete", "commit", "wait")
+"""Columns of JSON whose values are given as differences to the one before."""
+
+Loops = tuple[tuple[str, int], ...]
+
+
+class Event(NamedTuple):
+    """An event. -1 where its kind has no such field.
+
+    `kind`: instruction (with no effect below), issue (of an operation), complete (of one that signals no barrier),
+    commit (of a group), init, arrive, expect_tx, complete_tx (of a barrier), block, resume (of a wait), or exit.
+    `time`: in cycles. `agent`: (CTA, name) of the threads, or of the engine that executes an operation. `statement`:
+    its number. `loops`: name and index of each loop, outermost first. `object`: (CTA, name) of the barrier, or of what
+    is waited for. `phase`, `pending`, `bytes`: the barrier's phase after the event, and the arrivals and bytes that it
+    misses then; for block and resume the phase that is waited for, and the groups that may be pending. `amount`:
+    arrivals, bytes or operations; for resume when the wait began.
+    """
+
+    kind: str
+    time: int
+    agent: tuple[int, str]
+    statement: int
+    loops: Loops
+    object: tuple[int, str] | None = None
+    phase: int = -1
+    pending: int = -1
+    bytes: int = -1
+    amount: int = -1
+
+
+class Route(NamedTuple):
+    """What an operation does.
+
+    `reads`, `writes`: (CTA, slot of a buffer) in shared memory, (-1, array) in global memory. `registers`: the register
+    arrays that it uses until it has been waited for.
+    """
+
+    label: str
+    engine: str
+    reads: tuple[tuple[int, str], ...]
+    writes: tuple[tuple[int, str], ...]
+    registers: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Operation:
+    """An asynchronous operation.
+
+    `coordinates`: of a TMA box; `bytes`: that it moves; `cycles`: of the tensor core; `stage`: of the pipeline, -1 for
+    none; `start`, `end`: when its engine works on it, in cycles; `issue`, `complete`, `commit`, `wait`: the numbers of
+    these events, -1 if there is none.
+    """
+
+    route: Route
+    coordinates: tuple[int, ...]
+    bytes: int
+    cycles: float
+    stage: int
+    start: int
+    end: int
+    issue: int
+    complete: int = -1
+    commit: int = -1
+    wait: int = -1
+
+
+class _Threads(Protocol):
+    """A lockstep group."""
+
+    row: tuple[int, str]
+    line: SourceLocation
+    loops: list[tuple[str, int]]
+    time: int
+
+
+class _Barrier(Protocol):
+    name: str
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Its phase, and the arrivals and the bytes that are missing."""
+
+
+class Record:
+    """Everything that happens while a kernel executes.
+
+    Attributes:
+        kernel: The kernel.
+        grid: Number of CTAs.
+        seed: The schedule.
+        events: The events, in the order in which they were simulated; times are those of the cost model.
+        operations: The asynchronous operations, in the order of issue.
+        hazards: The hazards found.
+    """
+
+    def __init__(
+        self, kernel: Kernel, grid: int, seed: int, name_of: Callable[[Access], str], hazards: list[Hazard]
+    ) -> None:
+        self.kernel, self.grid, self.seed, self._name_of, self.hazards = kernel, grid, seed, name_of, hazards
+        self.operations: list[Operation] = []
+        self._events: list[tuple[Any, ...]] = []
+        self._started: dict[int, tuple[Operation, tuple[int, str]]] = {}
+
+    # -- hooks: called by the simulator ---------------------------------------------------------------
+    def instruction(self, threads: _Threads) -> None:
+        """Record that threads execute an instruction."""
+        self._add("instruction", threads)
+
+    def issue(
+        self, threads: _Threads, operation: AsyncOperation, engine: str, span: tuple[int, int], stage: int | None
+    ) -> None:
+        """Record an operation, on which its engine works in `span`."""
+        self._add("issue", threads)
+        cta, x = threads.row[0], operation
+        registers = tuple([array.name for array in x.register_operands])
+        route = Route(x.label, engine, self._buffers(cta, x.reads), self._buffers(cta, x.writes), registers)
+        stage, number = -1 if stage is None else stage, len(self._events) - 1
+        started = Operation(route, x.coordinates, x.nbytes, x.tensor_cycles, stage, *span, number)
+        self.operations.append(started)
+        self._started[id(operation)] = started, (cta, engine)
+
+    def complete(self, operation: AsyncOperation) -> None:
+        """Record that an operation has completed."""
+        started, engine = self._started[id(operation)]
+        started.complete = len(self._events)
+        self._events.append(("complete", started.end, engine, *self._events[started.issue][3:5]))
+
+    def signal(self, kind: str, operation: AsyncOperation, cta: int, barrier: _Barrier, amount: int) -> None:
+        """Record that an operation, which has completed, signals an mbarrier of a CTA."""
+        started, engine = self._started[id(operation)]
+        cause = self._events[started.issue][3:5]
+        self._append(kind, started.end, engine, *cause, (cta, barrier.name), *barrier.state, amount)
+
+    def barrier(self, kind: str, threads: _Threads, cta: int, barrier: _Barrier, amount: int) -> None:
+        """Record an init, arrivals, or expected bytes, of a barrier of a CTA."""
+        self._add(kind, threads, self._object(cta, barrier.name), *barrier.state, amount)
+
+    def commit(self, threads: _Threads, name: str, operations: Iterable[AsyncOperation]) -> None:
+        """Record that operations were put into a group."""
+        members = [self._started[id(x)][0] for x in operations]
+        self._add("commit", threads, (threads.row[0], name), -1, -1, -1, len(members))
+        for x in members:
+            x.commit = len(self._events) - 1
+
+    def block(self, threads: _Threads, name: str, phase: int, pending: int) -> None:
+        """Record that threads cannot proceed: they wait for `name`."""
+        self._add("block", threads, self._object(threads.row[0], name), phase, pending)
+
+    def resume(
+        self, threads: _Threads, begin: int, name: str, phase: int, pending: int, operations: Iterable[AsyncOperation]
+    ) -> None:
+        """Record the end of a wait that began at `begin`, for `name`; `operations`: those that have completed."""
+        self._add("resume", threads, self._object(threads.row[0], name), phase, pending, -1, begin)
+        for x in operations:
+            self._started[id(x)][0].wait = len(self._events) - 1
+
+    def exit(self, threads: _Threads) -> None:
+        """Record that threads have finished."""
+        self._add("exit", threads)
+
+    def _buffers(self, cta: int, accesses: list[Access]) -> tuple[tuple[int, str], ...]:
+        """Return what an operation of a CTA accesses, as in Route."""
+        first = cta - cta % self.kernel.cluster[0]
+        ctas = [-1 if x.space == "global" else cta if x.rank is None else first + x.rank for x in accesses]
+        return tuple(zip(ctas, map(self._name_of, accesses), strict=True))
+
+    def _object(self, cta: int, name: str) -> tuple[int, str]:
+        """Return what is signaled or waited for in a CTA. The barrier of a cluster is its first CTA's."""
+        return (cta - cta % self.kernel.cluster[0] if name == "cluster barrier" else cta), name
+
+    def _add(self, kind: str, threads: _Threads, *fields: Any) -> None:
+        self._append(kind, threads.time, threads.row, threads.line.number, tuple(threads.loops), *fields)
+
+    def _append(self, *event: Any) -> None:
+        """Append an event; the first effect of an instruction or a completion stands for it."""
+        last = self._events[-1] if self._events else event
+        if last[0] in _CAUSES and event[0] not in ("instruction", "exit") and last[2:5] == event[2:5]:
+            self._events[-1] = event
+        else:
+            self._events.append(event)
+
+    # -- what it shows -------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def events(self) -> list[Event]:
+        """The events."""
+        return [Event(*x) for x in self._events]
+
+    def of_kind(self, *kinds: str) -> list[Event]:
+        """Return the events of these kinds."""
+        return [Event(*x) for x in self._events if x[0] in kinds]
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the cost model until the last thread has finished."""
+        return max((x.time for x in self.of_kind("exit", "resume")), default=0)
+
+    def timeline(self) -> Timeline:
+        """Return what each engine and each warp does when."""
+        result, busy_since = Timeline(), Counter[tuple[int, str]]()
+        for x in self.operations:
+            kind = {"tensor core": "mma", "TMA store": "store"}.get(x.route.engine, "load")
+            stage, cta = None if x.stage < 0 else x.stage, self._events[x.issue][2][0]
+            result.add(Span(cta, x.route.engine, kind, x.start, x.end, x.route.label, stage))
+        for event in self.of_kind("resume", "exit"):
+            start = event.amount if event.object else event.time
+            result.add(Span(*event.agent, "busy", busy_since[event.agent], start, "instructions"))
+            if event.object:
+                result.add(Span(*event.agent, "wait", start, event.time, f"wait for {event.object[1]}"))
+            busy_since[event.agent] = event.time
+        return result
+
+    def idle(self) -> list[Idle]:
+        """Return when and why each tensor core is idle."""
+        waits: dict[tuple[int, str], list[tuple[int, int, str]]] = {}
+        for x in self.of_kind("resume"):
+            waits.setdefault(x.agent, []).append((x.amount, x.time, x.object[1].partition("[")[0] if x.object else ""))
+        ends = Counter[int]()
+        for x in self.of_kind("resume", "exit"):
+            ends[x.agent[0]] = max(ends[x.agent[0]], x.time)
+        products = [
+            (x.start, x.end, self._events[x.issue][2]) for x in self.operations if x.route.engine == "tensor core"
+        ]
+        return idle(products, waits, ends)
+
+    def columns(self) -> dict[str, Any]:
+        """Return all of it for JSON.
+
+        `events`, `operations`, `idle`: a list for each field; for those named in `differences`, of the differences to
+        the value before. The values of kind, agent, object, loops, route and cause are indices into the lists kinds,
+        agents, objects, loops, routes and causes, -1 for none. An entry of loops is an index into `nests`, which has
+        the names, and the index of each loop. `statements`, by number: the instruction, its lines of Python and of
+        CUDA, and the stack.
+        """
+        statements = {
+            location.number: {
+                "instruction": x.mnemonic, "python": location.call._asdict() | {"text": location.call.text},
+                "cuda": self.kernel.cuda_lines.get(location.number), "stack": [str(call) for call in location.stack],
+            }
+            for x, location in st.instructions(self.kernel.body)
+        }  # fmt: skip
+        tables: dict[str, dict[Any, int]] = {
+            name: {} for name in ("kind", "agent", "object", "loops", "route", "cause")
+        }  # fmt: skip
+        names = Operation.__slots__
+        parts = {
+            "events": _columns(Event._fields, self.events, tables),
+            "operations": _columns(names, (tuple(getattr(x, name) for name in names) for x in self.operations), tables),
+            "idle": _columns(Idle._fields, self.idle(), tables),
+        }
+        nests: dict[tuple[str, ...], int] = {}
+        loops = [
+            [nests.setdefault(tuple(name for name, _ in x), len(nests)), *(i for _, i in x)] for x in tables["loops"]
+        ]
+        return {
+            "kernel": self.kernel.name, "threads": self.kernel.threads, "cluster": self.kernel.cluster,
+            "grid": self.grid, "seed": self.seed, "cuda": self.kernel.source, "differences": _DIFFERENCES,
+            "statements": statements, "kinds": list(tables["kind"]), "agents": list(tables["agent"]),
+            "objects": list(tables["object"]), "nests": list(nests), "loops": loops,
+            "routes": [x._asdict() for x in tables["route"]], "causes": list(tables["cause"]),
+            "hazards": [hazard.to_json() for hazard in self.hazards],
+        } | parts  # fmt: skip
+
+    def to_json(self, path: str | Path) -> None:
+        """Write `columns()` to a JSON file."""
+        Path(path).write_text(json.dumps(self.columns(), separators=(",", ":")))
+
+
+def _columns(
+    names: Iterable[str], rows: Iterable[tuple[Any, ...]], tables: dict[str, dict[Any, int]]
+) -> dict[str, Any]:
+    """Return a list for each field of the rows; values of `tables` are added there and replaced by their index."""
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
+    for name, values in columns.items():
+        if name in tables:
+            table = tables[name]
+            columns[name] = [-1 if x is None else table.setdefault(x, len(table)) for x in values]
+        elif name in _DIFFERENCES:
+            columns[name] = values[:1] + [b - a for a, b in pairwise(values)]
+    return columns
