@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.execute.interpreter import CompiledStatement, Interpreter
@@ -153,8 +154,8 @@ def _choose(
     if state.seed:
         index = state.random.randrange(len(ready) + len(completable))
         return ready[index] if index < len(ready) else completable[index - len(ready)]
-    group = min(ready, key=lambda u: u.time, default=None)
-    operation = min(completable, key=lambda r: r.end, default=None)
+    group = min(ready, key=attrgetter("time"), default=None)
+    operation = min(completable, key=attrgetter("end"), default=None)
     if group is None or (operation is not None and operation.end <= group.time):
         assert operation is not None
         return operation
