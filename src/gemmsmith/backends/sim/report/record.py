@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.hazards import Hazard, Loops
 from gemmsmith.backends.sim.report.timeline import Idle, Span, Timeline, idle
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
@@ -21,8 +21,6 @@ _CAUSES = ("instruction", "complete")
 """Kinds of events that have no entry of their own if an effect is recorded."""
 _DIFFERENCES = ("time", "start", "end", "issue", "complete", "commit", "wait")
 """Columns of JSON whose values are given as differences to the one before."""
-
-Loops = tuple[tuple[str, int], ...]
 
 
 class Event(NamedTuple):
@@ -90,7 +88,7 @@ class _Threads(Protocol):
 
     row: tuple[int, str]
     line: SourceLocation
-    loops: list[tuple[str, int]]
+    loops: Loops
     time: int
 
 
@@ -195,7 +193,7 @@ class Record:
         return (cta - cta % self.kernel.cluster[0] if name == "cluster barrier" else cta), name
 
     def _add(self, kind: str, threads: _Threads, *fields: Any) -> None:
-        self._append(kind, threads.time, threads.row, threads.line.number, tuple(threads.loops), *fields)
+        self._append(kind, threads.time, threads.row, threads.line.number, threads.loops, *fields)
 
     def _append(self, *event: Any) -> None:
         """Append an event; the first effect of an instruction or a completion stands for it."""
