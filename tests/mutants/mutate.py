@@ -157,7 +157,7 @@ def _swap(block: st.Block, a: int, b: int) -> Callable[[], None]:
 
 def _arrival_past_a_wait(block: st.Block, position: int, where: str) -> Iterator[Change]:
     """An arrival, maybe that of some lanes, for the next phase before a wait for the last one, or the other way round:
-    across the statements between, of which those that define values stay in front."""
+    across the statements between."""
     found = [position for position, x in enumerate(block.statements) if _is_wait(x)]
     before = max((x for x in found if x < position - 1), default=None)
     after = min((x for x in found if x > position + 1), default=None)
@@ -178,11 +178,15 @@ def _instructions(statement: st.Statement) -> list[Any]:
 
 
 def _exchange(block: st.Block, first: int, last: int) -> Callable[[], None]:
-    """Puts the last statement in front of the first one."""
-    between = block.statements[first + 1 : last]
-    defined = [x for x in between if isinstance(x, st.Define) and isinstance(x.value, (Operation, VariableRead))]
-    others = [x for x in between if x not in defined]
-    moved = [*defined, block.statements[last], block.statements[first], *others]
+    """Puts the last statement in front of the first one, behind the values that can be computed there."""
+    values, others, later = list[st.Statement](), list[st.Statement](), set[Value]()
+    for x in block.statements[first + 1 : last]:
+        if isinstance(x, st.Define) and isinstance(x.value, (Operation, VariableRead)) and later.isdisjoint(st.uses(x)):
+            values.append(x)
+            continue
+        others.append(x)
+        later |= {x.value} if isinstance(x, st.Define) else set()
+    moved = [*values, block.statements[last], block.statements[first], *others]
     return lambda: block.statements.__setitem__(slice(first, last + 1), moved)
 
 

@@ -15,6 +15,8 @@ from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.collective.staged_scales import (
     WARP_THREADS,
     LaneCopiedScales,
+    ScaleReader,
+    StagedScales,
     TmaKMajorScales,
     TmaScales,
     make_staged_scales,
@@ -121,12 +123,13 @@ class TileScales:
             self._row = (tile.a.mn % row_period + warpgroup.warpgroup_row).named("row_in_scale_block")
         offset = (tile.b.mn % column_period).named("column_in_scale_block")
         self._columns = ColumnBlocks(column_period, gcd(warpgroup.scales.n, column_period), offset)
+        self._waited: list[tuple[StagedScales, ScaleReader, Value | None]] = []
 
     def read(self, stage: Value) -> ThreadScales:
-        """Load the scales of this thread's elements of the next k-tile from its full stage."""
-        waited = [(x, reader, reader.wait(self._tile)) for x, reader in self._readers]
+        """Load the scales of this thread's elements of the next k-tile from its full stage. `release` follows."""
+        self._waited = [(x, reader, reader.wait(self._tile)) for x, reader in self._readers]
         rows = columns = blocks = None
-        for x, reader, k_block in sorted(waited, key=lambda y: y[0].role):
+        for x, reader, k_block in sorted(self._waited, key=lambda y: y[0].role):
             read: ReadScales = partial(reader.read, stage, k_block)
             if x.role == "a":
                 rows = self._read_rows(x.scale, read)
@@ -134,14 +137,17 @@ class TileScales:
                 columns = self._read_columns(read)
             else:
                 blocks = self._read_blocks(x.num_scales, read)
-        if any(isinstance(x, TmaScales) for x, _, _ in waited):
+        return ThreadScales(self._scales.row_halves, rows, columns, blocks, self._columns)
+
+    def release(self) -> None:
+        """Release the scales that `read` has loaded; the mainloop's stage may be released after it."""
+        if any(isinstance(x, TmaScales) for x, _, _ in self._waited):
             hw.fence_proxy_async()  # orders the reads before TMA writes the next scales
-        if waited:
+        if self._waited:
             current_builder().comment("wait until all lanes have read the stage that is released next")
             hw.sync_warp()
-        for _, reader, k_block in waited:
+        for _, reader, k_block in self._waited:
             reader.release(self._tile, k_block)
-        return ThreadScales(self._scales.row_halves, rows, columns, blocks, self._columns)
 
     def skip(self) -> None:
         """Wait for and release the scales of the next k-tile, which this warpgroup does not need."""

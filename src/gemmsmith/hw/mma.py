@@ -37,8 +37,9 @@ def decode_elements(words: np.ndarray, dtype: DType) -> np.ndarray:
 
 def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarray:
     """Return A B^T + C per warp, in the dtype of D: a (warps, m, k), b (warps, n, k), c (warps, m, n)."""
-    if mma.d.is_integer:  # sums wrap
-        return np.asarray(a @ b.swapaxes(-1, -2) + c).astype(np.int32)
+    if mma.d.is_integer:  # fp32 is exact: products are at most 2^14, and there are 32; sums with c wrap
+        product = a.astype(np.float32) @ b.swapaxes(-1, -2).astype(np.float32)
+        return np.asarray(product.astype(np.int64) + c).astype(np.int32)
     return fused_mma(a, b, c.astype(np.float64), mma)
 
 

@@ -94,6 +94,8 @@ class PromotedMainloop:
                     self._read.advance()
                 a, b = self._loads.stage(stages[i])
                 promotion.multiply(i, subtile, a.rows(*self._rows), b)
+                if is_first:
+                    scales.release()  # while wgmma runs, which hides the fence
             if self._order and self._k_tiles_remaining and is_first:
                 self._k_tiles_remaining.set(self._k_tiles_remaining.get() - count)
                 with k.when(self._k_tiles_remaining.get() == 0):  # the tile needs no further stage

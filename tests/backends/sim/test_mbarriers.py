@@ -38,6 +38,14 @@ def test_an_mbarrier_is_initialized_once_for_some_arrivals(
     assert kinds(done) == (set() if message is None else {"alignment"} if offset else {"barrier"})
 
 
+def test_an_mbarrier_outside_shared_memory() -> None:
+    def record(k: Builder, out: Value) -> None:
+        with k.when(k.thread == 0):
+            hw.mbarrier_init(k.shared(16, alignment=8, name="full")[0].at(16), 1)
+
+    assert kinds(run(record, threads=32)) == {"out of bounds"}
+
+
 @pytest.mark.parametrize("meet", [True, False])
 @pytest.mark.parametrize("waits", [hw.mbarrier_wait, hw.mbarrier_test_wait])
 def test_each_warp_that_waits_knows_of_the_init(waits: Callable[..., Value], meet: bool) -> None:

@@ -22,9 +22,8 @@ def test_gather_and_scatter_are_byte_by_byte(width: int, step: int, places: list
     data = rng.integers(0, 256, size).astype(np.uint8)
     offsets = np.array(places, np.int64) // max(1, width // step) * max(width, step) % (size - width)
     want = np.stack([data[o : o + width] for o in offsets])
-    np.testing.assert_array_equal(
-        gather(data, offsets, width, widest_word(int(np.bitwise_or.reduce(offsets)) | width)), want
-    )
+    word = widest_word(int(np.bitwise_or.reduce(offsets)) | width)
+    np.testing.assert_array_equal(gather(data, offsets, width, word), want)
     offsets = np.unique(offsets)[:1]  # two that overlap would be a race
     values = rng.integers(0, 256, (1, width)).astype(np.uint8)
     expected = data.copy()

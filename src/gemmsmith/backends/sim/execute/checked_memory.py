@@ -93,7 +93,6 @@ class CheckedMemory:
         state, hazard, access, buffer = self.group.state, self.group.report, resolved.access, resolved.buffer
         if buffer is None:
             shadow = self.group.peer(access.rank).shadow
-            name = state.describe_address(int(access.addresses[part][0]))[0]
         else:
             if not clock.completed_bits & PREREQUISITE_GRIDS_BIT:
                 hazard("race", f"{event} of {buffer.name} is not ordered after the prerequisite grids: "
@@ -102,8 +101,13 @@ class CheckedMemory:
                 hazard("out of bounds", f"write to read-only buffer {buffer.name}")
             if not buffer.writable:
                 return
-            shadow, name = buffer.shadow, buffer.name
+            shadow = buffer.shadow
         proxy_row = (GLOBAL_PROXY_FENCED if buffer else ASYNC_PROXY_FENCED) if is_async else None
+
+        def describe() -> str:
+            return buffer.name if buffer else state.describe_address(int(access.addresses[part][0]))[0]
+
         shadow.access(
-            resolved.offsets[part], access.width, resolved.aligned, write, event, clock, proxy_row, name, state.hazards
-        )
+            resolved.offsets[part], access.width, resolved.aligned, write, event, clock, proxy_row, describe,
+            state.hazards,
+        )  # fmt: skip

@@ -57,6 +57,8 @@ class Mbarriers:
         agent = group.active_lanes[0].agent()
         offset = int(address) & OFFSET_MASK
         name = state.describe_address(int(address))[0]
+        if offset + MBARRIER_BYTES > len(cta.shared):
+            raise group.fatal("out of bounds", f"{name}: the mbarrier is outside shared memory")
         if offset % MBARRIER_BYTES:
             group.report("alignment", f"{name}: mbarrier address is not a multiple of {MBARRIER_BYTES}")
         if offset in cta.mbarriers:

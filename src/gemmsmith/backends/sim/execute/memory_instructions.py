@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from gemmsmith.backends.sim.memory.clocks import EXECUTED
 from gemmsmith.backends.sim.memory.events import Event, LaneAccesses
 from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.memory.sync_variables import ReleasedClock, synchronizing_scope
-from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup, Wait
+from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, ActiveWarps, LockstepGroup, Wait
 from gemmsmith.machine import Access, Blocking, Space
 
 LOG2_STEPS_PER_POLL = (-6, 8)
@@ -80,7 +79,7 @@ class MemoryInstructions(CheckedMemory):
             if resolved:
                 values = data[thread_indices]
                 resolved.write(values)
-                if strong_scope is None and not np.array_equal(resolved.read(), values):
+                if strong_scope is None and resolved.read().tobytes() != values.tobytes():
                     self.group.report("race", "threads store different values to one address in one instruction")
 
     def atomic(
@@ -175,40 +174,29 @@ class MemoryInstructions(CheckedMemory):
         """
         group, addresses = self.group, self.group.broadcast(address)
         active = group.active_lanes if mask is None else group.active_lanes_of(np.asarray(mask))
-        by_warp = [(lanes, lanes.thread_indices) for lanes in active]
-        if not by_warp:
+        if not active:
             return
         if rank is not None:
             ranks = group.broadcast(rank)
-            for r in np.unique(np.concatenate([ranks[thread_indices] for _, thread_indices in by_warp])):
-                of_rank = [(lanes, thread_indices[ranks[thread_indices] == r]) for lanes, thread_indices in by_warp]
-                of_rank = [(lanes, thread_indices) for lanes, thread_indices in of_rank if len(thread_indices)]
+            for r in np.unique(ranks[active.thread_indices]):
+                of_rank = [replace(x, thread_indices=x.thread_indices[ranks[x.thread_indices] == r]) for x in active]
+                of_rank = ActiveWarps(x for x in of_rank if len(x.thread_indices))
                 yield self._make_access(space, addresses, width, of_rank, int(r))
             return
-        merged = self._make_access(space, addresses, width, by_warp)
+        merged = self._make_access(space, addresses, width, active)
         buffer_at = group.state.memory.buffer_at
         if space == "shared" or buffer_at(merged[0].first) is buffer_at(merged[0].last):
             yield merged
         else:
-            yield from (self._make_access(space, addresses, width, [one]) for one in by_warp)
+            yield from (self._make_access(space, addresses, width, ActiveWarps([one])) for one in active)
 
     def _make_access(
-        self, space: Space, addresses: np.ndarray, width: int, by_warp: list[tuple[ActiveLanes, np.ndarray]],
-        rank: int | None = None,
-    ) -> tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]:  # fmt: skip
+        self, space: Space, addresses: np.ndarray, width: int, active: ActiveWarps, rank: int | None = None
+    ) -> tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]:
         """Check alignment; return (access of these warps' threads, thread indices, each warp's slice of the access)."""
-        thread_indices = (
-            by_warp[0][1] if len(by_warp) == 1 else np.concatenate([thread_indices for _, thread_indices in by_warp])
-        )
-        access = Access(space, addresses[thread_indices], width, rank)
+        access = Access(space, addresses[active.thread_indices], width, rank)
         self.check_aligned(access, width)
-        starts = [*accumulate((len(thread_indices) for _, thread_indices in by_warp), initial=0)]
-        slices = [slice(start, stop) for start, stop in pairwise(starts)]
-        return (
-            access,
-            thread_indices,
-            [(lanes, warp_slice) for (lanes, _), warp_slice in zip(by_warp, slices, strict=True)],
-        )
+        return access, active.thread_indices, active.slices
 
     def _record(
         self, access: Access, thread_indices: np.ndarray, lanes: ActiveLanes, warp_slice: slice,

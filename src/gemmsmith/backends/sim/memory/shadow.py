@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,18 +57,19 @@ class Shadow:
 
     def access(
         self, offsets: np.ndarray, width: int, aligned: int, write: bool, event: Event, clock: VectorClock,
-        proxy_row: int | None, name: str, hazards: Hazards,
+        proxy_row: int | None, describe: Callable[[], str], hazards: Hazards,
     ) -> None:  # fmt: skip
         """Check and record an event that accesses `width` bytes at each of `offsets`, all multiples of `aligned`.
 
         `proxy_row`: the row of `clock` that must cover earlier accesses, if this one is through the async proxy.
+        `describe` returns the memory's name for messages.
         """
         if aligned % self.granule:
             self._refine_cells(aligned)
         cells = offsets // self.granule
         if width > self.granule:
             cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)
-        check = _Check(self, event, offsets, width, write, clock, proxy_row, name, hazards)
+        check = _Check(self, event, offsets, width, write, clock, proxy_row, describe, hazards)
         for state, own in _cells_by_state(self.cells[cells], cells):
             self.cells[own] = self._intern(check.check(self.states[state], own))
 
@@ -106,8 +108,12 @@ class _Check:
     write: bool
     clock: VectorClock
     proxy_row: int | None
-    name: str
+    describe: Callable[[], str]
     hazards: Hazards
+
+    @property
+    def name(self) -> str:
+        return self.describe()
 
     def check(self, state: CellState, cells: np.ndarray) -> CellState:
         """Check the access against cells of one state; return their next state."""
@@ -177,9 +183,9 @@ class _Check:
 
 def _cells_by_state(state_ids: np.ndarray, cells: np.ndarray) -> list[tuple[int, np.ndarray]]:
     """Return (state id, cells) for each distinct id."""
-    first = state_ids[0]
-    if not np.count_nonzero(state_ids != first):
-        return [(int(first), cells)]
+    as_bytes = state_ids.tobytes()  # numpy takes longer to compare few elements
+    if as_bytes == as_bytes[: state_ids.itemsize] * len(state_ids):
+        return [(state_ids.item(0), cells)]
     order = state_ids.argsort()
     state_ids, cells = state_ids[order], cells[order]
     begins = [0, *((state_ids[1:] != state_ids[:-1]).nonzero()[0] + 1).tolist()]

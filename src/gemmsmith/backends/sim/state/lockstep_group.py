@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Wait:
     pending: int = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ActiveLanes:
     """The active lanes of one warp, as a bit mask; `rows` are their indices among the group's threads."""
 
@@ -62,6 +63,19 @@ class ActiveLanes:
         self.warp.acquire(self.mask, clock)
 
 
+class ActiveWarps(list[ActiveLanes]):
+    """The active lanes by warp. `thread_indices`: of all of them; `slices`: each warp's part of these."""
+
+    def __init__(self, by_warp: Iterable[ActiveLanes]) -> None:
+        super().__init__(by_warp)
+        parts = [lanes.thread_indices for lanes in self]
+        self.thread_indices = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        ends = [*accumulate(map(len, parts))]
+        self.slices = [
+            (lanes, slice(end - len(lanes.thread_indices), end)) for lanes, end in zip(self, ends, strict=True)
+        ]
+
+
 class LockstepGroup:
     """The threads of a warp or a warpgroup of one CTA, executed in lockstep.
 
@@ -80,7 +94,7 @@ class LockstepGroup:
         self._places: dict[Warp | None, Place] = {}
         self._placed: tuple[SourceLocation, Loops] = self.line, self.loops
         self.registers_per_thread = state.kernel.max_registers_per_thread
-        self._active_lanes: dict[bytes, list[ActiveLanes]] = {}
+        self._active_lanes: dict[bytes, ActiveWarps] = {}
         self.set_active(np.ones(count, bool))
 
     def set_active(self, active: np.ndarray) -> None:
@@ -88,15 +102,14 @@ class LockstepGroup:
         self.active, self.active_lanes = active, self.active_lanes_of(active)
         self.selection = slice(None) if active.all() else active
 
-    def active_lanes_of(self, active: np.ndarray) -> list[ActiveLanes]:
+    def active_lanes_of(self, active: np.ndarray) -> ActiveWarps:
         """Return the active lanes by warp, for a bool per thread."""
         active_lanes = self._active_lanes.get(active.tobytes())
         if active_lanes is None:
             by_warp = [(i, np.flatnonzero(lanes)) for i, lanes in enumerate(active.reshape(-1, 32))]
-            active_lanes = [
+            active_lanes = self._active_lanes[active.tobytes()] = ActiveWarps(
                 ActiveLanes(self.warps[i], mask_of(lanes), 32 * i + lanes) for i, lanes in by_warp if len(lanes)
-            ]
-            self._active_lanes[active.tobytes()] = active_lanes
+            )
         return active_lanes
 
     def broadcast(self, x: Any, dtype: Any = np.int64) -> np.ndarray:
