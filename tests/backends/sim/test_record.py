@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections import Counter, defaultdict
 from functools import lru_cache
 from itertools import accumulate
@@ -16,6 +18,7 @@ from tests.backends.sim.tiny import recorded, run, word
 import gemmsmith
 from gemmsmith import Config, hw
 from gemmsmith.backends.sim.report.record import Event, Operation, Record
+from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.plans import Simulation
 from gemmsmith.lang import statements as st
@@ -127,7 +130,10 @@ def test_lines_of_python_and_of_cuda() -> None:
     record = record_of()
     columns = record.columns()
     lines, seen = columns["cuda"].split("\n"), set()
-    wrappers = {location.number: x.wrapper_name for x, location in st.instructions(record.kernel.body) if not x.cuda}
+    blocks = [record.kernel.body, *(function.body for function in record.kernel.functions)]
+    issued = [x for block in blocks for x in st.instructions(block)]
+    wrappers = {location.number: x.wrapper_name for x, location in issued if not x.cuda}
+    assert {x.statement for x in record.events} <= {*columns["statements"], -1}
     for event in record.events:
         if event.statement in wrappers:
             seen.add(event.statement)
@@ -220,3 +226,20 @@ def test_nothing_is_recorded_unasked() -> None:
     assert (simulation.records, simulation.record) == ((), None)
     with pytest.raises(ArgumentError, match="record=True"):
         _ = simulation.timeline
+
+
+def test_a_record_does_not_keep_the_simulated_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(k: Builder, out: Value) -> None:
+        hw.sync_threads()
+
+    states, observe = [], GridState.observe
+
+    def observed(state: GridState) -> Record:
+        states.append(weakref.ref(state))
+        return observe(state)
+
+    monkeypatch.setattr(GridState, "observe", observed)
+    found = recorded(record)
+    gc.collect()
+    assert [state() for state in states] == [None]
+    assert len(found) > 0

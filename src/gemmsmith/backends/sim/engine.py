@@ -101,6 +101,8 @@ def simulate(
         _run(state, groups, counters)
         check_grid_exit(state, by_cta)
     _break_reference_cycles(state, by_cta)
+    for observed in records:
+        observed.end()
     cycles = max((group.time for group in groups), default=0)
     return SimulationResult(state.hazards.reported, cycles, list(state.time_dependences), records)
 

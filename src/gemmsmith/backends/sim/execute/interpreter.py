@@ -134,12 +134,12 @@ class Interpreter:
         self.machine.active = before
 
     def loop(self, loop: st.Loop) -> Blocking:
-        loops, name = self.group.loops, loop.index.name or "i"
+        around, name = self.group.loops, loop.index.name or "i"
         for i in range(*(int(self.values.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
             self.value_of[loop.index] = i
-            loops.append((name, i))
+            self.group.loops = (*around, (name, i))
             yield from self._block(loop.body)
-            loops.pop()
+        self.group.loops = around
 
     def role(self, role: st.Role) -> Blocking | None:
         """Execute a role's body if the group has that role."""

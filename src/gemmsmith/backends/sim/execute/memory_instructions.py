@@ -210,8 +210,10 @@ class MemoryInstructions(CheckedMemory):
         offsets = resolved.offsets if resolved else access.addresses
         accesses = LaneAccesses(offsets[warp_slice], access.width, thread_indices[warp_slice])
         strong = None if scope is None else (scope, group.cta)
-        event = Event(agent.index, agent.next_event, 0, label, group.title, group.location_of(lanes), warp=lanes.warp,
-                      lanes=accesses, strong=strong, is_read=label == "read", is_atomic=label == "atomic")  # fmt: skip
+        event = Event(
+            agent.index, agent.next_event, 0, label, group.title, group.location_of(lanes.warp), warp=lanes.warp,
+            lanes=accesses, strong=strong, is_read=label == "read", is_atomic=label == "atomic",
+        )  # fmt: skip
         if resolved:
             self.record(resolved, label != "read", event, agent.clock, part=warp_slice)
         if cta is not group.cta:

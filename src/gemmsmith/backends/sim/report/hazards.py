@@ -10,21 +10,23 @@ from typing import Any
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
 
+Loops = tuple[tuple[str, int], ...]
+"""Name and index of each loop, outermost first."""
+
 
 class Place(SourceLocation):
     """A source line that threads execute. Compares by file and line.
 
-    `cta`, `agent`: the CTA's index, and the name of the threads. `loops`: name and index of each loop around the line,
-    outermost first. `access`: the access made there, such as "read of wgmma m64n128k16", and `engine`, which makes it:
-    threads, tma, bulk (TMA stores), tensor or copy (cp.async).
+    `cta`, `agent`: the CTA's index, and the name of the threads. `loops`: those around the line. `access`: the access
+    made there, such as "read of wgmma m64n128k16", and `engine`, which makes it: threads, tma, bulk (TMA stores),
+    tensor or copy (cp.async).
     """
 
     __slots__ = ("access", "agent", "cta", "engine", "loops")
 
     def __init__(
-        self, location: SourceLocation, cta: int, agent: str, loops: tuple[tuple[str, int], ...], access: str = "",
-        engine: str = "",
-    ) -> None:  # fmt: skip
+        self, location: SourceLocation, cta: int, agent: str, loops: Loops, access: str = "", engine: str = ""
+    ) -> None:
         super().__init__(location.file, location.line, location.calls, location.number)
         self.cta, self.agent, self.loops, self.access, self.engine = cta, agent, loops, access, engine
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.hazards import Hazard, Loops
 from gemmsmith.backends.sim.report.timeline import Idle, Span, Timeline, idle
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
@@ -21,8 +21,6 @@ _CAUSES = ("instruction", "complete")
 """Kinds of events that have no entry of their own if an effect is recorded."""
 _DIFFERENCES = ("time", "start", "end", "issue", "complete", "commit", "wait")
 """Columns of JSON whose values are given as differences to the one before."""
-
-Loops = tuple[tuple[str, int], ...]
 
 
 class Event(NamedTuple):
@@ -90,7 +88,7 @@ class _Threads(Protocol):
 
     row: tuple[int, str]
     line: SourceLocation
-    loops: list[tuple[str, int]]
+    loops: Loops
     time: int
 
 
@@ -172,12 +170,17 @@ class Record:
     ) -> None:
         """Record the end of a wait that began at `begin`, for `name`; `operations`: those that have completed."""
         self._add("resume", threads, self._object(threads.row[0], name), phase, pending, -1, begin)
-        for x in operations:
-            self._started[id(x)][0].wait = len(self._events) - 1
+        for started, _ in (self._started[id(x)] for x in operations):
+            started.wait = len(self._events) - 1 if started.wait < 0 else started.wait
 
     def exit(self, threads: _Threads) -> None:
         """Record that threads have finished."""
-        self._add("exit", threads)
+        self._events.append(("exit", threads.time, threads.row, -1, ()))
+
+    def end(self) -> None:
+        """Let go of the machine that has been simulated."""
+        self._started.clear()
+        del self._name_of
 
     def _buffers(self, cta: int, accesses: list[Access]) -> tuple[tuple[int, str], ...]:
         """Return what an operation of a CTA accesses, as in Route."""
@@ -190,12 +193,12 @@ class Record:
         return (cta - cta % self.kernel.cluster[0] if name == "cluster barrier" else cta), name
 
     def _add(self, kind: str, threads: _Threads, *fields: Any) -> None:
-        self._append(kind, threads.time, threads.row, threads.line.number, tuple(threads.loops), *fields)
+        self._append(kind, threads.time, threads.row, threads.line.number, threads.loops, *fields)
 
     def _append(self, *event: Any) -> None:
         """Append an event; the first effect of an instruction or a completion stands for it."""
         last = self._events[-1] if self._events else event
-        if last[0] in _CAUSES and event[0] not in ("instruction", "exit") and last[2:5] == event[2:5]:
+        if last[0] in _CAUSES and event[0] != "instruction" and last[2:5] == event[2:5]:
             self._events[-1] = event
         else:
             self._events.append(event)
@@ -260,7 +263,8 @@ class Record:
                 "instruction": x.mnemonic, "python": location.call._asdict() | {"text": location.call.text},
                 "cuda": self.kernel.cuda_lines.get(location.number), "stack": [str(call) for call in location.stack],
             }
-            for x, location in st.instructions(self.kernel.body)
+            for block in (self.kernel.body, *(function.body for function in self.kernel.functions))
+            for x, location in st.instructions(block)
         }  # fmt: skip
         tables: dict[str, dict[Any, int]] = {
             name: {} for name in ("kind", "agent", "object", "loops", "route", "cause")

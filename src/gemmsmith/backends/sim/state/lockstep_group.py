@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.memory.clocks import ALL_LANES, Agent, VectorClock, Warp
-from gemmsmith.backends.sim.report.hazards import Place, SimulationAborted
+from gemmsmith.backends.sim.report.hazards import Loops, Place, SimulationAborted
 from gemmsmith.backends.sim.report.verdict import TimeDependence
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
@@ -90,7 +90,9 @@ class LockstepGroup:
         self.threads = np.arange(first, first + count)
         self.warps = cta.warps[first // 32 : (first + count) // 32]
         self.time, self.line = 0, SourceLocation("?", 0)
-        self.loops: list[tuple[str, int]] = []
+        self.loops: Loops = ()
+        self._places: dict[Warp | None, Place] = {}
+        self._placed: tuple[SourceLocation, Loops] = self.line, self.loops
         self.registers_per_thread = state.kernel.max_registers_per_thread
         self._active_lanes: dict[bytes, ActiveWarps] = {}
         self.set_active(np.ones(count, bool))
@@ -125,12 +127,18 @@ class LockstepGroup:
     @property
     def location(self) -> Place:
         """The source line being executed, with the threads and the iteration."""
-        return Place(self.line, self.cta.index, self.title, tuple(self.loops))
+        return self.location_of(None)
 
-    def location_of(self, lanes: ActiveLanes) -> Place:
-        """Return the source line being executed, with the warp of these lanes and the iteration."""
-        warp = f" warp {int(lanes.thread_indices[0]) // 32}" if len(self.warps) > 1 else ""
-        return Place(self.line, self.cta.index, self.title + warp, tuple(self.loops))
+    def location_of(self, warp: Warp | None) -> Place:
+        """Return the source line being executed, with a warp of the group (None for all of it) and the iteration."""
+        if self._placed[0] is not self.line or self._placed[1] is not self.loops:
+            self._placed = self.line, self.loops
+            self._places.clear()
+        place = self._places.get(warp)
+        if place is None:
+            name = f" warp {self.warps.index(warp)}" if warp is not None and len(self.warps) > 1 else ""
+            place = self._places[warp] = Place(self.line, self.cta.index, self.title + name, self.loops)
+        return place
 
     def report(self, kind: str, message: str, *others: Place) -> None:
         """Report a hazard at the current source line; `others`: the other access of a race."""
