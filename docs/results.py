@@ -94,6 +94,7 @@ FILES: dict[str, tuple[str, str, str]] = {
     "tries-heavy-h100": ("64 configs for each of eleven heavy epilogues, of three K.", "3cb4358", "2026-11-26"),
     "tries-h200": ("Variants of the bf16 kernels that were tried, one by one.", "d43b215", "2026-11-22"),
     "tries-ladder-h200": ("Variants of sgemm, mma_multistage and wmma.", "bf9e60b", "2026-11-23"),
+    "tries-read-fences-h200": ("Fences of what threads have read, where they stand.", "f88db45", "2026-11-28"),
     "tries-stores-h100": ("`streaming_stores` on batches with little K.", "97e1f5b", "2026-11-25"),
     "tries-subtiles-h100": ("Heavy epilogues by subtiles, stages, buffers and cache hints.", "86f8a57", "2026-11-26"),
     "tries-subtiles-h200": ("The same, six epilogues.", "86f8a57", "2026-11-26"),

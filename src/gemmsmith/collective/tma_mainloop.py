@@ -88,18 +88,22 @@ class TmaStages:
     @property
     def peers(self) -> Peers:
         """The CTAs that this one exchanges multicasts with: those of its column (B), then the others of its row (A)."""
-        position, (cluster_m, cluster_n) = self.scheduler.position, self.spec.config.cluster
+        position, (cluster_m, cluster_n), roles = self.scheduler.position, self.spec.config.cluster, self._tma_roles
+        column, row = cluster_m if "b" in roles else 1, cluster_n if "a" in roles else 1
 
         def rank(i: Value) -> Value:
             if cluster_m == 1 or cluster_n == 1:
                 return i + position.split_base_rank
             # Extents are powers of two: a peer's rank differs in the bits of M or in those of N.
-            in_row = (
-                i if cluster_n == 2 else current_builder().select(i < cluster_m, i, (i - cluster_m + 1) * cluster_m)
-            )
-            return position.cta_rank ^ in_row
+            if row > 2 or column == 1:
+                i = current_builder().select(i < column, i, (i - (column - 1)) * cluster_m)
+            return position.cta_rank ^ i
 
-        return Peers(cluster_m + cluster_n - 1, rank)
+        return Peers(column + row - 1, rank)
+
+    @property
+    def _tma_roles(self) -> set[Role]:
+        return {x.role for x in self.tma_operands}
 
     def prologue(
         self, *others: HasBarriers, prefetch: Sequence[Value], scales: Sequence[TmaScales] = ()
