@@ -207,15 +207,15 @@ def simulate(
     a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
     operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
     precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
-    batch_invariant: bool = False, seed: int = 0, record: bool = False, grouping: Grouping | None = None,
-    **named_operands: Any,
+    batch_invariant: bool = False, grouping: Grouping | None = None, seed: int = 0, schedules: int = 1,
+    record: bool = False, **named_operands: Any,
 ) -> Simulation:  # fmt: skip
     """Execute the kernel that `gemm` would run, on the CPU, instruction by instruction.
 
-    The arguments are those of `gemm`, with arrays on the CPU, and `seed`, the schedule of the execution: 0 follows the
-    cost model, others are random. `record`: record every event, for
-    `Simulation.record` and `Simulation.timeline`. For a grouped GEMM also
-    `grouping`, as in `plan`.
+    The arguments are those of `gemm`, with arrays on the CPU, and `grouping`, as in `plan`. `seed`: the schedule of the
+    execution; 0 follows the cost model, others are random. `schedules`: the most schedules to run, with the seeds from
+    `seed` on, where none speaks for all of them (`Simulation.verdict`). `record`: record every event, for
+    `Simulation.record` and `Simulation.timeline`.
 
     Returns:
         The result, the hazards (an empty list for a correct kernel), the cycles of the cost model, and the records.
@@ -231,8 +231,9 @@ def simulate(
         deterministic, config, batch_invariant, "sim", grouping=grouping,
     )  # fmt: skip
     return Plan(request).simulate(
-        a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed, record=record
-    )
+        a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed, schedules=schedules,
+        record=record,
+    )  # fmt: skip
 
 
 def free_memory(*, graphs: bool = False) -> int:

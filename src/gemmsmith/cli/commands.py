@@ -84,20 +84,28 @@ def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) ->
 @main.command()
 @options.problem
 @click.option("--counters", is_flag=True, help="Count memory accesses by source line, and show the occupancy.")
+@click.option(
+    "--schedules",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="The most schedules to run, if one does not speak for all.",
+)
 @options.execution
-def simulate(counters: bool, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
+def simulate(counters: bool, schedules: int, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
     """Execute a kernel on the CPU and report hazards.
 
     Every barrier and every memory access is checked; the timeline is plotted, and written as a trace for
     ui.perfetto.dev. The default sizes are 512. Seeds other than 0 simulate other schedules that are possible on
-    hardware. The exit code is 1 if D is wrong or there is a hazard. --json has each hazard with its places, loops,
-    lines of Python and of CUDA, hint and id. --counters shows, per source line and next to the ideal, wavefronts of
-    shared memory (128 bytes each; bank conflicts need more) and sectors of global memory (32 bytes).
+    hardware; the verdict says whether one run speaks for all of them. The exit code is 1 if D is wrong or there is a
+    hazard. --json has each hazard with its places, loops, lines of Python and of CUDA, hint and id. --counters shows,
+    per source line and next to the ideal, wavefronts of shared memory (128 bytes each; bank conflicts need more) and
+    sectors of global memory (32 bytes).
 
     \b
     Example: gemmsmith simulate --m 256 --n 256 --k 128 --design pingpong --seed 3
     """
-    _execute_and_report("sim", seed, output, as_json, choices, Counters() if counters else None)
+    _execute_and_report("sim", seed, output, as_json, choices, Counters() if counters else None, schedules)
 
 
 @main.command()
@@ -141,13 +149,14 @@ def show(kind: str, annotate: bool, as_json: bool, **choices: Any) -> None:
 
 
 def _execute_and_report(
-    backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any], counters: Counters | None = None
-) -> None:
+    backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any], counters: Counters | None = None,
+    schedules: int = 1,
+) -> None:  # fmt: skip
     """Execute the kernel, and print the outcome."""
     plan, sizes = _make_plan(choices, GPU_SIZES if backend == "cuda" else CPU_SIZES)
     operands = RandomOperands(choices["layout"], (choices["scale_a"], choices["scale_b"]), seed)
     with progress_bar() as progress:
-        outcome = execute(plan, sizes, operands, backend, output, progress, counters)
+        outcome = execute(plan, sizes, operands, backend, output, progress, counters, schedules)
     if as_json:
         click.echo(json.dumps(outcome.to_json(plan), indent=2))
     else:

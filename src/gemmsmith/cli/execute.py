@@ -162,11 +162,12 @@ def scale_shapes(sizes: tuple[int, int, int], scales: tuple[str | None, str | No
 
 def execute(
     plan: Plan, sizes: tuple[int, int, int], operands: RandomOperands, backend: str, folder: Path,
-    progress: ProgressCallback, counters: Counters | None = None,
+    progress: ProgressCallback, counters: Counters | None = None, schedules: int = 1,
 ) -> Outcome:  # fmt: skip
     """Run the plan, compare with float64, and write the CUDA file and the timeline.
 
-    `counters`, if given, count what the simulated instructions of each source line do. Raises ArgumentError if the
+    `counters`, if given, count what the simulated instructions of each source line do. `schedules`: the most that are
+    simulated. Raises ArgumentError if the
     problem needs more memory than there is, OSError if the files cannot be written.
     """
     _require_memory(plan, sizes, backend)
@@ -194,7 +195,7 @@ def execute(
             simulation = plan.simulate(*small, **small_scales, progress=on_progress, record=True)
         else:
             options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters,
-                                       "record": True}  # fmt: skip
+                                       "record": True, "schedules": schedules}  # fmt: skip
             simulation = plan.simulate(a, b, out, **scales, **options)
             hazards, verdict, timings = simulation.hazards, simulation.verdict, {"cycles": simulation.cycles}
         progress("plotting the timeline")

@@ -282,13 +282,14 @@ class Plan:
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
         operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
-        counters: Counters | None = None, record: bool = False, **named_operands: Any,
+        counters: Counters | None = None, record: bool = False, schedules: int = 1, **named_operands: Any,
     ) -> Simulation:  # fmt: skip
         """Execute the kernels on the CPU, and check every barrier and asynchronous access.
 
         The arguments are those of `run`, with arrays on the CPU. `seed`: the schedule of the execution; 0 follows the
         cost model, others are random. `progress` is called from time to time with the completed fraction. `counters`:
         counters of instructions, shared-memory wavefronts and global-memory sectors. `record`: record every event.
+        `schedules`: the most schedules to run, with the seeds from `seed` on, where none speaks for all of them.
 
         Returns:
             The result, the hazards and the cycles, and the records if asked.
@@ -307,7 +308,15 @@ class Plan:
         all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
         self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
         binding = self._bind(a, b, out, all_operands).allocate_results(a)
-        result = run_simulation(self._launches(binding), binding.arguments, seed, progress, counters, record=record)
+        result = run_simulation(
+            self._launches(binding),
+            binding.arguments,
+            seed,
+            progress,
+            counters,
+            record=record,
+            schedules=as_integer("schedules", schedules),
+        )
         return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records)
 
     def cache_key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:

@@ -48,6 +48,8 @@ class FusedMultiplyAdd(Instruction):
             total = product + c
             c_in_total = total - product
             error = (product - (total - c_in_total)) + (c - c_in_total)
+            if not np.count_nonzero(error):
+                return total.astype(np.float32)
             inexact = np.isfinite(total) & (error != 0)
             away = inexact & (np.signbit(error) != np.signbit(total))
             odd: Array = ((total.view(np.int64) - away) | inexact).view(np.float64)

@@ -20,8 +20,10 @@ _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
 
 def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
-        pair = np.stack((low, high), axis=-1).astype(dtype)
-    bits = np.where(np.isnan(pair), np.uint16(0x7FFF), pair.view(np.uint16))  # the canonical NaN
+        pair = np.empty((len(low), 2), dtype)
+        pair[:, 0], pair[:, 1] = low, high
+    bits = pair.view(np.uint16)
+    bits[np.isnan(pair)] = 0x7FFF  # the canonical NaN
     return bits.view(np.uint32)[:, 0].astype(np.int64)
 
 

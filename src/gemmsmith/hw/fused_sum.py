@@ -51,7 +51,10 @@ def fused_mma(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarr
     a (..., m, k), b (..., n, k) and c (..., m, n) are float64.
     """
     if _is_exact(a, b, c, mma):
-        return np.asarray(a @ b.swapaxes(-1, -2) + c + 0.0, mma.d.numpy)  # + 0.0: zero has no sign
+        total = a @ b.swapaxes(-1, -2)
+        total += c
+        total += 0.0  # zero has no sign
+        return np.asarray(total, mma.d.numpy)
     a, starts = _k_first(a)[..., None].copy(), range(0, b.shape[-2], _COLUMNS_PER_BLOCK)
     blocks = [slice(start, start + _COLUMNS_PER_BLOCK) for start in starts]
     sums = [fused_sum(a, _k_first(b[..., n, :])[..., None, :].copy(), c[..., n], mma) for n in blocks]

@@ -54,9 +54,17 @@ class Box:
         first, stop = max(-self.x, 0), min(self.map.extents[0] - self.x, self.map.box[0])
         return rows.reshape(-1), slice(first * self.map.dtype.bytes, max(first, stop) * self.map.dtype.bytes)
 
-    def global_access(self, *, is_store: bool = False) -> Access:
-        """Return the access to the bytes in global memory that a load reads or a store writes."""
-        rows, byte_range = self._stored_region() if is_store else self.in_bounds_region
+    @cached_property
+    def source(self) -> Access:
+        """The access to the bytes in global memory that a load reads."""
+        return self._global_access(*self.in_bounds_region)
+
+    @cached_property
+    def target(self) -> Access:
+        """The access to the bytes in global memory that a store writes."""
+        return self._global_access(*self._stored_region())
+
+    def _global_access(self, rows: np.ndarray, byte_range: slice) -> Access:
         width = byte_range.stop - byte_range.start
         y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
         z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
@@ -68,11 +76,11 @@ class Box:
         """Return the access to the 16-byte units of the box in shared memory, row by row."""
         return _shared_access(address, self.bytes, self.map.swizzle, rank)
 
-    def load(self, m: Machine, source: Access, targets: list[Access]) -> None:
+    def load(self, m: Machine, targets: list[Access]) -> None:
         rows, byte_range = self.in_bounds_region
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
         if byte_range.start < byte_range.stop:
-            data[rows, byte_range] = m.memory.peek(source)
+            data[rows, byte_range] = m.memory.peek(self.source)
         for target in targets:
             m.memory.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
 
@@ -85,11 +93,15 @@ class Box:
         stop = round_up(byte_range.stop, SWIZZLE_UNIT_BYTES) if byte_range.start < byte_range.stop else byte_range.stop
         return rows, slice(byte_range.start, stop)
 
-    def store(self, m: Machine, source: Access, target: Access) -> None:
+    def store(self, m: Machine, source: Access) -> None:
         rows, byte_range = self._stored_region()
         data = m.memory.peek(source).reshape(len(rows), self.row_bytes)
         if byte_range.start < byte_range.stop:
-            m.memory.poke(target, data[rows, byte_range])
+            m.memory.poke(self.target, data[rows, byte_range])
+
+
+_box = lru_cache(maxsize=1024)(Box)
+"""A Box, whose accesses are computed once."""
 
 
 @lru_cache(maxsize=256)
@@ -101,14 +113,14 @@ def _shared_access(address: int, nbytes: int, swizzle: int, rank: int | None) ->
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     map = m.value(load.map)
     y = m.uniform(load.y) * (INTERLEAVED_ROWS if map.interleave_stride else 1)
-    box = Box(map, m.uniform(load.x), y, m.uniform(load.z))
+    box = _box(map, m.uniform(load.x), y, m.uniform(load.z))
     destination, barrier = m.uniform(load.destination), m.uniform(load.barrier)
     # An x that is not a multiple of 16 bytes is an illegal instruction on an H200.
     if destination % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
         m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: needs 128- and 16-byte alignment")
-    source, targets = box.global_access(), [box.shared_access(destination, rank) for rank in ranks]
+    targets = [box.shared_access(destination, rank) for rank in ranks]
     m.async_operations.start(
-        AsyncOperation(f"TMA load of {load.map.name}", "tma", lambda: box.load(m, source, targets), [source], targets,
+        AsyncOperation(f"TMA load of {load.map.name}", "tma", lambda: box.load(m, targets), [box.source], targets,
                        complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks], nbytes=box.bytes,
                        coordinates=(box.x, box.y, box.z))
     )  # fmt: skip
@@ -221,7 +233,7 @@ class TmaStore(Instruction):
     ptx = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [{map}, {{x}, {y}, {z}}], [{source}];"
 
     def simulate(self, m: Machine) -> None:
-        box = Box(m.value(self.map), m.uniform(self.x), m.uniform(self.y), m.uniform(self.z))
+        box = _box(m.value(self.map), m.uniform(self.x), m.uniform(self.y), m.uniform(self.z))
         source = m.uniform(self.source)
         if min(box.x, box.y, box.z) < 0 or source % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
             # On an H200 negative coordinates are supported in loads; in stores they are an illegal instruction.
@@ -231,10 +243,10 @@ class TmaStore(Instruction):
                 f"TMA store from {source:#x} to {coordinates}: needs 128- and 16-byte alignment, and "
                 "no negative coordinate",
             )
-        read, written = box.shared_access(source, None), box.global_access(is_store=True)
+        read = box.shared_access(source, None)
         m.async_operations.start(
-            AsyncOperation(f"TMA store of {self.map.name}", "tma", lambda: box.store(m, read, written), [read],
-                           [written], group="bulk", nbytes=box.bytes, coordinates=(box.x, box.y, box.z))
+            AsyncOperation(f"TMA store of {self.map.name}", "tma", lambda: box.store(m, read), [read],
+                           [box.target], group="bulk", nbytes=box.bytes, coordinates=(box.x, box.y, box.z))
         )  # fmt: skip
 
 

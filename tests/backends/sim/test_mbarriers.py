@@ -38,6 +38,18 @@ def test_an_mbarrier_is_initialized_once_for_some_arrivals(
     assert kinds(done) == (set() if message is None else {"alignment"} if offset else {"barrier"})
 
 
+@pytest.mark.parametrize("threads", [1, 32])
+def test_one_thread_initializes_an_mbarrier(threads: int) -> None:
+    """PTX ISA, "mbarrier.init": the location must not be a valid mbarrier."""
+
+    def record(k: Builder, out: Value) -> None:
+        with k.when(k.thread < threads):
+            hw.mbarrier_init(k.shared(8, alignment=8, name="full")[0], 1)
+
+    done = run(record, threads=64)
+    assert [h.message.partition(" [")[0] for h in done.hazards] == ["full is initialized twice"] * (threads > 1)
+
+
 def test_an_mbarrier_outside_shared_memory() -> None:
     def record(k: Builder, out: Value) -> None:
         with k.when(k.thread == 0):

@@ -213,7 +213,7 @@ def test_of_a_simulated_gemm() -> None:
     a = np.ones((128, 64), np.float16)
     simulation = gemmsmith.simulate(a, a.T, config=Config())
     assert simulation.to_json() == {
-        "verdict": "every schedule", "time_dependences": [], "cycles": simulation.cycles, "hazards": [],
+        "verdict": "every schedule", "schedules": 1, "time_dependences": [], "cycles": simulation.cycles, "hazards": [],
     }  # fmt: skip
 
 

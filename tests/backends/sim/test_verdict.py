@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +20,7 @@ from gemmsmith import Config, hw
 from gemmsmith.backends.sim import Verdict
 from gemmsmith.backends.sim.execute.interpreter import Interpreter
 from gemmsmith.backends.sim.execute.machine import LockstepMachine
+from gemmsmith.backends.sim.execute.memory_instructions import MemoryInstructions
 from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.lang.builder import Builder
@@ -228,3 +231,32 @@ def test_atomics_and_strong_loads_read_what_is_there() -> None:
     assert reasons(read) == ["a strong load reads what has been written by then"]
     assert reasons(add_unread) == []
     assert reasons(add_floats) == ["floating-point atomics round in the order in which they are executed"]
+
+
+def test_schedules_are_run_until_one_speaks_for_all(rng: np.random.Generator) -> None:
+    """Each begins with the same memory: the epilogue reads what the last one has overwritten."""
+    a, b = operands(rng)
+    c = rng.standard_normal((90, 200), np.float32)
+    expected = a.astype(np.float64) @ b.astype(np.float64) + c
+    for config, schedules in ((SMALL, 1), (SMALL.replace(sync_clusters=True), 3)):
+        out = c.copy()
+        done = gemmsmith.simulate(
+            a, b, out=out, out_dtype="fp32", c=out, epilogue=lambda acc, c: acc + c, config=config, schedules=3
+        )
+        assert done.verdict.schedules == schedules
+        np.testing.assert_allclose(out, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("outcomes", list(product([False, True], repeat=4)))
+def test_every_outcome_of_the_first_polls(outcomes: tuple[bool, ...], rng: np.random.Generator) -> None:
+    """Whether a poll gives up, poll by poll in the order in which they begin; later ones see the value."""
+    remaining = iter(outcomes)
+    a, b = operands(rng)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            MemoryInstructions, "_choose_polls", lambda self, limit: 0 if next(remaining, False) else math.inf
+        )
+        done = gemmsmith.simulate(a, b, out_dtype="fp32", config=SMALL.replace(tile=(64, 32, 16), sync_clusters=True))
+    assert next(remaining, None) is None
+    assert done.hazards == []
+    np.testing.assert_allclose(done.result, a.astype(np.float64) @ b.astype(np.float64), rtol=0, atol=1e-3)

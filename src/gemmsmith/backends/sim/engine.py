@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.execute.interpreter import CompiledStatement, Interpreter
@@ -33,18 +34,24 @@ class SimulationResult:
     """Result of simulated launches: hazards (none for correct kernels), and cycles of the cost model.
 
     `time_dependences`: what depends on when instructions execute, so that other schedules may do other things.
-    `records`: what happened in each launch, if it was recorded.
+    `records`: what happened in each launch, if it was recorded. `schedules`: how many were run.
     """
 
     hazards: list[Hazard]
     cycles: int
     time_dependences: list[TimeDependence] = field(default_factory=list)
     records: tuple[Record, ...] = ()
+    schedules: int = 1
 
     @property
     def verdict(self) -> Verdict:
-        """What the run proves."""
-        return Verdict.of(bool(self.hazards), self.time_dependences)
+        """What the runs prove."""
+        return Verdict.of(bool(self.hazards), self.time_dependences, self.schedules)
+
+    def followed_by(self, other: SimulationResult) -> SimulationResult:
+        """Return the result of another schedule, after these, which had no hazards."""
+        dependences = [*dict.fromkeys([*self.time_dependences, *other.time_dependences])]
+        return replace(other, time_dependences=dependences, schedules=self.schedules + other.schedules)
 
 
 Argument = int | float | TensorMap | tuple[int, ...]
@@ -149,8 +156,8 @@ def _choose(
     if state.seed:
         index = state.random.randrange(len(ready) + len(completable))
         return ready[index] if index < len(ready) else completable[index - len(ready)]
-    group = min(ready, key=lambda u: u.time, default=None)
-    operation = min(completable, key=lambda r: r.end, default=None)
+    group = min(ready, key=attrgetter("time"), default=None)
+    operation = min(completable, key=attrgetter("end"), default=None)
     if group is None or (operation is not None and operation.end <= group.time):
         assert operation is not None
         return operation

@@ -30,13 +30,34 @@ MAX_RESIDENT_CTAS = 4
 def run(
     launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
     progress: Callable[[float], None] | None, counters: Counters | None = None, *, record: bool = False,
+    schedules: int = 1,
 ) -> SimulationResult:  # fmt: skip
     """Execute the launches one after the other, with the schedule of the seed.
 
     `arguments`: arrays on the CPU and numbers, by their Pointers' names. `progress` is called from time to time with
-    the completed fraction of the GEMM's tensor-core cycles. Returns the hazards and the cycles of all launches, and
-    their records if `record` is set.
+    the completed fraction of a schedule's tensor-core cycles. Returns the hazards and the cycles of all launches, and
+    their records if `record` is set. `schedules`: the most seeds that are run, one after the other, until hazards are
+    found or a run speaks for every schedule; the results are those of the last one.
     """
+    writable = [_bytes_of(x)[1] for x in arguments.values() if isinstance(x, ArrayInfo) and _is_written(x)]
+    before = [x.copy() for x in writable] if schedules > 1 else []
+    result = _run_schedule(launches, arguments, seed, progress, counters, record)
+    while result.verdict.scope == "schedules run" and result.schedules < schedules:
+        for x, saved in zip(writable, before, strict=True):
+            x[...] = saved
+        other = _run_schedule(launches, arguments, seed + result.schedules, progress, counters, record)
+        result = result.followed_by(other)
+    return result
+
+
+def _is_written(info: ArrayInfo) -> bool:
+    return info.writable and 0 not in info.shape and info.device == "cpu"
+
+
+def _run_schedule(
+    launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
+    progress: Callable[[float], None] | None, counters: Counters | None, record: bool,
+) -> SimulationResult:  # fmt: skip
     if launches.swapped:
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory, are_whole = GlobalMemory(), _are_written_whole(launches.spec)
@@ -73,8 +94,7 @@ def run(
         with np.errstate(all="ignore"):  # infinities and NaN are results like others
             result = simulate(
                 launch.kernel, grid, launch.resolve(addresses, interleave_strides), memory, seed=seed,
-                is_dependent_launch=dependent, on_mma_cycles=on_mma_cycles, counters=counters,
-                record=record,
+                is_dependent_launch=dependent, on_mma_cycles=on_mma_cycles, counters=counters, record=record,
             )  # fmt: skip
         results.append(result)
     hazards = [hazard for result in results for hazard in result.hazards]

@@ -77,7 +77,7 @@ class AsyncIssuer(AsyncGroups):
         return result
 
     def _check_threads(self, operation: AsyncOperation) -> None:
-        threads = int(self.group.active.sum())
+        threads = int(np.count_nonzero(self.group.active))
         if operation.engine == "tma" and threads != 1:
             self.group.report(
                 "issued by several threads",

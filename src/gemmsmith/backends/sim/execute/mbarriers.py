@@ -61,7 +61,7 @@ class Mbarriers:
             raise group.fatal("out of bounds", f"{name}: the mbarrier is outside shared memory")
         if offset % MBARRIER_BYTES:
             group.report("alignment", f"{name}: mbarrier address is not a multiple of {MBARRIER_BYTES}")
-        if offset in cta.mbarriers:
+        if offset in cta.mbarriers or np.count_nonzero(group.active) > 1:
             group.report("barrier", f"{name} is initialized twice")
         if count < 1:
             raise group.fatal("barrier", f"{name} is initialized for {count} arrivals")

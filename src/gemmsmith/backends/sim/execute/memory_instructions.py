@@ -115,9 +115,7 @@ class MemoryInstructions(CheckedMemory):
         max_polls: int | None = None,
     ) -> Blocking:  # fmt: skip
         group, address = self.group, int(address)
-        polls_left: float = math.inf
-        if max_polls is not None and group.state.seed:  # the cost model's schedule waits
-            polls_left = max_polls * 2 ** group.state.random.uniform(*LOG2_STEPS_PER_POLL)
+        polls_left = math.inf if max_polls is None else self._choose_polls(max_polls)
         access = Access("global", np.array([address]), 4)
 
         def word() -> int:
@@ -147,6 +145,11 @@ class MemoryInstructions(CheckedMemory):
         group.time += group.state.cost_model.barrier
         group.record_wait(start, "another CTA")
         return word()
+
+    def _choose_polls(self, limit: int) -> float:
+        """Return after how many steps of the scheduler a poll with a limit ends: any number is possible."""
+        state = self.group.state
+        return limit * 2 ** state.random.uniform(*LOG2_STEPS_PER_POLL) if state.seed else math.inf
 
     def _check_started(self, address: int) -> None:
         """Report a wait for a CTA that may not have started: only lower clusters and those of the first wave have.

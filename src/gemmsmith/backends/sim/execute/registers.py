@@ -25,8 +25,7 @@ class RegisterFile:
 
     `owner`: the in-flight wgmma that reads or writes an array, until it has been waited for;
     `awaiting_compiler_fence`: arrays that have been waited for, but whose accesses the compiler may still move above
-    the wait; `accessed_since_fence`: arrays accessed since the last wgmma.fence; `initialized`: the registers of each
-    array that have been found to be free of poison.
+    the wait; `accessed_since_fence`: arrays accessed since the last wgmma.fence.
     """
 
     def __init__(self, group: LockstepGroup, values: Values) -> None:
@@ -35,13 +34,12 @@ class RegisterFile:
         self.owner: dict[RegisterArray, InFlightOperation] = {}
         self.awaiting_compiler_fence: set[RegisterArray] = set()
         self.accessed_since_fence: set[RegisterArray] = set()
-        self.initialized: dict[RegisterArray, set[int]] = {}
 
     def declare(self, x: RegisterArray) -> None:
         """Fill a new array with poison; reads of poison are reported."""
         shape = len(self.group.threads), x.count
         values = np.full(shape, POISON, np.uint32).view(np.float32) if x.type == F32 else np.full(shape, POISON_INTEGER)
-        self.arrays[x], self.initialized[x] = values, set()
+        self.arrays[x] = values
         self.access(x, write=True)
 
     def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
@@ -70,19 +68,16 @@ class RegisterFile:
     def read(self, x: RegisterArray, index: int) -> np.ndarray:
         """Return a copy of one register of each thread."""
         values = self.access(x, write=True)[:, index].copy()
-        if index not in self.initialized[x] and not self._check_initialized(x, values):
-            self.initialized[x].add(index)
+        self._check_initialized(x, values)
         return values
 
-    def _check_initialized(self, x: RegisterArray, values: np.ndarray) -> int:
-        """Report poison in the active threads' elements of (a slice of) a register array; return how much there is."""
+    def _check_initialized(self, x: RegisterArray, values: np.ndarray) -> None:
+        """Report poison in the active threads' elements of (a slice of) a register array."""
         is_float = values.dtype == np.float32
         bits, poison = (values.view(np.uint32), POISON) if is_float else (values, POISON_INTEGER)
         poisoned = bits == poison
-        count = int(np.count_nonzero(poisoned))
-        if count and poisoned[self.group.active].any():
+        if np.count_nonzero(poisoned) and poisoned[self.group.active].any():
             self.group.report("uninitialized read", f"read of uninitialized register {x.name}")
-        return count
 
     def view_unchecked(self, x: RegisterArray) -> np.ndarray:
         """Return a live view of a register array, or of a slice from a constant index on."""

@@ -153,12 +153,14 @@ class Warp:
         clock.fenced_bits |= clock_then.fenced_bits
 
     def converge(self) -> None:
-        """Record that all lanes execute an instruction together."""
+        """Record that all lanes execute an instruction together, which later events of theirs do not precede."""
         self.converged_counts = np.maximum(
             self.converged_counts, self.all_lanes.clock.event_counts[EXECUTED, self.agent_slice]
         )
         for agent in self.subset_agents.values():
             self.converged_counts[agent.index - self.first_agent] = agent.clock.event_counts[EXECUTED, agent.index]
+            agent.advance()
+        self.all_lanes.advance()
 
     def sync(self) -> None:
         """Execute __syncwarp: order the accesses of all lanes."""

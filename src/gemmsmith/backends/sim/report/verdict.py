@@ -28,31 +28,31 @@ class Verdict:
 
     `scope`: "every schedule": no schedule has a hazard or a deadlock, and all compute the same bits. "schedules run":
     the schedules that were run have no hazard; others may execute other instructions or add in another order.
-    "hazards": there are some. `time_dependences`: why others may differ.
+    "hazards": there are some. `time_dependences`: why others may differ. `schedules`: how many were run.
     """
 
     scope: Literal["every schedule", "schedules run", "hazards"]
     time_dependences: tuple[TimeDependence, ...] = ()
+    schedules: int = 1
 
     @classmethod
-    def of(cls, has_hazards: bool, time_dependences: Iterable[TimeDependence]) -> Verdict:
-        """Return the verdict on a run."""
+    def of(cls, has_hazards: bool, time_dependences: Iterable[TimeDependence], schedules: int) -> Verdict:
+        """Return the verdict on runs."""
         reasons = tuple(time_dependences)
-        return cls("hazards" if has_hazards else "schedules run" if reasons else "every schedule", reasons)
+        return cls("hazards" if has_hazards else "schedules run" if reasons else "every schedule", reasons, schedules)
 
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         reasons = [{"location": f"{x.location}", "reason": x.reason} for x in self.time_dependences]
-        return {"verdict": self.scope, "time_dependences": reasons}
+        return {"verdict": self.scope, "schedules": self.schedules, "time_dependences": reasons}
 
     def __str__(self) -> str:
         if self.scope == "every schedule":
             return "every schedule is free of hazards and gives the same bits"
         if self.scope == "hazards":
             return "hazards"
-        return "\n".join(
-            ["the schedules run are free of hazards; others may differ:", *map(str, self.time_dependences)]
-        )
+        count = f"{self.schedules} schedule{'s' * (self.schedules > 1)}"
+        return "\n".join([f"{count} run, free of hazards; others may differ:", *map(str, self.time_dependences)])
 
 
 def tests_only_skip_waits(block: Block) -> bool:

@@ -61,7 +61,10 @@ class Operations:
 
     def completable(self) -> list[InFlightOperation]:
         """Return the operations that may complete next: wgmmas complete in order."""
-        return [x for x in self.in_flight if not x.depends_on or all(other.finished for other in x.depends_on)]
+        return [
+            x for x in self.in_flight
+            if not x.depends_on or (x.depends_on[-1].finished and all(other.finished for other in x.depends_on))
+        ]  # fmt: skip
 
     def complete(self, in_flight: InFlightOperation) -> None:
         """Complete an operation: move its data and signal its mbarriers."""
