@@ -12,8 +12,9 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
-_LANGUAGE = (str(Path(__file__).parent), str(Path(contextlib.__file__).parent), "<")
-"""Files that start with these record no kernel: this package, the standard library, and generated code."""
+_LANGUAGE = tuple(str(Path(__file__).parents[1] / name) for name in ("lang", "hw"))
+_LANGUAGE += (str(Path(contextlib.__file__).parent), "<")
+"""Files that start with these are on no stack: language, instructions, the standard library, and generated code."""
 _hidden_paths: tuple[str, ...] = _LANGUAGE
 """Files that start with these are no user's."""
 

@@ -86,6 +86,19 @@ def test_stores_of_the_result() -> None:
     assert all(x.route.writes == ((-1, "out"),) and x.wait > x.complete for x in stores)
 
 
+def test_copies_by_threads() -> None:
+    """mma_multistage: cp.async, in groups that are committed and waited for."""
+    a = np.ones((128, 128), np.float16)
+    config = Config("mma_multistage", (64, 64, 32), (1, 1), 3, 2, chip="sm_80")
+    (record,) = gemmsmith.simulate(a, a, config=config, record=True).records
+    copies = of_engine(record, "copy")
+    assert copies == record.operations
+    from_memory = [x for x in copies if x.route.reads]  # beyond the last k-tile they write zeros
+    assert sum(x.bytes for x in from_memory) == 4 * 4 * (64 + 64) * 32 * 2  # tiles, k-tiles
+    assert all(x.issue < x.commit < x.wait and x.complete < x.wait for x in copies)
+    assert {x.object for x in record.of_kind("commit")} == {(cta, "cp.async group") for cta in range(4)}
+
+
 @pytest.mark.parametrize("seed", [0, 3])
 def test_each_barrier_counts_on(seed: int) -> None:
     """Of an mbarrier: its phase goes on by one when nothing is missing, and it is whole at the end."""

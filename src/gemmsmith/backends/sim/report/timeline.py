@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,13 +131,14 @@ def idle(
     """
     result, busy_until = [], dict.fromkeys((agent[0] for *_, agent in products), 0)
     for start, end, agent in sorted(products):
-        cta = agent[0]
+        cta, own = agent[0], waits.get(agent, [])
         time = busy_until[cta]
-        for begin, stop, cause in waits.get(agent, []) if time < start else []:
-            if max(time, begin) < min(start, stop):
-                result.append(Idle(cta, time, begin, NO_WAIT))
-                result.append(Idle(cta, max(time, begin), min(start, stop), cause))
-                time = min(start, stop)
+        for begin, stop, cause in islice(own, bisect_right(own, time, key=lambda wait: wait[1]), None):
+            if begin >= start:
+                break
+            result.append(Idle(cta, time, begin, NO_WAIT))
+            result.append(Idle(cta, max(time, begin), min(start, stop), cause))
+            time = min(start, stop)
         result.append(Idle(cta, time, start, NO_WAIT))
         busy_until[cta] = end
     result += [Idle(cta, time, ends[cta], AFTER_THE_LAST) for cta, time in busy_until.items()]
