@@ -58,9 +58,7 @@ class SourceLocation:
 
     __slots__ = ("calls", "file", "line", "number")
 
-    def __init__(
-        self, file: str, line: int, calls: Sequence[_Calls] = (), number: int = -1
-    ) -> None:  # fmt: skip
+    def __init__(self, file: str, line: int, calls: Sequence[_Calls] = (), number: int = -1) -> None:
         self.file, self.line, self.calls, self.number = file, line, calls, number
 
     @property
