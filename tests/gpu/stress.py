@@ -41,6 +41,8 @@ SCHEDULES: dict[str, tuple[Config, ...]] = {
     "split_k": (Config(tile=(128, 128, 64), cluster=(1, 1), splits=4), Config(tile=(128, 64, 64), splits=2)),
     "cluster_splits_2": (Config(tile=(128, 64, 64), cluster=(1, 2), cluster_splits=2, raster="n"),),
     "cluster_splits_4": (Config(tile=(64, 128, 64), cluster=(1, 1), consumers=1, cluster_splits=4),),
+    "cluster_2d": (Config(tile=(128, 64, 64), cluster=(2, 2)), Config("pingpong", (64, 64, 64), (4, 2)),
+                   Config(tile=(64, 64, 64), cluster=(2, 4), consumers=1, alias_epilogue=True)),
     "sync_clusters": (Config(sync_clusters=True), Config(tile=(128, 64, 64), consumers=1, sync_clusters=True)),
     "serpentine": (Config(sync_clusters=True, serpentine=True, raster_group=4),),
     "pingpong": (Config("pingpong", (64, 256, 64)), Config("pingpong", (64, 64, 64), (1, 1)),
