@@ -25,7 +25,7 @@ from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.instruction import Instruction
-from gemmsmith.lang.types import F32, PRED, U32
+from gemmsmith.lang.types import F32, PRED, U32, U64
 from gemmsmith.lang.values import Constant, Value
 
 SEEDS = range(1, 9)
@@ -227,10 +227,17 @@ def test_atomics_and_strong_loads_read_what_is_there() -> None:
     def add_floats(k: Builder, out: Value) -> None:
         hw.red_add_f32(out, Constant(F32, 1.0))
 
+    def add_apart(k: Builder, out: Value) -> None:
+        hw.red_add_f32(out + (k.thread * 4).to(U64), Constant(F32, 1.0))
+
     assert reasons(add) == ["an atomic returns what has been written by then"]
     assert reasons(read) == ["a strong load reads what has been written by then"]
     assert reasons(add_unread) == []
-    assert reasons(add_floats) == ["floating-point atomics round in the order in which they are executed"]
+    assert reasons(add_apart) == []
+    for threads in (128, 32):  # of warps, and of lanes
+        assert reasons(add_floats, threads=threads) == [
+            "floating-point atomics round in the order in which they are executed"
+        ]
 
 
 def test_schedules_are_run_until_one_speaks_for_all(rng: np.random.Generator) -> None:

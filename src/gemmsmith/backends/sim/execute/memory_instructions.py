@@ -253,9 +253,11 @@ class MemoryInstructions(CheckedMemory):
         def is_ordered(earlier: Event) -> bool:
             return earlier.happens_before(agent.clock)
 
-        for x in np.unique(access.addresses):
+        addresses = np.unique(access.addresses)
+        several_lanes = len(addresses) < len(access.addresses)
+        for x in addresses:
             word = group.state.sync_variables[int(x)]
-            if rounds and not all(is_ordered(earlier) for _, earlier in word.writes):
+            if rounds and (several_lanes or not all(is_ordered(earlier) for _, earlier in word.writes)):
                 group.depends_on_time("floating-point atomics round in the order in which they are executed")
             if not word.is_spin_free(agent.clock):
                 group.depends_on_time("a word is written again before all that spin on it have read it")
