@@ -362,8 +362,9 @@ def init_barriers(
 def _arrive_per_warp(barrier: SharedView, peers: Peers, scope: Scope) -> None:
     """Arrive, once per warp, on a barrier of each peer; one lane per peer."""
     k = current_builder()
-    with k.when(k.lane < peers.count if peers.count > 1 else k.lane == 0):
-        if peers.count == 1:
+    if peers.count == 1:
+        with k.when(k.lane == 0):
             hw.mbarrier_arrive(barrier)
-        else:
+    else:
+        with k.when(k.lane < peers.count):
             hw.mbarrier_arrive_remote(barrier, peers.rank(k.lane).to(U32), scope)

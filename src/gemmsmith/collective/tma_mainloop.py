@@ -88,7 +88,8 @@ class TmaStages:
     @property
     def peers(self) -> Peers:
         """The CTAs that this one exchanges multicasts with: those of its column (B), then the others of its row (A)."""
-        position, (cluster_m, cluster_n), roles = self.scheduler.position, self.spec.config.cluster, self._tma_roles
+        position, (cluster_m, cluster_n) = self.scheduler.position, self.spec.config.cluster
+        roles = {x.role for x in self.tma_operands}
         column, row = cluster_m if "b" in roles else 1, cluster_n if "a" in roles else 1
 
         def rank(i: Value) -> Value:
@@ -100,10 +101,6 @@ class TmaStages:
             return position.cta_rank ^ i
 
         return Peers(column + row - 1, rank)
-
-    @property
-    def _tma_roles(self) -> set[Role]:
-        return {x.role for x in self.tma_operands}
 
     def prologue(
         self, *others: HasBarriers, prefetch: Sequence[Value], scales: Sequence[TmaScales] = ()

@@ -300,7 +300,7 @@ class Plan:
         from gemmsmith.backends.sim.execute.counters import Counters
         from gemmsmith.backends.sim.run import run as run_simulation
 
-        seed = as_integer("seed", seed)
+        seed, schedules = as_integer("seed", seed), as_integer("schedules", schedules, least=1)
         if not (progress is None or callable(progress)):
             raise ArgumentError(f"progress: got {progress!r}; use a function of the completed fraction")
         if not (counters is None or isinstance(counters, Counters)):
@@ -309,13 +309,7 @@ class Plan:
         self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
         binding = self._bind(a, b, out, all_operands).allocate_results(a)
         result = run_simulation(
-            self._launches(binding),
-            binding.arguments,
-            seed,
-            progress,
-            counters,
-            record=record,
-            schedules=as_integer("schedules", schedules),
+            self._launches(binding), binding.arguments, seed, progress, counters, record=record, schedules=schedules
         )
         return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records)
 

@@ -23,6 +23,7 @@ from gemmsmith.backends.sim.execute.machine import LockstepMachine
 from gemmsmith.backends.sim.execute.memory_instructions import MemoryInstructions
 from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.types import F32, PRED, U32, U64
@@ -78,7 +79,7 @@ class Execution:
         if not barrier.pending and not barrier.tx_count:
             current = barrier.current
             copies = [self.operations[1 << i] for i in range(current.bits.bit_length()) if current.bits >> i & 1]
-            arrivals = sorted((x.agent, x.count) for x in current.arrivals)
+            arrivals = sorted(current.arrivals)
             self.contributors[barrier.name, barrier.initializer].append((arrivals, sorted(map(str, copies))))
 
     def equals(self, other: Execution) -> bool:
@@ -252,6 +253,8 @@ def test_schedules_are_run_until_one_speaks_for_all(rng: np.random.Generator) ->
         )
         assert done.verdict.schedules == schedules
         np.testing.assert_allclose(out, expected, rtol=0, atol=1e-3)
+    with pytest.raises(ArgumentError, match="schedules: got 0"):
+        gemmsmith.simulate(a, b, config=SMALL, schedules=0)
 
 
 @pytest.mark.parametrize("outcomes", list(product([False, True], repeat=4)))

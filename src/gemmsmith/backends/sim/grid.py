@@ -64,8 +64,8 @@ def _create_cta(state: GridState, cluster: Cluster, index: int, rank: int, is_de
 def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
     """Return (first thread, threads, name) per warpgroup, or per warp.
 
-    Warps are apart where the warpgroup's code has warp roles, or branches in which threads wait, unless all warps
-    execute wgmma together: while some warps wait there, the others proceed.
+    Warps are groups of their own where the warpgroup's code has warp roles, or branches in which threads wait, unless
+    all warps execute wgmma together: while some warps wait there, the others proceed.
     """
     groups = []
     for first in range(0, kernel.threads, 128):

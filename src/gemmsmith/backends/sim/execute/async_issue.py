@@ -113,16 +113,8 @@ class AsyncIssuer(AsyncGroups):
         group, operation = self.group, in_flight.operation
         cta = group.peer(access.rank)
         label = f"{'write' if write else 'read'} of {operation.label}"
-        event = Event(
-            -1,
-            0,
-            in_flight.bits[write],
-            label,
-            group.title,
-            group.location,
-            operation.group if operation.group == "bulk" else operation.engine,
-            proxy=operation.proxy,
-        )
+        engine = operation.group if operation.group == "bulk" else operation.engine
+        event = Event(-1, 0, in_flight.bits[write], label, group.title, group.location, engine, proxy=operation.proxy)
         if write and access.threads is not None and len(np.unique(access.addresses)) < len(access.addresses):
             group.report("race", f"threads write to one address in one instruction: {event}")
         if lanes:

@@ -18,7 +18,7 @@ from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
 from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.memory.shadow import MBARRIER_BYTES
-from gemmsmith.backends.sim.state.barriers import Arrival, Mbarrier
+from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup, Wait, mask_of
 from gemmsmith.machine import Blocking
@@ -80,7 +80,7 @@ class Mbarriers:
                 cta, arrivals = group.peer(target), len(rows)
                 agent, own = part.warp.agent(lanes), cta is group.cta
                 barrier = self.at(cta, at, agent.clock)
-                arrival = Arrival(agent.index, agent.next_event)
+                arrival = agent.index, agent.next_event
                 barrier.check_order(agent.clock, "arrival", group.title, group.location)
                 if not own:
                     event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)

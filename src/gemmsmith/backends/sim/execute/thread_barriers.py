@@ -6,7 +6,7 @@ from typing import Any
 
 from gemmsmith.backends.sim.memory.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.memory.scopes import ScopeLevel
-from gemmsmith.backends.sim.state.barriers import Arrival, ThreadBarrier
+from gemmsmith.backends.sim.state.barriers import ThreadBarrier
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA
 from gemmsmith.machine import Blocking
@@ -84,12 +84,12 @@ class ThreadBarriers:
                     "it",
                 )
             if relaxed:
-                arrivals.append(Arrival(agent.index, agent.next_event))
+                arrivals.append((agent.index, agent.next_event))
                 scope, published = lanes.warp.release_for_relaxed_write(lanes.mask)
                 clock.join(published) if scope >= ScopeLevel.CLUSTER else clock.join_executed_events(published)
             else:
                 lanes.warp.sync()
-                arrivals.append(Arrival(agent.index, agent.next_event))
+                arrivals.append((agent.index, agent.next_event))
                 clock.join(lanes.release())
         group.time += group.state.cost_model.instruction
         is_within_count = barrier.arrive(int(group.active.sum()), clock, arrivals, group.time)

@@ -57,6 +57,10 @@ class VectorClock:
         self.completed_bits |= other.completed_bits
         self.fenced_bits |= other.fenced_bits
 
+    def has_executed(self, agent: int, count: int) -> bool:
+        """Return whether the event `count` of an agent has been executed before, whether or not it is visible."""
+        return self.event_counts.item(EXECUTED, agent) >= count
+
     def join_executed_events(self, other: VectorClock) -> None:
         """Join the EXECUTED and MBARRIER_INIT_FENCED rows: implied by synchronization at too narrow a scope, too."""
         np.maximum(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gemmsmith.backends.sim.memory.clocks import EXECUTED, VectorClock
+from gemmsmith.backends.sim.memory.clocks import VectorClock
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 
@@ -45,7 +45,7 @@ class SyncVariable:
 
     def is_spin_free(self, clock: VectorClock) -> bool:
         """Return whether all spins on the word had ended before the events at `clock`, whatever the schedule."""
-        return all(clock.event_counts.item(EXECUTED, agent) >= count for agent, count in self.spins)
+        return all(clock.has_executed(agent, count) for agent, count in self.spins)
 
     def write(
         self, event: Event, released_clock: ReleasedClock, *, atomic: bool, ordered: Callable[[Event], bool]

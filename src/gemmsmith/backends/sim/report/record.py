@@ -155,7 +155,7 @@ class Record:
         self._add(kind, threads, self._object(cta, barrier.name), *barrier.state, amount)
 
     def commit(self, threads: _Threads, name: str, operations: Iterable[AsyncOperation]) -> None:
-        """Record that operations were put into a group."""
+        """Record that a group of operations was committed."""
         members = [self._started[id(x)][0] for x in operations]
         self._add("commit", threads, (threads.row[0], name), -1, -1, -1, len(members))
         for x in members:

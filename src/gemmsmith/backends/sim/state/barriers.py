@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.memory.clocks import EXECUTED, Agent, VectorClock
+from gemmsmith.backends.sim.memory.clocks import Agent, VectorClock
 from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.lang.location import SourceLocation
 
@@ -33,35 +33,23 @@ class FinishedWait:
 
     def happens_before(self, clock: VectorClock) -> bool:
         """Return whether the wait was executed before the events at `clock`."""
-        return clock.event_counts.item(EXECUTED, self.agent) >= self.count
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """An arrival by an agent at its event count."""
-
-    agent: int
-    count: int
-
-    def executed_before(self, clock: VectorClock) -> bool:
-        """Return whether it has been executed before the events at `clock`."""
-        return clock.event_counts.item(EXECUTED, self.agent) >= self.count
+        return clock.has_executed(self.agent, self.count)
 
 
 @dataclass(eq=False)
 class Contributions:
-    """What completes a phase of a barrier: arrivals, and asynchronous operations by their bits in a clock.
+    """What completes a phase of a barrier: (agent, event count) of arrivals, and bits of asynchronous operations.
 
-    An arrival or complete_tx counts in the phase in progress, whatever phase it is meant for (PTX ISA, "Phase
+    An arrival or complete_tx counts in the phase in progress, whichever phase its thread expects (PTX ISA, "Phase
     Completion of the mbarrier object"). So what has been executed before it must include the whole previous phase.
     """
 
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
     bits: int = 0
 
     def executed_before(self, clock: VectorClock) -> bool:
         """Return whether all of it has been executed before the events at `clock`."""
-        return clock.completed_bits & self.bits == self.bits and all(x.executed_before(clock) for x in self.arrivals)
+        return clock.completed_bits & self.bits == self.bits and all(clock.has_executed(*x) for x in self.arrivals)
 
 
 @dataclass(eq=False)
@@ -112,7 +100,7 @@ class Mbarrier:
             self.hazards.report("barrier", message, location, self.buffer)
 
     def arrive(
-        self, arrival: Arrival, count: int, expect: int, clock: VectorClock, time: int, *, at_cta_scope: bool,
+        self, arrival: tuple[int, int], count: int, expect: int, clock: VectorClock, time: int, *, at_cta_scope: bool,
         at_cluster_scope: bool,
     ) -> bool:  # fmt: skip
         """Record `count` arrivals, an event, that release `clock` at CTA scope, at cluster scope, or both.
@@ -121,7 +109,7 @@ class Mbarrier:
         """
         self.current.arrivals.append(arrival)
         if self.expects:
-            self.expects = [x for x in self.expects if clock.event_counts.item(EXECUTED, x[0]) < x[1]]
+            self.expects = [x for x in self.expects if not clock.has_executed(*x[:2])]
         if at_cta_scope:
             self.current_clocks.cta.join(clock)
         else:  # wgmma and TMA that the arriving thread has waited for have completed at any scope
@@ -241,7 +229,7 @@ class ThreadBarrier:
         """The generation in progress, and the threads and bytes that it misses."""
         return self.generation, self.expected - self.arrived, 0
 
-    def arrive(self, threads: int, clock: VectorClock, arrivals: list[Arrival], time: int) -> bool:
+    def arrive(self, threads: int, clock: VectorClock, arrivals: list[tuple[int, int]], time: int) -> bool:
         """Record arrivals; return False if more threads arrive than expected."""
         if self.clock is None:
             self.clock = clock
