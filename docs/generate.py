@@ -55,15 +55,15 @@ from `graph/functions.py` and `graph/frontend/op_table.py` by `python docs/gener
 
 ## Elementwise functions
 
-*Default*: within 2^-18 of the exact value, relative. *Approximate*: a cheaper form, within 2^-11, which is taken when
-every result that depends on it is stored in bf16 or fp8. *Exact*: CUDA's math library and IEEE division, with
-`fast_math=False`; where the column is empty, the default is already exact to that degree. *Gradient*: it can be
-differentiated by `gemmsmith.torch`; for the others the derivative is zero. *Instructions* of an element on Hopper, and
-how many of them are of the special-function unit, in the default and in the approximate form; `sin`, `cos`, `pow` and
+The default form is within 2^-18 of the exact value, relative. *Approximate* is a cheaper form, within 2^-11. It is
+taken if every result that depends on it is stored in bf16 or fp8. *Exact* is CUDA's math library and IEEE division, for
+`fast_math=False`. If it is not listed, the default is exact to that degree. *Gradient*: `gemmsmith.torch`
+differentiates the function; the derivative of the others is zero. *Instructions*: those of an element on Hopper, and in
+parentheses those of the special-function unit, in the default and in the approximate form. `sin`, `cos`, `pow` and
 `hypot` have branches.
 
-| operation | arguments | names | approximate | exact | gradient | instructions |
-| --- | --- | --- | --- | --- | --- | --- |
+| operation | other names | has | instructions |
+| --- | --- | --- | --- |
 {elementwise}
 
 ## Functions that are composed of these
@@ -98,10 +98,6 @@ CLI = """\
 Look up a command's options here, or with `gemmsmith COMMAND --help`. `gemmsmith run` prints the problem, the config,
 the error against float64, registers and spills, and where it wrote the CUDA file and the timeline. Errors are one line
 on stderr; with `--json`, one object on stdout. This page is generated from the commands by `python docs/generate.py`.
-
-| command | what it does |
-| --- | --- |
-{commands}
 """
 
 
@@ -124,11 +120,12 @@ def operations() -> str:
     for f in FUNCTIONS.values():
         if f.name in ("ndtr", "softplus_of_sigmoid"):  # only made by the passes
             continue
-        names = own.get(f.name) or _names(f.name)
-        flags = ["yes" if x else "" for x in (f.approx, f.exact, f.gradient)]
+        names = own.get(f.name) or _names(f.name)[1:]
+        has = {"approximate": f.approx, "exact": f.exact, "gradient": f.gradient}
+        flags = [", ".join(x for x in has if has[x])]
         found = [cost for p in ("default", "approx") if (cost := COSTS.get((f.name, p)))]
         flags.append(", ".join(f"{x.instructions:.0f} ({x.special:.0f})" for x in found))
-        rows.append(f"| {f.name} | {f.arity} | {_code(names)} | {' | '.join(flags)} |".replace("  ", " "))
+        rows.append(f"| `{f.name}` | {_code(names)} | {' | '.join(flags)} |".replace("  ", " "))
     kinds = ("sum", "mean", "max", "min", "logsumexp", "count_nonzero")
     composed = [op for op in canonical if op not in FUNCTIONS and op not in kinds and op not in renamed]
     hints: dict[str, list[str]] = {}
@@ -164,10 +161,7 @@ MIN_SHARED = 6
 
 def command_line() -> str:
     """Return docs/reference/cli.md."""
-    commands = "\n".join(
-        f"| [`gemmsmith {name}`](#gemmsmith-{name}) | {_line(x)} |" for name, x in main.commands.items()
-    )
-    sections, written = [CLI.format(commands=commands)], {}
+    sections, written = [CLI], {}
     for name, command in main.commands.items():
         rows = list(_options(command))
         sections.append(f"## gemmsmith {name}\n\n{_line(command)}\n")
