@@ -12,7 +12,7 @@ from benchmarks.probe.kernels import title
 from benchmarks.probe.vectors import SPREADS, Probe, numbers
 from gemmsmith.core.dtypes import FP16
 from gemmsmith.core.mma import Mma
-from gemmsmith.hw.fused_sum import fused_mma, fused_sum
+from gemmsmith.hw.mma import fused_mma, fused_sum
 
 COLUMNS = 8
 """Stored columns of a random tile."""

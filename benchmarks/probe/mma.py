@@ -5,7 +5,7 @@
     python -m benchmarks.probe.mma --instruction wgmma --read benchmarks/results/wgmma-h200.npz.xz
 
 Prints what the vectors show, then a table: for each type, how many sums of the chip differ from the simulator's
-(gemmsmith.hw.fused_sum), and which models of models.py reproduce every stored bit. The file has the bits of the
+(gemmsmith.hw.mma), and which models of models.py reproduce every stored bit. The file has the bits of the
 vectors of each instruction, named like f32_e4m3_e5m2: all chosen ones, as `a` and `b` (vectors, k), `c` and `d`
 (vectors,) and their `name`; and of the random tiles as `random_a` (tiles, 64, k), `random_b` (tiles, COLUMNS, k),
 `random_c` and `random_d` (tiles, 64, COLUMNS). tests/hw/test_fused_sum.py replays results/<instruction>-h200.npz.xz.

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import FP16, FP32, DType
 from gemmsmith.core.mma import Mma
-from gemmsmith.hw.fused_sum import exponents
+from gemmsmith.hw.mma import exponents
 
 Rounding = Literal["truncated", "nearest", "truncated to fp32, then nearest"]
 _BY_FP32: Rounding = "truncated to fp32, then nearest"
@@ -69,7 +69,7 @@ def rounded(x: np.ndarray, dtype: DType, bits: int, how: str) -> np.ndarray:
 
 
 def assumed(mma: Mma) -> Model:
-    """Return the simulator's model (hw/fused_sum.py)."""
+    """Return the simulator's model (hw/mma.py)."""
     return Model(mma.aligned_fraction_bits, "nearest" if mma.d == FP16 else "truncated")
 
 

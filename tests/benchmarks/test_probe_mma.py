@@ -15,7 +15,7 @@ from benchmarks.probe.models import Model, assumed, ranked, unequal
 from benchmarks.probe.vectors import numbers, random_tiles, selected_vectors
 from gemmsmith.core.dtypes import BF16, FP16, FP32, TF32
 from gemmsmith.core.mma import MMA_SYNC, Mma, select_mma
-from gemmsmith.hw.fused_sum import fused_sum
+from gemmsmith.hw.mma import fused_sum
 
 BF16_FP32, FP16_FP16, TF32_FP32 = (
     select_mma(a, a, d, MMA_SYNC) for a, d in ((BF16, FP32), (FP16, FP16), (TF32, FP32))

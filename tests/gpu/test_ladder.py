@@ -18,7 +18,7 @@ from gemmsmith.backends.cuda.driver import device_attributes
 from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.cli.counters import KernelCounts
+from gemmsmith.cli.tables import KernelCounts
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.problem import Matrix
