@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks import rows as results
 from benchmarks.ladder.metrics import HARDWARE, INSTRUMENTED, PROBED, compared, counts, differ
-from benchmarks.probe.nsight import known, parsed, profiled
-from benchmarks.probe.shared import Probe, probes
+from benchmarks.ladder.nsight import known, parsed, profiled
+from benchmarks.ladder.shared import Probe, probes
 from gemmsmith.backends.cuda import kernel_loader
 from gemmsmith.backends.cuda.driver import device_attributes
 from gemmsmith.backends.cuda.memory import DeviceArray

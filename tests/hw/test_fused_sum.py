@@ -1,4 +1,4 @@
-"""The simulator's tensor cores give the bits that benchmarks/probe/mma.py measured on an H200."""
+"""The simulator's tensor cores give the bits that an H200 computed (docs/notebook/tensor-cores.md)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ nonzero addends. The exponent of a product is the sum of the exponents of its fa
 normalized), that of a subnormal the exponent of the smallest normal number. The sum of the truncated addends is exact.
 It is truncated to fp32, or to fewer bits if `fraction` is smaller, or rounded to nearest even to fp16. A sum of zero is
 +0, and every NaN has the same bits; a sum that rounds to zero keeps its sign with wgmma, but not with mma.sync. An H200
-computed the same bits in all cases of benchmarks/probe/mma.py; published models say the same of an H100 (Xie et al.,
+computed the same bits in all cases of wgmma-h200 and mma-h200; published models say the same of an H100 (Xie et al.,
 "MMA-Sim", arXiv 2511.10909; Khattak and Mikaitis, arXiv 2512.07004).
 """
 
