@@ -20,7 +20,7 @@ from PIL import Image
 import gemmsmith
 from benchmarks.rows import find, load, names
 from gemmsmith.cli import ladder, main
-from gemmsmith.ladder import RUNG_CASES, RungCase
+from gemmsmith.ladder.rungs import RUNG_CASES, RungCase
 from gemmsmith.tuning import roofline
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ

@@ -29,8 +29,8 @@ from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.run import run
-from gemmsmith.cli.counters import KernelCounts
-from gemmsmith.ladder import RUNG_CASES, RungCase, Sizes, simulate_rung
+from gemmsmith.cli.tables import KernelCounts
+from gemmsmith.ladder.rungs import RUNG_CASES, RungCase, Sizes, simulate_rung
 
 Case = RungCase | Probe
 PARTS: dict[str, tuple[list[Case], list[str]]] = {

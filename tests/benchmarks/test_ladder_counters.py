@@ -12,7 +12,7 @@ from benchmarks.ladder.metrics import COUNTERS, METRICS, OPCODES, REASONS, compa
 from benchmarks.ladder.shared import Probe, probes
 from benchmarks.rows import load
 from gemmsmith.backends.cuda.listing import build_listing
-from gemmsmith.ladder import RUNG_CASES
+from gemmsmith.ladder.rungs import RUNG_CASES
 
 SAID = """==PROF== Connected to process 7
 naive: 8 CTAs an SM

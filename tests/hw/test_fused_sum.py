@@ -11,7 +11,7 @@ import pytest
 from benchmarks.rows import RESULTS, read_arrays
 from gemmsmith.core.dtypes import INT32, TF32, TF32_BITS, DType
 from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma
-from gemmsmith.hw.fused_sum import fused_mma, fused_sum
+from gemmsmith.hw.mma import fused_mma, fused_sum
 
 TABLES = {"wgmma": WGMMA.instructions, "mma": MMA_SYNC.instructions, "wmma": MMA_SYNC.instructions}
 MEASURED = [
