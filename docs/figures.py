@@ -250,10 +250,11 @@ def half() -> str:
     rows = current("dense-half-h200")
     ratio, saved = (statistics.geometric_mean(x) for x in ([r["ratio"] for r in rows],
                                                            [r["half_us"] / r["us"] for r in rows]))  # fmt: skip
-    return (
+    text = (
         f"fp16, {len(rows)} large GEMMs: torch.mm takes {ratio:.3f} of gemmsmith's time; fp16 accumulation takes "
-        f"{saved:.2f} of the time of fp32 accumulation.\n\n" + source("dense-half-h200")
+        f"{saved:.2f} of the time of fp32 accumulation."
     )
+    return "\n".join(textwrap.wrap(text, 120)) + "\n\n" + source("dense-half-h200")
 
 
 CALLS = {
@@ -293,8 +294,8 @@ def chosen() -> str:
     over = [1 / r["best_ratio"] for r in rows]
     text = (
         f"Of {len(rows)} fused GEMMs (`python -m benchmarks.speed.fused`) the chosen config takes "
-        f"{statistics.geometric_mean(over):.3f} of the time of the fastest of 60, in the mean, and at most "
-        f"{max(over):.3f}."
+        f"{statistics.geometric_mean(over):.3f} of the time of the fastest of 60 in the mean, and {max(over):.3f} at "
+        "most."
     )
     return "\n".join(textwrap.wrap(text, 120)) + "\n\n" + source("fused-h100")
 
