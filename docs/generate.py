@@ -140,9 +140,15 @@ def operations() -> str:
 
 
 def _options(command: click.Command) -> Iterator[str]:
-    """Yield a row per option of a command."""
+    """Yield a row per option of a command; the fields of a config have one row."""
     context = click.Context(command)
+    fields = [p for p in command.params if p.name in Config.__dataclass_fields__]
+    if fields:
+        names = ", ".join(f"`{p.opts[0]}`" for p in fields)
+        yield f"| {names} | The fields of [Config](config.md): `--tile 128x256x64`, `--cluster 2x1`, `--evict first normal`, `--no-pdl`. |"
     for parameter in command.params:
+        if parameter in fields:
+            continue
         record = parameter.get_help_record(context)
         if isinstance(parameter, click.Argument):
             yield f"| `{parameter.make_metavar(context)}` | the argument |"
