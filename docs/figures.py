@@ -118,9 +118,11 @@ def current(name: str, planned: Callable[[Row], gemmsmith.Plan] = plain) -> list
         return [r for r in load(name)["rows"] if is_current(r, planned)]
 
 
-def mostly_current(name: str, planned: Callable[[Row], gemmsmith.Plan] = plain) -> list[Row]:
-    """Return a file's current rows if they are enough for a mean."""
-    rows, count = current(name, planned), len(load(name)["rows"])
+def mostly_current(
+    name: str, planned: Callable[[Row], gemmsmith.Plan] = plain, is_shown: Callable[[Row], bool] = lambda r: True
+) -> list[Row]:
+    """Return the current rows of those of a file that a table shows, if they are enough for a mean."""
+    rows, count = [*filter(is_shown, current(name, planned))], sum(map(is_shown, load(name)["rows"]))
     assert len(rows) >= MIN_CURRENT * count, f"{name}: only {len(rows)} of {count} rows are current: withdraw its table"
     return rows
 
@@ -181,22 +183,14 @@ KINDS = {"bmm": "bf16, batched", "fp8_fast": "fp8, one scale, fast", "fp8": "fp8
 
 
 def layouts() -> str:
-    layers, squares, kinds = (mostly_current(f"{x}-h100") for x in ("layers", "layouts", "kinds"))
+    rows = mostly_current("kinds-h100", is_shown=lambda r: r["kind"] in KINDS)
     groups: dict[tuple[str, str], list[Row]] = {}
-    for r in layers:
-        groups.setdefault((f"bf16, {r['role']}", r["layout"]), []).append(r)
-    for r in squares:
-        groups.setdefault(("bf16 and fp16, square and oblong", r["layout"]), []).append(r)
-    for r in kinds:
-        if r["kind"] in KINDS:
-            groups.setdefault((KINDS[r["kind"]], r["layout"]), []).append(r)
+    for r in rows:
+        groups.setdefault((KINDS[r["kind"]], r["layout"]), []).append(r)
     cells = (f"{title} | {layout} | {len(x)} | {means(x, 'torch_ratio', 'lt_ratio')}"
              for (title, layout), x in sorted(groups.items()))  # fmt: skip
-    return "\n\n".join((
-        table(f"GEMM | layout | count | {RATIOS.replace('.mm', '')}", cells),
-        "Training steps: " + source("layers-h100", len(layers)),
-        "Square and oblong: " + source("layouts-h100", len(squares)), "The others: " + source("kinds-h100", len(kinds)),
-    ))  # fmt: skip
+    header = f"GEMM | layout | count | {RATIOS.replace('.mm', '')}"
+    return table(header, cells) + "\n\n" + source("kinds-h100")
 
 
 def measured_fused() -> list[Row]:
