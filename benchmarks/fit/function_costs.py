@@ -17,33 +17,29 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.graph import function_costs
 from gemmsmith.graph.approximations import select
-from gemmsmith.graph.function_costs import Cost
-from gemmsmith.graph.functions import FUNCTIONS, PREDICATES, Function, Lowering
-from gemmsmith.graph.precision import Precision, lowering
+from gemmsmith.graph.function_costs import Cost, Precision
+from gemmsmith.graph.functions import FUNCTIONS, Function, Lowering
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import F32, U64
 from gemmsmith.lang.values import Value
 
 ELEMENTS = 16
 """Elements of a thread, over which loads of constants are spread."""
-PRECISIONS: tuple[Precision, ...] = ("default", "approx", "exact")
-OF_PREDICATES = {"and": 2, "or": 2, "not": 1, "where": 1}
-"""The number of inputs that are predicates, of functions that have such inputs."""
 
 
 def costs_of(function: Function) -> dict[Precision, Cost]:
     """Return the cost in each precision for which the function has a lowering of its own."""
-    return {p: cost(function, p) for p in PRECISIONS if p == "default" or lowering(function, p) is not function.lower}
+    return {precision: cost(function, precision) for precision in function.lowerings}
 
 
 def cost(function: Function, precision: Precision) -> Cost:
     """Return what the function adds to a kernel that loads its inputs, compares those that are predicates, combines
     them by maxima, and stores the result."""
-    predicates, lower = OF_PREDICATES.get(function.name, 0), lowering(function, precision)
+    predicates, lower = function.num_predicates, function.lowerings[precision]
 
     def compute(*inputs: Value) -> Value:
         result = lower(*(x > 0.0 for x in inputs[:predicates]), *inputs[predicates:])
-        return select(result, 1.0, 0.0) if function.name in PREDICATES else result
+        return select(result, 1.0, 0.0) if function.is_predicate else result
 
     def combine(*inputs: Value) -> Value:
         result, *rest = inputs
@@ -79,12 +75,12 @@ def _opcodes(function: Lowering, arity: int) -> Counter[str]:
 
 
 def table() -> str:
-    rows = [
-        f'    ("{name}", "{precision}"): Cost({", ".join(f"{x:g}" for x in found)}),'
-        for name, function in FUNCTIONS.items()
-        for precision, found in costs_of(function).items()
-    ]
-    return "\n".join(["COSTS: dict[tuple[str, Precision], Cost] = {", *rows, "}"])
+    def row(name: str, function: Function) -> str:
+        costs = (f'"{p}": Cost({", ".join(f"{x:g}" for x in cost)})' for p, cost in costs_of(function).items())
+        return f'    "{name}": {{{", ".join(costs)}}},'
+
+    rows = [row(name, function) for name, function in FUNCTIONS.items()]
+    return "\n".join(["COSTS: dict[str, dict[Precision, Cost]] = {", *rows, "}"])
 
 
 def main() -> None:

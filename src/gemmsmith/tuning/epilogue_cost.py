@@ -8,7 +8,7 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import EpilogueGraph, reduced_dims
 from gemmsmith.epilogue.monoids import MONOIDS
-from gemmsmith.graph.function_costs import epilogue_cost, reduction_cost
+from gemmsmith.graph.precision import epilogue_cost, reduction_cost
 
 EPILOGUE_CYCLES_PER_INSTRUCTION = 1.0
 """Cycles of a warp per instruction of an epilogue's functions. This and the next two: fitted to 2300 times of eleven
