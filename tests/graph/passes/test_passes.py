@@ -10,7 +10,7 @@ from tests.epilogue.graphs import M, N, data, graphs
 
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.core.graph import OPERATIONS, BroadcastDims, EpilogueGraph
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.graph.passes import FINAL_PASSES, PASSES, optimize, trace_passes
 
