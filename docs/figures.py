@@ -322,23 +322,6 @@ def experts() -> str:
     return "\n\n".join((table(header, cells), text, source("moe-h100", root="../..")))
 
 
-WITHDRAWN = {
-    "dense-unseen-h200": ("200 GEMMs of layers that are not in the table of tuned configs", plain),
-    "dense-ragged-h200": ("40 GEMMs of random sizes", plain),
-    "fp8-unseen-h200": ("24 FP8 GEMMs that are not in the table", block_scaled),
-    "dense-layouts-h200": ("4096 x 4096 x 4096 in four layouts", plain),
-}
-
-
-def withdrawn() -> str:
-    cells = (
-        f"{what} | {len(current(name, planned))} of {len(load(name)['rows'])} | "
-        f"[{name}](../benchmarks/results/{find(name).name})"
-        for name, (what, planned) in WITHDRAWN.items()
-    )
-    return table("what was measured | rows whose config is still chosen | file", cells)
-
-
 def headline() -> str:
     dense, fp8_rows = mostly_current("dense-suite-h200"), mostly_current("fp8-h200", block_scaled)
     fused_rows = [{"ratio": over_compile(r)} for r in measured_fused()]
@@ -358,6 +341,24 @@ def whole_models() -> dict[str, list[dict[str, Any]]]:
     latest = {r["case"]: r for r in load("hf-models-h100")["rows"]}.values()
     names = {True: "models' training steps", False: "models' prefills"}
     return {name: [r for r in latest if r["training"] == training] for training, name in names.items()}
+
+
+MODELS = {
+    "llama-3-8b": "Llama 3 8B", "qwen2-7b": "Qwen2 7B", "mistral-7b": "Mistral 7B", "qwen3-8b": "Qwen3 8B",
+    "gemma-2b": "Gemma 2B", "gpt2-xl": "GPT-2 XL", "bert-large": "BERT large", "vit-large": "ViT large",
+}  # fmt: skip
+
+
+def models() -> str:
+    latest = {(r["model"], r["training"]): r for r in load("hf-models-h100")["rows"]}
+
+    def cells(model: str, training: bool) -> str:
+        r = latest.get((model, training))
+        return f"{r['inductor_us'] / 1000:.1f} | {r['compiled_us'] / 1000:.1f} | {r['ratio']:.2f}" if r else " | | "
+
+    rows = (f"{name} | {cells(model, True)} | {cells(model, False)}" for model, name in MODELS.items())
+    header = "model | training, ms: Inductor | gemmsmith | ratio | prefill, ms: Inductor | gemmsmith | ratio"
+    return table(header, rows) + "\n\n" + source("hf-models-h100")
 
 
 def losses() -> str:
@@ -400,6 +401,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
         ceilings,
         experts,
         loss_heads,
-        withdrawn,
+        models,
     )
 }

@@ -23,8 +23,8 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.tuning.choose import estimate_us
+from gemmsmith.tuning.choose_sm80 import sgemm_cycles
 from gemmsmith.tuning.gpus import H100
-from gemmsmith.tuning.sgemm_model import sgemm_cycles
 
 
 @pytest.mark.parametrize(("results", "error", "ratio", "regret"), [

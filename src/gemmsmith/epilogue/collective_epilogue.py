@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from gemmsmith import hw
-from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.cluster_split_reduction import make_split_reduction
-from gemmsmith.collective.interleave_order import InterleaveOrder
+from gemmsmith.collective.accumulator import Accumulator, InterleaveOrder
 from gemmsmith.collective.pipeline import HasBarriers
+from gemmsmith.collective.row_indices import Scatter
+from gemmsmith.collective.split_reduction import make_split_reduction
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.problem import SCALE_NAMES
@@ -37,7 +37,6 @@ from gemmsmith.epilogue.partials import shared_partials
 from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
-from gemmsmith.epilogue.scatter import Scatter
 from gemmsmith.epilogue.store_strategies import (
     AliasedStores,
     ClippedTmaStores,
