@@ -35,7 +35,7 @@ class _Launches(NamedTuple):
 
 
 class CompiledCall:
-    """A call of an operator of one product, or of groups of rows, with the operator's arguments and results.
+    """A call of an operator of one array b, with the operator's arguments and results.
 
     The first call with tensors of new layouts calls the operator; later ones launch what it has launched. The epilogue
     must be the same in all calls.
@@ -43,14 +43,13 @@ class CompiledCall:
 
     def __init__(self, op: Any) -> None:
         self._op = op
-        self._arrays = 3 if "grouped" in op.name() else 2  # before the key, the epilogue and the numbers
         self._launches: tuple[_Launches, ...] = ()
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.is_grad_enabled() or _C._len_torch_dispatch_stack():  # which see the operator
             return self._op(*arguments)
-        arrays = self._arrays
-        tensors = arguments[:arrays] + arguments[arrays + 3 :]
+        a, b, _, offsets, _, _, _, operands = arguments
+        tensors = (a, b, *operands) if offsets is None else (a, b, offsets, *operands)
         for launches in self._launches:
             if launches.matches(*tensors) and (launches.is_tf32 is None or launches.is_tf32 == multiplies_in_tf32()):
                 return self._launch(launches, arguments, tensors)
@@ -63,7 +62,7 @@ class CompiledCall:
             pointers[name] = address = x.data_ptr()
             if address % TMA_ALIGNMENT_BYTES or (address < MAX_OFFSET_BYTES and has_no_memory(x, address)):
                 return self._op(*arguments)
-        for name, number in zip(launches.numbers, arguments[self._arrays + 2]):  # noqa: B905
+        for name, number in zip(launches.numbers, arguments[6]):  # noqa: B905
             pointers[name] = float(number)
         results = launches.run(pointers, tensors[0])
         return results[0] if len(results) == 1 else tuple(results)
@@ -73,16 +72,16 @@ class CompiledCall:
         results = self._op(*arguments)
         if not runs_kernels(tensors[0]):
             return results
-        (a, b, *offsets), (epilogue, numbers, *operands) = arguments[: self._arrays], arguments[self._arrays + 1 :]
-        run = find_kernel_run(epilogue, a, b, numbers, operands, *offsets)
+        a, b, _, offsets, _, epilogue, numbers, operands = arguments
+        run = find_kernel_run(epilogue, a, b, numbers, operands, offsets)
         graph = graph_serialization.deserialize(epilogue)
         names = [o.name for o in graph.operands if o.dtype is not None]
         is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)
-        if run is not None and is_aligned and not (offsets and "offsets" in names):
+        if run is not None and is_aligned and (offsets is None or "offsets" not in names):
             launches = _Launches(
                 TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check,
                 multiplies_in_tf32() if a.dtype == torch.float32 else None,
-                ("a", "b", *map(operand_argument, ["offsets"] * len(offsets) + names)),
+                ("a", "b", *map(operand_argument, ["offsets"] * (offsets is not None) + names)),
                 tuple([operand_argument(o.name) for o in graph.operands if o.dtype is None]),
                 run.launches.for_one_call().run,
             )

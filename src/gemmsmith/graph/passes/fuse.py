@@ -128,24 +128,25 @@ def multiply_add(graph: EpilogueGraph) -> EpilogueGraph:
 
 def _apply(graph: EpilogueGraph, table: list[tuple[Pattern, Pattern]]) -> EpilogueGraph:
     graph = eliminate_dead_code(graph)  # nodes that no result needs do not count as users
-    uses = use_counts(graph)
-    old_of: dict[int, int] = {}
+    old_uses, uses = use_counts(graph), Counter[int]()
+    # A node of the new graph has as many uses as the node of the old one that it replaces.
 
     def rewrite_node(editor: Editor, node: Node) -> int:
-        # Uses are counted in the old graph; a new node has as many as the old node that it replaces.
-        matcher = Matcher(editor.nodes, Counter({new: uses[old] for new, old in old_of.items()}))
-        for pattern, replacement in table:
-            bindings = matcher.match(pattern, node)
-            if bindings is not None:
-                new = _instantiate(editor, replacement, bindings)
-                break
-        else:
-            editor.nodes.append(node)
-            new = len(editor.nodes) - 1
-        old_of[new] = editor.index  # the index of the old node that is rewritten
+        new = _replaced(editor, node, table, uses)
+        uses[new] = old_uses[editor.index]
         return new
 
     return rewrite(graph, rewrite_node)
+
+
+def _replaced(editor: Editor, node: Node, table: list[tuple[Pattern, Pattern]], uses: Counter[int]) -> int:
+    """Add the replacement of the first pattern that matches a node, or the node itself, and return its index."""
+    matcher = Matcher(editor.nodes, uses)
+    for pattern, replacement in table:
+        if (bindings := matcher.match(pattern, node)) is not None:
+            return _instantiate(editor, replacement, bindings)
+    editor.nodes.append(node)
+    return len(editor.nodes) - 1
 
 
 def _instantiate(editor: Editor, pattern: Pattern, bindings: dict[str, int]) -> int:

@@ -336,16 +336,13 @@ class FxEpilogueTracer(Tracer):
         If the only result is a cast to a wider dtype that the graph returns, as a weight's gradient is, the value is
         not rounded to the narrower dtype first: no other node reads that one.
         """
-        skip_rounding = (
-            len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users)
-        )
-        nodes = [self.values[x.args[0] if skip_rounding else x].node for x in stored]
-        indexed = enumerate(zip(nodes, stored, strict=True))
-        results = [Result(f"out{i or ''}", value, graph_dtype(dtype(x))) for i, (value, x) in indexed]
-        numbers = [Operand(x, BroadcastDims()) for x in self.numbers]
-        return eliminate_dead_code(
-            EpilogueGraph(tuple(self.nodes), (*self.operands.values(), *numbers), tuple(results))
-        )
+        computed = list(stored)
+        if len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users):
+            computed = [stored[0].args[0]]
+        pairs = enumerate(zip(computed, stored, strict=True))
+        results = [Result(f"out{i or ''}", self.values[x].node, graph_dtype(dtype(y))) for i, (x, y) in pairs]
+        operands = *self.operands.values(), *[Operand(name, BroadcastDims()) for name in self.numbers]
+        return eliminate_dead_code(EpilogueGraph(tuple(self.nodes), operands, tuple(results)))
 
 
 def is_min_or_max(node: Node) -> bool:
