@@ -113,21 +113,19 @@ def _code(names: list[str]) -> str:
 def operations() -> str:
     """Return docs/reference/operations.md."""
     canonical = [op for op in op_table.OPS if not any(op in x.split() for x in op_table._OP_ALIASES.values())]
-    renamed = {"logical_and": "and", "logical_or": "or", "logical_not": "not"}
-    own = {"gelu_tanh": ["gelu(x, approximate='tanh')"], "not": ["logical_not"], "and": ["logical_and"],
-           "or": ["logical_or"]}  # fmt: skip
+    own = {"gelu_tanh": ["gelu(x, approximate='tanh')"]}
     rows = []
     for f in FUNCTIONS.values():
         if f.name in ("ndtr", "softplus_of_sigmoid"):  # only made by the passes
             continue
-        names = own.get(f.name) or _names(f.name)[1:]
-        has = {"approximate": f.approx, "exact": f.exact, "gradient": f.gradient}
+        names = own.get(f.name) or f.names.split() or _names(f.name)
+        has = {"approximate": f.approx, "exact": f.exact, "gradient": f.has_gradient}
         flags = [", ".join(x for x in has if has[x])]
-        found = [cost for p in ("default", "approx") if (cost := COSTS.get((f.name, p)))]
+        found = [cost for p in ("default", "approx") if (cost := COSTS[f.name].get(p))]
         flags.append(", ".join(f"{x.instructions:.0f} ({x.special:.0f})" for x in found))
         rows.append(f"| `{f.name}` | {_code(names)} | {' | '.join(flags)} |".replace("  ", " "))
     kinds = ("sum", "mean", "max", "min", "logsumexp", "count_nonzero")
-    composed = [op for op in canonical if op not in FUNCTIONS and op not in kinds and op not in renamed]
+    composed = [op for op in canonical if op not in FUNCTIONS and op not in kinds]
     hints: dict[str, list[str]] = {}
     for name, hint in op_table.UNSUPPORTED_HINTS.items():
         hints.setdefault(hint, []).append(name)

@@ -9,7 +9,7 @@ from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.mma import select_mma
 from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Matrix, Problem
-from gemmsmith.graph.function_costs import epilogue_cost
+from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import ConfigTable
