@@ -93,9 +93,9 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
         }
     source_graph = graph = identity_graph(dtype)
     if epilogue is not None or factors:
-        epilogue_or_identity = source_graph if epilogue is None else epilogue
+        function, source = (source_graph, source_graph) if epilogue is None else (epilogue, request.fingerprint)
         source_graph, graph = build_graphs(
-            epilogue_or_identity, request.fingerprint, shape, operand_infos, factors, dtype, grouping, groups,
+            function, source, shape, operand_infos, factors, dtype, grouping, groups,
             (groups, a_info.shape[-2], shape[-1]) if groups else shape,
         )  # fmt: skip
     outputs = outputs_by_name(out, primary_result_name(graph), allow_several=epilogue is not None)
