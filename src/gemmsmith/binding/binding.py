@@ -20,7 +20,7 @@ from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem
-from gemmsmith.core.product import Product
+from gemmsmith.core.product import Product, Role
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf32_residual_packings
@@ -35,7 +35,7 @@ class Binding:
         out_dtype: Dtype of matrix results for which the epilogue names none.
         mma: The instruction that multiplies a and b.
         promoted: Whether sums are promoted to fp32 every 128 bytes of k.
-        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the names of the block scales.
+        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the operands that have these.
         source_graph: The epilogue as the user wrote it, in the user's orientation.
         graph: The epilogue after the passes, in the user's orientation.
         arguments: Every array and number, by its Pointer's name. A result that the caller does not give has its
@@ -52,7 +52,7 @@ class Binding:
     out_dtype: DType
     mma: Mma
     promoted: bool
-    scale_granularity: Mapping[str, int]
+    scale_granularity: Mapping[Role, int]
     source_graph: EpilogueGraph
     graph: EpilogueGraph
     arguments: Mapping[str, ArrayInfo | float]
@@ -89,7 +89,7 @@ class Binding:
     @property
     def scales(self) -> list[str]:
         """Descriptions of the granularity of the scales of a and b."""
-        return [scaling.describe_granularity(name, self.graph, self.scale_granularity) for name in SCALE_NAMES]
+        return [scaling.describe_granularity(role, self.graph, self.scale_granularity) for role in SCALE_NAMES]
 
     @property
     def unallocated_results(self) -> dict[str, ArrayInfo]:

@@ -108,7 +108,7 @@ class Epilogue:
         count = dict(self.plan.broadcasts).get(operand.name)
         if not count:
             return ScalarBroadcast(operand)
-        grouping, has_rows_of_a = self.spec.grouping, operand.name == SCALE_NAMES[0]
+        grouping, has_rows_of_a = self.spec.grouping, operand.name == SCALE_NAMES["a"]
         gathers = grouping is not None and grouping.gathers and has_rows_of_a
         return VectorBroadcast(operand, count, self.spec.config.consumers, gathers)
 

@@ -352,7 +352,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
     for form in ("array", "array", "names", "names", "array", "names"):
         gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})
         known = next(
-            p for (_, options), (p, _) in cached_run._PLAN_CACHE.items() if (options[1] is dict) == (form == "names")
+            p for (*_, (kind, _)), (p, _) in cached_run._PLAN_CACHE.items() if (kind is dict) == (form == "names")
         )
         y, out = (d, other) if form == "array" else (other, d)
         check(known, a, b, seen, out_y=y.address, out=out.address)
