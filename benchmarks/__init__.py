@@ -2,7 +2,6 @@
 
 speed       GEMMs, epilogues, quantization and the host against torch and cuBLASLt
 fit         surveys and sweeps of configs, and the fit of the cost model to them
-probe       what the hardware does: bits, counters, cycles, and kernels without some of their work
 ladder      the ladder's kernels: their speed, and the simulator's counters against Nsight Compute's
 torch       layers and training steps of PyTorch models
 tools       pictures, kernels against their earlier versions, runs under compute-sanitizer, mutants of the library

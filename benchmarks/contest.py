@@ -24,7 +24,7 @@ import torch
 import gemmsmith
 from benchmarks import cublaslt, portions
 from benchmarks.timing import L2_BYTES, captured, fastest, machine, options, replayed, save, sm_clock
-from gemmsmith.tuning.measure import compile_all
+from gemmsmith.tuning.search import compile_all
 
 Call = Callable[[Any], Any]
 """A GEMM of one set of operands."""

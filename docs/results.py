@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from benchmarks.rows import find, load, names
@@ -16,12 +15,9 @@ FILES: dict[str, tuple[str, str, str]] = {
     "counters-h200": ("Does the L2 model predict the bytes that hardware counters measure, by raster order?",
                       "0afc505", "2026-11-22"),
     "dense-half-h200": ("fp16 operands: fp16 against fp32 accumulation, and torch.mm.", "3401c88", "2026-11-22"),
-    "dense-layouts-h200": ("4096 x 4096 x 4096 in the layouts nn, nt, tn and tt.", "3401c88", "2026-11-22"),
-    "dense-ragged-h200": ("40 GEMMs of random sizes against torch.mm and against padding.", "3401c88", "2026-11-22"),
     "dense-suite-h200": ("122 GEMMs of the suite against torch.mm and cuBLASLt.", "e7bc595", "2026-11-23"),
     "dense-unseen-h200": ("200 GEMMs of layers that are not in the table of tuned configs.", "70205cb", "2026-11-23"),
     "epilogues-h200": ("Fused epilogues against plain GEMMs, torch eager and torch.compile.", "c9d5e26", "2026-11-24"),
-    "epilogues-tuned-h200": ("The same with an earlier choice of configs, eager only.", "3401c88", "2026-11-22"),
     "fp8-h200": ("FP8 with block scales against torch, cuBLASLt and DeepGEMM, by layer.", "c9d5e26", "2026-11-24"),
     "fp8-unseen-h200": ("FP8 with block scales on layers that are not in the table.", "c9d5e26", "2026-11-24"),
     "functions-h100": ("Epilogues whose functions take the time, against torch.compile.", "ee753fe", "2026-11-26"),
@@ -41,7 +37,6 @@ FILES: dict[str, tuple[str, str, str]] = {
     "ladder-h200": ("How fast is each kernel of the ladder, and loops of its instructions alone?",
                     "bf9e60b", "2026-11-23"),
     "launch-h200": ("What does a call cost on the host?", "c9d5e26", "2026-11-24"),
-    "ladder-h100": ("sgemm and mma_multistage on an H100.", "66e0bfd", "2026-11-26"),
     "heavy-unrolled-h100": ("The same before long epilogues looped.", "85dfd21", "2026-11-26"),
     "launch-h100": ("What does a call cost on the host of an H100?", "67011cc", "2026-11-26"),
     "layers-h100": ("The three GEMMs of a training step for 20 layers.", "beb0790", "2026-11-26"),
@@ -60,7 +55,6 @@ FILES: dict[str, tuple[str, str, str]] = {
     "tries-without-k-h100": ("Two epilogues on empty GEMMs, K = 0, by config and stages.", "7e84ddf", "2026-11-27"),
     "compiled-calls-h100": ("The host's time of a training step, and of an operator's call in generated code.",
                             "4624a1b", "2026-11-27"),
-    "tries-fused-h100": ("About 30 configs of each of 12 GEMMs with heavy epilogues.", "a51283c", "2026-11-26"),
     "tries-gathered-h100": ("The products of layers of experts with and without gathered rows, by config.", "e198548",
                             "2026-11-26"),
     "survey-fp8-h200": ("30 and more configs of 60 FP8 shapes, to fit the model.", "cb9190c", "2026-11-23"),
@@ -80,14 +74,11 @@ FILES: dict[str, tuple[str, str, str]] = {
     "sweep-h200": ("First sweep: the tuner's search space over the suite, short blocks.", "ea12b56", "2026-11-21"),
     "sweep-layouts-h100": ("Two choices of configs for large GEMMs in all layouts, blocks of 120 ms.",
                            "6abe9e0", "2026-11-25"),
-    "sweep-ninth-h200": ("Ninth sweep: 12 configs of 4096 x 14336 x 4096.", "c9d5e26", "2026-11-24"),
     "sweep-seventh-h200": ("Seventh sweep: raster groups, L2 hints and k-tiles of 128 for 43 shapes.",
                            "924aa6f", "2026-11-21"),
     "sweep-sixth-h200": ("Sixth sweep: k-tiles of 128 for M <= 64.", "924aa6f", "2026-11-21"),
     "sweep-swapped-h200": ("Swapped tiles for up to 1024 rows of A, 16 shapes of no table.", "c2a8341", "2026-11-23"),
     "sweep-third-h200": ("Third sweep: tiles of 256 rows, pingpong of 128 x 176.", "f9e8d1b", "2026-11-21"),
-    "sweep-unseen-h200": ("Two corrections of the model on 48 unseen shapes, blocks of a second.",
-                          "c9d5e26", "2026-11-24"),
     "tries-fp32-h100": ("fp32 on CUDA cores: 756 configs and torch.mm.", "a7889f1", "2026-11-25"),
     "tries-grouped-h100": ("80 configs for each of nine grouped GEMMs.", "85dfd21", "2026-11-26"),
     "tries-grouped-h200": ("50 configs for each of ten grouped GEMMs.", "8505f59", "2026-11-26"),
@@ -126,11 +117,8 @@ def _about(name: str) -> tuple[str, int | str]:
 
 
 def _users(name: str, pages: dict[str, str]) -> list[str]:
-    """Return the pages that name the file, in full or by its short name in a column "rows"."""
-    short = name.removesuffix("-h200").removesuffix("-h100")
-    cell = rf"(?m)^\|.*\| (?:[\w, -]*, )?{short}(?:, [\w, -]*)? \|$|`{short}`"
-    notebook = {page: text for page, text in pages.items() if page.startswith("docs/notebook/") and "words" not in page}
-    return [x for x, text in pages.items() if f"{name}." in text or re.search(cell, notebook.get(x, ""))]
+    """Return the pages that name the file, in a link or as code."""
+    return [page for page, text in pages.items() if f"/{find(name).name})" in text or f"`{name}`" in text]
 
 
 def index(root: Path) -> str:

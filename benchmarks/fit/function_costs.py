@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
+from functools import reduce
 from pathlib import Path
 
 from gemmsmith import hw
@@ -17,49 +18,60 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.graph import function_costs
 from gemmsmith.graph.approximations import select
-from gemmsmith.graph.function_costs import Cost
-from gemmsmith.graph.functions import FUNCTIONS, PREDICATES, Function, Lowering
-from gemmsmith.graph.precision import Precision, lowering
+from gemmsmith.graph.function_costs import Cost, Precision
+from gemmsmith.graph.functions import FUNCTIONS, Function, Lowering
 from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, U64
 from gemmsmith.lang.values import Value
 
 ELEMENTS = 16
 """Elements of a thread, over which loads of constants are spread."""
-PRECISIONS: tuple[Precision, ...] = ("default", "approx", "exact")
-OF_PREDICATES = {"and": 2, "or": 2, "not": 1, "where": 1}
-"""The number of inputs that are predicates, of functions that have such inputs."""
 
 
-def costs_of(function: Function) -> dict[Precision, Cost]:
-    """Return the cost in each precision for which the function has a lowering of its own."""
-    return {p: cost(function, p) for p in PRECISIONS if p == "default" or lowering(function, p) is not function.lower}
+def costs() -> dict[tuple[str, Precision], Cost]:
+    """Return the cost of each function, in each precision for which it has a lowering of its own.
+
+    It is what the function adds to a kernel that loads its inputs, compares those that are predicates, combines them by
+    maxima, and stores the result.
+    """
+    found = {
+        (name, precision): (function, lower)
+        for name, function in FUNCTIONS.items()
+        for precision, lower in function.lowerings.items()
+    }
+    of_functions = [_kernel(f"f{i}", _computing(*x), x[0].arity) for i, x in enumerate(found.values())]
+    arities = sorted({function.arity for function, _ in found.values()})
+    opcodes = _opcodes([*of_functions, *(_kernel(f"base{arity}", _maximum, arity) for arity in arities)])
+    return {
+        key: _difference(opcodes[f"f{i}"], opcodes[f"base{function.arity}"], function.arity)
+        for i, (key, (function, _)) in enumerate(found.items())
+    }
 
 
-def cost(function: Function, precision: Precision) -> Cost:
-    """Return what the function adds to a kernel that loads its inputs, compares those that are predicates, combines
-    them by maxima, and stores the result."""
-    predicates, lower = OF_PREDICATES.get(function.name, 0), lowering(function, precision)
-
-    def compute(*inputs: Value) -> Value:
-        result = lower(*(x > 0.0 for x in inputs[:predicates]), *inputs[predicates:])
-        return select(result, 1.0, 0.0) if function.name in PREDICATES else result
-
-    def combine(*inputs: Value) -> Value:
-        result, *rest = inputs
-        for x in rest:
-            result = hw.maximum_nan(result, x)
-        return result
-
-    found, base = (_opcodes(f, function.arity) for f in (compute, combine))
-    added = (found.total() - base.total()) / ELEMENTS + function.arity - 1
+def _difference(found: Counter[str], base: Counter[str], arity: int) -> Cost:
+    added = (found.total() - base.total()) / ELEMENTS + arity - 1
     special, branches = (found[op] / ELEMENTS for op in ("MUFU", "BSSY"))
     return Cost(*(round(x, 1) for x in (max(added, 0), special, branches)))
 
 
-def _opcodes(function: Lowering, arity: int) -> Counter[str]:
-    """Count the opcodes of a kernel that computes a function of ELEMENTS elements per thread."""
-    with Builder("function", threads=32) as k:
+def _computing(function: Function, lower: Lowering) -> Lowering:
+    predicates = function.num_predicates
+
+    def compute(*inputs: Value) -> Value:
+        result = lower(*(x > 0.0 for x in inputs[:predicates]), *inputs[predicates:])
+        return select(result, 1.0, 0.0) if function.is_predicate else result
+
+    return compute
+
+
+def _maximum(*inputs: Value) -> Value:
+    return reduce(hw.maximum_nan, inputs)
+
+
+def _kernel(name: str, function: Lowering, arity: int) -> Kernel:
+    """Return a kernel that computes a function of ELEMENTS elements per thread."""
+    with Builder(name, threads=32) as k:
         pointers = [k.pointer(f"x{i}") for i in range(arity)]
         out = k.pointer("out")
         inputs = [[k.registers(F32, 4, f"x{i}") for _ in range(ELEMENTS // 4)] for i in range(arity)]
@@ -72,19 +84,27 @@ def _opcodes(function: Lowering, arity: int) -> Counter[str]:
             results[i // 4][i % 4] = function(*(parts[i // 4][i % 4] for parts in inputs))
         for i, part in enumerate(results):
             hw.store_global(part, out + (address + 16 * i), k.thread >= 0)
-        kernel = k.finish()
-    cubin = compile_source(kernel.source, kernel.name, kernel.chip.target).cubin
-    opcodes = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@\S+ )?(\w+)", disassemble(cubin), re.MULTILINE)
-    return Counter(x for x in opcodes if x not in ("NOP", "BRA", "EXIT"))
+        return k.finish()
+
+
+def _opcodes(kernels: list[Kernel]) -> dict[str, Counter[str]]:
+    """Count the opcodes of each kernel, by name. They are one program, since nvdisasm takes 0.3 s to start."""
+    source = "\n".join(f"namespace of_{kernel.name} {{\n{kernel.source}\n}}" for kernel in kernels)
+    text = disassemble(compile_source(source, kernels[0].name, kernels[0].chip.target).cubin)
+    _, *sections = re.split(r"^\.text\.(\w+):$", text, flags=re.MULTILINE)
+    found = {
+        name: re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@\S+ )?(\w+)", code, re.MULTILINE)
+        for name, code in zip(sections[::2], sections[1::2], strict=True)
+    }
+    return {name: Counter(x for x in opcodes if x not in ("NOP", "BRA", "EXIT")) for name, opcodes in found.items()}
 
 
 def table() -> str:
-    rows = [
-        f'    ("{name}", "{precision}"): Cost({", ".join(f"{x:g}" for x in found)}),'
-        for name, function in FUNCTIONS.items()
-        for precision, found in costs_of(function).items()
-    ]
-    return "\n".join(["COSTS: dict[tuple[str, Precision], Cost] = {", *rows, "}"])
+    rows: dict[str, list[str]] = {}
+    for (name, precision), found in costs().items():
+        rows.setdefault(name, []).append(f'"{precision}": Cost({", ".join(f"{x:g}" for x in found)})')
+    lines = [f'    "{name}": {{{", ".join(of_precisions)}}},' for name, of_precisions in rows.items()]
+    return "\n".join(["COSTS: dict[str, dict[Precision, Cost]] = {", *lines, "}"])
 
 
 def main() -> None:

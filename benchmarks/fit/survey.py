@@ -37,7 +37,7 @@ from benchmarks.suite import POWER_LIMITED, SMALL, TRAINING, UNSEEN, Shape, in_b
 from benchmarks.timing import captured, machine, replayed, rotated
 from gemmsmith import Config
 from gemmsmith.tuning.choose import rank_configs
-from gemmsmith.tuning.measure import steady_state_us
+from gemmsmith.tuning.search import steady_state_us
 
 FIRST = 44
 """Configs per shape that the model ranks first."""

@@ -31,7 +31,7 @@ from benchmarks.suite import SUITE, Shape, specs
 from benchmarks.timing import block, block_seconds, captured, options, replayed, rotated, save
 from gemmsmith import Config
 from gemmsmith.tuning.choose import rank_configs
-from gemmsmith.tuning.measure import compile_all, steady_state_us, successive_halving
+from gemmsmith.tuning.search import compile_all, steady_state_us, successive_halving
 from gemmsmith.tuning.stage_count import fit_stages
 
 Rounds = tuple[tuple[int, float], ...]

@@ -21,16 +21,16 @@ from typing import Any
 
 from benchmarks import rows as results
 from benchmarks.ladder.metrics import HARDWARE, INSTRUMENTED, PROBED, compared, counts, differ
-from benchmarks.probe.nsight import known, parsed, profiled
-from benchmarks.probe.shared import Probe, probes
+from benchmarks.ladder.nsight import known, parsed, profiled
+from benchmarks.ladder.shared import Probe, probes
 from gemmsmith.backends.cuda import kernel_loader
 from gemmsmith.backends.cuda.driver import device_attributes
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.run import run
-from gemmsmith.cli.counters import KernelCounts
-from gemmsmith.ladder import RUNG_CASES, RungCase, Sizes, simulate_rung
+from gemmsmith.cli.tables import KernelCounts
+from gemmsmith.ladder.rungs import RUNG_CASES, RungCase, Sizes, simulate_rung
 
 Case = RungCase | Probe
 PARTS: dict[str, tuple[list[Case], list[str]]] = {

@@ -1,7 +1,7 @@
 """Every kernel of the ladder against cuBLAS at equal precision, and against a lower bound on its time.
 
 The ladder's kernels, cuBLAS, a loop of each kernel's own instruction in registers
-(kernels/ladder/peak_throughput.py) and a copy of as many bytes run in CUDA graphs, in blocks in a random order in each
+(ladder/peak_throughput.py) and a copy of as many bytes run in CUDA graphs, in blocks in a random order in each
 round, like those of dense.py. The lower bound is the larger of the copy's time and the loop's time for as many
 multiplications. cuBLAS is torch.mm; for fp32 without TF32, and for int8 the fastest of torch._int_mm and of the
 algorithms that cuBLASLt's heuristic suggests. Every result is checked against float64. `gemmsmith ladder` shows the
@@ -25,8 +25,8 @@ from benchmarks.timing import FAR, L2_BYTES, captured, fastest, options, save, s
 from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.kernels.ladder.peak_throughput import MICROBENCHMARKS, THREADS, LoopLaunch, microbenchmark
-from gemmsmith.ladder import RUNG_CASES, RUNG_NAMES, RungCase
+from gemmsmith.ladder.peak_throughput import MICROBENCHMARKS, THREADS, LoopLaunch, microbenchmark
+from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase
 from gemmsmith.lang.launch import Launch, Launches
 
 SHAPES: list[Shape] = [(4096, 4096, 4096), (8192, 8192, 8192)]

@@ -24,7 +24,7 @@ from benchmarks import cublaslt, portions
 from benchmarks.suite import SCALE_BLOCK as BLOCK
 from benchmarks.suite import Shape, block_scaled, in_blocks, layers
 from benchmarks.timing import FAR, L2_BYTES, block, block_seconds, captured, fastest, options, save
-from gemmsmith.tuning.measure import compile_all
+from gemmsmith.tuning.search import compile_all
 
 WEIGHTS = [(2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]
 """(N, K) of DeepSeek V3's layers, as in DeepGEMM's benchmark."""

@@ -46,7 +46,7 @@ from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.torch.fallback import TORCH_DTYPES, evaluate_graph
 from gemmsmith.tuning.choose import rank_configs
-from gemmsmith.tuning.measure import steady_state_us, successive_halving
+from gemmsmith.tuning.search import steady_state_us, successive_halving
 
 LAYERS: list[Shape] = [(8192, 14336, 4096), (4096, 11008, 4096), (2048, 28672, 4096), (8192, 5120, 5120),
                        (16384, 6144, 2048)]  # fmt: skip

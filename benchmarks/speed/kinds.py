@@ -211,7 +211,7 @@ OF_BF16 = {"eps": 2.0**-7}
 FP8_K_PER_MMA = 32
 """K of an fp8 wgmma, after which its sum is truncated (PTX ISA)."""
 FP8_TRUNCATION = 2.0**-13
-"""Relative error of a sum of an fp8 wgmma and its accumulator: 13 bits are kept (hw/fused_sum.py)."""
+"""Relative error of a sum of an fp8 wgmma and its accumulator: 13 bits are kept (hw/mma.py)."""
 OF_FP8 = {"eps": 2.0**-7, "lost": 2 * FP8_TRUNCATION}
 """Tolerance of fp8 with promotion. With fast accumulation `check_of` computes `lost` from K."""
 KINDS = {

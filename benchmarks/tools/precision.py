@@ -1,6 +1,6 @@
 """Plot of the accumulation error of FP8 GEMMs over K: promoted, fast, and of the same numbers in bf16.
 
-Sums are computed bit for bit as an H200 computes them (hw/fused_sum.py), so this needs no GPU. The error is the
+Sums are computed bit for bit as an H200 computes them (hw/mma.py), so this needs no GPU. The error is the
 Frobenius norm of the differences over that of the exact result.
 
 python -m benchmarks.tools.precision --picture docs/pictures/precision.png
@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.tools.plots import save
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.mma import Mma, select_mma
-from gemmsmith.hw.fused_sum import fused_sum
+from gemmsmith.hw.mma import fused_sum
 
 ROWS, COLUMNS, BLOCK = 16, 16, 128
 DEPTHS = [BLOCK << i for i in range(10)]

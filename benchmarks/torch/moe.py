@@ -28,7 +28,7 @@ from benchmarks import contest
 from benchmarks.speed import triton_grouped
 from benchmarks.speed.grouped import COPY_SPEED, copy_chip
 from gemmsmith.torch import FusedMoE
-from gemmsmith.torch.experts import gated_experts
+from gemmsmith.torch.moe.experts import gated_experts
 
 LAYERS = {
     "small experts": (2816, 704, 128, 8),

@@ -19,7 +19,7 @@ from gemmsmith.host.plans import Plan, Simulation
 
 if TYPE_CHECKING:
     from gemmsmith.arrays import Spec
-    from gemmsmith.tuning.measure import Measured
+    from gemmsmith.tuning.search import Measured
 
 
 def gemm(

@@ -97,7 +97,7 @@ def test_the_summary_has_both_ratios_of_a_class() -> None:
     assert "   2 shapes   cuBLASLt / ours   geometric mean 1.414   least 1.000 at 16x4096x4096" in text
 
 
-@pytest.mark.parametrize("name", ["dense-ragged-h200", "dense-half-h200"])
+@pytest.mark.parametrize("name", ["dense-half-h200"])
 def test_rows_without_cublaslt_have_a_summary(name: str) -> None:
     lines = dense.summary(load(name)["rows"])
     assert lines

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from benchmarks.ladder import speed as ladder  # noqa: E402
-from gemmsmith.ladder import RUNG_CASES  # noqa: E402
+from gemmsmith.ladder.rungs import RUNG_CASES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

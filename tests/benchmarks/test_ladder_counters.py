@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from benchmarks.ladder import counters as ladder_counters
+from benchmarks.ladder import nsight
 from benchmarks.ladder.metrics import COUNTERS, METRICS, OPCODES, REASONS, compared, differ, reason
-from benchmarks.probe import nsight
-from benchmarks.probe.shared import Probe, probes
+from benchmarks.ladder.shared import Probe, probes
 from benchmarks.rows import load
 from gemmsmith.backends.cuda.listing import build_listing
-from gemmsmith.ladder import RUNG_CASES
+from gemmsmith.ladder.rungs import RUNG_CASES
 
 SAID = """==PROF== Connected to process 7
 naive: 8 CTAs an SM

@@ -26,7 +26,7 @@ from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.options import Sizes
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
-from gemmsmith.tuning.measure import Measured
+from gemmsmith.tuning.search import Measured
 from gemmsmith.tuning.tuned_table import save_tuned
 
 FAULT = "internal error in gemmsmith"

@@ -11,7 +11,7 @@ from gemmsmith import Config, Grouping, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.cli.group_tiles import GroupTile, group_tiles, plot_group_tiles
+from gemmsmith.cli.raster import GroupTile, group_tiles, plot_group_tiles
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem

@@ -7,7 +7,7 @@ import pytest
 
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.collective.ordered_sequence_barrier import OrderedSequenceBarrier
+from gemmsmith.collective.pipeline import OrderedSequenceBarrier
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64

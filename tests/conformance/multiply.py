@@ -13,7 +13,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT32
 from gemmsmith.core.mma import WGMMA, Mma, fragment_column, fragment_row, select_mma
 from gemmsmith.core.tile import Tile
-from gemmsmith.hw.fused_sum import fused_mma
+from gemmsmith.hw.mma import fused_mma
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, RegisterArray, Value

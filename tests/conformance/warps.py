@@ -11,7 +11,7 @@ from gemmsmith import hw
 from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.core.dtypes import FP16, INT32, TF32, DType
 from gemmsmith.core.mma import D_FRAGMENT, MMA_SYNC, Mma
-from gemmsmith.hw.fused_sum import fused_mma
+from gemmsmith.hw.mma import fused_mma
 from gemmsmith.hw.wmma import fragment_registers, k_per_hmma, wmma_k
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import F32, I32, U32, U64, ScalarType

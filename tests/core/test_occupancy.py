@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.core.chip import CHIPS
-from gemmsmith.core.occupancy import occupancy
+from gemmsmith.core.chip import CHIPS, occupancy
 
 OF_THE_TOOLKIT = """
 sm_80 32 16 0 32, sm_80 128 96 16384 5, sm_80 160 63 1000 6, sm_86 32 32 1000 16, sm_86 96 168 0 4, sm_86 1024 40 0 1,

@@ -11,7 +11,7 @@ from tests.torch.fp8_bounds import dequantized, fp8_experts_and_bound  # noqa: E
 
 import gemmsmith  # noqa: E402
 from gemmsmith.torch import FusedMoE  # noqa: E402
-from gemmsmith.torch.fp8_experts import fp8_gated_experts  # noqa: E402
+from gemmsmith.torch.moe.fp8_experts import fp8_gated_experts  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

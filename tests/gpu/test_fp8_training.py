@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from tests.torch.fp8_bounds import OF_RECIPE, OF_ROUNDING, relative_errors, trained_in_float64, trained_in_fp8  # noqa: E402
 
 from gemmsmith.torch import FusedMoE  # noqa: E402
-from gemmsmith.torch.fp8_training import gated_experts_in_fp8  # noqa: E402
+from gemmsmith.torch.moe.fp8_training import gated_experts_in_fp8  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -18,13 +18,13 @@ from gemmsmith.backends.cuda.driver import device_attributes
 from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.cli.counters import KernelCounts
+from gemmsmith.cli.tables import KernelCounts
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.problem import Matrix
-from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS, ladder_launches
-from gemmsmith.kernels.ladder.peak_throughput import THREADS, LoopLaunch, microbenchmark
-from gemmsmith.ladder import RUNG_CASES, RungCase, simulate_rung
+from gemmsmith.ladder.launches import LADDER_KERNELS, ladder_launches
+from gemmsmith.ladder.peak_throughput import THREADS, LoopLaunch, microbenchmark
+from gemmsmith.ladder.rungs import RUNG_CASES, RungCase, simulate_rung
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches
 

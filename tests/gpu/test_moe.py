@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 from tests.torch.kinds_of_experts import KINDS, KindOfExperts  # noqa: E402
 
 from gemmsmith.core.dtypes import as_dtype  # noqa: E402
-from gemmsmith.kernels.route import RouteSpec  # noqa: E402
+from gemmsmith.moe.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, grouped_gemm  # noqa: E402
-from gemmsmith.torch.expert_sort import SortedSlots, sort_slots  # noqa: E402
-from gemmsmith.torch.experts import gated_experts  # noqa: E402
-from gemmsmith.torch.slots import sum_slots  # noqa: E402
+from gemmsmith.torch.moe.experts import gated_experts  # noqa: E402
+from gemmsmith.torch.moe.slots import sum_slots  # noqa: E402
+from gemmsmith.torch.moe.sorting import SortedSlots, sort_slots  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-"""The simulator's tensor cores give the bits that benchmarks/probe/mma.py measured on an H200."""
+"""The simulator's tensor cores give the bits that an H200 computed (docs/notebook/tensor-cores.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from benchmarks.rows import RESULTS, read_arrays
 from gemmsmith.core.dtypes import INT32, TF32, TF32_BITS, DType
 from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma
-from gemmsmith.hw.fused_sum import fused_mma, fused_sum
+from gemmsmith.hw.mma import fused_mma, fused_sum
 
 TABLES = {"wgmma": WGMMA.instructions, "mma": MMA_SYNC.instructions, "wmma": MMA_SYNC.instructions}
 MEASURED = [

@@ -9,7 +9,7 @@ from itertools import count, islice
 from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw import barrier, cluster, cp_async, fence, matrix, mbarrier, memory, mma, register, tma, wgmma, wmma
+from gemmsmith.hw import barrier, cluster, cp_async, matrix, mbarrier, memory, mma, register, tma, wgmma, wmma
 from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
@@ -18,12 +18,18 @@ from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Operation
 
 SYNCHRONIZING = (
     mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveRemote, mbarrier.MbarrierArriveExpectTx,
-    mbarrier.FenceMbarrierInit, fence.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
+    mbarrier.FenceMbarrierInit, barrier.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
     tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.BarrierArrive, barrier.SyncThreads,
     cluster.ClusterArriveRelaxed, cluster.ClusterWait, memory.SpinUntilEqual, memory.StoreStrong,
     cp_async.CpAsyncMbarrierArrive, cp_async.CpAsyncCommit, cp_async.CpAsyncWait,
 )  # fmt: skip
-ONLY_DELETED = (fence.FenceAcqRel, fence.GridDependencyWait, wgmma.FenceOperand, barrier.SyncWarp, register.SetMaxNReg)
+ONLY_DELETED = (
+    barrier.FenceAcqRel,
+    barrier.GridDependencyWait,
+    wgmma.FenceOperand,
+    barrier.SyncWarp,
+    register.SetMaxNReg,
+)
 """Where these stand among their neighbors does not matter."""
 ALIGNED = (
     register.SetMaxNReg, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait, barrier.BarrierSync, barrier.SyncThreads,
@@ -214,7 +220,7 @@ def _too_few(block: st.Block, position: int, where: str) -> Iterator[Change]:
         yield "relax", i.mnemonic, where, _set(i, "order", "relaxed")
     if isinstance(i, register.SetMaxNReg):
         yield "swap inc and dec of", i.mnemonic, where, _set(i, "action", {"inc": "dec", "dec": "inc"}[i.action])
-    if isinstance(i, fence.FenceProxyAsync):
+    if isinstance(i, barrier.FenceProxyAsync):
         yield "other space of", i.mnemonic, where, _set(i, "space", "global" if i.space != "global" else "shared::cta")
     if isinstance(i, ALIGNED):
         yield "by one lane", i.mnemonic, where, _alone(block, position)

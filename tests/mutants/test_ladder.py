@@ -14,7 +14,7 @@ from gemmsmith.arrays import describe
 from gemmsmith.backends.sim.run import run
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.problem import Matrix
-from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS, ladder_launches
+from gemmsmith.ladder.launches import LADDER_KERNELS, ladder_launches
 from gemmsmith.lang.kernel import Kernel
 
 SIZES = {"block_tile": (16, 16, 48), "mma_naive": (64, 64, 48), "thread_tile": (64, 64, 16), "dp4a": (64, 64, 96),

@@ -25,7 +25,7 @@ from gemmsmith.core.dtypes import BF16, FP16, FP32, TF32, as_dtype
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import MMA_SYNC, select_mma
 from gemmsmith.host import plans
-from gemmsmith.hw.fused_sum import fused_mma
+from gemmsmith.hw.mma import fused_mma
 
 OPERANDS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32, "int8": np.int8}
 OUTPUTS = {"bf16": ["bf16", "fp32"], "fp16": ["fp16"], "fp32": ["fp32", "bf16"], "int8": ["int32"]}

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gemmsmith.torch.experts import gated_experts
-from gemmsmith.torch.gated_epilogues import HALVES, trace_gate, width
 from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.mlp.gated_epilogues import HALVES, trace_gate, width
+from gemmsmith.torch.moe.experts import gated_experts
 
 OAI = serialize(
     trace_gate(lambda gate, up: (up.clamp(-2, 2) + 1) * gate.clamp(max=2) * (gate.clamp(max=2) * 1.7).sigmoid(), HALVES)

@@ -12,9 +12,9 @@ from tests.torch.fp8_bounds import dequantized, fp8_experts_and_bound, fp8_mlp_a
 import gemmsmith  # noqa: E402
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
-from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
-from gemmsmith.torch.fp8_experts import Fp8MLP, _run, _run_mlp, fp8_gated_experts  # noqa: E402
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS  # noqa: E402
+from gemmsmith.torch.mlp.gated_epilogues import ACTIVATIONS  # noqa: E402
+from gemmsmith.torch.moe.fp8_experts import Fp8MLP, _run, _run_mlp, fp8_gated_experts  # noqa: E402
+from gemmsmith.torch.moe.sorting import sort_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2

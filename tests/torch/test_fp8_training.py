@@ -11,8 +11,8 @@ from tests.torch.fp8_bounds import OF_RECIPE, OF_ROUNDING, relative_errors, trai
 
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE  # noqa: E402
-from gemmsmith.torch.expert_sort import sort_slots  # noqa: E402
-from gemmsmith.torch.fp8_training import BACKWARD, FORWARD, _backward, _forward, gated_experts_in_fp8  # noqa: E402
+from gemmsmith.torch.moe.fp8_training import BACKWARD, FORWARD, _backward, _forward, gated_experts_in_fp8  # noqa: E402
+from gemmsmith.torch.moe.sorting import sort_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2

@@ -13,22 +13,22 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.core.dtypes import as_dtype  # noqa: E402
-from gemmsmith.host.expert_sort import route  # noqa: E402
-from gemmsmith.host.expert_sort import sort_by_expert as sort_by_expert_kernel  # noqa: E402
-from gemmsmith.kernels.route import RouteSpec  # noqa: E402
+from gemmsmith.moe.launch_sort import route  # noqa: E402
+from gemmsmith.moe.launch_sort import sort_by_expert as sort_by_expert_kernel  # noqa: E402
+from gemmsmith.moe.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, fallback, register_experts  # noqa: E402
-from gemmsmith.torch import experts as experts_module  # noqa: E402
-from gemmsmith.torch.expert_routing import select_experts  # noqa: E402
-from gemmsmith.torch.expert_sort import SortedSlots, sort_slots  # noqa: E402
-from gemmsmith.torch.experts import (  # noqa: E402
+from gemmsmith.torch.mlp.gated_epilogues import ACTIVATIONS, width  # noqa: E402
+from gemmsmith.torch.moe import experts as experts_module  # noqa: E402
+from gemmsmith.torch.moe.experts import (  # noqa: E402
     _backward_by_groups,
     _backward_on_gpu,
     _run_inference,
     gated_experts,
     sort_by_expert,
 )
-from gemmsmith.torch.gated_epilogues import ACTIVATIONS, width  # noqa: E402
-from gemmsmith.torch.slots import sum_slots  # noqa: E402
+from gemmsmith.torch.moe.routing import select_experts  # noqa: E402
+from gemmsmith.torch.moe.slots import sum_slots  # noqa: E402
+from gemmsmith.torch.moe.sorting import SortedSlots, sort_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 16, 24, 6, 2

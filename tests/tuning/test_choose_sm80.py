@@ -19,8 +19,7 @@ from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.host import plans
-from gemmsmith.tuning.choose_sm80 import rank_sm80
-from gemmsmith.tuning.sgemm_model import _kernel_cost
+from gemmsmith.tuning.choose_sm80 import _kernel_cost, rank_sm80
 
 OTHERS = [chip for chip in CHIPS.values() if chip != HOPPER]
 

@@ -76,7 +76,7 @@ def test_traffic_where_neighbors_share_what_is_multicast() -> None:
 
 @pytest.mark.parametrize("row", load("counters-h200")["rows"], ids=str)
 def test_against_hardware_counters(row) -> None:
-    """What an H200 counted (benchmarks/probe/counters.py); with hints, as the table's configs, a little less well, and
+    """What an H200 counted (counters-h200); with hints, as the table's configs, a little less well, and
     more than that where clusters drift apart."""
     config = Config.parse(row["config"])
     found = simulate_traffic(problem(row["m"], row["n"], row["k"]), config)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemmsmith import Config
-from gemmsmith.tuning.measure import steady_state_us, successive_halving
+from gemmsmith.tuning.search import steady_state_us, successive_halving
 
 
 def test_halving_finds_the_fastest(rng: np.random.Generator) -> None:

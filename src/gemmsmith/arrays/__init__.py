@@ -8,6 +8,8 @@ chooses by the array's type.
 from gemmsmith.arrays.access import (
     adapter_of,
     address_of,
+    arrays_overlap,
+    as_numpy,
     cache_key_and_address,
     current_stream,
     describe,
@@ -16,7 +18,6 @@ from gemmsmith.arrays.access import (
 )
 from gemmsmith.arrays.array_info import ArrayInfo, Spec, byte_range, row_major
 from gemmsmith.arrays.interleaved_pair import INTERLEAVE_COLUMNS
-from gemmsmith.arrays.numpy_view import arrays_overlap, as_numpy
 
 __all__ = [
     "INTERLEAVE_COLUMNS",

@@ -131,7 +131,7 @@ def show(kind: str, annotate: bool, as_json: bool, **choices: Any) -> None:
     plan, _ = _make_plan(choices, GPU_SIZES)
     if annotate:
         from gemmsmith.backends.cuda.listing import build_listing
-        from gemmsmith.cli.annotate import format_listing, listing_to_json
+        from gemmsmith.cli.tables import format_listing, listing_to_json
 
         listing = build_listing(plan.kernel, code)
         fields_for_json, text = listing_to_json(listing), format_listing(listing)

@@ -14,8 +14,8 @@ import numpy as np
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.report.verdict import Verdict
-from gemmsmith.cli.counters import KernelCounts
 from gemmsmith.cli.progress import ProgressCallback
+from gemmsmith.cli.tables import KernelCounts
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div

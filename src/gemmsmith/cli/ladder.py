@@ -9,11 +9,10 @@ from typing import Any
 import click
 
 from gemmsmith.cli import options
-from gemmsmith.cli.counters import ACCESS_COUNTS, KernelCounts
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.cli.table import format_table
+from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.ladder import RUNG_CASES, RUNG_NAMES, RungCase, Sizes, simulate_rung
+from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase, Sizes, simulate_rung
 from gemmsmith.tuning.roofline import RESOURCES, compute_roofline
 
 COUNT_KEYS = (

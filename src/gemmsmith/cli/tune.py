@@ -14,8 +14,7 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.tuning.measure import HALVING_ROUNDS
-from gemmsmith.tuning.search import require_gpu
+from gemmsmith.tuning.search import HALVING_ROUNDS, require_gpu
 from gemmsmith.tuning.tuned_table import user_table
 
 

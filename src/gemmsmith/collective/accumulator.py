@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP16, FP32, INT32, DType
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.mma import Mma
+from gemmsmith.core.mma import N8_COLUMNS, Mma
+from gemmsmith.core.product import Role
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import F32, I32, PRED, U32
@@ -152,3 +153,32 @@ class Accumulator:
             assert isinstance(i, int)
             return hw.unpack_fp16(fragment[pair], i)
         return fragment[2 * pair + i].to(F32)
+
+
+class InterleaveOrder:
+    """Which of the two arrays comes first in a tile: the one at the lower address, as a tensor map's strides are > 0.
+
+    Kernel argument: second_array_is_first.
+    """
+
+    def __init__(self, role: Role) -> None:
+        """Declare the argument. `role`: the operand whose rows alternate."""
+        self._role = role
+        self._is_reversed = current_builder().parameter(
+            "second_array_is_first", compute=lambda p: int(p.bound_operands[role][0].interleave_stride < 0)
+        )
+
+    def restore(self, accumulator: Accumulator) -> None:
+        """Exchange the sums of both arrays if the second one is first.
+
+        They are in the same thread: A's rows r and r + 8, or the same columns of two groups of 8.
+        """
+        k = current_builder()
+        registers = accumulator.mma.accumulator_registers(N8_COLUMNS)
+        width = registers // 2 if self._role == "a" else registers
+        with k.when(self._is_reversed != 0):
+            for fragment in accumulator.fragments:
+                for first in range(0, fragment.count, 2 * width):
+                    for i in range(first, first + width):
+                        x, y = fragment[i].named("first"), fragment[i + width].named("second")
+                        fragment[i], fragment[i + width] = y, x

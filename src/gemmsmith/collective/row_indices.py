@@ -1,10 +1,14 @@
-"""Row indices of a grouped GEMM: which row of an array a row of the product is, for gathers and scatters."""
+"""Row indices of a grouped GEMM: which row of an array a row of the product is, for gathers and scatters.
+
+With a scatter, row i of D is row scatter[i] of the result's array.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from gemmsmith import hw
+from gemmsmith.core.grouping import SCATTER, Grouping
 from gemmsmith.core.problem import BoundProblem, operand_getter
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, I64, U32, U64
@@ -30,3 +34,23 @@ class RowIndices:
         # As unsigned numbers, negative ones are large
         is_row = in_bounds & (index.to(U32) < self._extent.to(U32))
         return current_builder().select(is_row, index, -1)
+
+
+class Scatter:
+    """The rows of the results' arrays. With the groups along the columns of a transposed product, the columns.
+
+    Kernel arguments: those of RowIndices, with the prefix "out".
+    """
+
+    def __init__(self, grouping: Grouping) -> None:
+        self._role = grouping.role
+        self._indices = RowIndices(SCATTER, "out", self._extent)
+
+    def _extent(self, p: BoundProblem) -> int:
+        return p.d.rows if self._role == "a" else p.d.cols
+
+    def locate(self, row: Value, column: Value, in_bounds: Value) -> tuple[Value, Value, Value]:
+        """Return where an element of D is in its array, and whether it is in bounds and anywhere."""
+        index = self._indices.load(row if self._role == "a" else column, in_bounds)
+        is_stored = in_bounds & (index >= 0)
+        return (index, column, is_stored) if self._role == "a" else (row, index, is_stored)

@@ -32,10 +32,10 @@ from gemmsmith.tile_scheduler.tiles import TileScheduler, WorkTile
 
 MAX_PROLOGUE_K_TILES = 4
 """Maximum k-tiles whose loads the prologue issues; the producer issues the others while these arrive. With 8 kernels
-are no faster (docs/notebook/kernel-start.md)."""
+are no faster (docs/notebook/README.md)."""
 MAX_PROLOGUE_TMA_LOADS = 12
 """Maximum TMA loads that the prologue issues: each costs the issuing lane 55 cycles. Without the limit some shapes of
-64 rows are 2 to 4 % slower; a limit of 8 or 5 is no better (docs/notebook/kernel-start.md)."""
+64 rows are 2 to 4 % slower; a limit of 8 or 5 is no better (docs/notebook/README.md)."""
 
 
 class StagedOperand(Protocol):
@@ -208,7 +208,7 @@ class TmaMainloop:
         """Wait until a stage is full, and wgmma may read it."""
         self.pipeline.consumer_wait(state, token)
         if len(self._tma_operands) < len(self._operands):
-            hw.fence_proxy_async()  # orders what cp.async and st have written before wgmma reads it
+            hw.fence_proxy_async()  # for cp.async's writes, which wgmma reads; a writer by st needs its own fence
 
     def stage(self, stage: PipelineState | Value) -> list[SharedView]:
         """Return the operands' tiles in a stage."""

@@ -26,7 +26,7 @@ class Mma:
 
     `a`, `b`, `d`: the dtypes. `majors`: layouts of A and B that it reads from shared memory. `register_majors`: further
     layouts of A, of which threads load their fragments into registers. `aligned_fraction_bits`: fraction bits that are
-    kept when addends are aligned to the largest exponent (hw/fused_sum.py); integer sums are exact. `n`, `more_n`: the
+    kept when addends are aligned to the largest exponent (hw/mma.py); integer sums are exact. `n`, `more_n`: the
     columns that D may have. `signed_zero`: a sum that rounds to zero keeps its sign.
     """
 

@@ -199,7 +199,7 @@ class KernelSpec:
         """True if stages that `ld` has read are released to other CTAs, those that share A.
 
         Their mbarrier.arrive then needs .cluster scope. Kernels that read A from shared memory do without, since it
-        would cost them 18 % (docs/internals/decisions/09-arrival-scope.md).
+        would cost them 18 % (docs/internals/decisions.md).
         """
         return self.a_in_registers and self.multicast_ctas[0] > 1
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
+from gemmsmith.collective.row_indices import Scatter
 from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition, has_whole_steps
 from gemmsmith.collective.tma_operand import box_rows, make_tensor_map
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
@@ -24,7 +25,6 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.epilogue.inputs import SubtileCoord, WarpgroupTile, box_at
-from gemmsmith.epilogue.scatter import Scatter
 from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer

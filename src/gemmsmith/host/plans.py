@@ -159,14 +159,14 @@ class Plan:
 
         return compile_source(self.source, self.kernel.name, self.kernel.chip.target)
 
-    @property
+    @cached_property
     def ptx(self) -> str:
         """The GEMM kernel's PTX."""
         from gemmsmith.backends.cuda.compiler import compile_ptx
 
         return compile_ptx(self.source, self.kernel.name, self.kernel.chip.target)
 
-    @property
+    @cached_property
     def sass(self) -> str:
         """The GEMM kernel's machine code (SASS), disassembled."""
         from gemmsmith.backends.cuda.disassembler import disassemble

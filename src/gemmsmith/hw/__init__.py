@@ -9,7 +9,6 @@ from gemmsmith.hw import (
     cluster,
     convert,
     cp_async,
-    fence,
     matrix,
     mbarrier,
     memory,
@@ -78,8 +77,8 @@ barrier_sync = emitter(barrier.BarrierSync)
 barrier_arrive = emitter(barrier.BarrierArrive)
 sync_warp = emitter(barrier.SyncWarp)
 
-fence_proxy_async = emitter(fence.FenceProxyAsync)
-fence_acq_rel = emitter(fence.FenceAcqRel)
+fence_proxy_async = emitter(barrier.FenceProxyAsync)
+fence_acq_rel = emitter(barrier.FenceAcqRel)
 
 elect_one = emitter(register.ElectOne)
 shuffle_xor = emitter(register.ShuffleXor)
@@ -140,14 +139,14 @@ as_unsigned = emitter(convert.AsUnsigned)
 
 def grid_dependency_wait() -> None:
     """Emit griddepcontrol.wait, which waits for the prerequisite grids. Emits nothing before sm_90."""
-    if current_builder().chip.supports(fence.GridDependencyWait.required_arch):
-        fence.GridDependencyWait().issue()
+    if current_builder().chip.supports(barrier.GridDependencyWait.required_arch):
+        barrier.GridDependencyWait().issue()
 
 
 def launch_dependent_grids() -> None:
     """Emit griddepcontrol.launch_dependents, which lets dependent grids start. Emits nothing before sm_90."""
-    if current_builder().chip.supports(fence.LaunchDependentGrids.required_arch):
-        fence.LaunchDependentGrids().issue()
+    if current_builder().chip.supports(barrier.LaunchDependentGrids.required_arch):
+        barrier.LaunchDependentGrids().issue()
 
 
 def sync_threads() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.block_scales import BlockScales
-from gemmsmith.collective.ordered_sequence_barrier import OrderedSequenceBarrier
+from gemmsmith.collective.pipeline import OrderedSequenceBarrier
 from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec

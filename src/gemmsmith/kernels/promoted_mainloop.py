@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from gemmsmith.collective.block_scales import BlockScales, TileScales
-from gemmsmith.collective.ordered_sequence_barrier import WarpgroupOrder
+from gemmsmith.collective.pipeline import WarpgroupOrder
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.spec import KernelSpec

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gemmsmith import hw
-from gemmsmith.collective.ordered_sequence_barrier import WarpgroupOrder
-from gemmsmith.collective.pipeline import LaggedRelease
+from gemmsmith.collective.pipeline import LaggedRelease, WarpgroupOrder
 from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.mma import WGMMA_M

@@ -18,7 +18,7 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.current_builder import ACTIVE_BUILDER
 from gemmsmith.lang.instruction import Instruction, Result
-from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA, Kernel, ScratchBuffer
+from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA, Kernel, ScratchBuffer, verify
 from gemmsmith.lang.location import Recorder, error_location
 from gemmsmith.lang.shared import SharedBuffer, lay_out
 from gemmsmith.lang.source import print_kernel
@@ -38,7 +38,6 @@ from gemmsmith.lang.values import (
     as_value,
     operation,
 )
-from gemmsmith.lang.verify import verify
 
 
 class Builder:

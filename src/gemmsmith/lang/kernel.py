@@ -1,4 +1,4 @@
-"""A recorded kernel, which the backends print and compile, or simulate."""
+"""A recorded kernel, which the backends print and compile, or simulate, and its checks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith.core.cached_property import cached_property
-from gemmsmith.core.chip import Chip
+from gemmsmith.core.chip import REGISTERS_PER_SM, Chip
+from gemmsmith.core.errors import ConfigError, KernelError
 from gemmsmith.core.integers import round_up
-from gemmsmith.core.occupancy import REGISTERS_PER_SM
 from gemmsmith.lang.shared import SharedBuffer
-from gemmsmith.lang.statements import Block, Function
+from gemmsmith.lang.statements import Block, Function, instructions
 from gemmsmith.lang.types import U64
 from gemmsmith.lang.values import ArgumentFn, DeferredConstant, Parameter
 
@@ -125,3 +125,36 @@ class Kernel:
     def source_with_line_directives(self) -> str:
         """The source with a `#line` directive before each line of the body that names the Python line."""
         return self.printer(self, True)[0]
+
+
+def verify(kernel: Kernel) -> None:
+    """Check a kernel. Raises ConfigError or KernelError if it cannot run."""
+    _check_instructions(kernel)
+    _check_shared_memory(kernel)
+    for constant in kernel.deferred_constants:
+        if constant.value is None:
+            raise KernelError(
+                f"{kernel.name}: no thread arrives at barrier {constant.name}; its arrival count is undefined"
+            )
+
+
+def _check_instructions(kernel: Kernel) -> None:
+    for block in (kernel.body, *(function.body for function in kernel.functions)):
+        for instruction, location in instructions(block):
+            if not kernel.chip.supports(instruction.required_arch):
+                raise KernelError(
+                    f"{instruction.mnemonic} at {location}: it requires {instruction.required_arch}, the kernel is for "
+                    f"{kernel.chip}"
+                )
+            instruction.check_kernel(kernel, location)
+
+
+def _check_shared_memory(kernel: Kernel) -> None:
+    limit = kernel.chip.max_shared_bytes_per_cta
+    excess = kernel.shared_bytes - limit
+    if excess > 0:
+        buffers = ", ".join(f"{b.name} {b.count} x {b.slot_bytes}" for b in kernel.buffers)
+        raise ConfigError(
+            f"shared memory: {kernel.shared_bytes} bytes ({buffers}) exceed the {limit} available per CTA by {excess}; "
+            "use fewer stages or a smaller tile"
+        )

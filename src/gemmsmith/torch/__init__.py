@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import gemmsmith.torch.autograd_kernels  # noqa: F401  # which registers them
 from gemmsmith.torch.api import gemm, gemm_then_linear
 from gemmsmith.torch.grouped import grouped_gemm
-from gemmsmith.torch.modules import FusedLinear, FusedLinearCrossEntropy, FusedMLP
-from gemmsmith.torch.moe import FusedMoE
-from gemmsmith.torch.transformers_experts import register_experts
+from gemmsmith.torch.mlp.layers import FusedLinear, FusedLinearCrossEntropy, FusedMLP
+from gemmsmith.torch.moe.layer import FusedMoE
+from gemmsmith.torch.moe.transformers import register_experts
 
 if TYPE_CHECKING:
     from gemmsmith.torch.compiler.backend import options

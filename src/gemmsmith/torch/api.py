@@ -215,6 +215,11 @@ def is_autocast(x: Any) -> bool:
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
+def is_dtensor(x: Any) -> bool:
+    """Return whether a tensor is a DTensor, without importing that."""
+    return hasattr(x, "device_mesh")
+
+
 def combine_two(a: Any, b: tuple[Any, ...], *others: Any) -> Any:
     """Return two tensors b as gemm multiplies them: the tuple, if it can run immediately, or one interleaved tensor.
 

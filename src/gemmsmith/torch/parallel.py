@@ -19,8 +19,8 @@ from torch.distributed.tensor import (
 )
 
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.torch.modules import FusedLinear
-from gemmsmith.torch.sharded_experts import check_count
+from gemmsmith.torch.mlp.layers import FusedLinear
+from gemmsmith.torch.moe.sharding import check_count
 
 
 class _Fused(parallel.ParallelStyle):

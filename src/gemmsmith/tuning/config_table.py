@@ -44,7 +44,7 @@ M_GRANULARITY = 8
 MIN_K_TILES_PER_SPLIT = 4
 """Minimum k-tiles of a split; chosen, not measured."""
 SPLITS_PAY_ROWS, SPLITS_PAY_K = range(129, 257), range(14336, 32769)
-"""Rows, and 16-bit elements of K, for which a choice considers `splits` (H200, docs/notebook/stream-k.md)."""
+"""Rows, and 16-bit elements of K, for which a choice considers `splits` (H200, docs/notebook/README.md)."""
 SPLITS_PAY_MIN_COLUMNS = 2048
 """Columns from which a choice considers `splits`; likewise."""
 SPLITS_PAY_MIN_TF32_RESULTS = 3 * 2**18

@@ -14,9 +14,9 @@ from gemmsmith.kernels.pack import Packing, operand_packings, with_packed_operan
 SM_CLOCK_MHZ = 1600
 """SM clock of an H100 or H200 under sustained load (power-limited), about."""
 PACKED_BYTES_PER_US = 4_200_000
-"""Bytes per microsecond that packing reads and writes at best (docs/notebook)."""
+"""Bytes per microsecond that packing reads and writes at best, just below the 4.33 TB/s of docs/ladder.md."""
 PACKING_LAUNCH_US = 2
-"""Microseconds of a packing kernel besides its copies, of which the launch takes 1.2 (docs/notebook)."""
+"""Microseconds of a packing kernel besides its copies; a launch takes 1.2 (docs/notebook/where-time-goes.md)."""
 
 
 def packing_us(packing: Packing) -> float:

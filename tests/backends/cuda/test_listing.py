@@ -25,7 +25,7 @@ from gemmsmith.hw.mma import MmaSync
 from gemmsmith.hw.wgmma import Wgmma
 from gemmsmith.hw.wmma import WmmaMma
 from gemmsmith.kernels.build import build
-from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS
+from gemmsmith.ladder.launches import LADDER_KERNELS
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Result
 from gemmsmith.lang.kernel import Kernel

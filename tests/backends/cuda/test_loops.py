@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.backends.cuda.loops import Loop, find_loops
+from gemmsmith.backends.cuda.listing import Loop, find_loops
 
 
 def loop(body: set[int], each: set[int]) -> Loop:

@@ -12,7 +12,7 @@ from gemmsmith.backends.reference.matmul import matmul_float64, rounded, truncat
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, TF32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import select_mma
-from gemmsmith.hw.fused_sum import fused_mma
+from gemmsmith.hw.mma import fused_mma
 
 
 def matmul(a: np.ndarray, b: np.ndarray, output: DType) -> np.ndarray:

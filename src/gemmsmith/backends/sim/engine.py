@@ -12,12 +12,11 @@ from gemmsmith.backends.sim.execute.interpreter import CompiledStatement, Interp
 from gemmsmith.backends.sim.exit_checks import check_grid_exit
 from gemmsmith.backends.sim.grid import check_launch, create_ctas
 from gemmsmith.backends.sim.memory.memory import GlobalMemory
-from gemmsmith.backends.sim.report.cost_model import H200_COST_MODEL, CostModel
 from gemmsmith.backends.sim.report.hazards import Hazard, Hazards, SimulationAborted
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.report.verdict import TimeDependence, Verdict
 from gemmsmith.backends.sim.state.cta import Cta
-from gemmsmith.backends.sim.state.grid_state import GridState
+from gemmsmith.backends.sim.state.grid_state import H200_COST_MODEL, CostModel, GridState
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.core.tensor_map import TensorMap

@@ -19,6 +19,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.frontend.math_patching import is_module
+from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
 from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant
 from gemmsmith.graph.source_location import format_location, user_stacklevel
 
@@ -67,7 +68,12 @@ def register_constant(epilogue: Any) -> Any:
 
 def is_registered_constant(x: Any) -> bool:
     """Return whether an object's identity is its fingerprint."""
-    return id(x) in _STABLE_OBJECTS
+    return id(x) in _STABLE_OBJECTS or is_epilogue_function(x)
+
+
+def is_epilogue_function(x: Any) -> bool:
+    """Return whether x is an `epilogue_function` (values.py), which never changes."""
+    return type(x) is FunctionType and EPILOGUE_FUNCTIONS.get(x.__name__) is x
 
 
 def _check_no_torch_function_mode() -> None:
@@ -140,6 +146,8 @@ def _fingerprint_function(f: Any, seen: SeenIds) -> Hashable:
     """Return the fingerprint of a function; an error that it raises names the innermost function."""
     if reference := _back_reference(f, seen):
         return reference
+    if is_epilogue_function(f):
+        return _fingerprint_by_identity(f)
     if f.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES and is_listed_as_constant(f):
         return _fingerprint_by_identity(f)
     try:

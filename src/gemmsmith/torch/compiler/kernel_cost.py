@@ -24,7 +24,7 @@ from gemmsmith.torch.ops import fp32_precision
 INDUCTOR_BYTES_PER_US = 4_200_000
 """Memory throughput of Inductor's kernels on an H200, at best. Chosen, just below the 4.33 TB/s of docs/ladder.md."""
 LAUNCH_US = 0.8
-"""Time in us that the launch of one kernel takes in a CUDA graph: that of an empty kernel in docs/notebook."""
+"""Time in us that the launch of one kernel takes in a CUDA graph: that of an empty kernel (docs/notebook/README.md)."""
 MAX_COMPILE_THREADS = 8
 """Background threads that compile kernels, at most. Chosen; not measured."""
 

@@ -9,15 +9,34 @@ from dataclasses import dataclass, field
 from gemmsmith.backends.sim.memory.clocks import AGENTS_PER_WARP
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, GlobalMemory
 from gemmsmith.backends.sim.memory.sync_variables import SyncVariable
-from gemmsmith.backends.sim.report.cost_model import CostModel
 from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.report.verdict import TimeDependence, tests_only_skip_waits
 from gemmsmith.backends.sim.state.operations import Operations
 from gemmsmith.core.cached_property import cached_property
-from gemmsmith.core.occupancy import occupancy
+from gemmsmith.core.chip import occupancy
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.machine import Access
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Latencies (cycles) and bandwidths (bytes per cycle) of one SM.
+
+    The cycles of a wgmma are given by each operation (N / 2 for m64nNk16: 4096 dense 16-bit FMAs per cycle, from
+    NVIDIA's 989 TFLOP/s at 1.83 GHz); TMA latency and L2 bandwidth are from micro-benchmarks of H100 (Luo et al.,
+    2024).
+    """
+
+    instruction: int = 4
+    memory_instruction: int = 20
+    tma_latency: int = 700
+    tma_bytes_per_cycle: int = 64
+    store_latency: int = 500
+    barrier: int = 20
+
+
+H200_COST_MODEL = CostModel()
 
 
 @dataclass(eq=False)

@@ -1,0 +1,286 @@
+"""The split-K reductions: of clusters through global memory, and of a cluster's CTAs through DSMEM.
+
+Through global memory (CUTLASS stream-K: fixup) the order is fixed: non-final warpgroups store their accumulator and set
+a flag (release); the final one waits for each flag (acquire), clears it and adds. Flags are zero before and after every
+kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.pipeline import HasBarriers
+from gemmsmith.core.mma import THREADS_PER_WARPGROUP
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import I32, U32, U64
+from gemmsmith.lang.values import Constant, RegisterArray, Value, Variable
+from gemmsmith.tile_scheduler.tiles import ClusterPosition, Split, TileScheduler, WorkTile
+
+VectorCopy = Callable[[RegisterArray, Value], object]
+"""(registers, byte offset) -> None: copies a vector between registers and memory."""
+
+
+class GlobalSplitReduction:
+    """The reduction of the partial sums of a tile's splits; without splits it does nothing.
+
+    Kernel arguments, with splits: `partials`, a slot for the accumulator of each warpgroup of each CTA, and `flags`, a
+    word for each of them.
+    """
+
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
+        k = current_builder()
+        self.spec, self.cta_rank = spec, scheduler.position.cta_rank
+        if spec.config.splits != 1:
+            self._barriers = k.named_barriers(spec.config.consumers)
+
+            def slots(p: Problem) -> int:
+                return scheduler.clusters_of(p) * spec.cluster_size * spec.config.consumers
+
+            self.partials = k.scratch("partials", lambda p: slots(p) * self._slot_bytes)
+            self.flags = k.scratch("flags", lambda p: slots(p) * 4, zero_initialized=True)
+
+    @property
+    def pipelines(self) -> tuple[HasBarriers, ...]:
+        """The objects whose barriers must be initialized: none."""
+        return ()
+
+    def output_tile(self, tile: WorkTile) -> WorkTile:
+        """Return what this CTA reduces and stores of a tile: all of it."""
+        return tile
+
+    def consumer_start_state(self) -> None:
+        """Return a consumer warpgroup's state: none."""
+
+    def tail(self, warpgroup: Value, tiles_sent: Variable | None) -> None:
+        """Do nothing."""
+
+    @contextmanager
+    def reduced_accumulator(
+        self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value, tiles_sent: Variable | None
+    ) -> Iterator[Accumulator]:
+        """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
+        k, split = current_builder(), tile.split
+        if split is None:
+            yield accumulator
+            return
+        leader = (k.thread % THREADS_PER_WARPGROUP == 0).named("is_reduction_leader")
+        with k.when(~split.runs_epilogue):
+            self._store(accumulator, split, warpgroup, leader)
+        with k.when(split.runs_epilogue):
+            num_peers = (split.cluster_idx - split.first_peer).named("num_peers")
+            with k.range(num_peers, name="peer") as peer, k.when(split.k_tile_begin > 0):
+                self._accumulate(accumulator, split.first_peer + peer, warpgroup, leader)
+            yield accumulator
+
+    def _slot(self, cluster_idx: Value, warpgroup: Value) -> Value:
+        """Return the index of a warpgroup's slot."""
+        cta = cluster_idx * self.spec.cluster_size + self.cta_rank
+        return (cta * self.spec.config.consumers + warpgroup).named("slot")
+
+    def _address(self, slot: Value, accumulator: Accumulator) -> Value:
+        """Return the address of this thread's first vector in a slot."""
+        offset = current_builder().thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))
+        return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("thread_partials_ptr")
+
+    @property
+    def _slot_bytes(self) -> int:
+        return self.spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
+
+    def _store(self, accumulator: Accumulator, split: Split, warpgroup: Value, leader: Value) -> None:
+        k = current_builder()
+        slot = self._slot(split.cluster_idx, warpgroup)
+        address = self._address(slot, accumulator)
+        store_partials(accumulator, lambda values, offset: hw.store_global(values, address + offset.to(U64), True))
+        k.comment("wait until all threads have written their partial sums, which the flag announces")
+        hw.barrier_sync(warpgroup + self._barriers, THREADS_PER_WARPGROUP)
+        with k.when(leader):
+            hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
+
+    def _accumulate(self, accumulator: Accumulator, cluster_idx: Value, warpgroup: Value, leader: Value) -> None:
+        k = current_builder()
+        slot = self._slot(cluster_idx, warpgroup)
+        address, flag = self._address(slot, accumulator), (self.flags + (slot * 4).to(U64)).named("flag_ptr")
+        with k.when(leader):
+            hw.spin_until_equal(flag, Constant(U32, 1))
+            hw.store_strong(flag, Constant(U32, 0), "relaxed", "gpu")
+        k.comment("wait until the leader has seen the flag")
+        hw.barrier_sync(warpgroup + self._barriers, THREADS_PER_WARPGROUP)
+        accumulate_partials(accumulator, lambda values, offset: hw.load_global(values, address + offset.to(U64), True))
+
+
+def vector_width(accumulator: Accumulator, num_slices: int = 1) -> int:
+    """Return the registers of a vector in which a slice of the accumulator's columns is copied."""
+    return 4 if len(accumulator.fragments[0]) // num_slices % 4 == 0 else 2
+
+
+def store_partials(accumulator: Accumulator, store: VectorCopy, slice_idx: int = 0, num_slices: int = 1) -> None:
+    """Store a slice of the accumulator's columns, vector by vector; the threads' n-th vectors are contiguous."""
+    width = vector_width(accumulator, num_slices)
+    first = slice_idx * (accumulator.fragments.count // num_slices)
+    for fragment, vector, offset in _vectors(accumulator, width, num_slices):
+        store(fragment.slice(vector * width + first, width), offset)
+
+
+def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
+    """Add what `store_partials` has stored to the accumulator."""
+    k, width = current_builder(), vector_width(accumulator)
+    for fragment, vector, offset in _vectors(accumulator, width):
+        values = k.registers(fragment.type, width, "values")
+        load(values, offset)
+        with k.unroll(width) as i:
+            accumulator.add(fragment, (vector * width + i).named("acc_idx"), values[i])
+
+
+def _vectors(accumulator: Accumulator, width: int, num_slices: int = 1) -> Iterator[tuple[RegisterArray, Value, Value]]:
+    """Yield (fragment, index of a vector of `width` in it, byte offset from this thread's first vector)."""
+    k, fragments = current_builder(), accumulator.fragments
+    count = fragments.count // num_slices // width
+    with k.unroll(len(fragments), name="mma_m") as mma_m, k.unroll(count, name="vector") as vector:
+        yield fragments[mma_m], vector, (mma_m * count + vector) * (4 * width * THREADS_PER_WARPGROUP)
+
+
+WARPS_PER_WARPGROUP = 4
+"""Warps of a warpgroup, each of which releases a slot with one lane."""
+
+
+class ClusterSplitReduction:
+    """The reduction of the partial sums of the CTAs of a cluster that split a tile's K.
+
+    Each warpgroup sends its partial accumulator to the same warpgroup of the CTAs that reduce the tile: all of them,
+    one column slice each, or only the last. They add in rank order.
+
+    The receiver has a full barrier per slot, which counts the bytes that arrive; the sender has an empty barrier per
+    warpgroup. The tile's ordinal in its CTA gives the barriers' phase.
+    """
+
+    def __init__(self, spec: KernelSpec, position: ClusterPosition) -> None:
+        assert isinstance(position.split_idx, Value)
+        self.spec, self.position, self.split_idx = spec, position, position.split_idx
+        self.num_slices, self.consumers = spec.num_reducing_ctas, spec.config.consumers
+        self.num_peers = spec.config.cluster_splits - 1
+        num_slots = self.num_peers * self.consumers
+        k = current_builder()
+        self.slot_bytes = spec.cluster_reduction_bytes // num_slots
+        name = "split-K exchange"
+        self.exchange_slots = k.shared(self.slot_bytes, stages=num_slots, name=name)
+        self.full = k.shared(8, stages=num_slots, alignment=8, name=f"{name} full barrier")
+        self.empty = k.shared(8, stages=self.consumers, alignment=8, name=f"{name} empty barrier")
+
+    @property
+    def pipelines(self) -> tuple[ClusterSplitReduction, ...]:
+        """The objects whose barriers must be initialized."""
+        return (self,)
+
+    def init(self) -> None:
+        k = current_builder()
+        with k.unroll(self.num_peers * self.consumers, name="slot") as slot:
+            hw.mbarrier_init(self.full[slot], 1)
+        with k.unroll(self.consumers, name="consumer") as consumer:
+            hw.mbarrier_init(self.empty[consumer], WARPS_PER_WARPGROUP * max(self.num_slices - 1, 1))
+
+    def output_tile(self, tile: WorkTile) -> WorkTile:
+        """Return what this CTA, if it reduces, stores of a tile: all of it, or its slice of the columns."""
+        if self.num_slices == 1:
+            return tile
+        return replace(tile, n=(tile.n + self.split_idx * self.spec.slice_columns).named("split_n_offset"))
+
+    @contextmanager
+    def reduced_accumulator(
+        self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value, tiles_sent: Variable | None
+    ) -> Iterator[Accumulator]:
+        """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
+        k, split = current_builder(), tile.split
+        assert split is not None
+        assert tiles_sent is not None
+        with k.when(~split.runs_epilogue) if self.num_slices == 1 else nullcontext():
+            self._send(accumulator, split, warpgroup)
+            tiles_sent.set(split.tile_ordinal + 1)
+        with k.when(split.runs_epilogue):
+            own_columns = self._own_columns(accumulator)
+            self._receive(own_columns, tile, warpgroup)
+            yield own_columns
+
+    def consumer_start_state(self) -> Variable:
+        """Declare a consumer warpgroup's state, before its first tile: how many tiles it has sent."""
+        return current_builder().var(I32, 0, "tiles_sent")
+
+    def tail(self, warpgroup: Value, tiles_sent: Variable | None) -> None:
+        """Wait until the receivers have released the last slots: no CTA may exit while a peer still arrives on it."""
+        assert tiles_sent is not None
+        with current_builder().when(tiles_sent.get() > 0):
+            hw.mbarrier_wait(self.empty[warpgroup], ((tiles_sent.get() + 1) % 2).to(U32))
+
+    def _rank(self, split_idx: Value | int) -> Value:
+        """Return the cluster rank of the CTA with the same tile and another split."""
+        base_rank = self.position.cta_rank - self.position.split_base_rank
+        return (base_rank + split_idx * self.spec.multicast_size).to(U32)
+
+    def _send(self, accumulator: Accumulator, split: Split, warpgroup: Value) -> None:
+        """Send to each other CTA that reduces a slice the columns of that slice."""
+        k = current_builder()
+        hw.mbarrier_wait(self.empty[warpgroup], ((split.tile_ordinal + 1) % 2).to(U32), "cluster")
+        offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator, self.num_slices))).to(U32)
+        offset.with_name_hint("thread_offset")
+        for slice_idx in range(self.num_slices):
+            receiver = self.num_peers + 1 - self.num_slices + slice_idx
+            with k.when(self.split_idx != receiver):
+                sender = self.split_idx - k.select(self.split_idx > receiver, 1, 0)
+                slot = (sender * self.consumers + warpgroup).named("slot")
+                rank = self._rank(receiver).named("receiver_rank")
+                address = hw.mapa(self.exchange_slots[slot].address + offset, rank).named("remote_slot")
+                full = hw.mapa(self.full[slot], rank).named("remote_full_barrier")
+                store_partials(accumulator, partial(_store_remote, address, full), slice_idx, self.num_slices)
+
+    def _own_columns(self, accumulator: Accumulator) -> Accumulator:
+        """Return this CTA's partial sums of the columns that it reduces."""
+        if self.num_slices == 1:
+            return accumulator
+        k, spec = current_builder(), self.spec
+        own_columns = Accumulator(spec.mma, spec.warpgroup_rows, spec.slice_columns, "slice_accumulator")
+        for slice_idx in range(self.num_slices):
+            with k.when(self.split_idx == slice_idx):
+                for own, full in zip(own_columns.fragments, accumulator.fragments, strict=True):
+                    with k.unroll(len(own)) as i:
+                        own[i] = full[i + slice_idx * len(own)]
+        return own_columns
+
+    def _receive(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> None:
+        """Add the partial sums that the other CTAs send to `accumulator`."""
+        k, split = current_builder(), tile.split
+        assert split is not None
+        assert tile.has_next is not None
+        thread_offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))).to(U32)
+        thread_offset.with_name_hint("thread_offset")
+        with k.range(self.num_peers, name="sender") as sender:
+            slot = (sender * self.consumers + warpgroup).named("slot")
+            with k.when(k.thread % THREADS_PER_WARPGROUP == 0):
+                hw.mbarrier_arrive_expect_tx(self.full[slot], self.slot_bytes)
+            hw.mbarrier_wait(self.full[slot], (split.tile_ordinal % 2).to(U32), "cluster")
+            address = (self.exchange_slots[slot].address + thread_offset).named("thread_slot")
+            accumulate_partials(accumulator, lambda values, offset: hw.load_shared(values, address + offset.to(U32)))
+            k.comment("wait until all lanes have read the slot that is released next")
+            hw.sync_warp()
+            with k.when(k.lane == 0):
+                rank = self._rank(sender + k.select(sender >= self.split_idx, 1, 0)).with_name_hint("sender_rank")
+                with k.when(tile.has_next):  # cluster scope: ld has read the slot, which the peer writes again
+                    hw.mbarrier_arrive_remote(self.empty[warpgroup], rank, "cluster")
+                with k.otherwise():
+                    hw.mbarrier_arrive_remote(self.empty[warpgroup], rank, "cta")
+
+
+def _store_remote(address: Value, full_barrier: Value, values: RegisterArray, offset: Value) -> None:
+    hw.store_async(values, address + offset.to(U32), full_barrier)
+
+
+def make_split_reduction(spec: KernelSpec, scheduler: TileScheduler) -> GlobalSplitReduction | ClusterSplitReduction:
+    """Return the reduction of partial sums for a config."""
+    if spec.config.cluster_splits > 1:
+        return ClusterSplitReduction(spec, scheduler.position)
+    return GlobalSplitReduction(spec, scheduler)

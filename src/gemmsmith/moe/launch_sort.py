@@ -1,0 +1,93 @@
+"""The selection of tokens' experts, and the sort of their slots by experts, on a GPU or in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from gemmsmith.arrays import ArrayInfo, cache_key_and_address, describe
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dtypes import FP32, INT32
+from gemmsmith.host.output_kernels import MAX_CACHED_RUNS, OutputKernels, OutputSpec, get_or_create
+from gemmsmith.lang.launch import Launch, Launches
+from gemmsmith.moe.route import BoundRoute, RouteSpec
+from gemmsmith.moe.route import route as route_kernel
+from gemmsmith.moe.sort_by_expert import (
+    MAX_ROUTED_EXPERTS,
+    MAX_SLOTS,
+    SLOTS_PER_THREAD,
+    THREADS,
+    BoundSort,
+    SortSpec,
+)
+from gemmsmith.moe.sort_by_expert import sort_by_expert as sort_kernel
+
+MAX_ROUTED_TOKENS = 8
+"""Tokens at most whose experts the CTA that sorts them selects, one in each warp; of more, a kernel before it does. On
+an H100, 128 experts, top 8: 1 token 2.7 us, with two kernels 3.4; 16 tokens 3.5 and 3.5, 32 tokens 4.7 and 3.7."""
+_CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
+"""Kernels by the signature of the experts or logits, and by what else they depend on."""
+
+
+def sort_by_expert(experts: Any, weights: Any, count: int, backend: str) -> dict[str, Any]:
+    """Return offsets, slot_of_row, token_of_row, row_of_slot and row_weights, as the kernel writes them.
+
+    The arguments are not checked.
+
+    Args:
+        experts: (tokens, top_k), contiguous, int32 or int64; 1 to MAX_SLOTS elements.
+        weights: (tokens, top_k), contiguous, fp32.
+        count: Number of experts, at most MAX_EXPERTS.
+        backend: "cuda" or "sim".
+    """
+    key: Hashable = cache_key_and_address(experts)[0], count
+    kernels = get_or_create(_CACHE, key, lambda: _make_sort(describe(experts), count))
+    return kernels(backend, {"experts": experts, "weights": weights}, experts)
+
+
+def route(logits: Any, bias: Any, spec: RouteSpec, scale: float, backend: str) -> dict[str, Any]:
+    """Return experts and weights, as the kernel `route` writes them, and of up to MAX_SLOTS slots what the sort does.
+
+    The arguments are not checked.
+
+    Args:
+        logits: (tokens, experts), contiguous, of spec.dtype; at least one token.
+        bias: (experts,), contiguous, fp32; None with softmax.
+        spec: How experts are selected.
+        scale: Factor of the weights.
+        backend: "cuda" or "sim".
+    """
+    key: Hashable = cache_key_and_address(logits)[0], spec, scale
+    kernels = get_or_create(_CACHE, key, lambda: _make_route(describe(logits).shape[0], spec, scale))
+    return kernels(backend, {"logits": logits} if bias is None else {"logits": logits, "bias": bias}, logits)
+
+
+def _make_sort(experts: ArrayInfo, count: int) -> OutputKernels:
+    tokens, top_k = experts.shape
+    launch, outputs = _sort_launch(tokens, top_k, count, experts.itemsize)
+    return OutputKernels(Launches(None, False, (launch,), is_dependent=True), outputs)
+
+
+def _make_route(tokens: int, spec: RouteSpec, scale: float) -> OutputKernels:
+    outputs = {name: OutputSpec((tokens, spec.top_k), x) for name, x in (("experts", INT32), ("weights", FP32))}
+    is_one_kernel = tokens <= MAX_ROUTED_TOKENS and spec.experts <= MAX_ROUTED_EXPERTS
+    launches = [] if is_one_kernel else [Launch.from_kernel(route_kernel(spec), BoundRoute(tokens, scale))]
+    if tokens * spec.top_k <= MAX_SLOTS:
+        route_ = spec if is_one_kernel else None
+        launch, sorted_ = _sort_launch(tokens, spec.top_k, spec.experts, INT32.bytes, route_, scale)
+        launches.append(launch)
+        outputs |= sorted_
+    return OutputKernels(Launches(None, False, tuple(launches), is_dependent=True), outputs)
+
+
+def _sort_launch(
+    tokens: int, top_k: int, count: int, index_bytes: int, route: RouteSpec | None = None, scale: float = 1.0
+) -> tuple[Launch, dict[str, OutputSpec]]:
+    """Return the launch of the sort, and what it writes."""
+    slots = tokens * top_k
+    assert 0 < slots <= MAX_SLOTS
+    slots_per_thread = next(x for x in SLOTS_PER_THREAD if slots <= THREADS * x)
+    kernel = sort_kernel(SortSpec(count, index_bytes, slots_per_thread, route))
+    outputs = {name: OutputSpec((slots,), INT32) for name in ("slot_of_row", "token_of_row", "row_of_slot")}
+    outputs |= {"offsets": OutputSpec((count,), INT32), "row_weights": OutputSpec((slots,), FP32)}
+    return Launch.from_kernel(kernel, BoundSort(slots, top_k, scale)), outputs

@@ -1,0 +1,1 @@
+"""Linear layers and MLPs, gated or not."""

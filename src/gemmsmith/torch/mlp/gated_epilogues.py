@@ -1,0 +1,192 @@
+"""Epilogues of gates, which turn the halves of one product, gate and up, into what another multiplies; and gradients.
+
+A gate is named, silu to relu, or is a serialized graph of the operands "gate" and "up", or of "gate" alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.graph.approximations import GELU_A, GELU_B
+from gemmsmith.graph.frontend.derivative import GRAD_OUTPUT_PREFIX, GRAD_PREFIX, INPUT_PREFIX, derivative
+from gemmsmith.graph.frontend.interleave import deinterleave
+from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.graph.functions import Function
+from gemmsmith.torch.backward_plan import dynamo_constant
+from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, serialize
+from gemmsmith.torch.tracing import dtype_from_name
+
+HALVES = ("gate", "up")
+"""Names of a gate's operands."""
+BIASES = ("gate_bias", "up_bias")
+"""Names of what is added to them."""
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "silu": lambda x: x * x.sigmoid(),
+    "gelu": lambda x: x * x.tracer("ndtr", x),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + (GELU_A * (x + GELU_B * x * x * x)).tanh()),
+    "relu": lambda x: x.relu(),
+}
+"""Activations by name, written out so that a gate and its derivative share functions."""
+
+
+def check_activation(activation: str) -> None:
+    """Raise ArgumentError for an unknown gate."""
+    if activation not in ACTIVATIONS and SECTION_SEPARATOR not in activation:
+        raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+
+
+@dynamo_constant
+def width(activation: str) -> Literal[1, 2]:
+    """Return the number of halves that a gate reads."""
+    return 2 if len(_graph(activation).operands) == 2 else 1
+
+
+def gate_and_up(weight: Any) -> tuple[Any, Any]:
+    """Return the operands b (count, k, n) of gate and of up, of a weight (count, 2 * n, k): gate's rows, then up's."""
+    n = weight.shape[1] // 2
+    return weight[:, :n].mT, weight[:, n:].mT
+
+
+def weighted(_: str, acc: Any, weight: Any) -> Any:
+    """Return a product times a weight."""
+    return acc * weight
+
+
+def added(_: str, acc: Any, c: Any) -> Any:
+    """Return a product plus a matrix."""
+    return acc + c
+
+
+def gated(activation: str, acc: Any, **biases: Any) -> Any:
+    """Return the gate of a product of interleaved halves, or of one."""
+    return _apply(activation, _halves(activation, acc, biases))
+
+
+def gate_and_halves(activation: str, acc: Any, **biases: Any) -> tuple[Any, ...]:
+    """Return the gate, and the halves."""
+    halves = _halves(activation, acc, biases)
+    return _apply(activation, halves), *halves
+
+
+def weighted_gate_and_halves(activation: str, acc: Any, weight: Any, **biases: Any) -> tuple[Any, ...]:
+    """Return the gate times a weight, and the halves."""
+    h, *halves = gate_and_halves(activation, acc, **biases)
+    return h * weight, *halves
+
+
+def weighted_gate(activation: str, acc: Any, weight: Any, **halves: Any) -> Any:
+    """Return the gate of halves that are known, times a weight."""
+    return _apply(activation, list(halves.values())) * weight
+
+
+def backward(activation: str, acc: Any, **halves: Any) -> tuple[Any, ...]:
+    """Return the gradients of the halves."""
+    graph = _derivative(activation)
+    values = {INPUT_PREFIX + name: x for name, x in halves.items()}
+    grads = dict(
+        zip([r.name for r in graph.results], _replay(graph, values | {f"{GRAD_OUTPUT_PREFIX}out": acc}), strict=True)
+    )
+    return tuple(grads.get(GRAD_PREFIX + name, acc.where(False, 0.0)) for name in halves)
+
+
+def weighted_backward(activation: str, acc: Any, weight: Any, **halves: Any) -> tuple[Any, ...]:
+    """Return the gradients of the halves and of the weight, whose factor is the gate; and the gate times the weight."""
+    h = _apply(activation, list(halves.values()))
+    return *backward(activation, acc * weight, **halves), (acc * h).sum(-1), h * weight
+
+
+def _halves(activation: str, acc: Any, biases: Mapping[str, Any]) -> list[Any]:
+    halves = deinterleave(acc) if width(activation) == 2 else (acc,)
+    return [x + b for x, b in zip(halves, biases.values(), strict=True)] if biases else list(halves)
+
+
+def _apply(activation: str, halves: Sequence[Any]) -> Any:
+    (h,) = _replay(_graph(activation), dict(zip(HALVES, halves, strict=False)))
+    return h
+
+
+def _replay(graph: EpilogueGraph, operands: Mapping[str, Any]) -> list[Any]:
+    """Return a graph's results for traced values of its operands."""
+    values: list[Any] = []
+    tracer = next(iter(operands.values())).tracer
+    for node in graph.nodes:
+        inputs = [values[i] for i in node.inputs]
+        match node.op:
+            case "operand":
+                values.append(operands[node.attribute])
+            case "constant":
+                values.append(tracer.value(node.attribute))
+            case "cast":
+                values.append(tracer.value(tracer.cast(*inputs, node.attribute)))
+            case _ if node.op in ACTIVATIONS:
+                values.append(ACTIVATIONS[node.op](*inputs))
+            case _:
+                values.append(tracer(node.op, *inputs))
+    return [values[r.node] for r in graph.results]
+
+
+@lru_cache(maxsize=64)
+def _graph(activation: str) -> EpilogueGraph:
+    """Return a gate's graph."""
+    if activation in ACTIVATIONS:
+        return trace_gate(lambda gate, up: ACTIVATIONS[activation](gate) * up, HALVES)
+    graph = check_gate(deserialize(activation))
+    return trace_gate(lambda **halves: _replay(graph, halves)[0], [o.name for o in graph.operands])
+
+
+def trace_gate(function: Callable[..., Any], names: Sequence[str]) -> EpilogueGraph:
+    """Return the graph of a function of halves of these names. Raises EpilogueError if it is not elementwise."""
+    graph = trace(lambda _, **halves: function(**halves), (2, 2), dict.fromkeys(names, (_MATRIX, FP32)))
+    return check_gate(graph)
+
+
+def check_gate(graph: EpilogueGraph) -> EpilogueGraph:
+    """Return a graph of halves. Raises EpilogueError if it has several results, or is not elementwise."""
+    others = [
+        n for n in graph.nodes if not isinstance(n.operation, Function) and n.op not in ("operand", "constant", "cast")
+    ]
+    if others or len(graph.results) != 1:
+        received = others[0].op if others else f"{len(graph.results)} results"
+        raise EpilogueError(f"epilogue: got {received} in a gate; use elementwise functions, and one result")
+    return graph
+
+
+@lru_cache(maxsize=64)
+def _derivative(activation: str) -> EpilogueGraph:
+    graph = _graph(activation)
+    return derivative(graph, ["out"], [o.name for o in graph.operands], (), FP32)
+
+
+_MATRIX, _COLUMN = BroadcastDims(False, 1, 1), BroadcastDims(False, 1, 0)
+_EPILOGUES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (
+    weighted, added, gated, gate_and_halves, weighted_gate_and_halves, weighted_gate, backward, weighted_backward,
+)}  # fmt: skip
+
+
+@dynamo_constant
+def epilogue_of(
+    name: str, activation: str, dtype: str, weight_dtype: str = "torch.float32", has_bias: bool = False
+) -> str:
+    """Return one of the functions above, serialized, of operands of these dtypes.
+
+    Its operands are, in this order, the weight; what is added; the halves, if it does not compute them; their biases,
+    those of each group for `gated`, else those of each row.
+    """
+    count, kind = width(activation), _MATRIX
+    names: tuple[str, ...] = BIASES[:count] if has_bias else ()
+    if name == "added":
+        names = ("c",)
+    elif name in ("weighted_gate", "backward", "weighted_backward"):
+        names = HALVES[:count]
+    else:
+        kind = BroadcastDims(True, 0, count) if name == "gated" else BroadcastDims(False, 1, count)
+    operands = {"weight": (_COLUMN, dtype_from_name(weight_dtype))} if name.startswith("weighted") else {}
+    operands |= {x: (kind, dtype_from_name(dtype)) for x in names}
+    return serialize(trace(partial(_EPILOGUES[name], activation), (2, 2 * INTERLEAVE_COLUMNS), operands))
