@@ -29,11 +29,12 @@ from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 
 
-def bind(request: Request, planned_granularity: Mapping[Role, int] | None = None) -> Binding:
+def bind(request: Request, planned: Binding | None = None) -> Binding:
     """Bind out = epilogue(a @ b) to arrays, as a problem of strided matrices, with everything checked.
 
     Nothing is allocated. Two changes make the problem faster. If D is column-major and its epilogue can be transposed,
-    D^T is computed, so that the kernel's D has unit column stride whenever out has a unit stride. And without an
+    D^T is computed, so that the kernel's D has unit column stride whenever out has a unit stride; but not if rows are
+    batch-invariant. And without an
     epilogue the batch is folded into M if b, with its block scales, is the same for the whole batch and the batch
     continues the rows of a, of its block scales and of D: one problem of batch * m rows.
 
@@ -41,7 +42,8 @@ def bind(request: Request, planned_granularity: Mapping[Role, int] | None = None
         request: What the caller asks for. A batch of 1, or none, is broadcast (stride 0); extents may be 0. Each array
             of `out` must have its result's shape, be writable, and not overlap itself, a, b or another result. Without
             an epilogue the default of `out_dtype` is out's dtype.
-        planned_granularity: The `scale_granularity` of the plan that the binding is for, to resolve ambiguous shapes.
+        planned: What the plan was made for that computes it: it has the orientation, resolves ambiguous shapes of
+            scales, and has the strides of dimensions of length 1.
 
     Returns:
         The binding.
@@ -74,11 +76,12 @@ def bind(request: Request, planned_granularity: Mapping[Role, int] | None = None
     groups = array_infos[grouping.table].shape[0] if grouping else 0
     grouping = grouping.with_room_for(groups) if grouping else None
     promoted = checks.is_promoted(a_info, request.accumulate, request.precision)
-    if planned_granularity is None and grouping and grouping.along == "k" and promoted:
+    planned_granularity = planned.scale_granularity if planned else {}
+    if planned is None and grouping and grouping.along == "k" and promoted:
         # (m, 1) of 128 of k may not be written where no group is: it is a block's, which only groups read
         planned_granularity = dict.fromkeys(ROLES, 1)
     factors, block_scales, granularity = _split_scales(
-        request, a_info, b_info, (groups,) if groups else shape[:-2], promoted, planned_granularity or {}
+        request, a_info, b_info, (groups,) if groups else shape[:-2], promoted, planned_granularity
     )
     if grouping:
         check_scales_of_groups(grouping, granularity)
@@ -127,10 +130,14 @@ def bind(request: Request, planned_granularity: Mapping[Role, int] | None = None
         check_added_rows(graph)
     deterministic = deterministic or not (graph.has_operations or adds_rows)
     spec = EpilogueSpec(graph, frozenset(), frozenset(), fast_math, deterministic)
-    oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity, product, grouping, groups)
-    return Binding(
+    swapped = planned.swapped if planned else False if request.batch_invariant else None
+    oriented = orient_problem(
+        spec, arguments, shape, dtype, mma, promoted, granularity, product, grouping, groups, swapped
+    )
+    binding = Binding(
         shape, dtype, mma, promoted, granularity, source_graph, graph, arguments, outputs, product, *oriented
     )  # fmt: skip
+    return binding.with_degenerate_strides_of(planned) if planned else binding
 
 
 def _check_options(request: Request) -> tuple[bool, bool]:

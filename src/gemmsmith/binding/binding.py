@@ -135,15 +135,13 @@ class Binding:
                 raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
         return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)
 
-    def in_orientation_of(self, other: Binding) -> Binding:
-        """Return the binding in `other`'s orientation, with the strides of length-1 dimensions taken from `other`."""
-        binding = self if self.swapped == other.swapped else self.transposed()
-        arrays = dict(binding.arrays)
-        for name in binding.spec.graph.matrix_names:
+    def with_degenerate_strides_of(self, other: Binding) -> Binding:
+        """Return the binding with the strides of length-1 dimensions taken from one in the same orientation."""
+        arrays = dict(self.arrays)
+        for name in self.spec.graph.matrix_names:
             arrays[name] = arrays[name].with_degenerate_strides_of(other.arrays.get(name, arrays[name]))
-        problem = binding.problem.with_degenerate_strides_of(other.problem)
-        spec = binding.spec.for_arrays(arrays)
-        return changed(binding, problem=problem, arrays=arrays, spec=spec)
+        problem = self.problem.with_degenerate_strides_of(other.problem)
+        return changed(self, problem=problem, arrays=arrays, spec=self.spec.for_arrays(arrays))
 
     def allocate_results(self, like: Any) -> Binding:
         """Allocate the missing results in `like`'s library. Raises ArgumentError for a max or min over nothing."""

@@ -117,13 +117,14 @@ class Plan:
         a = binding.a
         if request.batch_invariant:
             check_batch_invariant(request.config, binding.spec)
-            binding = binding.transposed() if binding.swapped else binding
         self._gpu = gpu_at(a.device_index if a.device == "cuda" else 0)
         if request.config is None:
             choice = choose_config(binding, chip_of(a), self._gpu, batch_invariant=request.batch_invariant)
         else:
             choice = Choice.of(binding, request.config)
         self.binding, self.config, self.origin = choice.binding, choice.config, choice.origin
+        # What `config.swap_ab` transposes, for the model
+        self._unswapped, self._unswapped_epilogue = binding.problem, binding.spec
         self.spec: KernelSpec = choice.spec
         self.problem: Problem = self.binding.problem
         self.out_dtype: DType = self.binding.out_dtype
@@ -189,22 +190,14 @@ class Plan:
         """The source of the config, and the model's estimates for it and for alternatives."""
         if not covers_config(self.config) or self.binding.grouping:
             return f"{self.config}: {self.origin}"
-        binding = self._unswapped_binding
-        return explain_config(
-            binding.problem, self.config, binding.spec, self.origin, gpu=self._gpu, swapped=binding.swapped
-        )  # fmt: skip
+        names = "ba" if self.binding.swapped else "ab"
+        return explain_config(self._unswapped, self.config, self._unswapped_epilogue, self.origin, self._gpu, names)
 
     @property
     def estimated_us(self) -> float:
         """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds."""
-        binding = self._unswapped_binding
-        problem = equal_groups(binding.problem) if binding.grouping else binding.problem
-        return estimate_us(problem, self.config, binding.spec, self._gpu)
-
-    @property
-    def _unswapped_binding(self) -> Binding:
-        """The binding in the orientation whose A and B `config.swap_ab` exchanges: that in which D is row-major."""
-        return self.binding.transposed() if self.config.swap_ab else self.binding
+        problem = equal_groups(self._unswapped) if self._unswapped.grouping else self._unswapped
+        return estimate_us(problem, self.config, self._unswapped_epilogue, self._gpu)
 
     @property
     def epilogue(self) -> str:
@@ -349,9 +342,9 @@ class Plan:
         return outputs_by_name(out, self._primary_result, self._has_epilogue)
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Binding:
-        """Bind the arrays in the plan's orientation (a D with one row or column fits both)."""
+        """Bind the arrays for the plan."""
         request = self._request._replace(a=a, b=b, out=out, operands=operands, scale_a=scale_a, scale_b=scale_b)
-        return bind(request, self.binding.scale_granularity).in_orientation_of(self.binding)
+        return bind(request, self.binding)
 
     def _prepare_run(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
         """Return the backend, the binding with all results allocated, and the launches."""
