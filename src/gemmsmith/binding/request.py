@@ -37,7 +37,7 @@ class Request(NamedTuple):
         operands: The epilogue's operands by name, and the arrays of the design or of the groups.
         epilogue: A function, a graph, a visitor tree (an object with a method `graph()` that returns one), or None.
         grouping: The groups of a grouped GEMM, whose table is one of `operands`.
-        fingerprint: Hash key of the epilogue, if it is a snapshot that has one.
+        fingerprint: Hash key of the epilogue, whose graph is that of this key, or None for one that is taken now.
     """
 
     a: Any

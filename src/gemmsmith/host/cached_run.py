@@ -67,7 +67,8 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
     a, b, out, operands, epilogue, scale_a, scale_b = request[:7]
     results = {} if out is None else outputs_by_name(out)
     arrays, pointers = read_arrays(a, b, results, operands, scale_a, scale_b)
-    key = fingerprint(epilogue), arrays, (type(out), request[OPTIONS])  # as `request.key`, which takes longer
+    source = request[-1] or fingerprint(epilogue)
+    key = source, arrays, (type(out), request[OPTIONS])  # as `request.key`, which takes longer
     try:
         cached = _PLAN_CACHE.get(key)
     except TypeError:  # an option is not hashable: Plan refuses it
@@ -80,7 +81,7 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         # None if the result has another name than in `results`
         _PLAN_CACHE[key] = plan_, plan_.cached_launches(arrays)
         return value
-    request = Request._make(request)
+    request = Request._make(request)._replace(fingerprint=source)
     try:
         plan_ = Plan(request)
     except ConfigError:  # no kernel computes it, but the reference, which has none, does
@@ -91,7 +92,7 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         run_reference(binding)
         return binding.value
     binding = plan_.detach_arrays()
-    if plan_.fingerprint is not None:
-        _PLAN_CACHE[(plan_.fingerprint, *key[1:])] = plan_, None
+    if source is not None:
+        _PLAN_CACHE[key] = plan_, None
     # None if the result has another name than in `results`
     return plan_.run_bound(binding, a, cache_key=arrays if results.keys() == binding.results.keys() else None)
