@@ -110,8 +110,9 @@ def table() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
+    is_written = parser.parse_args().write
     found = table()
-    if parser.parse_args().write:
+    if is_written:
         path = Path(function_costs.__file__)
         text = path.read_text()
         path.write_text(re.sub(r"(?s)(?<=# generated\n).*(?=\n# end)", lambda _: found, text))

@@ -22,7 +22,7 @@ class Request:
         b: (k, n) or (batch, k, n), likewise.
         operands: All epilogue operands by name, with scales under their operands' names (see `scaling.with_scales`).
         epilogue: A function, a graph, a visitor tree (an object with a method `graph()` that returns one), or None.
-        fingerprint: Hash key of the epilogue, if it is a snapshot that has one.
+        fingerprint: Hash key of the epilogue, whose graph is that of this key, or None for one that is taken now.
         grouping: The groups of a grouped GEMM, whose table is one of `operands`.
 
     Raises:

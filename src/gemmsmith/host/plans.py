@@ -28,7 +28,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.graph.frontend.snapshot import snapshot
+from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
@@ -117,8 +117,8 @@ class Plan:
     def __init__(self, request: Request) -> None:
         if not isinstance(request, Request):
             raise ArgumentError(f"request: got {type(request).__name__}; use gemmsmith.plan(a, b)")
-        epilogue, self.fingerprint = snapshot(request.epilogue)
-        request = changed(request, epilogue=epilogue, fingerprint=self.fingerprint)
+        self.fingerprint = fingerprint(request.epilogue)
+        request = changed(request, fingerprint=self.fingerprint)
         binding = bind(request)
         a = binding.a
         if request.batch_invariant:
@@ -135,7 +135,7 @@ class Plan:
         self.out_dtype: DType = self.binding.out_dtype
         self.accumulator_dtype: DType = self.problem.accumulator_dtype
         self._request = changed(request, a=None, b=None, out=None, operands={}, out_dtype=self.out_dtype)
-        self._has_epilogue = epilogue is not None
+        self._has_epilogue = request.epilogue is not None
         self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
         self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
         self._has_single_result = self._result_names == ["out"]
@@ -413,8 +413,9 @@ def run_reference(binding: Binding) -> None:
     """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
     from gemmsmith.backends.reference.run import run
 
-    if binding.product and not binding.grouping:
-        raise ArgumentError(f'backend: got "reference" for {binding.product.name}, which it cannot compute; use "sim"')
+    if (binding.product and not binding.grouping) or binding.multiplication.is_mixed:
+        name = binding.product.name if binding.product else f"{binding.problem}"
+        raise ArgumentError(f'backend: got "reference" for {name}, which it cannot compute; use "sim"')
     run(
         binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity,
         is_3xtf32=binding.problem.is_3xtf32, grouping=binding.grouping, deterministic=binding.spec.deterministic,

@@ -233,10 +233,6 @@ class Estimate(NamedTuple):
         """Estimated cycles of the kernel."""
         return np.asarray(self.wave_cycles + self.split_reduction + self.launch_and_fill)
 
-    def select(self, indices: Array) -> Estimate:
-        """Return the estimates of the configs at these indices."""
-        return Estimate(*(x[indices] for x in self))
-
 
 def estimate(
     problem: Problem, table: ConfigTable, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200,

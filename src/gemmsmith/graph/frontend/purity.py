@@ -72,8 +72,8 @@ def find_reads(code: CodeType) -> Reads:
     cached = _READS.get(id(code))
     if cached is None:
         names: set[str] = set()
-        unknown_read = next(_find_unknown_reads(code, names), "")
-        _READS[id(code)] = cached = code, Reads(tuple(sorted(names)), unknown_read)
+        unknown_reads = list(_find_unknown_reads(code, names))
+        _READS[id(code)] = cached = code, Reads(tuple(sorted(names)), next(iter(unknown_reads), ""))
     return cached[1]
 
 
