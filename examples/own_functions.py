@@ -1,8 +1,9 @@
-"""Two functions of epilogues from outside the package: of an element, and of a whole row.
+"""Functions of epilogues from outside the package: of an element, of a whole row, and a reduction.
 
 python examples/own_functions.py
 
-D = atan(A @ B), and D = softmax(A @ B) over each row. One record each says all that the library has to know.
+D = atan(A @ B), D = softmax(A @ B) over each row, and the length of each row of A @ B. One record each says all that
+the library has to know.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gemmsmith.graph.approximations import fast_exp, reciprocal
 from gemmsmith.graph.frontend.values import call_row_function, epilogue_function
 from gemmsmith.graph.function_costs import Cost
 from gemmsmith.graph.functions import Function, Refused
+from gemmsmith.graph.reductions import Monoid, ReductionKind, register_reduction
 from gemmsmith.graph.row_functions import RowFragment, RowFunction
 from gemmsmith.lang.instruction import Instruction, emitter, f32
 from gemmsmith.lang.types import F32
@@ -90,11 +92,33 @@ def row_softmax(x: Any) -> Any:
     return call_row_function(SOFTMAX, x)
 
 
+# A reduction --------------------------------------------------------------------------------------------------------
+
+LENGTH = ReductionKind(
+    "length",
+    Monoid(masked_value=0.0, identity=(0.0,), state_of_element=lambda x: (x * x,), merge=lambda a, b: (a[0] + b[0],),
+           finish=lambda state: hw.math_library_call("sqrtf", state[0])),
+    reference=lambda x, axes: np.sqrt(np.square(x).sum(axis=axes)),
+    torch=lambda x, dims, keepdim: x.square().sum(dims, keepdim).sqrt(),
+    gradient=lambda g, y, x: g * (x / y), reads_value=True, cost=Cost(1),
+    of_constant=lambda constant, count: abs(constant) * math.sqrt(count),
+)  # fmt: skip
+register_reduction(LENGTH)
+
+
+def length_of_rows(x: Any) -> Any:
+    """Return the length of each row."""
+    return x.length(-1)
+
+
 def main() -> None:
-    """Compute both in the simulator."""
+    """Compute them in the simulator."""
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((64, 32), np.float32), rng.standard_normal((32, 64), np.float32)
-    for epilogue, expected in ((np.arctan, np.arctan(a @ b)), (row_softmax, softmax_reference(a @ b))):
+    for epilogue, expected in (
+        (np.arctan, np.arctan(a @ b)), (row_softmax, softmax_reference(a @ b)),
+        (length_of_rows, np.linalg.norm(a @ b, axis=-1)),
+    ):  # fmt: skip
         out = np.empty_like(expected)
         gemmsmith.simulate(a, b, out=out, epilogue=epilogue)
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)

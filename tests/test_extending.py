@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from examples.own_functions import ATAN, SOFTMAX, row_softmax, softmax_reference
+from examples.own_functions import ATAN, LENGTH, SOFTMAX, length_of_rows, row_softmax, softmax_reference
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Design, EpilogueError, RetraceWarning, Spec, hw
@@ -226,6 +226,7 @@ FUNCTIONS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "math": (lambda acc: math.atan(acc), np.arctan),
     "tree": (EVT(Compute("atan"), AccFetch()), np.arctan),
     "row": (scaled_softmax, lambda x: softmax_reference(0.5 * x)),
+    "reduction": (length_of_rows, lambda x: np.linalg.norm(x, axis=-1)),
 }
 
 
@@ -238,7 +239,7 @@ def test_functions_in_the_simulator_and_the_reference(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RetraceWarning)
         for config in (None, Config("mma_multistage", (64, 64, 32), (1, 1), 3, 1)):
-            out = np.full((72, 56), np.nan, np.float32)
+            out = np.full(expected.shape, np.nan, np.float32)
             assert gemmsmith.simulate(a, b, epilogue=epilogue, out=out, out_dtype="fp32", config=config).hazards == []
             np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
         out = gemmsmith.gemm(a, b, epilogue=epilogue, backend="reference", out_dtype="fp32")
@@ -259,6 +260,7 @@ def test_functions_of_tensors_and_the_gradient() -> None:
     a, b = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((8, 16), (16, 24)))
     for epilogue, function in (
         (lambda acc: torch.atan(acc * 2), lambda x: torch.atan(2 * x)), (scaled_softmax, lambda x: (x / 2).softmax(-1)),
+        (length_of_rows, lambda x: x.norm(dim=-1)),
     ):  # fmt: skip
         x = (a @ b).detach()
         out = evaluate_graph(trace(epilogue, (8, 24), {}), x, {})["out"]
@@ -267,10 +269,12 @@ def test_functions_of_tensors_and_the_gradient() -> None:
         warnings.simplefilter("error", RetraceWarning)
         for gemm_ in (gemm, torch.compile(gemm, fullgraph=True)):
             inputs, wanted = ([x.detach().clone().requires_grad_() for x in (a, b)] for _ in range(2))
-            gemm_(*inputs, epilogue=lambda acc: torch.atan(acc * 2)).square().sum().backward()
-            torch.atan(wanted[0] @ wanted[1] * 2).square().sum().backward()
-            for x, y in zip(inputs, wanted, strict=True):
-                torch.testing.assert_close(x.grad, y.grad)
+            y, lengths = gemm_(*inputs, epilogue=lambda acc: (torch.atan(acc * 2), acc.length(-1)))
+            (y.square().sum() + lengths.sum()).backward()
+            product = wanted[0] @ wanted[1]
+            (torch.atan(product * 2).square().sum() + product.norm(dim=-1).sum()).backward()
+            for x, expected in zip(inputs, wanted, strict=True):
+                torch.testing.assert_close(x.grad, expected.grad)
         for gemm_ in (gemm, torch.compile(gemm)):
             with torch.no_grad():
                 torch.testing.assert_close(gemm_(a, b, epilogue=scaled_softmax), (a @ b / 2).softmax(-1))
@@ -290,3 +294,8 @@ def test_what_is_missing_is_refused_when_the_record_is_made(record: Any, missing
         changes["names"] = ""
     with pytest.raises(ArgumentError, match=f"{record.name}: ({message})"):
         replace(record, **changes)
+
+
+def test_a_reduction_without_a_gradient_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="length: gradient: got None; give a function"):
+        replace(LENGTH, gradient=None)

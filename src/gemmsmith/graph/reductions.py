@@ -93,7 +93,7 @@ class ReductionKind:
         name: Its name in graphs, and in trees.
         monoid: How partial results combine.
         reference: A function of a float64 array and the axes to reduce.
-        torch: The name in torch of a function (x, dims, keepdim).
+        torch: A function (x, dims, keepdim) of tensors, or the name of one in torch.
         gradient: A function (g, y, x) that returns the gradient of x, of traced values, or `Refused` with the reason.
         cost: The instructions of an element.
         reads_value: Whether the gradient reads y, the value as it is stored.
@@ -109,7 +109,7 @@ class ReductionKind:
     name: str
     monoid: Monoid
     reference: Callable[[Array, tuple[int, ...]], Any]
-    torch: str
+    torch: str | Callable[..., Any]
     gradient: Callable[[Any, Any, Any], Any] | Refused
     cost: Cost
     reads_value: bool = False

@@ -122,4 +122,6 @@ class _Tensors:
         return tuple(i for i, index in enumerate("bmn"[3 - self.accumulator.dim() :]) if index in reduced_dims(axis))
 
     def reduce(self, x: Any, kind: str, axis: str) -> Any:
-        return getattr(torch, REDUCTIONS[kind].torch)(x, self.reduction_dims(axis), keepdim=True)
+        function = REDUCTIONS[kind].torch
+        function = function if callable(function) else getattr(torch, function)
+        return function(x, self.reduction_dims(axis), keepdim=True)

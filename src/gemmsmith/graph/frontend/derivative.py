@@ -38,8 +38,6 @@ SAVED_PREFIX = "_saved"
 CANDIDATES_PER_END = 16
 """Number of the values nearest to the accumulator, and of those nearest to the results, that are considered for saving.
 Chosen; not measured."""
-_COMMUTES_WITH_ROUNDING = frozenset({"abs", "neg", "relu"})
-"""Functions with f(round(x)) == round(f(x))."""
 
 
 class _DerivativeCost(NamedTuple):
@@ -124,15 +122,13 @@ def with_saved_values(
     cost, saved = _choose_saved(graph, wrt, default_dtype)
     if cost.recomputes_gemm:
         broadcast_dims = graph.broadcast_dims()
-        candidate_nodes = [
+        matrices = [
             i
             for i, n in enumerate(graph.nodes)
             if broadcast_dims[i].is_matrix and (isinstance(n.operation, Function) or _reads_accumulator(n))
         ]
-        candidate_nodes = (
-            candidate_nodes[:CANDIDATES_PER_END] + candidate_nodes[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
-        )
-        with_one_more_output = [_with_output(graph, i) for i in candidate_nodes]
+        nearest = matrices[:CANDIDATES_PER_END] + matrices[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
+        with_one_more_output = [_with_output(graph, i) for i in nearest]
         candidates = [(*_choose_saved(g, wrt, default_dtype, {g.results[-1].name}), g) for g in with_one_more_output]
         cost, saved_names, best = min(candidates, key=lambda x: x[0])
         if not cost.recomputes_gemm:
@@ -363,7 +359,7 @@ def _rounding_equivalent_nodes(graph: EpilogueGraph, result: Result) -> list[int
     These are its input, and inputs of that through functions that commute with rounding.
     """
     nodes = list(graph.nodes[result.node].inputs)
-    while graph.nodes[nodes[-1]].op in _COMMUTES_WITH_ROUNDING:
+    while graph.nodes[nodes[-1]].operation.commutes_with_rounding:
         nodes += graph.nodes[nodes[-1]].inputs
     return nodes
 
