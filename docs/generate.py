@@ -293,7 +293,8 @@ def _is_complete(text: str) -> bool:
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield every page with generated text, and that text."""
     blocks = {**figures.BLOCKS, "cuda": cuda, "consumer_loop": consumer_loop, "instruction": instruction,
-              "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction, "report": report}  # fmt: skip
+              "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction,
+              "report": report}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
