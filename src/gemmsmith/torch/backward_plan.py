@@ -1,6 +1,6 @@
 """What forward saves and backward computes for an epilogue: constants that torch.compile does not trace.
 
-Names are those of epilogue.frontend.derivative: x_name is an operand, y_name a result, d_name the gradient of a result.
+Names are those of graph.frontend.derivative: x_name is an operand, y_name a result, d_name the gradient of a result.
 """
 
 from __future__ import annotations
