@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from gemmsmith.api import gemm
 from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch.api import as_batched_input, autocast, expect_tensor
 from gemmsmith.torch.autograd import PLAIN_GEMM, differentiable_gemm
 from gemmsmith.torch.autograd_state import (
@@ -23,7 +23,7 @@ from gemmsmith.torch.autograd_state import (
 )
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.graph_serialization import deserialize, serialize
-from gemmsmith.torch.ops import call_op, define_op, kernel_arguments, result_dtype
+from gemmsmith.torch.ops import as_request, call_op, define_op, result_dtype
 from gemmsmith.torch.plain_tensors import runs_kernels, sees_operators
 from gemmsmith.torch.tracing import dtype_from_name
 
@@ -330,7 +330,7 @@ def _call_in_place(epilogue: str, a: Any, b: Any, c: Any, operands: list[Any]) -
     if not writes_c or sees_operators() or not runs_kernels(c):
         return call_op(epilogue, a, b, [], [c, *operands])
     out = c.view(dtype)
-    gemm(a, b, out=out, **kernel_arguments(graph, a, [], [c, *operands]))
+    run_cached(as_request(graph, a, b, [], [c, *operands])._replace(out=out))
     return out
 
 

@@ -127,29 +127,28 @@ def multiply_add(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _apply(graph: EpilogueGraph, table: list[tuple[Pattern, Pattern]]) -> EpilogueGraph:
+    """Replace each node by the first pattern of the table that matches it."""
     graph = eliminate_dead_code(graph)  # nodes that no result needs do not count as users
-    old_uses, uses = use_counts(graph), Counter[int]()
-    # A node of the new graph has as many uses as the node of the old one that it replaces.
+    old_uses = use_counts(graph)
+    uses: Counter[int] = Counter()  # of the new nodes: as many as of the old nodes that they replace
 
-    def rewrite_node(editor: Editor, node: Node) -> int:
-        new = _replaced(editor, node, table, uses)
+    def replacement_of(editor: Editor, node: Node) -> int:
+        matcher = Matcher(editor.nodes, uses)
+        matches = ((replacement, matcher.match(pattern, node)) for pattern, replacement in table)
+        replacement, bindings = next((x for x in matches if x[1] is not None), (None, None))
+        if bindings is None:
+            editor.nodes.append(node)
+            new = len(editor.nodes) - 1
+        else:
+            new = _instantiate(editor, replacement, bindings)
         uses[new] = old_uses[editor.index]
         return new
 
-    return rewrite(graph, rewrite_node)
-
-
-def _replaced(editor: Editor, node: Node, table: list[tuple[Pattern, Pattern]], uses: Counter[int]) -> int:
-    """Add the replacement of the first pattern that matches a node, or the node itself, and return its index."""
-    matcher = Matcher(editor.nodes, uses)
-    for pattern, replacement in table:
-        if (bindings := matcher.match(pattern, node)) is not None:
-            return _instantiate(editor, replacement, bindings)
-    editor.nodes.append(node)
-    return len(editor.nodes) - 1
+    return rewrite(graph, replacement_of)
 
 
 def _instantiate(editor: Editor, pattern: Pattern, bindings: dict[str, int]) -> int:
+    """Add a pattern's nodes, with the nodes that its variables stand for, and return the index of its value."""
     if isinstance(pattern, str):
         return bindings[pattern]
     op, *operands = pattern

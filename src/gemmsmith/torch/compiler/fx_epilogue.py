@@ -331,18 +331,24 @@ class FxEpilogueTracer(Tracer):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def graph(self, stored: Sequence[Node]) -> EpilogueGraph:
-        """Return the epilogue's graph, whose results are the values of the nodes `stored`, in their dtypes.
+        """Return the epilogue's graph, whose results are the values of the nodes `stored`, in their dtypes."""
+        sources = [stored[0].args[0]] if _is_only_widened(stored) else stored
+        results = [
+            Result(f"out{i or ''}", self.values[source].node, graph_dtype(dtype(x)))
+            for i, (source, x) in enumerate(zip(sources, stored, strict=True))
+        ]
+        numbers = [Operand(x, BroadcastDims()) for x in self.numbers]
+        return eliminate_dead_code(
+            EpilogueGraph(tuple(self.nodes), (*self.operands.values(), *numbers), tuple(results))
+        )
 
-        If the only result is a cast to a wider dtype that the graph returns, as a weight's gradient is, the value is
-        not rounded to the narrower dtype first: no other node reads that one.
-        """
-        computed = list(stored)
-        if len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users):
-            computed = [stored[0].args[0]]
-        pairs = enumerate(zip(computed, stored, strict=True))
-        results = [Result(f"out{i or ''}", self.values[x].node, graph_dtype(dtype(y))) for i, (x, y) in pairs]
-        operands = *self.operands.values(), *[Operand(name, BroadcastDims()) for name in self.numbers]
-        return eliminate_dead_code(EpilogueGraph(tuple(self.nodes), operands, tuple(results)))
+
+def _is_only_widened(stored: Sequence[Node]) -> bool:
+    """Return whether the only result is a cast to a wider dtype that the graph returns, as a weight's gradient is.
+
+    No other node reads the narrower value, so that the result need not be rounded to it.
+    """
+    return len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users)
 
 
 def is_min_or_max(node: Node) -> bool:
