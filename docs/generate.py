@@ -118,7 +118,7 @@ def operations() -> str:
     for f in FUNCTIONS.values():
         if f.name in ("ndtr", "softplus_of_sigmoid"):  # only made by the passes
             continue
-        names = own.get(f.name) or f.names.split() or _names(f.name)
+        names = own.get(f.name) or [x for x in f.names.split() or _names(f.name) if x != f.name]
         has = {"approximate": f.approx, "exact": f.exact, "gradient": f.has_gradient}
         flags = [", ".join(x for x in has if has[x])]
         found = [cost for p in ("default", "approx") if (cost := COSTS[f.name].get(p))]
