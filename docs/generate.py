@@ -231,7 +231,8 @@ def consumer_loop() -> str:
 def instruction() -> str:
     """Return a class of an instruction."""
     return excerpt(
-        "src/gemmsmith/hw/mbarrier.py", "class MbarrierArriveExpectTx",
+        "src/gemmsmith/hw/mbarrier.py",
+        "class MbarrierArriveExpectTx",
         "m.mbarriers.arrive(m.value(self.barrier), expect_tx",
     )
 
@@ -242,8 +243,8 @@ def elementwise_function() -> str:
 
 
 def row_function() -> str:
-    """Return the record of a function of a whole row, with what a kernel does and what users call."""
-    return excerpt("examples/own_functions.py", "class SoftmaxRows", "return call_row_function(SOFTMAX")
+    """Return the record of a function of a whole row, and the function that users call."""
+    return excerpt("examples/own_functions.py", "SOFTMAX = RowFunction", "return call_row_function(SOFTMAX")
 
 
 def reduction() -> str:
