@@ -71,7 +71,7 @@ CASES: list[tuple[str, str | None, dict[str, Any], type[GemmsmithError], str]] =
     ("bf16", None, {"epilogue": lambda acc: acc.to("fp8_e5m2") * 2, **multistage(chip="sm_86")}, ConfigError,
      "cast: got fp8_e5m2 for sm_86, which cannot convert it; use sm_89 or later"),
     ("fp8_e4m3", None, multistage(chip="sm_89"), ConfigError,
-     "mma: got fp8_e4m3 x fp8_e4m3 .*; it supports f32.bf16.bf16"),
+     "design: got mma_multistage for operands of fp8_e4m3 accumulated in fp32; use the design cooperative, "),
     # rows that do not fit a swizzle
     ("bf16", None, multistage(tile=(128, 128, 16)), ConfigError,
      "tile K: got 16 of bf16; mma_multistage needs a multiple of 32"),
