@@ -88,11 +88,11 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         on_cpu = describe(a, "a").device == "cpu"
         if request.config is not None or not on_cpu or request.backend not in ("auto", "reference"):
             raise
-        binding = bind(request).allocate_results(a)
+        binding = bind(request).allocate_results()
         run_reference(binding)
         return binding.value
     binding = plan_.detach_arrays()
     if source is not None:
         _PLAN_CACHE[key] = plan_, None
     # None if the result has another name than in `results`
-    return plan_.run_bound(binding, a, cache_key=arrays if results.keys() == binding.results.keys() else None)
+    return plan_.run_bound(binding, cache_key=arrays if results.keys() == binding.results.keys() else None)
