@@ -20,7 +20,7 @@ import numpy as np
 from gemmsmith import hw
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import OPERATIONS, EpilogueGraph, Linearity, Node, Operation, register_operation
+from gemmsmith.core.graph import EpilogueGraph, Linearity, Node, Operation, register_operation
 from gemmsmith.graph import approximations
 from gemmsmith.graph.approximations import GELU_A, GELU_B, LN_2, LOG2_E, absolute, select, tanh_approx
 from gemmsmith.graph.function_costs import COSTS, Cost, Precision
@@ -401,9 +401,3 @@ FUNCTIONS: dict[str, Function] = {f.name: f for f in _TABLE}
 """The package's own; `OPERATIONS` has others' too."""
 for _f in _TABLE:
     register_operation(_f)
-
-
-def function_of(op: str) -> Function | None:
-    """Return the elementwise function of this name, if there is one."""
-    operation = OPERATIONS.get(op)
-    return operation if isinstance(operation, Function) else None
