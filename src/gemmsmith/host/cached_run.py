@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from copy import copy
 from math import prod
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmsmith.arrays import describe, row_major
@@ -34,6 +35,8 @@ class CachedRun(NamedTuple):
 
     def __call__(self, pointers: dict[str, Any], like: Any) -> Any:
         """Launch, and return what `run_cached` does. `pointers`: addresses and numbers by Pointer name; modified."""
+        if _RECORDS and (runs := _RECORDS.get(get_ident())) is not None:
+            runs.append(self)
         return self.plan.launch(self.launches, pointers, {}, like)
 
     def with_result_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> CachedRun:
@@ -52,20 +55,28 @@ class CachedRun(NamedTuple):
         return CachedRun(self.plan, launches)
 
 
-def find_run(
-    a: Any, b: Any, all_operands: Mapping[str, Any], source: Hashable, out_dtype: Any, precision: Any,
-    grouping: Grouping | None,
-) -> CachedRun | None:  # fmt: skip
-    """Return what `run_cached` has cached for an epilogue of fingerprint `source`, or None.
+_RECORDS: dict[int, list[CachedRun | None]] = {}
+"""What threads run whose runs are recorded, by their ids."""
 
-    Arguments of `run_cached` that are not given have the defaults of `api.gemm`.
-    """
-    key, _ = read_signatures(a, b, {}, all_operands)
-    options = key, type(None), out_dtype, None, precision, True, True, None, False, "auto", grouping
-    plan_, launches = _PLAN_CACHE.get((source, options), (None, None))
-    if plan_ is not None and launches is None:
-        launches = plan_.cached_launches(key)
-    return None if plan_ is None or launches is None else CachedRun(plan_, launches)
+
+def record_runs(call: Callable[[], Any]) -> tuple[Any, list[CachedRun | None]]:
+    """Return the results of a call, and the run of each GEMM in it, or None for one whose launches are not cached."""
+    thread, runs = get_ident(), list[CachedRun | None]()
+    outer = _RECORDS.pop(thread, None)
+    _RECORDS[thread] = runs
+    try:
+        return call(), runs
+    finally:
+        del _RECORDS[thread]
+        if outer is not None:
+            _RECORDS[thread] = outer
+            outer += runs
+
+
+def record_run(call: Callable[[], Any]) -> tuple[Any, CachedRun | None]:
+    """Return the results of a call, and the run of its only GEMM, or None if it has several or launches nothing."""
+    results, runs = record_runs(call)
+    return results, runs[0] if len(runs) == 1 else None
 
 
 def run_cached(
@@ -90,27 +101,31 @@ def run_cached(
         cached = None
     if cached is not None:
         plan_, call = cached
-        if call is not None and call.outputs_do_not_overlap(addresses):
+        if call is not None and not _RECORDS and call.outputs_do_not_overlap(addresses):
             return plan_.launch(call, addresses, results, a)
         value = plan_.run_checked(a, b, out, all_operands)
+    else:
+        request = Request(
+            a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
+            batch_invariant, backend, grouping=grouping,
+        )  # fmt: skip
+        try:
+            plan_ = Plan(request)
+        except ConfigError:  # no kernel computes it, but the reference, which has none, does
+            on_cpu = describe(a, "a").device == "cpu"
+            if config is not None or not on_cpu or backend not in ("auto", "reference"):
+                raise
+            binding = bind(request).allocate_results(a)
+            run_reference(binding)
+            return binding.value
+        source, binding = plan_.fingerprint, plan_.detach_arrays()
         # None if the result has another name than in `results`
-        _PLAN_CACHE[source, options] = plan_, plan_.cached_launches(key)
-        return value
-    request = Request(
-        a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
-        batch_invariant, backend, grouping=grouping,
-    )  # fmt: skip
-    try:
-        plan_ = Plan(request)
-    except ConfigError:  # no kernel computes it, but the reference, which has none, does
-        on_cpu = describe(a, "a").device == "cpu"
-        if config is not None or not on_cpu or backend not in ("auto", "reference"):
-            raise
-        binding = bind(request).allocate_results(a)
-        run_reference(binding)
-        return binding.value
-    binding = plan_.detach_arrays()
-    if plan_.fingerprint is not None:
-        _PLAN_CACHE[plan_.fingerprint, options] = plan_, None
+        cache_key = key if results.keys() == binding.results.keys() else None
+        value = plan_.run_bound(binding, a, cache_key=cache_key)
     # None if the result has another name than in `results`
-    return plan_.run_bound(binding, a, cache_key=key if results.keys() == binding.results.keys() else None)
+    launches = plan_.cached_launches(key)
+    if source is not None:
+        _PLAN_CACHE[source, options] = plan_, launches
+    if (runs := _RECORDS.get(get_ident())) is not None:
+        runs.append(None if out is not None or launches is None else CachedRun(plan_, launches))
+    return value

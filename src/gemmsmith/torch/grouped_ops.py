@@ -22,8 +22,6 @@ import torch
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding.results import result_shape
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.ops import (
     as_outputs,
@@ -35,7 +33,7 @@ from gemmsmith.torch.ops import (
     operands_by_name,
     result_dtype,
 )
-from gemmsmith.torch.plain_tensors import find_cached_run, read_arguments, run_or_call, runs_kernels, sees_operators
+from gemmsmith.torch.plain_tensors import read_arguments, run_or_call, runs_kernels, sees_operators
 
 
 def rows_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -143,13 +141,5 @@ def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
     """Call the operator along K, or run its launches if an earlier call has cached them."""
     if sees_operators() or not _kernels_multiply_slices(a):
         return SLICES(a, b, offsets)
-    return run_or_call(
-        read_arguments("grouped_gemm_k", None, a, b, {}, offsets), a,
-        lambda: SLICES(a, b, offsets),
-        lambda: find_slices_run(a, b, offsets),
-    )  # fmt: skip
-
-
-def find_slices_run(a: Any, b: Any, offsets: Any) -> CachedRun | None:
-    """Return the launches of the operator along K that has just run with these arguments, or None."""
-    return find_cached_run(a, b, {}, fingerprint(None), fp32_precision(a), None, offsets, "k")
+    arguments = read_arguments("grouped_gemm_k", None, a, b, {}, offsets)
+    return run_or_call(arguments, a, lambda: SLICES(a, b, offsets))

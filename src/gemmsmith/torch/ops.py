@@ -35,13 +35,10 @@ from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph, Result
 from gemmsmith.core.problem import MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
-from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.graph.frontend.interleave import interleave
-from gemmsmith.host.cached_run import CachedRun
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
-    find_cached_run,
     multiplies_in_tf32,
     read_arguments,
     run_or_call,
@@ -75,10 +72,8 @@ def run_or_dispatch(
     if sees_operators() or isinstance(b, tuple) or not runs_kernels(a):
         return dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
-    return as_outputs(run_or_call(
-        read_arguments(epilogue, offsets is None, a, b, values, offsets), a, dispatch,
-        lambda: find_kernel_run(epilogue, a, b, numbers, operands, offsets),
-    ))  # fmt: skip
+    arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
+    return as_outputs(run_or_call(arguments, a, dispatch))
 
 
 def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:
@@ -205,19 +200,6 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
     """Return the results of gemmsmith.gemm, or of an operator, as a tuple."""
     outputs = as_outputs(results)
     return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def find_kernel_run(
-    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
-) -> CachedRun | None:  # fmt: skip
-    """Return the launches of an operator that has just run with these arguments, or None."""
-    graph = graph_serialization.deserialize(epilogue)
-    operands = operands if offsets is None else [by_rows(x) for x in operands]
-    arguments = kernel_arguments(graph, a, numbers, operands)
-    return find_cached_run(
-        a, b, arguments.get("operands", {}), fingerprint(arguments.get("epilogue")), arguments["precision"],
-        arguments.get("out_dtype"), offsets,
-    )  # fmt: skip
 
 
 def by_rows(x: Any) -> Any:
