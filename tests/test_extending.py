@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, Design, Spec, hw
+from gemmsmith import ArgumentError, Config, ConfigError, Design, Spec, hw
+from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import PipelineTmaAsync, init_barriers
 from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.collective.tma_operand import TmaOperand
-from gemmsmith.core.dtypes import BF16, INT32, DType
-from gemmsmith.core.mma import WGMMA, Mma, select_mma
+from gemmsmith.core.dtypes import BF16, E4M3, FP32, INT32, DType
+from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma, select_mma
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Matrix, operand_getter
@@ -68,7 +69,7 @@ def sum_of_two(k: Builder, spec: KernelSpec) -> None:
 
 SUM_OF_TWO = gemmsmith.register_design(Design(
     "sum_of_two", sum_of_two, producer_warpgroups=1, max_accumulator_registers={1: 200, 2: 200}, arrays={"b2": BF16},
-    shapes="mk,kn,kn->mn",
+    shapes="mk,kn,kn->mn", dtypes={(BF16, BF16): BF16},
 ))  # fmt: skip
 UINT8 = DType("uint8", 8, 8, np.dtype(np.uint8), "u8")
 CONFIG = Config("sum_of_two", (128, 64, 64), (2, 1), 3)
@@ -141,6 +142,65 @@ def test_a_row_of_the_table_is_an_instruction(unsigned_bytes: Mma) -> None:
     arguments = kernel.arguments(_Bound(bound | {"out": memory.add_buffer(sums, "out")}))
     assert simulate(kernel, 1, arguments, memory).hazards == []
     np.testing.assert_array_equal(np.sort(sums.ravel()), np.sort((x.astype(np.int32) @ y.astype(np.int32).T).ravel()))
+
+
+@pytest.fixture
+def fp8_by_mma_sync() -> Iterator[Mma]:
+    """A row of the table of mma.sync, which the design mma_multistage then takes."""
+    row = Mma(E4M3, E4M3, FP32, n=range(16, 257, 16), aligned_fraction_bits=13, required_arch="sm_89")
+    rows = MMA_SYNC.instructions
+    object.__setattr__(MMA_SYNC, "instructions", (*rows, row))
+    yield row
+    object.__setattr__(MMA_SYNC, "instructions", rows)
+
+
+FP8_CONFIG = Config("mma_multistage", (64, 64, 64), (1, 1), 3, 1, chip="sm_89")
+
+
+def fp8(rng: np.random.Generator, *shape: int) -> Any:
+    return rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+
+
+@pytest.mark.usefixtures("fp8_by_mma_sync")
+@pytest.mark.parametrize("accumulate", ["promoted", "fast"])
+@pytest.mark.parametrize("layout", ["KK", "MN"])
+def test_a_dtype_of_a_design_is_a_row_of_its_instructions(
+    accumulate: str, layout: str, rng: np.random.Generator
+) -> None:
+    """Right with promoted sums and scales of rows; other layouts are copied."""
+    m, n, k = (int(x) for x in rng.integers(1, 200, 3))
+    a, b = (fp8(rng, m, k), fp8(rng, n, k).T) if layout == "KK" else (fp8(rng, k, m).T, fp8(rng, k, n))
+    scale_a, out = rng.uniform(0.5, 2, (m, 1)).astype(np.float32), np.full((m, n), np.nan, np.float32)
+    done = gemmsmith.simulate(
+        a, b, scale_a=scale_a, out=out, out_dtype="fp32", accumulate=accumulate, config=FP8_CONFIG
+    )
+    assert done.hazards == []
+    bounds.check(out, a, b, FP32, FP32, promoted=accumulate == "promoted", scale_a=scale_a).require()
+    resources = gemmsmith.plan(a, b, accumulate=accumulate, config=FP8_CONFIG).resources
+    assert (resources.spill_store_bytes, resources.stack_bytes) == (0, 0)
+
+
+@pytest.mark.usefixtures("fp8_by_mma_sync")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale_a": Spec((128, 2), "fp32")}, "scale_a, scale_b: got block scales with mma_multistage; use the design"),
+        ({"config": FP8_CONFIG.replace(chip="sm_80")}, "chip: got sm_80 for fp8_e4m3 x fp8_e4m3, .* needs sm_89"),
+        ({"config": FP8_CONFIG.replace(tile=(64, 64, 128))}, 'tile K: got 128 with accumulate="promoted"; use 64'),
+        ({"b": (Spec((256, 64), "fp8_e4m3", (1, 256)),) * 2}, "b: got a tuple with mma_multistage; use interleave"),
+        ({"b": Spec((256, 64), "fp8_e5m2")}, "design: got mma_multistage for operands of fp8_e4m3 x fp8_e5m2"),
+    ],
+)
+def test_what_a_design_does_not_declare_is_refused(changes: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"a": Spec((128, 256), "fp8_e4m3"), "b": Spec((256, 64), "fp8_e4m3"), "config": FP8_CONFIG}
+    with pytest.raises(ConfigError, match=message):
+        gemmsmith.plan(**{**given, **changes})
+
+
+def test_dtypes_that_a_design_does_not_take_are_refused() -> None:
+    a, b = Spec((128, 64), "fp16"), Spec((64, 64), "fp16")
+    with pytest.raises(ConfigError, match="design: got sum_of_two for operands of fp16 accumulated in fp32; use the"):
+        gemmsmith.plan(a, b, b2=Spec((64, 64), "bf16"), config=CONFIG)
 
 
 class _Bound(dict[str, tuple[Matrix, Pointer] | Pointer]):

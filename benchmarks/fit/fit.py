@@ -6,18 +6,15 @@ squares with numerical derivatives of the model itself. `regret` is how much slo
 config of its shape, as a mean of logarithms; the fastest of many noisy times is too fast, so part of it is noise.
 
 All GPUs have equal weight. A survey's blocks are too short for the power limit, so power-limited GEMMs are taken from
-sweeps, whose finalists ran in longer ones. With --correction the constants stay, and the remaining error is fitted by
-ridge regression (tuning/correction.py) and written to correction.json, after a cross-validation over shapes.
+sweeps, whose finalists ran in longer ones.
 
     python -m benchmarks.fit.fit survey-h200 survey-{nn,nt,tn,tt}-h100 \\
-        --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200 sweep-{layouts,choice}-h100 [--correction]
+        --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200 sweep-{layouts,choice}-h100
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +27,7 @@ from benchmarks.suite import POWER_LIMITED, SMALL, Shape, block_scaled, specs
 from gemmsmith import Config
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.problem import Problem
-from gemmsmith.tuning import correction, model
+from gemmsmith.tuning import model
 from gemmsmith.tuning.config_table import ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
@@ -73,16 +70,8 @@ DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 """Dtypes of the operands of surveys; bf16 for surveys that are named by a layout."""
 LONG = 2
 """Weight of a sweep's shape. Chosen; not measured."""
-LONG_IN_CORRECTION = 4
-"""Weight of a sweep's shape when the correction is fitted: of 1, 2, 4 and 8 the one with the least regret of held out
-shapes."""
 HELD_OUT = 5
-"""Every HELD_OUT-th shape is held out; also the number of parts of the cross-validation."""
-RIDGE = 5000
-"""Ridge penalty of the correction, for features with standard deviation 1: of 200, 500, 1500 and 5000 the one with the
-least regret of held out shapes."""
-CONFIGS = 64
-"""Number of configs as which each shape counts in the ridge regression. Chosen; not measured."""
+"""Every HELD_OUT-th shape is held out."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +98,9 @@ class Contest:
         errors = self.estimates() - self.log_us
         return np.asarray(np.sqrt(self.weight) * (errors - np.sum(self.weight * errors)))
 
-    def regret(self, correction: Any = 0) -> float:
-        """Return the regret of the choice, with a correction of the estimates' logarithms."""
-        return float(self.log_us[np.argmin(self.estimates() + correction)] - self.log_us.min())
-
-    def numbers(self) -> np.ndarray[Any, Any]:
-        """Return the features of the correction for each config."""
-        return correction.features(self.problem, self.space, model.estimate(self.problem, self.space, gpu=self.gpu))
+    def regret(self) -> float:
+        """Return the regret of the choice."""
+        return float(self.log_us[np.argmin(self.estimates())] - self.log_us.min())
 
 
 def problem(operands: str, shape: Shape) -> Problem:
@@ -198,45 +183,17 @@ def fit(contests: list[Contest], rounds: int = 12) -> None:
     residuals(x)
 
 
-def fit_correction(contests: list[Contest]) -> np.ndarray[Any, Any]:
-    """Return the coefficients of tuning/correction.py, by ridge regression."""
-    rows, errors = [], []
-    for c in contests:
-        weight = np.sqrt(c.weight * CONFIGS)[:, None]
-        x, y = c.numbers(), (c.log_us - c.estimates())[:, None]
-        rows.append(weight * (x - c.weight @ x))
-        errors.append(weight * (y - c.weight @ y))
-    x, y = np.concatenate(rows), np.concatenate(errors)
-    deviation = np.sqrt(np.mean(x**2, axis=0)) + 1e-6
-    x = x / deviation
-    return np.asarray(np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)[:, 0] / deviation)
-
-
-def cross_validated(contests: list[Contest]) -> list[Any]:
-    """Return for each contest the correction that is fitted to the other shapes."""
-    shapes = list(dict.fromkeys((c.problem.m, c.problem.n, c.problem.k) for c in contests))
-    random.Random(0).shuffle(shapes)
-    part = {shape: i % HELD_OUT for i, shape in enumerate(shapes)}
-    parts = [part[c.problem.m, c.problem.n, c.problem.k] for c in contests]
-    fitted = [fit_correction([c for c, p in zip(contests, parts, strict=True) if p != i]) for i in range(HELD_OUT)]
-    return [
-        np.clip(c.numbers() @ fitted[p], -correction.MAX_LOG_CORRECTION, correction.MAX_LOG_CORRECTION)
-        for c, p in zip(contests, parts, strict=True)
-    ]
-
-
 def balanced(contests: list[Contest]) -> list[Contest]:
     """Repeat contests so that all GPUs have equal weight."""
     counts = Counter(c.gpu for c in contests)
     return [c for c in contests for _ in range(round(max(counts.values()) / counts[c.gpu]))]
 
 
-def regrets(contests: list[Contest], corrections: list[Any] | None = None) -> str:
+def regrets(contests: list[Contest]) -> str:
     """Return the mean regrets by number of rows."""
     parts = []
-    pairs = list(zip(contests, corrections or [0] * len(contests), strict=True))
     for fewest, most in ((1, 64), (65, 512), (513, 1 << 20)):
-        results = [c.regret(x) for c, x in pairs if fewest <= c.problem.m <= most]
+        results = [c.regret() for c in contests if fewest <= c.problem.m <= most]
         parts.append(f"M {fewest} to {most}: {np.mean(results) if results else 0:.4f} of {len(results)}")
     return "   ".join(parts)
 
@@ -244,21 +201,11 @@ def regrets(contests: list[Contest], corrections: list[Any] | None = None) -> st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("surveys", nargs="+", help="names of results of survey.py")
-    parser.add_argument("--correction", action="store_true", help="leave the constants, fit what they miss")
     parser.add_argument("--sweep", nargs="+", default=[], help="names of results of sweep.py")
     arguments = parser.parse_args()
     all_contests = [c for name in arguments.surveys for c in contests(name)]
     short = balanced([c for c in all_contests if not c.power_limited])
     long = [c for name in arguments.sweep for c in finalists(name)]
-    if arguments.correction:
-        long = balanced(long)
-        corrections = cross_validated(short + LONG_IN_CORRECTION * long)[: len(short) + len(long)]
-        for name, part, of in (("surveys", short, corrections), ("sweeps", long, corrections[len(short) :])):
-            print(f"regret, {name}, of the model alone: {regrets(part)}")
-            print(f"cross-validated, corrected: {regrets(part, of[: len(part)])}")
-        results = [float(f"{x:.4g}") for x in fit_correction(short + LONG_IN_CORRECTION * long)]
-        correction.COEFFICIENTS_FILE.write_text(json.dumps(results) + "\n")
-        return
     validation = all_contests[::HELD_OUT]
     print(f"regret, held out: before   {regrets(validation)}")
     fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long)

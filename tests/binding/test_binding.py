@@ -332,7 +332,7 @@ def test_the_transpose_is_that_of_the_arrays(
     bound = bind(Request(a, b, out, operands, (lambda acc, bias, c: acc + bias + c) if fused else None))
     found = bound.transposed()
     wanted = orient_problem(
-        bound.spec.with_graph(bound.graph), bound.arguments, bound.shape, bound.out_dtype, bound.mma, bound.promoted,
+        bound.spec.with_graph(bound.graph), bound.arguments, bound.shape, bound.out_dtype, bound.multiplication,
         bound.scale_granularity, bound.product, bound.grouping, bound.problem.groups, swapped=not bound.swapped,
     )  # fmt: skip
     assert (found.problem, found.swapped, found.spec, found.arrays) == wanted

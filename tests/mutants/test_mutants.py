@@ -308,14 +308,11 @@ def test_the_page_says_how_many() -> None:
     assert table in page.read_text(), table
 
 
-RUNS = [(config, range(i, i + 50)) for config in CONFIGS[:4] for i in range(0, 200, 50)]
-RUNS += [(config, range(50)) for config in (*CONFIGS[4:], CONFIGS[1].replace(sync_clusters=True))]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "seeds"), RUNS, ids=lambda x: f"{x.start}.." if isinstance(x, range) else str(x))
-def test_the_unbroken_designs_are_never_reported(config: Config, seeds: range) -> None:
-    spec = spec_of(config)
+@pytest.mark.parametrize("config", [*CONFIGS, CONFIGS[1].replace(sync_clusters=True)], ids=str)
+def test_the_unbroken_designs_are_never_reported(config: Config, rng: np.random.Generator) -> None:
+    """In fresh schedules; more where a poll lets them differ, for else each is like any other (test_verdict.py)."""
+    spec, first = spec_of(config), int(rng.integers(1 << 30))
     kernel = build(spec)
-    for seed in seeds:
-        assert execute(spec, kernel, seed, SHORT) == set()
+    for seed in range(first, first + (40 if config.sync_clusters else 12)):
+        assert execute(spec, kernel, seed, SHORT) == set(), seed

@@ -285,7 +285,7 @@ def test_what_cannot_be_read_is_refused(rng: Any) -> None:
     refuse(odd, "b: got a tuple of two arrays that TMA cannot read", a=a[:, :63])
     fp32 = tuple(x.astype(np.float32).T.copy().T for x in (gate, up))
     refuse(fp32, 'b: got a tuple with precision="3xtf32"', ConfigError, a=a.astype(np.float32), precision="3xtf32")
-    refuse(fp32, r"b: got a tuple with sgemm, which takes one array", ConfigError, a=a.astype(np.float32))
+    refuse(fp32, r"b: got a tuple with sgemm; use interleave", ConfigError, a=a.astype(np.float32))
     with pytest.raises(ArgumentError, match="a: got builtins.tuple"):
         gemmsmith.gemm((gate, up), gate)  # type: ignore[arg-type]
     out = random(rng, 2, 40, 64)

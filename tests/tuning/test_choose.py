@@ -91,5 +91,5 @@ def test_clusters_meet_only_where_they_can() -> None:
 @pytest.mark.parametrize(("n", "swapped"), [(4096, True), (4100, False)])
 def test_columns_that_threads_store_are_dear(n: int, swapped: bool) -> None:
     """TMA stores D^T of few rows if D's rows are multiples of 16 bytes."""
-    p = bind(Request(Spec((24, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096)))).problem
+    p = bind(Request(Spec((64, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096)))).problem
     assert choose(p).swap_ab == swapped

@@ -63,12 +63,12 @@ def test_sgemm() -> None:
 
 
 @pytest.mark.parametrize(("results", "planned", "count"), [
-    ("layouts-h100", figures.plain, 160), ("kinds-h100", figures.plain, 135), ("layers-h100", figures.plain, 60),
-    ("dense-unseen-h200", figures.plain, 79), ("epilogues-h200", figures.fused, 19),
+    ("kinds-h100", figures.plain, 111), ("layers-h100", figures.plain, 27), ("dense-unseen-h200", figures.plain, 124),
+    ("epilogues-h200", figures.fused, 20),
     ("fp8-unseen-h200", figures.block_scaled, 16), ("fp8-h200", figures.block_scaled, 52),
 ])  # fmt: skip
 def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
-    """All that the tables of an H100 show; of an H200, what a later model has not chosen anew."""
+    """What a later model has not chosen anew: of an H100, mostly what the page shows."""
     assert len(figures.current(results, planned)) == count
 
 
@@ -78,8 +78,8 @@ def test_estimated_microseconds() -> None:
     for row in load("dense-unseen-h200")["rows"]:
         problem = bind(Request(*specs((row["m"], row["n"], row["k"])))).problem
         ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
-    assert statistics.geometric_mean(ratios) == pytest.approx(0.995, abs=1e-3)
-    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.026, abs=1e-3)
+    assert statistics.geometric_mean(ratios) == pytest.approx(1.053, abs=1e-3)
+    assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.038, abs=1e-3)
 
 
 def test_fragments_that_threads_load() -> None:

@@ -49,7 +49,8 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
     """
     out, epilogue = request.out, request.epilogue
     scales = {name: x for name, x in request.operands.items() if name in SCALE_NAMES}
-    grouping, product = request.grouping, get_design(request.config.design).product if request.config else None
+    design = get_design(request.config.design) if request.config else None
+    grouping, product = request.grouping, design.product if design else None
     if grouping is not None:
         if not isinstance(grouping, Grouping):
             raise ArgumentError(f"grouping: got {type(grouping).__name__}; use gemmsmith.Grouping({grouping!r})")
@@ -64,24 +65,26 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
             hint = f'; the table of a grouped GEMM needs grouping=Grouping("{tables[0]}")'
         raise ArgumentError(f"{names}: operands need an `epilogue` that reads them{hint}")
     a_info, b_info = describe(request.a, "a"), describe(request.b, "b")
-    mma = checks.resolve_mma(a_info, b_info, request.accumulate, request.precision)
+    multiplication = checks.resolve_multiplication(a_info, b_info, request.accumulate, request.precision, design)
+    a_elements, b_elements = multiplication.as_elements(a_info, b_info)
     out_info = None if out is None or epilogue is not None else describe(out, "out")
     array_infos = _describe_arrays(product_arrays, request.operands, a_info)
-    shape = checks.gemm_shape(a_info, b_info, product, array_infos)
+    shape = checks.gemm_shape(a_elements, b_elements, product, array_infos)
     groups = array_infos[grouping.table].shape[0] if grouping else 0
     grouping = grouping.with_room_for(groups) if grouping else None
-    promoted = checks.is_promoted(a_info, request.accumulate, request.precision)
-    if planned_granularity is None and grouping and grouping.along == "k" and promoted:
+    if planned_granularity is None and grouping and grouping.along == "k" and multiplication.promoted:
         # (m, 1) of 128 of k may not be written where no group is: it is a block's, which only groups read
         planned_granularity = dict.fromkeys(SCALE_NAMES, 1)
     factors, block_scales, granularity = _split_scales(
-        scales, a_info, b_info, (groups,) if groups else shape[:-2], promoted, planned_granularity or {}
-    )
+        scales, a_elements, b_elements, (groups,) if groups else shape[:-2], multiplication.promoted,
+        planned_granularity or {},
+    )  # fmt: skip
     if grouping:
         check_scales_of_groups(grouping, granularity)
     elif product:
         checks.check_product_scales(product, {argument_name(x): i for x, i in factors.items()}, block_scales)
-    dtype = checks.resolve_out_dtype(mma, out_info, request.out_dtype, fused=epilogue is not None or bool(factors))
+    is_fused = epilogue is not None or bool(factors)
+    dtype = checks.resolve_out_dtype(multiplication.mma, out_info, request.out_dtype, fused=is_fused)
     operand_infos = {name: _describe_operand(name, x, a_info) for name, x in operands.items()}
     if groups:
         operand_infos = {
@@ -124,9 +127,9 @@ def bind(request: Request, planned_granularity: Mapping[str, int] | None = None)
         check_added_rows(graph)
     deterministic = request.deterministic or not (graph.has_operations or adds_rows)
     spec = EpilogueSpec(graph, frozenset(), frozenset(), fast_math, deterministic)
-    oriented = orient_problem(spec, arguments, shape, dtype, mma, promoted, granularity, product, grouping, groups)
+    oriented = orient_problem(spec, arguments, shape, dtype, multiplication, granularity, product, grouping, groups)
     return Binding(
-        shape, dtype, mma, promoted, granularity, source_graph, graph, arguments, outputs, product, *oriented
+        shape, dtype, multiplication, granularity, source_graph, graph, arguments, outputs, product, *oriented
     )  # fmt: skip
 
 

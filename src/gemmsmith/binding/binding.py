@@ -8,6 +8,7 @@ from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind
 from gemmsmith.binding import scaling
+from gemmsmith.binding.checks import Multiplication
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.config import Config
@@ -33,8 +34,7 @@ class Binding:
     Attributes:
         shape: (m, n) or (batch, m, n).
         out_dtype: Dtype of matrix results for which the epilogue names none.
-        mma: The instruction that multiplies a and b.
-        promoted: Whether sums are promoted to fp32 every 128 bytes of k.
+        multiplication: How a and b are multiplied.
         scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the names of the block scales.
         source_graph: The epilogue as the user wrote it, in the user's orientation.
         graph: The epilogue after the passes, in the user's orientation.
@@ -50,8 +50,7 @@ class Binding:
 
     shape: tuple[int, ...]
     out_dtype: DType
-    mma: Mma
-    promoted: bool
+    multiplication: Multiplication
     scale_granularity: Mapping[str, int]
     source_graph: EpilogueGraph
     graph: EpilogueGraph
@@ -69,6 +68,16 @@ class Binding:
         a = self.arguments["a"]
         assert isinstance(a, ArrayInfo)
         return a
+
+    @property
+    def mma(self) -> Mma:
+        """The instruction that multiplies a and b."""
+        return self.multiplication.mma
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums are promoted to fp32 every 128 bytes of k."""
+        return self.multiplication.promoted
 
     @property
     def grouping(self) -> Grouping | None:
@@ -103,6 +112,9 @@ class Binding:
         """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
         if self.product and not self.product.is_transposable:
             raise ConfigError(f"swap_ab: got True for {self.product.name}, which supports False only")
+        if self.multiplication.is_mixed:
+            a, b = self.multiplication.stored
+            raise ConfigError(f"swap_ab: got True for a of {a} and b of {b}; use False")
         if not self.graph.is_transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
         p = self.problem
@@ -113,7 +125,7 @@ class Binding:
             return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(
-            spec, self.arguments, self.shape, self.out_dtype, self.mma, self.promoted, self.scale_granularity,
+            spec, self.arguments, self.shape, self.out_dtype, self.multiplication, self.scale_granularity,
             self.product, self.grouping, self.problem.groups, swapped=not self.swapped,
         )  # fmt: skip
         return changed(self, **oriented._asdict())

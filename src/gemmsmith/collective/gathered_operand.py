@@ -55,7 +55,7 @@ class GatheredCopies(CpAsyncCopies):
         first = (coord.mn + thread.row).named(f"{self._name}_first_row")
         for row, i in self._position.items():
             self._source_rows[i] = self._indices.load(first + row, first + row < end)
-        offset = first_k * tile.dtype.bytes + thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
+        offset = tile.dtype.bytes_of(first_k) + thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
         self._gmem_ptr.set(self._operand.address + offset.to(U64))
 
     def _address(self, step: CopyStep) -> Value:

@@ -36,7 +36,6 @@ from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.partials import shared_partials
 from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.epilogue.row_fill import RowFill
-from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
 from gemmsmith.epilogue.store_strategies import (
     AliasedStores,
     ClippedTmaStores,
@@ -46,6 +45,7 @@ from gemmsmith.epilogue.store_strategies import (
     TmaStores,
 )
 from gemmsmith.epilogue.subtile import EpilogueSubtile, TileParts
+from gemmsmith.graph.row_functions import RowFunction
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import I32, PRED
@@ -92,7 +92,7 @@ class Epilogue:
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n, scatter)))
         thread_stores = self.stores.arrays if self.stores else {}
-        row_functions = [node.op for node in self.graph.nodes if node.op in ROW_FUNCTIONS]
+        row_functions = [node.op for node in self.graph.nodes if isinstance(node.operation, RowFunction)]
         needs_bounds = [*thread_stores, *self.scale_stores, *self.reductions, *self.inputs, *row_functions]
         self.m = k.parameter("m", compute=lambda p: p.m) if needs_bounds else Constant(I32, 0)
         self.n = k.parameter("n", compute=lambda p: p.n) if needs_bounds else Constant(I32, 0)

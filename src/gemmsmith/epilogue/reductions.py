@@ -29,7 +29,7 @@ from gemmsmith.epilogue.inputs import VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.monoids import MONOIDS, ReductionState, State
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.partials import PartialsShape, partials_argument, partials_shape, reduces_groups, rows_of_block
-from gemmsmith.graph.function_costs import uses_special_functions
+from gemmsmith.graph.precision import uses_special_functions
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, Value, ValueLike

@@ -413,8 +413,9 @@ def run_reference(binding: Binding) -> None:
     """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
     from gemmsmith.backends.reference.run import run
 
-    if binding.product and not binding.grouping:
-        raise ArgumentError(f'backend: got "reference" for {binding.product.name}, which it cannot compute; use "sim"')
+    if (binding.product and not binding.grouping) or binding.multiplication.is_mixed:
+        name = binding.product.name if binding.product else f"{binding.problem}"
+        raise ArgumentError(f'backend: got "reference" for {name}, which it cannot compute; use "sim"')
     run(
         binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity,
         is_3xtf32=binding.problem.is_3xtf32, grouping=binding.grouping, deterministic=binding.spec.deterministic,

@@ -26,7 +26,6 @@ from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.kernels.pack import with_packed_operands
 from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.config_table import configs_for_epilogue, is_single_wave
-from gemmsmith.tuning.correction import corrected_cycles
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.l2 import wave_bytes
@@ -135,8 +134,7 @@ def _best_config_for_all_m(
         & [supported_tile_n[n] for n in all_configs.tile_n.tolist()]
     )
     valid_configs = all_configs.select(np.flatnonzero(is_valid))
-    estimates = [estimate(as_16bit_problem(p), valid_configs, epilogue, gpu) for p in problems]
-    log_cycles = [np.log(corrected_cycles(p, valid_configs, e)) for p, e in zip(problems, estimates, strict=True)]
+    log_cycles = [np.log(estimate(as_16bit_problem(p), valid_configs, epilogue, gpu).cycles) for p in problems]
     for i in np.argsort(np.sum(log_cycles, axis=0), kind="stable"):
         config = config_for_dtype(valid_configs.configs[i], b.dtype)
         try:

@@ -17,7 +17,6 @@ from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.candidates import promotion_leaves_registers
 from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for, has_l2_reuse, round_up_m, splits_pay
-from gemmsmith.tuning.correction import corrected_cycles
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores, wave_bytes
@@ -29,8 +28,6 @@ DEFAULT_MAX_STAGES = 8
 """Maximum stages if the user gives a tile but no stages; only the smallest problems gain from more."""
 CONFIGS_WITHOUT_K = 64
 """Configs that are ranked for K = 0. Chosen, not measured."""
-RERANK_TOP_K = 128
-"""Configs, the first by the model alone, that are ranked again with the learned correction; chosen, not measured."""
 
 
 def complete_config(config: Config, given: Iterable[str]) -> Config:
@@ -119,18 +116,10 @@ def rank_configs(
 
 
 def _ranking(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu) -> Array:
-    """Return the indices of the configs, fastest first, including the packing before their kernels start.
-
-    The model ranks all; the first `RERANK_TOP_K` are ranked again with the learned correction.
-    """
-    packing = packing_cycles(problem, table.swap_ab)
+    """Return the indices of the configs, fastest first, including the packing before their kernels start."""
     loads_a = loads_a_fragments(problem, table.swap_ab)
-    estimates = estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a)
-    order = np.argsort(estimates.cycles + packing, kind="stable")
-    top = order[:RERANK_TOP_K]
-    corrected = corrected_cycles(problem, table.select(top), estimates.select(top))
-    reranked = np.argsort(corrected + packing[top], kind="stable")
-    return np.concatenate([top[reranked], order[RERANK_TOP_K:]])
+    cycles = estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a).cycles
+    return np.argsort(cycles + packing_cycles(problem, table.swap_ab), kind="stable")
 
 
 def choose(
@@ -165,5 +154,4 @@ def estimate_us(problem: Problem, config: Config, epilogue: EpilogueSpec | None 
     """Return the model's estimate of a kernel's time on a GPU, in microseconds."""
     table = ConfigTable.from_configs([config_for_16bit(config, problem.a.dtype)], epilogue)
     loads_a = loads_a_fragments(problem, table.swap_ab)
-    estimates = estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a)
-    return float(corrected_cycles(problem, table, estimates)[0]) / SM_CLOCK_MHZ
+    return float(estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a).cycles[0]) / SM_CLOCK_MHZ

@@ -9,11 +9,10 @@ from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.mma import select_mma
 from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Matrix, Problem
-from gemmsmith.graph.function_costs import epilogue_cost
+from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import ConfigTable
-from gemmsmith.tuning.correction import corrected_cycles
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.model import estimate, tile_bytes
@@ -41,7 +40,6 @@ def explain_config(
     alternatives = [c for c in ranked if c != config][:NUM_ALTERNATIVES]
     table = ConfigTable.from_configs([config_for_16bit(c, problem.a.dtype) for c in (config, *alternatives)], epilogue)
     e = estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a_fragments(problem, table.swap_ab))
-    cycles = corrected_cycles(problem, table, e)
     math, copies, k_tile = (float(x[0]) for x in (e.math_cycles, e.copy_cycles, e.k_tile_cycles))
     bounds = {
         "compute": float(e.work_cycles[0]),
@@ -58,8 +56,7 @@ def explain_config(
         f"limited by {limit}",
         f"exposed epilogue stores {e.exposed_stores[0]:.0f}, split-K reduction {e.split_reduction[0]:.0f}; "
         f"{each_bound}: {max(bounds, key=bounds.__getitem__)}-bound",
-        f"model: {e.cycles[0]:.0f} cycles, learned correction {cycles[0] / e.cycles[0] - 1:+.1%}: "
-        f"{cycles[0] / SM_CLOCK_MHZ:.1f} us at {SM_CLOCK_MHZ} MHz",
+        f"model: {e.cycles[0]:.0f} cycles: {e.cycles[0] / SM_CLOCK_MHZ:.1f} us at {SM_CLOCK_MHZ} MHz",
     ]
     oriented, names = problem.T if config.swap_ab else problem, "ab" if swapped == config.swap_ab else "ba"
     lines += [
@@ -75,7 +72,7 @@ def explain_config(
             f"epilogue: its functions take {cost.instructions:.0f} instructions an element, {cost.special:.0f} of them "
             "of the special-function unit"
         )
-    lines += [f"alternative: {us / SM_CLOCK_MHZ:.1f} us {c}" for us, c in zip(cycles[1:], alternatives, strict=True)]
+    lines += [f"alternative: {x / SM_CLOCK_MHZ:.1f} us {c}" for x, c in zip(e.cycles[1:], alternatives, strict=True)]
     return "\n".join(lines)
 
 

@@ -20,10 +20,9 @@ from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.candidates import promotion_leaves_registers
-from gemmsmith.tuning.choose import RERANK_TOP_K, rank_configs
+from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import rank_sm80
 from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for
-from gemmsmith.tuning.correction import corrected_cycles
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_dtype
 from gemmsmith.tuning.gpus import Gpu
 from gemmsmith.tuning.model import copied_bytes, covers, estimate
@@ -103,21 +102,17 @@ def _rank(
     if swap_ab is not None:
         is_unsplit &= table.swap_ab == swap_ab
     table = table.select(np.flatnonzero(is_unsplit & table.valid_for(largest)))
-    cycles = total_cycles(problem, table, epilogue, gpu, gathers)
-    top = np.argsort(cycles, kind="stable")[:RERANK_TOP_K]
-    best = table.select(top)
-    corrected = total_cycles(problem, best, epilogue, gpu, gathers, correct=True)
-    configs = (table.configs[top[i]].replace(stages=int(best.stages[i])) for i in np.argsort(corrected, kind="stable"))
+    best = np.argsort(total_cycles(problem, table, epilogue, gpu, gathers), kind="stable")[:MAX_CONFIGS]
+    configs = (table.configs[i].replace(stages=int(table.stages[i])) for i in best)
     return tuple(config_for_dtype(config, problem.a.dtype) for config in configs)
 
 
 def total_cycles(
-    problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool = False, *,
-    correct: bool = False,
-) -> Array:  # fmt: skip
+    problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool = False
+) -> Array:
     """Return the estimated cycles of each config, added up over groups of SIZES sizes; `problem.m` is their mean."""
     sizes = (max(1, problem.m * (2 * i + 1) // SIZES) for i in range(SIZES))
-    return sum((_cycles(problem, table, epilogue, gpu, size, gathers, correct) for size in sizes), np.zeros(1))
+    return sum((_cycles(problem, table, epilogue, gpu, size, gathers) for size in sizes), np.zeros(1))
 
 
 def mean_rows(p: Problem) -> Problem:
@@ -127,14 +122,11 @@ def mean_rows(p: Problem) -> Problem:
     return _with_rows(problem, _rounded(rows))
 
 
-def _cycles(
-    problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, rows: int, gathers: bool, correct: bool
-) -> Array:
+def _cycles(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, rows: int, gathers: bool) -> Array:
     """Return the estimated cycles of each config for groups of `rows` rows."""
     sized, partial = _with_rows(problem, rows), _with_partial_tiles(table, rows)
     loads_a, sized_16bit = loads_a_fragments(sized, table.swap_ab), as_16bit_problem(sized)
-    estimates = estimate(sized_16bit, partial, epilogue, gpu, loads_a)
-    cycles = corrected_cycles(sized, partial, estimates) if correct else estimates.cycles
+    cycles = estimate(sized_16bit, partial, epilogue, gpu, loads_a).cycles
     if gathers:
         return cycles * _gather_slowdown(sized, table, cycles)
     p = L2_NORM_EXPONENT

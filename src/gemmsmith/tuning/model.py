@@ -26,7 +26,7 @@ from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.epilogue.monoids import MONOIDS
-from gemmsmith.graph.function_costs import epilogue_cost, reduction_cost
+from gemmsmith.graph.precision import epilogue_cost, reduction_cost
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.config_table import NUM_SMS, Array, ConfigTable
 from gemmsmith.tuning.gpus import H200, Gpu
@@ -232,10 +232,6 @@ class Estimate(NamedTuple):
     def cycles(self) -> Array:
         """Estimated cycles of the kernel."""
         return np.asarray(self.wave_cycles + self.split_reduction + self.launch_and_fill)
-
-    def select(self, indices: Array) -> Estimate:
-        """Return the estimates of the configs at these indices."""
-        return Estimate(*(x[indices] for x in self))
 
 
 def estimate(

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.graph.frontend.values import Traced, Tracer
-from gemmsmith.graph.functions import FUNCTIONS
+from gemmsmith.graph.functions import Function
+from gemmsmith.graph.operations import HalfGradient
 from gemmsmith.graph.passes.cse import cse
 from gemmsmith.graph.passes.fold import fold
 from gemmsmith.graph.passes.rewrite import Editor, eliminate_dead_code, rewrite
@@ -81,13 +82,10 @@ def nodes_with_gradient(graph: EpilogueGraph, wrt: Collection[str] | None = None
     """Return for each node whether it has a gradient with respect to one of `wrt` (None: to any leaf)."""
     result: list[bool] = []
     for node in graph.nodes:
-        f = FUNCTIONS.get(node.op)
-        if node.op in ("constant", "one_hot") or (f is not None and f.gradient is None):
-            result.append(False)
-        elif (name := _leaf_name(node)) is not None:
-            result.append(wrt is None or name in wrt)
-        else:
-            result.append(any(result[i] for i in node.inputs[node.op == "where" :]))
+        name = node.operation.leaf_name(node)
+        of_inputs = any(result[i] for i in node.inputs[node.operation.num_predicates :])
+        reads = of_inputs if name is None else wrt is None or name in wrt
+        result.append(node.operation.has_gradient and reads)
     return result
 
 
@@ -126,7 +124,9 @@ def with_saved_values(
     if cost.recomputes_gemm:
         broadcast_dims = graph.broadcast_dims()
         candidate_nodes = [
-            i for i, n in enumerate(graph.nodes) if broadcast_dims[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")
+            i
+            for i, n in enumerate(graph.nodes)
+            if broadcast_dims[i].is_matrix and (isinstance(n.operation, Function) or _reads_accumulator(n))
         ]
         candidate_nodes = (
             candidate_nodes[:CANDIDATES_PER_END] + candidate_nodes[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
@@ -196,7 +196,7 @@ def _choose_saved(
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):
             grad_graph = derivative(graph, outputs, wrt, names, default_dtype)
-            recomputes_gemm = any(n.op == "accumulator" for n in grad_graph.nodes)
+            recomputes_gemm = any(map(_reads_accumulator, grad_graph.nodes))
             cost = _DerivativeCost(
                 recomputes_gemm, len(grad_graph.matrix_names), len(grad_graph.operands), len(grad_graph.nodes)
             )
@@ -244,7 +244,7 @@ class _DerivativeBuilder:
         """Return the graph whose results are the gradients of `wrt`."""
         results = []
         for name in wrt:
-            nodes = [i for i, n in enumerate(self.forward.nodes) if _leaf_name(n) == name]
+            nodes = [i for i, n in enumerate(self.forward.nodes) if n.operation.leaf_name(n) == name]
             grads = [self.grads[i] for i in nodes if i in self.grads]
             if not grads:
                 continue
@@ -297,10 +297,8 @@ class _DerivativeBuilder:
         broadcast_dims = self.broadcast_dims[index]
         if saved:
             return self.operand(OUTPUT_PREFIX + saved.name, broadcast_dims, self.dtype(saved))
-        if node.op == "operand":
-            return self.operand(
-                INPUT_PREFIX + node.attribute, broadcast_dims, self.forward.operand(node.attribute).dtype
-            )
+        if name := node.operation.leaf_name(node):
+            return self.operand(INPUT_PREFIX + name, broadcast_dims, self.forward.operand(name).dtype)
         inputs = [self.values[i] for i in node.inputs]
         return self.tracer.add(node.op, broadcast_dims, *inputs, attribute=node.attribute, location=node.location)
 
@@ -331,36 +329,23 @@ class _DerivativeBuilder:
 
     def _backpropagate(self, index: int, node: Node) -> None:
         """Add a node's contributions to the gradients of its inputs."""
-        g, inputs = self.grads[index], [self.values[i] for i in node.inputs]
-        match node.op:
-            case "cast":
-                self._accumulate(node.inputs[0], g)
-            case "chunk":
-                half_grads = self.half_grads.setdefault(node.inputs[0], {})
-                which = node.attribute[0]
-                half_grads[which] = self.tracer("add", half_grads[which], g) if which in half_grads else g
-            case "interleave":
-                for which, source in enumerate(node.inputs):
-                    broadcast_dims = g.broadcast_dims._replace(columns_per_value=2)
-                    self._accumulate(
-                        source, self.tracer.add("chunk", broadcast_dims, g, attribute=(which, node.attribute))
-                    )
-            case "quantize" | "scale" | "top_k_softmax":
-                raise epilogue_error(f"{node.op}: it has no gradient; call it under torch.no_grad()", node.location)
-            case _ if (function := FUNCTIONS.get(node.op)) and function.gradient:
-                grads = function.gradient(g, self.values[index], *inputs)
-                for source, x in zip(node.inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
-                    if x is not None:
-                        self._accumulate(source, x)
+        y, inputs = self.values[index], [self.values[i] for i in node.inputs]
+        grads = node.operation.backpropagate(node, self.grads[index], y, inputs)
+        for source, g in zip(node.inputs, grads, strict=True):
+            if isinstance(g, HalfGradient):
+                halves = self.half_grads.setdefault(source, {})
+                halves[g.which] = self.tracer("add", halves[g.which], g.g) if g.which in halves else g.g
+            elif g is not None:
+                self._accumulate(source, g)
 
     def _accumulate(self, node: int, g: Traced) -> None:
-        if self.forward.nodes[node].op == "constant":
+        if not self.forward.nodes[node].operation.has_gradient and not self.forward.nodes[node].inputs:
             return
         self.grads[node] = self.tracer("add", self.grads[node], g) if node in self.grads else g
 
 
-def _leaf_name(node: Node) -> str | None:
-    return ACCUMULATOR if node.op == "accumulator" else node.attribute if node.op == "operand" else None
+def _reads_accumulator(node: Node) -> bool:
+    return node.operation.leaf_name(node) == ACCUMULATOR
 
 
 def _reduced_axis(broadcast_dims: BroadcastDims) -> str:

@@ -21,6 +21,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.frontend.math_patching import is_module
+from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
 from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant
 from gemmsmith.graph.source_location import epilogue_error, format_location, user_stacklevel
 
@@ -79,6 +80,11 @@ def register_constant(epilogue: Any) -> Any:
     """Return an epilogue that never changes, after making its identity its fingerprint."""
     _fingerprint_by_identity(epilogue)
     return epilogue
+
+
+def is_epilogue_function(x: Any) -> bool:
+    """Return whether x is an `epilogue_function` (values.py), which never changes."""
+    return type(x) is FunctionType and EPILOGUE_FUNCTIONS.get(x.__name__) is x
 
 
 def _check_no_torch_function_mode() -> None:
@@ -180,7 +186,7 @@ def _fingerprint_function(f: Any, seen: Seen) -> Hashable:
     if id(f) in seen:
         return seen[id(f)][0]
     module, code = f.__globals__.get("__name__", ""), f.__code__
-    if module.partition(".")[0] in _LIBRARIES and is_listed_as_constant(f):
+    if is_epilogue_function(f) or (module.partition(".")[0] in _LIBRARIES and is_listed_as_constant(f)):
         return _fingerprint_by_identity(f)
     seen[id(f)] = len(seen), f
     if id(code) not in _STABLE_OBJECTS:

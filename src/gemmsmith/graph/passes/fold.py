@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.graph import EpilogueGraph, Node
-from gemmsmith.graph.functions import FUNCTIONS, PREDICATES
+from gemmsmith.graph.functions import function_of
 from gemmsmith.graph.passes.rewrite import Editor, rewrite
 
 _IDEMPOTENT = {"abs", "relu", "floor", "round", "sign"}
@@ -33,7 +33,7 @@ def _rule(editor: Editor, node: Node) -> int | None:
 
 
 def _fold_once(editor: Editor, node: Node) -> int | None:
-    function = FUNCTIONS.get(node.op)
+    function = function_of(node.op)
     if function is None:
         return _cast(editor, node) if node.op == "cast" else None
     constants = [editor.constant_value(i) for i in node.inputs]
@@ -94,7 +94,7 @@ def _binary(editor: Editor, node: Node, constants: list[float | None]) -> int | 
                 editor.add(node.op, editor.nodes[x].inputs[0], y) if b == 0 and editor.nodes[x].op == "relu" else None
             )
         case "ne" | "eq":
-            if b == 0 and editor.nodes[x].op in PREDICATES:
+            if b == 0 and editor.nodes[x].operation.is_predicate:
                 return x if node.op == "ne" else editor.add("not", x)
             return None
         case "pow":
