@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextvars import ContextVar
 from copy import copy
 from math import prod
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmsmith.arrays import describe, row_major
@@ -35,7 +35,7 @@ class CachedRun(NamedTuple):
 
     def __call__(self, pointers: dict[str, Any], like: Any) -> Any:
         """Launch, and return what `run_cached` does. `pointers`: addresses and numbers by Pointer name; modified."""
-        if _RECORDS and (runs := _RECORDS.get(get_ident())) is not None:
+        if (runs := _RECORD.get()) is not None:
             runs.append(self)
         return self.plan.launch(self.launches, pointers, {}, like)
 
@@ -55,21 +55,18 @@ class CachedRun(NamedTuple):
         return CachedRun(self.plan, launches)
 
 
-_RECORDS: dict[int, list[CachedRun | None]] = {}
-"""What threads run whose runs are recorded, by their ids."""
+_RECORD: ContextVar[list[CachedRun | None] | None] = ContextVar("record", default=None)
 
 
 def record_runs(call: Callable[[], Any]) -> tuple[Any, list[CachedRun | None]]:
     """Return the results of a call, and the run of each GEMM in it, or None for one whose launches are not cached."""
-    thread, runs = get_ident(), list[CachedRun | None]()
-    outer = _RECORDS.pop(thread, None)
-    _RECORDS[thread] = runs
+    outer, runs = _RECORD.get(), list[CachedRun | None]()
+    token = _RECORD.set(runs)
     try:
         return call(), runs
     finally:
-        del _RECORDS[thread]
+        _RECORD.reset(token)
         if outer is not None:
-            _RECORDS[thread] = outer
             outer += runs
 
 
@@ -101,7 +98,7 @@ def run_cached(
         cached = None
     if cached is not None:
         plan_, call = cached
-        if call is not None and not _RECORDS and call.outputs_do_not_overlap(addresses):
+        if call is not None and _RECORD.get() is None and call.outputs_do_not_overlap(addresses):
             return plan_.launch(call, addresses, results, a)
         value = plan_.run_checked(a, b, out, all_operands)
     else:
@@ -126,6 +123,6 @@ def run_cached(
     launches = plan_.cached_launches(key)
     if source is not None:
         _PLAN_CACHE[source, options] = plan_, launches
-    if (runs := _RECORDS.get(get_ident())) is not None:
+    if (runs := _RECORD.get()) is not None:
         runs.append(None if out is not None or launches is None else CachedRun(plan_, launches))
     return value
