@@ -131,7 +131,7 @@ class Reduction:
         """Return the batch of the tile's results: the group, if each has results of its own; 0 for its partials."""
         if self.group_partials:
             return Constant(I32, 0)
-        return wg_tile.operand_batch if self._by_group else wg_tile.work.batch
+        return wg_tile.work.group if self._by_group else wg_tile.work.batch
 
     def begin_tile(self, wg_tile: WarpgroupTile) -> TileReduction:
         """Return the reduction of a tile's elements; clears the states of reductions over a whole tile."""

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import torch
 
-from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding import checks
+from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.host.cached_run import record_runs
+from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch.api import (
     OPERAND_DTYPES,
     autocast,
@@ -31,7 +31,7 @@ from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
 from gemmsmith.torch.ops import by_rows, fp32_precision
-from gemmsmith.torch.plain_tensors import read_arguments, run_cached_call, run_or_call, sees_operators
+from gemmsmith.torch.plain_tensors import in_groups, read_arguments, run_cached_call, run_or_call, sees_operators
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 
@@ -87,10 +87,9 @@ def grouped_gemm(
         return differentiable_slices(a, b, offsets)
     shape = rows_shape(a.shape, b.shape, offsets.shape)
     if of_two or is_fast_path(a, b, *values.values()):
-        values, precision = {name: by_rows(x) for name, x in values.items()}, fp32_precision(a)
-        return run_or_call(arguments, a, lambda: launch(
-            a, of_two or b, offsets=offsets, epilogue=epilogue, operands=values, precision=precision
-        ))  # fmt: skip
+        values, source = {name: by_rows(x) for name, x in values.items()}, arguments and arguments.source
+        request = Request(a, of_two or b, None, values, epilogue, precision=fp32_precision(a), fingerprint=source)
+        return run_or_call(arguments, a, partial(run_cached, in_groups(request, offsets)))
     check_operands_are_read(epilogue, values)
     serialized = _serialize(a, shape, epilogue, values, None if arguments is None else arguments.source)
     numbers = [float(values[name]) for name in number_names(serialized)]

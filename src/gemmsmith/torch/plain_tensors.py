@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import _C
@@ -16,7 +16,10 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling, is_exporting
 
 from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
+from gemmsmith.binding.groups import with_arrays
+from gemmsmith.binding.request import Request
 from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.host.cached_run import record_run
 from gemmsmith.torch import fallback
@@ -150,6 +153,12 @@ def matches(tensors: Sequence[Any]) -> Callable[..., bool]:
 def runs_kernels(a: Any) -> bool:
     """Return whether kernels multiply a tensor: it is on a GPU that they run on."""
     return a.is_cuda and not fallback.kernels_unsupported(a.get_device())
+
+
+def in_groups(request: Request, offsets: Any, along: Literal["m", "k"] = "m") -> Request:
+    """Return a request of gemmsmith.gemm as one of grouped_gemm, for groups that end at `offsets`."""
+    operands = with_arrays(request.operands, {"offsets": offsets})
+    return request._replace(operands=operands, grouping=Grouping("offsets", along))
 
 
 def run_or_call(arguments: Arguments | None, like: Any, call: Callable[[], Any]) -> Any:
