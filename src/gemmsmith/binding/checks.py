@@ -120,7 +120,8 @@ def _check_dtypes(a: ArrayInfo, b: ArrayInfo) -> None:
 
 def _resolve_accumulation(dtype: DType, accumulate: object) -> tuple[str, DType]:
     """Return the option that `accumulate` names for products of a dtype, and the accumulator's dtype."""
-    choices = _ACCUMULATE[FP32 if dtype == TF32 else dtype]
+    dtype = FP32 if dtype == TF32 else dtype  # as in memory
+    choices = _ACCUMULATE[dtype]
     option = next(iter(choices)) if accumulate is None else _dtype_name(accumulate)
     if option not in choices:
         raise ArgumentError(f"accumulate: got {accumulate!r} for operands of {dtype}; use {join_alternatives(choices)}")
