@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmsmith.core.dtypes import BF16, FP32, DType
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
-from gemmsmith.graph.functions import FUNCTIONS, PREDICATES
+from gemmsmith.graph.functions import FUNCTIONS
 from gemmsmith.graph.passes.rewrite import eliminate_dead_code
 
 OPERANDS = {
@@ -101,7 +101,7 @@ def disturbed(graph: EpilogueGraph, signs: Sequence[int]) -> EpilogueGraph:
     place: list[int] = []
     for node, sign in zip(graph.nodes, signs, strict=True):
         nodes.append(replace(node, inputs=tuple(place[i] for i in node.inputs)))
-        if node.op == "accumulator" or (node.op in FUNCTIONS and node.op not in PREDICATES):
+        if node.op == "accumulator" or (node.op in FUNCTIONS and not node.operation.is_predicate):
             at, loss = len(nodes) - 1, sign * 2.0**-11
             nodes += [Node("constant", (), 1 + loss), Node("constant", (), loss), Node("fma", (at, at + 1, at + 2))]
         place.append(len(nodes) - 1)

@@ -244,10 +244,11 @@ def half() -> str:
     rows = current("dense-half-h200")
     ratio, saved = (statistics.geometric_mean(x) for x in ([r["ratio"] for r in rows],
                                                            [r["half_us"] / r["us"] for r in rows]))  # fmt: skip
-    return (
+    text = (
         f"fp16, {len(rows)} large GEMMs: torch.mm takes {ratio:.3f} of gemmsmith's time; fp16 accumulation takes "
-        f"{saved:.2f} of the time of fp32 accumulation.\n\n" + source("dense-half-h200")
+        f"{saved:.2f} of the time of fp32 accumulation."
     )
+    return "\n".join(textwrap.wrap(text, 120)) + "\n\n" + source("dense-half-h200")
 
 
 CALLS = {
@@ -287,14 +288,19 @@ def chosen() -> str:
     over = [1 / r["best_ratio"] for r in rows]
     text = (
         f"Of {len(rows)} fused GEMMs (`python -m benchmarks.speed.fused`) the chosen config takes "
-        f"{statistics.geometric_mean(over):.3f} of the time of the fastest of 60, in the mean, and at most "
-        f"{max(over):.3f}."
+        f"{statistics.geometric_mean(over):.3f} of the time of the fastest of 60 in the mean, and {max(over):.3f} at "
+        "most."
     )
     return "\n".join(textwrap.wrap(text, 120)) + "\n\n" + source("fused-h100")
 
 
+def layers_of_experts() -> list[Row]:
+    """Return the rows of forward passes, but for those of earlier commits."""
+    return [row for row in load("moe-h100")["rows"] if not row["training"] and "commit" not in row]
+
+
 def experts() -> str:
-    rows = [row for row in load("moe-h100")["rows"] if not row["training"]]
+    rows = layers_of_experts()
 
     def over(contender: str) -> str:
         ratios = [row[f"{contender}_us"] / row["ours_us"] for row in rows]
@@ -308,10 +314,13 @@ def experts() -> str:
             (row["layer"], str(row["tokens"]), *(us(row, x) for x in ("ours", "fp8", "grouped_mm", "triton", "bytes")))
         )
         for row in rows
+        if row["tokens"] in (1, 128, 4096)
     )
-    earlier = {row["layer"]: row["commit"] for row in rows if "commit" in row}
-    text = f"Time over gemmsmith's: grouped_mm {over('grouped_mm')}; Triton {over('triton')}. Of earlier commits: "
-    text += ", ".join(f"{layer} ({commit})" for layer, commit in earlier.items()) + "."
+    text = (
+        f"Of {len(rows)} layers, those with 16 and 1024 tokens included, the other's time divided by gemmsmith's: "
+        f"grouped_mm {over('grouped_mm')}; Triton {over('triton')}."
+    )
+    text = "\n".join(textwrap.wrap(text, 120))
     header = "layer | tokens | gemmsmith, bf16 | in FP8 | torch's grouped_mm | Triton | weights in use, copied"
     return "\n\n".join((table(header, cells), text, source("moe-h100", root="../..")))
 
@@ -319,7 +328,7 @@ def experts() -> str:
 def headline() -> str:
     dense, fp8_rows = mostly_current("dense-suite-h200"), mostly_current("fp8-h200", block_scaled)
     fused_rows = [{"ratio": over_compile(r)} for r in measured_fused()]
-    moe = [{"ratio": r["grouped_mm_us"] / r["ours_us"]} for r in load("moe-h100")["rows"] if not r["training"]]
+    moe = [{"ratio": r["grouped_mm_us"] / r["ours_us"]} for r in layers_of_experts()]
     shown = (
         f"bf16 | {len(dense)} | torch.mm (cuBLAS) | {means(dense, 'ratio')}",
         f"bf16 with epilogue | {len(fused_rows)} | torch.compile | {means(fused_rows, 'ratio')}",

@@ -55,15 +55,15 @@ from `graph/functions.py` and `graph/frontend/op_table.py` by `python docs/gener
 
 ## Elementwise functions
 
-*Default*: within 2^-18 of the exact value, relative. *Approximate*: a cheaper form, within 2^-11, which is taken when
-every result that depends on it is stored in bf16 or fp8. *Exact*: CUDA's math library and IEEE division, with
-`fast_math=False`; where the column is empty, the default is already exact to that degree. *Gradient*: it can be
-differentiated by `gemmsmith.torch`; for the others the derivative is zero. *Instructions* of an element on Hopper, and
-how many of them are of the special-function unit, in the default and in the approximate form; `sin`, `cos`, `pow` and
+The default form is within 2^-18 of the exact value, relative. *Approximate* is a cheaper form, within 2^-11. It is
+taken if every result that depends on it is stored in bf16 or fp8. *Exact* is CUDA's math library and IEEE division, for
+`fast_math=False`. If it is not listed, the default is exact to that degree. *Gradient*: `gemmsmith.torch`
+differentiates the function; the derivative of the others is zero. *Instructions*: those of an element on Hopper, and in
+parentheses those of the special-function unit, in the default and in the approximate form. `sin`, `cos`, `pow` and
 `hypot` have branches.
 
-| operation | arguments | names | approximate | exact | gradient | instructions |
-| --- | --- | --- | --- | --- | --- | --- |
+| operation | other names | has | instructions |
+| --- | --- | --- | --- |
 {elementwise}
 
 ## Functions that are composed of these
@@ -98,10 +98,6 @@ CLI = """\
 Look up a command's options here, or with `gemmsmith COMMAND --help`. `gemmsmith run` prints the problem, the config,
 the error against float64, registers and spills, and where it wrote the CUDA file and the timeline. Errors are one line
 on stderr; with `--json`, one object on stdout. This page is generated from the commands by `python docs/generate.py`.
-
-| command | what it does |
-| --- | --- |
-{commands}
 """
 
 
@@ -117,20 +113,19 @@ def _code(names: list[str]) -> str:
 def operations() -> str:
     """Return docs/reference/operations.md."""
     canonical = [op for op in op_table.OPS if not any(op in x.split() for x in op_table._OP_ALIASES.values())]
-    renamed = {"logical_and": "and", "logical_or": "or", "logical_not": "not"}
-    own = {"gelu_tanh": ["gelu(x, approximate='tanh')"], "not": ["logical_not"], "and": ["logical_and"],
-           "or": ["logical_or"]}  # fmt: skip
+    own = {"gelu_tanh": ["gelu(x, approximate='tanh')"]}
     rows = []
     for f in FUNCTIONS.values():
         if f.name in ("ndtr", "softplus_of_sigmoid"):  # only made by the passes
             continue
-        names = own.get(f.name) or _names(f.name)
-        flags = ["yes" if x else "" for x in (f.approx, f.exact, f.gradient)]
-        found = [cost for p in ("default", "approx") if (cost := COSTS.get((f.name, p)))]
+        names = own.get(f.name) or f.names.split() or _names(f.name)
+        has = {"approximate": f.approx, "exact": f.exact, "gradient": f.has_gradient}
+        flags = [", ".join(x for x in has if has[x])]
+        found = [cost for p in ("default", "approx") if (cost := COSTS[f.name].get(p))]
         flags.append(", ".join(f"{x.instructions:.0f} ({x.special:.0f})" for x in found))
-        rows.append(f"| {f.name} | {f.arity} | {_code(names)} | {' | '.join(flags)} |".replace("  ", " "))
+        rows.append(f"| `{f.name}` | {_code(names)} | {' | '.join(flags)} |".replace("  ", " "))
     kinds = ("sum", "mean", "max", "min", "logsumexp", "count_nonzero")
-    composed = [op for op in canonical if op not in FUNCTIONS and op not in kinds and op not in renamed]
+    composed = [op for op in canonical if op not in FUNCTIONS and op not in kinds]
     hints: dict[str, list[str]] = {}
     for name, hint in op_table.UNSUPPORTED_HINTS.items():
         hints.setdefault(hint, []).append(name)
@@ -143,9 +138,16 @@ def operations() -> str:
 
 
 def _options(command: click.Command) -> Iterator[str]:
-    """Yield a row per option of a command."""
+    """Yield a row per option of a command; the fields of a config have one row."""
     context = click.Context(command)
+    fields = [p for p in command.params if p.name in Config.__dataclass_fields__]
+    if fields:
+        names = ", ".join(f"`{p.opts[0]}`" for p in fields)
+        forms = "`--tile 128x256x64`, `--cluster 2x1`, `--evict first normal`, `--no-pdl`"
+        yield f"| {names} | The fields of [Config](config.md): {forms}. |"
     for parameter in command.params:
+        if parameter in fields:
+            continue
         record = parameter.get_help_record(context)
         if isinstance(parameter, click.Argument):
             yield f"| `{parameter.make_metavar(context)}` | the argument |"
@@ -164,10 +166,7 @@ MIN_SHARED = 6
 
 def command_line() -> str:
     """Return docs/reference/cli.md."""
-    commands = "\n".join(
-        f"| [`gemmsmith {name}`](#gemmsmith-{name}) | {_line(x)} |" for name, x in main.commands.items()
-    )
-    sections, written = [CLI.format(commands=commands)], {}
+    sections, written = [CLI], {}
     for name, command in main.commands.items():
         rows = list(_options(command))
         sections.append(f"## gemmsmith {name}\n\n{_line(command)}\n")
@@ -218,7 +217,7 @@ def report() -> str:
 
 def excerpt(file: str, first: str, last: str) -> str:
     """Return a block of Python: lines of a file, from one that begins with `first` to one that begins with `last`."""
-    lines = (ROOT / "src/gemmsmith" / file).read_text().splitlines()
+    lines = (ROOT / file).read_text().splitlines()
     end = next(i for i, x in enumerate(lines) if x.strip().startswith(last))
     begin = max(i for i, x in enumerate(lines[:end]) if x.strip().startswith(first))
     return "```python\n" + textwrap.dedent("\n".join(lines[begin : end + 1])) + "\n```"
@@ -226,14 +225,30 @@ def excerpt(file: str, first: str, last: str) -> str:
 
 def consumer_loop() -> str:
     """Return the loop of a consumer warpgroup over a tile's k-tiles."""
-    return excerpt("kernels/wgmma_mainloop.py", "with k.range(tile.k_tiles", "self._read.advance()")
+    return excerpt("src/gemmsmith/kernels/wgmma_mainloop.py", "with k.range(tile.k_tiles", "self._read.advance()")
 
 
 def instruction() -> str:
     """Return a class of an instruction."""
     return excerpt(
-        "hw/mbarrier.py", "class MbarrierArriveExpectTx", "m.mbarriers.arrive(m.value(self.barrier), expect_tx"
+        "src/gemmsmith/hw/mbarrier.py", "class MbarrierArriveExpectTx",
+        "m.mbarriers.arrive(m.value(self.barrier), expect_tx",
     )
+
+
+def elementwise_function() -> str:
+    """Return the record of an elementwise function."""
+    return excerpt("examples/own_functions.py", "ATAN = Function", "register_operation(ATAN)")
+
+
+def row_function() -> str:
+    """Return the record of a function of a whole row, with what a kernel does and what users call."""
+    return excerpt("examples/own_functions.py", "class SoftmaxRows", "return call_row_function(SOFTMAX")
+
+
+def reduction() -> str:
+    """Return the record of a reduction."""
+    return excerpt("examples/own_functions.py", "LENGTH = ReductionKind", "register_reduction(LENGTH)")
 
 
 QUOTE = re.compile(r"(From \[[\w.]+\]\(([^)]*)\):\n\n```python\n)(.*?)(?=\n```)", re.DOTALL)
@@ -278,6 +293,7 @@ def _is_complete(text: str) -> bool:
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield every page with generated text, and that text."""
     blocks = {**figures.BLOCKS, "cuda": cuda, "consumer_loop": consumer_loop, "instruction": instruction,
+              "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction,
               "report": report}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()

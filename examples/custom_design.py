@@ -65,7 +65,7 @@ def serial(k: Builder, spec: KernelSpec) -> None:
 SERIAL = gemmsmith.register_design(Design(
     "serial", serial,
     max_accumulator_registers={1: 200, 2: 200},  # by the number of consumer warpgroups; per thread
-    supported_options=frozenset({"splits", "cluster_splits"}),
+    supported_options=frozenset({"splits", "cluster_splits", "interleaved_b", "a_in_registers"}),
     defaults={"tile": (128, 128, 64), "stages": 2},
 ))  # fmt: skip
 

@@ -17,7 +17,6 @@ from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition
 from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.dtypes import INT32
-from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import operand_getter
@@ -35,8 +34,6 @@ class GatheredOperand:
     """Rows of a K-major operand, by the indices in the design's array `rows`."""
 
     def __init__(self, operand: MmaOperand, stages: int) -> None:
-        if operand.tile.major != "K":
-            raise ConfigError(f"{operand.name}: got columns that are contiguous; use contiguous rows")
         k, rows, size = current_builder(), operand_getter("rows"), operand.tile.dtype.bytes
         self.role, self.tile = operand.role, operand.tile
         self.stages = k.shared(operand.tile, stages=stages, name="A")
@@ -101,7 +98,7 @@ def gather(k: Builder, spec: KernelSpec) -> None:
 
 GATHER = gemmsmith.register_design(Design(
     "gather", gather, producer_warpgroups=1, max_accumulator_registers={2: 200}, arrays={"rows": INT32},
-    shapes="tk,kn,m->mn",
+    shapes="tk,kn,m->mn", majors={"a": ("K",)},
 ))  # fmt: skip
 
 

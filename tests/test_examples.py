@@ -34,7 +34,18 @@ WITH_TORCH = ["fp8_mlp", "train_tiny_transformer", "train_tiny_transformer --com
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "command",
-    ["custom_design", "custom_kernel", "own_grouped", "own_gather", "own_attention", "bce", "moe_layer", *WITH_TORCH],
+    [
+        "custom_design",
+        "custom_kernel",
+        "own_grouped",
+        "own_gather",
+        "own_int4",
+        "own_attention",
+        "own_functions",
+        "bce",
+        "moe_layer",
+        *WITH_TORCH,
+    ],
 )
 def test_it_runs(command: str) -> None:
     if command in WITH_TORCH:

@@ -18,9 +18,8 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.graph import function_costs
 from gemmsmith.graph.approximations import select
-from gemmsmith.graph.function_costs import Cost
-from gemmsmith.graph.functions import FUNCTIONS, PREDICATES, Function, Lowering
-from gemmsmith.graph.precision import Precision, lowering
+from gemmsmith.graph.function_costs import Cost, Precision
+from gemmsmith.graph.functions import FUNCTIONS, Function, Lowering
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, U64
@@ -28,9 +27,6 @@ from gemmsmith.lang.values import Value
 
 ELEMENTS = 16
 """Elements of a thread, over which loads of constants are spread."""
-PRECISIONS: tuple[Precision, ...] = ("default", "approx", "exact")
-OF_PREDICATES = {"and": 2, "or": 2, "not": 1, "where": 1}
-"""The number of inputs that are predicates, of functions that have such inputs."""
 
 
 def costs() -> dict[tuple[str, Precision], Cost]:
@@ -40,10 +36,9 @@ def costs() -> dict[tuple[str, Precision], Cost]:
     maxima, and stores the result.
     """
     found = {
-        (name, p): (function, lowering(function, p))
+        (name, precision): (function, lower)
         for name, function in FUNCTIONS.items()
-        for p in PRECISIONS
-        if p == "default" or lowering(function, p) is not function.lower
+        for precision, lower in function.lowerings.items()
     }
     of_functions = [_kernel(f"f{i}", _computing(*x), x[0].arity) for i, x in enumerate(found.values())]
     arities = sorted({function.arity for function, _ in found.values()})
@@ -61,11 +56,11 @@ def _difference(found: Counter[str], base: Counter[str], arity: int) -> Cost:
 
 
 def _computing(function: Function, lower: Lowering) -> Lowering:
-    predicates = OF_PREDICATES.get(function.name, 0)
+    predicates = function.num_predicates
 
     def compute(*inputs: Value) -> Value:
         result = lower(*(x > 0.0 for x in inputs[:predicates]), *inputs[predicates:])
-        return select(result, 1.0, 0.0) if function.name in PREDICATES else result
+        return select(result, 1.0, 0.0) if function.is_predicate else result
 
     return compute
 
@@ -105,18 +100,19 @@ def _opcodes(kernels: list[Kernel]) -> dict[str, Counter[str]]:
 
 
 def table() -> str:
-    rows = [
-        f'    ("{name}", "{precision}"): Cost({", ".join(f"{x:g}" for x in found)}),'
-        for (name, precision), found in costs().items()
-    ]
-    return "\n".join(["COSTS: dict[tuple[str, Precision], Cost] = {", *rows, "}"])
+    rows: dict[str, list[str]] = {}
+    for (name, precision), found in costs().items():
+        rows.setdefault(name, []).append(f'"{precision}": Cost({", ".join(f"{x:g}" for x in found)})')
+    lines = [f'    "{name}": {{{", ".join(of_precisions)}}},' for name, of_precisions in rows.items()]
+    return "\n".join(["COSTS: dict[str, dict[Precision, Cost]] = {", *lines, "}"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
+    is_written = parser.parse_args().write
     found = table()
-    if parser.parse_args().write:
+    if is_written:
         path = Path(function_costs.__file__)
         text = path.read_text()
         path.write_text(re.sub(r"(?s)(?<=# generated\n).*(?=\n# end)", lambda _: found, text))

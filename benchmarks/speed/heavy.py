@@ -25,7 +25,8 @@ from benchmarks.speed.grouped import COPY_SPEED
 from benchmarks.suite import SMALL, Shape
 from gemmsmith import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec
-from gemmsmith.graph.function_costs import Cost, epilogue_cost
+from gemmsmith.graph.function_costs import Cost
+from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import NUM_SMS
 from gemmsmith.tuning.gpus import gpu_at

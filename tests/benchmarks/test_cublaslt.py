@@ -36,18 +36,6 @@ def test_structures_have_the_headers_sizes() -> None:
     assert cublaslt.MatmulHeuristicResult.state.offset == 72
 
 
-@pytest.mark.parametrize("layout", "nt")
-@pytest.mark.parametrize(("rows", "columns"), [(5, 7), (1, 7), (5, 1), (1, 1)])
-def test_op_of_a_column_major_layout_is_the_transpose(
-    rows: int, columns: int, layout: str, rng: np.random.Generator
-) -> None:
-    for x in (matrix(rng, rows, columns, layout), matrix(rng, rows, columns, layout).contiguous()):
-        op, *sizes = cublaslt.transposed(x)
-        stored = column_major(x, *sizes)
-        assert sizes[2] >= sizes[0]
-        assert torch.equal(stored.T if op == cublaslt.CUBLAS_OP_T else stored, x.T)
-
-
 def test_other_strides_are_refused() -> None:
     for x in (torch.zeros(6, 8)[:, ::2], torch.zeros(1, 8).expand(6, 8)):
         with pytest.raises(ValueError, match=r"row-major or column-major, .* strides"):
@@ -119,24 +107,6 @@ def test_operands_of_other_dtypes_or_shapes_are_refused() -> None:
         cublaslt.Matmul(a, b, d.float())
     with pytest.raises(ValueError, match=r"\(m, k\), \(k, n\), \(m, n\), but came as .*\(4, 3\)"):
         cublaslt.Matmul(a, b[:, :3], d)
-
-
-@pytest.mark.parametrize("status", [cublaslt.CUBLAS_STATUS_NOT_SUPPORTED, 7])
-def test_no_suggestion_is_an_empty_list_and_another_status_an_error(
-    status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = MagicMock()
-    error = cublaslt.CublasLtError("cublasLtMatmulAlgoGetHeuristic", status)
-    library.cublasLtMatmulAlgoGetHeuristic.side_effect = error
-    monkeypatch.setattr(cublaslt, "library", lambda: library)
-    monkeypatch.setattr(cublaslt, "handle", MagicMock())
-    monkeypatch.setattr(cublaslt, "preference", MagicMock())
-    operands = [torch.zeros(4, 4, dtype=torch.bfloat16) for _ in range(3)]
-    if status == cublaslt.CUBLAS_STATUS_NOT_SUPPORTED:
-        assert cublaslt.algorithms(*operands) == []
-    else:
-        with pytest.raises(cublaslt.CublasLtError, match="cublasLtMatmulAlgoGetHeuristic returned status 7"):
-            cublaslt.algorithms(*operands)
 
 
 @pytest.mark.gpu

@@ -332,7 +332,7 @@ def test_the_transpose_is_that_of_the_arrays(
     bound = bind(Request(a, b, out, operands, (lambda acc, bias, c: acc + bias + c) if fused else None))
     found = bound.transposed()
     wanted = orient_problem(
-        bound.spec.with_graph(bound.graph), bound.arguments, bound.shape, bound.out_dtype, bound.mma, bound.promoted,
+        bound.spec.with_graph(bound.graph), bound.arguments, bound.shape, bound.out_dtype, bound.multiplication,
         bound.scale_granularity, bound.product, bound.grouping, bound.problem.groups, swapped=not bound.swapped,
     )  # fmt: skip
     assert (found.problem, found.swapped, found.spec, found.arrays) == wanted
@@ -344,13 +344,14 @@ def test_twice_transposed_is_the_same(fused: bool) -> None:
         "epilogue": lambda acc, c: (acc + c, acc.sum(-1)),
         "operands": {"c": Spec((5,), "bf16")},
     }
-    there = bind(Request(A, B, **(arguments if fused else {})))
+    request = Request(A, B, **(arguments if fused else {}))
+    there = bind(request)
     back = there.transposed()
     assert back.swapped
     assert back.problem == there.problem.T
     assert back.transposed() == there
-    assert there.in_orientation_of(back) == back
-    assert there.in_orientation_of(there) == there
+    assert bind(request, back) == back
+    assert bind(request, there) == there
 
 
 def test_a_graph_that_needs_whole_rows_has_no_transpose() -> None:

@@ -298,7 +298,7 @@ def test_an_annotated_listing(call, code: str, tensor: str) -> None:
         (["show", "--cluster-splits", "5"], "cluster_splits: got 5; use"),
         (
             ["show", "--dtype", "fp32", "--design", "tma"],
-            "design: got tma for operands of fp32; fp32 operands without `precision` need the design sgemm",
+            "design: got tma for operands of fp32 accumulated in fp32; use the design sgemm, or precision",
         ),
         (["show", "--precision", "tf32"], "precision: got 'tf32' for operands of bf16; it is for fp32 operands"),
         (["show", "--dtype-b", "int8"], "b: got dtype int8 with a of bf16; use the same for both"),

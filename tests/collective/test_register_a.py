@@ -44,15 +44,14 @@ def specs(layout: str, m: int, n: int, k: int) -> tuple[Spec, Spec]:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_every_design_and_schedule(config: Config) -> None:
+def test_every_design(config: Config, rng: np.random.Generator) -> None:
+    """In a fresh schedule each."""
     for layout, swap_ab in (("tt", False), ("nn", True)):
         a, b, out = arrays(layout, 260, 132, 200)
         plan = gemmsmith.plan(a, b, out=out, precision="tf32", config=config.replace(swap_ab=swap_ab))
         assert plan.spec.majors == ("MN", "K")
-        for seed in (0, 5):
-            out[...] = np.nan
-            assert plan.simulate(a, b, out, seed=seed).hazards == []
-            judge(out, a, b)
+        assert plan.simulate(a, b, out, seed=int(rng.integers(1 << 30))).hazards == []
+        judge(out, a, b)
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])

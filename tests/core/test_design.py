@@ -8,7 +8,7 @@ import pytest
 
 from gemmsmith import Config, ConfigError, Design, register_design
 from gemmsmith.core.design import design_names, designs_supporting, get_design
-from gemmsmith.core.dtypes import INT32
+from gemmsmith.core.dtypes import BF16, INT32
 
 
 def test_those_of_the_package() -> None:
@@ -38,7 +38,8 @@ def test_a_name_is_taken_once_and_must_be_known() -> None:
         ("defaults", [("stages", 2)]), ("mma_op", "wgmma"), ("required_arch", "hopper"), ("required_arch", None),
         ("uses_tma", None), ("warpgroups_split_n", "no"), ("groups_along", "m"), ("groups_along", frozenset({"n"})),
         ("arrays", ["ends"]), ("arrays", {"a": INT32}), ("arrays", {"epilogue": INT32}), ("shapes", None),
-        ("shapes", "mk"), ("clips_rows", 0),
+        ("shapes", "mk"), ("clips_rows", 0), ("dtypes", {BF16: BF16}), ("dtypes", {(BF16, BF16): "bf16"}),
+        ("majors", {"c": ("K",)}), ("majors", {"b": ("N",)}),
     ],
 )  # fmt: skip
 def test_a_wrong_design_is_refused_before_it_is_registered(field: str, wrong: Any) -> None:

@@ -71,7 +71,7 @@ def evaluated(lowering: Lowering, inputs: list[Array], disturb: Callable[[Any], 
         return np.asarray(Evaluation(dict(zip(values, inputs, strict=True)), disturb).per_thread(lowering(*values)))
 
 
-def samples(rng: np.random.Generator, count: int = 1 << 20) -> Array:
+def samples(rng: np.random.Generator, count: int = 1 << 18) -> Array:
     """Return numbers of all exponents, others from -20 to 20, and some of the neighborhood of each exponent's first."""
     bits = rng.integers(0, 1 << 32, count, dtype=np.uint32)
     powers = np.arange(0, 1 << 32, 1 << 23, dtype=np.uint32)

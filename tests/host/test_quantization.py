@@ -26,7 +26,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     options=options(), shape=shapes(), dtype=some.sampled_from(sorted(DTYPES)), layout=some.sampled_from(LAYOUTS),
     seed=some.integers(0, 1 << 32), special=some.sampled_from([None, None, np.nan, np.inf, -np.inf]),
@@ -45,7 +45,7 @@ def test_kernels_give_the_bits_of_the_reference(
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     shape=shapes(), layout=some.sampled_from(LAYOUTS), recipe=some.sampled_from(RECIPES), seed=some.integers(0, 99999),
     formats=some.tuples(some.sampled_from(sorted(LARGEST)), some.sampled_from(["fp32", "ue8m0"])),
@@ -63,10 +63,10 @@ def test_values_of_any_strides_dequantize(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["rows", "columns"])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 @pytest.mark.parametrize("k", [300, 1100, 3000, 5000, 9000, 17000])
-def test_whole_rows_of_any_length(recipe: str, layout: str, k: int, rng: np.random.Generator) -> None:
+def test_whole_rows_of_any_length(layout: str, k: int, rng: np.random.Generator) -> None:
+    recipe = str(rng.choice(["rows", "columns"]))
     x = laid_out(numbers((3, k), DTYPES["bf16"], rng), layout)
     x = x if recipe == "rows" else x.T
     for actual, expected in zip(

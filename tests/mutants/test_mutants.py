@@ -199,8 +199,8 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
         blocks = -(-k // SCALE_BLOCK)
         shapes = (m, blocks + -blocks % 4 + (not boxed)), (blocks, -(-n // SCALE_BLOCK))
         powers = (2.0 ** rng.integers(-3, 4, shape) for shape in shapes)
-        scales = {name: x.astype(np.float32) for name, x in zip(SCALE_NAMES, powers, strict=True)}
-        scales[SCALE_NAMES[0]] = scales[SCALE_NAMES[0]][:, :blocks]
+        scales = {f"scale_{role}": x.astype(np.float32) for role, x in zip("ab", powers, strict=True)}
+        scales["scale_a"] = scales["scale_a"][:, :blocks]
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
     operands = (b, a) if spec.config.swap_ab else (a, b)
@@ -208,10 +208,9 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     addresses = {name: memory.add_buffer(x, name.upper(), writable=False) for x, name in zip(lines, "ab", strict=True)}
     for name, x in scales.items():
         whole_rows = x if x.base is None else x.base
-        addresses[operand_argument(name)] = memory.add_buffer(whole_rows, name, writable=False)
-    product = bind(
-        Request(a, b.T, d, scales, precision="3xtf32" if spec.is_3xtf32 else "tf32" if spec.a_in_registers else None)
-    )
+        addresses[operand_argument(SCALE_NAMES[name[-1]])] = memory.add_buffer(whole_rows, name, writable=False)
+    precision = "3xtf32" if spec.is_3xtf32 else "tf32" if spec.a_in_registers else None
+    product = bind(Request(a, b.T, d, precision=precision, **scales))
     product = product.transposed() if spec.config.swap_ab else product
     assert product.kernel_spec(spec.config) == spec
     found = build_launches(product, spec)
@@ -308,14 +307,11 @@ def test_the_page_says_how_many() -> None:
     assert table in page.read_text(), table
 
 
-RUNS = [(config, range(i, i + 50)) for config in CONFIGS[:4] for i in range(0, 200, 50)]
-RUNS += [(config, range(50)) for config in (*CONFIGS[4:], CONFIGS[1].replace(sync_clusters=True))]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "seeds"), RUNS, ids=lambda x: f"{x.start}.." if isinstance(x, range) else str(x))
-def test_the_unbroken_designs_are_never_reported(config: Config, seeds: range) -> None:
-    spec = spec_of(config)
+@pytest.mark.parametrize("config", [*CONFIGS, CONFIGS[1].replace(sync_clusters=True)], ids=str)
+def test_the_unbroken_designs_are_never_reported(config: Config, rng: np.random.Generator) -> None:
+    """In fresh schedules; more where a poll lets them differ, for else each is like any other (test_verdict.py)."""
+    spec, first = spec_of(config), int(rng.integers(1 << 30))
     kernel = build(spec)
-    for seed in seeds:
-        assert execute(spec, kernel, seed, SHORT) == set()
+    for seed in range(first, first + (40 if config.sync_clusters else 12)):
+        assert execute(spec, kernel, seed, SHORT) == set(), seed

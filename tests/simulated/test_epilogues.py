@@ -49,9 +49,9 @@ CONFIGS = [
     Config(tile=(64, 96, 32), cluster=(1, 1), stages=2, consumers=1, cluster_splits=4),
     Config("pingpong", (128, 64, 64), (1, 1), 3, 3),
 ]
-SIZES = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (190, 136, 130), (70, 200, 270),
-         (150, 272, 64), (77, 83, 40), (130, 144, 200), (300, 208, 100), (14, 272, 80), (200, 144, 90),
-         (90, 200, 130), (530, 200, 70)]  # fmt: skip
+SIZES = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (200, 264, 64), (190, 136, 130), (70, 136, 270),
+         (150, 272, 64), (77, 83, 40), (130, 72, 200), (200, 144, 100), (14, 272, 80), (200, 144, 90),
+         (90, 104, 130), (390, 200, 70)]  # fmt: skip
 
 
 def fit_case(case: Case, config: Config, n: int) -> tuple[Config, int]:
@@ -91,10 +91,15 @@ def _many(result):
     return result if isinstance(result, tuple) else (result,)
 
 
+ALIKE = [(0, 2), (1, 3), (4, 5), (6, 7), (8,), (9, 13), (10,), (11, 12)]
+"""Configs of one design and kind of store, of which each run draws one."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("index", range(len(CONFIGS)))
-def test_case(name: str, index: int) -> None:
+@pytest.mark.parametrize("indices", ALIKE, ids=lambda x: "-".join(map(str, x)))
+def test_case(name: str, indices: tuple[int, ...], rng: np.random.Generator) -> None:
+    index = int(rng.choice(indices))
     m, n, k = SIZES[index]
     dtype = "fp16" if index % 3 == 1 else "bf16"
     try:

@@ -175,7 +175,7 @@ def test_fp32_by_default(rng: np.random.Generator) -> None:
     assert done.hazards == []
     assert done.result.dtype == np.float32
     np.testing.assert_allclose(done.result, want, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ConfigError, match="design: got cooperative for operands of fp32; .* need the design sgemm, "):
+    with pytest.raises(ConfigError, match="design: got cooperative for operands of fp32 .*; use the design sgemm, or"):
         gemmsmith.simulate(a, b, config=Config())
     for tile in ((256, 96, 8), (64, 64, 96)):
         refused = rf"tile: got {re.escape(str(tile))} for 256 threads; sgemm needs tile M, N and K that divide"

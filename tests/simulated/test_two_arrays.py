@@ -31,10 +31,10 @@ def random(rng: np.random.Generator, *shape: int, dtype: Any = BF16) -> Any:
     return rng.standard_normal(shape).astype(dtype)
 
 
-def weights(rng: np.random.Generator, k: int, n: int, *, second_first: bool, dtype: Any = BF16) -> tuple[Any, Any]:
-    """Return two K-major weights; which one is at the lower address is given."""
+def weights(rng: np.random.Generator, k: int, n: int, *, dtype: Any = BF16) -> tuple[Any, Any]:
+    """Return two K-major weights; either may be at the lower address."""
     low, high = random(rng, 3, n, k, dtype=dtype).swapaxes(-1, -2)[::2]
-    return (high, low) if second_first else (low, high)
+    return (high, low) if rng.integers(2) else (low, high)
 
 
 def swiglu(acc: Any) -> Any:
@@ -47,10 +47,9 @@ def expected(a: Any, gate: Any, up: Any) -> Any:
     return g / (1 + np.exp(-g)) * u
 
 
-@pytest.mark.parametrize("second_first", [False, True])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_two_weights_are_multiplied_at_once(rng: Any, config: Any, second_first: bool) -> None:
-    a, b = random(rng, 160, 200), weights(rng, 200, 136, second_first=second_first)
+def test_two_weights_are_multiplied_at_once(rng: Any, config: Any) -> None:
+    a, b = random(rng, 160, 200), weights(rng, 200, 136)
     out = np.full((160, 136), np.nan, BF16)
     simulation = gemmsmith.simulate(a, b, epilogue=swiglu, config=config, out=out)
     assert not simulation.hazards
@@ -60,12 +59,11 @@ def test_two_weights_are_multiplied_at_once(rng: Any, config: Any, second_first:
     np.testing.assert_allclose(reference.astype(float), want, rtol=0.005, atol=0.01)
 
 
-@pytest.mark.parametrize("second_first", [False, True])
 @pytest.mark.parametrize("swap_ab", [False, True])
 @pytest.mark.parametrize("dtype", [BF16, np.float16, np.int8, ml_dtypes.float8_e4m3fn], ids=str)
-def test_the_product_is_that_of_the_interleaved_arrays(rng: Any, dtype: Any, swap_ab: bool, second_first: bool) -> None:
+def test_the_product_is_that_of_the_interleaved_arrays(rng: Any, dtype: Any, swap_ab: bool) -> None:
     """Also without an epilogue, and in every kind of accumulator."""
-    a, b = random(rng, 96, 256, dtype=dtype), weights(rng, 256, 72, second_first=second_first, dtype=dtype)
+    a, b = random(rng, 96, 256, dtype=dtype), weights(rng, 256, 72, dtype=dtype)
     tile_k = 128 // np.dtype(dtype).itemsize
     tile = (64, 96, tile_k) if swap_ab else (64, 32, tile_k)
     config = Config("cooperative", tile, cluster=(1, 1), consumers=1, stages=3, swap_ab=swap_ab)
@@ -85,7 +83,6 @@ def test_halves_of_one_array_and_batches(rng: Any) -> None:
     np.testing.assert_allclose(simulation.result.astype(float), expected(a, *b), rtol=0.01, atol=0.02)
 
 
-@pytest.mark.parametrize("second_first", [False, True])
 @pytest.mark.parametrize(
     "config",
     [
@@ -97,12 +94,12 @@ def test_halves_of_one_array_and_batches(rng: Any) -> None:
     ],
     ids=str,
 )
-def test_two_weights_of_each_group(rng: Any, config: Any, second_first: bool) -> None:
+def test_two_weights_of_each_group(rng: Any, config: Any) -> None:
     groups, n, k, tokens = 4, 48, 128, 70
     x, w = random(rng, tokens, k), random(rng, groups, 2 * n, k)
     offsets, gather = np.array([0, 63, 64, 190], np.int32), rng.integers(0, tokens, 200).astype(np.int32)
     gate, up = w[:, :n].swapaxes(1, 2), w[:, n:].swapaxes(1, 2)
-    b = (up, gate) if second_first else (gate, up)
+    b = (up, gate) if rng.integers(2) else (gate, up)
     out = np.full((200, n), np.nan, BF16)
     arrays = {"offsets": offsets, "gather": gather}
     simulation = gemmsmith.simulate(
@@ -145,7 +142,7 @@ def dequantized(values: Any, scales: Any, rows: int = 128) -> Any:
 def test_block_scales_of_each(rng: Any, config: Any, rows_per_scale: int) -> None:
     """The arrays, and their scales, in either order in memory; the last blocks are not whole."""
     m, n, k = 150, 312, 400
-    for order in rng.permutation(4)[:2]:
+    for order in rng.permutation(4)[:1]:
         (a, _), (b, scales_b) = scaled(rng, m, k), scaled(rng, 3, n, k)
         scale_a = rng.uniform(0.5, 2, (-(-m // rows_per_scale), 4)).astype(np.float32)
         b, scale_b = b[::2][:: 1 - 2 * (order % 2)], scales_b[::2][:: 1 - 2 * (order // 2)]
@@ -232,7 +229,7 @@ def test_scales_that_do_not_match_are_refused(rng: Any) -> None:
 
 def test_results_of_both(rng: Any) -> None:
     """As a layer that is trained stores them, with an operand of one half's shape."""
-    a, b, bias = random(rng, 64, 64), weights(rng, 64, 32, second_first=True), random(rng, 32)
+    a, b, bias = random(rng, 64, 64), weights(rng, 64, 32), random(rng, 32)
 
     def epilogue(acc: Any, bias: Any) -> Any:
         gate, up = deinterleave(acc)
@@ -251,8 +248,7 @@ def test_a_plan_serves_pairs_at_any_distance(rng: Any) -> None:
     plan = gemmsmith.plan(Spec((64, 64), "bf16"), (spec, spec), epilogue=swiglu, backend="sim")
     assert "cp.async.bulk.tensor.5d" in plan.source
     a = random(rng, 64, 64)
-    for second_first in (False, True):
-        b = weights(rng, 64, 40, second_first=second_first)
+    for b in (pair := weights(rng, 64, 40), pair[::-1]):
         np.testing.assert_allclose(plan.run(a, b).astype(float), expected(a, *b), rtol=0.01, atol=0.02)
 
 
@@ -263,7 +259,7 @@ def test_kernels_load_both_with_one_instruction() -> None:
 
 
 def test_what_cannot_be_read_is_refused(rng: Any) -> None:
-    a, (gate, up) = random(rng, 64, 64), weights(rng, 64, 40, second_first=False)
+    a, (gate, up) = random(rng, 64, 64), weights(rng, 64, 40)
 
     def refuse(b: Any, match: str, error: type[Exception] = ArgumentError, **kwargs: Any) -> None:
         with pytest.raises(error, match=match):
@@ -285,7 +281,7 @@ def test_what_cannot_be_read_is_refused(rng: Any) -> None:
     refuse(odd, "b: got a tuple of two arrays that TMA cannot read", a=a[:, :63])
     fp32 = tuple(x.astype(np.float32).T.copy().T for x in (gate, up))
     refuse(fp32, 'b: got a tuple with precision="3xtf32"', ConfigError, a=a.astype(np.float32), precision="3xtf32")
-    refuse(fp32, r"b: got a tuple with sgemm, which takes one array", ConfigError, a=a.astype(np.float32))
+    refuse(fp32, r"b: got a tuple with sgemm; use interleave", ConfigError, a=a.astype(np.float32))
     with pytest.raises(ArgumentError, match="a: got builtins.tuple"):
         gemmsmith.gemm((gate, up), gate)  # type: ignore[arg-type]
     out = random(rng, 2, 40, 64)

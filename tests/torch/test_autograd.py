@@ -18,7 +18,7 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
-from gemmsmith.graph.functions import FUNCTIONS, PREDICATES
+from gemmsmith.graph.functions import FUNCTIONS
 from gemmsmith.torch import gemm
 from gemmsmith.torch.autograd import differentiable_gemm
 from gemmsmith.torch.graph_serialization import serialize
@@ -46,7 +46,7 @@ def check_graph(graph: EpilogueGraph) -> None:
     check(lambda a, b, *x: differentiable_gemm(serialize(graph), a, b, numbers, x), tensor(M, K), tensor(K, N), *given)
 
 
-@pytest.mark.parametrize("name", [n for n, f in FUNCTIONS.items() if f.gradient and n not in PREDICATES])
+@pytest.mark.parametrize("name", [n for n, f in FUNCTIONS.items() if f.has_gradient])
 def test_every_function(name: str) -> None:
     """Of the accumulator and operands; if the function has bounds, of their absolute values."""
     operands = (

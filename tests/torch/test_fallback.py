@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from tests.epilogue.graphs import M, N, data, graphs
-from tests.epilogues import CASES
+from tests.epilogues import CASES, function_graph
 from tests.torch.test_graph_serialization import SHAPES, kinds_of
 
 from gemmsmith.backends.reference.epilogue import execute
@@ -16,7 +16,7 @@ from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.graph.functions import FUNCTIONS
-from gemmsmith.torch.fallback import _FUNCTIONS, evaluate_graph, kernels_unsupported, matmul, round_to_dtype
+from gemmsmith.torch.fallback import evaluate_graph, kernels_unsupported, matmul, round_to_dtype
 
 
 def same(graph: EpilogueGraph, product, operands) -> None:
@@ -61,8 +61,10 @@ def test_other_gpus_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_unsupported.cache_clear()
 
 
-def test_every_function_is_known() -> None:
-    assert set(_FUNCTIONS) == set(FUNCTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function(name: str) -> None:
+    graph, _ = function_graph(name)
+    same(graph, torch.randn(6, 32, dtype=torch.float64) * 3, {})
 
 
 def test_ops_without_a_torch_equivalent_are_rejected() -> None:

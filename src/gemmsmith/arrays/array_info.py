@@ -51,6 +51,16 @@ class ArrayInfo(NamedTuple):
         first = self.address - min(stride, 0)
         return half._replace(address=first), half._replace(address=first + stride)
 
+    def as_elements(self, dtype: DType, axis: int) -> ArrayInfo:
+        """Return the same memory as elements of `dtype`; narrower ones lie side by side along `axis`, of stride 1."""
+        count, shape, strides = self.dtype.bits // dtype.bits, list(self.shape), list(self.strides)
+        if count == 1:
+            return self._replace(dtype=dtype)
+        shape[axis], strides = shape[axis] * count, [stride * count for stride in strides]
+        strides[axis] = 1
+        between = self.interleave_stride * count
+        return self._replace(dtype=dtype, shape=tuple(shape), strides=tuple(strides), interleave_stride=between)
+
     @property
     def has_data(self) -> bool:
         """False for a `Spec`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind
 from gemmsmith.binding import scaling
+from gemmsmith.binding.checks import Multiplication
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.config import Config
@@ -20,7 +21,7 @@ from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem
-from gemmsmith.core.product import Product
+from gemmsmith.core.product import Product, Role
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf32_residual_packings
@@ -33,9 +34,8 @@ class Binding:
     Attributes:
         shape: (m, n) or (batch, m, n).
         out_dtype: Dtype of matrix results for which the epilogue names none.
-        mma: The instruction that multiplies a and b.
-        promoted: Whether sums are promoted to fp32 every 128 bytes of k.
-        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the names of the block scales.
+        multiplication: How a and b are multiplied.
+        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the operands that have these.
         source_graph: The epilogue as the user wrote it, in the user's orientation.
         graph: The epilogue after the passes, in the user's orientation.
         arguments: Every array and number, by its Pointer's name. A result that the caller does not give has its
@@ -50,9 +50,8 @@ class Binding:
 
     shape: tuple[int, ...]
     out_dtype: DType
-    mma: Mma
-    promoted: bool
-    scale_granularity: Mapping[str, int]
+    multiplication: Multiplication
+    scale_granularity: Mapping[Role, int]
     source_graph: EpilogueGraph
     graph: EpilogueGraph
     arguments: Mapping[str, ArrayInfo | float]
@@ -69,6 +68,16 @@ class Binding:
         a = self.arguments["a"]
         assert isinstance(a, ArrayInfo)
         return a
+
+    @property
+    def mma(self) -> Mma:
+        """The instruction that multiplies a and b."""
+        return self.multiplication.mma
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums are promoted to fp32 every 128 bytes of k."""
+        return self.multiplication.promoted
 
     @property
     def grouping(self) -> Grouping | None:
@@ -89,7 +98,7 @@ class Binding:
     @property
     def scales(self) -> list[str]:
         """Descriptions of the granularity of the scales of a and b."""
-        return [scaling.describe_granularity(name, self.graph, self.scale_granularity) for name in SCALE_NAMES]
+        return [scaling.describe_granularity(role, self.graph, self.scale_granularity) for role in SCALE_NAMES]
 
     @property
     def unallocated_results(self) -> dict[str, ArrayInfo]:
@@ -103,6 +112,9 @@ class Binding:
         """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
         if self.product and not self.product.is_transposable:
             raise ConfigError(f"swap_ab: got True for {self.product.name}, which supports False only")
+        if self.multiplication.is_mixed:
+            a, b = self.multiplication.stored
+            raise ConfigError(f"swap_ab: got True for a of {a} and b of {b}; use False")
         if not self.graph.is_transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
         p = self.problem
@@ -113,7 +125,7 @@ class Binding:
             return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(
-            spec, self.arguments, self.shape, self.out_dtype, self.mma, self.promoted, self.scale_granularity,
+            spec, self.arguments, self.shape, self.out_dtype, self.multiplication, self.scale_granularity,
             self.product, self.grouping, self.problem.groups, swapped=not self.swapped,
         )  # fmt: skip
         return changed(self, **oriented._asdict())
@@ -135,15 +147,13 @@ class Binding:
                 raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
         return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)
 
-    def in_orientation_of(self, other: Binding) -> Binding:
-        """Return the binding in `other`'s orientation, with the strides of length-1 dimensions taken from `other`."""
-        binding = self if self.swapped == other.swapped else self.transposed()
-        arrays = dict(binding.arrays)
-        for name in binding.spec.graph.matrix_names:
+    def with_degenerate_strides_of(self, other: Binding) -> Binding:
+        """Return the binding with the strides of length-1 dimensions taken from one in the same orientation."""
+        arrays = dict(self.arrays)
+        for name in self.spec.graph.matrix_names:
             arrays[name] = arrays[name].with_degenerate_strides_of(other.arrays.get(name, arrays[name]))
-        problem = binding.problem.with_degenerate_strides_of(other.problem)
-        spec = binding.spec.for_arrays(arrays)
-        return changed(binding, problem=problem, arrays=arrays, spec=spec)
+        problem = self.problem.with_degenerate_strides_of(other.problem)
+        return changed(self, problem=problem, arrays=arrays, spec=self.spec.for_arrays(arrays))
 
     def allocate_results(self, like: Any) -> Binding:
         """Allocate the missing results in `like`'s library. Raises ArgumentError for a max or min over nothing."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from keyword import kwlist
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmsmith.arrays import ArrayInfo, arrays_overlap
-from gemmsmith.core.design import join_alternatives
-from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType, as_dtype
+from gemmsmith.core.design import Design, designs_that, join_alternatives
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.mma import FMA, Mma, select_mma
+from gemmsmith.core.mma import FMA, WGMMA, Mma, select_mma
 from gemmsmith.core.problem import MAX_EXTENT
-from gemmsmith.core.product import Product
+from gemmsmith.core.product import Product, Role
 
 Infos = Mapping[str, ArrayInfo]
 
 _KEYWORDS = frozenset(kwlist)
 _FP8 = (E4M3, E5M2)
 _ARRAY_INTERFACES = ("__cuda_array_interface__", "__array_interface__")
+K_AXIS: Mapping[Role, int] = {"a": -1, "b": -2}
+"""The dimension of k of the arrays a and b."""
 _ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
     BF16: {"fp32": FP32}, FP16: {"fp32": FP32, "fp16": FP16}, FP32: {"fp32": FP32}, INT8: {"int32": INT32},
     E4M3: {"promoted": FP32, "fast": FP32}, E5M2: {"promoted": FP32, "fast": FP32},
@@ -42,37 +44,88 @@ def merge_operands(operands: Mapping[str, Any] | None, named: Mapping[str, Any])
     return merged
 
 
-def resolve_mma(a: ArrayInfo, b: ArrayInfo, accumulate: object, precision: object) -> Mma:
-    """Return the instruction that multiplies these operands."""
+class Multiplication(NamedTuple):
+    """How a and b, of the dtypes `stored` in memory, are multiplied; whether sums are promoted."""
+
+    mma: Mma
+    stored: tuple[DType, DType]
+    promoted: bool
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if an operand is converted before it is multiplied."""
+        return self.stored != (self.mma.a, self.mma.b)
+
+    def as_elements(self, a: ArrayInfo, b: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
+        """Return the arrays a and b as elements of the dtypes that they hold (fp32 as TF32)."""
+        return a.as_elements(self.stored[0], K_AXIS["a"]), b.as_elements(self.stored[1], K_AXIS["b"])
+
+
+def resolve_multiplication(
+    a: ArrayInfo, b: ArrayInfo, accumulate: object, precision: object, design: Design | None
+) -> Multiplication:
+    """Return how the operands are multiplied: as the design declares, or by the instruction for their dtypes.
+
+    Elements of 4 bits come in arrays of 8-bit integers, signed or not.
+    """
+    stored = next((x for x in _mixed_dtypes(design) if _hold(a, b, x)), None) if design else None
+    if design and stored:
+        _check_packed(a, b, stored)
+        mma_dtypes, op = (design.dtypes[stored],) * 2, design.mma_op
+    else:
+        _check_dtypes(a, b)
+        mma_dtypes, op = (a.dtype, b.dtype), WGMMA
+    if a.dtype == b.dtype == FP32:
+        if precision not in (None, "tf32", "3xtf32"):
+            raise ArgumentError(f"precision: got {precision!r}; use 'tf32' or '3xtf32', or None for fp32")
+        mma_dtypes, op = ((FP32, FP32), FMA) if precision is None else ((TF32, TF32), WGMMA)
+    elif precision is not None:
+        raise ArgumentError(f"precision: got {precision!r} for operands of {a.dtype}; it is for fp32 operands")
+    option, d = _resolve_accumulation(mma_dtypes[0], accumulate)
+    mma = select_mma(*mma_dtypes, d, op)
+    return Multiplication(mma, stored or mma_dtypes, option == "promoted" or precision == "3xtf32")
+
+
+def _mixed_dtypes(design: Design) -> list[tuple[DType, DType]]:
+    """Return the dtypes of a and b that a design takes and converts."""
+    return [stored for stored, dtype in design.dtypes.items() if stored != (dtype, dtype)]
+
+
+def _hold(a: ArrayInfo, b: ArrayInfo, stored: tuple[DType, DType]) -> bool:
+    """Return whether the arrays may hold elements of those dtypes."""
+    bytes_ = INT8, UE8M0  # which torch.uint8 is
+    return all(x.dtype == y or (y.bits < 8 and x.dtype in bytes_) for x, y in zip((a, b), stored, strict=True))
+
+
+def _check_packed(a: ArrayInfo, b: ArrayInfo, stored: tuple[DType, DType]) -> None:
+    """Check that the elements that share a byte are neighbors along k."""
+    for (name, axis), x, dtype in zip(K_AXIS.items(), (a, b), stored, strict=True):
+        if dtype.bits < 8 and (len(x.shape) < 2 or x.strides[axis] != 1 < x.shape[axis]):
+            raise ArgumentError(f"{name}: got strides {tuple(x.strides)}; use 1 along k, where {dtype} share a byte")
+
+
+def _check_dtypes(a: ArrayInfo, b: ArrayInfo) -> None:
+    """Check that an instruction multiplies these dtypes as they are."""
+    known = a.dtype in _ACCUMULATE and b.dtype in _ACCUMULATE
+    if known and (a.dtype == b.dtype or {a.dtype, b.dtype} <= {*_FP8}):
+        return
+    designs = designs_that(lambda design: any(_hold(a, b, x) for x in _mixed_dtypes(design)))
+    hint = f", or the design {designs}" if designs else ""
     for name, info in (("a", a), ("b", b)):
         if info.dtype not in _ACCUMULATE:
-            raise ArgumentError(f"{name}: got dtype {info.dtype}; operands are {join_alternatives(_ACCUMULATE)}")
-    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= {*_FP8}:
-        raise ArgumentError(f"b: got dtype {b.dtype} with a of {a.dtype}; use the same for both")
-    if a.dtype == FP32 and precision not in (None, "tf32", "3xtf32"):
-        raise ArgumentError(f"precision: got {precision!r}; use 'tf32' or '3xtf32', or None for fp32")
-    if a.dtype != FP32 and precision is not None:
-        raise ArgumentError(f"precision: got {precision!r} for operands of {a.dtype}; it is for fp32 operands")
-    if a.dtype == FP32 and precision is None:
-        _resolve_accumulation(a, accumulate)
-        return select_mma(FP32, FP32, FP32, FMA)
-    mma_dtypes = (TF32, TF32) if a.dtype == FP32 else (a.dtype, b.dtype)
-    return select_mma(*mma_dtypes, _ACCUMULATE[a.dtype][_resolve_accumulation(a, accumulate)])
+            raise ArgumentError(f"{name}: got dtype {info.dtype}; operands are {join_alternatives(_ACCUMULATE)}{hint}")
+    both = "use the same for both, fp8_e4m3 with fp8_e5m2"
+    raise ArgumentError(f"b: got dtype {b.dtype} with a of {a.dtype}; {both}{hint}")
 
 
-def is_promoted(a: ArrayInfo, accumulate: object, precision: object) -> bool:
-    """Return whether the instruction's sums over few elements of K are added in full fp32."""
-    return _resolve_accumulation(a, accumulate) == "promoted" or precision == "3xtf32"
-
-
-def _resolve_accumulation(a: ArrayInfo, accumulate: object) -> str:
-    choices = _ACCUMULATE[a.dtype]
+def _resolve_accumulation(dtype: DType, accumulate: object) -> tuple[str, DType]:
+    """Return the option that `accumulate` names for products of a dtype, and the accumulator's dtype."""
+    dtype = FP32 if dtype == TF32 else dtype  # as in memory
+    choices = _ACCUMULATE[dtype]
     option = next(iter(choices)) if accumulate is None else _dtype_name(accumulate)
     if option not in choices:
-        raise ArgumentError(
-            f"accumulate: got {accumulate!r} for operands of {a.dtype}; use {join_alternatives(choices)}"
-        )
-    return option
+        raise ArgumentError(f"accumulate: got {accumulate!r} for operands of {dtype}; use {join_alternatives(choices)}")
+    return option, choices[option]
 
 
 def _dtype_name(dtype: object) -> str:
@@ -121,14 +174,14 @@ def gemm_shape(a: ArrayInfo, b: ArrayInfo, product: Product | None, arrays: Info
     return (*batch, a.shape[-2], b.shape[-1])
 
 
-def check_product_scales(product: Product, factors: Mapping[str, ArrayInfo | float], blocks: Infos) -> None:
-    """Check that a design's product can be scaled so, by the names of the scales' arguments."""
+def check_product_scales(product: Product, factors: Mapping[Role, ArrayInfo | float], blocks: Any) -> None:
+    """Check that a design's product can be scaled so: by the scales of these operands, and these block scales."""
     if blocks:
         raise ArgumentError(f"scale_a, scale_b: got block scales; {product.name} takes tensor scales")
-    for name, x in factors.items():
-        if isinstance(x, ArrayInfo) and max(x.shape, default=1) > 1 and not product.has_operand_rows(name[-1]):
+    for role, x in factors.items():
+        if isinstance(x, ArrayInfo) and max(x.shape, default=1) > 1 and not product.has_operand_rows(role):
             raise ArgumentError(
-                f"{name}: got shape {tuple(x.shape)}; {name[-1]}'s are not the product's in {product.name}, "
+                f"scale_{role}: got shape {tuple(x.shape)}; {role}'s are not the product's in {product.name}, "
                 "use a tensor scale"
             )
 
@@ -198,7 +251,10 @@ def check_result(name: str, x: ArrayInfo, shape: tuple[int, ...], dtype: DType, 
         raise ArgumentError(f"{name}: got strides {tuple(x.strides)}; a reduction's result is contiguous")
 
 
-def check_no_overlap(name: str, x: ArrayInfo, inputs: Infos, operands: Infos, others: Infos) -> None:
+def check_no_overlap(
+    name: str, x: ArrayInfo, inputs: Iterable[tuple[str, ArrayInfo]], operands: Iterable[tuple[str, ArrayInfo]],
+    others: Infos,
+) -> None:  # fmt: skip
     """Check that a result does not overlap itself, the inputs or other results.
 
     It may overlap an epilogue operand only if it is the same array, of any dtype with as many bits.
@@ -212,10 +268,10 @@ def check_no_overlap(name: str, x: ArrayInfo, inputs: Infos, operands: Infos, ot
                     "use an array without overlap"
                 )
             last_offset += (extent - 1) * stride
-    for other, y in inputs.items():
+    for other, y in inputs:
         if arrays_overlap(x, y):
             raise ArgumentError(f"{name}: overlaps {other}; pass a separate array")
-    for other, y in [*operands.items(), *others.items()]:
+    for other, y in [*operands, *others.items()]:
         layouts = [(z.address, z.strides, z.shape, z.dtype.bits) for z in (x, y)]
         is_same = layouts[0] == layouts[1]
         if arrays_overlap(x, y) and (not is_same or other in others):

@@ -17,8 +17,7 @@ from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.epilogue.epilogue_plan import check_quantize_blocks
 from gemmsmith.graph.frontend.classify import classify
-from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.graph.frontend.snapshot import snapshot
+from gemmsmith.graph.frontend.fingerprint import fingerprint, restore
 from gemmsmith.graph.frontend.tracer import trace_with_shape_dependence
 from gemmsmith.graph.passes import optimize
 from gemmsmith.graph.source_location import epilogue_error
@@ -34,8 +33,8 @@ def build_graphs(
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
     """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
 
-    `source`: the fingerprint of an epilogue that is a snapshot; else None. `scaled_shape`: the product's, with the rows
-    of the array a, before any are gathered.
+    `source`: the epilogue's fingerprint, or None for one that is taken now. `scaled_shape`: the product's, with the
+    rows of the array a, before any are gathered.
     """
     classify_operand = partial(classify_in_groups, groups=groups) if groups else classify
     kinds = {
@@ -46,12 +45,11 @@ def build_graphs(
         for name, x in infos.items()
     }  # fmt: skip
     key = len(shape), shape[-1], tuple(kinds.items()), out_dtype, grouping
-    if cached := _GRAPH_CACHE.get((source or fingerprint(epilogue), key)):
+    source = source or fingerprint(epilogue)
+    if cached := _GRAPH_CACHE.get((source, key)):
         return cached
-    if source is None:
-        epilogue, source = snapshot(epilogue)
     operand_kinds = {name: kinds[name] for name in operands}
-    source_graph, depends_on_rows = build_source_graph(epilogue, shape, operand_kinds, groups > 0)
+    source_graph, depends_on_rows = build_source_graph(epilogue, source, shape, operand_kinds, groups > 0)
     source_graph = with_reductions_of_groups(source_graph, grouping) if grouping else source_graph
     source_graph = scaling.multiply_by_scales(source_graph, [Operand(name, *kinds[name]) for name in factors])
     graph = _with_result_dtypes(optimize(source_graph), out_dtype)
@@ -62,10 +60,14 @@ def build_graphs(
 
 
 def build_source_graph(
-    epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]],
+    epilogue: Any, source: Hashable, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]],
     has_groups: bool = False,
 ) -> tuple[EpilogueGraph, bool]:  # fmt: skip
-    """Return the graph as the user wrote it, and whether it may depend on the number of rows."""
+    """Return the graph as the user wrote it, and whether it may depend on the number of rows.
+
+    `source`: the epilogue's fingerprint, of which the graph is, or None if it has none.
+    """
+    epilogue = epilogue if source is None else restore(source)
     if isinstance(epilogue, EpilogueGraph):
         if any(node.op in ("chunk", "interleave") and node.attribute[-1] != "n" for node in epilogue.nodes):
             raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe
+from gemmsmith.binding.checks import Multiplication
 from gemmsmith.core.dtypes import TF32, DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
-from gemmsmith.core.product import Product
+from gemmsmith.core.product import Product, Role
 from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
@@ -29,7 +29,7 @@ class OrientedProblem(NamedTuple):
 
 def orient_problem(
     spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], out_dtype: DType,
-    mma: Mma, promoted: bool, scale_granularity: Mapping[str, int], product: Product | None,
+    multiplication: Multiplication, scale_granularity: Mapping[Role, int], product: Product | None,
     grouping: Grouping | None, groups: int, swapped: bool | None = None,
 ) -> OrientedProblem:  # fmt: skip
     """Return the GEMM that the kernel computes, for a spec with the user's graph.
@@ -49,16 +49,17 @@ def orient_problem(
         if isinstance(x := arguments[operand_argument(name)], ArrayInfo):
             arrays[name] = to_matrix(x, 1)
     d_name = next(iter(graph.matrix_result_names), "")
+    given = arguments["a"], arguments["b"]
     a, b = (
-        to_matrix(x, 1 if product else batch, dtype=dtype)  # fp32 arrays as TF32
-        for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
-        if isinstance(x, ArrayInfo)
+        to_matrix(x, 1 if product else batch)
+        for x in multiplication.as_elements(*(x for x in given if isinstance(x, ArrayInfo)))
     )
+    mma, promoted = multiplication.mma, multiplication.promoted
     d = arrays[d_name] if d_name else to_matrix(describe(Spec(shape, out_dtype)), batch)
     scale_a, scale_b = (
-        Scale(operand_argument(name), to_matrix(x, matrices), scale_granularity[name])
-        if name in scale_granularity and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
-        for name, matrices in zip(SCALE_NAMES, (batch, groups or batch), strict=True)
+        Scale(operand_argument(name), to_matrix(x, matrices), scale_granularity[role])
+        if role in scale_granularity and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
+        for (role, name), matrices in zip(SCALE_NAMES.items(), (batch, groups or batch), strict=True)
     )  # fmt: skip
     scale_b = scale_b and replace(scale_b, matrix=scale_b.matrix.T)
     problem = Problem(a, b, d, mma.d, promoted, (scale_a, scale_b), is_3xtf32=promoted and mma.a == TF32)
@@ -67,7 +68,7 @@ def orient_problem(
     if graph.is_identity and not product:
         problem = _fold_batch(problem)
     if swapped is None:
-        can_swap = product is None or product.is_transposable
+        can_swap = (product is None or product.is_transposable) and not multiplication.is_mixed
         swapped = can_swap and problem.d.canonical().is_column_major and graph.is_transposable
     if swapped:
         problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
@@ -81,10 +82,10 @@ def orient_problem(
     return OrientedProblem(problem, swapped, spec.for_arrays(arrays), arrays)
 
 
-def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False, dtype: DType | None = None) -> Matrix:
+def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False) -> Matrix:
     """Return an array as a Matrix of (batch, rows, columns).
 
-    `broadcast`: rows and columns of length 1 are broadcast, with stride 0. `dtype` reinterprets the elements.
+    `broadcast`: rows and columns of length 1 are broadcast, with stride 0.
     """
     array_batch, m, n = (1, 1, 1, *x.shape)[-3:]
     array_batch_stride, row_stride, col_stride = (0, 0, 0, *x.strides)[-3:]
@@ -94,9 +95,7 @@ def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False, dtype: DType | 
         batch, batch_stride = array_batch, array_batch_stride
     else:
         batch_stride = 0
-    return Matrix(
-        dtype or x.dtype, m, n, row_stride, col_stride, batch, batch_stride, x.alignment, x.interleave_stride
-    )  # fmt: skip
+    return Matrix(x.dtype, m, n, row_stride, col_stride, batch, batch_stride, x.alignment, x.interleave_stride)
 
 
 def _fold_batch(p: Problem) -> Problem:

@@ -25,14 +25,14 @@ class CpAsyncOperand:
 
     def __init__(self, operand: MmaOperand, stages: int, threads: int) -> None:
         k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
-        self.role, self.tile, size = operand.role, tile, tile.dtype.bytes
+        self.role, self.tile, nbytes = operand.role, tile, tile.dtype.bytes_of
         leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
         self.address = k.pointer(name, lambda p: source(p)[1])
         self._source = source
         self.mn_extent: Value = k.parameter(f"{name}_mn_extent", compute=self._mn_extent)
-        self.ld_bytes = k.parameter(f"{name}_ld_bytes", I64, lambda p: getattr(source(p)[0], leading_dimension) * size)
+        self.ld_bytes = k.parameter(f"{name}_ld_bytes", I64, lambda p: nbytes(getattr(source(p)[0], leading_dimension)))
         self.batch_stride_bytes = k.parameter(
-            f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * size
+            f"{name}_batch_stride_bytes", I64, lambda p: nbytes(source(p)[0].batch_stride)
         )
         self.stages = k.shared(tile, stages=stages, name=name.upper())
         self.name, self.threads = name, threads
@@ -62,16 +62,16 @@ class CpAsyncCopies:
         self._rows_remaining = current_builder().var(I32, 0, f"{self._name}_{unit}_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
-        operand, thread, tile, size = self._operand, self._partition, self._tile, self._tile.dtype.bytes
+        operand, thread, tile, nbytes = self._operand, self._partition, self._tile, self._tile.dtype.bytes_of
         outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
         vector_idx, row = hw.opaque(thread.vector_idx), hw.opaque(thread.row)
         line_byte_offset = thread.box * tile.pitch + vector_idx.with_name_hint("opaque_vector") * VECTOR_BYTES
         line_byte_offset.with_name_hint(f"{self._name}_{operand.line}_byte_offset")
         row_offset = (outer + row.with_name_hint("opaque_row")).to(I64) * operand.ld_bytes
-        offset = row_offset + inner.to(I64) * size + line_byte_offset.to(I64)
+        offset = row_offset + nbytes(inner.to(I64)) + line_byte_offset.to(I64)
         self._gmem_ptr.set(operand.address + (coord.batch.to(I64) * operand.batch_stride_bytes + offset).to(U64))
         rows = current_builder().minimum(operand.mn_extent - coord.mn, tile.mn)
-        self._rows_remaining.set(rows - thread.row if tile.major == "K" else rows * size - line_byte_offset)
+        self._rows_remaining.set(rows - thread.row if tile.major == "K" else nbytes(rows) - line_byte_offset)
 
     def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
         """Return callables that issue this thread's cp.async copies of a k-tile into a stage.
@@ -107,7 +107,7 @@ class CpAsyncCopies:
         tile, thread = self._tile, self._partition
         line_byte_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
         line_byte_offset.with_name_hint(f"{self._name}_{self._operand.line}_byte_offset")
-        return current_builder().minimum(k_remaining, tile.k) * tile.dtype.bytes - line_byte_offset
+        return tile.dtype.bytes_of(current_builder().minimum(k_remaining, tile.k)) - line_byte_offset
 
     def _bytes_of_vector(self, step: CopyStep, inner_bytes: Value) -> Value:
         """Return how many of `inner_bytes` from this thread's first vector on are the step's vector's."""
@@ -116,5 +116,5 @@ class CpAsyncCopies:
 
     def advance(self) -> None:
         tile = self._tile
-        step = tile.k * tile.dtype.bytes if tile.major == "K" else (self._operand.ld_bytes * tile.k).to(U64)
+        step = tile.dtype.bytes_of(tile.k) if tile.major == "K" else (self._operand.ld_bytes * tile.k).to(U64)
         self._gmem_ptr.set(self._gmem_ptr.get() + step)

@@ -35,7 +35,9 @@ class Fragments:
         n16s = spec.warpgroup_columns // N_PER_LDMATRIX_X4
         live_registers = 4 * num_mma_m + 8 * n16s + spec.accumulator_registers
         if spec.promoted:
-            live_registers += spec.accumulator_registers + 4 * (num_mma_m + n16s)
+            live_registers += spec.accumulator_registers
+        if spec.is_3xtf32:
+            live_registers += 4 * (num_mma_m + n16s)
         self._n16_per_group = n16s if live_registers <= MAX_LIVE_REGISTERS else 1
         self._a = k.registers_2d(U32, num_mma_m, 4, "a_frag")
         self._b = k.registers_2d(U32, 2 * self._n16_per_group, 4, "b_frag")

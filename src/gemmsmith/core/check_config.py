@@ -14,7 +14,7 @@ MAX_STAGES = HOPPER.max_shared_bytes_per_cta // (2 * 16 * (WGMMA_M + 8))
 """Stages of the smallest tile, 64x8 with rows of 32 bytes, that fit in shared memory."""
 MAX_RASTER_GROUP = 4096
 """Tiles; the kernels multiply it by tile counts in int32."""
-OPERAND_ITEMSIZES = sorted({mma.a.bytes for mma in WGMMA.instructions})
+OPERAND_BITS = sorted({mma.a.bits for mma in WGMMA.instructions})
 
 
 def check_config(c: Config) -> None:
@@ -40,7 +40,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield (m > 0 and m % (WGMMA_M * warpgroups) == 0 and m <= 256,
            f"tile M: got {m}; use a multiple of {WGMMA_M} x {warpgroups} warpgroups, up to 256")  # fmt: skip
     yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"
-    yield (any(fills_swizzle_rows(k, size) for size in OPERAND_ITEMSIZES),
+    yield (any(fills_swizzle_rows(k, bits) for bits in OPERAND_BITS),
            f"tile K: got {k}; use rows of 32, 64, or a multiple of 128 bytes up to 512")  # fmt: skip
     if not design.uses_tma:
         yield c.cluster == (1, 1), f"cluster: got {c.cluster}; {c.design} does not support clusters, use 1x1"
@@ -77,7 +77,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     )
 
 
-def fills_swizzle_rows(k: int, itemsize: int) -> bool:
-    """Return whether `k` elements fill a swizzle row of 32 or 64 bytes, or 1 to 4 rows of 128."""
-    nbytes = k * itemsize
+def fills_swizzle_rows(k: int, bits: int) -> bool:
+    """Return whether `k` elements of `bits` bits fill a swizzle row of 32 or 64 bytes, or 1 to 4 rows of 128."""
+    nbytes = k * bits / 8
     return nbytes in (32, 64) or (nbytes % 128 == 0 and 128 <= nbytes <= 512)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith.core.check_config import check_config, fills_swizzle_rows
-from gemmsmith.core.design import designs_for_dtype, designs_for_groups
+from gemmsmith.core.design import designs_supporting, designs_that
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.grouping import GROUP_END_MULTIPLE, Grouping
@@ -20,9 +20,9 @@ from gemmsmith.core.tile import ATOM_ROWS
 def check_spec(spec: KernelSpec) -> None:
     """Raise ConfigError if the config is invalid for these operands; the message says what would work."""
     check_config(spec.config)
+    _check_supported(spec)
     _check_tile(spec)
     _check_multicast(spec)
-    _check_interleaved(spec)
     _check_majors(spec)
     _check_conversions(spec)
     if spec.grouping:
@@ -32,20 +32,38 @@ def check_spec(spec: KernelSpec) -> None:
     _check_registers(spec)
 
 
+def _check_supported(spec: KernelSpec) -> None:
+    """Raise ConfigError if the chip lacks the instruction, or the design an option that the caller asks for."""
+    mma, op = spec.mma, spec.design.mma_op
+    if not spec.chip.supports(mma.required_arch):
+        raise ConfigError(f"chip: got {spec.chip} for {mma.a} x {mma.b}, which {op.name} needs {mma.required_arch} for")
+    for option, is_asked, got, hint in (
+        ("block_scales", any(spec.scales), "scale_a, scale_b: got block scales", ""),
+        ("3xtf32", spec.is_3xtf32, 'precision: got "3xtf32"', ""),
+        ("interleaved_b", spec.interleaved is not None, "b: got a tuple", "interleave(*b), or "),
+    ):
+        if is_asked and option not in spec.design.supported_options:
+            raise ConfigError(f"{got} with {spec.design.name}; use {hint}the design {designs_supporting(option)}")
+    if spec.interleaved and spec.is_3xtf32:
+        raise ConfigError('b: got a tuple with precision="3xtf32", which takes one array; use interleave(*b)')
+    if spec.interleaved == "b" and spec.slice_columns % INTERLEAVED_ROWS:
+        raise ConfigError(f"tile N: got {spec.config.tile[1]} for a tuple b; use a multiple of {INTERLEAVED_ROWS}")
+
+
 def _check_tile(spec: KernelSpec) -> None:
-    c, op, size = spec.config, spec.design.mma_op, spec.mma.a.bytes
-    if not fills_swizzle_rows(c.tile[2], size):
-        raise ConfigError(
-            f"tile K: got {c.tile[2]} with operands of {spec.mma.a}; "
-            f"use {32 // size}, {64 // size}, or a multiple of {128 // size} up to {512 // size}"
-        )
+    c, op, bits = spec.config, spec.design.mma_op, spec.mma.a.bits
+    for dtype in dict.fromkeys(tile.dtype for tile in spec.tiles):
+        if not fills_swizzle_rows(c.tile[2], dtype.bits):
+            raise ConfigError(
+                f"tile K: got {c.tile[2]} with operands of {dtype}; use {dtype.elements_in(32)}, "
+                f"{dtype.elements_in(64)}, or a multiple of {dtype.elements_in(128)} up to {dtype.elements_in(512)}"
+            )
     warpgroups_n = c.warpgroups[1]
     if c.tile[1] % warpgroups_n or not spec.mma.supports_n(spec.warpgroup_columns):
         per_warpgroup = f" for each of {warpgroups_n} warpgroups" if warpgroups_n > 1 else ""
         supported = f"{spec.mma.supported_n_text}{per_warpgroup}"
         raise ConfigError(f"tile N: got {c.tile[1]}; {spec.mma} supports {supported}")
-    if c.tile[2] * size % op.tile_k_bytes:
-        multiple = op.tile_k_bytes // size
+    if c.tile[2] % (multiple := op.tile_k_bytes * 8 // bits):
         raise ConfigError(f"tile K: got {c.tile[2]} of {spec.mma.a}; {c.design} needs a multiple of {multiple}")
     if not op.uses_tensor_cores and any(
         (spec.threads % tile.mn and tile.mn % spec.threads) or spec.threads % tile.k or spec.threads > 8 * tile.mn
@@ -67,21 +85,13 @@ def _check_multicast(spec: KernelSpec) -> None:
             )
 
 
-def _check_interleaved(spec: KernelSpec) -> None:
-    if spec.interleaved and not spec.design.uses_tma:
-        raise ConfigError(f"b: got a tuple with {spec.config.design}, which takes one array; use interleave(*b)")
-    if spec.interleaved and spec.is_3xtf32:
-        raise ConfigError('b: got a tuple with precision="3xtf32", which takes one array; use interleave(*b)')
-    if spec.interleaved == "b" and spec.slice_columns % INTERLEAVED_ROWS:
-        raise ConfigError(f"tile N: got {spec.config.tile[1]} for a tuple b; use a multiple of {INTERLEAVED_ROWS}")
-
-
 def _check_majors(spec: KernelSpec) -> None:
-    register_majors = () if spec.promoted else spec.mma.register_majors, ()
-    for name, major, dtype, more in zip("AB", spec.majors, (spec.mma.a, spec.mma.b), register_majors, strict=True):
-        if major not in (*spec.mma.majors, *more):
+    for role, tile in zip(ROLES, spec.tiles, strict=True):
+        majors = spec.design.readable_majors(role, spec.mma, promoted=spec.promoted, grouping=spec.grouping)
+        if tile.major not in majors:
             raise ConfigError(
-                f"{name}: got {major}-major elements of {dtype}; {spec.design.mma_op.name} supports K-major only"
+                f"{role.upper()}: got {tile.major}-major elements of {tile.dtype} with {spec.design.name}; "
+                f"use {' or '.join(majors)}-major ones"
             )
 
 
@@ -100,7 +110,8 @@ def _check_grouping(spec: KernelSpec, grouping: Grouping) -> None:
     if not spec.design.mma_op.uses_tensor_cores:
         raise ConfigError(f'precision: got None for fp32 with {grouping}; use "tf32" or "3xtf32"')
     if grouping.along not in spec.design.groups_along:
-        raise ConfigError(f"design: got {c.design} with {grouping}; use {designs_for_groups(grouping.along)}")
+        designs = designs_that(lambda design: grouping.along in design.groups_along)
+        raise ConfigError(f"design: got {c.design} with {grouping}; use {designs}")
     for name, default in (("splits", 1), ("cluster_splits", 1), ("serpentine", False), ("sync_clusters", False)):
         if getattr(c, name) != default:
             raise ConfigError(f"{name}: got {getattr(c, name)} with {grouping}; use {default}")
@@ -125,11 +136,11 @@ def _check_grouping(spec: KernelSpec, grouping: Grouping) -> None:
 
 
 def _check_promotion(spec: KernelSpec) -> None:
-    c, block = spec.config, spec.design.mma_op.promotion_k_bytes // spec.mma.a.bytes
+    c, mma, block = spec.config, spec.mma, spec.design.mma_op.promotion_k_bytes // spec.mma.a.bytes
     argument, value = ("precision", "3xtf32") if spec.is_3xtf32 else ("accumulate", "promoted")
     if c.consumers not in spec.design.max_promoted_registers:
         hint = "" if spec.is_3xtf32 else ', or accumulate="fast"'
-        designs = designs_for_dtype(spec.mma.a, promoted=True)
+        designs = designs_that(lambda x: x.max_promoted_registers and x.mma_op.find(mma.a, mma.b, mma.d))
         raise ConfigError(f'{argument}: got "{value}" with {c.design}; use the design {designs}{hint}')
     if c.tile[2] != block:
         raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{value}"; use {block}')

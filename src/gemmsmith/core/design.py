@@ -13,8 +13,9 @@ from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import CHIPS, Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ARGUMENTS, ConfigError
-from gemmsmith.core.mma import WGMMA, MmaOp
-from gemmsmith.core.product import Product
+from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.mma import WGMMA, Major, Mma, MmaOp
+from gemmsmith.core.product import ROLES, Product, Role
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,19 @@ class Design:
     `producer_warpgroups`: warpgroups in addition to the consumer warpgroups.
     `tile_per_warpgroup`: each consumer warpgroup computes a tile of its own; otherwise they split one tile along M, or
     along N if `warpgroups_split_n`.
-    `supported_options`: which of the Config's fields splits, cluster_splits, alias_epilogue and sync_clusters the
-    design implements.
+    `supported_options`: what the design implements. Of the Config's fields: splits, cluster_splits, alias_epilogue and
+    sync_clusters. Of what a caller may ask for: block_scales; 3xtf32, the residuals of A and B as further operands;
+    interleaved_b, two arrays as b; a_in_registers, A in layouts that the instruction reads from registers only.
     `defaults`: values of Config fields if only the design is given.
     `required_arch`: the earliest chip, or with an "a" the only one.
+    `dtypes`: the dtypes of A and B in memory, and the one in which both are multiplied: {(BF16, INT4): BF16}; a and b
+    are never exchanged if they differ. Empty: those of `mma_op`'s instructions.
+    `majors`: the layouts of an operand, "a" or "b", that the design reads, if they are not all of the instruction's; an
+    array in another one is copied first.
     `groups_along`: what a grouped GEMM may divide: "m" if tiles may have any coordinates and ends, "k" if also each
     may have other k-tiles.
     `arrays`, `shapes`: those of the `Product`, if the design computes one of its own; a and b are never exchanged then.
-    `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`).
+    `clips_rows`: a tile's rows may end before its last one (`OperandCoord.group_end`).
     `uses_tma`: A and B are loaded by TMA, so by one thread, which clusters and eviction policies need.
 
     Raises:
@@ -58,6 +64,8 @@ class Design:
     arrays: Mapping[str, DType] = field(default_factory=dict)
     shapes: str = ""
     clips_rows: bool = False
+    dtypes: Mapping[tuple[DType, DType], DType] = field(default_factory=dict)
+    majors: Mapping[Role, tuple[Major, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, (is_valid, accepted) in _FIELDS.items():
@@ -73,6 +81,24 @@ class Design:
         """The shapes and arrays of the product that the design computes; None: torch.matmul's."""
         return Product(f"the design {self.name}", self.arrays, self.shapes) if self.shapes or self.arrays else None
 
+    def mma_for(self, a: DType, b: DType, d: DType) -> Mma | None:
+        """Return the instruction that multiplies A and B of these dtypes in memory; None if the design takes none."""
+        multiplied = (self.dtypes.get((a, b)),) * 2 if self.dtypes else (a, b)
+        return self.mma_op.find(*multiplied, d)
+
+    def readable_majors(self, role: Role, mma: Mma, *, promoted: bool, grouping: Grouping | None) -> tuple[Major, ...]:
+        """Return the layouts of an operand that the kernel reads: those of the instruction, the design and the groups.
+
+        Tiles whose rows begin anywhere are K-major, as TMA reads along a row only from multiples of 16 bytes on.
+        """
+        allowed = {*self.majors.get(role, ("K", "MN"))}
+        if self.clips_rows and role == "a":
+            allowed &= {"K"}
+        if grouping:
+            allowed &= {*grouping.majors(role, mma.a)}
+        reads_registers = role == "a" and "a_in_registers" in self.supported_options and not promoted
+        return tuple(x for x in mma.majors + mma.register_majors * reads_registers if x in allowed)
+
     def warpgroups(self, consumers: int) -> tuple[int, int]:
         """Return the consumer warpgroups that share a tile, along M and along N."""
         if self.tile_per_warpgroup:
@@ -82,6 +108,14 @@ class Design:
 
 def _is_name(x: Any) -> bool:
     return isinstance(x, str) and x.isascii() and x.isidentifier()
+
+
+def _is_dtype(x: Any) -> bool:
+    return isinstance(x, DType)
+
+
+def _is_pair_of_dtypes(x: Any) -> bool:
+    return isinstance(x, tuple) and len(x) == 2 and all(map(_is_dtype, x))
 
 
 def _is_count(x: Any, least: int = 1) -> bool:
@@ -96,6 +130,10 @@ def _is_set_of(*names: str) -> tuple[Callable[[Any], bool], str]:
     return lambda x: isinstance(x, frozenset) and x <= set(names), f"a frozenset of {', '.join(names)}"
 
 
+_OPTIONS = (
+    "splits", "cluster_splits", "alias_epilogue", "sync_clusters", "block_scales", "3xtf32", "interleaved_b",
+    "a_in_registers",
+)  # fmt: skip
 _REGISTERS = "registers per thread by number of math warpgroups, such as {1: 200, 2: 200}"
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_is_name, "letters, digits and underscores"),
@@ -103,7 +141,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_accumulator_registers": (lambda x: _are_registers(x) and len(x) > 0, _REGISTERS),
     "max_promoted_registers": (_are_registers, _REGISTERS),
     "producer_warpgroups": (lambda x: _is_count(x, 0), "a number of warpgroups, 0 for none"),
-    "supported_options": _is_set_of("splits", "cluster_splits", "alias_epilogue", "sync_clusters"),
+    "supported_options": _is_set_of(*_OPTIONS),
     "groups_along": _is_set_of("m", "k"),
     "defaults": (lambda x: isinstance(x, Mapping) and all(map(_is_name, x)), "values by names of Config's fields"),
     "mma_op": (lambda x: isinstance(x, MmaOp), "an MmaOp, such as WGMMA"),
@@ -111,6 +149,14 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "arrays": (
         lambda x: isinstance(x, Mapping) and all(_is_name(y) and y not in ("a", "b", *ARGUMENTS) for y in x),
         "dtypes by names that no argument of gemm has",
+    ),
+    "dtypes": (
+        lambda x: isinstance(x, Mapping) and all(map(_is_pair_of_dtypes, x)) and all(map(_is_dtype, x.values())),
+        "one DType by two, such as {(BF16, INT4): BF16}",
+    ),
+    "majors": (
+        lambda x: isinstance(x, Mapping) and {*x} <= {*ROLES} and all({*y} <= {"K", "MN"} for y in x.values()),
+        'layouts by operand, such as {"b": ("K",)}',
     ),
     "shapes": (lambda x: isinstance(x, str), 'text, such as "mk,gkn,g->mn"'),
     **dict.fromkeys(
@@ -147,8 +193,8 @@ def design_names() -> list[str]:
 
 
 def designs_supporting(option: str) -> str:
-    """Return the designs that implement a Config's field, as text for an error."""
-    return join_alternatives(name for name in design_names() if option in _DESIGNS[name].supported_options)
+    """Return the designs with one of the `supported_options`, as text for an error."""
+    return designs_that(lambda design: option in design.supported_options)
 
 
 def designs_for_chip(chip: Chip) -> list[str]:
@@ -157,15 +203,9 @@ def designs_for_chip(chip: Chip) -> list[str]:
     return sorted(names, key=lambda name: not _DESIGNS[name].mma_op.uses_tensor_cores)
 
 
-def designs_for_groups(along: Literal["m", "k"]) -> str:
-    """Return the designs for grouped GEMMs, as text for an error."""
-    return join_alternatives(name for name in design_names() if along in _DESIGNS[name].groups_along)
-
-
-def designs_for_dtype(dtype: DType, *, promoted: bool = False) -> str:
-    """Return the designs that multiply operands of `dtype`, and promote their sums, as text for an error."""
-    designs = (x for x in list(_DESIGNS.values()) if x.max_promoted_registers or not promoted)
-    return join_alternatives(sorted(x.name for x in designs if x.mma_op.multiplies(dtype)))
+def designs_that(support: Callable[[Design], Any]) -> str:
+    """Return the designs that support something, as text for an error."""
+    return join_alternatives(name for name in design_names() if support(_DESIGNS[name]))
 
 
 def join_alternatives(choices: Iterable[object]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from gemmsmith.core.errors import ArgumentError
+
+Count = TypeVar("Count")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +29,20 @@ class DType:
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory."""
+        """Bytes of an element in memory. Raises ArgumentError if several elements share a byte."""
+        if self.bits < 8:
+            raise ArgumentError(f"dtype: got {self}, of which {8 // self.bits} elements share a byte; use a wider one")
         return self.bits // 8
+
+    def bytes_of(self, count: Count) -> Count:
+        """Return the bytes of `count` contiguous elements: an int, an array or a kernel's Value, of whole bytes."""
+        x: Any = count
+        nbytes: Count = x * self.bytes if self.bits >= 8 else x // (8 // self.bits)
+        return nbytes
+
+    def elements_in(self, nbytes: int) -> int:
+        """Return the number of elements in so many bytes."""
+        return nbytes * 8 // self.bits
 
     @property
     def is_integer(self) -> bool:
@@ -61,6 +75,8 @@ E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2), "e5m2")
 UE8M0 = DType("ue8m0", 8, 0, np.dtype(ml_dtypes.float8_e8m0fnu), "ue8m0")
 """Byte b encodes 2^(b - 127); 255 is NaN. Used for scales only."""
 
+INT4 = DType("int4", 4, 3, np.dtype(ml_dtypes.int4), "s4")
+"""Two's complement; of the two elements in a byte of memory the first is in the lower bits. An operand's dtype only."""
 INT8 = DType("int8", 8, 7, np.dtype(np.int8), "s8")
 INT32 = DType("int32", 32, 31, np.dtype(np.int32), "s32")
 INT64 = DType("int64", 64, 63, np.dtype(np.int64), "s64")

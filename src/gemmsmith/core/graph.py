@@ -1,11 +1,13 @@
 """An epilogue as data: the nodes computed for every element of the accumulator, its operands, and its results.
 
-The package `epilogue` builds graphs from Python functions or visitor trees, rewrites and lowers them; a KernelSpec
-contains one; the reference backend executes one in float64. The identity epilogue has one node.
+The package `graph` builds graphs from Python functions or visitor trees, and rewrites them; the package `epilogue`
+lowers them; a KernelSpec contains one; the reference backend executes one in float64. The identity epilogue has one
+node. What an operation means is in its record, an `Operation`, which the package `graph` registers.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -13,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
+from gemmsmith.core.errors import EpilogueError
 
 
 class BroadcastDims(NamedTuple):
@@ -97,21 +100,8 @@ class Operand:
 class Node:
     """One operation on earlier nodes.
 
-    op, inputs, attribute:
-      "accumulator"   ()      None           A @ B, fp32
-      "constant"      ()      float          in fp32's range: infinity if it overflows, see `overflow_as_fp32`
-      "operand"       ()      name           converted to fp32
-      "group_index"   ()      None           in a grouped GEMM, the index of the group
-      "chunk"         (x,)    (i, axis)      the even (i = 0) or odd (1) groups of 8 columns (axis "n") or rows ("m") of
-                                             x: gate and up, interleaved
-      "interleave"    (x, y)  axis           chunk's inverse: alternating groups of 8 of x and of y
-      "one_hot"       (x,)    None           1 in the column whose index is x, else 0; x has one value per row
-      "cast"          (x,)    DType          rounded to a dtype and back
-      "reduce"        (x,)    (kind, axis)   kind: sum, mean, max, min, logsumexp; axis: see `reduced_dims`
-      "quantize"      (x,)    (DType, block) x over its scale, rounded; one scale per row and `block` columns
-      "scale"         (q,)    None           the scale of a "quantize" node: amax of the block over the dtype's maximum
-      "top_k_softmax" (x,)    k              softmax over the k largest of a row, 0 elsewhere; N fits a tile
-      any name of graph.functions: elementwise, inputs as many as its arity; parameters are constant nodes
+    `op`: the name of a registered `Operation`, `attribute`: what the operation needs besides its inputs, or None. A
+    constant's is in fp32's range: infinity if it overflows, see `overflow_as_fp32`.
     `location`: the user's source line, "file:line: text"; ignored in comparison and in the kernel name.
     """
 
@@ -129,6 +119,100 @@ class Node:
             object.__setattr__(self, "attribute", attribute)
             comparison_key = attribute.hex()
         object.__setattr__(self, "comparison_key", comparison_key)
+
+    @property
+    def operation(self) -> Operation:
+        """The record of the node's operation. Raises EpilogueError if there is none."""
+        if self.op not in OPERATIONS:
+            raise EpilogueError(f"{self.op!r}: no operation has this name; register a record of it")
+        return OPERATIONS[self.op]
+
+
+class Operation(ABC):
+    """The record of an operation: all that the library knows of it.
+
+    Most operations are a `Function` (graph/functions.py), some a `RowFunction` (graph/row_functions.py); the others,
+    in graph/operations.py, have methods of their own. Arrays are numpy's or torch's, and values a kernel's or a traced
+    function's, so that they have no types here.
+    """
+
+    name: str
+    attribute_type: Any = None
+    """What a node's attribute is: DType, int, float or str, a tuple of these for its parts, or None."""
+    num_predicates: int = 0
+    """How many of the inputs, from the first on, are predicates, which have no gradient."""
+    is_predicate: bool = False
+    depends_on_columns: bool = False
+    """Whether a value depends on its column's index or on other columns, so that no other device may have them."""
+    requires_full_rows: bool = False
+    """Whether each row of D must lie within one tile."""
+    linearity: Linearity = ""
+    commutes_with_rounding: bool = False
+    has_gradient: bool = True
+    """Whether the derivative may differ from 0."""
+    known_afterwards: str = ""
+    """What messages call the value, if it is only known after the kernel: then only results can be it."""
+    style: Literal["input", "compute", "special", "reduce"] = "compute"
+    """How plots show it; "special": it takes operations of the special-function unit."""
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        """Return the dims of a node with such inputs, which broadcast unless the operation says otherwise."""
+        return broadcast(inputs)
+
+    def transposed(self, attribute: Any) -> Any:
+        """Return the attribute of the node with rows and columns exchanged."""
+        return attribute
+
+    def is_transposable(self, attribute: Any) -> bool:
+        """Return whether the node can be computed with rows and columns exchanged."""
+        return not self.depends_on_columns
+
+    def linearity_of(self, attribute: Any) -> Linearity:
+        """Return in which inputs a node with this attribute is linear."""
+        return self.linearity
+
+    def leaf_name(self, node: Node) -> str | None:
+        """Return the name of the array that the node reads, "" for the accumulator; None if it is no leaf."""
+        return None
+
+    @abstractmethod
+    def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
+        """Return the node's values, an array, from its inputs'. `arrays`: a `GraphArrays` (graph/operations.py)."""
+
+    def input_coords(self, node: Node, n8_offset: int, row_half: int) -> list[tuple[int, int, int]]:
+        """Return from which elements one is computed, each as (input node, n8 offset, row half)."""
+        return [(i, n8_offset, row_half) for i in node.inputs]
+
+    def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """Return the two adjacent elements of node `index` in a kernel, from those of its inputs."""
+        raise AssertionError(f"{self.name}: the evaluation has a source for it")
+
+    def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients of the inputs, or None for an input without one, from that of the value y."""
+        if node.inputs:
+            raise EpilogueError(f"{self.name}: its record has no gradient")
+        return ()
+
+    def cost_per_element(self, precision: Any) -> tuple[float, float, float]:
+        """Return the instructions of an element, as a `Cost` (graph/function_costs.py)."""
+        return 0.0, 0.0, 0.0
+
+    @abstractmethod
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        """Return the node's name as a CUTLASS visitor."""
+
+
+Linearity = Literal["", "sum", "product", "quotient"]
+"""In which inputs an operation is linear: in none, in all at once, in each by itself, or in the first."""
+OPERATIONS: dict[str, Operation] = {}
+"""All operations by name."""
+
+
+def register_operation(operation: Operation) -> Operation:
+    """Make an operation known to graphs. Raises EpilogueError if another one has its name."""
+    if OPERATIONS.setdefault(operation.name, operation) is not operation:
+        raise EpilogueError(f"{operation.name}: there is an operation of this name; use another")
+    return operation
 
 
 @dataclass(frozen=True)
@@ -165,39 +249,15 @@ class EpilogueGraph:
         return next(o for o in self.operands if o.name == name)
 
     def broadcast_dims(self) -> tuple[BroadcastDims, ...]:
-        """Return the dims of every node. Inputs of elementwise nodes broadcast."""
+        """Return the dims of every node."""
         return self._broadcast_dims
 
     @cached_property
     def _broadcast_dims(self) -> tuple[BroadcastDims, ...]:
         result: list[BroadcastDims] = []
         for node in self.nodes:
-            result.append(self._node_dims(node, [result[i] for i in node.inputs]))
+            result.append(node.operation.dims(self, node, [result[i] for i in node.inputs]))
         return tuple(result)
-
-    def _node_dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
-        match node.op:
-            case "accumulator":
-                return BroadcastDims(True, 1, 1)
-            case "constant":
-                return BroadcastDims()
-            case "group_index":
-                return BroadcastDims(batch=True)
-            case "operand":
-                return self.operand(node.attribute).broadcast_dims
-            case "chunk":
-                (x,), is_n = inputs, node.attribute[1] == "n"
-                return x._replace(columns_per_value=2) if is_n else x._replace(rows_per_value=2)
-            case "interleave":
-                both = broadcast(inputs)
-                return both._replace(columns_per_value=1) if node.attribute == "n" else both._replace(rows_per_value=1)
-            case "scale":
-                return inputs[0]._replace(columns_per_value=0)
-            case "one_hot":
-                return inputs[0]._replace(columns_per_value=1)
-            case "reduce":
-                return inputs[0].reduced(node.attribute[1])
-        return broadcast(inputs)
 
     def reachable(self) -> set[int]:
         """Return the indices of the nodes that some result needs."""
@@ -219,15 +279,7 @@ class EpilogueGraph:
 
     @cached_property
     def _transposed(self) -> EpilogueGraph:
-        other = {"n": "m", "m": "n"}
-        nodes = list(self.nodes)
-        for i, x in enumerate(nodes):
-            if x.op in ("reduce", "chunk"):
-                nodes[i] = replace(
-                    x, attribute=(x.attribute[0], axis_of_dims([other.get(y, y) for y in reduced_dims(x.attribute[1])]))
-                )
-            elif x.op == "interleave":
-                nodes[i] = replace(x, attribute=other[x.attribute])
+        nodes = [replace(x, attribute=x.operation.transposed(x.attribute)) for x in self.nodes]
         operands = [replace(o, broadcast_dims=o.broadcast_dims.transposed) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
@@ -272,7 +324,7 @@ class EpilogueGraph:
     @property
     def requires_full_rows(self) -> bool:
         """True if the graph needs each row of D within one tile."""
-        return any(n.op == "top_k_softmax" for n in self.nodes)
+        return any(n.operation.requires_full_rows for n in self.nodes)
 
     @cached_property
     def is_transposable(self) -> bool:
@@ -280,9 +332,7 @@ class EpilogueGraph:
 
         No node needs a whole row or column indices, and none is a matrix reduced over the batch.
         """
-        reduces_to_matrix = any(node.op == "reduce" and node.attribute[1] == "b" for node in self.nodes)
-        row_ops = {"one_hot", "quantize", "scale", "top_k_softmax"}
-        return not reduces_to_matrix and row_ops.isdisjoint(node.op for node in self.nodes)
+        return all(node.operation.is_transposable(node.attribute) for node in self.nodes)
 
 
 @lru_cache(maxsize=16)

@@ -6,30 +6,30 @@ from functools import lru_cache
 
 from gemmsmith.core.check_spec import check_spec
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import designs_for_dtype, get_design
+from gemmsmith.core.design import designs_that, get_design
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.mma import (
-    Mma,
-    select_mma,
-)
+from gemmsmith.core.mma import Mma
 from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.product import ROLES
+from gemmsmith.core.product import ROLES, Role
 from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.core.spec import KernelSpec
 
 
 def mma_of(problem: Problem, config: Config) -> Mma:
-    """Return the instruction of a config's design for a problem. Raises ConfigError if it has none."""
-    op, dtype = get_design(config.design).mma_op, problem.a.dtype
-    if op.multiplies(FP32) != (dtype == FP32):
-        raise ConfigError(
-            f"design: got {config.design} for operands of {dtype}; fp32 operands without `precision` need the design "
-            f"{designs_for_dtype(FP32)}, which takes nothing else"
-        )
-    return select_mma(dtype, problem.b.dtype, problem.accumulator_dtype, op)
+    """Return the instruction by which a config's design multiplies a problem. Raises ConfigError if it has none."""
+    design, dtypes = get_design(config.design), (problem.a.dtype, problem.b.dtype, problem.accumulator_dtype)
+    if mma := design.mma_for(*dtypes):
+        return mma
+    a, b, d = dtypes
+    designs = designs_that(lambda x: x.mma_for(*dtypes))
+    hint = ', or precision="tf32" or "3xtf32"' if a == b == FP32 else ""
+    raise ConfigError(
+        f"design: got {config.design} for operands of {a if a == b else f'{a} x {b}'} accumulated in {d}; "
+        + (f"use the design {designs}{hint}" if designs else "no design multiplies these")
+    )
 
 
 def make_spec(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
@@ -37,33 +37,49 @@ def make_spec(problem: Problem, config: Config, epilogue: EpilogueSpec | None = 
 
     Raises ConfigError if the config cannot work with the problem.
     """
-    mma = mma_of(problem, config)
-    majors = tuple(map(operand_major, problem.operands))
-    scale_a, scale_b = (
-        scale.in_groups(problem.grouping, role) if scale and problem.grouping else scale
-        for role, scale in zip(ROLES, map(ScaleSpec.from_scale, problem.scales), strict=True)
-    )
-    epilogue = epilogue or EpilogueSpec.identity(problem.d)
-    grouping = problem.grouping
-    if grouping and grouping.clips_rows:
-        epilogue = epilogue.with_clipped_rows(grouping.role)
+    mma, stored = mma_of(problem, config), (problem.a.dtype, problem.b.dtype)
+    scale_a, scale_b = (_scale_spec(problem, role) for role in ROLES)
+    spec = _checked(
+        KernelSpec(
+            config, mma, tuple(map(operand_major, problem.operands)),
+            _with_clipped_rows(epilogue or EpilogueSpec.identity(problem.d), problem, config),
+            promoted=problem.promoted,
+            scales=(scale_a, scale_b),
+            is_3xtf32=problem.is_3xtf32,
+            grouping=problem.grouping,
+            interleaved=next((x for x in ROLES if problem.operands[ROLES.index(x)].interleave_stride), None),
+            stored=None if stored == (mma.a, mma.b) else stored,
+        )
+    )  # fmt: skip
+    _check_full_rows(spec, problem.n)
+    return spec
+
+
+def _scale_spec(problem: Problem, role: Role) -> ScaleSpec | None:
+    """Return the spec of an operand's block scales; None if it has none."""
+    scale = ScaleSpec.from_scale(problem.scales[ROLES.index(role)])
+    return scale.in_groups(problem.grouping, role) if scale and problem.grouping else scale
+
+
+def _with_clipped_rows(epilogue: EpilogueSpec, problem: Problem, config: Config) -> EpilogueSpec:
+    """Return the epilogue for tiles whose rows end before the tile, if the groups or the design have such tiles."""
+    if problem.grouping and problem.grouping.clips_rows:
+        epilogue = epilogue.with_clipped_rows(problem.grouping.role)
     if get_design(config.design).clips_rows:
         if any(epilogue.graph.is_reduction(r) for r in epilogue.graph.results):
             raise ConfigError(f"epilogue: got a reduction with {config.design}; return the matrix")
         epilogue = epilogue.with_clipped_rows()
-        if majors[0] == "MN" and problem.m:
-            raise ConfigError(f"a: got column-major with {config.design}, whose tiles begin anywhere; use row-major")
-    interleaved = next((role for role, x in zip(ROLES, problem.operands, strict=True) if x.interleave_stride), None)
-    options = problem.promoted, (scale_a, scale_b), problem.is_3xtf32, grouping, interleaved
-    spec = _checked(KernelSpec(config, mma, majors, epilogue, *options))
-    columns = spec.warpgroup_columns
-    if spec.epilogue.graph.requires_full_rows and problem.n > columns:
-        per_warpgroup = f", {columns} per warpgroup," if columns < config.tile[1] else ""
+    return epilogue
+
+
+def _check_full_rows(spec: KernelSpec, n: int) -> None:
+    """Raise ConfigError if the epilogue needs a row of `n` columns in one tile, and the tile is narrower."""
+    columns, tile_n = spec.warpgroup_columns, spec.config.tile[1]
+    if spec.epilogue.graph.requires_full_rows and n > columns:
+        per_warpgroup = f", {columns} per warpgroup," if columns < tile_n else ""
         raise ConfigError(
-            f"tile N: got {config.tile[1]}{per_warpgroup} for n = {problem.n}; this epilogue needs a row in one "
-            "tile, up to 256 columns"
+            f"tile N: got {tile_n}{per_warpgroup} for n = {n}; this epilogue needs a row in one tile, up to 256 columns"
         )
-    return spec
 
 
 @lru_cache(maxsize=4096)

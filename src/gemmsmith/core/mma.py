@@ -27,7 +27,7 @@ class Mma:
     `a`, `b`, `d`: the dtypes. `majors`: layouts of A and B that it reads from shared memory. `register_majors`: further
     layouts of A, of which threads load their fragments into registers. `aligned_fraction_bits`: fraction bits that are
     kept when addends are aligned to the largest exponent (hw/mma.py); integer sums are exact. `n`, `more_n`: the
-    columns that D may have. `signed_zero`: a sum that rounds to zero keeps its sign.
+    columns that D may have. `signed_zero`: a sum that rounds to zero keeps its sign. `required_arch`: as for a Design.
     """
 
     a: DType
@@ -40,6 +40,7 @@ class Mma:
     n: range = range(8, 257, 8)
     more_n: tuple[int, ...] = ()
     signed_zero: bool = True
+    required_arch: str = "sm_80"
 
     @property
     def k(self) -> int:
@@ -87,14 +88,20 @@ class MmaOp:
         """Return whether some instruction multiplies operands of `dtype`."""
         return any(mma.a == dtype for mma in self.instructions)
 
+    def find(self, a: DType | None, b: DType | None, d: DType) -> Mma | None:
+        """Return the instruction for these dtypes; None if there is none."""
+        return next((mma for mma in self.instructions if (mma.a, mma.b, mma.d) == (a, b, d)), None)
 
+
+_WarpgroupMma = partial(Mma, required_arch="sm_90a")
 WGMMA = MmaOp("wgmma", "wgmma", (
-    Mma(BF16, BF16, FP32, ("K", "MN")),
-    Mma(FP16, FP16, FP32, ("K", "MN")),
-    Mma(FP16, FP16, FP16, ("K", "MN")),
-    Mma(TF32, TF32, FP32, register_majors=("MN",)),
-    *(Mma(a, b, d, aligned_fraction_bits=13) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
-    Mma(INT8, INT8, INT32, n=range(16, 257, 16), more_n=(8, 24)),
+    _WarpgroupMma(BF16, BF16, FP32, ("K", "MN")),
+    _WarpgroupMma(FP16, FP16, FP32, ("K", "MN")),
+    _WarpgroupMma(FP16, FP16, FP16, ("K", "MN")),
+    _WarpgroupMma(TF32, TF32, FP32, register_majors=("MN",)),
+    *(_WarpgroupMma(a, b, d, aligned_fraction_bits=13)
+      for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
+    _WarpgroupMma(INT8, INT8, INT32, n=range(16, 257, 16), more_n=(8, 24)),
 ), reads_smem=True)  # fmt: skip
 """sm_90a: one instruction of a warpgroup per 64 x n x k (PTX ISA, "wgmma.mma_async")."""
 _WarpMma = partial(Mma, n=range(16, 257, 16), signed_zero=False)
@@ -113,9 +120,8 @@ elements free of bank conflicts."""
 
 def select_mma(a: DType, b: DType, d: DType, op: MmaOp = WGMMA) -> Mma:
     """Return the instruction for these dtypes. Raises ConfigError if there is none."""
-    for mma in op.instructions:
-        if (mma.a, mma.b, mma.d) == (a, b, d):
-            return mma
+    if mma := op.find(a, b, d):
+        return mma
     supported = ", ".join(map(str, op.instructions))
     raise ConfigError(f"{op.name}: got {a} x {b} accumulated in {d}; it supports {supported}")
 

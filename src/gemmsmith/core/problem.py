@@ -10,6 +10,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.product import Role
 
 TMA_ALIGNMENT_BYTES = 16
 """Alignment of the base address and of every stride but the innermost (PTX ISA, tensor maps)."""
@@ -66,14 +67,14 @@ class Matrix:
     @property
     def pitch_bytes(self) -> int:
         """Bytes from one contiguous row, or column if column-major, to the next."""
-        return (self.col_stride if self.is_column_major else self.row_stride) * self.dtype.bytes
+        return self.dtype.bytes_of(self.col_stride if self.is_column_major else self.row_stride)
 
     @cached_property
     def is_tma_compatible(self) -> bool:
         """True if a tensor map can address it: one unit stride, others multiples of 16 bytes, an aligned base."""
         if not (self.is_row_major or self.is_column_major) or self.alignment % TMA_ALIGNMENT_BYTES:
             return False
-        strides = self.pitch_bytes, self.batch_stride * self.dtype.bytes, abs(self.interleave_stride) * self.dtype.bytes
+        strides = self.pitch_bytes, *map(self.dtype.bytes_of, (self.batch_stride, abs(self.interleave_stride)))
         return all(map(_fits_tma, strides))
 
     @property
@@ -86,13 +87,13 @@ class Matrix:
         if not self.is_tma_compatible or (self.is_column_major and self.dtype.bits < 16):
             return False
         contiguous_extent = self.rows if self.is_column_major else self.cols
-        return contiguous_extent * self.dtype.bytes % TMA_ALIGNMENT_BYTES == 0
+        return self.dtype.bytes_of(contiguous_extent) % TMA_ALIGNMENT_BYTES == 0
 
     def canonical(self) -> Matrix:
         """Return the same matrix with unused strides, those of length-1 dimensions, replaced by values TMA accepts."""
         if self.rows > 1 and self.cols > 1 and (self.batch > 1 or not self.batch_stride):
             return self
-        alignment = TMA_ALIGNMENT_BYTES // self.dtype.bytes
+        alignment = self.dtype.elements_in(TMA_ALIGNMENT_BYTES)
         row, col = self.row_stride, self.col_stride
         if self.cols <= 1 and row != 1:
             col = 1
@@ -126,8 +127,8 @@ class Scale:
     granularity: int
 
 
-SCALE_NAMES = ("scale of a", "scale of b")
-"""Names of the scales of a and b among the epilogue's operands; not identifiers, so no user operand has them."""
+SCALE_NAMES: Mapping[Role, str] = {"a": "scale of a", "b": "scale of b"}
+"""Names of the scales of a and b among a graph's operands; not identifiers, so no user operand has them."""
 Scales = tuple[Scale | None, Scale | None]
 """The scales of A and of B."""
 

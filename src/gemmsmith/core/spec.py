@@ -9,6 +9,7 @@ from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, get_design
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.grouping import Grouping
@@ -48,7 +49,10 @@ def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
 class KernelSpec:
     """The compile-time constants of a kernel, which serves every problem with the same spec.
 
+    `promoted`: the sum of each `mma_op.promotion_k_bytes` of K is multiplied by its `scales` and added in fp32.
+    `is_3xtf32`: A and B have residuals, which are multiplied, too.
     `interleaved`: the operand whose rows, as (M or N) x K, alternate between two matrices in groups of 8.
+    `stored`: the dtypes of A and B in memory and in the stages; None: those that the instruction multiplies.
     """
 
     config: Config
@@ -60,13 +64,14 @@ class KernelSpec:
     is_3xtf32: bool = False
     grouping: Grouping | None = None
     interleaved: Role | None = None
+    stored: tuple[DType, DType] | None = None
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        options = self.promoted, self.scales, self.is_3xtf32, self.grouping, self.interleaved
+        options = self.promoted, self.scales, self.is_3xtf32, self.grouping, self.interleaved, self.stored
         return hash((self.config, self.mma, self.majors, self.epilogue, options))
 
     # -- tiles ---------------------------------------------------------------------------------------
@@ -74,7 +79,7 @@ class KernelSpec:
     def tiles(self) -> tuple[Tile, ...]:
         """Tiles of A and B in a stage."""
         m, n, k = self.config.tile
-        operands = zip((self.mma.a, self.mma.b), (m, n), self.majors, strict=True)
+        operands = zip(self.stored or (self.mma.a, self.mma.b), (m, n), self.majors, strict=True)
         return tuple(Tile(dtype, mn, k, major) for dtype, mn, major in operands)
 
     @property
@@ -238,6 +243,7 @@ class KernelSpec:
             str(self.mma), *self.majors, self.promoted, self.scales, self.is_3xtf32,
             e.graph, sorted(e.tma_eligible), sorted(e.column_major), e.fast_math, e.deterministic,
             *([self.grouping] if self.grouping else []), *([self.interleaved] if self.interleaved else []),
+            *(self.stored or []),
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
 

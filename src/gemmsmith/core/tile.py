@@ -58,9 +58,9 @@ class Tile:
         """
         if self.major == "K":
             return self.k
-        nbytes = self.mn * self.dtype.bytes
+        nbytes = self.dtype.bytes_of(self.mn)
         row = next((s for s in reversed(SWIZZLES) if nbytes <= s), LINE_BYTES)
-        return round_up(nbytes, row) // self.dtype.bytes
+        return self.dtype.elements_in(round_up(nbytes, row))
 
     @property
     def padded_mn(self) -> int:
@@ -75,17 +75,17 @@ class Tile:
     @cached_property
     def swizzle(self) -> int:
         """Width of the swizzle in bytes: 128, 64, 32, or 0 for none."""
-        return widest_swizzle(self.inner * self.dtype.bytes)
+        return widest_swizzle(self.dtype.bytes_of(self.inner))
 
     @cached_property
     def pitch(self) -> int:
         """Bytes of a box row: the swizzle's width, or the whole row if there is no swizzle."""
-        return self.swizzle or self.inner * self.dtype.bytes
+        return self.swizzle or self.dtype.bytes_of(self.inner)
 
     @cached_property
     def box_inner(self) -> int:
         """Elements of a box along the contiguous dimension."""
-        return self.pitch // self.dtype.bytes
+        return self.dtype.elements_in(self.pitch)
 
     @cached_property
     def boxes(self) -> int:
@@ -121,4 +121,4 @@ class Tile:
         """Return the byte offset of element (mn, k) from a tile base aligned to `alignment`. Accepts ints or arrays."""
         inner, outer = (k, mn) if self.major == "K" else (mn, k)
         box, column = inner // self.box_inner, inner % self.box_inner
-        return box * self.box_bytes + swizzled(outer * self.pitch + column * self.dtype.bytes, self.swizzle)
+        return box * self.box_bytes + swizzled(outer * self.pitch + self.dtype.bytes_of(column), self.swizzle)

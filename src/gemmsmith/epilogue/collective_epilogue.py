@@ -36,7 +36,6 @@ from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.partials import shared_partials
 from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.epilogue.row_fill import RowFill
-from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
 from gemmsmith.epilogue.store_strategies import (
     AliasedStores,
     ClippedTmaStores,
@@ -46,6 +45,7 @@ from gemmsmith.epilogue.store_strategies import (
     TmaStores,
 )
 from gemmsmith.epilogue.subtile import EpilogueSubtile, TileParts
+from gemmsmith.graph.row_functions import RowFunction
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import I32, PRED
@@ -92,7 +92,7 @@ class Epilogue:
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n, scatter)))
         thread_stores = self.stores.arrays if self.stores else {}
-        row_functions = [node.op for node in self.graph.nodes if node.op in ROW_FUNCTIONS]
+        row_functions = [node.op for node in self.graph.nodes if isinstance(node.operation, RowFunction)]
         needs_bounds = [*thread_stores, *self.scale_stores, *self.reductions, *self.inputs, *row_functions]
         self.m = k.parameter("m", compute=lambda p: p.m) if needs_bounds else Constant(I32, 0)
         self.n = k.parameter("n", compute=lambda p: p.n) if needs_bounds else Constant(I32, 0)
@@ -107,7 +107,7 @@ class Epilogue:
         count = dict(self.plan.broadcasts).get(operand.name)
         if not count:
             return ScalarBroadcast(operand)
-        grouping, has_rows_of_a = self.spec.grouping, operand.name == SCALE_NAMES[0]
+        grouping, has_rows_of_a = self.spec.grouping, operand.name == SCALE_NAMES["a"]
         gathers = grouping is not None and grouping.gathers and has_rows_of_a
         return VectorBroadcast(operand, count, self.spec.config.consumers, gathers)
 
@@ -150,9 +150,8 @@ class WarpgroupEpilogue:
         work = e.split_reduction.output_tile(tile)
         if not isinstance(self._first_column, int):
             work = replace(work, n=(work.n + self._first_column).named("first_column"))
-        ends = e.m if work.m_end is None else work.m_end, e.n if work.n_end is None else work.n_end
         first_row = (work.m + self._first_row).named("first_row")
-        wg_tile = WarpgroupTile(work, first_row, self.warpgroup, *ends)
+        wg_tile = WarpgroupTile(work, first_row, self.warpgroup, work.a.end(e.m), work.b.end(e.n))
         inputs = {name: x.issue_loads(wg_tile) for name, x in e.inputs.items()}
         tma_loads = e.tma_loads.issue_loads(wg_tile, self.leader, self._load_parity) if e.tma_loads else None
         return TileEpilogue(self, tile, wg_tile, inputs, tma_loads)

@@ -13,7 +13,7 @@ from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.mma import N8_COLUMNS, THREADS_PER_WARPGROUP, WGMMA_M, Major
 from gemmsmith.core.spec import BARRIER_PAIR_BYTES, KernelSpec
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
-from gemmsmith.graph.function_costs import epilogue_cost
+from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.graph.source_location import epilogue_error
 
 MAX_TILE_N = 256

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gemmsmith import hw
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.graph.functions import FUNCTIONS, Lowering
+from gemmsmith.graph.functions import Function, Lowering
 from gemmsmith.graph.precision import lowering, select_precisions
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, PRED
@@ -18,8 +17,9 @@ Source = Callable[[int, int], tuple[Value, Value]]
 
 def select_lowerings(graph: EpilogueGraph, fast_math: bool) -> dict[int, Lowering]:
     """Select each elementwise node's lowering, in the precision that `select_precisions` states."""
+    functions = {i: node.operation for i, node in enumerate(graph.nodes)}
     precisions = select_precisions(graph, fast_math)
-    return {i: lowering(FUNCTIONS[graph.nodes[i].op], precision) for i, precision in precisions.items()}
+    return {i: lowering(f, precisions[i]) for i, f in functions.items() if isinstance(f, Function)}
 
 
 class Evaluation:
@@ -44,7 +44,7 @@ class Evaluation:
         rows, the only row half is 0.
         """
         low, high = self._pair(node, n8_offset, row_half)
-        return _as_float(low), _as_float(high)
+        return self.as_float(low), self.as_float(high)
 
     def _pair(self, node: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
         """Compute inputs first, with an explicit stack: a graph may be deeper than Python's recursion limit."""
@@ -71,53 +71,29 @@ class Evaluation:
         node = self.graph.nodes[index]
         if index in self.sources:
             return []
-        if node.op == "chunk":
-            which, axis = node.attribute
-            return [
-                self._key(node.inputs[0], *((2 * n8_offset + which, row_half) if axis == "n" else (n8_offset, which)))
-            ]
-        if node.op == "interleave":
-            inner, which = (n8_offset // 2, n8_offset % 2) if node.attribute == "n" else (n8_offset, row_half)
-            return [self._key(node.inputs[which], inner, row_half if node.attribute == "n" else 0)]
-        return [self._key(i, n8_offset, row_half) for i in node.inputs]
+        return [self._key(*coord) for coord in node.operation.input_coords(node, n8_offset, row_half)]
 
     def _compute(self, index: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-        node = self.graph.nodes[index]
         if index in self.sources:
             return self.sources[index](n8_offset, row_half)
+        operation = self.graph.nodes[index].operation
         inputs = [self._computed[key] for key in self._inputs((index, n8_offset, row_half))]
-        match node.op:
-            case "constant":
-                constant = Constant(F32, float(node.attribute))
-                return constant, constant
-            case "chunk" | "interleave":
-                return inputs[0]
-            case "one_hot":
-                label = _as_float(inputs[0][0])
-                low, high = self.columns(n8_offset)
-                return low.to(F32) == label, high.to(F32) == label
-            case "cast":
-                low, high = map(_as_float, inputs[0])
-                return hw.round_pair(low, high, node.attribute)
-        lower = self.lowering_of_node[index]
+        lower = self.lowering_of_node.get(index)
+        if lower is None:
+            return operation.lower_node(self, index, n8_offset, inputs)
         same = all(low is high for low, high in inputs)
-        first = lower(*_coerce_inputs(node.op, [low for low, _ in inputs]))
-        return first, first if same else lower(*_coerce_inputs(node.op, [high for _, high in inputs]))
+        first = lower(*self._coerced([low for low, _ in inputs], operation.num_predicates))
+        return first, first if same else lower(*self._coerced([high for _, high in inputs], operation.num_predicates))
 
+    def _coerced(self, inputs: list[Value], num_predicates: int) -> list[Value]:
+        """Convert inputs to predicates, the first ones, and to floats."""
+        return [_as_predicate(x) if i < num_predicates else self.as_float(x) for i, x in enumerate(inputs)]
 
-def _as_float(x: Value) -> Value:
-    """Convert a predicate to 0 or 1."""
-    return current_builder().select(x, Constant(F32, 1.0), Constant(F32, 0.0)) if x.type == PRED else x
+    @staticmethod
+    def as_float(x: Value) -> Value:
+        """Convert a predicate to 0 or 1."""
+        return current_builder().select(x, Constant(F32, 1.0), Constant(F32, 0.0)) if x.type == PRED else x
 
 
 def _as_predicate(x: Value) -> Value:
     return x if x.type == PRED else x != 0.0
-
-
-def _coerce_inputs(op: str, inputs: list[Value]) -> list[Value]:
-    """Convert the inputs to predicates or floats, as the function requires."""
-    if op in ("and", "or", "not"):
-        return [_as_predicate(x) for x in inputs]
-    if op == "where":
-        return [_as_predicate(inputs[0]), *map(_as_float, inputs[1:])]
-    return [_as_float(x) for x in inputs]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import THREADS_PER_WARPGROUP, WGMMA_M
-from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS
+from gemmsmith.graph.row_functions import RowFunction
 
 
 def row_function_inputs(graph: EpilogueGraph) -> dict[int, int]:
     """Map each row function's node to its input, whose elements are kept in registers."""
-    return {i: node.inputs[0] for i, node in enumerate(graph.nodes) if node.op in ROW_FUNCTIONS}
+    return {i: node.inputs[0] for i, node in enumerate(graph.nodes) if isinstance(node.operation, RowFunction)}
 
 
 def accumulator_consumers(graph: EpilogueGraph) -> set[int]:

@@ -19,8 +19,8 @@ from gemmsmith.epilogue.inputs import SubtileCoord, TileAuxLoad, TileInput, Visi
 from gemmsmith.epilogue.outputs import ScaleStore
 from gemmsmith.epilogue.reductions import RangeReduction, TileReduction
 from gemmsmith.epilogue.register_usage import accumulator_consumers
-from gemmsmith.epilogue.row_functions import ROW_FUNCTIONS, QuantizeRows, RowFragment, TopKSoftmax
 from gemmsmith.graph.functions import Lowering
+from gemmsmith.graph.row_functions import QuantizeRows, RowFragment, RowFunction, RowsOfSubtile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import RegisterArray, Value
@@ -73,8 +73,10 @@ class EpilogueSubtile:
         self.n8_per_step = next(
             s for s in ((4, 2) if self.graph.has_interleaved_columns else (2, 1)) if self.n8_count % s == 0
         )
-        self._row_function_nodes = [i for i, node in enumerate(self.graph.nodes) if node.op in ROW_FUNCTIONS]
-        self.row_functions: dict[int, QuantizeRows | TopKSoftmax] = {}
+        self._row_function_nodes = [
+            i for i, node in enumerate(self.graph.nodes) if isinstance(node.operation, RowFunction)
+        ]
+        self.row_functions: dict[int, RowsOfSubtile] = {}
         """Functions of whole rows that have been computed, by node."""
         self.row_fragments: dict[int, RowFragment] = {}
         self.operand_fragments: dict[int, fragment.LoadPair] = {}
@@ -177,7 +179,7 @@ class EpilogueSubtile:
         columns = partial(self.wg_tile.columns, self._visit_coord(n8, 1), columns_per_value=1)
         return Evaluation(self.graph, self.epilogue.lowerings, sources, columns)
 
-    def _compute_row_function(self, index: int, n8_ranges: list[tuple[int, int]]) -> QuantizeRows | TopKSoftmax:
+    def _compute_row_function(self, index: int, n8_ranges: list[tuple[int, int]]) -> RowsOfSubtile:
         """Compute a row function: evaluate its input in the whole subtile, one range of `n8_ranges` after the other."""
         k, node = current_builder(), self.graph.nodes[index]
         source, columns_per_value = node.inputs[0], self.broadcast_dims[index].column_divisor
@@ -188,7 +190,8 @@ class EpilogueSubtile:
                 registers = self.accumulator.fragments[self.epi_m]  # nothing else reads the accumulator any more
             first_register, stride = (self.acc_column // 2, columns_per_value) if registers else (0, 1)
             row_fragment = RowFragment(self.n8_count // columns_per_value, registers, first_register, stride)
-        row_function = ROW_FUNCTIONS[node.op]
+        assert isinstance(node.operation, RowFunction)
+        row_function = node.operation.device
         for first, stop in n8_ranges:
             self._load_operands([source], first, stop)
             with k.unroll(first, stop, self.n8_per_step, name="n8") as n8:
@@ -251,7 +254,6 @@ def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, row_half: int) 
 
 
 def _group_pair(wg_tile: WarpgroupTile, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-    assert wg_tile.work.group is not None
     index = wg_tile.work.group.to(F32).with_name_hint("group_index")
     return index, index
 

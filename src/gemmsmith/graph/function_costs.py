@@ -6,10 +6,9 @@ that constants are loaded once, and subtracts the same kernel without the functi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.graph.precision import Precision, select_precisions
+Precision = Literal["default", "approx", "exact"]
 
 
 class Cost(NamedTuple):
@@ -24,128 +23,58 @@ class Cost(NamedTuple):
 
 
 # generated
-COSTS: dict[tuple[str, Precision], Cost] = {
-    ("detach", "default"): Cost(0, 0, 0),
-    ("neg", "default"): Cost(1, 0, 0),
-    ("abs", "default"): Cost(1, 0, 0),
-    ("sign", "default"): Cost(5, 0, 0),
-    ("floor", "default"): Cost(1, 0, 0),
-    ("round", "default"): Cost(1, 0, 0),
-    ("exp", "default"): Cost(2, 1, 0),
-    ("exp", "exact"): Cost(8.1, 1, 0),
-    ("exp2", "default"): Cost(1, 1, 0),
-    ("exp2", "exact"): Cost(4, 1, 0),
-    ("expm1", "default"): Cost(8.1, 1, 0),
-    ("expm1", "exact"): Cost(21.2, 0, 0),
-    ("log", "default"): Cost(2, 1, 0),
-    ("log", "exact"): Cost(24.2, 0, 0.1),
-    ("log2", "default"): Cost(1, 1, 0),
-    ("log2", "exact"): Cost(26.2, 0, 0.1),
-    ("log1p", "default"): Cost(9.1, 1, 0),
-    ("log1p", "exact"): Cost(27.3, 0, 1.1),
-    ("sqrt", "default"): Cost(1, 1, 0),
-    ("sqrt", "exact"): Cost(14.2, 1.1, 1),
-    ("rsqrt", "default"): Cost(1, 1, 0),
-    ("rsqrt", "exact"): Cost(29.3, 2.3, 2.1),
-    ("reciprocal", "default"): Cost(1, 1, 0),
-    ("reciprocal", "exact"): Cost(16.1, 1.2, 1.1),
-    ("sin", "default"): Cost(109.5, 0, 2.1),
-    ("cos", "default"): Cost(110.5, 0, 2.1),
-    ("tanh", "default"): Cost(10.1, 2, 0),
-    ("tanh", "approx"): Cost(1, 1, 0),
-    ("tanh", "exact"): Cost(15.1, 2, 0),
-    ("sigmoid", "default"): Cost(4, 2, 0),
-    ("sigmoid", "exact"): Cost(26.1, 2.2, 1.1),
-    ("softplus", "default"): Cost(10.1, 1, 0),
-    ("softplus", "approx"): Cost(7.1, 1, 0),
-    ("softplus", "exact"): Cost(37.4, 1, 1.1),
-    ("softplus_of_sigmoid", "default"): Cost(10.1, 0, 0),
-    ("softplus_of_sigmoid", "approx"): Cost(7.1, 0, 0),
-    ("softplus_of_sigmoid", "exact"): Cost(36.7, 1, 1.1),
-    ("erf", "default"): Cost(14.1, 1, 0),
-    ("erf", "exact"): Cost(19.6, 1, 0.1),
-    ("ndtr", "default"): Cost(8.1, 1, 0),
-    ("ndtr", "approx"): Cost(6.1, 1, 0),
-    ("ndtr", "exact"): Cost(21.7, 1, 0.1),
-    ("relu", "default"): Cost(1, 0, 0),
-    ("gelu", "default"): Cost(9.1, 1, 0),
-    ("gelu", "approx"): Cost(7.1, 1, 0),
-    ("gelu", "exact"): Cost(22.6, 1, 0.1),
-    ("gelu_tanh", "default"): Cost(7.1, 2, 0),
-    ("gelu_tanh", "approx"): Cost(6.1, 1, 0),
-    ("gelu_tanh", "exact"): Cost(20.2, 2, 0),
-    ("silu", "default"): Cost(5, 2, 0),
-    ("silu", "approx"): Cost(3, 1, 0),
-    ("silu", "exact"): Cost(26.1, 2.2, 1.1),
-    ("mish", "default"): Cost(9, 2, 0),
-    ("mish", "exact"): Cost(32.5, 2.1, 1.1),
-    ("hardswish", "default"): Cost(5, 0, 0),
-    ("not", "default"): Cost(1, 0, 0),
-    ("add", "default"): Cost(1, 0, 0),
-    ("sub", "default"): Cost(1, 0, 0),
-    ("mul", "default"): Cost(1, 0, 0),
-    ("div", "default"): Cost(8, 1, 0),
-    ("div", "exact"): Cost(19.4, 1.1, 1.1),
-    ("maximum", "default"): Cost(1, 0, 0),
-    ("minimum", "default"): Cost(1, 0, 0),
-    ("hypot", "default"): Cost(19.8, 1, 1.1),
-    ("hypot", "exact"): Cost(30.9, 1.1, 2.1),
-    ("logaddexp", "default"): Cost(13.1, 1, 0),
-    ("logaddexp", "approx"): Cost(10.1, 1, 0),
-    ("logaddexp", "exact"): Cost(46.8, 1, 2.1),
-    ("pow", "default"): Cost(84.9, 1, 1.1),
-    ("leaky_relu", "default"): Cost(2, 0, 0),
-    ("elu", "default"): Cost(10.1, 1, 0),
-    ("elu", "approx"): Cost(5, 1, 0),
-    ("elu", "exact"): Cost(27.8, 0, 1.1),
-    ("lt", "default"): Cost(1, 0, 0),
-    ("le", "default"): Cost(1, 0, 0),
-    ("gt", "default"): Cost(1, 0, 0),
-    ("ge", "default"): Cost(1, 0, 0),
-    ("eq", "default"): Cost(1, 0, 0),
-    ("ne", "default"): Cost(1, 0, 0),
-    ("and", "default"): Cost(2.5, 0, 0),
-    ("or", "default"): Cost(2.5, 0, 0),
-    ("where", "default"): Cost(2, 0, 0),
-    ("hardtanh", "default"): Cost(2, 0, 0),
-    ("fma", "default"): Cost(1, 0, 0),
+COSTS: dict[str, dict[Precision, Cost]] = {
+    "detach": {"default": Cost(0, 0, 0)},
+    "neg": {"default": Cost(1, 0, 0)},
+    "abs": {"default": Cost(1, 0, 0)},
+    "sign": {"default": Cost(5, 0, 0)},
+    "floor": {"default": Cost(1, 0, 0)},
+    "round": {"default": Cost(1, 0, 0)},
+    "exp": {"default": Cost(2, 1, 0), "exact": Cost(8.1, 1, 0)},
+    "exp2": {"default": Cost(1, 1, 0), "exact": Cost(4, 1, 0)},
+    "expm1": {"default": Cost(8.1, 1, 0), "exact": Cost(21.2, 0, 0)},
+    "log": {"default": Cost(2, 1, 0), "exact": Cost(24.2, 0, 0.1)},
+    "log2": {"default": Cost(1, 1, 0), "exact": Cost(26.2, 0, 0.1)},
+    "log1p": {"default": Cost(9.1, 1, 0), "exact": Cost(27.3, 0, 1.1)},
+    "sqrt": {"default": Cost(1, 1, 0), "exact": Cost(14.2, 1.1, 1)},
+    "rsqrt": {"default": Cost(1, 1, 0), "exact": Cost(29.3, 2.3, 2.1)},
+    "reciprocal": {"default": Cost(1, 1, 0), "exact": Cost(16.1, 1.2, 1.1)},
+    "sin": {"default": Cost(109.5, 0, 2.1)},
+    "cos": {"default": Cost(110.5, 0, 2.1)},
+    "tanh": {"default": Cost(10.1, 2, 0), "approx": Cost(1, 1, 0), "exact": Cost(15.1, 2, 0)},
+    "sigmoid": {"default": Cost(4, 2, 0), "exact": Cost(26.1, 2.2, 1.1)},
+    "softplus": {"default": Cost(10.1, 1, 0), "approx": Cost(7.1, 1, 0), "exact": Cost(37.4, 1, 1.1)},
+    "softplus_of_sigmoid": {"default": Cost(10.1, 0, 0), "approx": Cost(7.1, 0, 0), "exact": Cost(36.7, 1, 1.1)},
+    "erf": {"default": Cost(14.1, 1, 0), "exact": Cost(19.6, 1, 0.1)},
+    "ndtr": {"default": Cost(8.1, 1, 0), "approx": Cost(6.1, 1, 0), "exact": Cost(21.7, 1, 0.1)},
+    "relu": {"default": Cost(1, 0, 0)},
+    "gelu": {"default": Cost(9.1, 1, 0), "approx": Cost(7.1, 1, 0), "exact": Cost(22.6, 1, 0.1)},
+    "gelu_tanh": {"default": Cost(7.1, 2, 0), "approx": Cost(6.1, 1, 0), "exact": Cost(20.2, 2, 0)},
+    "silu": {"default": Cost(5, 2, 0), "approx": Cost(3, 1, 0), "exact": Cost(26.1, 2.2, 1.1)},
+    "mish": {"default": Cost(9, 2, 0), "exact": Cost(32.5, 2.1, 1.1)},
+    "hardswish": {"default": Cost(5, 0, 0)},
+    "not": {"default": Cost(1, 0, 0)},
+    "add": {"default": Cost(1, 0, 0)},
+    "sub": {"default": Cost(1, 0, 0)},
+    "mul": {"default": Cost(1, 0, 0)},
+    "div": {"default": Cost(8, 1, 0), "exact": Cost(19.4, 1.1, 1.1)},
+    "maximum": {"default": Cost(1, 0, 0)},
+    "minimum": {"default": Cost(1, 0, 0)},
+    "hypot": {"default": Cost(19.8, 1, 1.1), "exact": Cost(30.9, 1.1, 2.1)},
+    "logaddexp": {"default": Cost(13.1, 1, 0), "approx": Cost(10.1, 1, 0), "exact": Cost(46.8, 1, 2.1)},
+    "pow": {"default": Cost(84.9, 1, 1.1)},
+    "leaky_relu": {"default": Cost(2, 0, 0)},
+    "elu": {"default": Cost(10.1, 1, 0), "approx": Cost(5, 1, 0), "exact": Cost(27.8, 0, 1.1)},
+    "lt": {"default": Cost(1, 0, 0)},
+    "le": {"default": Cost(1, 0, 0)},
+    "gt": {"default": Cost(1, 0, 0)},
+    "ge": {"default": Cost(1, 0, 0)},
+    "eq": {"default": Cost(1, 0, 0)},
+    "ne": {"default": Cost(1, 0, 0)},
+    "and": {"default": Cost(2.5, 0, 0)},
+    "or": {"default": Cost(2.5, 0, 0)},
+    "where": {"default": Cost(2, 0, 0)},
+    "hardtanh": {"default": Cost(2, 0, 0)},
+    "fma": {"default": Cost(1, 0, 0)},
 }
 # end
-
-REDUCTION_COSTS = {"logsumexp": Cost(6, 1.25)}
-"""Costs of reductions per element: of logsumexp max, sub, mul, exp2 and add, and for every four a new maximum; others
-take one instruction."""
-
-
-def reduction_cost(graph: EpilogueGraph) -> Cost:
-    """Return the cost of an epilogue's reductions per element of the accumulator, within a thread."""
-    kinds = [graph.nodes[r.node].attribute[0] for r in graph.results if graph.is_reduction(r)]
-    total = Cost()
-    for kind in kinds:
-        total = Cost(*(x + y for x, y in zip(total, REDUCTION_COSTS.get(kind, Cost(1)), strict=True)))
-    return total
-
-
-def epilogue_cost(graph: EpilogueGraph, fast_math: bool, vector_share: float = 0.0) -> Cost:
-    """Return the cost of an epilogue's elementwise functions per element of the accumulator.
-
-    Functions of scalars and of one value a row cost nothing, those of (N,) the fraction `vector_share` of a matrix's.
-    """
-    total, dims = Cost(), graph.broadcast_dims()
-    for i, precision in select_precisions(graph, fast_math).items():
-        cost = COSTS.get((graph.nodes[i].op, precision))
-        if cost and dims[i].varies_along_n:
-            share = (1 if dims[i].is_matrix else vector_share) / (dims[i].row_divisor * dims[i].column_divisor)
-            total = Cost(*(x + share * y for x, y in zip(total, cost, strict=True)))
-    return total
-
-
-def uses_special_functions(graph: EpilogueGraph, node: int) -> bool:
-    """Return whether a node is computed with the special-function unit."""
-    needed = {node}
-    for i in range(node, -1, -1):
-        if i in needed:
-            if COSTS.get((graph.nodes[i].op, "default"), Cost()).special:
-                return True
-            needed.update(graph.nodes[i].inputs)
-    return False

@@ -1,14 +1,12 @@
-"""The precision in which each function of an epilogue is computed."""
+"""The precision in which each function of an epilogue is computed, and what the epilogue costs."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.graph.functions import FUNCTIONS, Function, Lowering
-
-Precision = Literal["default", "approx", "exact"]
+from gemmsmith.graph.function_costs import Cost, Precision
+from gemmsmith.graph.functions import Function, Lowering
+from gemmsmith.graph.reductions import REDUCTIONS
 
 
 def select_precisions(graph: EpilogueGraph, fast_math: bool) -> dict[int, Precision]:
@@ -26,12 +24,47 @@ def select_precisions(graph: EpilogueGraph, fast_math: bool) -> dict[int, Precis
             full_precision.update(graph.nodes[i].inputs)
     precisions: dict[int, Precision] = {}
     for i, node in enumerate(graph.nodes):
-        if f := FUNCTIONS.get(node.op):
+        if isinstance(f := node.operation, Function):
             preferred: Precision = "exact" if not fast_math else "default" if i in full_precision else "approx"
-            precisions[i] = preferred if lowering(f, preferred) is not f.lower else "default"
+            precisions[i] = preferred if preferred in f.lowerings else "default"
     return precisions
 
 
 def lowering(function: Function, precision: Precision) -> Lowering:
     """Return the function's lowering in a precision, or else the default one."""
-    return {"default": None, "approx": function.approx, "exact": function.exact}[precision] or function.lower
+    return function.lowerings.get(precision, function.lower)
+
+
+def reduction_cost(graph: EpilogueGraph) -> Cost:
+    """Return the cost of an epilogue's reductions per element of the accumulator, within a thread."""
+    kinds = [graph.nodes[r.node].attribute[0] for r in graph.results if graph.is_reduction(r)]
+    total = Cost()
+    for kind in kinds:
+        total = Cost(*(x + y for x, y in zip(total, REDUCTIONS[kind].cost, strict=True)))
+    return total
+
+
+def epilogue_cost(graph: EpilogueGraph, fast_math: bool, vector_share: float = 0.0) -> Cost:
+    """Return the cost of an epilogue's functions per element of the accumulator.
+
+    Functions of scalars and of one value a row cost nothing, those of (N,) the fraction `vector_share` of a matrix's.
+    """
+    dims, precisions = graph.broadcast_dims(), select_precisions(graph, fast_math)
+    total = Cost()
+    for i, node in enumerate(graph.nodes):
+        cost = node.operation.cost_per_element(precisions.get(i, "default"))
+        if dims[i].varies_along_n:
+            share = (1 if dims[i].is_matrix else vector_share) / (dims[i].row_divisor * dims[i].column_divisor)
+            total = Cost(*(x + share * y for x, y in zip(total, cost, strict=True)))
+    return total
+
+
+def uses_special_functions(graph: EpilogueGraph, node: int) -> bool:
+    """Return whether a node is computed with the special-function unit."""
+    needed = {node}
+    for i in range(node, -1, -1):
+        if i in needed:
+            if graph.nodes[i].operation.style == "special":
+                return True
+            needed.update(graph.nodes[i].inputs)
+    return False

@@ -193,6 +193,11 @@ class MmaSync(Instruction):
             raise KernelError(f"mma.sync: got {counts} registers of d, a and b; use {expected}")
 
     @property
+    def required_arch(self) -> str:  # type: ignore[override]
+        """That of its dtypes."""
+        return self.mma.required_arch
+
+    @property
     def macs_per_thread(self) -> int:
         return M * N * self.mma.k // 32
 

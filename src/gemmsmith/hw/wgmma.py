@@ -106,11 +106,15 @@ def _fragment_maps(fragment: Fragment, elements: int, columns: int) -> tuple[np.
 class _Wgmma(Instruction):
     """Common base of the SS and RS forms."""
 
-    required_arch = "sm_90a"
     warpgroup_wide = True
     if TYPE_CHECKING:  # each form declares d, n and mma, in the order of its wrapper's parameters
 
         def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def required_arch(self) -> str:  # type: ignore[override]
+        """That of its dtypes."""
+        return str(self.mma.required_arch)
 
     @property
     def majors(self) -> dict[str, str]:

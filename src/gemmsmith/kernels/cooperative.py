@@ -93,7 +93,10 @@ def consumer_loop(
 register_design(Design(
     "cooperative", cooperative, producer_warpgroups=1,
     max_accumulator_registers={1: 200, 2: 200, 3: 100},  # 3: ptxas assigns at most 128 to a CTA of 512 threads
-    supported_options=frozenset({"splits", "cluster_splits", "alias_epilogue", "sync_clusters"}),
+    supported_options=frozenset({
+        "splits", "cluster_splits", "alias_epilogue", "sync_clusters", "block_scales", "3xtf32", "interleaved_b",
+        "a_in_registers",
+    }),
     groups_along=frozenset({"m", "k"}),
     max_promoted_registers={1: 208, 2: 192, 3: 128},
 ))  # fmt: skip

@@ -32,7 +32,7 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
         mma_accumulator = accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
         if spec.promoted:
             accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns, "promoted_accumulator")
-        fragments = (Tf32x3Fragments if spec.promoted else Fragments)(spec, warpgroup_column)
+        fragments = (Tf32x3Fragments if spec.is_3xtf32 else Fragments)(spec, warpgroup_column)
         warpgroup_epilogue = epilogue.start(warpgroup, 0, warpgroup_column)
         with scheduler.tile_loop() as tile:
             tile_epilogue = warpgroup_epilogue.load(tile)
@@ -61,7 +61,7 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
 
 register_design(Design(
     "mma_multistage", mma_multistage, max_accumulator_registers={1: 160, 2: 192, 4: 64},
-    supported_options=frozenset({"splits"}), groups_along=frozenset({"m", "k"}),
+    supported_options=frozenset({"splits", "3xtf32"}), groups_along=frozenset({"m", "k"}),
     max_promoted_registers={1: 128, 2: 128, 4: 64},
     defaults={"tile": (128, 128, 32), "cluster": (1, 1), "consumers": 2},
     mma_op=MMA_SYNC, required_arch="sm_80", uses_tma=False, warpgroups_split_n=True,

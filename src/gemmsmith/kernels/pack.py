@@ -23,7 +23,7 @@ from gemmsmith.core.mma import Major
 from gemmsmith.core.operand import operand_major
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES, Matrix, Problem
-from gemmsmith.core.product import ROLES
+from gemmsmith.core.product import ROLES, Role
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -105,22 +105,15 @@ def operand_packings(problem: Problem, config: Config | None = None) -> list[Pac
     """Return the packings of A and B; None for an operand that the config's design (default: wgmma) can read."""
     if problem.a.dtype == FP32:  # sgemm copies single words
         return [None, None]
-    (a, b), grouping = problem.operands, problem.grouping
-    if not grouping and a.is_tma_compatible and b.is_tma_compatible and not (a.is_column_major or b.is_column_major):
-        return [None, None]
-    mma = mma_of(problem, config or Config())
-    majors: list[tuple[Major, ...]] = [mma.majors, mma.majors]
-    if not problem.promoted:
-        majors[0] += mma.register_majors
-    if grouping:
-        majors = [
-            tuple(x for x in allowed if x in grouping.majors(role, problem.a.dtype))
-            for role, allowed in zip(ROLES, majors, strict=True)
-        ]
-    return [_packing(x, allowed) for x, allowed in zip((a, b), majors, strict=True)]
+    config = config or Config()
+    mma, design = mma_of(problem, config), get_design(config.design)
+    return [
+        _packing(role, x, design.readable_majors(role, mma, promoted=problem.promoted, grouping=problem.grouping))
+        for role, x in zip(ROLES, problem.operands, strict=True)
+    ]
 
 
-def _packing(operand: Matrix, majors: Sequence[Major]) -> Packing | None:
+def _packing(role: Role, operand: Matrix, majors: Sequence[Major]) -> Packing | None:
     """Return the packing of an (M or N) x K matrix into one of the layouts `majors`, if it is in none of them."""
     major = operand_major(operand)
     if operand.interleave_stride and not (operand.is_tma_compatible and major == "K" and "K" in majors):
@@ -130,6 +123,11 @@ def _packing(operand: Matrix, majors: Sequence[Major]) -> Packing | None:
         )
     if operand.is_tma_compatible and major in majors:
         return None
+    if operand.dtype.bits < 8:
+        raise ArgumentError(
+            f"{role}: got {operand.dtype} elements that cannot be read in place, and are not copied; use an array that "
+            "is contiguous along k, with rows that are multiples of 16 bytes at a 16-byte aligned address"
+        )
     transposed = "MN" in majors and (operand.is_column_major or "K" not in majors)
     return Packing(operand.T if transposed else operand, transposed)
 

@@ -52,4 +52,5 @@ register_design(Design(
     "pingpong", pingpong, max_accumulator_registers={2: 200, 3: 100}, producer_warpgroups=1, tile_per_warpgroup=True,
     defaults={"tile": (64, 256, 64), "consumers": 2}, max_promoted_registers={2: 192},
     groups_along=frozenset({"m"}),
+    supported_options=frozenset({"block_scales", "3xtf32", "interleaved_b", "a_in_registers"}),
 ))  # fmt: skip

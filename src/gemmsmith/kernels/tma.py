@@ -53,5 +53,5 @@ def tma(k: Builder, spec: KernelSpec) -> None:
 
 register_design(Design(
     "tma", tma, max_accumulator_registers={1: 200, 2: 200, 3: 200},
-    supported_options=frozenset({"splits", "cluster_splits"}),
+    supported_options=frozenset({"splits", "cluster_splits", "interleaved_b", "a_in_registers"}),
 ))  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -11,9 +11,9 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
+from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import validate_fp32_scalar
@@ -21,12 +21,13 @@ from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.autograd import differentiable_gemm
 from gemmsmith.torch.autograd_state import in_functorch_transform
 from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_names
-from gemmsmith.torch.cached_call import cache_call, copy_epilogue, run_cached_call
+from gemmsmith.torch.cached_call import cache_call, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
 from gemmsmith.torch.plain_tensors import (
@@ -99,10 +100,8 @@ def gemm(
     a, b = autocast(a, b)
     has_scales = scale_a is not None or scale_b is not None
     if isinstance(b, tuple) or (has_scales and is_fast_path(a, b, scale_a, scale_b, *operand_values.values())):
-        return launch(
-            a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=operand_values,
-            precision=fp32_precision(a),
-        )  # fmt: skip
+        precision = fp32_precision(a)
+        return run_cached(Request(a, b, None, operand_values, epilogue, scale_a, scale_b, precision=precision))
     scales = _scale_operands(scale_a, scale_b, operand_values) if has_scales else {}
     inputs = {**operand_values, **scales} if has_scales else operand_values
     arguments = None
@@ -111,9 +110,11 @@ def gemm(
         if (cached := run_cached_call(arguments, a, b, inputs)) is not None:
             return cached
     if not has_scales and is_fast_path(a, b, *inputs.values()):
-        results = launch(a, b, epilogue=epilogue, operands=operand_values, precision=fp32_precision(a))
+        source = arguments and arguments.source
+        request = Request(a, b, None, operand_values, epilogue, precision=fp32_precision(a), fingerprint=source)
+        results = run_cached(request)
         if arguments is not None:
-            cache_run(arguments, find_cached_run(a, b, operand_values, arguments.source, fp32_precision(a)))
+            cache_run(arguments, find_cached_run(request))
         return results
     return _prepare_and_run(a, b, epilogue, recompute, operand_values, scales, arguments)
 
@@ -123,8 +124,9 @@ def _prepare_and_run(
     arguments: Arguments | None,
 ) -> Any:  # fmt: skip
     """Return the results of a GEMM, with gradients if they are recorded; cache the call if there are `arguments`."""
-    arguments, epilogue = copy_epilogue(arguments, epilogue)
-    serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(a, b, epilogue, operands, scales)
+    serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(
+        a, b, epilogue, operands, scales, None if arguments is None else arguments.source
+    )
     numbers = [prepared[name] for name in number_names(serialized_epilogue)]
     tensors = [prepared[name] for name in tensor_names(serialized_epilogue)]
     results = differentiable_gemm(serialized_epilogue, x, y, numbers, tensors, recompute)
@@ -132,7 +134,7 @@ def _prepare_and_run(
     values = [
         _unflatten_leading(value, axes_, leading_shape, shape) for value, axes_ in zip(results, axes, strict=True)
     ]
-    if arguments is not None and y is b:
+    if arguments is not None and arguments.needs_grad and y is b:
         inputs, folds_batch = {**operands, **scales}, x is not a
         takes_inputs = all(prepared[name] is inputs[name] for name in tensor_names(serialized_epilogue))
         if takes_inputs and (x.dim() == 2 or not folds_batch):
@@ -247,9 +249,9 @@ def check_operands_are_read(epilogue: Any, operands: Mapping[str, Any]) -> None:
 
 
 def _prepare(
-    a: Any, b: Any, epilogue: Any, operands: Mapping[str, Any], scales: Mapping[str, Any]
+    a: Any, b: Any, epilogue: Any, operands: Mapping[str, Any], scales: Mapping[str, Any], source: Hashable = None
 ) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
-    """Validate and prepare the arguments of a GEMM.
+    """Validate and prepare the arguments of a GEMM. `source`: the epilogue's fingerprint, or None.
 
     Returns:
         The serialized epilogue; a, b and the operands as they are passed to the operator, with the batch folded into M
@@ -291,7 +293,7 @@ def _prepare(
         if x.dim() == 3 and not batch:
             operand_values[name] = x.squeeze(0)
     serialized_epilogue = serialize_epilogue(
-        epilogue, (*leading_shape, *shape[-2:]), signature[: len(operands)], signature[len(operands) :]
+        epilogue, (*leading_shape, *shape[-2:]), signature[: len(operands)], signature[len(operands) :], source
     )
     if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
         serialized_epilogue, folds_batch, batched_names = _fold_batch_into_m(serialized_epilogue)

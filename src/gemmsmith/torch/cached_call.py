@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import validate_fp32_scalar
-from gemmsmith.graph.frontend.snapshot import snapshot
 from gemmsmith.torch.backward_plan import Names, number_names, tensor_names
 from gemmsmith.torch.cached_forward import CachedForward, cache_forward, run_cached_forward
 from gemmsmith.torch.plain_tensors import MAX_CACHED_CALLS, RUNS, Arguments
@@ -59,17 +58,6 @@ def run_cached_call(
         return None if run is None else run(arguments.pointers, a)
     call = _CALLS.get(arguments.signature)
     return None if call is None else call.run(arguments.pointers, a, b, operands, offsets)
-
-
-def copy_epilogue(arguments: Arguments | None, epilogue: Any) -> tuple[Arguments | None, Any]:
-    """Return the arguments, if a call that records gradients can be cached, with a private copy of its epilogue.
-
-    Otherwise return None, and the epilogue.
-    """
-    if arguments is None or not arguments.needs_grad:
-        return None, epilogue
-    epilogue, source = snapshot(epilogue)
-    return arguments if source == arguments.source else None, epilogue
 
 
 def cache_call(

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from gemmsmith.core.dtypes import DType, as_dtype
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
+from gemmsmith.core.graph import OPERATIONS, BroadcastDims, EpilogueGraph, Node, Operand, Result
 
 SECTION_SEPARATOR = " | "
 ENTRY_SEPARATOR = "; "
@@ -84,23 +84,13 @@ def _read_operand(name: str, dims: str, dtype: str) -> Operand:
 def _read_node(entry: str) -> Node:
     call, _, value = entry.partition(": ")
     op, *inputs = call.split()
-    words = value.split()
-    match op:
-        case "constant":
-            parsed: Any = float(value)
-        case "chunk":
-            parsed = int(words[0]), words[1]
-        case "cast":
-            parsed = _dtype(value)
-        case "reduce":
-            parsed = words[0], words[1]
-        case "quantize":
-            parsed = _dtype(words[0]), int(words[1])
-        case "top_k_softmax":
-            parsed = int(value)
-        case _:
-            parsed = value or None
-    return Node(op, tuple(map(int, inputs)), parsed)
+    kind = OPERATIONS[op].attribute_type
+    parts = tuple(map(_read_attribute, kind, value.split())) if isinstance(kind, tuple) else None
+    return Node(op, tuple(map(int, inputs)), parts or (_read_attribute(kind, value) if kind else None))
+
+
+def _read_attribute(kind: Any, word: str) -> Any:
+    return _dtype(word) if kind is DType else kind(word)
 
 
 def _read_result(name: str, node: str, *rest: str) -> Result:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
 import torch
 
-from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding import checks
+from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch.api import (
     OPERAND_DTYPES,
     autocast,
@@ -24,12 +25,12 @@ from gemmsmith.torch.api import (
 )
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
-from gemmsmith.torch.cached_call import cache_call, copy_epilogue, run_cached_call
+from gemmsmith.torch.cached_call import cache_call, run_cached_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
 from gemmsmith.torch.ops import by_rows, fp32_precision
-from gemmsmith.torch.plain_tensors import cache_run, find_cached_run, read_arguments, sees_operators
+from gemmsmith.torch.plain_tensors import cache_run, find_cached_run, in_groups, read_arguments, sees_operators
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 
@@ -85,19 +86,21 @@ def grouped_gemm(
         return differentiable_slices(a, b, offsets)
     shape = rows_shape(a.shape, b.shape, offsets.shape)
     if of_two or is_fast_path(a, b, *values.values()):
-        values, precision = {name: by_rows(x) for name, x in values.items()}, fp32_precision(a)
-        results = launch(a, of_two or b, offsets=offsets, epilogue=epilogue, operands=values, precision=precision)
+        values = {name: by_rows(x) for name, x in values.items()}
+        source = arguments and arguments.source
+        request = Request(a, of_two or b, None, values, epilogue, precision=fp32_precision(a), fingerprint=source)
+        request = in_groups(request, offsets)
+        results = run_cached(request)
         if arguments is not None:
-            cache_run(arguments, find_cached_run(a, b, values, arguments.source, precision, None, offsets))
+            cache_run(arguments, find_cached_run(request))
         return results
     check_operands_are_read(epilogue, values)
-    arguments, epilogue = copy_epilogue(arguments, epilogue)
-    serialized = _serialize(a, shape, epilogue, values)
+    serialized = _serialize(a, shape, epilogue, values, None if arguments is None else arguments.source)
     numbers = [float(values[name]) for name in number_names(serialized)]
     tensors = [values[name] for name in tensor_names(serialized)]
     results = differentiable_gemm(serialized, a, b, numbers, tensors, recompute, offsets)
     names = result_names(serialized)
-    if arguments is not None:
+    if arguments is not None and arguments.needs_grad:
         cache_call(arguments, serialized, a, b, values, recompute, results, names, offsets=offsets)
     return arrange_results(dict(zip(names, results, strict=True)), names)
 
@@ -113,8 +116,8 @@ def _check_tensors(a: Any, b: Any, offsets: Any) -> None:
             raise ArgumentError(f"{name}: got {x.dtype}; use bf16, fp16 or fp32, the same for a and b")
 
 
-def _serialize(a: Any, shape: tuple[Any, ...], epilogue: Any, operands: Mapping[str, Any]) -> str:
-    """Return the serialized epilogue after checks of its operands."""
+def _serialize(a: Any, shape: tuple[Any, ...], epilogue: Any, operands: Mapping[str, Any], source: Hashable) -> str:
+    """Return the serialized epilogue, of fingerprint `source` if it has one, after checks of its operands."""
     signature: OperandSignature = ()
     for name, x in operands.items():
         if isinstance(x, (int, float)):
@@ -125,7 +128,7 @@ def _serialize(a: Any, shape: tuple[Any, ...], epilogue: Any, operands: Mapping[
             raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
         dims = classify(name, tuple(x.shape), shape)
         signature = (*signature, (name, (0, dims.rows_per_value, dims.columns_per_value), str(x.dtype)))
-    serialized = serialize_epilogue(epilogue, shape, signature, ())
+    serialized = serialize_epilogue(epilogue, shape, signature, (), source)
     if f"{ENTRY_SEPARATOR}reduce " in serialized:
         raise ArgumentError("epilogue: got a reduction, which has no gradient here; use gemmsmith.grouped_gemm")
     return serialized

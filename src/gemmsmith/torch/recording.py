@@ -17,16 +17,13 @@ import torch
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
 from gemmsmith.graph.frontend.tracer import trace
-from gemmsmith.graph.frontend.values import Traced, deinterleave, interleave, quantize, top_k_softmax
+from gemmsmith.graph.frontend.values import Traced
 
 Entry = tuple[Any, ...]
-"""Kind of call ("function", "gemmsmith", "method", "operator", "attribute", "item", "error"), name, encoded arguments,
-encoded keyword arguments."""
-GEMMSMITH_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (quantize, top_k_softmax, interleave, deinterleave)
-}
-"""gemmsmith's functions for epilogues, which call `Proxy.record`."""
+"""Kind of call ("function", "epilogue_function", "method", "operator", "attribute", "item", "error"), name, encoded
+arguments, encoded keyword arguments."""
 ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "indices"})
 """Attributes that the tracer rejects, and that are not methods."""
 
@@ -44,12 +41,14 @@ class Tape:
         self.values += 1
         return Proxy(self, self.values - 1, shape, is_number)
 
-    def add(self, how: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def add(
+        self, how: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_results: int = 1
+    ) -> Any:  # fmt: skip
         """Record a call and return proxies of its results."""
         encoded_kwargs = tuple([(key, encode_argument(x)) for key, x in kwargs.items()])
         self.entries.append((how, name, tuple([encode_argument(x) for x in args]), encoded_kwargs))
-        if name in ("deinterleave", "quantize"):
-            return self.value(None), self.value(None)
+        if num_results > 1:
+            return tuple([self.value(None) for _ in range(num_results)])
         full_shaped = [x for x in args if isinstance(x, Proxy) and x.known_shape == self.shape]
         return self.value(self.shape if full_shaped else None)
 
@@ -95,9 +94,9 @@ class Proxy:
             return self.tape.add("attribute", name, (self,), {})
         return lambda *args, **kwargs: self.tape.add("method", name, (self, *args), kwargs)
 
-    def record(self, name: str, *args: Any) -> Any:
-        """Record a call of one of `GEMMSMITH_FUNCTIONS`, which call this."""
-        return self.tape.add("gemmsmith", name, args, {})
+    def record(self, name: str, num_results: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Record a call of one of `EPILOGUE_FUNCTIONS`, which call this."""
+        return self.tape.add("epilogue_function", name, args, kwargs, num_results)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -212,8 +211,8 @@ def _replay_entry(entry: Entry, values: list[Any]) -> Any:
     match how:
         case "function":
             return Traced.__torch_function__(SimpleNamespace(__name__=name), (), tuple(args), kwargs)
-        case "gemmsmith":
-            return GEMMSMITH_FUNCTIONS[name](*args)
+        case "epilogue_function":
+            return EPILOGUE_FUNCTIONS[name](*args, **kwargs)
         case "method":
             return getattr(args[0], name)(*args[1:], **kwargs)
         case "operator":

@@ -6,12 +6,11 @@ import sys
 from typing import Any
 
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Result, reduced_dims
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.torch import graph_serialization
 
 Sharding = tuple[list[Any], list[Any]]
 """Placements of the results, and of the arguments: a, b, key, epilogue and numbers (None for these three), operands."""
-_FULL_ROW_OPS = frozenset({"one_hot", "quantize", "scale", "top_k_softmax"})
-_PARTIAL_REDUCTIONS = {"sum": "sum", "max": "max", "min": "min"}
 _registered = False
 
 
@@ -53,7 +52,7 @@ def shardings(a: Any, b: Any, key: int, epilogue: str, numbers: Any, *operands: 
         [Replicate(), Replicate(), *no_placements, *[Replicate()] * len(operand_dims)],
     )
     shardings_: list[Sharding] = [replicated, *split("m", Shard(a.ndim - 2), Replicate())]
-    if not graph.has_interleaved_columns and not any(node.op in _FULL_ROW_OPS for node in graph.nodes):
+    if not graph.has_interleaved_columns and not any(n.operation.depends_on_columns for n in graph.nodes):
         shardings_ += split("n", Replicate(), Shard(b.ndim - 1))
     batches = {x.shape[0] for x in (a, b) if x.ndim == 3}
     if len(batches) == 1 and batches != {1}:
@@ -84,7 +83,7 @@ def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> in
         return dim
     kind, summed = node.attribute[0], reduced_dims(node.attribute[1])
     if index in summed:
-        return _PARTIAL_REDUCTIONS.get(kind, False)
+        return REDUCTIONS[kind].partial or False
     outer_dims = "bmn"[3 - rank :].partition(index)[0]
     return dim if r.keepdim else dim - sum(x in summed for x in outer_dims)
 
@@ -97,7 +96,7 @@ def partial_sum_operands(graph: EpilogueGraph) -> frozenset[str] | None:
     """
     depends: list[bool] = []
     for node in graph.nodes:
-        depends.append(node.op == "accumulator" or any(depends[i] for i in node.inputs))
+        depends.append(node.operation.leaf_name(node) == "" or any(depends[i] for i in node.inputs))
     tensors = {o.name for o in graph.operands if o.dtype is not None and not o.dtype.is_integer}
     added: set[str] = set()
     factors: set[str] = set()
@@ -105,28 +104,24 @@ def partial_sum_operands(graph: EpilogueGraph) -> frozenset[str] | None:
     linear, independent = [r.node for r in graph.results], list[int]()
     for i in linear:
         node = graph.nodes[i]
-        match node.op:
-            case "accumulator":
-                pass
-            case "operand" if node.attribute in tensors:
-                added.add(node.attribute)
-            case "neg" | "add" | "sub" | "chunk" | "interleave":
-                linear += [x for x in node.inputs if x not in linear]
-            case "mul" | "div":
-                x, y = node.inputs
-                x, y = (y, x) if node.op == "mul" and depends[y] else (x, y)
-                linear += [x] * (x not in linear)
-                independent.append(y)
-            case "reduce" if node.attribute[0] in ("sum", "mean"):
-                linear += node.inputs
-            case _:
-                return None
+        linearity, name = node.operation.linearity_of(node.attribute), node.operation.leaf_name(node)
+        if linearity == "sum":
+            linear += [x for x in node.inputs if x not in linear]
+        elif linearity:
+            x, y = node.inputs
+            x, y = (y, x) if linearity == "product" and depends[y] else (x, y)
+            linear += [x] * (x not in linear)
+            independent.append(y)
+        elif name in tensors:
+            added.add(name)
+        elif name != "":
+            return None
     for i in independent:
         node = graph.nodes[i]
         if depends[i]:
             return None
-        if node.op == "operand":
-            factors.add(node.attribute)
+        if name := node.operation.leaf_name(node):
+            factors.add(name)
         independent += [x for x in node.inputs if x not in independent]
     if added & factors:
         return None

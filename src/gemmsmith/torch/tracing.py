@@ -14,7 +14,6 @@ from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, identity_graph
 from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.graph.frontend.snapshot import snapshot
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.recording import Tape, replay
@@ -33,8 +32,9 @@ if getattr(torch._dynamo.config, "skip_guards_on_constant_func_defaults", False)
 
 
 def serialize_epilogue(
-    epilogue: Any, shape: tuple[Any, ...], operands: OperandSignature, scales: OperandSignature
-) -> str:
+    epilogue: Any, shape: tuple[Any, ...], operands: OperandSignature, scales: OperandSignature,
+    source: Hashable = None,
+) -> str:  # fmt: skip
     """Return the serialized graph of an epilogue.
 
     Args:
@@ -42,6 +42,7 @@ def serialize_epilogue(
         shape: the shape of a @ b: (m, n) with any leading dimensions.
         operands: the signature of the epilogue's operands.
         scales: the signature of operands by which a @ b is multiplied before the epilogue.
+        source: the epilogue's fingerprint, or None for one that is taken now.
 
     Raises:
         EpilogueError: the function is not a valid epilogue.
@@ -50,12 +51,11 @@ def serialize_epilogue(
         return _serialize_plain_gemm(scales)
     if torch.compiler.is_dynamo_compiling():
         return _serialize_under_dynamo(epilogue, shape, operands, scales)
-    source = fingerprint(epilogue)
+    source = source or fingerprint(epilogue)
     signature = len(shape), shape[-1], operands, scales
     if source is not None and (cached := _EPILOGUE_CACHE.get((source, signature))):
         return cached
-    epilogue, source = snapshot(epilogue)
-    graph, sized = build_source_graph(epilogue, shape, _operands(operands))
+    graph, sized = build_source_graph(epilogue, source, shape, _operands(operands))
     serialized = _serialize_scaled(graph, scales)
     if source is not None and not sized:
         _EPILOGUE_CACHE[source, signature] = serialized

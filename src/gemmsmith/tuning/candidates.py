@@ -24,7 +24,7 @@ from gemmsmith.epilogue.epilogue_plan import (
     supports_tile_n,
 )
 from gemmsmith.epilogue.register_usage import extra_registers, row_function_inputs
-from gemmsmith.graph.function_costs import epilogue_cost
+from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.tuning.stage_count import stages_that_fit, transposed_epilogue
 
 COOPERATIVE_TILES = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in range(192, 56, -8)]

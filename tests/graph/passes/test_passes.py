@@ -10,10 +10,9 @@ from tests.epilogue.graphs import M, N, data, graphs
 
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.core.graph import OPERATIONS, BroadcastDims, EpilogueGraph
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.graph.passes import FINAL_PASSES, PASSES, optimize, trace_passes
-from gemmsmith.graph.passes.fission import SPECIAL_FUNCTION_OPERATIONS
 
 KINDS = {
     "x": (BroadcastDims(rows_per_value=1, columns_per_value=1), BF16),
@@ -125,7 +124,7 @@ def test_a_loss_and_its_gradient_share_an_exponential() -> None:
     """Binary cross-entropy of logits, as its definition has it."""
     function = lambda acc, row: (((acc.softplus() - acc * row).sum()), acc.sigmoid() - row)  # noqa: E731
     done = optimize(traced(function, "row"))
-    assert [op for op in ops(done) if op in SPECIAL_FUNCTION_OPERATIONS] == ["sigmoid"]
+    assert [op for op in ops(done) if OPERATIONS[op].style == "special"] == ["sigmoid"]
     same(traced(function, "row"), done)
 
 
@@ -151,7 +150,7 @@ def test_an_operand_is_not_rounded_to_its_own_dtype() -> None:
 
 
 def special(graph: EpilogueGraph) -> int:
-    return sum(SPECIAL_FUNCTION_OPERATIONS.get(n.op, 0) for n in graph.nodes)
+    return sum(n.operation.cost_per_element("default")[1] for n in graph.nodes)
 
 
 @pytest.mark.parametrize("function", [

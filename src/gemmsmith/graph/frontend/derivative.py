@@ -15,10 +15,12 @@ from typing import NamedTuple
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.graph.frontend.values import Traced, Tracer
-from gemmsmith.graph.functions import FUNCTIONS
+from gemmsmith.graph.functions import Function, gradient_rule
+from gemmsmith.graph.operations import HalfGradient
 from gemmsmith.graph.passes.cse import cse
 from gemmsmith.graph.passes.fold import fold
 from gemmsmith.graph.passes.rewrite import Editor, eliminate_dead_code, rewrite
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error
 
 ACCUMULATOR = ""
@@ -36,8 +38,6 @@ SAVED_PREFIX = "_saved"
 CANDIDATES_PER_END = 16
 """Number of the values nearest to the accumulator, and of those nearest to the results, that are considered for saving.
 Chosen; not measured."""
-_COMMUTES_WITH_ROUNDING = frozenset({"abs", "neg", "relu"})
-"""Functions with f(round(x)) == round(f(x))."""
 
 
 class _DerivativeCost(NamedTuple):
@@ -81,13 +81,10 @@ def nodes_with_gradient(graph: EpilogueGraph, wrt: Collection[str] | None = None
     """Return for each node whether it has a gradient with respect to one of `wrt` (None: to any leaf)."""
     result: list[bool] = []
     for node in graph.nodes:
-        f = FUNCTIONS.get(node.op)
-        if node.op in ("constant", "one_hot") or (f is not None and f.gradient is None):
-            result.append(False)
-        elif (name := _leaf_name(node)) is not None:
-            result.append(wrt is None or name in wrt)
-        else:
-            result.append(any(result[i] for i in node.inputs[node.op == "where" :]))
+        name = node.operation.leaf_name(node)
+        of_inputs = any(result[i] for i in node.inputs[node.operation.num_predicates :])
+        reads = of_inputs if name is None else wrt is None or name in wrt
+        result.append(node.operation.has_gradient and reads)
     return result
 
 
@@ -95,7 +92,7 @@ def minmax_results(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> 
     """Return the results that are maxima or minima of values that have a gradient."""
     has_gradient = nodes_with_gradient(graph, wrt)
     reduced = [r for r in graph.results if graph.is_reduction(r) and has_gradient[r.node]]
-    return [r for r in reduced if graph.nodes[r.node].attribute[0] in ("max", "min")]
+    return [r for r in reduced if REDUCTIONS[graph.nodes[r.node].attribute[0]].selects]
 
 
 def tie_count_graph(
@@ -125,13 +122,13 @@ def with_saved_values(
     cost, saved = _choose_saved(graph, wrt, default_dtype)
     if cost.recomputes_gemm:
         broadcast_dims = graph.broadcast_dims()
-        candidate_nodes = [
-            i for i, n in enumerate(graph.nodes) if broadcast_dims[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")
+        matrices = [
+            i
+            for i, n in enumerate(graph.nodes)
+            if broadcast_dims[i].is_matrix and (isinstance(n.operation, Function) or _reads_accumulator(n))
         ]
-        candidate_nodes = (
-            candidate_nodes[:CANDIDATES_PER_END] + candidate_nodes[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
-        )
-        with_one_more_output = [_with_output(graph, i) for i in candidate_nodes]
+        nearest = matrices[:CANDIDATES_PER_END] + matrices[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
+        with_one_more_output = [_with_output(graph, i) for i in nearest]
         candidates = [(*_choose_saved(g, wrt, default_dtype, {g.results[-1].name}), g) for g in with_one_more_output]
         cost, saved_names, best = min(candidates, key=lambda x: x[0])
         if not cost.recomputes_gemm:
@@ -144,9 +141,8 @@ def _round_before_logsumexp(graph: EpilogueGraph, saved: Collection[str], defaul
 
     exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
     """
-    under = _ancestors(
-        graph, [i for i, n in enumerate(graph.nodes) if n.op == "reduce" and n.attribute[0] == "logsumexp"]
-    )
+    reductions = [r.node for r in graph.results if graph.is_reduction(r)]
+    under = _ancestors(graph, [i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value])
     read = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in under}
 
     def rule(editor: Editor, node: Node) -> int | None:
@@ -196,7 +192,7 @@ def _choose_saved(
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):
             grad_graph = derivative(graph, outputs, wrt, names, default_dtype)
-            recomputes_gemm = any(n.op == "accumulator" for n in grad_graph.nodes)
+            recomputes_gemm = any(map(_reads_accumulator, grad_graph.nodes))
             cost = _DerivativeCost(
                 recomputes_gemm, len(grad_graph.matrix_names), len(grad_graph.operands), len(grad_graph.nodes)
             )
@@ -244,7 +240,7 @@ class _DerivativeBuilder:
         """Return the graph whose results are the gradients of `wrt`."""
         results = []
         for name in wrt:
-            nodes = [i for i, n in enumerate(self.forward.nodes) if _leaf_name(n) == name]
+            nodes = [i for i, n in enumerate(self.forward.nodes) if n.operation.leaf_name(n) == name]
             grads = [self.grads[i] for i in nodes if i in self.grads]
             if not grads:
                 continue
@@ -297,10 +293,8 @@ class _DerivativeBuilder:
         broadcast_dims = self.broadcast_dims[index]
         if saved:
             return self.operand(OUTPUT_PREFIX + saved.name, broadcast_dims, self.dtype(saved))
-        if node.op == "operand":
-            return self.operand(
-                INPUT_PREFIX + node.attribute, broadcast_dims, self.forward.operand(node.attribute).dtype
-            )
+        if name := node.operation.leaf_name(node):
+            return self.operand(INPUT_PREFIX + name, broadcast_dims, self.forward.operand(name).dtype)
         inputs = [self.values[i] for i in node.inputs]
         return self.tracer.add(node.op, broadcast_dims, *inputs, attribute=node.attribute, location=node.location)
 
@@ -311,56 +305,39 @@ class _DerivativeBuilder:
     def _seed_result(self, r: Result) -> None:
         """Add the gradient of a result to that of the node that it stores or reduces."""
         node, name = self.forward.nodes[r.node], GRAD_OUTPUT_PREFIX + r.name
-        if node.op != "reduce":
+        if not self.forward.is_reduction(r):
             self._accumulate(r.node, self.operand(name, self.broadcast_dims[r.node], self.dtype(r)))
             return
-        (inner,), (kind, _) = node.inputs, node.attribute
+        (inner,), kind = node.inputs, REDUCTIONS[node.attribute[0]]
         broadcast_dims = self.broadcast_dims[inner] if self.full_matrix_grads else self.broadcast_dims[r.node]
         g = self.operand(name, broadcast_dims, self.dtype(r))
-        if kind in ("max", "min"):
-            if r not in minmax_results(self.forward):
-                return
-            g = self.tracer(
-                "mul", self.minmax_mask(r), g
-            )  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
-        elif kind == "logsumexp":
-            value = self._reduction_value(r)  # -inf if all of the row is
-            offset = self.tracer("where", self.tracer("eq", value, float("-inf")), 0.0, value)
-            g = self.tracer("mul", g, self.tracer("exp", self.tracer("sub", self.values[inner], offset)))
+        if kind.selects and r not in minmax_results(self.forward):
+            return
+        if kind.selects:  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
+            g = self.tracer("mul", self.minmax_mask(r), g)
+        y = self._reduction_value(r) if kind.reads_value else None
+        g = gradient_rule(kind.name, kind.gradient, node)(g, y, self.values[inner])
         self._accumulate(inner, g)
 
     def _backpropagate(self, index: int, node: Node) -> None:
         """Add a node's contributions to the gradients of its inputs."""
-        g, inputs = self.grads[index], [self.values[i] for i in node.inputs]
-        match node.op:
-            case "cast":
-                self._accumulate(node.inputs[0], g)
-            case "chunk":
-                half_grads = self.half_grads.setdefault(node.inputs[0], {})
-                which = node.attribute[0]
-                half_grads[which] = self.tracer("add", half_grads[which], g) if which in half_grads else g
-            case "interleave":
-                for which, source in enumerate(node.inputs):
-                    broadcast_dims = g.broadcast_dims._replace(columns_per_value=2)
-                    self._accumulate(
-                        source, self.tracer.add("chunk", broadcast_dims, g, attribute=(which, node.attribute))
-                    )
-            case "quantize" | "scale" | "top_k_softmax":
-                raise epilogue_error(f"{node.op}: it has no gradient; call it under torch.no_grad()", node.location)
-            case _ if (function := FUNCTIONS.get(node.op)) and function.gradient:
-                grads = function.gradient(g, self.values[index], *inputs)
-                for source, x in zip(node.inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
-                    if x is not None:
-                        self._accumulate(source, x)
+        y, inputs = self.values[index], [self.values[i] for i in node.inputs]
+        grads = node.operation.backpropagate(node, self.grads[index], y, inputs)
+        for source, g in zip(node.inputs, grads, strict=True):
+            if isinstance(g, HalfGradient):
+                halves = self.half_grads.setdefault(source, {})
+                halves[g.which] = self.tracer("add", halves[g.which], g.g) if g.which in halves else g.g
+            elif g is not None:
+                self._accumulate(source, g)
 
     def _accumulate(self, node: int, g: Traced) -> None:
-        if self.forward.nodes[node].op == "constant":
+        if not self.forward.nodes[node].operation.has_gradient and not self.forward.nodes[node].inputs:
             return
         self.grads[node] = self.tracer("add", self.grads[node], g) if node in self.grads else g
 
 
-def _leaf_name(node: Node) -> str | None:
-    return ACCUMULATOR if node.op == "accumulator" else node.attribute if node.op == "operand" else None
+def _reads_accumulator(node: Node) -> bool:
+    return node.operation.leaf_name(node) == ACCUMULATOR
 
 
 def _reduced_axis(broadcast_dims: BroadcastDims) -> str:
@@ -382,7 +359,7 @@ def _rounding_equivalent_nodes(graph: EpilogueGraph, result: Result) -> list[int
     These are its input, and inputs of that through functions that commute with rounding.
     """
     nodes = list(graph.nodes[result.node].inputs)
-    while graph.nodes[nodes[-1]].op in _COMMUTES_WITH_ROUNDING:
+    while graph.nodes[nodes[-1]].operation.commutes_with_rounding:
         nodes += graph.nodes[nodes[-1]].inputs
     return nodes
 

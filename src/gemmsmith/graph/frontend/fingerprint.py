@@ -1,15 +1,17 @@
 """Fingerprints of epilogues: everything that a function's graph depends on besides its arguments.
 
-A function whose fingerprint is unchanged need not be traced again.
+A function whose fingerprint is unchanged need not be traced again. The function that is traced is restored from the
+fingerprint, so that it reads nothing else, and other threads cannot change what it reads.
 """
 
 from __future__ import annotations
 
+import linecache
 import sys
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from functools import partial
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,14 +21,18 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.frontend.math_patching import is_module
+from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
 from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant
-from gemmsmith.graph.source_location import format_location, user_stacklevel
+from gemmsmith.graph.source_location import epilogue_error, format_location, user_stacklevel
 
 _LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
-_SCALAR_TYPES = (bool, int, float, str, bytes, type(None))
+_SCALAR_TYPES = (bool, int, str, bytes, type(None))
 _NUMPY_SCALAR_TYPES = frozenset(x for x in np.sctypeDict.values() if issubclass(x, (np.number, np.bool_)))
-SeenIds = dict[int, str]
-"""Functions, lists and dictionaries that a fingerprint has already visited: id -> number."""
+Seen = dict[int, tuple[int, Any]]
+"""Functions, lists and dictionaries that a fingerprint has already visited, by id: (number, object, which stays alive).
+
+Their numbers stand for them when they are visited again.
+"""
 
 
 class _CannotFingerprintError(Exception):
@@ -45,7 +51,7 @@ def fingerprint(source: Any) -> Hashable:
     is reused.
     """
     if source is None:
-        return "none"
+        return _NO_EPILOGUE
     if isinstance(source, EpilogueGraph):
         return source
     try:
@@ -59,15 +65,26 @@ def fingerprint(source: Any) -> Hashable:
         return None
 
 
+def restore(key: Hashable) -> Any:
+    """Return an epilogue with this fingerprint, which nothing can change.
+
+    Raises EpilogueError if its values are nested deeper than Python can follow.
+    """
+    try:
+        return _restore(key, [])
+    except RecursionError:
+        raise epilogue_error("it reads values nested deeper than sys.getrecursionlimit(); nest them less") from None
+
+
 def register_constant(epilogue: Any) -> Any:
     """Return an epilogue that never changes, after making its identity its fingerprint."""
     _fingerprint_by_identity(epilogue)
     return epilogue
 
 
-def is_registered_constant(x: Any) -> bool:
-    """Return whether an object's identity is its fingerprint."""
-    return id(x) in _STABLE_OBJECTS
+def is_epilogue_function(x: Any) -> bool:
+    """Return whether x is an `epilogue_function` (values.py), which never changes."""
+    return type(x) is FunctionType and EPILOGUE_FUNCTIONS.get(x.__name__) is x
 
 
 def _check_no_torch_function_mode() -> None:
@@ -80,31 +97,33 @@ def _check_no_torch_function_mode() -> None:
                 raise _CannotFingerprintError(f"{type(mode).__name__} is active")
 
 
-def _fingerprint_value(x: Any, seen: SeenIds) -> Hashable:
+def _fingerprint_value(x: Any, seen: Seen) -> Hashable:
     if known := _STABLE_OBJECTS.get(id(x)):
         return known
-    kind = type(x)
-    if kind in _SCALAR_TYPES:
+    kind: Any = type(x)
+    if kind is float:
         return kind, repr(x)  # 0.0 and -0.0, NaN
+    if kind in _SCALAR_TYPES:
+        return kind, x
     if kind is FunctionType:
         return _fingerprint_function(x, seen)
     if kind is tuple:
-        return tuple([_fingerprint_value(y, seen) for y in x])
+        return kind, *[_fingerprint_value(y, seen) for y in x]
     if kind is list or kind is dict:
-        return kind, _back_reference(x, seen) or tuple(
-            [_fingerprint_value(y, seen) for y in (x if kind is list else list(x.items()))]
-        )
+        if id(x) in seen:
+            return seen[id(x)][0]
+        seen[id(x)] = len(seen), x
+        values = x if kind is list else [y for item in list(x.items()) for y in item]
+        return kind, *[_fingerprint_value(y, seen) for y in values]
     if kind in _NUMPY_SCALAR_TYPES:
         return kind, x.tobytes()
     if kind is DType:
         return x  # type: ignore[no-any-return]
     if kind is partial and not vars(x):
         return (
-            partial,
-            _fingerprint_value(x.func, seen),
-            _fingerprint_value(x.args, seen),
-            _fingerprint_items(x.keywords, seen),
-        )
+            kind, _fingerprint_value(x.func, seen), _fingerprint_value(x.args, seen),
+            *[(name, _fingerprint_value(y, seen)) for name, y in list(x.keywords.items())],
+        )  # fmt: skip
     if is_module(x):
         return _fingerprint_module(x, seen)
     if is_listed_as_constant(x):
@@ -112,7 +131,43 @@ def _fingerprint_value(x: Any, seen: SeenIds) -> Hashable:
     raise _CannotFingerprintError(f"it reads {_describe(x)}, which may change")
 
 
-def _fingerprint_module(x: Any, seen: SeenIds) -> Hashable:
+def _restore(key: Any, seen: list[Any]) -> Any:
+    """Return an object with this fingerprint. `seen`: functions, lists and dictionaries by number."""
+    if type(key) is int:
+        return seen[key]
+    if type(key) is _IdentityKey:
+        return key.thing
+    if type(key) is not tuple:  # a DType, a graph, or None for what a function does not have
+        return key
+    kind, *parts = key
+    if kind is float:
+        return float(parts[0])
+    if kind in _SCALAR_TYPES:
+        return parts[0]
+    if kind in _NUMPY_SCALAR_TYPES:
+        return np.frombuffer(parts[0], kind)[0]
+    if kind is FunctionType:
+        return _restore_function(seen, *parts)
+    if type(kind) is _IdentityKey:
+        return _restore_module(kind.thing, seen, parts)
+    if kind is list:
+        seen.append(items := list[Any]())
+        items += [_restore(part, seen) for part in parts]
+        return items
+    if kind is dict:
+        seen.append(values_by_key := dict[Any, Any]())
+        values = [_restore(part, seen) for part in parts]
+        values_by_key |= zip(values[::2], values[1::2], strict=True)
+        return values_by_key
+    if kind is tuple:
+        return tuple([_restore(part, seen) for part in parts])
+    function, arguments, *keywords = parts
+    return partial(
+        _restore(function, seen), *_restore(arguments, seen), **{name: _restore(y, seen) for name, y in keywords}
+    )
+
+
+def _fingerprint_module(x: Any, seen: Seen) -> Hashable:
     """Return the fingerprint of a torch.nn module: its class and its attributes."""
     nn = sys.modules["torch"].nn
     if getattr(nn, type(x).__name__, None) is not type(x):
@@ -120,65 +175,73 @@ def _fingerprint_module(x: Any, seen: SeenIds) -> Hashable:
     if nn.modules.module._has_any_global_hook():
         raise _CannotFingerprintError("global module hooks are registered")
     # hooks, parameters and buffers are dictionaries, which are left out if empty
-    attributes = {name: y for name, y in vars(x).items() if not (isinstance(y, (dict, set)) and not y)}
-    return (
-        _fingerprint_by_identity(type(x)),
-        _fingerprint_items(attributes.pop("_modules", {}), seen),
-        _fingerprint_items(attributes, seen),
-    )
+    return _fingerprint_by_identity(type(x)), *[
+        (name, _fingerprint_value(y, seen))
+        for name, y in list(vars(x).items()) if not (isinstance(y, (dict, set)) and not y)
+    ]  # fmt: skip
 
 
-def _back_reference(x: Any, seen: SeenIds) -> Hashable:
-    """Return a reference to a function or container that was visited before, or None and mark it as visited."""
-    if id(x) in seen:
-        return seen[id(x)]
-    seen[id(x)] = f"number {len(seen)}"
-    return None
-
-
-def _fingerprint_function(f: Any, seen: SeenIds) -> Hashable:
+def _fingerprint_function(f: Any, seen: Seen) -> Hashable:
     """Return the fingerprint of a function; an error that it raises names the innermost function."""
-    if reference := _back_reference(f, seen):
-        return reference
-    if f.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES and is_listed_as_constant(f):
+    if id(f) in seen:
+        return seen[id(f)][0]
+    module, code = f.__globals__.get("__name__", ""), f.__code__
+    if is_epilogue_function(f) or (module.partition(".")[0] in _LIBRARIES and is_listed_as_constant(f)):
         return _fingerprint_by_identity(f)
+    seen[id(f)] = len(seen), f
+    if id(code) not in _STABLE_OBJECTS:
+        linecache.lazycache(code.co_filename, f.__globals__)  # for messages that quote a restored function
+    is_ours = is_package_function(f)
+    names, unknown_read = ((), "") if is_ours else find_reads(code)  # the package's own functions read nothing else
     try:
-        return _fingerprint_function_parts(f, seen)
+        if unknown_read:
+            raise _CannotFingerprintError(unknown_read)
+        parts: list[Hashable] = [FunctionType, _fingerprint_by_identity(code), module if is_ours else None]
+        for x in (f.__defaults__, f.__kwdefaults__, f.__dict__):  # such as __wrapped__, which has the signature
+            parts.append(_fingerprint_value(x, seen) if x else None)
+        for cell in f.__closure__ or ():
+            try:
+                x = cell.cell_contents
+            except ValueError:
+                raise _CannotFingerprintError("a variable of its closure has no value yet") from None
+            parts.append(_fingerprint_value(x, seen))
+        variables, builtins = f.__globals__, f.__builtins__
+        for name in names:
+            try:
+                x = variables[name] if name in variables else builtins[name]
+            except KeyError:
+                raise _CannotFingerprintError(f"{name} is not defined") from None
+            parts.append(_fingerprint_value(x, seen))
     except _CannotFingerprintError as error:
         error.function = error.function or f
         raise
+    key = tuple(parts)
+    if not (is_ours or names) and parts[3:] == [None, None, None]:
+        _STATELESS[id(code)] = key
+    return key
 
 
-def _fingerprint_function_parts(f: Any, seen: SeenIds) -> Hashable:
-    parts: list[Hashable] = [_fingerprint_by_identity(f.__code__), None, None, None]
-    if f.__defaults__:
-        parts[1] = _fingerprint_value(f.__defaults__, seen)
-    if f.__kwdefaults__:
-        parts[2] = _fingerprint_items(f.__kwdefaults__, seen)
-    if f.__dict__:  # such as __wrapped__, which determines the signature
-        parts[3] = _fingerprint_items(f.__dict__, seen)
-    for cell in f.__closure__ or ():
-        try:
-            contents = cell.cell_contents
-        except ValueError:
-            raise _CannotFingerprintError("a variable of its closure has no value yet") from None
-        parts.append(_fingerprint_value(contents, seen))
-    if is_package_function(f):
-        return tuple(parts)  # the package's own functions read nothing else
-    names, unknown_read = find_reads(f.__code__)
-    if unknown_read:
-        raise _CannotFingerprintError(unknown_read)
-    if not names and _is_stateless(f):
-        _STATELESS[id(f.__code__)] = tuple(parts)
-    values_by_name = f.__globals__
-    for name in names:
-        if name in values_by_name:
-            parts.append(_fingerprint_value(values_by_name[name], seen))
-        elif name in f.__builtins__:
-            parts.append(_fingerprint_value(f.__builtins__[name], seen))
-        else:
-            raise _CannotFingerprintError(f"{name} is not defined")
-    return tuple(parts)
+def _restore_function(
+    seen: list[Any], code: _IdentityKey, module: str | None, defaults: Any, kwdefaults: Any, attributes: Any, *read: Any
+) -> FunctionType:  # fmt: skip
+    """Return a function of the package's `module`, or one whose globals are only those that it reads."""
+    variables = vars(sys.modules[module]) if module else {}
+    cells = tuple([CellType() for _ in code.thing.co_freevars])
+    seen.append(f := FunctionType(code.thing, variables, closure=cells))
+    f.__defaults__, f.__kwdefaults__ = _restore(defaults, seen), _restore(kwdefaults, seen)
+    f.__dict__.update(_restore(attributes, seen) or {})
+    for cell, key in zip(cells, read, strict=False):
+        cell.cell_contents = _restore(key, seen)
+    for name, key in zip(find_reads(code.thing).names, read[len(cells) :], strict=False):
+        variables[name] = _restore(key, seen)
+    return f
+
+
+def _restore_module(kind: Any, seen: list[Any], attributes: list[tuple[str, Any]]) -> Any:
+    module = kind.__new__(kind)
+    sys.modules["torch"].nn.Module.__init__(module)  # with the dictionaries that were empty
+    vars(module).update({name: _restore(key, seen) for name, key in attributes})
+    return module
 
 
 def _is_stateless(f: FunctionType) -> bool:
@@ -194,10 +257,6 @@ def is_package_function(f: FunctionType) -> bool:
     """Return whether a function is defined in this package."""
     name = f.__globals__.get("__name__", "")
     return name.startswith("gemmsmith.") and getattr(sys.modules.get(name), "__dict__", None) is f.__globals__
-
-
-def _fingerprint_items(values_by_name: Mapping[str, Any], seen: SeenIds) -> Hashable:
-    return tuple([(name, _fingerprint_value(x, seen)) for name, x in values_by_name.items()])
 
 
 class _IdentityKey:
@@ -234,6 +293,7 @@ def _describe(x: Any) -> str:
     return name if isinstance(name, str) and name else f"an object of type {type(x).__name__}"
 
 
+_NO_EPILOGUE: Hashable = (type(None), None)
 _WARNED: dict[Hashable, None] = BoundedCache(4096)
 """(code, reason) of the warnings given so far."""
 

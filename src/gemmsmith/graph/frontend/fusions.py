@@ -41,7 +41,7 @@ def _method(name: str, **arguments: Any) -> EpilogueFunction:
 def _derivative_rule(name: str, forward: EpilogueFunction, *parameters: float) -> EpilogueFunction:
     """Return the function (dy, z) -> dy * forward'(z), by the rule of the functions' table."""
     rule = FUNCTIONS[name].gradient
-    assert rule
+    assert callable(rule)
 
     def derivative(dy: Any, z: Any) -> Any:
         grads = rule(dy, forward(z), z, *parameters)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from collections.abc import Callable
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 from gemmsmith.core.cached_property import cached_property
+from gemmsmith.graph.frontend.purity import find_reads
 
 _UNPATCHED_MODULES = {"torch", "numpy", "gemmsmith", *sys.stdlib_module_names}
 
@@ -67,7 +68,7 @@ class PatchedFunctions:
         clone.__kwdefaults__ = f.__kwdefaults__
         clone.__dict__.update(f.__dict__)
         self._functions[id(f)] = clone  # before its helpers, which may call it
-        for name in _names(f.__code__):
+        for name in find_reads(f.__code__).names:
             if name in f.__globals__:
                 module[name] = self._helper(f.__globals__[name])
         for cell, original in zip(cells, f.__closure__ or (), strict=True):
@@ -76,10 +77,3 @@ class PatchedFunctions:
             except ValueError:  # not assigned yet
                 pass
         return clone
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

@@ -11,6 +11,9 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+from gemmsmith.core.graph import OPERATIONS
+from gemmsmith.graph.functions import Function
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error
 
 OpLowering = Callable[..., Any]
@@ -18,14 +21,6 @@ OpLowering = Callable[..., Any]
 
 ARGUMENT_ALIASES = {"axis": "dim", "keepdims": "keepdim", "a_min": "min", "a_max": "max", "a": "input", "x": "input"}
 """Argument names of numpy -> torch's."""
-
-
-def _unary(op: str) -> OpLowering:
-    return lambda tracer, input: tracer(op, input)
-
-
-def _binary(op: str) -> OpLowering:
-    return lambda tracer, input, other: tracer(op, input, other)
 
 
 def _predicate_op(op: str) -> OpLowering:
@@ -135,14 +130,6 @@ _SELU_SCALE = 1.0507009873554805
 """SELU's lambda (same source)."""
 
 OPS: dict[str, OpLowering] = {
-    **{op: _unary(op) for op in (
-        "neg", "abs", "sign", "floor", "exp", "exp2", "expm1", "log2", "log1p", "sqrt", "rsqrt", "reciprocal", "sin",
-        "cos", "tanh", "sigmoid", "erf", "relu", "silu", "mish", "hardswish",
-        "detach",
-    )},
-    **{op: _binary(op) for op in (
-        "mul", "maximum", "minimum", "hypot", "logaddexp", "lt", "le", "gt", "ge", "eq", "ne",
-    )},
     "add": lambda tracer, input, other, alpha=1: tracer("add", input, _scaled(tracer, other, alpha)),
     "sub": lambda tracer, input, other, alpha=1: tracer("sub", input, _scaled(tracer, other, alpha)),
     "rsub": lambda tracer, input, other, alpha=1: tracer("sub", other, _scaled(tracer, input, alpha)),
@@ -152,7 +139,6 @@ OPS: dict[str, OpLowering] = {
     "addcmul": _accumulate("mul"),
     "addcdiv": _accumulate("div"),
     "lerp": lambda tracer, input, end, weight: tracer("add", input, tracer("mul", weight, tracer("sub", end, input))),
-    "fma": lambda tracer, a, b, c: tracer("fma", a, b, c),
     "tan": lambda tracer, input: tracer("div", tracer("sin", input), tracer("cos", input)),
     "log": _log,
     "log10": lambda tracer, input: tracer("mul", tracer("log2", input), math.log10(2)),
@@ -185,17 +171,11 @@ OPS: dict[str, OpLowering] = {
     "clamp_max": lambda tracer, input, max: tracer("minimum", input, max),
     "where": _where,
     "masked_fill": lambda tracer, input, mask, value: tracer("where", mask, value, input),
-    "logical_and": _binary("and"),
-    "logical_or": _binary("or"),
-    "logical_not": _unary("not"),
     "bitwise_and": _predicate_op("and"),
     "bitwise_or": _predicate_op("or"),
     "bitwise_not": _predicate_op("not"),
     "bitwise_xor": _predicate_op("ne"),
     # reductions
-    "sum": _reduction("sum"),
-    "mean": _reduction("mean"),
-    "logsumexp": _reduction("logsumexp"),
     "max": _extremum("max", "maximum"),
     "min": _extremum("min", "minimum"),
     "count_nonzero": lambda tracer, input, dim=None, keepdim=False: tracer.reduce(
@@ -213,12 +193,9 @@ OPS: dict[str, OpLowering] = {
 }  # fmt: skip
 
 _OP_ALIASES = {
-    "neg": "negative", "abs": "absolute fabs", "sign": "sgn", "round": "rint around", "trunc": "fix",
-    "exp2": "special_exp2", "sigmoid": "expit", "silu": "swish", "log_sigmoid": "logsigmoid",
-    "sub": "subtract", "mul": "multiply", "div": "divide true_divide", "pow": "power float_power",
-    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal",
-    "bitwise_not": "invert", "clamp": "clip", "max": "amax", "min": "amin",
-    "to": "astype type", "clone": "contiguous copy positive",
+    "round": "rint around", "trunc": "fix", "log_sigmoid": "logsigmoid", "sub": "subtract",
+    "div": "divide true_divide", "pow": "power float_power", "bitwise_not": "invert", "clamp": "clip", "max": "amax",
+    "min": "amin", "to": "astype type", "clone": "contiguous copy positive",
 }  # fmt: skip
 OPS.update({alias: OPS[name] for name, aliases in _OP_ALIASES.items() for alias in aliases.split()})
 
@@ -226,6 +203,35 @@ METHODS: dict[str, OpLowering] = {
     "where": lambda tracer, input, condition, other: tracer("where", condition, input, other)
 }
 """Methods whose argument order differs from that of the function of the same name."""
+
+EPILOGUE_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+"""Functions of epilogues that are not torch's or numpy's, by name; see `epilogue_function` in values.py."""
+
+
+def find_op(name: str) -> OpLowering | None:
+    """Return the entry for a function of torch, numpy or math: of the table, or by a record that has its name."""
+    if name in OPS:
+        return OPS[name]
+    if name in REDUCTIONS:
+        return _reduction(name)
+    functions = (f for f in OPERATIONS.values() if isinstance(f, Function))
+    return next((_elementwise(f) for f in functions if name in f.names.split()), None)
+
+
+def _elementwise(function: Function) -> OpLowering:
+    match function.arity:
+        case 1:
+            return lambda tracer, input: tracer(function.name, input)
+        case 2:
+            return lambda tracer, input, other: tracer(function.name, input, other)
+    return lambda tracer, *inputs: tracer(function.name, *inputs)
+
+
+def op_names() -> list[str]:
+    """Return all names for which `find_op` has an entry."""
+    functions = (f for f in OPERATIONS.values() if isinstance(f, Function))
+    return [*OPS, *REDUCTIONS, *(name for f in functions for name in f.names.split())]
+
 
 _APPLY_AFTERWARDS = "return what it needs and apply it to the result afterwards"
 _NEEDS_OTHER_ELEMENTS = "its result would depend on other elements of the accumulator; " + _APPLY_AFTERWARDS

@@ -13,7 +13,7 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from gemmsmith.core.bounded_cache import BoundedCache
-from gemmsmith.graph.frontend.op_table import METHODS, OPS
+from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS, find_op, op_names
 
 STABLE_MODULES = (
     "torch", "torch.nn", "torch.nn.functional", "torch.special", "numpy", "math", "operator", "functools", "gemmsmith",
@@ -24,14 +24,15 @@ _DTYPES = (
     "bool_"
 )
 STABLE_ATTRIBUTES = frozenset({
-    *OPS, *METHODS, *_DTYPES.split(),
+    *_DTYPES.split(),
     "pi", "e", "inf", "nan", "tau", "newaxis",  # numbers
     "nn", "functional", "special",  # modules of torch
     "shape", "ndim", "dtype", "values",  # of a traced value
     "items", "keys", "append", "extend", "index", "count",  # of containers that the function made itself
-    "reduce", "partial", "quantize", "top_k_softmax", "interleave", "deinterleave",
+    "reduce", "partial",
 })  # fmt: skip
-"""Attributes that never change, of the modules above and of every value that a fingerprint can contain."""
+"""Attributes that never change, of the modules above and of every value that a fingerprint can contain, besides the
+names of operations."""
 STABLE_BUILTIN_IDS = frozenset(map(id, (
     abs, all, any, bool, dict, divmod, enumerate, filter, float, int, isinstance, len, list, map, max, min, pow, range,
     reversed, round, slice, sorted, sum, tuple, zip, ArithmeticError, AssertionError, NotImplementedError, RuntimeError,
@@ -71,8 +72,8 @@ def find_reads(code: CodeType) -> Reads:
     cached = _READS.get(id(code))
     if cached is None:
         names: set[str] = set()
-        unknown_read = next(_find_unknown_reads(code, names), "")
-        _READS[id(code)] = cached = code, Reads(tuple(sorted(names)), unknown_read)
+        unknown_reads = list(_find_unknown_reads(code, names))
+        _READS[id(code)] = cached = code, Reads(tuple(sorted(names)), next(iter(unknown_reads), ""))
     return cached[1]
 
 
@@ -86,7 +87,7 @@ def _find_unknown_reads(code: CodeType, names: set[str]) -> Iterator[str]:
         op, name = instruction.opname, instruction.argval
         if op == "LOAD_GLOBAL":
             names.add(name)
-        elif op in ("LOAD_ATTR", "LOAD_METHOD") and name not in STABLE_ATTRIBUTES:
+        elif op in ("LOAD_ATTR", "LOAD_METHOD") and not _is_stable(name):
             yield f"it reads the attribute {name}"
         elif op in ("IMPORT_NAME", "IMPORT_FROM"):
             yield f"it imports {name}"
@@ -101,6 +102,10 @@ def _find_unknown_reads(code: CodeType, names: set[str]) -> Iterator[str]:
             yield from _find_unknown_reads(constant, names)
 
 
+def _is_stable(attribute: str) -> bool:
+    return attribute in STABLE_ATTRIBUTES or attribute in EPILOGUE_FUNCTIONS or find_op(attribute) is not None
+
+
 def is_listed_as_constant(x: Any) -> bool:
     """Return whether x is a listed module or builtin, or a listed attribute of such a module."""
     if isinstance(x, ModuleType):
@@ -108,4 +113,5 @@ def is_listed_as_constant(x: Any) -> bool:
     if id(x) in STABLE_BUILTIN_IDS:
         return True
     modules = [vars(sys.modules[name]) for name in STABLE_MODULES if name in sys.modules]
-    return any(module.get(name) is x for module in modules for name in STABLE_ATTRIBUTES)
+    names = {*STABLE_ATTRIBUTES, *op_names(), *EPILOGUE_FUNCTIONS}
+    return any(module.get(name) is x for module in modules for name in names)

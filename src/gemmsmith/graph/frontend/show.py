@@ -7,8 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.core.graph import EpilogueGraph, Node
-from gemmsmith.graph.passes.fission import SPECIAL_FUNCTION_OPERATIONS
+from gemmsmith.core.graph import EpilogueGraph
 
 _NODE_STYLES: dict[str, tuple[str, str]] = {
     "input": ("#cfe3f7", "read"),
@@ -17,40 +16,6 @@ _NODE_STYLES: dict[str, tuple[str, str]] = {
     "reduce": ("#d9efd2", "reduce"),
     "result": ("#e9dcf4", "store"),
 }
-
-
-def node_label(graph: EpilogueGraph, node: Node) -> str:
-    """Return a node's label: its name as a CUTLASS visitor."""
-    match node.op:
-        case "accumulator":
-            return "AccFetch"
-        case "constant":
-            return f"ScalarBroadcast({node.attribute:.6g})"
-        case "group_index":
-            return "GroupIndex"
-        case "operand":
-            dims = graph.operand(node.attribute).broadcast_dims
-            varies = dims.varies_along_m, dims.varies_along_n
-            kinds = {(True, True): "AuxLoad", (False, True): "RowBroadcast", (True, False): "ColBroadcast"}
-            return f"{kinds.get(varies, 'ScalarBroadcast')}({node.attribute})"
-        case "reduce":
-            kind, axis = node.attribute
-            batched = ", of all batches" * (axis in ("b", "bm", "bn"))
-            names = {"n": "ColReduction", "m": "RowReduction", "": "BatchReduction"}
-            return f"{names.get(axis.removeprefix('b'), 'ScalarReduction')}({kind}{batched})"
-        case "chunk":
-            return "Chunk(up)" if node.attribute[0] else "Chunk(gate)"
-        case "interleave":
-            return "Interleave"
-        case "cast":
-            return f"Cast({node.attribute})"
-        case "quantize":
-            return f"Quantize({node.attribute[0]}, {node.attribute[1]} columns)"
-        case "scale":
-            return "Scale"
-        case "top_k_softmax":
-            return f"TopKSoftmax({node.attribute})"
-    return f"Compute({node.op})"
 
 
 def format_tree(graph: EpilogueGraph) -> str:
@@ -71,7 +36,7 @@ def format_tree(graph: EpilogueGraph) -> str:
                 continue
             printed.add(i)
             is_shared = used[i] > 1 and bool(node.inputs)
-            lines.append("  " * depth + node_label(graph, node) + (f"  -> %{i}" if is_shared else ""))
+            lines.append("  " * depth + node.operation.label(graph, node) + (f"  -> %{i}" if is_shared else ""))
             stack += [(j, depth + 1) for j in reversed(node.inputs)]
 
     for r in graph.results:
@@ -203,9 +168,5 @@ def _label_and_style(graph: EpilogueGraph, item: Item) -> tuple[str, str]:
         result = graph.results[i]
         return f"{result.name}{f': {result.dtype}' if result.dtype else ''}", "result"
     node = graph.nodes[i]
-    text = node_label(graph, node).replace("(", "\n(", 1)
-    if not node.inputs:
-        return text, "input"
-    if node.op == "reduce":
-        return text, "reduce"
-    return text, "special" if SPECIAL_FUNCTION_OPERATIONS.get(node.op) else "compute"
+    text = node.operation.label(graph, node).replace("(", "\n(", 1)
+    return text, node.operation.style

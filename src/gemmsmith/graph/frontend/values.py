@@ -6,19 +6,30 @@ Python operators, methods, and functions of torch (`__torch_function__`) and num
 
 from __future__ import annotations
 
+import functools
 import inspect
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError
-from gemmsmith.core.graph import BroadcastDims, Node, axis_of_dims, broadcast
-from gemmsmith.graph.frontend.op_table import ARGUMENT_ALIASES, DEFAULT_HINT, METHODS, OPS, UNSUPPORTED_HINTS
-from gemmsmith.graph.functions import PREDICATES
+from gemmsmith.core.graph import BroadcastDims, Node, Operation, axis_of_dims, broadcast
+from gemmsmith.graph.frontend.op_table import (
+    ARGUMENT_ALIASES,
+    DEFAULT_HINT,
+    EPILOGUE_FUNCTIONS,
+    METHODS,
+    UNSUPPORTED_HINTS,
+    find_op,
+)
+from gemmsmith.graph.reductions import REDUCTIONS
+from gemmsmith.graph.row_functions import RowFunction
 from gemmsmith.graph.source_location import epilogue_error, user_source_line
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Fp32(DType):
@@ -38,6 +49,36 @@ MAX_EXACT_FP32_INT = 1 << 24
 """Maximum integer up to which all integers are exact in fp32 (24 significant bits)."""
 
 
+def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
+    """Return a decorator of a function of traced values that epilogues call by its own name.
+
+    Its first argument is a traced value. The function never changes, so that epilogues that call it are traced once,
+    and torch.compile records its calls. `num_results`: how many values it returns.
+    """
+
+    def decorate(function: F) -> F:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def called(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compile_proxy(x):
+                return x.record(name, num_results, (x, *args), kwargs)
+            return function(x, *args, **kwargs)
+
+        if EPILOGUE_FUNCTIONS.setdefault(name, called) is not called:
+            raise EpilogueError(f"{name}: there is a function of epilogues of this name; use another")
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
+def call_row_function(function: RowFunction, x: Any, attribute: Any = None) -> Traced:
+    """Return a function of the rows of x. Raises EpilogueError if x is not a matrix."""
+    tracer = _tracer_of_matrix(function.name, x)
+    return tracer.add(function.name, x.broadcast_dims, tracer.value(x), attribute=attribute)
+
+
+@epilogue_function(num_results=2)
 def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, Any]:
     """Quantize x to fp8 with one scale per row and `block` columns, in an epilogue.
 
@@ -56,8 +97,6 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
     Raises:
         EpilogueError: for other dtypes and blocks.
     """
-    if is_compile_proxy(x):
-        return x.record("quantize", x, dtype, block)  # type: ignore[no-any-return]
     tracer = _tracer_of_matrix("quantize", x)
     quantized_dtype = _dtype(dtype)
     if quantized_dtype.bits != 8:
@@ -68,6 +107,7 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
     return q.with_pending_cast(quantized_dtype), tracer.add("scale", x.broadcast_dims, q)
 
 
+@epilogue_function()
 def top_k_softmax(x: Any, k: int) -> Any:
     """Compute the softmax over the k largest elements of each row of a matrix x, and 0 elsewhere, in an epilogue.
 
@@ -81,18 +121,15 @@ def top_k_softmax(x: Any, k: int) -> Any:
     Raises:
         EpilogueError: for another k, or if x is not a matrix.
     """
-    if is_compile_proxy(x):
-        return x.record("top_k_softmax", x, k)
     tracer = _tracer_of_matrix("top_k_softmax", x)
     if not isinstance(k, int) or not 1 <= k <= x.shape[-1]:
         raise epilogue_error(f"top_k_softmax: k: got {k!r}; use an integer from 1 to {x.shape[-1]}")
     return tracer.add("top_k_softmax", x.broadcast_dims, tracer.value(x), attribute=k)
 
 
+@epilogue_function(num_results=2)
 def deinterleave(packed: Any) -> tuple[Any, Any]:
     """Return the even and the odd groups of 8 columns, (M, N/2) each: the inverse of `interleave`, in an epilogue."""
-    if is_compile_proxy(packed):
-        return packed.record("deinterleave", packed)  # type: ignore[no-any-return]
     tracer = packed.tracer
     x, n = tracer.value(packed), tracer.acc_shape[-1]
     if x.broadcast_dims.columns_per_value != 1 or n % 16:
@@ -106,10 +143,9 @@ def deinterleave(packed: Any) -> tuple[Any, Any]:
     return gate, up
 
 
+@epilogue_function()
 def interleave(gate: Any, up: Any) -> Any:
     """Interleave two halves in groups of 8 columns: the inverse of `deinterleave`, in an epilogue."""
-    if is_compile_proxy(gate):
-        return gate.record("interleave", gate, up)
     tracer = gate.tracer
     halves = [tracer.value(x) for x in (gate, up)]
     if any(x.broadcast_dims.columns_per_value != 2 for x in halves):
@@ -135,8 +171,9 @@ class Tracer:
         location: str | None = None,
     ) -> Traced:  # fmt: skip
         """Add a node and return its value."""
-        self.nodes.append(Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line()))
-        return Traced(self, len(self.nodes) - 1, broadcast_dims, is_bool=op in PREDICATES)
+        node = Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line())
+        self.nodes.append(node)
+        return Traced(self, len(self.nodes) - 1, broadcast_dims, is_bool=node.operation.is_predicate)
 
     def __call__(self, op: str, *inputs: Any) -> Traced:
         """Add an elementwise node and return its value."""
@@ -158,11 +195,9 @@ class Tracer:
         if isinstance(x, Traced):
             if x.tracer is not self:
                 raise epilogue_error("got a value of another call; values cannot be kept from one call to the next")
-            if x.op in ("reduce", "scale"):
-                description = "a reduction's result" if x.op == "reduce" else "a scale"
+            if what := x.operation.known_afterwards:
                 raise epilogue_error(
-                    f"{description} is only known after the kernel; return it, and apply this operation to what gemm "
-                    "returns"
+                    f"{what} is only known after the kernel; return it, and apply this operation to what gemm returns"
                 )
             if x.pending_cast in (None, FP32):
                 return x
@@ -213,7 +248,7 @@ class Tracer:
     def cast(self, x: Traced, dtype: Any) -> Traced:
         """Return x with a pending cast."""
         target = None if dtype is TRACED_DTYPE or isinstance(dtype, Traced) else _dtype(dtype)
-        is_final = x.op in ("reduce", "scale")
+        is_final = bool(x.operation.known_afterwards)
         if is_final and x.pending_cast not in (None, FP32, target):
             raise epilogue_error(
                 f"got a second cast of a value in {x.pending_cast}; return it, and cast it again afterwards"
@@ -247,7 +282,7 @@ def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
     if arrays and first is not None:
         first.tracer.value(arrays[0])  # raises
     entry = METHODS.get(name) if method else None
-    entry = entry or OPS.get(name)
+    entry = entry or find_op(name)
     if entry is None or first is None:
         raise epilogue_error(
             f"{display_name} cannot be part of an epilogue; {UNSUPPORTED_HINTS.get(name, DEFAULT_HINT)}"
@@ -322,6 +357,11 @@ class Traced:
         """Operation of the value's node."""
         return self.tracer.nodes[self.node].op
 
+    @property
+    def operation(self) -> Operation:
+        """The record of that operation."""
+        return self.tracer.nodes[self.node].operation
+
     def with_pending_cast(self, dtype: DType | None) -> Traced:
         """Return the value, to be cast to a dtype at its next use; it is a number, not a predicate."""
         cast_value = Traced(self.tracer, self.node, self.broadcast_dims, pending_cast=dtype)
@@ -333,7 +373,7 @@ class Traced:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape that broadcasts to the accumulator's, without leading dimensions of length 1."""
-        if self.op in ("reduce", "scale"):
+        if self.operation.known_afterwards:
             raise epilogue_error("the shape of a reduction's result is only known after the kernel; return it")
         self.tracer.shape_dependent = True
         (*batch, m, n), dims = self.tracer.acc_shape, self.broadcast_dims
@@ -350,18 +390,23 @@ class Traced:
     @property
     def values(self) -> Traced:
         """Value of max(dim) and min(dim), which return a (values, indices) pair in torch."""
-        node = self.tracer.nodes[self.node]
-        if node.op == "reduce" and node.attribute[0] in ("max", "min"):
+        if self._selects:
             return self
         raise epilogue_error(".values: only max(dim) and min(dim) have it", error_type=EpilogueAttributeError)
+
+    @property
+    def _selects(self) -> bool:
+        """Whether this is a maximum or minimum."""
+        node = self.tracer.nodes[self.node]
+        return node.op == "reduce" and REDUCTIONS[node.attribute[0]].selects
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in OPS or name in METHODS:
+        if name in METHODS or find_op(name):
             return lambda *args, **kwargs: call(f".{name}()", name, (self, *args), kwargs, method=True)
         out_of_place = name.removesuffix("_")
-        if out_of_place in OPS:
+        if find_op(out_of_place):
             hint = f"a value cannot be changed in place; use {out_of_place}"
         elif name in ("T", "mT", "H", "mH", "indices"):
             hint = "use .values alone" if name == "indices" else "store the result in a transposed array: out=d.T"
@@ -408,8 +453,7 @@ class Traced:
 
     def __getitem__(self, key: Any) -> Traced:
         """Return the values of `x.max(dim)` for index 0, as in torch."""
-        node = self.tracer.nodes[self.node]
-        if node.op == "reduce" and node.attribute[0] in ("max", "min") and isinstance(key, int) and key == 0:
+        if self._selects and isinstance(key, int) and key == 0:
             return self
         raise epilogue_error(f"a traced value cannot be indexed; {_ELEMENTWISE_HINT}")
 

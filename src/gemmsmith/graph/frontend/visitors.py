@@ -16,9 +16,10 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from gemmsmith.core.dtypes import DType, as_dtype
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
+from gemmsmith.core.graph import OPERATIONS, BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.graph.frontend.classify import describe
-from gemmsmith.graph.functions import FUNCTIONS
+from gemmsmith.graph.functions import Function
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error, user_source_line
 
 D_NAME = "out"
@@ -196,26 +197,28 @@ SYNONYMS = {
     "inverse_square_root": "rsqrt", "gelu_taylor": "gelu_tanh", "leakyrelu": "leaky_relu",
 }  # fmt: skip
 """CUTLASS's functors, in lower case -> functions."""
-ARITIES: dict[str, int] = {"identity": 1, "square": 1, "clamp": 3, **{f.name: f.arity for f in FUNCTIONS.values()}}
+COMPOSED = {"identity": 1, "square": 1, "clamp": 3}
+"""Arities of what `Compute` composes of functions."""
 
 
 class Compute(Visitor):
-    """An elementwise function: a name of `FUNCTIONS` or of a CUTLASS functor, "clamp", "square" or "identity".
+    """An elementwise function: the name of a record or of a CUTLASS functor, "clamp", "square" or "identity".
 
     Numbers are its last inputs: Compute("LeakyReLU", 0.01), Compute("Clamp", 0, 6), Compute("minus", 1). Raises
     EpilogueError for another name and for more numbers than inputs.
     """
 
     def __init__(self, op: str, *parameters: float) -> None:
-        functions = {**{name: name for name in ARITIES}, **SYNONYMS}
+        arities = {**COMPOSED, **{f.name: f.arity for f in OPERATIONS.values() if isinstance(f, Function)}}
+        functions = {**{name: name for name in arities}, **SYNONYMS}
         if op.lower() not in functions:
-            matches = difflib.get_close_matches(op.lower(), functions) or sorted(ARITIES)
+            matches = difflib.get_close_matches(op.lower(), functions) or sorted(arities)
             raise epilogue_error(f"Compute: got {op!r}; use {', '.join(map(repr, matches))}", self.location)
         self.op, self.function, self.parameters = op, functions[op.lower()], parameters
-        self.arity = ARITIES[self.function] - len(parameters)
+        self.arity = arities[self.function] - len(parameters)
         if self.arity < 0 or not all(isinstance(p, Real) for p in parameters):
             raise epilogue_error(
-                f"{self!r}: use at most {ARITIES[self.function]} numbers after the name", self.location
+                f"{self!r}: use at most {arities[self.function]} numbers after the name", self.location
             )
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
@@ -254,16 +257,17 @@ class AuxStore(Visitor):
         return inputs[0]
 
 
-REDUCTIONS = {
+REDUCTION_SYNONYMS = {
     "plus": "sum", "add": "sum", "maximum": "max", "minimum": "min", "maximum_absolute_value_reduction": "amax",
-    **{kind: kind for kind in ("sum", "mean", "max", "min", "logsumexp", "amax", "sum_of_squares")},
 }  # fmt: skip
-"""Kinds of reductions, and CUTLASS's functors, -> kinds; amax is the maximum of magnitudes."""
+"""CUTLASS's functors -> kinds of reductions."""
+COMPOSED_REDUCTIONS = ("amax", "sum_of_squares")
+"""Kinds that are a reduction of a function: of magnitudes, amax, and of squares."""
 
 
 @dataclass(eq=False)
 class _Reduction(Visitor):
-    """Reduces its input to the result `name`, and returns the input. `kind` is a key of REDUCTIONS."""
+    """Reduces its input to the result `name`, and returns the input. `kind`: of REDUCTIONS, composed, or a synonym."""
 
     kind: str
     name: str
@@ -271,13 +275,12 @@ class _Reduction(Visitor):
     axis: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if self.kind not in REDUCTIONS:
-            raise epilogue_error(
-                f"{self!r}: use a kind of {', '.join(sorted(set(REDUCTIONS.values())))}", self.location
-            )
+        kinds = sorted((*REDUCTIONS, *COMPOSED_REDUCTIONS))
+        if self.kind not in (*kinds, *REDUCTION_SYNONYMS):
+            raise epilogue_error(f"{self!r}: use a kind of {', '.join(kinds)}", self.location)
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        (x,), kind = inputs, REDUCTIONS[self.kind]
+        (x,), kind = inputs, REDUCTION_SYNONYMS.get(self.kind, self.kind)
         if kind == "amax":
             x, kind = builder.node("abs", (x,), location=self.location), "max"
         elif kind == "sum_of_squares":

@@ -9,13 +9,7 @@ import math
 from collections import Counter
 
 from gemmsmith.core.graph import EpilogueGraph, Node
-from gemmsmith.graph.function_costs import COSTS
 from gemmsmith.graph.passes.rewrite import Editor, rewrite, use_counts
-
-SPECIAL_FUNCTION_OPERATIONS = {
-    op: cost.special for (op, precision), cost in COSTS.items() if precision == "default" and cost.special
-}
-"""Special-function operations per element, by function; 0 for others."""
 
 
 def fission(graph: EpilogueGraph) -> EpilogueGraph:

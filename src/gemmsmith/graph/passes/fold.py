@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.graph import EpilogueGraph, Node
-from gemmsmith.graph.functions import FUNCTIONS, PREDICATES
+from gemmsmith.graph.functions import function_of
 from gemmsmith.graph.passes.rewrite import Editor, rewrite
 
 _IDEMPOTENT = {"abs", "relu", "floor", "round", "sign"}
@@ -33,7 +33,7 @@ def _rule(editor: Editor, node: Node) -> int | None:
 
 
 def _fold_once(editor: Editor, node: Node) -> int | None:
-    function = FUNCTIONS.get(node.op)
+    function = function_of(node.op)
     if function is None:
         return _cast(editor, node) if node.op == "cast" else None
     constants = [editor.constant_value(i) for i in node.inputs]
@@ -51,7 +51,7 @@ def _cast(editor: Editor, node: Node) -> int | None:
 def _is_exact_in(editor: Editor, dtype: DType, x: int) -> bool:
     """Return whether a value is known to be exact in a dtype."""
     node = editor.nodes[x]
-    if node.op in ("neg", "abs", "relu"):
+    if node.operation.commutes_with_rounding:
         return _is_exact_in(editor, dtype, node.inputs[0])
     if node.op == "operand":
         return editor.old.operand(node.attribute).dtype == dtype
@@ -94,7 +94,7 @@ def _binary(editor: Editor, node: Node, constants: list[float | None]) -> int | 
                 editor.add(node.op, editor.nodes[x].inputs[0], y) if b == 0 and editor.nodes[x].op == "relu" else None
             )
         case "ne" | "eq":
-            if b == 0 and editor.nodes[x].op in PREDICATES:
+            if b == 0 and editor.nodes[x].operation.is_predicate:
                 return x if node.op == "ne" else editor.add("not", x)
             return None
         case "pow":

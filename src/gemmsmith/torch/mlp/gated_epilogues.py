@@ -17,7 +17,7 @@ from gemmsmith.graph.approximations import GELU_A, GELU_B
 from gemmsmith.graph.frontend.derivative import GRAD_OUTPUT_PREFIX, GRAD_PREFIX, INPUT_PREFIX, derivative
 from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace
-from gemmsmith.graph.functions import FUNCTIONS
+from gemmsmith.graph.functions import Function
 from gemmsmith.torch.backward_plan import dynamo_constant
 from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, serialize
 from gemmsmith.torch.tracing import dtype_from_name
@@ -149,7 +149,9 @@ def trace_gate(function: Callable[..., Any], names: Sequence[str]) -> EpilogueGr
 
 def check_gate(graph: EpilogueGraph) -> EpilogueGraph:
     """Return a graph of halves. Raises EpilogueError if it has several results, or is not elementwise."""
-    others = [n for n in graph.nodes if n.op not in FUNCTIONS and n.op not in ("operand", "constant", "cast")]
+    others = [
+        n for n in graph.nodes if not isinstance(n.operation, Function) and n.op not in ("operand", "constant", "cast")
+    ]
     if others or len(graph.results) != 1:
         received = others[0].op if others else f"{len(graph.results)} results"
         raise EpilogueError(f"epilogue: got {received} in a gate; use elementwise functions, and one result")

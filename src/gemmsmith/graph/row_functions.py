@@ -1,18 +1,26 @@
 """Functions of whole rows of a subtile: each element of the result depends on all elements of its row.
 
 The row's elements are evaluated once and kept in registers; each row of a subtile is held by the four lanes of a quad.
+`RowFunction` is the record of such a function, with what a kernel does for a subtile.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE
-from gemmsmith.core.graph import Node
+from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE, DType
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operation, register_operation
 from gemmsmith.core.mma import N8_COLUMNS, QUAD_XOR_MASKS, fragment_column
 from gemmsmith.graph.approximations import fast_exp
+from gemmsmith.graph.function_costs import Cost, Precision
+from gemmsmith.graph.functions import Array, Refused, check_gradient, gradient_rule
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, as_value
@@ -53,14 +61,90 @@ class RowFragment:
         low, high = (self.registers[self.register_index(n8, row_half, i)] for i in range(2))
         return low, high
 
-    def row_reduce(self, row_half: int, start: float, step: Callable[[Value, Value], Value], name: str) -> Value:
-        """Return step(... step(start, x0) ..., xn) over the elements of a row. `name`: what it is, in the kernel."""
+    def row_reduce(
+        self, row_half: int, start: float, step: Callable[[Value, Value], Value], name: str,
+        merge: Callable[[Value, Value], Value] | None = None,
+    ) -> Value:  # fmt: skip
+        """Return step(... step(start, x0) ..., xn) over the elements of a row. `name`: what it is, in the kernel.
+
+        `merge` combines the results of two lanes; by default `step` does.
+        """
         result = current_builder().registers(F32, 1, f"lane_{name}")
         result[0] = start
         with current_builder().unroll(self.n8_count, name="n8") as n8:
             for x in self.load_pair(n8, row_half):
                 result[0] = step(result[0], x)
-        return quad_reduce(result[0], step, f"quad_{name}")
+        return quad_reduce(result[0], merge or step, f"quad_{name}")
+
+
+class RowsOfSubtile(Protocol):
+    """A function of the rows of a subtile, whose class is called with the node and the fragment of its input."""
+
+    masked_value: float
+    """What elements outside of the matrix are replaced by."""
+
+    def __init__(self, node: Node, fragment: RowFragment) -> None:
+        """Compute what the row's elements have in common, from a fragment in which all elements are stored."""
+
+    def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
+        """Return a pair of the result."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowFunction(Operation):
+    """A function of a whole row of one input, of its shape.
+
+    Args:
+        name: Its name in graphs.
+        reference: A function of a float64 array (..., n), and of the parts of the node's attribute.
+        device: The class of what a kernel computes for a subtile.
+        torch: A function of a tensor, likewise, or `Refused` with the reason if there is none.
+        cost: The instructions of an element.
+        gradient: A function (g, y, x), as of a `Function`, or `Refused` with the reason if there is none.
+        attribute_type: What it needs besides its input; see `Operation`.
+        requires_full_rows: Whether it needs all of a row of D; otherwise its attribute says how many columns.
+
+    Raises:
+        ArgumentError: Something is missing.
+    """
+
+    name: str
+    reference: Callable[..., Array]
+    device: type[RowsOfSubtile]
+    torch: Callable[..., Any] | Refused | None = None
+    cost: Cost | None = None
+    gradient: Callable[..., Any] | Refused | None = None
+    attribute_type: Any = None
+    requires_full_rows: bool = True
+    depends_on_columns = True
+
+    def __post_init__(self) -> None:
+        if self.torch is None:
+            raise ArgumentError(f"{self.name}: torch: got none; give a function of tensors, or Refused with the reason")
+        if self.cost is None:
+            raise ArgumentError(f"{self.name}: cost: got none; give the instructions of an element, Cost(8, 1)")
+        check_gradient(self.name, self.gradient)
+
+    def cost_per_element(self, precision: Precision) -> Cost:
+        """Return the instructions of an element, in any precision."""
+        assert self.cost
+        return self.cost
+
+    def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
+        """Return the function of arrays."""
+        return arrays.implementation(self)(arrays.full(inputs[0]), *_parts(node.attribute))
+
+    def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradient of the input by the function's rule."""
+        return [gradient_rule(self.name, self.gradient, node)(g, y, *inputs)]
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        """Return the name and the attribute."""
+        return f"{self.name.title().replace('_', '')}({', '.join(map(str, _parts(node.attribute)))})"
+
+
+def _parts(attribute: Any) -> tuple[Any, ...]:
+    return () if attribute is None else attribute if isinstance(attribute, tuple) else (attribute,)
 
 
 class QuantizeRows:
@@ -166,8 +250,72 @@ def _max_magnitude(amax: Value, x: Value) -> Value:
     return hw.maximum_nan(amax, hw.math_library_call("fabsf", x))
 
 
-ROW_FUNCTIONS: dict[str, type[QuantizeRows] | type[TopKSoftmax]] = {
-    "quantize": QuantizeRows,
-    "top_k_softmax": TopKSoftmax,
-}
-"""Graph operations that need whole rows."""
+_NO_GRADIENT = Refused("it has no gradient; call it under torch.no_grad()")
+_NOT_IN_TORCH = Refused("not supported in the PyTorch fallback on GPUs other than Hopper; use H100 or H200")
+
+
+class _Quantize(RowFunction):
+    """x over its scale, rounded; one scale per row and block of columns. Its attribute: (DType, columns of a block)."""
+
+    def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
+        return arrays.rounded(super().compute(arrays, node, *inputs), node.attribute[0])
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return f"Quantize({node.attribute[0]}, {node.attribute[1]} columns)"
+
+
+class _Scale(Operation):
+    """The scale of a "quantize" node, its input: amax of the block over the dtype's maximum."""
+
+    name = "scale"
+    depends_on_columns = True
+    known_afterwards = "a scale"
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        return inputs[0]._replace(columns_per_value=0)
+
+    def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
+        quantize = arrays.graph.nodes[node.inputs[0]]
+        x = arrays.full(arrays.values[quantize.inputs[0]])
+        block = quantize.attribute[1]
+        columns = [_scales(x, *quantize.attribute)[..., first : first + 1] for first in range(0, x.shape[-1], block)]
+        return np.concatenate([x[..., :0], *columns], axis=-1)
+
+    def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+        return [gradient_rule(self.name, _NO_GRADIENT, node)(g, y, *inputs)]
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return "Scale"
+
+
+def _scales(x: Array, dtype: DType, block: int) -> Array:
+    """Return the scale of each element."""
+    scales = np.empty_like(x)
+    for first in range(0, x.shape[-1], block):
+        columns = slice(first, first + block)
+        amax = np.abs(x[..., columns]).max(axis=-1, keepdims=True)
+        scales[..., columns] = np.where(amax == 0, 1.0, np.maximum(amax / MAX_FINITE[dtype], MIN_SCALE))
+    return scales
+
+
+def _top_k_softmax(x: Array, k: int) -> Array:
+    """Return the softmax over the k largest elements of each row; of equal elements the first columns are selected.
+
+    A row is all NaN if it has NaN or +Inf, or nothing but -Inf.
+    """
+    selected = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    weights = np.exp(np.take_along_axis(x, selected, axis=-1) - x.max(axis=-1, keepdims=True))
+    total = weights.sum(axis=-1, keepdims=True)
+    result = np.zeros_like(x)
+    np.put_along_axis(result, selected, weights / total, axis=-1)
+    return np.where(np.isnan(total), np.nan, result)
+
+
+# Neither has a cost: whole rows determine the tile, whatever they cost.
+for _operation in (
+    _Quantize("quantize", lambda x, *scale: x / _scales(x, *scale), QuantizeRows, _NOT_IN_TORCH, Cost(), _NO_GRADIENT,
+              attribute_type=(DType, int), requires_full_rows=False),
+    _Scale(),
+    RowFunction("top_k_softmax", _top_k_softmax, TopKSoftmax, _NOT_IN_TORCH, Cost(), _NO_GRADIENT, attribute_type=int),
+):  # fmt: skip
+    register_operation(_operation)

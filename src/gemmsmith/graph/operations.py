@@ -1,0 +1,300 @@
+"""The operations of epilogues that are not elementwise functions: leaves, casts, halves, labels and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.graph import (
+    BroadcastDims,
+    EpilogueGraph,
+    Linearity,
+    Node,
+    Operation,
+    axis_of_dims,
+    broadcast,
+    reduced_dims,
+    register_operation,
+)
+from gemmsmith.graph.reductions import REDUCTIONS
+from gemmsmith.lang.types import F32
+from gemmsmith.lang.values import Constant, Value
+
+Pair = tuple[Value, Value]
+OTHER_AXIS = {"n": "m", "m": "n"}
+
+
+class GraphArrays(Protocol):
+    """What a graph is computed from, and how, with arrays of a library: numpy's float64, or torch's.
+
+    `values`: those of the nodes so far. `library`: the module, of which functions are used that both have.
+    """
+
+    graph: EpilogueGraph
+    values: list[Any]
+    accumulator: Any
+    group_index: Any
+    library: Any
+
+    def implementation(self, operation: Any) -> Callable[..., Any]:
+        """Return the record's function for these arrays."""
+
+    def constant(self, x: float) -> Any:
+        """Return a number as an array."""
+
+    def operand(self, name: str) -> Any:
+        """Return an operand."""
+
+    def columns(self) -> Any:
+        """Return the indices of the columns."""
+
+    def rounded(self, x: Any, dtype: DType) -> Any:
+        """Return x rounded to a dtype."""
+
+    def full(self, x: Any, divisor: int = 1) -> Any:
+        """Return x broadcast to the accumulator's shape, or to that with columns / `divisor`."""
+
+    def reduce(self, x: Any, kind: str, axis: str) -> Any:
+        """Return a reduction."""
+
+
+class Leaf(Operation):
+    """An operation without inputs."""
+
+    style: Literal["input"] = "input"
+
+
+class Accumulator(Leaf):
+    """A @ B, in fp32."""
+
+    name = "accumulator"
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        return BroadcastDims(True, 1, 1)
+
+    def leaf_name(self, node: Node) -> str:
+        return ""
+
+    def compute(self, arrays: GraphArrays, node: Node) -> Any:
+        return arrays.accumulator
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return "AccFetch"
+
+
+class ConstantNumber(Leaf):
+    """A number; its attribute."""
+
+    name = "constant"
+    attribute_type = float
+    has_gradient = False
+
+    def compute(self, arrays: GraphArrays, node: Node) -> Any:
+        return arrays.constant(node.attribute)
+
+    def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
+        constant = Constant(F32, float(evaluation.graph.nodes[index].attribute))
+        return constant, constant
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return f"ScalarBroadcast({node.attribute:.6g})"
+
+
+class OperandOfGraph(Leaf):
+    """An operand, converted to fp32; its name is the attribute."""
+
+    name = "operand"
+    attribute_type = str
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        return graph.operand(node.attribute).broadcast_dims
+
+    def leaf_name(self, node: Node) -> str:
+        return str(node.attribute)
+
+    def compute(self, arrays: GraphArrays, node: Node) -> Any:
+        return arrays.operand(node.attribute)
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        dims = graph.operand(node.attribute).broadcast_dims
+        kinds = {(True, True): "AuxLoad", (False, True): "RowBroadcast", (True, False): "ColBroadcast"}
+        return f"{kinds.get((dims.varies_along_m, dims.varies_along_n), 'ScalarBroadcast')}({node.attribute})"
+
+
+class GroupIndex(Leaf):
+    """In a grouped GEMM, the index of the group."""
+
+    name = "group_index"
+    has_gradient = False
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        return BroadcastDims(batch=True)
+
+    def compute(self, arrays: GraphArrays, node: Node) -> Any:
+        return arrays.group_index
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return "GroupIndex"
+
+
+class Chunk(Operation):
+    """The even (0) or odd (1) groups of 8 columns, axis "n", or rows, "m", of x: gate and up, interleaved.
+
+    Its attribute is (which, axis).
+    """
+
+    name = "chunk"
+    attribute_type = (int, str)
+    linearity: Linearity = "sum"
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        return _with_values_per(inputs[0], node.attribute[1], 2)
+
+    def transposed(self, attribute: tuple[int, str]) -> tuple[int, str]:
+        return attribute[0], OTHER_AXIS[attribute[1]]
+
+    def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
+        x = arrays.full(inputs[0])
+        groups = x.reshape(*x.shape[:-1], x.shape[-1] // 16, 2, 8)[..., node.attribute[0], :]
+        return groups.reshape(*x.shape[:-1], x.shape[-1] // 2)
+
+    def input_coords(self, node: Node, n8_offset: int, row_half: int) -> list[tuple[int, int, int]]:
+        which, axis = node.attribute
+        return [(node.inputs[0], *((2 * n8_offset + which, row_half) if axis == "n" else (n8_offset, which)))]
+
+    def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
+        return inputs[0]
+
+    def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+        return [HalfGradient(node.attribute[0], g)]
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return "Chunk(up)" if node.attribute[0] else "Chunk(gate)"
+
+
+class HalfGradient:
+    """The gradient of the even (0) or odd (1) groups of 8 columns alone; the other half's is another's or 0."""
+
+    def __init__(self, which: int, g: Any) -> None:
+        self.which, self.g = which, g
+
+
+class Interleave(Operation):
+    """Chunk's inverse: alternating groups of 8 columns (its attribute: "n") or rows ("m") of x and of y."""
+
+    name = "interleave"
+    attribute_type = str
+    linearity: Linearity = "sum"
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        return _with_values_per(broadcast(inputs), node.attribute, 1)
+
+    def transposed(self, attribute: str) -> str:
+        return OTHER_AXIS[attribute]
+
+    def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
+        x, y = (arrays.full(z, 2) for z in inputs)
+        groups = arrays.library.stack([z.reshape(*z.shape[:-1], z.shape[-1] // 8, 8) for z in (x, y)], -2)
+        return groups.reshape(*x.shape[:-1], 2 * x.shape[-1])
+
+    def input_coords(self, node: Node, n8_offset: int, row_half: int) -> list[tuple[int, int, int]]:
+        if node.attribute == "n":
+            return [(node.inputs[n8_offset % 2], n8_offset // 2, row_half)]
+        return [(node.inputs[row_half], n8_offset, 0)]
+
+    def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
+        return inputs[0]
+
+    def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+        dims = g.broadcast_dims._replace(columns_per_value=2)
+        return [g.tracer.add("chunk", dims, g, attribute=(i, node.attribute)) for i in range(2)]
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return "Interleave"
+
+
+def _with_values_per(dims: BroadcastDims, axis: str, count: Literal[1, 2]) -> BroadcastDims:
+    """Return dims with one value per `count` columns (axis "n") or rows ("m")."""
+    return dims._replace(columns_per_value=count) if axis == "n" else dims._replace(rows_per_value=count)
+
+
+class OneHot(Operation):
+    """1 in the column whose index is x, else 0; x has one value per row."""
+
+    name = "one_hot"
+    is_predicate = depends_on_columns = True
+    has_gradient = False
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        return inputs[0]._replace(columns_per_value=1)
+
+    def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
+        return arrays.columns() == inputs[0]
+
+    def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
+        label = evaluation.as_float(inputs[0][0])
+        low, high = evaluation.columns(n8_offset)
+        return low.to(F32) == label, high.to(F32) == label
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return "Compute(one_hot)"
+
+
+class Cast(Operation):
+    """x rounded to a dtype, its attribute, and back."""
+
+    name = "cast"
+    attribute_type = DType
+
+    def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
+        return arrays.rounded(inputs[0], node.attribute)
+
+    def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
+        low, high = map(evaluation.as_float, inputs[0])
+        return hw.round_pair(low, high, evaluation.graph.nodes[index].attribute)
+
+    def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+        return [g]
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        return f"Cast({node.attribute})"
+
+
+class Reduce(Operation):
+    """A reduction, which only results are. Its attribute: (kind, axis), a name of REDUCTIONS and see `reduced_dims`."""
+
+    name = "reduce"
+    attribute_type = (str, str)
+    style: Literal["reduce"] = "reduce"
+    known_afterwards = "a reduction's result"
+
+    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        return inputs[0].reduced(node.attribute[1])
+
+    def transposed(self, attribute: tuple[str, str]) -> tuple[str, str]:
+        kind, axis = attribute
+        return kind, axis_of_dims([OTHER_AXIS.get(dim, dim) for dim in reduced_dims(axis)])
+
+    def is_transposable(self, attribute: tuple[str, str]) -> bool:
+        return attribute[1] != "b"  # a matrix
+
+    def linearity_of(self, attribute: tuple[str, str]) -> Linearity:
+        return "sum" if REDUCTIONS[attribute[0]].monoid is REDUCTIONS["sum"].monoid else ""
+
+    def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
+        return arrays.reduce(arrays.full(inputs[0]), *node.attribute)
+
+    def label(self, graph: EpilogueGraph, node: Node) -> str:
+        kind, axis = node.attribute
+        batched = ", of all batches" * (axis in ("b", "bm", "bn"))
+        names = {"n": "ColReduction", "m": "RowReduction", "": "BatchReduction"}
+        return f"{names.get(axis.removeprefix('b'), 'ScalarReduction')}({kind}{batched})"
+
+
+STRUCTURAL = (
+    Accumulator(), ConstantNumber(), OperandOfGraph(), GroupIndex(), Chunk(), Interleave(), OneHot(), Cast(), Reduce(),
+)  # fmt: skip
+for _operation in STRUCTURAL:
+    register_operation(_operation)
