@@ -346,7 +346,7 @@ def problems(draw: some.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(problems())
 def test_no_choice_spills(problem: dict[str, Any]) -> None:
     plan = gemmsmith.plan(**problem)
@@ -430,7 +430,7 @@ def scaled_problems(draw: some.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(scaled_problems())
 def test_no_choice_of_promoted_sums_spills(problem: dict[str, Any]) -> None:
     plan = gemmsmith.plan(**problem)

@@ -133,7 +133,7 @@ def test_batch(name: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     m=some.integers(1, 90), groups=some.integers(1, 17), k=some.integers(1, 150), batch=some.sampled_from([None, 2]),
     tile=some.sampled_from([(64, 8, 64), (64, 24, 64), (128, 40, 32), (128, 64, 64), (256, 16, 64)]),
@@ -301,7 +301,7 @@ def test_every_ready_made_fusion(name: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(graph=graphs(), seed=some.integers(0, 1000), index=some.sampled_from([0, 2, 5]))
 def test_random_graphs(graph: EpilogueGraph, seed: int, index: int) -> None:
     check_graph(graph, CONFIGS[index], seed, (130, 88, 40), ml_dtypes.bfloat16)
