@@ -217,7 +217,7 @@ def report() -> str:
 
 def excerpt(file: str, first: str, last: str) -> str:
     """Return a block of Python: lines of a file, from one that begins with `first` to one that begins with `last`."""
-    lines = (ROOT / "src/gemmsmith" / file).read_text().splitlines()
+    lines = (ROOT / file).read_text().splitlines()
     end = next(i for i, x in enumerate(lines) if x.strip().startswith(last))
     begin = max(i for i, x in enumerate(lines[:end]) if x.strip().startswith(first))
     return "```python\n" + textwrap.dedent("\n".join(lines[begin : end + 1])) + "\n```"
@@ -225,14 +225,30 @@ def excerpt(file: str, first: str, last: str) -> str:
 
 def consumer_loop() -> str:
     """Return the loop of a consumer warpgroup over a tile's k-tiles."""
-    return excerpt("kernels/wgmma_mainloop.py", "with k.range(tile.k_tiles", "self._read.advance()")
+    return excerpt("src/gemmsmith/kernels/wgmma_mainloop.py", "with k.range(tile.k_tiles", "self._read.advance()")
 
 
 def instruction() -> str:
     """Return a class of an instruction."""
     return excerpt(
-        "hw/mbarrier.py", "class MbarrierArriveExpectTx", "m.mbarriers.arrive(m.value(self.barrier), expect_tx"
+        "src/gemmsmith/hw/mbarrier.py", "class MbarrierArriveExpectTx",
+        "m.mbarriers.arrive(m.value(self.barrier), expect_tx",
     )
+
+
+def elementwise_function() -> str:
+    """Return the record of an elementwise function."""
+    return excerpt("examples/own_functions.py", "ATAN = Function", "register_operation(ATAN)")
+
+
+def row_function() -> str:
+    """Return the record of a function of a whole row, with what a kernel does and what users call."""
+    return excerpt("examples/own_functions.py", "class SoftmaxRows", "return call_row_function(SOFTMAX")
+
+
+def reduction() -> str:
+    """Return the record of a reduction."""
+    return excerpt("examples/own_functions.py", "LENGTH = ReductionKind", "register_reduction(LENGTH)")
 
 
 QUOTE = re.compile(r"(From \[[\w.]+\]\(([^)]*)\):\n\n```python\n)(.*?)(?=\n```)", re.DOTALL)
@@ -277,6 +293,7 @@ def _is_complete(text: str) -> bool:
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield every page with generated text, and that text."""
     blocks = {**figures.BLOCKS, "cuda": cuda, "consumer_loop": consumer_loop, "instruction": instruction,
+              "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction,
               "report": report}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()

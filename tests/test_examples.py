@@ -41,6 +41,7 @@ WITH_TORCH = ["fp8_mlp", "train_tiny_transformer", "train_tiny_transformer --com
         "own_gather",
         "own_int4",
         "own_attention",
+        "own_functions",
         "bce",
         "moe_layer",
         *WITH_TORCH,

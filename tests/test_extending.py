@@ -1,20 +1,24 @@
 """One of each kind that `docs/internals/extending.md` says can be added in two files at most, added from outside.
 
-A tile scheduler, a loader and a whole kernel are in `test_own_designs.py`.
+A tile scheduler, a loader and a whole kernel are in `test_own_designs.py`. The page prints the functions' records, from
+`examples/own_functions.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from examples.own_functions import ATAN, LENGTH, SOFTMAX, length_of_rows, row_softmax, softmax_reference
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, ConfigError, Design, Spec, hw
+from gemmsmith import ArgumentError, Config, ConfigError, Design, EpilogueError, RetraceWarning, Spec, hw
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.accumulator import Accumulator
@@ -29,6 +33,9 @@ from gemmsmith.core.problem import Matrix, operand_getter
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.collective_epilogue import Epilogue
+from gemmsmith.graph.frontend.tracer import trace
+from gemmsmith.graph.frontend.visitors import EVT, AccFetch, Compute
+from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U64
 from gemmsmith.lang.values import Constant
@@ -207,3 +214,88 @@ class _Bound(dict[str, tuple[Matrix, Pointer] | Pointer]):
     """What the kernel's arguments are computed from."""
 
     k = 64
+
+
+def scaled_softmax(acc: Any) -> Any:
+    return row_softmax(acc * 0.5)
+
+
+FUNCTIONS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "method": (lambda acc: (acc * 2).atan(), lambda x: np.arctan(2 * x)),
+    "numpy": (lambda acc: np.arctan(acc) + 1, lambda x: np.arctan(x) + 1),
+    "math": (lambda acc: math.atan(acc), np.arctan),
+    "tree": (EVT(Compute("atan"), AccFetch()), np.arctan),
+    "row": (scaled_softmax, lambda x: softmax_reference(0.5 * x)),
+    "reduction": (length_of_rows, lambda x: np.linalg.norm(x, axis=-1)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_in_the_simulator_and_the_reference(name: str) -> None:
+    epilogue, function = FUNCTIONS[name]
+    rng = np.random.default_rng()
+    a, b = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((72, 40), (40, 56)))
+    expected = function(a.astype(float) @ b.astype(float))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RetraceWarning)
+        for config in (None, Config("mma_multistage", (64, 64, 32), (1, 1), 3, 1)):
+            out = np.full(expected.shape, np.nan, np.float32)
+            assert gemmsmith.simulate(a, b, epilogue=epilogue, out=out, out_dtype="fp32", config=config).hazards == []
+            np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+        out = gemmsmith.gemm(a, b, epilogue=epilogue, backend="reference", out_dtype="fp32")
+        np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_their_costs_count() -> None:
+    for epilogue, cost in ((lambda acc: acc.atan(), 22), (lambda acc: row_softmax(acc), 6)):
+        assert epilogue_cost(trace(epilogue, (64, 64), {}), True).instructions == cost
+
+
+@pytest.mark.torch
+def test_functions_of_tensors_and_the_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    from gemmsmith.torch import gemm
+    from gemmsmith.torch.fallback import evaluate_graph
+
+    a, b = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((8, 16), (16, 24)))
+    for epilogue, function in (
+        (lambda acc: torch.atan(acc * 2), lambda x: torch.atan(2 * x)), (scaled_softmax, lambda x: (x / 2).softmax(-1)),
+        (length_of_rows, lambda x: x.norm(dim=-1)),
+    ):  # fmt: skip
+        x = (a @ b).detach()
+        out = evaluate_graph(trace(epilogue, (8, 24), {}), x, {})["out"]
+        torch.testing.assert_close(out, function(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RetraceWarning)
+        for gemm_ in (gemm, torch.compile(gemm, fullgraph=True)):
+            inputs, wanted = ([x.detach().clone().requires_grad_() for x in (a, b)] for _ in range(2))
+            y, lengths = gemm_(*inputs, epilogue=lambda acc: (torch.atan(acc * 2), acc.length(-1)))
+            (y.square().sum() + lengths.sum()).backward()
+            product = wanted[0] @ wanted[1]
+            (torch.atan(product * 2).square().sum() + product.norm(dim=-1).sum()).backward()
+            for x, expected in zip(inputs, wanted, strict=True):
+                torch.testing.assert_close(x.grad, expected.grad)
+        for gemm_ in (gemm, torch.compile(gemm)):
+            with torch.no_grad():
+                torch.testing.assert_close(gemm_(a, b, epilogue=scaled_softmax), (a @ b / 2).softmax(-1))
+            with pytest.raises(EpilogueError, match="row_softmax: it has no gradient; call it under"):
+                gemm_(a, b, epilogue=scaled_softmax)
+
+
+@pytest.mark.parametrize("record", [ATAN, SOFTMAX], ids=lambda x: x.name)
+@pytest.mark.parametrize(("missing", "message"), [
+    ("cost", "cost: got None; give the instructions|cost: got none; give the instructions"),
+    ("gradient", "gradient: got None; give a function"),
+    ("torch", "torch: got none; give"),
+])  # fmt: skip
+def test_what_is_missing_is_refused_when_the_record_is_made(record: Any, missing: str, message: str) -> None:
+    changes: dict[str, Any] = {missing: None}
+    if missing == "torch" and record is ATAN:
+        changes["names"] = ""
+    with pytest.raises(ArgumentError, match=f"{record.name}: ({message})"):
+        replace(record, **changes)
+
+
+def test_a_reduction_without_a_gradient_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="length: gradient: got None; give a function"):
+        replace(LENGTH, gradient=None)

@@ -9,7 +9,6 @@ from gemmsmith.backends import Backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.groups import make_grouping, with_arrays
 from gemmsmith.binding.request import Request
-from gemmsmith.binding.scaling import with_scales
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
@@ -88,11 +87,10 @@ def gemm(
     """
     if not (fast_math is True and deterministic is True and batch_invariant is False):
         as_bools(fast_math=fast_math, deterministic=deterministic, batch_invariant=batch_invariant)
-    all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
-    return run_cached(
-        a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
-        batch_invariant, backend,
-    )  # fmt: skip
+    return run_cached((
+        a, b, out, checks.merge_operands(operands, named_operands), epilogue, scale_a, scale_b, out_dtype, accumulate,
+        precision, fast_math, deterministic, config, batch_invariant, backend, None, None,
+    ))  # fmt: skip
 
 
 def grouped_gemm(
@@ -168,10 +166,10 @@ def grouped_gemm(
     """
     grouping, arrays = make_grouping(offsets, sizes, counts, along, zero_fill, gather, scatter)
     all_operands = with_arrays(checks.merge_operands(operands, named_operands), arrays)
-    return run_cached(
-        a, b, out, with_scales(all_operands, scale_a, scale_b), epilogue, out_dtype, accumulate, precision, fast_math,
-        deterministic, config, False, backend, grouping,
-    )  # fmt: skip
+    return run_cached((
+        a, b, out, all_operands, epilogue, scale_a, scale_b, out_dtype, accumulate, precision, fast_math, deterministic,
+        config, False, backend, grouping, None,
+    ))  # fmt: skip
 
 
 def plan(
@@ -194,10 +192,9 @@ def plan(
         EpilogueError: If the epilogue cannot be traced.
         ConfigError: If no config, or not the given one, can compute it.
     """
-    all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
     plan_ = Plan(Request(
-        a, b, out, all_operands, epilogue, out_dtype, accumulate, precision, fast_math, deterministic, config,
-        batch_invariant, backend, grouping=grouping,
+        a, b, out, checks.merge_operands(operands, named_operands), epilogue, scale_a, scale_b, out_dtype, accumulate,
+        precision, fast_math, deterministic, config, batch_invariant, backend, grouping,
     ))  # fmt: skip
     plan_.detach_arrays()
     return plan_
@@ -225,15 +222,11 @@ def simulate(
         EpilogueError: If the epilogue cannot be traced.
         ConfigError: If no config, or not the given one, can compute it.
     """
-    all_operands = checks.merge_operands(operands, named_operands)
     request = Request(
-        a, b, out, with_scales(all_operands, scale_a, scale_b), epilogue, out_dtype, accumulate, precision, fast_math,
-        deterministic, config, batch_invariant, "sim", grouping=grouping,
+        a, b, out, checks.merge_operands(operands, named_operands), epilogue, scale_a, scale_b, out_dtype, accumulate,
+        precision, fast_math, deterministic, config, batch_invariant, "sim", grouping,
     )  # fmt: skip
-    return Plan(request).simulate(
-        a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed, schedules=schedules,
-        record=record,
-    )  # fmt: skip
+    return Plan(request).simulate(a, b, out, **request.inputs, seed=seed, schedules=schedules, record=record)
 
 
 def free_memory(*, graphs: bool = False) -> int:

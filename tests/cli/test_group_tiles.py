@@ -35,11 +35,8 @@ def scheduled(config: Config, m: int, n: int) -> list[tuple[int, ...]]:
         scheduler.finish_prologue()
         with scheduler.tile_loop() as tile:
             found = k.registers(U32, 4, "found")
-            row, end, column = (
-                (tile.n, tile.n_end, tile.m) if config.swap_ab else (tile.m, tile.m_end, tile.n)
-            )  # fmt: skip
-            for i, value in enumerate((tile.group, row, end, column)):
-                assert value is not None
+            coord, column = (tile.b, tile.m) if config.swap_ab else (tile.a, tile.n)
+            for i, value in enumerate((tile.group, coord.mn, coord.group_end, column)):
                 found[i] = value.to(U32)
             is_first = (k.thread == 0) & (hw.block_index() == 0)
             hw.store_global(found, out + (count.get() * 16).to(U64), is_first)

@@ -35,7 +35,7 @@ from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler import group_table, make_tile_scheduler
 from gemmsmith.tile_scheduler.group_table import GroupTable
 from gemmsmith.tile_scheduler.grouped import KGroupedTileScheduler, RowGroupedTileScheduler
-from gemmsmith.tile_scheduler.tiles import WorkRange, WorkTile
+from gemmsmith.tile_scheduler.tiles import NO_END, WorkRange, WorkTile
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -178,15 +178,13 @@ def ends_off_by(change: int) -> Plant:
 
         def off(self: Any, tile: Value) -> WorkTile:
             work = of_rows(self, tile)
-            if work.m_end is not None:
-                return replace(work, m_end=work.m_end + change)
-            assert work.n_end is not None
-            return replace(work, n_end=work.n_end + change)
+            if work.a.is_clipped:
+                return replace(work, a=replace(work.a, group_end=work.a.group_end + change))
+            return replace(work, b=replace(work.b, group_end=work.b.group_end + change))
 
         def off_along_k(self: Any, tile: Value) -> WorkTile:
             work = of_k(self, tile)
-            assert work.k_extent is not None
-            return replace(work, k_extent=work.k_extent + change)
+            return replace(work, group_k_extent=work.group_k_extent + change)
 
         p.setattr(RowGroupedTileScheduler, "work_tile", off)
         p.setattr(KGroupedTileScheduler, "work_tile", off_along_k)
@@ -215,9 +213,12 @@ def tma_stores_of_tiles_that_begin_inside(p: Patch) -> None:
 
 def stores_that_no_end_clips(p: Patch) -> None:
     of_rows = RowGroupedTileScheduler.work_tile
-    p.setattr(
-        RowGroupedTileScheduler, "work_tile", lambda self, tile: replace(of_rows(self, tile), m_end=None, n_end=None)
-    )
+
+    def endless(self: Any, tile: Value) -> WorkTile:
+        work = of_rows(self, tile)
+        return replace(work, a=replace(work.a, group_end=NO_END), b=replace(work.b, group_end=NO_END))
+
+    p.setattr(RowGroupedTileScheduler, "work_tile", endless)
 
 
 @pytest.mark.parametrize("plant", [tma_stores_that_pass_the_end, tma_stores_of_tiles_that_begin_inside])

@@ -90,7 +90,7 @@ def rows_of_no_group_from_the_second_on(p: Patch) -> None:
 
 def blocks_that_groups_share(p: Patch) -> None:
     block_of = GroupPartials.block_of
-    p.setattr(GroupPartials, "block_of", lambda self, tile, row: block_of(self, tile, row) - tile.operand_batch)
+    p.setattr(GroupPartials, "block_of", lambda self, tile, row: block_of(self, tile, row) - tile.work.group)
 
 
 def partials_of_one_block_more(p: Patch) -> None:

@@ -199,8 +199,8 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
         blocks = -(-k // SCALE_BLOCK)
         shapes = (m, blocks + -blocks % 4 + (not boxed)), (blocks, -(-n // SCALE_BLOCK))
         powers = (2.0 ** rng.integers(-3, 4, shape) for shape in shapes)
-        scales = {name: x.astype(np.float32) for name, x in zip(SCALE_NAMES, powers, strict=True)}
-        scales[SCALE_NAMES[0]] = scales[SCALE_NAMES[0]][:, :blocks]
+        scales = {f"scale_{role}": x.astype(np.float32) for role, x in zip("ab", powers, strict=True)}
+        scales["scale_a"] = scales["scale_a"][:, :blocks]
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
     operands = (b, a) if spec.config.swap_ab else (a, b)
@@ -208,10 +208,9 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     addresses = {name: memory.add_buffer(x, name.upper(), writable=False) for x, name in zip(lines, "ab", strict=True)}
     for name, x in scales.items():
         whole_rows = x if x.base is None else x.base
-        addresses[operand_argument(name)] = memory.add_buffer(whole_rows, name, writable=False)
-    product = bind(
-        Request(a, b.T, d, scales, precision="3xtf32" if spec.is_3xtf32 else "tf32" if spec.a_in_registers else None)
-    )
+        addresses[operand_argument(SCALE_NAMES[name[-1]])] = memory.add_buffer(whole_rows, name, writable=False)
+    precision = "3xtf32" if spec.is_3xtf32 else "tf32" if spec.a_in_registers else None
+    product = bind(Request(a, b.T, d, precision=precision, **scales))
     product = product.transposed() if spec.config.swap_ab else product
     assert product.kernel_spec(spec.config) == spec
     found = build_launches(product, spec)

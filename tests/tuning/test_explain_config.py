@@ -84,7 +84,7 @@ def test_a_swapped_plan_is_explained_with_its_epilogue() -> None:
     a, b, bias = Spec((16, 4096), "bf16"), Spec((4096, 28672), "bf16", (1, 4096)), Spec((28672,), "bf16")
     plan = gemmsmith.plan(a, b, epilogue=epilogue, bias=bias, config=Config(tile=(128, 16, 64), swap_ab=True))
     p = bind(Request(a, b, operands={"bias": bias}, epilogue=epilogue))
-    assert plan.why == explain_config(p.problem, plan.config, p.spec, "given")
+    assert plan.why == explain_config(p.problem, plan.config, p.spec, "given", names="ba")
     assert plan.why != explain_config(p.problem, plan.config, None, "given")
 
 

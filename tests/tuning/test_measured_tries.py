@@ -83,9 +83,10 @@ def test_grouped(results: str, gpu: Gpu, mean: float) -> None:
     for row in load(results)["rows"]:
         timed[grouped.Job(*(row[name] for name in grouped.Job._fields))].append(row)
     for job, rows in timed.items():
-        binding = grouped.planned(job, Config.parse(rows[0]["config"]))._unswapped_binding
-        problem, configs = mean_rows(binding.problem), [Config.parse(row["config"]) for row in rows]
-        table = ConfigTable.from_configs(configs, binding.spec)
-        cycles = total_cycles(problem, table, binding.spec, gpu)
+        plan = grouped.planned(job, Config.parse(rows[0]["config"]))
+        epilogue = plan._unswapped_epilogue
+        problem, configs = mean_rows(plan._unswapped), [Config.parse(row["config"]) for row in rows]
+        table = ConfigTable.from_configs(configs, epilogue)
+        cycles = total_cycles(problem, table, epilogue, gpu)
         regrets.append(regret((row["us"] for row in rows), cycles))
     assert np.mean(regrets) == pytest.approx(mean, abs=1e-5)

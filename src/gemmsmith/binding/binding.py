@@ -21,7 +21,7 @@ from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem
-from gemmsmith.core.product import Product
+from gemmsmith.core.product import Product, Role
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf32_residual_packings
@@ -35,7 +35,7 @@ class Binding:
         shape: (m, n) or (batch, m, n).
         out_dtype: Dtype of matrix results for which the epilogue names none.
         multiplication: How a and b are multiplied.
-        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the names of the block scales.
+        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the operands that have these.
         source_graph: The epilogue as the user wrote it, in the user's orientation.
         graph: The epilogue after the passes, in the user's orientation.
         arguments: Every array and number, by its Pointer's name. A result that the caller does not give has its
@@ -51,7 +51,7 @@ class Binding:
     shape: tuple[int, ...]
     out_dtype: DType
     multiplication: Multiplication
-    scale_granularity: Mapping[str, int]
+    scale_granularity: Mapping[Role, int]
     source_graph: EpilogueGraph
     graph: EpilogueGraph
     arguments: Mapping[str, ArrayInfo | float]
@@ -98,7 +98,7 @@ class Binding:
     @property
     def scales(self) -> list[str]:
         """Descriptions of the granularity of the scales of a and b."""
-        return [scaling.describe_granularity(name, self.graph, self.scale_granularity) for name in SCALE_NAMES]
+        return [scaling.describe_granularity(role, self.graph, self.scale_granularity) for role in SCALE_NAMES]
 
     @property
     def unallocated_results(self) -> dict[str, ArrayInfo]:
@@ -147,15 +147,13 @@ class Binding:
                 raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
         return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)
 
-    def in_orientation_of(self, other: Binding) -> Binding:
-        """Return the binding in `other`'s orientation, with the strides of length-1 dimensions taken from `other`."""
-        binding = self if self.swapped == other.swapped else self.transposed()
-        arrays = dict(binding.arrays)
-        for name in binding.spec.graph.matrix_names:
+    def with_degenerate_strides_of(self, other: Binding) -> Binding:
+        """Return the binding with the strides of length-1 dimensions taken from one in the same orientation."""
+        arrays = dict(self.arrays)
+        for name in self.spec.graph.matrix_names:
             arrays[name] = arrays[name].with_degenerate_strides_of(other.arrays.get(name, arrays[name]))
-        problem = binding.problem.with_degenerate_strides_of(other.problem)
-        spec = binding.spec.for_arrays(arrays)
-        return changed(binding, problem=problem, arrays=arrays, spec=spec)
+        problem = self.problem.with_degenerate_strides_of(other.problem)
+        return changed(self, problem=problem, arrays=arrays, spec=self.spec.for_arrays(arrays))
 
     def allocate_results(self, like: Any) -> Binding:
         """Allocate the missing results in `like`'s library. Raises ArgumentError for a max or min over nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from keyword import kwlist
 from typing import Any, NamedTuple
 
@@ -120,7 +120,8 @@ def _check_dtypes(a: ArrayInfo, b: ArrayInfo) -> None:
 
 def _resolve_accumulation(dtype: DType, accumulate: object) -> tuple[str, DType]:
     """Return the option that `accumulate` names for products of a dtype, and the accumulator's dtype."""
-    choices = _ACCUMULATE[FP32 if dtype == TF32 else dtype]
+    dtype = FP32 if dtype == TF32 else dtype  # as in memory
+    choices = _ACCUMULATE[dtype]
     option = next(iter(choices)) if accumulate is None else _dtype_name(accumulate)
     if option not in choices:
         raise ArgumentError(f"accumulate: got {accumulate!r} for operands of {dtype}; use {join_alternatives(choices)}")
@@ -173,14 +174,14 @@ def gemm_shape(a: ArrayInfo, b: ArrayInfo, product: Product | None, arrays: Info
     return (*batch, a.shape[-2], b.shape[-1])
 
 
-def check_product_scales(product: Product, factors: Mapping[str, ArrayInfo | float], blocks: Infos) -> None:
-    """Check that a design's product can be scaled so, by the names of the scales' arguments."""
+def check_product_scales(product: Product, factors: Mapping[Role, ArrayInfo | float], blocks: Any) -> None:
+    """Check that a design's product can be scaled so: by the scales of these operands, and these block scales."""
     if blocks:
         raise ArgumentError(f"scale_a, scale_b: got block scales; {product.name} takes tensor scales")
-    for name, x in factors.items():
-        if isinstance(x, ArrayInfo) and max(x.shape, default=1) > 1 and not product.has_operand_rows(name[-1]):
+    for role, x in factors.items():
+        if isinstance(x, ArrayInfo) and max(x.shape, default=1) > 1 and not product.has_operand_rows(role):
             raise ArgumentError(
-                f"{name}: got shape {tuple(x.shape)}; {name[-1]}'s are not the product's in {product.name}, "
+                f"scale_{role}: got shape {tuple(x.shape)}; {role}'s are not the product's in {product.name}, "
                 "use a tensor scale"
             )
 
@@ -250,7 +251,10 @@ def check_result(name: str, x: ArrayInfo, shape: tuple[int, ...], dtype: DType, 
         raise ArgumentError(f"{name}: got strides {tuple(x.strides)}; a reduction's result is contiguous")
 
 
-def check_no_overlap(name: str, x: ArrayInfo, inputs: Infos, operands: Infos, others: Infos) -> None:
+def check_no_overlap(
+    name: str, x: ArrayInfo, inputs: Iterable[tuple[str, ArrayInfo]], operands: Iterable[tuple[str, ArrayInfo]],
+    others: Infos,
+) -> None:  # fmt: skip
     """Check that a result does not overlap itself, the inputs or other results.
 
     It may overlap an epilogue operand only if it is the same array, of any dtype with as many bits.
@@ -264,10 +268,10 @@ def check_no_overlap(name: str, x: ArrayInfo, inputs: Infos, operands: Infos, ot
                     "use an array without overlap"
                 )
             last_offset += (extent - 1) * stride
-    for other, y in inputs.items():
+    for other, y in inputs:
         if arrays_overlap(x, y):
             raise ArgumentError(f"{name}: overlaps {other}; pass a separate array")
-    for other, y in [*operands.items(), *others.items()]:
+    for other, y in [*operands, *others.items()]:
         layouts = [(z.address, z.strides, z.shape, z.dtype.bits) for z in (x, y)]
         is_same = layouts[0] == layouts[1]
         if arrays_overlap(x, y) and (not is_same or other in others):

@@ -11,7 +11,8 @@ from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, reduced_dims
 from gemmsmith.core.grouping import GATHER, SCATTER, TABLES, Grouping, Table
-from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
+from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.product import Role
 from gemmsmith.graph.frontend.classify import classify
 
 
@@ -124,9 +125,9 @@ def check_added_rows(graph: EpilogueGraph) -> None:
             )
 
 
-def check_scales_of_groups(grouping: Grouping, granularity: Mapping[str, int]) -> None:
+def check_scales_of_groups(grouping: Grouping, granularity: Mapping[Role, int]) -> None:
     """Raise ArgumentError for block scales whose blocks hold rows of two groups."""
-    if grouping.along == "m" and not grouping.is_masked and granularity.get(SCALE_NAMES[0]) == SCALE_BLOCK:
+    if grouping.along == "m" and not grouping.is_masked and granularity.get("a") == SCALE_BLOCK:
         raise ArgumentError(
             f"scale_a: got a scale for {SCALE_BLOCK} rows, which may be two groups'; use one for each row and "
             f"{SCALE_BLOCK} of k, of shape (m, k/{SCALE_BLOCK})"

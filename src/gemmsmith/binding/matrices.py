@@ -12,7 +12,7 @@ from gemmsmith.core.dtypes import TF32, DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
-from gemmsmith.core.product import Product
+from gemmsmith.core.product import Product, Role
 from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
@@ -29,7 +29,7 @@ class OrientedProblem(NamedTuple):
 
 def orient_problem(
     spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], out_dtype: DType,
-    multiplication: Multiplication, scale_granularity: Mapping[str, int], product: Product | None,
+    multiplication: Multiplication, scale_granularity: Mapping[Role, int], product: Product | None,
     grouping: Grouping | None, groups: int, swapped: bool | None = None,
 ) -> OrientedProblem:  # fmt: skip
     """Return the GEMM that the kernel computes, for a spec with the user's graph.
@@ -57,9 +57,9 @@ def orient_problem(
     mma, promoted = multiplication.mma, multiplication.promoted
     d = arrays[d_name] if d_name else to_matrix(describe(Spec(shape, out_dtype)), batch)
     scale_a, scale_b = (
-        Scale(operand_argument(name), to_matrix(x, matrices), scale_granularity[name])
-        if name in scale_granularity and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
-        for name, matrices in zip(SCALE_NAMES, (batch, groups or batch), strict=True)
+        Scale(operand_argument(name), to_matrix(x, matrices), scale_granularity[role])
+        if role in scale_granularity and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
+        for (role, name), matrices in zip(SCALE_NAMES.items(), (batch, groups or batch), strict=True)
     )  # fmt: skip
     scale_b = scale_b and replace(scale_b, matrix=scale_b.matrix.T)
     problem = Problem(a, b, d, mma.d, promoted, (scale_a, scale_b), is_3xtf32=promoted and mma.a == TF32)

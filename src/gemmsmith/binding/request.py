@@ -1,39 +1,52 @@
-"""A request: what the caller of `gemm`, `plan` or `simulate` asks for."""
+"""A request: what the caller of `gemm`, `grouped_gemm`, `plan` or `simulate` asks for."""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from gemmsmith.backends import Backend, check_backend
-from gemmsmith.core.bools import as_bools
+import numpy as np
+
+from gemmsmith.arrays import cache_key_and_address, is_array
+from gemmsmith.backends import Backend
+from gemmsmith.binding.results import outputs_by_name
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.problem import SCALE_NAMES
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.graph.frontend.fingerprint import fingerprint
+
+_SCALE_A, _SCALE_B = map(operand_argument, SCALE_NAMES.values())
+_NO_OPERANDS: Mapping[str, Any] = {}
+Key = tuple[Hashable, Hashable, Hashable]
+"""The epilogue's fingerprint, or its identity without one; the key of the arrays; the options."""
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
-    """The arrays and options of out = epilogue(a @ b), each as in `gemm`.
+class Request(NamedTuple):
+    """The arrays and options of out = epilogue(a @ b), each as in `gemm`; `bind` checks them.
+
+    Requests are equal if one plan and its launches serve them: they may differ in addresses, and in numbers.
 
     Attributes:
         a: (m, k) or (batch, m, k), an array, a Spec or an ArrayInfo.
         b: (k, n) or (batch, k, n), likewise.
-        operands: All epilogue operands by name, with scales under their operands' names (see `scaling.with_scales`).
+        operands: The epilogue's operands by name, and the arrays of the design or of the groups.
         epilogue: A function, a graph, a visitor tree (an object with a method `graph()` that returns one), or None.
-        fingerprint: Hash key of the epilogue, whose graph is that of this key, or None for one that is taken now.
         grouping: The groups of a grouped GEMM, whose table is one of `operands`.
-
-    Raises:
-        ArgumentError: If an option has a wrong type.
+        fingerprint: Hash key of the epilogue, whose graph is that of this key, or None for one that is taken now.
     """
 
     a: Any
     b: Any
     out: Any = None
-    operands: Mapping[str, Any] = field(default_factory=dict)
+    operands: Mapping[str, Any] = _NO_OPERANDS
     epilogue: Any = None
+    scale_a: Any = None
+    scale_b: Any = None
     out_dtype: Any = None
     accumulate: Any = None
     precision: Any = None
@@ -42,13 +55,70 @@ class Request:
     config: Config | None = None
     batch_invariant: bool = False
     backend: Backend = "auto"
-    fingerprint: Hashable = None
     grouping: Grouping | None = None
+    fingerprint: Hashable = None
 
-    def __post_init__(self) -> None:
-        for name in ("fast_math", "deterministic", "batch_invariant"):
-            if type(value := getattr(self, name)) is not bool:
-                object.__setattr__(self, name, *as_bools(**{name: value}))
-        check_backend(self.backend)
-        if self.config is not None and not isinstance(self.config, Config):
-            raise ArgumentError(f"config: got {type(self.config).__name__}; use a gemmsmith.Config")
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The scales and the operands, as `Plan.run` takes them."""
+        return {"scale_a": self.scale_a, "scale_b": self.scale_b, "operands": self.operands}
+
+    @property
+    def key(self) -> Key:
+        """What a plan is found by; without a hash if an option has none, which `bind` refuses."""
+        arrays, _ = read_arrays(self.a, self.b, outputs_by_name(self.out), self.operands, self.scale_a, self.scale_b)
+        source = self.fingerprint or fingerprint(self.epilogue) or (None, id(self.epilogue))
+        return source, arrays, (type(self.out), self[OPTIONS])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and self.key == other.key
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+OPTIONS = slice(Request._fields.index("out_dtype"), Request._fields.index("fingerprint"))
+
+
+def read_arrays(
+    a: Any, b: Any, results: Mapping[str, Any], operands: Mapping[str, Any], scale_a: Any = None, scale_b: Any = None
+) -> tuple[Hashable, dict[str, Any]]:
+    """Return a key of everything but addresses and numbers, and these by their Pointers' names.
+
+    Raises ArgumentError for what is neither an array nor a number, and for a torch tensor whose gradient would be lost.
+    """
+    a_signature, a_address = cache_key_and_address(a, "a")
+    b_signature, b_address = cache_key_and_address(b, "b")
+    pointers: dict[str, Any] = {"a": a_address, "b": b_address}
+    key: tuple[Hashable, ...] = a_signature, a_address & 15, b_signature, b_address & 15
+    for name, x in operands.items():
+        key += name, _read_operand(x, name, operand_argument(name), pointers)
+    if scale_a is not None:
+        key += _SCALE_A, _read_operand(scale_a, "scale_a", _SCALE_A, pointers)
+    if scale_b is not None:
+        key += _SCALE_B, _read_operand(scale_b, "scale_b", _SCALE_B, pointers)
+    for name, x in results.items():
+        array_signature, address = cache_key_and_address(x, name)
+        pointers[result_argument(name)] = address
+        key += name, array_signature, address & 15
+    return key, pointers
+
+
+def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> Hashable:
+    """Return an operand's signature; its address, or the number, is added to `pointers`."""
+    if not is_array(x) and (
+        isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
+    ):
+        try:
+            pointers[pointer] = float(x)
+        except OverflowError:
+            pointers[pointer] = validate_fp32_scalar(name, x)  # raises
+        except ValueError:  # numpy's text
+            raise ArgumentError(f"{name}: got {x!r}; use an array or a number") from None
+        return "number"
+    array_signature, address = cache_key_and_address(x, name)
+    pointers[pointer] = address
+    return array_signature, address & 15

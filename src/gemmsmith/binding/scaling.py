@@ -14,27 +14,12 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
-
-SCALE_ARGUMENTS = dict(zip(SCALE_NAMES, ("scale_a", "scale_b"), strict=True))
-"""Argument names of the scales, by their operand names in the graph."""
+from gemmsmith.core.product import Role
 
 
-def argument_name(operand: str) -> str:
-    """Return the argument name of an epilogue's operand."""
-    return SCALE_ARGUMENTS.get(operand, operand)
-
-
-def with_scales(operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Mapping[str, Any]:
-    """Return the epilogue operands with the given scales added."""
-    if scale_a is None and scale_b is None:
-        return operands
-    scales = zip(SCALE_NAMES, (scale_a, scale_b), strict=True)
-    return {**operands, **{name: x for name, x in scales if x is not None}}
-
-
-def describe_scale(x: Any, name: str, a: ArrayInfo) -> ArrayInfo | float:
+def describe_scale(x: Any, role: Role, a: ArrayInfo) -> ArrayInfo | float:
     """Return a scale as a number or an ArrayInfo; an array must be on a's device."""
-    argument = argument_name(name)
+    argument = f"scale_{role}"
     if isinstance(x, Real):
         return validate_fp32_scalar(argument, x)
     info = describe(x, argument)
@@ -45,7 +30,7 @@ def describe_scale(x: Any, name: str, a: ArrayInfo) -> ArrayInfo | float:
 
 
 def scale_granularity(
-    x: ArrayInfo | float, name: str, operand: ArrayInfo, batch: tuple[int, ...], planned_granularity: int | None = None
+    x: ArrayInfo | float, role: Role, operand: ArrayInfo, batch: tuple[int, ...], planned_granularity: int | None = None
 ) -> int | None:
     """Return the rows of a (columns of b) per block scale, 1 or 128; None for tensor, row or column scales.
 
@@ -54,9 +39,9 @@ def scale_granularity(
     """
     if not isinstance(x, ArrayInfo) or x.shape in ((), (1,)):
         return None
-    is_transposed = name == SCALE_NAMES[1]
+    is_transposed = role == "b"
     if x.interleave_stride:
-        return _granularity_of_two(x, name, operand, batch)
+        return _granularity_of_two(x, role, operand, batch)
     rows, k = operand.shape[-2:][::-1] if is_transposed else operand.shape[-2:]
     blocks = ceil_div(k, SCALE_BLOCK)
     shapes = [
@@ -69,21 +54,21 @@ def scale_granularity(
             return planned_granularity if planned_granularity in matches else matches[0]
     alternatives = ", ".join(str(shape[::-1] if is_transposed else shape) for shape, _ in shapes)
     raise ArgumentError(
-        f"{argument_name(name)}: got shape {tuple(x.shape)}; for {name[-1]} of shape {tuple(operand.shape)} use one of "
+        f"scale_{role}: got shape {tuple(x.shape)}; for {role} of shape {tuple(operand.shape)} use one of "
         f"(), {alternatives}"
         + "".join(f", with or without a batch dimension of {count} or 1 in front" for count in batch)
     )
 
 
-def _granularity_of_two(x: ArrayInfo, name: str, operand: ArrayInfo, batch: tuple[int, ...]) -> int:
+def _granularity_of_two(x: ArrayInfo, role: Role, operand: ArrayInfo, batch: tuple[int, ...]) -> int:
     """Return the columns per scale of two arrays of scales. Raises ArgumentError for shapes that have none."""
     part, of = x.parts[0].shape, operand.parts[0].shape
     if not operand.interleave_stride:
-        raise ArgumentError(f"{argument_name(name)}: got a tuple with one array {name[-1]}; use one array")
+        raise ArgumentError(f"scale_{role}: got a tuple with one array {role}; use one array")
     expected = tuple(ceil_div(extent, SCALE_BLOCK) for extent in of[-2:])
     if part[-2:] != expected or (len(part) != 2 and (len(part), part[0]) not in [(3, n) for n in (1, *batch)]):
         raise ArgumentError(
-            f"{argument_name(name)}: got two arrays of shape {part}; for two arrays {name[-1]} of shape {of} use "
+            f"scale_{role}: got two arrays of shape {part}; for two arrays {role} of shape {of} use "
             f"{expected} each, for blocks of 128 x 128, and multiply by any other scale in the epilogue"
         )
     return SCALE_BLOCK
@@ -97,16 +82,16 @@ def scale_broadcast_dims(name: str, shape: tuple[int, ...], gemm_shape: tuple[in
     if len(shape) < 2:
         return BroadcastDims()
     batch = len(shape) == 3 and shape[0] == gemm_shape[0]
-    if name == SCALE_NAMES[0]:
+    if name == SCALE_NAMES["a"]:
         return BroadcastDims(batch, rows_per_value=1 if shape[-2] == gemm_shape[-2] else 0)
     return BroadcastDims(batch, columns_per_value=1 if shape[-1] == gemm_shape[-1] else 0)
 
 
-def describe_granularity(name: str, graph: EpilogueGraph, scale_granularity: Mapping[str, int]) -> str:
+def describe_granularity(role: Role, graph: EpilogueGraph, scale_granularity: Mapping[Role, int]) -> str:
     """Return a description of the granularity of a scale, for messages."""
-    if name in scale_granularity:
-        return f"scales of {scale_granularity[name]}x{SCALE_BLOCK} blocks"
-    operand = next((o for o in graph.operands if o.name == name), None)
+    if role in scale_granularity:
+        return f"scales of {scale_granularity[role]}x{SCALE_BLOCK} blocks"
+    operand = next((o for o in graph.operands if o.name == SCALE_NAMES[role]), None)
     if operand is None:
         return "none"
     if operand.broadcast_dims != BroadcastDims():  # it varies along a dimension

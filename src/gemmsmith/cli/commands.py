@@ -15,7 +15,6 @@ from gemmsmith.backends.cuda.mnemonics import Code
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.binding.scaling import with_scales
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import RandomOperands, execute, resources, scale_shapes
 from gemmsmith.cli.explain import explain
@@ -187,7 +186,7 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
     shapes = scale_shapes((m, n, k), (choices["scale_a"], choices["scale_b"]))
     scales = [shape if shape is None else Spec(shape, "fp32") for shape in shapes]
     names = "out_dtype", "accumulate", "precision", "batch_invariant"
-    request = Request(a, b, operands=with_scales({}, *scales), **{name: choices[name] for name in names})
+    request = Request(a, b, scale_a=scales[0], scale_b=scales[1], **{name: choices[name] for name in names})
     fixed = {f.name: choices[f.name] for f in fields(Config) if choices[f.name] is not None}
     choose_automatically = "tile" not in fixed and (sizes == GPU_SIZES or a.dtype.bits != 16)
     if choose_automatically and not fixed:
@@ -208,8 +207,8 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
 
         config = complete_config(replace(config, **fixed), fixed_fields)
         if "stages" not in fixed:
-            config = fit_stages(Plan(replace(request, config=config)).spec)
-    return Plan(replace(request, config=config)), (m, n, k)
+            config = fit_stages(Plan(request._replace(config=config)).spec)
+    return Plan(request._replace(config=config)), (m, n, k)
 
 
 def operand_specs(

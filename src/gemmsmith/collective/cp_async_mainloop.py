@@ -182,11 +182,10 @@ class CpAsyncMainloop:
         with k.when(self._next_tile.get() < self._work.stop):
             tile = self._work.work_tile_at(self._next_tile.get())
             first_k = (tile.k_tile_index(Constant(I32, 0)) * self.spec.config.tile[2]).named("first_k")
-            k_begin, k_extent = tile.a.k_begin, self._k if tile.k_extent is None else tile.k_extent
             for operand, copies in zip(self.operands, self._copies, strict=True):
-                copies.set_tile(tile.coord(operand.role), first_k if k_begin is None else first_k + k_begin)
+                copies.set_tile(tile.coord(operand.role), first_k + tile.a.k_begin)
             in_bounds = reduce(and_, (x.mn_extent - tile.coord(x.role).mn >= x.tile.padded_mn for x in self.operands))
-            k_remaining = (k_extent - first_k).named("initial_k_remaining")
+            k_remaining = (tile.k_extent(self._k) - first_k).named("initial_k_remaining")
             full_k_tiles = k.minimum(tile.k_tiles, k_remaining // self.spec.config.tile[2])
             self._full_k_tiles_remaining.set(k.select(in_bounds, full_k_tiles, 0))
             self._k_tiles_remaining.set(tile.k_tiles)

@@ -51,7 +51,7 @@ class GatheredCopies(CpAsyncCopies):
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         thread, tile = self._partition, self._tile
-        end = self._operand.mn_extent if coord.mn_end is None else coord.mn_end
+        end = coord.end(self._operand.mn_extent)
         first = (coord.mn + thread.row).named(f"{self._name}_first_row")
         for row, i in self._position.items():
             self._source_rows[i] = self._indices.load(first + row, first + row < end)

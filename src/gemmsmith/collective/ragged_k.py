@@ -30,8 +30,7 @@ class RaggedK:
     def zero_past_end(self, tile: WorkTile, k_tile: Value, stage: Sequence[SharedView]) -> None:
         """Zero the elements of a full stage past the end of the tile's group."""
         k = current_builder()
-        assert tile.k_extent is not None
-        k_valid = (tile.k_extent - k_tile * self._tile_k).named("k_valid")
+        k_valid = (tile.group_k_extent - k_tile * self._tile_k).named("k_valid")
         with k.when(k_valid < self._tile_k):
             k.comment("the rest of the k-tile is the next group's")
             thread = k.thread - self._first_thread

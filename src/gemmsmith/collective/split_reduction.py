@@ -75,7 +75,7 @@ class GlobalSplitReduction:
             self._store(accumulator, split, warpgroup, leader)
         with k.when(split.runs_epilogue):
             num_peers = (split.cluster_idx - split.first_peer).named("num_peers")
-            with k.range(num_peers, name="peer") as peer, k.when(split.k_tile_begin > 0):
+            with k.range(num_peers, name="peer") as peer, k.when(tile.k_tile_begin > 0):
                 self._accumulate(accumulator, split.first_peer + peer, warpgroup, leader)
             yield accumulator
 

@@ -296,7 +296,7 @@ class LaneCopiedScales(StagedScales):
         """Load the indices of a lane's rows of a tile."""
         source_rows = current_builder().registers(I32, ceil_div(self.num_scales, WARP_THREADS), f"{self.name}_row")
         for i in range(len(source_rows)):
-            in_tile = row + i * WARP_THREADS < (self._rows if coord.mn_end is None else coord.mn_end)
+            in_tile = row + i * WARP_THREADS < coord.end(self._rows)
             source_rows[i] = indices.load(row + i * WARP_THREADS, in_tile)
 
         def rows(first: Value) -> tuple[Value, Value]:

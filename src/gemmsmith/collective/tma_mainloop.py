@@ -198,8 +198,7 @@ class TmaMainloop:
         # An operand with few rows is in the L2: the other one, which comes from DRAM, is loaded first.
         for operand in self._tma_operands if self.spec.config.swap_ab else reversed(self._tma_operands):
             coord, is_residual = tile.coord(operand.role), is_tf32_residual.get(operand.role)
-            first_k = k if coord.k_begin is None else k + coord.k_begin
-            operand.load(stage, full, coord, first_k, multicast=multicast, is_tf32_residual=is_residual)
+            operand.load(stage, full, coord, k + coord.k_begin, multicast=multicast, is_tf32_residual=is_residual)
         for scales, state in zip(self.scales, scale_states, strict=True):
             scales.load(stage, full, tile, k_tile, k_tile_idx, state)
 

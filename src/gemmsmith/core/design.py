@@ -41,7 +41,7 @@ class Design:
     `groups_along`: what a grouped GEMM may divide: "m" if tiles may have any coordinates and ends, "k" if also each
     may have other k-tiles.
     `arrays`, `shapes`: those of the `Product`, if the design computes one of its own; a and b are never exchanged then.
-    `clips_rows`: a tile's rows may end before its last one (`WorkTile.m_end`).
+    `clips_rows`: a tile's rows may end before its last one (`OperandCoord.group_end`).
     `uses_tma`: A and B are loaded by TMA, so by one thread, which clusters and eviction policies need.
 
     Raises:

@@ -147,6 +147,7 @@ class Operation(ABC):
     requires_full_rows: bool = False
     """Whether each row of D must lie within one tile."""
     linearity: Linearity = ""
+    commutes_with_rounding: bool = False
     has_gradient: bool = True
     """Whether the derivative may differ from 0."""
     known_afterwards: str = ""
@@ -188,6 +189,8 @@ class Operation(ABC):
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients of the inputs, or None for an input without one, from that of the value y."""
+        if node.inputs:
+            raise EpilogueError(f"{self.name}: its record has no gradient")
         return ()
 
     def cost_per_element(self, precision: Any) -> tuple[float, float, float]:

@@ -10,6 +10,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.product import Role
 
 TMA_ALIGNMENT_BYTES = 16
 """Alignment of the base address and of every stride but the innermost (PTX ISA, tensor maps)."""
@@ -126,8 +127,8 @@ class Scale:
     granularity: int
 
 
-SCALE_NAMES = ("scale of a", "scale of b")
-"""Names of the scales of a and b among the epilogue's operands; not identifiers, so no user operand has them."""
+SCALE_NAMES: Mapping[Role, str] = {"a": "scale of a", "b": "scale of b"}
+"""Names of the scales of a and b among a graph's operands; not identifiers, so no user operand has them."""
 Scales = tuple[Scale | None, Scale | None]
 """The scales of A and of B."""
 

@@ -107,7 +107,7 @@ class Epilogue:
         count = dict(self.plan.broadcasts).get(operand.name)
         if not count:
             return ScalarBroadcast(operand)
-        grouping, has_rows_of_a = self.spec.grouping, operand.name == SCALE_NAMES[0]
+        grouping, has_rows_of_a = self.spec.grouping, operand.name == SCALE_NAMES["a"]
         gathers = grouping is not None and grouping.gathers and has_rows_of_a
         return VectorBroadcast(operand, count, self.spec.config.consumers, gathers)
 
@@ -150,9 +150,8 @@ class WarpgroupEpilogue:
         work = e.split_reduction.output_tile(tile)
         if not isinstance(self._first_column, int):
             work = replace(work, n=(work.n + self._first_column).named("first_column"))
-        ends = e.m if work.m_end is None else work.m_end, e.n if work.n_end is None else work.n_end
         first_row = (work.m + self._first_row).named("first_row")
-        wg_tile = WarpgroupTile(work, first_row, self.warpgroup, *ends)
+        wg_tile = WarpgroupTile(work, first_row, self.warpgroup, work.a.end(e.m), work.b.end(e.n))
         inputs = {name: x.issue_loads(wg_tile) for name, x in e.inputs.items()}
         tma_loads = e.tma_loads.issue_loads(wg_tile, self.leader, self._load_parity) if e.tma_loads else None
         return TileEpilogue(self, tile, wg_tile, inputs, tma_loads)

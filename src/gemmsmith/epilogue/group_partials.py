@@ -43,7 +43,7 @@ class GroupPartials:
 
     def block_of(self, wg_tile: WarpgroupTile, row: Value) -> Value:
         """Return the block that begins at a row of the tile's group."""
-        group = wg_tile.operand_batch
+        group = wg_tile.work.group
         begin = self._table.begin(group)
         row_of_group = row if self._grouping.is_masked else row - begin
         return (begin // self._rows + group + row_of_group // self._rows).named("first_block")

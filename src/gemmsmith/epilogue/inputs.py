@@ -53,11 +53,6 @@ class WarpgroupTile:
     problem_m: Value
     problem_n: Value
 
-    @property
-    def operand_batch(self) -> Value:
-        """The batch of operands of which there is one for each group, or for each matrix of the batch."""
-        return self.work.batch if self.work.group is None else self.work.group
-
     def origin(self, dims: BroadcastDims) -> tuple[Value, Value]:
         """Return the first row and column in a value with these broadcast dims."""
         return self.m // dims.rows_per_value, self.work.n // dims.columns_per_value
@@ -175,7 +170,7 @@ class ScalarBroadcast:
         if isinstance(x, Value):
             return TileScalar((x,))
         registers = current_builder().registers(F32, 1, f"{x.name}_scalar")
-        registers[0] = x.load(x.element_address(wg_tile.operand_batch), Constant(PRED, True))
+        registers[0] = x.load(x.element_address(wg_tile.work.group), Constant(PRED, True))
         return TileScalar(registers)
 
 
@@ -227,7 +222,7 @@ class VectorBroadcast:
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> TileVector:
         """Load this thread's elements of the tile's vector into registers."""
-        k, batch = current_builder(), wg_tile.operand_batch
+        k, batch = current_builder(), wg_tile.work.group
         registers = k.registers(F32, self.loads_per_thread, f"{self.name}_prefetched")
         with k.unroll(self.loads_per_thread, name="load") as load:
             index, in_tile = self.element(load)

@@ -11,7 +11,7 @@ from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.group_partials import max_blocks
-from gemmsmith.epilogue.monoids import MONOIDS, Monoid
+from gemmsmith.graph.reductions import REDUCTIONS, Monoid
 
 MAX_PARTIALS = 2**31 - 2**14
 """Maximum of batch * partials and of batch * outputs: kernels index them in int32, by up to 2^13 past the end."""
@@ -28,7 +28,7 @@ def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]
         node = graph.nodes[r.node]
         if node.op == "reduce" and graph.constant_operand_of(r) is None:
             kind, axis = node.attribute
-            first_name = first_with_key.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
+            first_name = first_with_key.setdefault((node.inputs[0], axis, REDUCTIONS[kind].monoid), r.name)
             shared[r.name] = first_name if deterministic else r.name
     return shared
 
@@ -69,7 +69,7 @@ class PartialsShape:
     @property
     def bytes(self) -> int:
         """Size of the partials in bytes."""
-        return 4 * len(MONOIDS[self.kind].identity) * self.component_stride
+        return 4 * len(REDUCTIONS[self.kind].monoid.identity) * self.component_stride
 
     @property
     def total_outputs(self) -> int:

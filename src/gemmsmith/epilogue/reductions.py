@@ -26,10 +26,10 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.epilogue.group_partials import GroupPartials
 from gemmsmith.epilogue.inputs import VisitCoord, WarpgroupTile
-from gemmsmith.epilogue.monoids import MONOIDS, ReductionState, State
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.partials import PartialsShape, partials_argument, partials_shape, reduces_groups, rows_of_block
 from gemmsmith.graph.precision import uses_special_functions
+from gemmsmith.graph.reductions import REDUCTIONS, ReductionState, State
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, Value, ValueLike
@@ -57,7 +57,7 @@ class Reduction:
         self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
         self.rows_per_value, self.columns_per_value = input_dims.row_divisor, input_dims.column_divisor
         self.halves = 2 // self.rows_per_value
-        self.monoid = MONOIDS[kind]
+        self.monoid = REDUCTIONS[kind].monoid
         # the compiler may make `condition ? f(x) : 0` a branch around f, which each element would take
         self.select = hw.select if uses_special_functions(spec.epilogue.graph, result.node) else k.select
         self._clips = spec.grouping is not None and spec.grouping.clips_rows
@@ -131,7 +131,7 @@ class Reduction:
         """Return the batch of the tile's results: the group, if each has results of its own; 0 for its partials."""
         if self.group_partials:
             return Constant(I32, 0)
-        return wg_tile.operand_batch if self._by_group else wg_tile.work.batch
+        return wg_tile.work.group if self._by_group else wg_tile.work.batch
 
     def begin_tile(self, wg_tile: WarpgroupTile) -> TileReduction:
         """Return the reduction of a tile's elements; clears the states of reductions over a whole tile."""

@@ -206,18 +206,16 @@ class ClippedTmaStores(TmaStores):
     def _begins_inside(self, coord: SubtileCoord) -> Value:
         """Return whether a subtile begins before the tile ends."""
         work, wg_tile = self.wg_tile.work, self.wg_tile
-        if work.m_end is not None:
-            return (wg_tile.m + coord.epi_m * WGMMA_M < work.m_end).named("begins_inside")
-        assert work.n_end is not None
-        return (work.n + coord.column < work.n_end).named("begins_inside")
+        if work.a.is_clipped:
+            return (wg_tile.m + coord.epi_m * WGMMA_M < work.a.group_end).named("begins_inside")
+        return (work.n + coord.column < work.b.group_end).named("begins_inside")
 
     def _is_inside(self, coord: SubtileCoord) -> Value:
         """Return whether a subtile ends before the tile does."""
         work, wg_tile = self.wg_tile.work, self.wg_tile
-        if work.m_end is not None:
-            return (wg_tile.m + (coord.epi_m + 1) * WGMMA_M <= work.m_end).named("is_inside")
-        assert work.n_end is not None
-        return (work.n + coord.column + self.plan.epi_tile_n <= work.n_end).named("is_inside")
+        if work.a.is_clipped:
+            return (wg_tile.m + (coord.epi_m + 1) * WGMMA_M <= work.a.group_end).named("is_inside")
+        return (work.n + coord.column + self.plan.epi_tile_n <= work.b.group_end).named("is_inside")
 
 
 @dataclass(frozen=True)

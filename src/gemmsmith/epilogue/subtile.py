@@ -254,7 +254,6 @@ def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, row_half: int) 
 
 
 def _group_pair(wg_tile: WarpgroupTile, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-    assert wg_tile.work.group is not None
     index = wg_tile.work.group.to(F32).with_name_hint("group_index")
     return index, index
 

@@ -61,6 +61,7 @@ class Function(Operation):
         num_predicates: How many of its inputs, from the first on, are predicates.
         is_predicate: Whether its value is a predicate.
         linearity: In which inputs it is linear.
+        commutes_with_rounding: Whether it is the same to round its value as its input.
 
     Raises:
         ArgumentError: Something is missing.
@@ -79,6 +80,7 @@ class Function(Operation):
     num_predicates: int = 0
     is_predicate: bool = False
     linearity: Linearity = ""
+    commutes_with_rounding: bool = False
 
     def __post_init__(self) -> None:
         if not self.torch and not self.names:
@@ -287,8 +289,10 @@ def _function(
 _TABLE = [
     # name, arity, reference, lower
     _function("detach", 1, lambda x: x, lambda x: x, names="detach", torch=lambda x: x),  # removed by the passes
-    _function("neg", 1, np.negative, lambda x: -x, gradient=lambda g, y, x: -g, names="neg negative", linearity="sum"),
-    _function("abs", 1, np.abs, _library("fabsf"), gradient=lambda g, y, x: g * x.sign(), names="abs absolute fabs"),
+    _function("neg", 1, np.negative, lambda x: -x, gradient=lambda g, y, x: -g, names="neg negative", linearity="sum",
+             commutes_with_rounding=True),
+    _function("abs", 1, np.abs, _library("fabsf"), gradient=lambda g, y, x: g * x.sign(), names="abs absolute fabs",
+             commutes_with_rounding=True),
     _function("sign", 1, lambda x: np.where(np.isnan(x), 0, np.sign(x)), _sign, names="sign sgn"),
     _function("floor", 1, np.floor, _library("floorf"), names="floor"),
     _function("round", 1, np.rint, _library("rintf"), torch="round"),
@@ -330,7 +334,7 @@ _TABLE = [
              approx=lambda x: approximations.ndtr(x, "ndtr_approx"), exact=_ndtr_exact,
              gradient=lambda g, y, x: g * _normal_density(x), torch="ndtr"),
     _function("relu", 1, lambda x: np.maximum(x, 0), _relu, gradient=lambda g, y, x: g.where(~(y <= 0), 0.0),
-             names="relu"),
+             names="relu", commutes_with_rounding=True),
     _function("gelu", 1, lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), lambda x: x * approximations.ndtr(x),
              approx=lambda x: x * approximations.ndtr(x, "ndtr_approx"), exact=_gelu_exact, gradient=_d_gelu,
              torch="gelu"),

@@ -18,6 +18,7 @@ from gemmsmith.core.graph import (
     reduced_dims,
     register_operation,
 )
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import Constant, Value
 
@@ -262,7 +263,7 @@ class Cast(Operation):
 
 
 class Reduce(Operation):
-    """A reduction, which only results are. Its attribute: (kind, axis), a name of MONOIDS and see `reduced_dims`."""
+    """A reduction, which only results are. Its attribute: (kind, axis), a name of REDUCTIONS and see `reduced_dims`."""
 
     name = "reduce"
     attribute_type = (str, str)
@@ -280,7 +281,7 @@ class Reduce(Operation):
         return attribute[1] != "b"  # a matrix
 
     def linearity_of(self, attribute: tuple[str, str]) -> Linearity:
-        return "sum" if attribute[0] in ("sum", "mean") else ""
+        return "sum" if REDUCTIONS[attribute[0]].monoid is REDUCTIONS["sum"].monoid else ""
 
     def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
         return arrays.reduce(arrays.full(inputs[0]), *node.attribute)

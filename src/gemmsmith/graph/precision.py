@@ -6,6 +6,7 @@ from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.function_costs import Cost, Precision
 from gemmsmith.graph.functions import Function, Lowering
+from gemmsmith.graph.reductions import REDUCTIONS
 
 
 def select_precisions(graph: EpilogueGraph, fast_math: bool) -> dict[int, Precision]:
@@ -34,17 +35,12 @@ def lowering(function: Function, precision: Precision) -> Lowering:
     return function.lowerings.get(precision, function.lower)
 
 
-REDUCTION_COSTS = {"logsumexp": Cost(6, 1.25)}
-"""Costs of reductions per element: of logsumexp max, sub, mul, exp2 and add, and for every four a new maximum; others
-take one instruction."""
-
-
 def reduction_cost(graph: EpilogueGraph) -> Cost:
     """Return the cost of an epilogue's reductions per element of the accumulator, within a thread."""
     kinds = [graph.nodes[r.node].attribute[0] for r in graph.results if graph.is_reduction(r)]
     total = Cost()
     for kind in kinds:
-        total = Cost(*(x + y for x, y in zip(total, REDUCTION_COSTS.get(kind, Cost(1)), strict=True)))
+        total = Cost(*(x + y for x, y in zip(total, REDUCTIONS[kind].cost, strict=True)))
     return total
 
 

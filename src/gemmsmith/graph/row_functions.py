@@ -61,14 +61,20 @@ class RowFragment:
         low, high = (self.registers[self.register_index(n8, row_half, i)] for i in range(2))
         return low, high
 
-    def row_reduce(self, row_half: int, start: float, step: Callable[[Value, Value], Value], name: str) -> Value:
-        """Return step(... step(start, x0) ..., xn) over the elements of a row. `name`: what it is, in the kernel."""
+    def row_reduce(
+        self, row_half: int, start: float, step: Callable[[Value, Value], Value], name: str,
+        merge: Callable[[Value, Value], Value] | None = None,
+    ) -> Value:  # fmt: skip
+        """Return step(... step(start, x0) ..., xn) over the elements of a row. `name`: what it is, in the kernel.
+
+        `merge` combines the results of two lanes; by default `step` does.
+        """
         result = current_builder().registers(F32, 1, f"lane_{name}")
         result[0] = start
         with current_builder().unroll(self.n8_count, name="n8") as n8:
             for x in self.load_pair(n8, row_half):
                 result[0] = step(result[0], x)
-        return quad_reduce(result[0], step, f"quad_{name}")
+        return quad_reduce(result[0], merge or step, f"quad_{name}")
 
 
 class RowsOfSubtile(Protocol):

@@ -16,6 +16,7 @@ from gemmsmith.epilogue.group_partials import ranges_argument
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.partials import PartialsShape, merge_batches, partials_argument, partials_shape, shared_partials
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.pack import BoundPacking, operand_packings, replace_packed_operands, tf32_residual_packings
 from gemmsmith.kernels.reduce import BoundReduction, ReduceSpec, reduce_kernel
@@ -100,9 +101,9 @@ def _second_step(
     count = math.prod({"b": problem.batch, "m": m, "n": n}[dim] for dim in reduced_dims(axis))  # reduced elements
     scale, offset = 1.0, 0.0
     if constant is not None and count:
-        offset = {"sum": constant * count, "logsumexp": constant + math.log(count)}.get(kind, constant)
+        offset = REDUCTIONS[kind].of_constant(constant, count)
         kind, shape = "sum", replace(shape, num_partials=0)
-    elif kind == "mean":
+    elif REDUCTIONS[kind].divides:
         scale = 1 / count if count else math.nan
     reduce_spec = ReduceSpec.from_partials(kind, result.dtype or FP32, shape)
     return BoundReduction(reduce_spec, shape, source, out, scale, overflow_as_fp32(offset), ranges)

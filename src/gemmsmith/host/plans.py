@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from gemmsmith.arrays import cache_key_and_address, is_array
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.binding import Binding
-from gemmsmith.binding.request import Request
+from gemmsmith.binding.request import Request, read_arrays
 from gemmsmith.binding.results import arrange_results, outputs_by_name, primary_result_name
-from gemmsmith.binding.scaling import SCALE_ARGUMENTS, argument_name, with_scales
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.cached_property import cached_property
-from gemmsmith.core.dtypes import DType, validate_fp32_scalar
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.frozen import changed
 from gemmsmith.core.integers import as_integer
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.inputs import operand_argument
-from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.kernels.build import build
@@ -52,6 +45,7 @@ if TYPE_CHECKING:
 
 MAX_CACHED_CALLS = 4096
 """Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""
+_SCALES = "scale_a", "scale_b"
 
 
 @dataclass(frozen=True)
@@ -117,24 +111,27 @@ class Plan:
     def __init__(self, request: Request) -> None:
         if not isinstance(request, Request):
             raise ArgumentError(f"request: got {type(request).__name__}; use gemmsmith.plan(a, b)")
-        self.fingerprint = fingerprint(request.epilogue)
-        request = changed(request, fingerprint=self.fingerprint)
+        self.fingerprint = request.fingerprint or fingerprint(request.epilogue)
+        request = request._replace(fingerprint=self.fingerprint)
         binding = bind(request)
         a = binding.a
         if request.batch_invariant:
             check_batch_invariant(request.config, binding.spec)
-            binding = binding.transposed() if binding.swapped else binding
         self._gpu = gpu_at(a.device_index if a.device == "cuda" else 0)
         if request.config is None:
             choice = choose_config(binding, chip_of(a), self._gpu, batch_invariant=request.batch_invariant)
         else:
             choice = Choice.of(binding, request.config)
         self.binding, self.config, self.origin = choice.binding, choice.config, choice.origin
+        # What `config.swap_ab` transposes, for the model
+        self._unswapped, self._unswapped_epilogue = binding.problem, binding.spec
         self.spec: KernelSpec = choice.spec
         self.problem: Problem = self.binding.problem
         self.out_dtype: DType = self.binding.out_dtype
         self.accumulator_dtype: DType = self.problem.accumulator_dtype
-        self._request = changed(request, a=None, b=None, out=None, operands={}, out_dtype=self.out_dtype)
+        self._request = request._replace(
+            a=None, b=None, out=None, operands={}, scale_a=None, scale_b=None, out_dtype=self.out_dtype
+        )
         self._has_epilogue = request.epilogue is not None
         self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
         self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
@@ -193,22 +190,14 @@ class Plan:
         """The source of the config, and the model's estimates for it and for alternatives."""
         if not covers_config(self.config) or self.binding.grouping:
             return f"{self.config}: {self.origin}"
-        binding = self._unswapped_binding
-        return explain_config(
-            binding.problem, self.config, binding.spec, self.origin, gpu=self._gpu, swapped=binding.swapped
-        )  # fmt: skip
+        names = "ba" if self.binding.swapped else "ab"
+        return explain_config(self._unswapped, self.config, self._unswapped_epilogue, self.origin, self._gpu, names)
 
     @property
     def estimated_us(self) -> float:
         """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds."""
-        binding = self._unswapped_binding
-        problem = equal_groups(binding.problem) if binding.grouping else binding.problem
-        return estimate_us(problem, self.config, binding.spec, self._gpu)
-
-    @property
-    def _unswapped_binding(self) -> Binding:
-        """The binding in the orientation whose A and B `config.swap_ab` exchanges: that in which D is row-major."""
-        return self.binding.transposed() if self.config.swap_ab else self.binding
+        problem = equal_groups(self._unswapped) if self._unswapped.grouping else self._unswapped
+        return estimate_us(problem, self.config, self._unswapped_epilogue, self._gpu)
 
     @property
     def epilogue(self) -> str:
@@ -238,18 +227,13 @@ class Plan:
             HazardError: With backend="sim", if the simulator finds hazards.
         """
         checks.check_workspace(workspace)
-        return self.run_checked(
-            a, b, out, with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b), workspace
-        )
-
-    def run_checked(self, a: Any, b: Any, out: Any, all_operands: Mapping[str, Any], workspace: Any = None) -> Any:
-        """Run with operands whose names have been checked, and which include the scales."""
-        results = outputs_by_name(out, self._primary_result, self._has_epilogue)
-        cache_key, addresses = read_signatures(a, b, results, all_operands)
+        all_operands = checks.merge_operands(operands, named_operands)
+        results = self._results(out)
+        cache_key, addresses = read_arrays(a, b, results, all_operands, scale_a, scale_b)
         call = self._cached_launches.get(cache_key)
         if call is not None and call.outputs_do_not_overlap(addresses):
             return self.launch(call, addresses, results, a, workspace)
-        return self.run_bound(self._bind(a, b, out, all_operands), a, workspace, cache_key)
+        return self.run_bound(self._bind(a, b, out, all_operands, scale_a, scale_b), a, workspace, cache_key)
 
     def prepare(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
@@ -270,14 +254,14 @@ class Plan:
             DeviceError: If the stream is being captured.
         """
         checks.check_workspace(workspace)
-        all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
-        self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
-        backend, binding, launches = self._prepare_run(self._bind(a, b, out, all_operands), a)
+        inputs = checks.merge_operands(operands, named_operands), scale_a, scale_b
+        read_arrays(a, b, self._results(out), *inputs)  # raises for tensors whose gradient would be lost
+        backend, binding, launches = self._prepare_run(self._bind(a, b, out, *inputs), a)
         if backend != "cuda":
-            return partial(self.run_checked, a, b, binding.value, all_operands)
+            return partial(self.run, a, b, binding.value, scale_a=scale_a, scale_b=scale_b, operands=inputs[0])
         from gemmsmith.backends.cuda.run import PreparedRun
 
-        return PreparedRun(launches, binding.arguments, a, workspace, binding.value, (b, all_operands))
+        return PreparedRun(launches, binding.arguments, a, workspace, binding.value, (b, *inputs))
 
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
@@ -305,17 +289,13 @@ class Plan:
             raise ArgumentError(f"progress: got {progress!r}; use a function of the completed fraction")
         if not (counters is None or isinstance(counters, Counters)):
             raise ArgumentError(f"counters: got {counters!r}; use gemmsmith.backends.sim.execute.counters.Counters()")
-        all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
-        self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
-        binding = self._bind(a, b, out, all_operands).allocate_results(a)
+        inputs = checks.merge_operands(operands, named_operands), scale_a, scale_b
+        read_arrays(a, b, self._results(out), *inputs)  # raises for tensors whose gradient would be lost
+        binding = self._bind(a, b, out, *inputs).allocate_results(a)
         result = run_simulation(
             self._launches(binding), binding.arguments, seed, progress, counters, record=record, schedules=schedules
         )
         return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records)
-
-    def cache_key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
-        """Return the cache key of a run: everything except addresses and scalars. Raises ArgumentError."""
-        return read_signatures(a, b, outputs_by_name(out, self._primary_result, self._has_epilogue), operands)[0]
 
     def cached_launches(self, cache_key: Hashable) -> BoundLaunches | None:
         """Return the launches that an earlier run of arrays with that cache key has prepared, if any."""
@@ -324,11 +304,13 @@ class Plan:
     def launch(
         self, call: BoundLaunches, addresses: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
     ) -> Any:
-        """Launch a run whose launches are cached; allocate missing results into `addresses` and `results`."""
+        """Launch a run whose launches are cached, and return its results; missing ones are allocated."""
         allocated = call.run(addresses, like, workspace)
+        if self._has_single_result:
+            return allocated[0] if allocated else results["out"]
         for (name, _, _), array in zip(call.unallocated_results, allocated):  # noqa: B905 - strict=True takes longer
             results[name] = array
-        return results["out"] if self._has_single_result else arrange_results(results, self._result_names)
+        return arrange_results(results, self._result_names)
 
     def detach_arrays(self) -> Binding:
         """Return the binding and drop the plan's references to the arrays."""
@@ -355,10 +337,14 @@ class Plan:
                 raise HazardError(hazards)
         return complete.value
 
-    def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
-        """Bind the arrays in the plan's orientation (a D with one row or column fits both)."""
-        request = changed(self._request, a=a, b=b, out=out, operands=operands or {})
-        return bind(request, self.binding.scale_granularity).in_orientation_of(self.binding)
+    def _results(self, out: Any) -> dict[str, Any]:
+        """Return the arrays of `out` by the results' names."""
+        return outputs_by_name(out, self._primary_result, self._has_epilogue)
+
+    def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Binding:
+        """Bind the arrays for the plan."""
+        request = self._request._replace(a=a, b=b, out=out, operands=operands, scale_a=scale_a, scale_b=scale_b)
+        return bind(request, self.binding)
 
     def _prepare_run(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
         """Return the backend, the binding with all results allocated, and the launches."""
@@ -370,7 +356,7 @@ class Plan:
         planned = self.binding
         if (binding.problem, binding.arrays, binding.graph) == (planned.problem, planned.arrays, planned.graph):
             return self.launches
-        for name, expected, actual in zip(SCALE_ARGUMENTS.values(), planned.scales, binding.scales, strict=True):
+        for name, expected, actual in zip(_SCALES, planned.scales, binding.scales, strict=True):
             if actual != expected:
                 raise ArgumentError(
                     f"{name}: got {actual}, this plan has {expected}; make a plan from arrays like these"
@@ -386,7 +372,7 @@ class Plan:
                     f"{self.spec.grouping.table}: got {binding.problem.groups} groups; this plan has room for "
                     f"{self.spec.grouping.capacity}, make a plan from arrays like these"
                 )
-            names = list(SCALE_ARGUMENTS.values())[:: -1 if binding.swapped else 1]
+            names = _SCALES[:: -1 if binding.swapped else 1]
             for name, planned_scale, scale in zip(names, self.spec.scales, spec.scales, strict=True):
                 if scale != planned_scale:
                     raise ArgumentError(
@@ -420,37 +406,3 @@ def run_reference(binding: Binding) -> None:
         binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity,
         is_3xtf32=binding.problem.is_3xtf32, grouping=binding.grouping, deterministic=binding.spec.deterministic,
     )  # fmt: skip
-
-
-def read_signatures(
-    a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]
-) -> tuple[Hashable, dict[str, Any]]:
-    """Return (cache key of a run, addresses and scalars by their Pointers' names)."""
-    a_signature, a_address = cache_key_and_address(a, "a")
-    b_signature, b_address = cache_key_and_address(b, "b")
-    arguments: dict[str, Any] = {"a": a_address, "b": b_address}
-    key: tuple[Hashable, ...] = a_signature, a_address & 15, b_signature, b_address & 15
-    for name, x in operands.items():
-        key += name, _operand_signature(x, argument_name(name), operand_argument(name), arguments)
-    for name, x in out.items():
-        array_signature, address = cache_key_and_address(x, name)
-        arguments[result_argument(name)] = address
-        key += name, array_signature, address & 15
-    return key, arguments
-
-
-def _operand_signature(x: Any, name: str, parameter: str, arguments: dict[str, Any]) -> Hashable:
-    """Return an operand's signature; its address, or the number, is added to `arguments`."""
-    if not is_array(x) and (
-        isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
-    ):
-        try:
-            arguments[parameter] = float(x)
-        except OverflowError:
-            arguments[parameter] = validate_fp32_scalar(name, x)  # raises
-        except ValueError:  # numpy's text
-            raise ArgumentError(f"{name}: got {x!r}; use an array or a number") from None
-        return "number"
-    array_signature, address = cache_key_and_address(x, name)
-    arguments[parameter] = address
-    return array_signature, address & 15

@@ -50,22 +50,29 @@ class PromotedMainloop:
 
     def mma(self, tile: WorkTile) -> None:
         """Multiply and promote a tile's k-tiles, as their stages become full."""
-        k, in_flight, scales = current_builder(), self._promotion.k_tiles_in_flight, self._scales.begin_tile(tile)
+        k, scales = current_builder(), self._scales.begin_tile(tile)
         if self._order and self._k_tiles_remaining:
             self._k_tiles_remaining.set(tile.k_tiles)
             with k.when(tile.k_tiles > 0):
                 self._order.wait()
-        has_rows = None if tile.m_end is None else (tile.m + self._rows[0] < tile.m_end).named("has_rows_of_group")
-        with nullcontext() if has_rows is None else k.when(has_rows):
-            k.comment("mainloop")
-            with k.range(tile.k_tiles // in_flight, name="k_tile_group" if in_flight > 1 else "k_tile"):
-                self._step(scales, in_flight)
-            if in_flight > 1:
-                with k.range((tile.k_tiles % in_flight).named("remaining_k_tiles"), name="k_tile"):
-                    self._step(scales, 1)
-        if has_rows is not None:
-            with k.when(~has_rows):
-                self._release_all(tile, scales)
+        if not tile.a.is_clipped:
+            self._steps(tile, scales)
+            return
+        has_rows = (tile.m + self._rows[0] < tile.a.group_end).named("has_rows_of_group")
+        with k.when(has_rows):
+            self._steps(tile, scales)
+        with k.when(~has_rows):
+            self._release_all(tile, scales)
+
+    def _steps(self, tile: WorkTile, scales: TileScales) -> None:
+        """Multiply and promote the k-tiles."""
+        k, in_flight = current_builder(), self._promotion.k_tiles_in_flight
+        k.comment("mainloop")
+        with k.range(tile.k_tiles // in_flight, name="k_tile_group" if in_flight > 1 else "k_tile"):
+            self._step(scales, in_flight)
+        if in_flight > 1:
+            with k.range((tile.k_tiles % in_flight).named("remaining_k_tiles"), name="k_tile"):
+                self._step(scales, 1)
 
     def _release_all(self, tile: WorkTile, scales: TileScales) -> None:
         """Release the stages of a tile, no row of which is this warpgroup's group's."""

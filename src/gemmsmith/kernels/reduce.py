@@ -17,9 +17,9 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.group_partials import RANGE_BYTES
-from gemmsmith.epilogue.monoids import MONOIDS, Monoid
 from gemmsmith.epilogue.outputs import store_rounded
 from gemmsmith.epilogue.partials import PartialsShape
+from gemmsmith.graph.reductions import REDUCTIONS, Monoid
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -48,7 +48,7 @@ class ReduceSpec:
     """Compile-time parameters of the second step of a result.
 
     Attributes:
-        kind: One of MONOIDS.
+        kind: One of REDUCTIONS.
         dtype: Dtype of the result: fp32, fp16 or bf16.
         lanes: Threads that share an output. All threads do if its partials are contiguous.
         is_split: Whether several CTAs share an output.
@@ -161,7 +161,7 @@ def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
     with Builder(name, threads=THREADS, chip=chip) as k:
         k.header += [f"gemmsmith: {name}", "combines partials (batch, partials, outputs) in order"]
         k.work_clusters = lambda reductions: sum(r.ctas for r in reductions)
-        components = max(len(MONOIDS[spec.kind].identity) for spec in specs)
+        components = max(len(REDUCTIONS[spec.kind].monoid.identity) for spec in specs)
         states = k.shared(4 * THREADS, stages=components, name="reduction_state")
         last_flag = k.shared(4, name="is_last_slice") if any(spec.is_split for spec in specs) else None
         steps = [_SecondStep(spec, i, f"_{i}" if len(specs) > 1 else "", states, last_flag)
@@ -198,7 +198,7 @@ class _SecondStep:
         self, spec: ReduceSpec, index: int, suffix: str, buffers: SharedBuffer, last_flag: SharedBuffer | None
     ) -> None:
         k = current_builder()
-        self.spec, self.monoid, self._buffers, self._last_flag = spec, MONOIDS[spec.kind], buffers, last_flag
+        self.spec, self.monoid, self._buffers, self._last_flag = spec, REDUCTIONS[spec.kind].monoid, buffers, last_flag
 
         def of(compute: Callable[[BoundReduction], Any]) -> Callable[[Any], Any]:
             return lambda reductions: compute(reductions[index])

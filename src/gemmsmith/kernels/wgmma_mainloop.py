@@ -56,12 +56,14 @@ class WgmmaMainloop:
         if self._order:
             self._order.wait()
         rows, n = self._rows[1], self.accumulator.n
-        if tile.m_end is not None:
+        if tile.a.is_clipped:
             parts = [(x, x, n) for x in range(0, rows + 1, WGMMA_M)]
-            self._mma_part(tile, (tile.m_end - (tile.m + self._rows[0])).named("rows_of_group"), parts, after_k_tile)
-        elif tile.n_end is not None:
+            extent = (tile.a.group_end - (tile.m + self._rows[0])).named("rows_of_group")
+            self._mma_part(tile, extent, parts, after_k_tile)
+        elif tile.b.is_clipped:
             parts = [(x, rows, x) for x in self.accumulator.widths]
-            self._mma_part(tile, (tile.n_end - tile.n).named("columns_of_group"), parts, after_k_tile)
+            extent = (tile.b.group_end - tile.n).named("columns_of_group")
+            self._mma_part(tile, extent, parts, after_k_tile)
         else:
             self._mma(tile, rows, n, after_k_tile)
 

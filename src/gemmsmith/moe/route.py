@@ -92,7 +92,7 @@ class RouteSpec:
 
     @property
     def experts_per_lane(self) -> int:
-        """Logits in the registers of a thread."""
+        """Experts whose logits a lane has in its registers: the warp of a token divides all of them."""
         return ceil_div(self.experts, 32)
 
 

@@ -16,7 +16,7 @@ from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler.group_table import GroupTable, group_extent
-from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkRange, WorkTile
+from gemmsmith.tile_scheduler.tiles import ZERO, OperandCoord, TileScheduler, WorkRange, WorkTile
 
 
 class RowGroupedTileScheduler(TileScheduler):
@@ -102,10 +102,9 @@ class RowGroupedTileScheduler(TileScheduler):
             end = current_builder().minimum(end, (m, n)[axis] + heights[axis])
         m, n, end = m.named("m_offset"), n.named("n_offset"), end.named("tile_end")
         a, b = (
-            OperandCoord(x, batch, mn_end=end) if i == axis else OperandCoord(x, group) for i, x in enumerate((m, n))
+            OperandCoord(x, batch, group_end=end) if i == axis else OperandCoord(x, group) for i, x in enumerate((m, n))
         )
-        work = WorkTile(a, b, m, n, batch, self.k_tiles, group=group)
-        return replace(work, m_end=end) if axis == 0 else replace(work, n_end=end)
+        return WorkTile(a, b, m, n, batch, group, self.k_tiles)
 
     def _in_bands(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
         """Return (minor, major) of a group's tile, along the major axis in bands of `raster_group` minors."""
@@ -152,10 +151,10 @@ class KGroupedTileScheduler(TileScheduler):
             k_tiles = current_builder().maximum(k_tiles, 1)
         k_tiles = k_tiles.named("group_k_tiles")
         if self.spec.promoted:  # block scales are by k-tile
-            first_k_tile, k_begin = (begin // self.spec.config.tile[2]).named("first_k_tile"), None
+            first_k_tile, k_begin = (begin // self.spec.config.tile[2]).named("first_k_tile"), ZERO
         else:
-            first_k_tile, k_begin = None, begin
+            first_k_tile, k_begin = ZERO, begin
         a, b = (OperandCoord(x, zero, k_begin) for x in (work.m, work.n))
         return replace(
-            work, a=a, b=b, k_tiles=k_tiles, first_k_tile=first_k_tile, k_extent=k_extent, group=group
+            work, a=a, b=b, k_tiles=k_tiles, k_tile_begin=first_k_tile, group_k_extent=k_extent
         )  # fmt: skip

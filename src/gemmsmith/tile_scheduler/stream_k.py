@@ -17,7 +17,7 @@ from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.tile_scheduler.tiles import Split, TileScheduler, WorkRange, WorkTile
+from gemmsmith.tile_scheduler.tiles import ZERO, Split, TileScheduler, WorkRange, WorkTile
 
 MAX_SPLITS_PER_TILE = 4
 """Maximum splits of a tile if all stream-K tiles have equally many: the reducing cluster adds them serially. Chosen;
@@ -135,9 +135,9 @@ class StreamKTileScheduler(TileScheduler):
         )
         # The last cluster c with c * sk_iters / sk_units <= tile_iter_begin.
         first_peer = (((tile_iter_begin + 1) * own.sk_units - 1) // k.maximum(own.sk_iters, 1)).named("first_peer")
-        split = Split(begin, (end == self.k_tiles).named("runs_epilogue"), self.cluster_idx, first_peer, tile)
+        split = Split((end == self.k_tiles).named("runs_epilogue"), self.cluster_idx, first_peer, tile)
         reverse_k = self._is_reversed(k.minimum(tile, own.dp_work_tiles))
-        return self._work_tile(index, (end - begin).named("work_k_tiles"), split, reverse_k)
+        return self._work_tile(index, (end - begin).named("work_k_tiles"), split, begin, reverse_k)
 
     def first_work_tile(self) -> WorkTile | None:
         """Return None: the first split takes divisions to find."""
@@ -155,24 +155,24 @@ class ClusterSplitKTileScheduler(TileScheduler):
         """Loop over this CTA's splits."""
         assert step == 1, "only cooperative designs split tiles over a cluster"
         k = current_builder()
-        work_k_tiles, split = self._split()
+        work_k_tiles, split, begin = self._split()
         ordinal = k.var(I32, 0, "tiles_done")
         with k.range(self.cluster_idx, self.tiles, self.cluster_count, name="cluster_tile") as tile:
             has_next = (tile + self.cluster_count < self.tiles).named("has_next")
             split_here = replace(split, tile_ordinal=ordinal.get().named("tile_ordinal"))
             reverse_k = self._is_reversed(split_here.tile_ordinal)
-            yield replace(self._work_tile(tile, work_k_tiles, split_here, reverse_k), has_next=has_next)
+            yield replace(self._work_tile(tile, work_k_tiles, split_here, begin, reverse_k), has_next=has_next)
             ordinal.set(split_here.tile_ordinal + 1)
 
     def first_work_tile(self) -> WorkTile | None:
         """Return this CTA's split of its first tile."""
         return self._first_work_tile(*self._split())
 
-    def _split(self) -> tuple[Value, Split]:
-        """Return this CTA's number of k-tiles per tile, and its split of its first tile."""
+    def _split(self) -> tuple[Value, Split, Value]:
+        """Return this CTA's number of k-tiles per tile, its split of its first tile, and the first of its k-tiles."""
         splits = self.spec.config.cluster_splits
         assert isinstance(self.position.split_idx, Value)
         begin = (self.position.split_idx * self.k_tiles // splits).named("k_tile_begin")
         k_tiles = ((self.position.split_idx + 1) * self.k_tiles // splits - begin).named("work_k_tiles")
         runs_epilogue = (self.position.split_idx >= splits - self.spec.num_reducing_ctas).named("runs_epilogue")
-        return k_tiles, Split(begin, runs_epilogue, self.cluster_idx, self.cluster_idx, Constant(I32, 0))
+        return k_tiles, Split(runs_epilogue, self.cluster_idx, self.cluster_idx, ZERO), begin

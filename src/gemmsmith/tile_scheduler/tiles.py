@@ -25,6 +25,8 @@ from gemmsmith.tile_scheduler.fast_divmod import FastDivmod
 from gemmsmith.tile_scheduler.group_table import GroupTable
 from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync, ProducerSync
 
+ZERO: Value = Constant(I32, 0)
+NO_END: Value = Constant(I32, MAX_EXTENT)
 IDENTITY_PERMUTATION = tuple(range(MAX_CLUSTERS))
 """The permutation in which cluster i starts at tile i."""
 
@@ -33,8 +35,6 @@ IDENTITY_PERMUTATION = tuple(range(MAX_CLUSTERS))
 class Split:
     """This CTA's split of a tile whose k-tiles several CTAs divide among themselves."""
 
-    k_tile_begin: Value
-    """The first k-tile of the split."""
     runs_epilogue: Value
     """This CTA adds all partial sums of the tile, or of its slice of the columns, and runs the epilogue on the result.
 
@@ -55,10 +55,19 @@ class OperandCoord:
     mn: Value
     """The row."""
     batch: Value
-    k_begin: Value | None = None
-    """The element of K at which k-tile 0 begins; None: 0. With TMA a multiple of 16 bytes."""
-    mn_end: Value | None = None
-    """The first row after `mn` that is not the tile's, because its group ends; None: the operand's extent."""
+    k_begin: Value = ZERO
+    """The element of K at which k-tile 0 begins. With TMA a multiple of 16 bytes."""
+    group_end: Value = NO_END
+    """The first row after `mn` that is not the tile's, because its group ends; NO_END if no group does. See Design."""
+
+    @property
+    def is_clipped(self) -> bool:
+        """True if the tile's rows may end before the tile does, because its group ends."""
+        return self.group_end is not NO_END
+
+    def end(self, extent: Value) -> Value:
+        """Return the first row after `mn` that is not the tile's: where its group ends, or the operand's `extent`."""
+        return self.group_end if self.is_clipped else extent
 
 
 @dataclass(frozen=True)
@@ -66,29 +75,25 @@ class WorkTile:
     """A tile of a CTA, or its split of one: where it begins, and which k-tiles it sums."""
 
     a: OperandCoord
-    """Coordinates of the first elements of the CTA's tiles of A, and of other operands with A's role."""
+    """Coordinates of the first elements of the CTA's tiles of A, and of other operands with A's role: D's rows."""
     b: OperandCoord
     m: Value
     """The first row of D, in elements."""
     n: Value
     batch: Value
+    group: Value
+    """The group, or the batch. Operands of the epilogue with one value a group have it as their batch."""
     k_tiles: Value
     """K-tiles to sum: all, or those of the split."""
+    k_tile_begin: Value = ZERO
+    """The index along K of the first of them."""
     split: Split | None = None
     reverse_k: Value | None = None
     """The k-tiles are summed from the last to the first."""
     has_next: Value | None = None
     """The CTA has another tile after this one. None for TileScheduler.first_work_tile."""
-    m_end: Value | None = None
-    """The first row of D after m that is not this tile's, because its group ends; None: D's extent. See Design."""
-    n_end: Value | None = None
-    """Likewise the first column."""
-    first_k_tile: Value | None = None
-    """The index along K of k-tile 0, if K is divided into groups of whole k-tiles; None: 0."""
-    k_extent: Value | None = None
-    """The elements of K of the tile's group; what follows in its last k-tile is another group's. None: all of K."""
-    group: Value | None = None
-    """The group; None: the batch. Operands of the epilogue with one value a group have it as their batch."""
+    group_k_extent: Value = NO_END
+    """The elements of K of the tile's group; what follows in its last k-tile is another's. NO_END if K is undivided."""
     is_full_wave: Value | None = None
     """All clusters have a tile in this wave. None if tiles may be split."""
 
@@ -96,13 +101,15 @@ class WorkTile:
         """Return the coordinates of the operands of a role."""
         return self.a if role == "a" else self.b
 
+    def k_extent(self, extent: Value) -> Value:
+        """Return the elements of K: those of the tile's group, or `extent`, all."""
+        return extent if self.group_k_extent is NO_END else self.group_k_extent
+
     def k_tile_index(self, k_tile: Value) -> Value:
         """Return the index along the GEMM's K of the k-tile that is summed as number `k_tile`."""
         if self.reverse_k is not None:
             k_tile = current_builder().select(self.reverse_k, self.k_tiles - 1 - k_tile, k_tile)
-        begin = self.first_k_tile if self.split is None else self.split.k_tile_begin
-        k_tile_idx = k_tile if begin is None else begin + k_tile
-        return k_tile_idx.with_name_hint("k_tile_idx")
+        return (self.k_tile_begin + k_tile).with_name_hint("k_tile_idx")
 
 
 @dataclass(frozen=True)
@@ -253,8 +260,8 @@ class TileScheduler:
         """
         return self._first_work_tile(self.k_tiles)
 
-    def _first_work_tile(self, k_tiles: Value, split: Split | None = None) -> WorkTile:
-        tile = self._work_tile(self.cluster_idx, k_tiles, split)
+    def _first_work_tile(self, k_tiles: Value, split: Split | None = None, k_tile_begin: Value = ZERO) -> WorkTile:
+        tile = self._work_tile(self.cluster_idx, k_tiles, split, k_tile_begin)
         for value in (tile.batch, tile.m, tile.n):
             value.name = f"first_{value.name}"
         return tile
@@ -264,12 +271,14 @@ class TileScheduler:
         return (ordinal % 2 == 1).named("reverse_k") if self.spec.config.serpentine else None
 
     def _work_tile(
-        self, index: Value, k_tiles: Value, split: Split | None = None, reverse_k: Value | None = None
-    ) -> WorkTile:
+        self, index: Value, k_tiles: Value, split: Split | None = None, k_tile_begin: Value = ZERO,
+        reverse_k: Value | None = None,
+    ) -> WorkTile:  # fmt: skip
         batch, m, n = current_builder().call(
             "tile_coordinates", self._tile_coordinates, index, parameter_names=["cluster_tile"]
         )
-        return WorkTile(OperandCoord(m, batch), OperandCoord(n, batch), m, n, batch, k_tiles, split, reverse_k)
+        a, b = OperandCoord(m, batch), OperandCoord(n, batch)
+        return WorkTile(a, b, m, n, batch, batch, k_tiles, k_tile_begin, split, reverse_k)
 
     def _tile_coordinates(self, index: Value) -> list[Value]:
         """Return the batch of a cluster's tile `index`, and element (m, n) at which this CTA's tile in it begins."""

@@ -11,9 +11,9 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
+from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import validate_fp32_scalar
@@ -21,6 +21,7 @@ from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.autograd import differentiable_gemm
 from gemmsmith.torch.autograd_state import in_functorch_transform
@@ -99,10 +100,8 @@ def gemm(
     a, b = autocast(a, b)
     has_scales = scale_a is not None or scale_b is not None
     if isinstance(b, tuple) or (has_scales and is_fast_path(a, b, scale_a, scale_b, *operand_values.values())):
-        return launch(
-            a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=operand_values,
-            precision=fp32_precision(a),
-        )  # fmt: skip
+        precision = fp32_precision(a)
+        return run_cached(Request(a, b, None, operand_values, epilogue, scale_a, scale_b, precision=precision))
     scales = _scale_operands(scale_a, scale_b, operand_values) if has_scales else {}
     inputs = {**operand_values, **scales} if has_scales else operand_values
     arguments = None
@@ -111,9 +110,11 @@ def gemm(
         if (cached := run_cached_call(arguments, a, b, inputs)) is not None:
             return cached
     if not has_scales and is_fast_path(a, b, *inputs.values()):
-        results = launch(a, b, epilogue=epilogue, operands=operand_values, precision=fp32_precision(a))
+        source = arguments and arguments.source
+        request = Request(a, b, None, operand_values, epilogue, precision=fp32_precision(a), fingerprint=source)
+        results = run_cached(request)
         if arguments is not None:
-            cache_run(arguments, find_cached_run(a, b, operand_values, arguments.source, fp32_precision(a)))
+            cache_run(arguments, find_cached_run(request))
         return results
     return _prepare_and_run(a, b, epilogue, recompute, operand_values, scales, arguments)
 

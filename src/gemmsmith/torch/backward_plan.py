@@ -1,6 +1,6 @@
 """What forward saves and backward computes for an epilogue: constants that torch.compile does not trace.
 
-Names are those of epilogue.frontend.derivative: x_name is an operand, y_name a result, d_name the gradient of a result.
+Names are those of graph.frontend.derivative: x_name is an operand, y_name a result, d_name the gradient of a result.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gemmsmith.graph.frontend.derivative import (
     tie_count_graph,
     with_saved_values,
 )
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.ops import MAX_RESULTS, op_signature
@@ -265,7 +266,7 @@ def _reduction_result(
     if r in minmax_results(graph) and r.name in outputs:
         tie_count_kernel = _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
     divisor = graph.broadcast_dims()[inner].column_divisor
-    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, kind == "mean", divisor, tie_count_kernel)
+    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, REDUCTIONS[kind].divides, divisor, tie_count_kernel)
 
 
 def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] = ()) -> GradKernel:

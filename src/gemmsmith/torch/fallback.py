@@ -14,6 +14,7 @@ from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, DType
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.graph import EpilogueGraph, reduced_dims
 from gemmsmith.graph.functions import Refused
+from gemmsmith.graph.reductions import REDUCTIONS
 
 TORCH_DTYPES = {
     BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32, E4M3: torch.float8_e4m3fn,
@@ -121,5 +122,6 @@ class _Tensors:
         return tuple(i for i, index in enumerate("bmn"[3 - self.accumulator.dim() :]) if index in reduced_dims(axis))
 
     def reduce(self, x: Any, kind: str, axis: str) -> Any:
-        name = "a" + kind if kind in ("max", "min") else kind
-        return getattr(torch, name)(x, self.reduction_dims(axis), keepdim=True)
+        function = REDUCTIONS[kind].torch
+        function = function if callable(function) else getattr(torch, function)
+        return function(x, self.reduction_dims(axis), keepdim=True)

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import torch
 
-from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.binding import checks
+from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch.api import (
     OPERAND_DTYPES,
     autocast,
@@ -29,7 +30,7 @@ from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
 from gemmsmith.torch.ops import by_rows, fp32_precision
-from gemmsmith.torch.plain_tensors import cache_run, find_cached_run, read_arguments, sees_operators
+from gemmsmith.torch.plain_tensors import cache_run, find_cached_run, in_groups, read_arguments, sees_operators
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 
@@ -85,10 +86,13 @@ def grouped_gemm(
         return differentiable_slices(a, b, offsets)
     shape = rows_shape(a.shape, b.shape, offsets.shape)
     if of_two or is_fast_path(a, b, *values.values()):
-        values, precision = {name: by_rows(x) for name, x in values.items()}, fp32_precision(a)
-        results = launch(a, of_two or b, offsets=offsets, epilogue=epilogue, operands=values, precision=precision)
+        values = {name: by_rows(x) for name, x in values.items()}
+        source = arguments and arguments.source
+        request = Request(a, of_two or b, None, values, epilogue, precision=fp32_precision(a), fingerprint=source)
+        request = in_groups(request, offsets)
+        results = run_cached(request)
         if arguments is not None:
-            cache_run(arguments, find_cached_run(a, b, values, arguments.source, precision, None, offsets))
+            cache_run(arguments, find_cached_run(request))
         return results
     check_operands_are_read(epilogue, values)
     serialized = _serialize(a, shape, epilogue, values, None if arguments is None else arguments.source)

@@ -19,23 +19,28 @@ from typing import Any
 
 import torch
 
-from gemmsmith.api import grouped_gemm as launch
+from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import result_shape
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.host.cached_run import CachedRun
+from gemmsmith.host.cached_run import CachedRun, run_cached
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.ops import (
     as_outputs,
-    by_rows,
+    as_request,
     define_gemms,
     define_op,
     fp32_precision,
-    kernel_arguments,
     operands_by_name,
     result_dtype,
 )
-from gemmsmith.torch.plain_tensors import find_cached_run, read_arguments, run_or_call, runs_kernels, sees_operators
+from gemmsmith.torch.plain_tensors import (
+    find_cached_run,
+    in_groups,
+    read_arguments,
+    run_or_call,
+    runs_kernels,
+    sees_operators,
+)
 
 
 def rows_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -98,8 +103,7 @@ def _rows_cuda(a: Any, b: Any, offsets: Any, key: int, epilogue: str, numbers: l
     if fallback.kernels_unsupported(a.get_device()):
         return rows_by_groups(a, b, offsets, key, epilogue, numbers, *operands)
     graph = graph_serialization.deserialize(epilogue)
-    arguments = kernel_arguments(graph, a, numbers, [by_rows(x) for x in operands])
-    return as_outputs(launch(a, b, offsets=offsets, **arguments))
+    return as_outputs(run_cached(as_request(graph, a, b, numbers, operands, offsets)))
 
 
 # -- along K ---------------------------------------------------------------------------------------------------------
@@ -122,7 +126,11 @@ def _kernels_multiply_slices(a: Any) -> bool:
 def _slices_cuda(a: Any, b: Any, offsets: Any) -> Any:
     if not _kernels_multiply_slices(a):
         return _slices_by_groups(a, b, offsets)
-    return launch(a, b, offsets=offsets, along="k", precision=fp32_precision(a))
+    return run_cached(_slices_request(a, b, offsets))
+
+
+def _slices_request(a: Any, b: Any, offsets: Any) -> Request:
+    return in_groups(Request(a, b, precision=fp32_precision(a)), offsets, "k")
 
 
 def _count_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
@@ -152,4 +160,4 @@ def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
 
 def find_slices_run(a: Any, b: Any, offsets: Any) -> CachedRun | None:
     """Return the launches of the operator along K that has just run with these arguments, or None."""
-    return find_cached_run(a, b, {}, fingerprint(None), fp32_precision(a), None, offsets, "k")
+    return find_cached_run(_slices_request(a, b, offsets))

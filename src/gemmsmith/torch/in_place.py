@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from gemmsmith.api import gemm as launch
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.ops import OPERATORS, call_op, define_op, kernel_arguments, result_dtype
+from gemmsmith.torch.ops import OPERATORS, as_request, call_op, define_op, result_dtype
 
 C = "c"
 """The operand whose memory gets the result, of the same shape and as many bits."""
@@ -58,8 +58,8 @@ def _write_in_place(a: Any, b: Any, c: Any, epilogue: str, operands: Sequence[An
     if fallback.kernels_unsupported(a.get_device()):
         return _write_copy(a, b, c, epilogue, operands)
     graph = graph_serialization.deserialize(epilogue)
-    arguments = kernel_arguments(graph, a, [], _with_c(epilogue, c, operands))
-    launch(a, b, out=c.view(result_dtype(graph, graph.results[0], a.dtype)), **arguments)
+    request = as_request(graph, a, b, [], _with_c(epilogue, c, operands))
+    run_cached(request._replace(out=c.view(result_dtype(graph, graph.results[0], a.dtype))))
     return None
 
 

@@ -26,22 +26,22 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.matmul import matmul_float64, rounded, wrap_int32
+from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import result_shape, result_strides
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph, Result
 from gemmsmith.core.problem import MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
-from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.graph.frontend.interleave import interleave
-from gemmsmith.host.cached_run import CachedRun
+from gemmsmith.host.cached_run import CachedRun, run_cached
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
     find_cached_run,
+    in_groups,
     multiplies_in_tf32,
     read_arguments,
     run_or_call,
@@ -183,17 +183,21 @@ def _cuda_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], 
         dtypes = {r.name: result_dtype(graph, r, a.dtype) for r in graph.results}
         results = tuple([fallback.round_to_dtype(values[x], dtype).contiguous() for x, dtype in dtypes.items()])
         return results if len(results) > 1 else results[0]
-    return as_outputs(launch(a, b, **kernel_arguments(graph, a, numbers, operands)))
+    return as_outputs(run_cached(as_request(graph, a, b, numbers, operands)))
 
 
-def kernel_arguments(graph: EpilogueGraph, a: Any, numbers: Sequence[float], operands: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments of gemmsmith.gemm besides a and b for an epilogue's graph."""
+def as_request(
+    graph: EpilogueGraph, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
+) -> Request:
+    """Return what the operator asks for: gemmsmith.gemm, or grouped_gemm of groups of rows that end at `offsets`."""
     output = graph.results[0].dtype
     if graph.is_identity and output in (None, BF16, FP16, FP32):
-        return {"out_dtype": output, "precision": fp32_precision(a)}
-    return {
-        "epilogue": graph, "operands": operands_by_name(graph, numbers, operands), "precision": fp32_precision(a)
-    }  # fmt: skip
+        request = Request(a, b, out_dtype=output, precision=fp32_precision(a))
+    else:
+        operands = operands if offsets is None else [by_rows(x) for x in operands]
+        by_name = operands_by_name(graph, numbers, operands)
+        request = Request(a, b, operands=by_name, epilogue=graph, precision=fp32_precision(a))
+    return request if offsets is None else in_groups(request, offsets)
 
 
 def as_outputs(results: Any) -> Any:
@@ -211,13 +215,7 @@ def find_kernel_run(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
 ) -> CachedRun | None:  # fmt: skip
     """Return the launches of an operator that has just run with these arguments, or None."""
-    graph = graph_serialization.deserialize(epilogue)
-    operands = operands if offsets is None else [by_rows(x) for x in operands]
-    arguments = kernel_arguments(graph, a, numbers, operands)
-    return find_cached_run(
-        a, b, arguments.get("operands", {}), fingerprint(arguments.get("epilogue")), arguments["precision"],
-        arguments.get("out_dtype"), offsets,
-    )  # fmt: skip
+    return find_cached_run(as_request(graph_serialization.deserialize(epilogue), a, b, numbers, operands, offsets))
 
 
 def by_rows(x: Any) -> Any:

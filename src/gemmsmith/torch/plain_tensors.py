@@ -15,6 +15,8 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling, is_exporting
 
 from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
+from gemmsmith.binding.groups import with_arrays
+from gemmsmith.binding.request import Request
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.epilogue.inputs import operand_argument
@@ -138,21 +140,18 @@ def runs_kernels(a: Any) -> bool:
     return a.is_cuda and not fallback.kernels_unsupported(a.get_device())
 
 
-def find_cached_run(
-    a: Any, b: Any, operands: Mapping[str, Any], source: Hashable, precision: str | None, out_dtype: Any = None,
-    offsets: Any = None, along: Literal["m", "k"] = "m",
-) -> CachedRun | None:  # fmt: skip
-    """Return what gemmsmith.gemm, or with `offsets` grouped_gemm, has just run for these arguments and cached, or None.
+def in_groups(request: Request, offsets: Any, along: Literal["m", "k"] = "m") -> Request:
+    """Return a request of gemmsmith.gemm as one of grouped_gemm, for groups that end at `offsets`."""
+    operands = with_arrays(request.operands, {"offsets": offsets})
+    return request._replace(operands=operands, grouping=Grouping("offsets", along))
 
-    `source`: the epilogue's fingerprint.
-    """
-    if not runs_kernels(a):
+
+def find_cached_run(request: Request) -> CachedRun | None:
+    """Return what `run_cached` has just run for this request and cached, or None."""
+    if not runs_kernels(request.a):
         return None
     with torch.no_grad():
-        if offsets is None:
-            return find_run(a, b, operands, source, out_dtype, precision, None)
-        grouping = Grouping("offsets", along)
-        return find_run(a, b, {**operands, "offsets": offsets}, source, out_dtype, precision, grouping)
+        return find_run(request)
 
 
 def cache_run(arguments: Arguments, run: CachedRun | None) -> None:

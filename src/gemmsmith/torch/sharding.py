@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Result, reduced_dims
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.torch import graph_serialization
 
 Sharding = tuple[list[Any], list[Any]]
 """Placements of the results, and of the arguments: a, b, key, epilogue and numbers (None for these three), operands."""
-_PARTIAL_REDUCTIONS = {"sum": "sum", "max": "max", "min": "min"}
 _registered = False
 
 
@@ -83,7 +83,7 @@ def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> in
         return dim
     kind, summed = node.attribute[0], reduced_dims(node.attribute[1])
     if index in summed:
-        return _PARTIAL_REDUCTIONS.get(kind, False)
+        return REDUCTIONS[kind].partial or False
     outer_dims = "bmn"[3 - rank :].partition(index)[0]
     return dim if r.keepdim else dim - sum(x in summed for x in outer_dims)
 

@@ -99,7 +99,7 @@ def _worst_case_epilogue(binding: Binding) -> EpilogueSpec:
     arguments, graph = binding.arguments, binding.spec.graph
     operands = [
         replace(o, broadcast_dims=o.broadcast_dims._replace(rows_per_value=o.broadcast_dims.row_divisor))
-        if o.name not in SCALE_NAMES and len(getattr(arguments[operand_argument(o.name)], "shape", ())) > 1
+        if o.name not in SCALE_NAMES.values() and len(getattr(arguments[operand_argument(o.name)], "shape", ())) > 1
         else o
         for o in graph.operands
     ]

@@ -23,9 +23,8 @@ NUM_ALTERNATIVES = 3
 
 
 def explain_config(
-    problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str, *, gpu: Gpu = H200,
-    swapped: bool = False,
-) -> str:  # fmt: skip
+    problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str, gpu: Gpu = H200, names: str = "ab"
+) -> str:
     """Return the text of `plan.why`: the model's estimate for the config and for the best alternatives.
 
     Args:
@@ -34,7 +33,7 @@ def explain_config(
         epilogue: Its epilogue; None: the plain GEMM.
         origin: Where the config comes from, in words.
         gpu: The GPU's constants.
-        swapped: A of `problem` is the caller's b.
+        names: What the caller calls A and B of the kernel.
     """
     ranked = rank_configs(problem, epilogue, NUM_ALTERNATIVES + 1, gpu=gpu)
     alternatives = [c for c in ranked if c != config][:NUM_ALTERNATIVES]
@@ -58,7 +57,7 @@ def explain_config(
         f"{each_bound}: {max(bounds, key=bounds.__getitem__)}-bound",
         f"model: {e.cycles[0]:.0f} cycles: {e.cycles[0] / SM_CLOCK_MHZ:.1f} us at {SM_CLOCK_MHZ} MHz",
     ]
-    oriented, names = problem.T if config.swap_ab else problem, "ab" if swapped == config.swap_ab else "ba"
+    oriented = problem.T if config.swap_ab else problem
     lines += [
         _mn_major_line(name, x, width)
         for name, x, width in zip(names, with_packed_operands(oriented, config).operands, config.tile, strict=False)

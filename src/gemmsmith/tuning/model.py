@@ -25,8 +25,8 @@ from gemmsmith.core.mma import THREADS_PER_WARPGROUP, WGMMA, WGMMA_M
 from gemmsmith.core.operand import operand_major
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
-from gemmsmith.epilogue.monoids import MONOIDS
 from gemmsmith.graph.precision import epilogue_cost, reduction_cost
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.config_table import NUM_SMS, Array, ConfigTable
 from gemmsmith.tuning.gpus import H200, Gpu
@@ -81,7 +81,8 @@ class EpilogueCost(NamedTuple):
 def _components_reduced_along(graph: EpilogueGraph, index: str) -> int:
     """Return the components of the reductions of this index alone, "m" or "n", besides the batch."""
     reduced = [graph.nodes[r.node].attribute for r in graph.results if graph.is_reduction(r)]
-    return sum(len(MONOIDS[kind].identity) for kind, axis in reduced if reduced_dims(axis).strip("b") == index)
+    kinds = [REDUCTIONS[kind] for kind, axis in reduced if reduced_dims(axis).strip("b") == index]
+    return sum(len(kind.monoid.identity) for kind in kinds)
 
 
 FLOPS_PER_CYCLE = 3990

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -123,7 +122,7 @@ def tune(
     plans: dict[Config, Any] = {}
     for config in _top_candidates(problem, chip, max_configs):
         try:
-            plans[config] = make_plan(replace(request, config=config))
+            plans[config] = make_plan(request._replace(config=config))
         except GemmsmithError:  # it does not suit these layouts
             continue
     kernels = ((p.source, p.kernel.name, chip.target) for p in plans.values())

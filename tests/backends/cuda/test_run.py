@@ -16,6 +16,7 @@ import gemmsmith
 from gemmsmith import ArgumentError, Config, arrays
 from gemmsmith.backends.cuda import launch_template, run
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
+from gemmsmith.binding import request
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.host import cached_run, output_kernels, packing, plans
@@ -308,7 +309,7 @@ def test_a_known_call_reads_each_array_once(seen: list[Any], monkeypatch: pytest
 
     read: list[str] = []
     real = arrays.cache_key_and_address
-    monkeypatch.setattr(plans, "cache_key_and_address", lambda x, name="array": (read.append(name), real(x, name))[1])
+    monkeypatch.setattr(request, "cache_key_and_address", lambda x, name="array": (read.append(name), real(x, name))[1])
     for _ in range(3):
         read.clear()
         assert gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=outs) == outs
@@ -352,7 +353,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
     for form in ("array", "array", "names", "names", "array", "names"):
         gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})
         known = next(
-            p for (_, options), (p, _) in cached_run._PLAN_CACHE.items() if (options[1] is dict) == (form == "names")
+            p for (*_, (kind, _)), (p, _) in cached_run._PLAN_CACHE.items() if (kind is dict) == (form == "names")
         )
         y, out = (d, other) if form == "array" else (other, d)
         check(known, a, b, seen, out_y=y.address, out=out.address)

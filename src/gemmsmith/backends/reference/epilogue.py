@@ -9,6 +9,7 @@ import numpy as np
 
 from gemmsmith.backends.reference.matmul import Array, rounded
 from gemmsmith.core.graph import EpilogueGraph, reduced_dims
+from gemmsmith.graph.reductions import REDUCTIONS
 
 
 def execute(
@@ -76,14 +77,7 @@ class _NumpyArrays:
 
 def reduced(x: Array, kind: str, axis: str) -> Array:
     """Return a reduction of x, (m, n) or (batch, m, n)."""
-    axes = _reduced_axes(axis, x.ndim)
-    if kind == "logsumexp":
-        largest = x.max(axis=axes, keepdims=True, initial=-np.inf)
-        offset = np.where(np.isfinite(largest), largest, 0)
-        return np.asarray(np.log(np.exp(x - offset).sum(axis=axes)) + offset.squeeze(axis=axes))
-    if kind in ("max", "min"):  # the initial value is for empty arrays
-        return np.asarray(getattr(x, kind)(axis=axes, initial=-np.inf if kind == "max" else np.inf))
-    return np.asarray(getattr(x, kind)(axis=axes))
+    return np.asarray(REDUCTIONS[kind].reference(x, _reduced_axes(axis, x.ndim)))
 
 
 def _reduced_axes(axis: str, rank: int) -> tuple[int, ...]:

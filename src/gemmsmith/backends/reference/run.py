@@ -31,13 +31,14 @@ from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.grouping import GATHER, SCATTER, Grouping
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import SCALE_NAMES
+from gemmsmith.core.product import Role
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
 
 
 def run(
     graph: EpilogueGraph, mma: Mma, arguments: Mapping[str, ArrayInfo | float],
-    scale_granularity: Mapping[str, int] | None = None, *, is_3xtf32: bool = False, grouping: Grouping | None = None,
+    scale_granularity: Mapping[Role, int] | None = None, *, is_3xtf32: bool = False, grouping: Grouping | None = None,
     deterministic: bool = True,
 ) -> None:  # fmt: skip
     """Execute a GEMM and the epilogue graph in float64 and write the results.
@@ -46,7 +47,7 @@ def run(
         graph: The epilogue.
         mma: The instruction, as which operands are read.
         arguments: Arrays on the CPU and numbers, by their Pointers' names.
-        scale_granularity: Rows (columns, for b) per block scale, by the names of the block scales.
+        scale_granularity: Rows (columns, for b) per block scale, by the operands that have these.
         is_3xtf32: Whether operands are not truncated to TF32 (3xTF32).
         grouping: The groups of a grouped GEMM.
         deterministic: Scattered rows are stored, not added.
@@ -56,10 +57,11 @@ def run(
     }
     operands = {o.name: arrays[operand_argument(o.name)] for o in graph.operands}
     a, b = arrays["a"], arrays["b"]
-    for name in map(operand_argument, SCALE_NAMES):
+    scale_arguments = {role: operand_argument(name) for role, name in SCALE_NAMES.items()}
+    for name in scale_arguments.values():
         if isinstance(x := arguments.get(name), ArrayInfo) and x.interleave_stride:
             arrays[name] = alternating_scales(arrays[name], b.shape[-1])
-    scales = [arrays[operand_argument(x)] if x in (scale_granularity or {}) else None for x in SCALE_NAMES]
+    scales = [arrays[name] if role in (scale_granularity or {}) else None for role, name in scale_arguments.items()]
 
     def multiply(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
         if scale_granularity:
@@ -85,7 +87,7 @@ def _run_groups(
 ) -> None:  # fmt: skip
     a, b, *scales = inputs
     if grouping.gathers:
-        indices, rows_of_a, scale = product_arrays[GATHER], len(a), SCALE_NAMES[0]
+        indices, rows_of_a, scale = product_arrays[GATHER], len(a), SCALE_NAMES["a"]
         a, scales[0] = gathered(a, indices), gathered(scales[0], indices, rows_of_a)
         if scale in operands:
             operands = {**operands, scale: gathered(operands[scale], indices, rows_of_a)}

@@ -15,11 +15,12 @@ from typing import NamedTuple
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.graph.frontend.values import Traced, Tracer
-from gemmsmith.graph.functions import Function
+from gemmsmith.graph.functions import Function, gradient_rule
 from gemmsmith.graph.operations import HalfGradient
 from gemmsmith.graph.passes.cse import cse
 from gemmsmith.graph.passes.fold import fold
 from gemmsmith.graph.passes.rewrite import Editor, eliminate_dead_code, rewrite
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error
 
 ACCUMULATOR = ""
@@ -37,8 +38,6 @@ SAVED_PREFIX = "_saved"
 CANDIDATES_PER_END = 16
 """Number of the values nearest to the accumulator, and of those nearest to the results, that are considered for saving.
 Chosen; not measured."""
-_COMMUTES_WITH_ROUNDING = frozenset({"abs", "neg", "relu"})
-"""Functions with f(round(x)) == round(f(x))."""
 
 
 class _DerivativeCost(NamedTuple):
@@ -93,7 +92,7 @@ def minmax_results(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> 
     """Return the results that are maxima or minima of values that have a gradient."""
     has_gradient = nodes_with_gradient(graph, wrt)
     reduced = [r for r in graph.results if graph.is_reduction(r) and has_gradient[r.node]]
-    return [r for r in reduced if graph.nodes[r.node].attribute[0] in ("max", "min")]
+    return [r for r in reduced if REDUCTIONS[graph.nodes[r.node].attribute[0]].selects]
 
 
 def tie_count_graph(
@@ -123,15 +122,13 @@ def with_saved_values(
     cost, saved = _choose_saved(graph, wrt, default_dtype)
     if cost.recomputes_gemm:
         broadcast_dims = graph.broadcast_dims()
-        candidate_nodes = [
+        matrices = [
             i
             for i, n in enumerate(graph.nodes)
             if broadcast_dims[i].is_matrix and (isinstance(n.operation, Function) or _reads_accumulator(n))
         ]
-        candidate_nodes = (
-            candidate_nodes[:CANDIDATES_PER_END] + candidate_nodes[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
-        )
-        with_one_more_output = [_with_output(graph, i) for i in candidate_nodes]
+        nearest = matrices[:CANDIDATES_PER_END] + matrices[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
+        with_one_more_output = [_with_output(graph, i) for i in nearest]
         candidates = [(*_choose_saved(g, wrt, default_dtype, {g.results[-1].name}), g) for g in with_one_more_output]
         cost, saved_names, best = min(candidates, key=lambda x: x[0])
         if not cost.recomputes_gemm:
@@ -144,9 +141,8 @@ def _round_before_logsumexp(graph: EpilogueGraph, saved: Collection[str], defaul
 
     exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
     """
-    under = _ancestors(
-        graph, [i for i, n in enumerate(graph.nodes) if n.op == "reduce" and n.attribute[0] == "logsumexp"]
-    )
+    reductions = [r.node for r in graph.results if graph.is_reduction(r)]
+    under = _ancestors(graph, [i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value])
     read = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in under}
 
     def rule(editor: Editor, node: Node) -> int | None:
@@ -309,22 +305,18 @@ class _DerivativeBuilder:
     def _seed_result(self, r: Result) -> None:
         """Add the gradient of a result to that of the node that it stores or reduces."""
         node, name = self.forward.nodes[r.node], GRAD_OUTPUT_PREFIX + r.name
-        if node.op != "reduce":
+        if not self.forward.is_reduction(r):
             self._accumulate(r.node, self.operand(name, self.broadcast_dims[r.node], self.dtype(r)))
             return
-        (inner,), (kind, _) = node.inputs, node.attribute
+        (inner,), kind = node.inputs, REDUCTIONS[node.attribute[0]]
         broadcast_dims = self.broadcast_dims[inner] if self.full_matrix_grads else self.broadcast_dims[r.node]
         g = self.operand(name, broadcast_dims, self.dtype(r))
-        if kind in ("max", "min"):
-            if r not in minmax_results(self.forward):
-                return
-            g = self.tracer(
-                "mul", self.minmax_mask(r), g
-            )  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
-        elif kind == "logsumexp":
-            value = self._reduction_value(r)  # -inf if all of the row is
-            offset = self.tracer("where", self.tracer("eq", value, float("-inf")), 0.0, value)
-            g = self.tracer("mul", g, self.tracer("exp", self.tracer("sub", self.values[inner], offset)))
+        if kind.selects and r not in minmax_results(self.forward):
+            return
+        if kind.selects:  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
+            g = self.tracer("mul", self.minmax_mask(r), g)
+        y = self._reduction_value(r) if kind.reads_value else None
+        g = gradient_rule(kind.name, kind.gradient, node)(g, y, self.values[inner])
         self._accumulate(inner, g)
 
     def _backpropagate(self, index: int, node: Node) -> None:
@@ -367,7 +359,7 @@ def _rounding_equivalent_nodes(graph: EpilogueGraph, result: Result) -> list[int
     These are its input, and inputs of that through functions that commute with rounding.
     """
     nodes = list(graph.nodes[result.node].inputs)
-    while graph.nodes[nodes[-1]].op in _COMMUTES_WITH_ROUNDING:
+    while graph.nodes[nodes[-1]].operation.commutes_with_rounding:
         nodes += graph.nodes[nodes[-1]].inputs
     return nodes
 

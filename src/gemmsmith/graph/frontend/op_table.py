@@ -13,6 +13,7 @@ from typing import Any
 
 from gemmsmith.core.graph import OPERATIONS
 from gemmsmith.graph.functions import Function
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error
 
 OpLowering = Callable[..., Any]
@@ -175,9 +176,6 @@ OPS: dict[str, OpLowering] = {
     "bitwise_not": _predicate_op("not"),
     "bitwise_xor": _predicate_op("ne"),
     # reductions
-    "sum": _reduction("sum"),
-    "mean": _reduction("mean"),
-    "logsumexp": _reduction("logsumexp"),
     "max": _extremum("max", "maximum"),
     "min": _extremum("min", "minimum"),
     "count_nonzero": lambda tracer, input, dim=None, keepdim=False: tracer.reduce(
@@ -211,9 +209,11 @@ EPILOGUE_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def find_op(name: str) -> OpLowering | None:
-    """Return the entry for a function of torch, numpy or math: of the table, or of a record that has its name."""
+    """Return the entry for a function of torch, numpy or math: of the table, or by a record that has its name."""
     if name in OPS:
         return OPS[name]
+    if name in REDUCTIONS:
+        return _reduction(name)
     functions = (f for f in OPERATIONS.values() if isinstance(f, Function))
     return next((_elementwise(f) for f in functions if name in f.names.split()), None)
 
@@ -229,7 +229,8 @@ def _elementwise(function: Function) -> OpLowering:
 
 def op_names() -> list[str]:
     """Return all names for which `find_op` has an entry."""
-    return [*OPS, *(name for f in OPERATIONS.values() if isinstance(f, Function) for name in f.names.split())]
+    functions = (f for f in OPERATIONS.values() if isinstance(f, Function))
+    return [*OPS, *REDUCTIONS, *(name for f in functions for name in f.names.split())]
 
 
 _APPLY_AFTERWARDS = "return what it needs and apply it to the result afterwards"

@@ -25,6 +25,7 @@ from gemmsmith.graph.frontend.op_table import (
     UNSUPPORTED_HINTS,
     find_op,
 )
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.row_functions import RowFunction
 from gemmsmith.graph.source_location import epilogue_error, user_source_line
 
@@ -389,10 +390,15 @@ class Traced:
     @property
     def values(self) -> Traced:
         """Value of max(dim) and min(dim), which return a (values, indices) pair in torch."""
-        node = self.tracer.nodes[self.node]
-        if node.op == "reduce" and node.attribute[0] in ("max", "min"):
+        if self._selects:
             return self
         raise epilogue_error(".values: only max(dim) and min(dim) have it", error_type=EpilogueAttributeError)
+
+    @property
+    def _selects(self) -> bool:
+        """Whether this is a maximum or minimum."""
+        node = self.tracer.nodes[self.node]
+        return node.op == "reduce" and REDUCTIONS[node.attribute[0]].selects
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -447,8 +453,7 @@ class Traced:
 
     def __getitem__(self, key: Any) -> Traced:
         """Return the values of `x.max(dim)` for index 0, as in torch."""
-        node = self.tracer.nodes[self.node]
-        if node.op == "reduce" and node.attribute[0] in ("max", "min") and isinstance(key, int) and key == 0:
+        if self._selects and isinstance(key, int) and key == 0:
             return self
         raise epilogue_error(f"a traced value cannot be indexed; {_ELEMENTWISE_HINT}")
 

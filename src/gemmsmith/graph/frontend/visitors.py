@@ -19,6 +19,7 @@ from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.core.graph import OPERATIONS, BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.graph.frontend.classify import describe
 from gemmsmith.graph.functions import Function
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error, user_source_line
 
 D_NAME = "out"
@@ -256,16 +257,17 @@ class AuxStore(Visitor):
         return inputs[0]
 
 
-REDUCTIONS = {
+REDUCTION_SYNONYMS = {
     "plus": "sum", "add": "sum", "maximum": "max", "minimum": "min", "maximum_absolute_value_reduction": "amax",
-    **{kind: kind for kind in ("sum", "mean", "max", "min", "logsumexp", "amax", "sum_of_squares")},
 }  # fmt: skip
-"""Kinds of reductions, and CUTLASS's functors, -> kinds; amax is the maximum of magnitudes."""
+"""CUTLASS's functors -> kinds of reductions."""
+COMPOSED_REDUCTIONS = ("amax", "sum_of_squares")
+"""Kinds that are a reduction of a function: of magnitudes, amax, and of squares."""
 
 
 @dataclass(eq=False)
 class _Reduction(Visitor):
-    """Reduces its input to the result `name`, and returns the input. `kind` is a key of REDUCTIONS."""
+    """Reduces its input to the result `name`, and returns the input. `kind`: of REDUCTIONS, composed, or a synonym."""
 
     kind: str
     name: str
@@ -273,13 +275,12 @@ class _Reduction(Visitor):
     axis: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if self.kind not in REDUCTIONS:
-            raise epilogue_error(
-                f"{self!r}: use a kind of {', '.join(sorted(set(REDUCTIONS.values())))}", self.location
-            )
+        kinds = sorted((*REDUCTIONS, *COMPOSED_REDUCTIONS))
+        if self.kind not in (*kinds, *REDUCTION_SYNONYMS):
+            raise epilogue_error(f"{self!r}: use a kind of {', '.join(kinds)}", self.location)
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        (x,), kind = inputs, REDUCTIONS[self.kind]
+        (x,), kind = inputs, REDUCTION_SYNONYMS.get(self.kind, self.kind)
         if kind == "amax":
             x, kind = builder.node("abs", (x,), location=self.location), "max"
         elif kind == "sum_of_squares":

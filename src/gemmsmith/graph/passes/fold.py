@@ -51,7 +51,7 @@ def _cast(editor: Editor, node: Node) -> int | None:
 def _is_exact_in(editor: Editor, dtype: DType, x: int) -> bool:
     """Return whether a value is known to be exact in a dtype."""
     node = editor.nodes[x]
-    if node.op in ("neg", "abs", "relu"):
+    if node.operation.commutes_with_rounding:
         return _is_exact_in(editor, dtype, node.inputs[0])
     if node.op == "operand":
         return editor.old.operand(node.attribute).dtype == dtype

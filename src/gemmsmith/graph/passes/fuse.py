@@ -127,28 +127,28 @@ def multiply_add(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _apply(graph: EpilogueGraph, table: list[tuple[Pattern, Pattern]]) -> EpilogueGraph:
+    """Replace each node by the first pattern of the table that matches it."""
     graph = eliminate_dead_code(graph)  # nodes that no result needs do not count as users
-    uses = use_counts(graph)
-    old_of: dict[int, int] = {}
+    old_uses = use_counts(graph)
+    uses: Counter[int] = Counter()  # of the new nodes: as many as of the old nodes that they replace
 
-    def rewrite_node(editor: Editor, node: Node) -> int:
-        # Uses are counted in the old graph; a new node has as many as the old node that it replaces.
-        matcher = Matcher(editor.nodes, Counter({new: uses[old] for new, old in old_of.items()}))
-        for pattern, replacement in table:
-            bindings = matcher.match(pattern, node)
-            if bindings is not None:
-                new = _instantiate(editor, replacement, bindings)
-                break
-        else:
+    def replacement_of(editor: Editor, node: Node) -> int:
+        matcher = Matcher(editor.nodes, uses)
+        matches = ((replacement, matcher.match(pattern, node)) for pattern, replacement in table)
+        replacement, bindings = next((x for x in matches if x[1] is not None), (None, None))
+        if bindings is None:
             editor.nodes.append(node)
             new = len(editor.nodes) - 1
-        old_of[new] = editor.index  # the index of the old node that is rewritten
+        else:
+            new = _instantiate(editor, replacement, bindings)
+        uses[new] = old_uses[editor.index]
         return new
 
-    return rewrite(graph, rewrite_node)
+    return rewrite(graph, replacement_of)
 
 
 def _instantiate(editor: Editor, pattern: Pattern, bindings: dict[str, int]) -> int:
+    """Add a pattern's nodes, with the nodes that its variables stand for, and return the index of its value."""
     if isinstance(pattern, str):
         return bindings[pattern]
     op, *operands = pattern

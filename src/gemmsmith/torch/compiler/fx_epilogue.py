@@ -331,21 +331,24 @@ class FxEpilogueTracer(Tracer):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def graph(self, stored: Sequence[Node]) -> EpilogueGraph:
-        """Return the epilogue's graph, whose results are the values of the nodes `stored`, in their dtypes.
-
-        If the only result is a cast to a wider dtype that the graph returns, as a weight's gradient is, the value is
-        not rounded to the narrower dtype first: no other node reads that one.
-        """
-        skip_rounding = (
-            len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users)
-        )
-        nodes = [self.values[x.args[0] if skip_rounding else x].node for x in stored]
-        indexed = enumerate(zip(nodes, stored, strict=True))
-        results = [Result(f"out{i or ''}", value, graph_dtype(dtype(x))) for i, (value, x) in indexed]
+        """Return the epilogue's graph, whose results are the values of the nodes `stored`, in their dtypes."""
+        sources = [stored[0].args[0]] if _is_only_widened(stored) else stored
+        results = [
+            Result(f"out{i or ''}", self.values[source].node, graph_dtype(dtype(x)))
+            for i, (source, x) in enumerate(zip(sources, stored, strict=True))
+        ]
         numbers = [Operand(x, BroadcastDims()) for x in self.numbers]
         return eliminate_dead_code(
             EpilogueGraph(tuple(self.nodes), (*self.operands.values(), *numbers), tuple(results))
         )
+
+
+def _is_only_widened(stored: Sequence[Node]) -> bool:
+    """Return whether the only result is a cast to a wider dtype that the graph returns, as a weight's gradient is.
+
+    No other node reads the narrower value, so that the result need not be rounded to it.
+    """
+    return len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users)
 
 
 def is_min_or_max(node: Node) -> bool:

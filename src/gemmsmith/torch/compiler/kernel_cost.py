@@ -15,7 +15,6 @@ from typing import Any
 from gemmsmith.arrays import Spec
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding.request import Request
-from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.host.plans import Plan
 from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer
 from gemmsmith.torch.compiler.nodes import Node, fake_tensor, size_hints
@@ -67,18 +66,15 @@ def _plan(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
     }
     b = tuple(weights) if epilogue.matmul.second else weights[0]
     precision = fp32_precision(fake_tensor(epilogue.matmul.a))
-    return _cached_plan(a, b, graph, tuple(operands.items()), precision)
+    if graph.is_identity:
+        return _cached_plan(Request(a, b, out_dtype=graph.results[0].dtype, precision=precision))
+    return _cached_plan(Request(a, b, operands=operands, epilogue=graph, precision=precision))
 
 
 @lru_cache(maxsize=1024)
-def _cached_plan(
-    a: Spec, b: Spec | tuple[Spec, ...], epilogue: EpilogueGraph, operands: tuple[tuple[str, Any], ...],
-    fp32_precision: str | None,
-) -> Plan:  # fmt: skip
+def _cached_plan(request: Request) -> Plan:
     """Return the plan of a matmul; layers of equal shapes share it."""
-    if epilogue.is_identity:
-        return Plan(Request(a, b, out_dtype=epilogue.results[0].dtype, precision=fp32_precision))
-    return Plan(Request(a, b, operands=dict(operands), epilogue=epilogue, precision=fp32_precision))
+    return Plan(request)
 
 
 def _spec(x: Any) -> Spec:

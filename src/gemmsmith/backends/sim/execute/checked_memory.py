@@ -89,25 +89,33 @@ class CheckedMemory:
         self, resolved: ResolvedAccess, write: bool, event: Event, clock: VectorClock, *, is_async: bool = False,
         part: slice = slice(None),
     ) -> None:  # fmt: skip
-        """Check an access (of the addresses in `part`) against shadow memory, and record it there."""
-        state, hazard, access, buffer = self.group.state, self.group.report, resolved.access, resolved.buffer
-        if buffer is None:
-            shadow = self.group.peer(access.rank).shadow
-        else:
-            if not clock.completed_bits & PREREQUISITE_GRIDS_BIT:
-                hazard("race", f"{event} of {buffer.name} is not ordered after the prerequisite grids: "
-                       "griddepcontrol.wait must come first")  # fmt: skip
-            if write and not buffer.writable:
-                hazard("out of bounds", f"write to read-only buffer {buffer.name}")
-            if not buffer.writable:
-                return
-            shadow = buffer.shadow
-        proxy_row = (GLOBAL_PROXY_FENCED if buffer else ASYNC_PROXY_FENCED) if is_async else None
+        """Report an access (of the addresses in `part`) that is not allowed or is in a race, and record it.
 
-        def describe() -> str:
+        The shadow memory of a CTA, or of a buffer, knows all earlier accesses. `clock`: what happens before `event`.
+        `is_async`: the access is through the async proxy.
+        """
+        access, buffer = resolved.access, resolved.buffer
+        if buffer is None:
+            shadow, fenced_row = self.group.peer(access.rank).shadow, ASYNC_PROXY_FENCED
+        else:
+            self._check_buffer(buffer, write, event, clock)
+            if not buffer.writable:  # reads alone are in no race
+                return
+            shadow, fenced_row = buffer.shadow, GLOBAL_PROXY_FENCED
+        state = self.group.state
+
+        def name() -> str:
             return buffer.name if buffer else state.describe_address(int(access.addresses[part][0]))[0]
 
         shadow.access(
-            resolved.offsets[part], access.width, resolved.aligned, write, event, clock, proxy_row, describe,
-            state.hazards,
+            resolved.offsets[part], access.width, resolved.aligned, write, event, clock,
+            fenced_row if is_async else None, name, state.hazards,
         )  # fmt: skip
+
+    def _check_buffer(self, buffer: Buffer, write: bool, event: Event, clock: VectorClock) -> None:
+        """Report an access to global memory before griddepcontrol.wait, and a write to what is read-only."""
+        if not clock.completed_bits & PREREQUISITE_GRIDS_BIT:
+            message = f"{event} of {buffer.name} is not ordered after the prerequisite grids"
+            self.group.report("race", f"{message}: griddepcontrol.wait must come first")
+        if write and not buffer.writable:
+            self.group.report("out of bounds", f"write to read-only buffer {buffer.name}")

@@ -118,26 +118,30 @@ class Warp:
             return self.all_lanes
         agent = self.subset_agents.get(lanes)
         if agent is None:
-            agent = self.subset_agents[lanes] = self._new_subset()
+            agent = self.subset_agents[lanes] = self._agent_of_new_subset()
         self._join_synced(agent.clock, self.all_lanes)
         for other_lanes, other in self.subset_agents.items():
             if other is not agent and other_lanes & lanes == lanes:
                 self._join_synced(agent.clock, other)
         return agent
 
-    def _new_subset(self) -> Agent:
+    def _agent_of_new_subset(self) -> Agent:
+        """Return a new agent for a subset of lanes; the last one that there is for all further subsets.
+
+        Its events are numbered on from those of the agent of this index before the last __syncwarp. It has executed the
+        fences of its warp.
+        """
         index = self.first_agent + min(len(self.subset_agents) + 1, AGENTS_PER_WARP - 1)
-        shared = next((a for a in self.subset_agents.values() if a.index == index), None)
-        if shared:
-            return shared
-        agent = Agent(index, VectorClock(self.all_lanes.clock.event_counts.shape[1]))
-        agent.clock.event_counts[[HAPPENS_BEFORE, EXECUTED], index] = (
-            self.all_lanes.clock.event_counts[HAPPENS_BEFORE, index] + 1
-        )
+        for agent in self.subset_agents.values():
+            if agent.index == index:
+                return agent
+        counts = self.all_lanes.clock.event_counts
+        agent = Agent(index, VectorClock(counts.shape[1]))
+        agent.clock.event_counts[[HAPPENS_BEFORE, EXECUTED], index] = counts[HAPPENS_BEFORE, index] + 1
         if self.all_lanes.fenced:
-            scope, before = self.all_lanes.fenced
-            agent.fenced = scope, VectorClock(agent.clock.event_counts.shape[1])
-            self._join_synced(agent.fenced[1], self.all_lanes, before)
+            scope, clock_then = self.all_lanes.fenced
+            agent.fenced = scope, VectorClock(counts.shape[1])
+            self._join_synced(agent.fenced[1], self.all_lanes, clock_then)
         return agent
 
     def _join_synced(self, clock: VectorClock, other: Agent, clock_then: VectorClock | None = None) -> None:

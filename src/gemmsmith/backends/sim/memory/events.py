@@ -87,14 +87,15 @@ class Event:
         (scope, cta), (other_scope, other_cta) = self.strong, other.strong
         return min(scope, other_scope) >= narrowest_common_scope(cta, other_cta)
 
-    def precedes_async_proxy(self, clock: VectorClock, row: int) -> bool:
-        """Return whether later accesses of the async proxy see this one: it was made through it, or fenced since.
+    def visible_to_async_proxy(self, clock: VectorClock, fenced_row: int) -> bool:
+        """Return whether the async proxy sees this access at `clock`, if it happens before.
 
-        `row`: the row of a clock that counts the fenced accesses to this memory.
+        It sees what a thread has accessed, or cp.async has written, after a proxy fence; what TMA has written, at once.
+        `fenced_row`: the clock's row that counts the fenced accesses of threads to this memory.
         """
-        if self.agent < 0:
-            return self.proxy == "async" or clock.fenced_bits & self.bits == self.bits
-        return clock.event_counts.item(row, self.agent) >= self.count
+        if self.agent >= 0:
+            return clock.event_counts.item(fenced_row, self.agent) >= self.count
+        return self.proxy == "async" or clock.fenced_bits & self.bits == self.bits
 
     @property
     def place(self) -> Place:

@@ -57,11 +57,11 @@ class Shadow:
 
     def access(
         self, offsets: np.ndarray, width: int, aligned: int, write: bool, event: Event, clock: VectorClock,
-        proxy_row: int | None, describe: Callable[[], str], hazards: Hazards,
+        fenced_row: int | None, describe: Callable[[], str], hazards: Hazards,
     ) -> None:  # fmt: skip
         """Check and record an event that accesses `width` bytes at each of `offsets`, all multiples of `aligned`.
 
-        `proxy_row`: the row of `clock` that must cover earlier accesses, if this one is through the async proxy.
+        `fenced_row`: the row of `clock` that counts fenced accesses, if this one is through the async proxy; else None.
         `describe` returns the memory's name for messages.
         """
         if aligned % self.granule:
@@ -69,7 +69,7 @@ class Shadow:
         cells = offsets // self.granule
         if width > self.granule:
             cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)
-        check = _Check(self, event, offsets, width, write, clock, proxy_row, describe, hazards)
+        check = _Check(self, event, offsets, width, write, clock, fenced_row, describe, hazards)
         for state, own in _cells_by_state(self.cells[cells], cells):
             self.cells[own] = self._intern(check.check(self.states[state], own))
 
@@ -107,7 +107,7 @@ class _Check:
     width: int
     write: bool
     clock: VectorClock
-    proxy_row: int | None
+    fenced_row: int | None
     describe: Callable[[], str]
     hazards: Hazards
 
@@ -164,7 +164,7 @@ class _Check:
     def _check_ordered(self, earlier: Event, cells: np.ndarray, kind: str) -> bool:
         event = self.event
         if earlier.ordered_before(event, self.clock, cells, self.shadow.granule):
-            if self.proxy_row is not None and not earlier.precedes_async_proxy(self.clock, self.proxy_row):
+            if self.fenced_row is not None and not earlier.visible_to_async_proxy(self.clock, self.fenced_row):
                 message = f"{kind} of {self.name}: {event} is not separated from {earlier} by fence.proxy.async"
                 self.hazards.report("missing proxy fence", message, event.place, others=(earlier.place,))
             return True

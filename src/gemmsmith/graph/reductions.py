@@ -1,15 +1,19 @@
-"""How partial results of reductions combine, and a thread's states of them in registers."""
+"""The kinds of reductions, each a record, how their partial results combine, and a thread's states in registers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gemmsmith import hw
+from gemmsmith.core.errors import EpilogueError
 from gemmsmith.graph.approximations import LN_2, fast_exp
+from gemmsmith.graph.function_costs import Cost
+from gemmsmith.graph.functions import Array, Refused, check_gradient
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import RegisterArray, Value, ValueLike
@@ -76,23 +80,92 @@ def _scalar_state_monoid(identity: float, merge: Callable[[Value, Value], Value]
     return Monoid(identity, (identity,), lambda x: (x,), lambda a, b: (merge(a[0], b[0]),), lambda s: s[0])
 
 
-_SUM = _scalar_state_monoid(0.0, lambda a, b: a + b)
-MONOIDS: dict[str, Monoid] = {
-    "sum": _SUM,
-    "mean": _SUM,
-    "max": _scalar_state_monoid(-math.inf, hw.maximum_nan),
-    "min": _scalar_state_monoid(math.inf, hw.minimum_nan),
-    "logsumexp": Monoid(
-        -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
-        lambda s: hw.fma(hw.sfu_approximation("lg2.approx.ftz", s[1]), LN_2, s[0]), ("max", "sum_exp"),
-        _add_to_logsumexp,
-    ),
-}  # fmt: skip
-
-
 def _finite(x: Value) -> Value:
     """Clamp x to the finite fp32 numbers."""
     return hw.minimum_nan(hw.maximum_nan(x, FLT_LOWEST_FINITE), -FLT_LOWEST_FINITE).with_name_hint("finite_x")
+
+
+@dataclass(frozen=True)
+class ReductionKind:
+    """A kind of reduction.
+
+    Args:
+        name: Its name in graphs, and in trees.
+        monoid: How partial results combine.
+        reference: A function of a float64 array and the axes to reduce.
+        torch: A function (x, dims, keepdim) of tensors, or the name of one in torch.
+        gradient: A function (g, y, x) that returns the gradient of x, of traced values, or `Refused` with the reason.
+        cost: The instructions of an element.
+        reads_value: Whether the gradient reads y, the value as it is stored.
+        selects: Whether the gradient goes to the elements that are equal to the value.
+        divides: Whether the sum is divided by the number of elements.
+        of_constant: The reduction of `count` elements that are all equal.
+        partial: The name of DTensor's reduction of partial results, if there is one.
+
+    Raises:
+        ArgumentError: There is no gradient.
+    """
+
+    name: str
+    monoid: Monoid
+    reference: Callable[[Array, tuple[int, ...]], Any]
+    torch: str | Callable[..., Any]
+    gradient: Callable[[Any, Any, Any], Any] | Refused
+    cost: Cost
+    reads_value: bool = False
+    selects: bool = False
+    divides: bool = False
+    of_constant: Callable[[float, int], float] = lambda constant, count: constant
+    partial: str = ""
+
+    def __post_init__(self) -> None:
+        check_gradient(self.name, self.gradient)
+
+
+def _logsumexp(x: Array, axes: tuple[int, ...]) -> Array:
+    largest = x.max(axis=axes, keepdims=True, initial=-np.inf)
+    offset = np.where(np.isfinite(largest), largest, 0)
+    return np.asarray(np.log(np.exp(x - offset).sum(axis=axes)) + offset.squeeze(axis=axes))
+
+
+def _d_logsumexp(g: Any, y: Any, x: Any) -> Any:
+    offset = y.tracer("where", y == -math.inf, 0.0, y)  # -inf if all of the row is
+    return g * (x - offset).exp()
+
+
+_SUM = _scalar_state_monoid(0.0, lambda a, b: a + b)
+_LOGSUMEXP = Monoid(
+    -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
+    lambda s: hw.fma(hw.sfu_approximation("lg2.approx.ftz", s[1]), LN_2, s[0]), ("max", "sum_exp"), _add_to_logsumexp,
+)  # fmt: skip
+REDUCTIONS: dict[str, ReductionKind] = {}
+"""All kinds by name."""
+
+
+def register_reduction(kind: ReductionKind) -> ReductionKind:
+    """Make a kind of reduction known to graphs. Raises EpilogueError if another one has its name."""
+    if REDUCTIONS.setdefault(kind.name, kind) is not kind:
+        raise EpilogueError(f"{kind.name}: there is a reduction of this name; use another")
+    return kind
+
+
+# The initial values of the references are for empty arrays. A logsumexp takes max, sub, mul, exp2 and add, and a new
+# maximum for every four elements.
+for _kind in (
+    ReductionKind("sum", _SUM, lambda x, axes: x.sum(axis=axes), "sum", lambda g, y, x: g, Cost(1),
+                  of_constant=lambda constant, count: constant * count, partial="sum"),
+    ReductionKind("mean", _SUM, lambda x, axes: x.mean(axis=axes), "mean", lambda g, y, x: g, Cost(1),
+                  divides=True),
+    ReductionKind("max", _scalar_state_monoid(-math.inf, hw.maximum_nan),
+                  lambda x, axes: x.max(axis=axes, initial=-np.inf), "amax", lambda g, y, x: g, Cost(1),
+                  selects=True, partial="max"),
+    ReductionKind("min", _scalar_state_monoid(math.inf, hw.minimum_nan),
+                  lambda x, axes: x.min(axis=axes, initial=np.inf), "amin", lambda g, y, x: g, Cost(1),
+                  selects=True, partial="min"),
+    ReductionKind("logsumexp", _LOGSUMEXP, _logsumexp, "logsumexp", _d_logsumexp, Cost(6, 1.25), reads_value=True,
+                  of_constant=lambda constant, count: constant + math.log(count)),
+):  # fmt: skip
+    register_reduction(_kind)
 
 
 class ReductionState:
