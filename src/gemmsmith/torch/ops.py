@@ -40,12 +40,11 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph, Result
 from gemmsmith.core.problem import MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
 from gemmsmith.graph.frontend.interleave import interleave
-from gemmsmith.host.cached_run import CachedRun, run_cached
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.autograd_state import records_now
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
-    find_cached_run,
     in_groups,
     multiplies_in_tf32,
     read_arguments,
@@ -86,10 +85,8 @@ def run_or_dispatch(
         is_plain = _PLAIN.issuperset(map(type, (a, *b, *operands)))
         return _launch(epilogue, a, b, numbers, operands, offsets) if is_plain else dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
-    return as_outputs(run_or_call(
-        read_arguments(epilogue, offsets is None, a, b, values, offsets), a, dispatch,
-        lambda: find_kernel_run(epilogue, a, b, numbers, operands, offsets),
-    ))  # fmt: skip
+    arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
+    return as_outputs(run_or_call(arguments, a, dispatch))
 
 
 def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:
@@ -287,13 +284,6 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def find_kernel_run(
-    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
-) -> CachedRun | None:  # fmt: skip
-    """Return the launches of an operator that has just run with these arguments, or None."""
-    return find_cached_run(as_request(graph_serialization.deserialize(epilogue), a, b, numbers, operands, offsets))
-
-
 def by_rows(x: Any) -> Any:
     """Return an operand of which gemmsmith.grouped_gemm knows that its rows are not one for each group."""
     return x.reshape((1,) * (3 - x.dim()) + x.shape) if isinstance(x, torch.Tensor) and 0 < x.dim() < 3 else x
@@ -453,13 +443,5 @@ def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
     """Call the operator along K, or run its launches if an earlier call has cached them."""
     if sees_operators() or not _kernels_multiply_slices(a):
         return SLICES(a, b, offsets)
-    return run_or_call(
-        read_arguments("grouped_gemm_k", None, a, b, {}, offsets), a,
-        lambda: SLICES(a, b, offsets),
-        lambda: find_slices_run(a, b, offsets),
-    )  # fmt: skip
-
-
-def find_slices_run(a: Any, b: Any, offsets: Any) -> CachedRun | None:
-    """Return the launches of the operator along K that has just run with these arguments, or None."""
-    return find_cached_run(_slices_request(a, b, offsets))
+    arguments = read_arguments("grouped_gemm_k", None, a, b, {}, offsets)
+    return run_or_call(arguments, a, lambda: SLICES(a, b, offsets))
