@@ -394,11 +394,50 @@ def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _define_gemm(results: int) -> Any:
     returns = ", ".join(["Tensor"] * results)
-    return define_op(
+    op = define_op(
         f"gemm_{results}", "(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
         f"Tensor[] operands) -> {returns if results == 1 else f'({returns})'}", _fake_kernel, _count_flops,
         CPU=_cpu_kernel, CUDA=_cuda_kernel,
     )  # fmt: skip
+
+    _define_batching(op)
+    return op
+
+
+def _define_batching(op: Any) -> None:
+    """Let an operator run once for each element of a batch: torch's own fallbacks take no lists of tensors."""
+
+    def run_each(size: int, dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> list[Any]:
+        each = [as_tuple(op(*_element(arguments, dims, i))) for i in range(size)]
+        return [torch.stack(x) for x in zip(*each, strict=True)]
+
+    def in_vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        results = run_each(info.batch_size, dims, arguments)
+        return _one_or_tuple(results), _one_or_tuple([0] * len(results))
+
+    def in_batched_backward(*arguments: Any) -> Any:  # of autograd's is_grads_batched, which has a vmap of its own
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        is_batched = torch._C._functorch.is_legacy_batchedtensor
+        tensors, (*others, operands) = arguments[:4], arguments[4:]
+        dims = [0 if x is not None and is_batched(x) else None for x in (*tensors, *operands)]
+        plain = [
+            x if dim is None else torch._remove_batch_dim(x, level, 1, 0)
+            for x, dim in zip((*tensors, *operands), dims, strict=True)
+        ]
+        size = next(x.shape[0] for x, dim in zip(plain, dims, strict=True) if dim is not None)
+        results = run_each(size, (*dims[:4], *[None] * 3, dims[4:]), (*plain[:4], *others, plain[4:]))
+        return _one_or_tuple([torch._add_batch_dim(x, 0, level) for x in results])
+
+    torch.library.register_vmap(op, in_vmap, lib=LIBRARY)
+    LIBRARY.impl(op.overloadpacket.__name__, in_batched_backward, "Batched")
+
+
+def _element(x: Any, dim: Any, i: int) -> Any:
+    """Return an element of a batch along `dim`, or the elements of a list, each along its own dimension."""
+    if isinstance(dim, (list, tuple)):
+        return [_element(y, d, i) for y, d in zip(x, dim, strict=True)]
+    return x if dim is None else x.select(dim, i)
 
 
 OPERATORS = {results: _define_gemm(results) for results in range(1, MAX_RESULTS + 1)}
