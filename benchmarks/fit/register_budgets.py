@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="replace the table")
     arguments = parser.parse_args()
-    cells = [(kind, column) for kind in WITNESSES for column in TILES]
+    rows = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(zip(cells, pool.map(lambda cell: fraction(*cell), cells), strict=True))
-    rows = [f'    "{kind}": ({", ".join(f"{found[kind, x]:g}" for x in TILES)}),\n' for kind in WITNESSES]
-    print("".join(rows), end="")
+        for kind in WITNESSES:
+            found = pool.map(partial(fraction, kind), TILES)
+            rows.append(f'    "{kind}": ({", ".join(f"{x:g}" for x in found)}),\n')
+            print(rows[-1], end="", flush=True)
     if arguments.write:
         path = Path(register_budgets.__file__)
         path.write_text(re.sub(r"(?s)(?<=# generated\n).*(?=    # end)", lambda _: "".join(rows), path.read_text()))
