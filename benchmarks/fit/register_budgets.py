@@ -1,27 +1,25 @@
 """Find the largest accumulators of kernels without spills, by the class of the epilogue; needs no GPU.
 
-    python -m benchmarks.fit.register_budgets [--write]
+    python -m benchmarks.fit.register_budgets
 
-For each class, the widest tiles of every design are compiled with some epilogues of the class. What is printed, or with
-`--write` replaces the table of core/register_budgets.py, is the fraction of the design's accumulator registers up to
-which no kernel spills.
+For each class, the tiles of every design are compiled with some epilogues of the class, by bisection of their widths: a narrower tile may spill all the same.
+Printed is, for each column of MAX_ACCUMULATOR_FRACTIONS, the table's fraction and the one up to which none of these
+kernels spills; 1: none does. The table's may be smaller, for epilogues that need more than these.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gemmsmith
 from gemmsmith import Config, Spec
-from gemmsmith.core import register_budgets
 from gemmsmith.core.design import get_design
+from gemmsmith.core.register_budgets import MAX_ACCUMULATOR_FRACTIONS
 from gemmsmith.tuning.candidates import epilogue_class
 
 SIZE = 4096
@@ -33,11 +31,13 @@ WITNESSES: dict[str, list[Witness]] = {
     "plain, 32 bits stored by threads": [(None, {}, "fp32")],
     "functions": [
         (lambda acc: acc.gelu(), {}, "bf16"), (lambda acc, c: acc + c, {"c": MATRIX}, "bf16"),
+        (lambda acc: acc.erf(), {}, "bf16"), (lambda acc: acc.expm1(), {}, "bf16"), (lambda acc: acc.elu(), {}, "bf16"),
         (lambda acc, x, y: ((acc + x) * y).gelu(), {"x": COLUMN, "y": COLUMN}, "bf16"),
     ],
     "several matrices": [
         (lambda acc: (acc, acc.sum(0), acc.amax(0)), {}, "bf16"),
         (lambda acc, c, d: acc * c + d, {"c": MATRIX, "d": MATRIX}, "bf16"),
+        (lambda acc, c: (acc * c, acc.gelu(), acc.sum(0), acc.sum(1)), {"c": MATRIX}, "bf16"),
     ],
     "several matrices, by threads or of 32 bits": [(lambda acc: (acc, acc.exp(), acc.sum(0)), {}, "fp32")],
     "matrix loaded by threads": [(lambda acc, c: acc + c, {"c": UNALIGNED}, "bf16")],
@@ -78,8 +78,8 @@ def fraction(kind: str, column: str) -> float:
         widths = [n for n in WIDTHS if rows * n // 128 <= limit]
 
         def is_free(n: int, name: str = name, m: int = m, consumers: int = consumers) -> bool:
-            cluster_splits = 2 if column == "more rows, split" else 1
-            config = Config(name, (m, n, 64), (1, 1), 2, consumers, cluster_splits=cluster_splits)
+            splits = 2 if column == "more rows, split" else 1
+            config = Config(name, (m, n, 64), (1, 1), 2, consumers, splits=splits)
             return not any(spills(kind, witness, config) for witness in WITNESSES[kind])
 
         low, high = 0, len(widths)  # the first `low` widths do not spill, and width number `high` does
@@ -92,18 +92,12 @@ def fraction(kind: str, column: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="replace the table")
-    arguments = parser.parse_args()
-    rows = []
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for kind in WITNESSES:
+        for kind, fractions in MAX_ACCUMULATOR_FRACTIONS.items():
             found = pool.map(partial(fraction, kind), TILES)
-            rows.append(f'    "{kind}": ({", ".join(f"{x:g}" for x in found)}),\n')
-            print(rows[-1], end="", flush=True)
-    if arguments.write:
-        path = Path(register_budgets.__file__)
-        path.write_text(re.sub(r"(?s)(?<=# generated\n).*(?=    # end)", lambda _: "".join(rows), path.read_text()))
+            cells = (f"{title} {x:g}, {y:.2f}" for title, x, y in zip(TILES, fractions, found, strict=True))
+            print(f"{kind}: {'; '.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 MAX_ACCUMULATOR_FRACTIONS = {
-    # generated
     "plain": (1, 1, 1),
     "plain, 32 bits stored by threads": (0.9, 0.9, 0.9),
     "functions": (0.8, 0.8, 0.8),
     "several matrices": (0.8, 0.64, 0),
     "several matrices, by threads or of 32 bits": (0.8, 0, 0),
     "matrix loaded by threads": (0.44, 0, 0),
-    # end
 }
 """Fraction of the design's accumulator registers that accumulators, and elements to be quantized, may take, by the
 class of the epilogue: if a warpgroup has up to 64 rows, if it has more, and if it has more and K is split or sums are
-promoted. No candidate within it spills; benchmarks/fit/register_budgets.py finds the fractions anew."""
+promoted. Within it candidates do not spill, but for 256x112 with `splits` (20 bytes): benchmarks/fit/register_budgets.py
+compiles epilogues of each class."""
 MAX_ACC_REGISTERS_WITH_GATHER = 192
 """Maximum accumulator registers of designs with TMA if rows are gathered, which leaves the consumers fewer registers.
 With 32-bit results the next one applies. With more the kernels spilled."""
