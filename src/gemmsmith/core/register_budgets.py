@@ -12,8 +12,8 @@ MAX_ACCUMULATOR_FRACTIONS = {
 }
 """Fraction of the design's accumulator registers that accumulators, and elements to be quantized, may take, by the
 class of the epilogue: if a warpgroup has up to 64 rows, if it has more, and if it has more and K is split or sums are
-promoted. Within it candidates do not spill, but for 256x112 with `splits` (20 bytes): benchmarks/fit/register_budgets.py
-compiles epilogues of each class."""
+promoted. Within it candidates do not spill, but for 256x112 with `splits` (20 bytes). Some epilogues of each class are
+compiled by benchmarks/fit/register_budgets.py."""
 MAX_ACC_REGISTERS_WITH_GATHER = 192
 """Maximum accumulator registers of designs with TMA if rows are gathered, which leaves the consumers fewer registers.
 With 32-bit results the next one applies. With more the kernels spilled."""
