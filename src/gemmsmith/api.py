@@ -164,7 +164,8 @@ def grouped_gemm(
         DeviceError: If the GPU or driver does not support it.
         HazardError: With backend="sim", if the simulator finds hazards.
     """
-    grouping, arrays = make_grouping(offsets, sizes, counts, along, zero_fill, gather, scatter)
+    given = {"offsets": offsets, "sizes": sizes, "counts": counts, "gather": gather, "scatter": scatter}
+    grouping, arrays = make_grouping(given, along, zero_fill)
     all_operands = with_arrays(checks.merge_operands(operands, named_operands), arrays)
     return run_cached((
         a, b, out, all_operands, epilogue, scale_a, scale_b, out_dtype, accumulate, precision, fast_math, deterministic,
