@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from copy import copy
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,8 @@ class CachedRun(NamedTuple):
 
     def __call__(self, pointers: dict[str, Any], like: Any) -> Any:
         """Launch, and return what `run_cached` does. `pointers`: addresses and numbers by Pointer name; modified."""
+        if (runs := _RECORD.get()) is not None:
+            runs.append(self)
         return self.plan.launch(self.launches, pointers, {}, like)
 
     def with_result_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> CachedRun:
@@ -49,13 +52,25 @@ class CachedRun(NamedTuple):
         return CachedRun(self.plan, launches)
 
 
-def find_run(request: Request) -> CachedRun | None:
-    """Return what `run_cached` has cached for a request like this one, or None."""
-    key = request.key
-    plan_, launches = _PLAN_CACHE.get(key, (None, None))
-    if plan_ is not None and launches is None:
-        launches = plan_.cached_launches(key[1])
-    return None if plan_ is None or launches is None else CachedRun(plan_, launches)
+_RECORD: ContextVar[list[CachedRun | None] | None] = ContextVar("record", default=None)
+
+
+def record_runs(call: Callable[[], Any]) -> tuple[Any, list[CachedRun | None]]:
+    """Return the results of a call, and the run of each GEMM in it, or None for one whose launches are not cached."""
+    outer, runs = _RECORD.get(), list[CachedRun | None]()
+    token = _RECORD.set(runs)
+    try:
+        return call(), runs
+    finally:
+        _RECORD.reset(token)
+        if outer is not None:
+            outer += runs
+
+
+def record_run(call: Callable[[], Any]) -> tuple[Any, CachedRun | None]:
+    """Return the results of a call, and the run of its only GEMM, or None if it has several or launches nothing."""
+    results, runs = record_runs(call)
+    return results, runs[0] if len(runs) == 1 else None
 
 
 def run_cached(request: Request | tuple[Any, ...]) -> Any:
@@ -75,24 +90,27 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         cached = None
     if cached is not None:
         plan_, call = cached
-        if call is not None and call.outputs_do_not_overlap(pointers):
+        if call is not None and _RECORD.get() is None and call.outputs_do_not_overlap(pointers):
             return plan_.launch(call, pointers, results, a)
         value = plan_.run(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=operands)
+    else:
+        request = Request._make(request)._replace(fingerprint=source)
+        try:
+            plan_ = Plan(request)
+        except ConfigError:  # no kernel computes it, but the reference, which has none, does
+            on_cpu = describe(a, "a").device == "cpu"
+            if request.config is not None or not on_cpu or request.backend not in ("auto", "reference"):
+                raise
+            binding = bind(request).allocate_results()
+            run_reference(binding)
+            return binding.value
+        binding = plan_.detach_arrays()
         # None if the result has another name than in `results`
-        _PLAN_CACHE[key] = plan_, plan_.cached_launches(arrays)
-        return value
-    request = Request._make(request)._replace(fingerprint=source)
-    try:
-        plan_ = Plan(request)
-    except ConfigError:  # no kernel computes it, but the reference, which has none, does
-        on_cpu = describe(a, "a").device == "cpu"
-        if request.config is not None or not on_cpu or request.backend not in ("auto", "reference"):
-            raise
-        binding = bind(request).allocate_results()
-        run_reference(binding)
-        return binding.value
-    binding = plan_.detach_arrays()
+        cache_key = arrays if results.keys() == binding.results.keys() else None
+        value = plan_.run_bound(binding, cache_key=cache_key)
+    launches = plan_.cached_launches(arrays)
     if source is not None:
-        _PLAN_CACHE[key] = plan_, None
-    # None if the result has another name than in `results`
-    return plan_.run_bound(binding, cache_key=arrays if results.keys() == binding.results.keys() else None)
+        _PLAN_CACHE[key] = plan_, launches
+    if (runs := _RECORD.get()) is not None:
+        runs.append(None if out is not None or launches is None else CachedRun(plan_, launches))
+    return value

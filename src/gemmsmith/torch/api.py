@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -21,20 +22,20 @@ from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.host.cached_run import run_cached
+from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.autograd import differentiable_gemm
 from gemmsmith.torch.autograd_state import in_functorch_transform
 from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_names
-from gemmsmith.torch.cached_call import cache_call, run_cached_call
+from gemmsmith.torch.cached_call import cache_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
 from gemmsmith.torch.plain_tensors import (
     Arguments,
-    cache_run,
-    find_cached_run,
     read_arguments,
+    run_cached_call,
+    run_or_call,
     runs_kernels,
     sees_operators,
 )
@@ -112,10 +113,7 @@ def gemm(
     if not has_scales and is_fast_path(a, b, *inputs.values()):
         source = arguments and arguments.source
         request = Request(a, b, None, operand_values, epilogue, precision=fp32_precision(a), fingerprint=source)
-        results = run_cached(request)
-        if arguments is not None:
-            cache_run(arguments, find_cached_run(request))
-        return results
+        return run_or_call(arguments, a, partial(run_cached, request))
     return _prepare_and_run(a, b, epilogue, recompute, operand_values, scales, arguments)
 
 
@@ -129,16 +127,17 @@ def _prepare_and_run(
     )
     numbers = [prepared[name] for name in number_names(serialized_epilogue)]
     tensors = [prepared[name] for name in tensor_names(serialized_epilogue)]
-    results = differentiable_gemm(serialized_epilogue, x, y, numbers, tensors, recompute)
+    run = partial(differentiable_gemm, serialized_epilogue, x, y, numbers, tensors, recompute)
+    results, runs = (run(), []) if arguments is None else record_runs(run)
     axes, names = _result_axes(serialized_epilogue)
     values = [
         _unflatten_leading(value, axes_, leading_shape, shape) for value, axes_ in zip(results, axes, strict=True)
     ]
-    if arguments is not None and arguments.needs_grad and y is b:
+    if arguments is not None and arguments.call.needs_grad and y is b:
         inputs, folds_batch = {**operands, **scales}, x is not a
         takes_inputs = all(prepared[name] is inputs[name] for name in tensor_names(serialized_epilogue))
         if takes_inputs and (x.dim() == 2 or not folds_batch):
-            cache_call(arguments, serialized_epilogue, x, b, prepared, recompute, values, names, folds_batch)
+            cache_call(arguments, runs, serialized_epilogue, x, b, prepared, recompute, values, names, folds_batch)
     return arrange_results(dict(zip(names, values, strict=True)), names)
 
 

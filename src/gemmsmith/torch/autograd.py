@@ -35,8 +35,8 @@ from gemmsmith.torch.backward_plan import (
     tensor_names,
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.grouped_ops import find_slices_run, multiply_slices
-from gemmsmith.torch.ops import as_tuple, call_op, find_kernel_run, matmul_shape
+from gemmsmith.torch.grouped_ops import multiply_slices
+from gemmsmith.torch.ops import as_tuple, call_op, matmul_shape
 
 PLAIN_GEMM = " | accumulator | out 0"
 """The serialized epilogue that returns the accumulator in a's dtype."""
@@ -152,11 +152,8 @@ fast_apply = super(torch.autograd.Function, GemmFunction).apply
 """`apply` without binding the signature of forward, which takes most of a call's time on the host."""
 
 
-def run_backward(ctx: Any, saved_tensors: Sequence[Any], gradients: Sequence[Any], runs: Any = None) -> tuple[Any, ...]:
-    """Return the gradients of the inputs of `GemmFunction`, from those of its outputs.
-
-    `runs`: a list to which the launches of each GEMM are appended, or None for one whose launches are not cached.
-    """
+def run_backward(ctx: Any, saved_tensors: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the gradients of the inputs of `GemmFunction`, from those of its outputs."""
     epilogue, dtype, (offsets, *saved) = ctx.spec.epilogue, ctx.dtype, saved_tensors
     shape = matmul_shape(*ctx.shapes[:2]) if offsets is None else (ctx.shapes[0][0], ctx.shapes[1][2])
     values = dict(zip(ctx.spec.saved_names, saved, strict=True))
@@ -183,10 +180,10 @@ def run_backward(ctx: Any, saved_tensors: Sequence[Any], gradients: Sequence[Any
         _expand_reduction_grad(r, values, shape, dtype, like)  # no results of groups are reductions
     grads = {}
     for kernel in kernels:
-        grads.update(_run_grad_kernel(kernel, values, shape, dtype, like, offsets, runs))
+        grads.update(_run_grad_kernel(kernel, values, shape, dtype, like, offsets))
     if passthrough_grad_output:
         grads["out"] = values[passthrough_grad_output].expand(shape)
-    grad_a, grad_b = _grad_a_and_b(grads.get("out"), values.get(A), values.get(B), ctx, offsets, runs)
+    grad_a, grad_b = _grad_a_and_b(grads.get("out"), values.get(A), values.get(B), ctx, offsets)
     grad_operands = [grads.get(GRAD_PREFIX + name) for name in tensor_names(epilogue)]
     all_grads = zip((grad_a, grad_b, *grad_operands), ctx.shapes, strict=True)
     return (None, None, None, None, *[None if g is None else sum_to_size(g, shape_) for g, shape_ in all_grads])
@@ -226,9 +223,8 @@ def _expand_reduction_grad(
 
 
 def _run_grad_kernel(
-    kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any, offsets: Any = None,
-    runs: Any = None,
-) -> dict[str, Any]:  # fmt: skip
+    kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any, offsets: Any = None
+) -> dict[str, Any]:
     """Run a kernel of the backward pass and return its results by name."""
     tensors = [
         values[name].expand(*shape[:-1], shape[-1] // columns_per_value) if columns_per_value else values[name]
@@ -241,29 +237,19 @@ def _run_grad_kernel(
         a = like.new_empty((*shape[:-1], 0), dtype=dtype)
         b = like.new_empty((0, shape[-1]), dtype=dtype)
     numbers = [values[name] for name in kernel.numbers]
-    results = _record_gemm(runs, kernel.epilogue, a, b, numbers, tensors, offsets)
+    results = differentiable_gemm(kernel.epilogue, a, b, numbers, tensors, offsets=offsets)
     return dict(zip(kernel.results, results, strict=True))
 
 
-def _record_gemm(
-    runs: Any, epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any
-) -> tuple[Any, ...]:
-    """Return the results of `differentiable_gemm`, whose launches are appended to the list `runs`, if there is one."""
-    results = differentiable_gemm(epilogue, a, b, numbers, operands, offsets=offsets)
-    if runs is not None:
-        runs.append(find_kernel_run(epilogue, a, b, numbers, operands, offsets))
-    return results
-
-
-def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any, runs: Any) -> tuple[Any, Any]:
+def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any) -> tuple[Any, Any]:
     """Return the gradients of a and b, from the accumulator's."""
     grad_a = grad_b = None
     if grad_acc is not None and ctx.needs_input_grad[4]:
-        (grad_a,) = _record_gemm(runs, PLAIN_GEMM, grad_acc, transposed(b), [], [], offsets)
+        (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, transposed(b), [], [], offsets=offsets)
     if grad_acc is not None and ctx.needs_input_grad[5]:
         if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # b's gradient sums over the rows of all batches
             a, grad_acc = a.flatten(0, 1), grad_acc.flatten(0, 1)
-        grad_b = weight_gradient(a, grad_acc, ctx.b_is_column_major, offsets, runs)
+        grad_b = weight_gradient(a, grad_acc, ctx.b_is_column_major, offsets)
     return grad_a, grad_b
 
 
@@ -272,19 +258,17 @@ def is_column_major(b: Any) -> bool:
     return b.dim() > 1 and b.stride(-2) == 1 and b.stride(-1) > 1  # type: ignore[no-any-return]
 
 
-def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = None, runs: Any = None) -> Any:
+def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = None) -> Any:
     """Return a.mT @ gradient, for each group of rows if there are `offsets`.
 
     `column_major`: so are the results, as autograd would otherwise copy the gradient of a parameter whose transpose is
-    multiplied. `runs`: as in `run_backward`.
+    multiplied.
     """
     x, y = (gradient, a) if column_major else (a, gradient)
     if offsets is not None:
         product = differentiable_slices(transposed(x), y, offsets)
-        if runs is not None:
-            runs.append(find_slices_run(transposed(x), y, offsets))
     else:
-        (product,) = _record_gemm(runs, PLAIN_GEMM, transposed(x), y, [], [], None)
+        (product,) = differentiable_gemm(PLAIN_GEMM, transposed(x), y, [], [])
     return transposed(product) if column_major else product
 
 

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import _C
-from torch._C._dynamo.guards import TensorGuards
 
 from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
 from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.host.cached_run import record_run
 from gemmsmith.torch import graph_serialization
-from gemmsmith.torch.ops import find_kernel_run
-from gemmsmith.torch.plain_tensors import multiplies_in_tf32, runs_kernels
+from gemmsmith.torch.plain_tensors import matches, multiplies_in_tf32, runs_kernels
 
 MAX_LAYOUTS = 4
 """Layouts of one call's tensors that are compared, of shapes that change. Chosen; not measured."""
@@ -70,19 +69,15 @@ class CompiledCall:
 
     def _call_operator(self, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
         """Call the operator, and keep its launches."""
-        results = self._op(*arguments)
-        if not runs_kernels(tensors[0]):
-            return results
-        (a, b, *offsets), (epilogue, numbers, *operands) = arguments[: self._arrays], arguments[self._arrays + 1 :]
-        run = find_kernel_run(epilogue, a, b, numbers, operands, *offsets)
-        graph = graph_serialization.deserialize(epilogue)
-        names = [o.name for o in graph.operands if o.dtype is not None]
+        results, run = record_run(lambda: self._op(*arguments))
+        graph = graph_serialization.deserialize(arguments[self._arrays + 1])
+        names, offsets = [o.name for o in graph.operands if o.dtype is not None], ["offsets"] * (self._arrays - 2)
         is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)
-        if run is not None and is_aligned and not (offsets and "offsets" in names):
+        if run is not None and runs_kernels(tensors[0]) and is_aligned and not (offsets and "offsets" in names):
             launches = _Launches(
-                TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check,
-                multiplies_in_tf32() if a.dtype == torch.float32 else None,
-                ("a", "b", *map(operand_argument, ["offsets"] * len(offsets) + names)),
+                matches(tensors),
+                multiplies_in_tf32() if tensors[0].dtype == torch.float32 else None,
+                ("a", "b", *map(operand_argument, offsets + names)),
                 tuple([operand_argument(o.name) for o in graph.operands if o.dtype is None]),
                 run.launches.for_one_call().run,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.host.cached_run import run_cached
+from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch.api import (
     OPERAND_DTYPES,
     autocast,
@@ -25,12 +26,12 @@ from gemmsmith.torch.api import (
 )
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
-from gemmsmith.torch.cached_call import cache_call, run_cached_call
+from gemmsmith.torch.cached_call import cache_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
 from gemmsmith.torch.ops import by_rows, fp32_precision
-from gemmsmith.torch.plain_tensors import cache_run, find_cached_run, in_groups, read_arguments, sees_operators
+from gemmsmith.torch.plain_tensors import in_groups, read_arguments, run_cached_call, run_or_call, sees_operators
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
 
@@ -86,22 +87,18 @@ def grouped_gemm(
         return differentiable_slices(a, b, offsets)
     shape = rows_shape(a.shape, b.shape, offsets.shape)
     if of_two or is_fast_path(a, b, *values.values()):
-        values = {name: by_rows(x) for name, x in values.items()}
-        source = arguments and arguments.source
+        values, source = {name: by_rows(x) for name, x in values.items()}, arguments and arguments.source
         request = Request(a, of_two or b, None, values, epilogue, precision=fp32_precision(a), fingerprint=source)
-        request = in_groups(request, offsets)
-        results = run_cached(request)
-        if arguments is not None:
-            cache_run(arguments, find_cached_run(request))
-        return results
+        return run_or_call(arguments, a, partial(run_cached, in_groups(request, offsets)))
     check_operands_are_read(epilogue, values)
     serialized = _serialize(a, shape, epilogue, values, None if arguments is None else arguments.source)
     numbers = [float(values[name]) for name in number_names(serialized)]
     tensors = [values[name] for name in tensor_names(serialized)]
-    results = differentiable_gemm(serialized, a, b, numbers, tensors, recompute, offsets)
+    run = partial(differentiable_gemm, serialized, a, b, numbers, tensors, recompute, offsets)
+    results, runs = (run(), []) if arguments is None else record_runs(run)
     names = result_names(serialized)
-    if arguments is not None and arguments.needs_grad:
-        cache_call(arguments, serialized, a, b, values, recompute, results, names, offsets=offsets)
+    if arguments is not None and arguments.call.needs_grad:
+        cache_call(arguments, runs, serialized, a, b, values, recompute, results, names)
     return arrange_results(dict(zip(names, results, strict=True)), names)
 
 

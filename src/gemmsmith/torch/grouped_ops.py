@@ -22,7 +22,7 @@ import torch
 from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import result_shape
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.host.cached_run import CachedRun, run_cached
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import fallback, graph_serialization
 from gemmsmith.torch.ops import (
     as_outputs,
@@ -33,14 +33,7 @@ from gemmsmith.torch.ops import (
     operands_by_name,
     result_dtype,
 )
-from gemmsmith.torch.plain_tensors import (
-    find_cached_run,
-    in_groups,
-    read_arguments,
-    run_or_call,
-    runs_kernels,
-    sees_operators,
-)
+from gemmsmith.torch.plain_tensors import in_groups, read_arguments, run_or_call, runs_kernels, sees_operators
 
 
 def rows_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -151,13 +144,5 @@ def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
     """Call the operator along K, or run its launches if an earlier call has cached them."""
     if sees_operators() or not _kernels_multiply_slices(a):
         return SLICES(a, b, offsets)
-    return run_or_call(
-        read_arguments("grouped_gemm_k", None, a, b, {}, offsets), a,
-        lambda: SLICES(a, b, offsets),
-        lambda: find_slices_run(a, b, offsets),
-    )  # fmt: skip
-
-
-def find_slices_run(a: Any, b: Any, offsets: Any) -> CachedRun | None:
-    """Return the launches of the operator along K that has just run with these arguments, or None."""
-    return find_cached_run(_slices_request(a, b, offsets))
+    arguments = read_arguments("grouped_gemm_k", None, a, b, {}, offsets)
+    return run_or_call(arguments, a, lambda: SLICES(a, b, offsets))

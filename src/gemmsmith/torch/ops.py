@@ -36,11 +36,10 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph, Result
 from gemmsmith.core.problem import MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
 from gemmsmith.graph.frontend.interleave import interleave
-from gemmsmith.host.cached_run import CachedRun, run_cached
+from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
-    find_cached_run,
     in_groups,
     multiplies_in_tf32,
     read_arguments,
@@ -75,10 +74,8 @@ def run_or_dispatch(
     if sees_operators() or isinstance(b, tuple) or not runs_kernels(a):
         return dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
-    return as_outputs(run_or_call(
-        read_arguments(epilogue, offsets is None, a, b, values, offsets), a, dispatch,
-        lambda: find_kernel_run(epilogue, a, b, numbers, operands, offsets),
-    ))  # fmt: skip
+    arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
+    return as_outputs(run_or_call(arguments, a, dispatch))
 
 
 def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:
@@ -209,13 +206,6 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
     """Return the results of gemmsmith.gemm, or of an operator, as a tuple."""
     outputs = as_outputs(results)
     return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def find_kernel_run(
-    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
-) -> CachedRun | None:  # fmt: skip
-    """Return the launches of an operator that has just run with these arguments, or None."""
-    return find_cached_run(as_request(graph_serialization.deserialize(epilogue), a, b, numbers, operands, offsets))
 
 
 def by_rows(x: Any) -> Any:

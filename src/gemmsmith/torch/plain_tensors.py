@@ -1,11 +1,12 @@
-"""Calls of plain tensors: the launches of an earlier call with equal arguments are found by one signature.
+"""Calls of plain tensors: what an earlier call has launched is found by one signature of all arguments.
 
-They run without the dispatcher, so nothing that sees operators may be active: a mode, a transform, a trace.
+It runs without the dispatcher, so nothing that sees operators may be active: a mode, a transform, a trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,41 +21,50 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.epilogue.inputs import operand_argument
-from gemmsmith.host.cached_run import CachedRun, find_run
+from gemmsmith.host.cached_run import record_run
 from gemmsmith.torch import fallback
 
 _TENSOR_TYPES, _NUMBER_TYPES = frozenset({torch.Tensor, torch.nn.Parameter}), frozenset({float, int})
-MAX_CACHED_CALLS = 1024
-"""Entries of the caches by call. Chosen; not measured."""
-RUNS: dict[Hashable, CachedRun] = BoundedCache(MAX_CACHED_CALLS)
-"""Runs that need no gradients, by the signature of their arguments."""
 
 
-class _Layouts(NamedTuple):
-    """The layouts of a call's tensors, which `guards` compares in one call, and what they determine of `Arguments`."""
+@dataclass(slots=True, eq=False)
+class Call:
+    """Calls whose arguments differ only in addresses and numbers.
 
-    guards: TensorGuards
-    signature: Hashable
+    `needs_grad`: gradients are recorded. `run` runs such a call again, from `Arguments.pointers` and what it needs of
+    the arguments themselves; None if no call has run, or if not all that it does is cached.
+    """
+
     needs_grad: bool
-
-
-MAX_LAYOUTS = 8
-"""Layouts of a call whose comparison is fast; of others the signatures are compared. Chosen; not measured."""
-_LAYOUTS: dict[Hashable, tuple[_Layouts, ...]] = BoundedCache(MAX_CACHED_CALLS)
-"""The latest layouts, of tensors at multiples of 16 bytes, by what a signature contains besides its tensors."""
+    run: Any = None
 
 
 class Arguments(NamedTuple):
     """The arguments of a call.
 
-    `source`: the epilogue's fingerprint. `signature` is equal for calls that differ only in addresses and numbers,
-    which are in `pointers`, by Pointer name. `needs_grad`: gradients are recorded.
+    `source`: the epilogue's fingerprint. `pointers`: addresses and numbers by Pointer name.
     """
 
     source: Hashable
-    signature: Hashable
+    call: Call
     pointers: dict[str, Any]
-    needs_grad: bool
+
+
+class _Layouts(NamedTuple):
+    """The layouts of a call's tensors, which `match` compares at once."""
+
+    match: Callable[..., bool]
+    call: Call
+
+
+MAX_CACHED_CALLS = 1024
+"""Entries of the caches by call. Chosen; not measured."""
+_CALLS: dict[Hashable, Call] = BoundedCache(MAX_CACHED_CALLS)
+"""By the signature of their arguments."""
+MAX_LAYOUTS = 8
+"""Layouts of a call whose comparison is fast; of others the signatures are compared. Chosen; not measured."""
+_LAYOUTS: dict[Hashable, tuple[_Layouts, ...]] = BoundedCache(MAX_CACHED_CALLS)
+"""The latest layouts, of tensors at multiples of 16 bytes, by what a signature contains besides its tensors."""
 
 
 def multiplies_in_tf32() -> bool:
@@ -115,24 +125,29 @@ def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> 
                 numbers.append(name)
             else:
                 return None
-        call = source, options, multiplies_in_tf32(), grad_enabled, *arrays, *numbers
+        key = source, options, multiplies_in_tf32(), grad_enabled, *arrays, *numbers
         is_aligned = not addresses & 15
-        layouts = _LAYOUTS.get(call, ()) if is_aligned else ()
-        for layout in layouts:
-            if layout.guards.check(*tensors):
-                return Arguments(source, layout.signature, arrays, layout.needs_grad)
-        signature, needs_grad = list[Hashable](call), False
+        layouts = _LAYOUTS.get(key, ()) if is_aligned else ()
+        for match, call in layouts:
+            if match(*tensors):
+                return Arguments(source, call, arrays)
+        signature, needs_grad = key, False
         for x in tensors:
             requires_grad = grad_enabled and x.requires_grad
             signature += x.dtype, x.shape, x.stride(), x.device, x.is_neg(), requires_grad, x.data_ptr() & 15
             needs_grad = needs_grad or requires_grad
     except (RuntimeError, OverflowError):
         return None  # a tensor that is sparse, nested, or of a transform that has ended; a number beyond float64
-    arguments = Arguments(source, tuple(signature), arrays, needs_grad)
+    if (known := _CALLS.get(signature)) is None:
+        _CALLS[signature] = known = Call(needs_grad)
     if is_aligned:
-        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        _LAYOUTS[call] = (_Layouts(guards, arguments.signature, needs_grad), *layouts[: MAX_LAYOUTS - 1])
-    return arguments
+        _LAYOUTS[key] = (_Layouts(matches(tensors), known), *layouts[: MAX_LAYOUTS - 1])
+    return Arguments(source, known, arrays)
+
+
+def matches(tensors: Sequence[Any]) -> Callable[..., bool]:
+    """Return whether other tensors are like these in all but their addresses, as a function of them."""
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
 def runs_kernels(a: Any) -> bool:
@@ -146,29 +161,22 @@ def in_groups(request: Request, offsets: Any, along: Literal["m", "k"] = "m") ->
     return request._replace(operands=operands, grouping=Grouping("offsets", along))
 
 
-def find_cached_run(request: Request) -> CachedRun | None:
-    """Return what `run_cached` has just run for this request and cached, or None."""
-    if not runs_kernels(request.a):
-        return None
-    with torch.no_grad():
-        return find_run(request)
-
-
-def cache_run(arguments: Arguments, run: CachedRun | None) -> None:
-    """Cache a run, if there is one, for later calls with equal arguments."""
-    if run is not None:
-        RUNS[arguments.signature] = run
-
-
-def run_or_call(
-    arguments: Arguments | None, like: Any, call: Callable[[], Any], find: Callable[[], CachedRun | None]
-) -> Any:  # fmt: skip
-    """Return the results of a cached run; without one, those of `call`, whose run, which `find` returns, is cached."""
-    if arguments is None or arguments.needs_grad:
+def run_or_call(arguments: Arguments | None, like: Any, call: Callable[[], Any]) -> Any:
+    """Return the results of a call without gradients: of its launches, or of `call`, whose launches are kept."""
+    if arguments is None or arguments.call.needs_grad:
         return call()
-    run = RUNS.get(arguments.signature)
-    if run is not None:
+    if (run := arguments.call.run) is not None:
         return run(arguments.pointers, like)
-    results = call()
-    cache_run(arguments, find())
+    results, arguments.call.run = record_run(call)
     return results
+
+
+def run_cached_call(
+    arguments: Arguments | None, a: Any, b: Any, operands: Mapping[str, Any], offsets: Any = None
+) -> Any:  # fmt: skip
+    """Return the results of a call that an earlier one has prepared, with gradients or without, else None."""
+    if arguments is None or (run := arguments.call.run) is None:
+        return None
+    if arguments.call.needs_grad:
+        return run(arguments.pointers, a, b, operands, offsets)
+    return run(arguments.pointers, a)
