@@ -118,7 +118,7 @@ def operations() -> str:
     for f in FUNCTIONS.values():
         if f.name in ("ndtr", "softplus_of_sigmoid"):  # only made by the passes
             continue
-        names = own.get(f.name) or f.names.split() or _names(f.name)
+        names = own.get(f.name) or [x for x in f.names.split() or _names(f.name) if x != f.name]
         has = {"approximate": f.approx, "exact": f.exact, "gradient": f.has_gradient}
         flags = [", ".join(x for x in has if has[x])]
         found = [cost for p in ("default", "approx") if (cost := COSTS[f.name].get(p))]
@@ -231,7 +231,8 @@ def consumer_loop() -> str:
 def instruction() -> str:
     """Return a class of an instruction."""
     return excerpt(
-        "src/gemmsmith/hw/mbarrier.py", "class MbarrierArriveExpectTx",
+        "src/gemmsmith/hw/mbarrier.py",
+        "class MbarrierArriveExpectTx",
         "m.mbarriers.arrive(m.value(self.barrier), expect_tx",
     )
 
@@ -242,8 +243,8 @@ def elementwise_function() -> str:
 
 
 def row_function() -> str:
-    """Return the record of a function of a whole row, with what a kernel does and what users call."""
-    return excerpt("examples/own_functions.py", "class SoftmaxRows", "return call_row_function(SOFTMAX")
+    """Return the record of a function of a whole row, and the function that users call."""
+    return excerpt("examples/own_functions.py", "SOFTMAX = RowFunction", "return call_row_function(SOFTMAX")
 
 
 def reduction() -> str:

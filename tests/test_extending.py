@@ -192,7 +192,7 @@ def test_a_dtype_of_a_design_is_a_row_of_its_instructions(
     ("changes", "message"),
     [
         ({"scale_a": Spec((128, 2), "fp32")}, "scale_a, scale_b: got block scales with mma_multistage; use the design"),
-        ({"config": FP8_CONFIG.replace(chip="sm_80")}, "chip: got sm_80 for fp8_e4m3 x fp8_e4m3, .* needs sm_89"),
+        ({"config": FP8_CONFIG.replace(chip="sm_80")}, "chip: got sm_80 for fp8_e4m3 x fp8_e4m3; mma needs sm_89"),
         ({"config": FP8_CONFIG.replace(tile=(64, 64, 128))}, 'tile K: got 128 with accumulate="promoted"; use 64'),
         ({"b": (Spec((256, 64), "fp8_e4m3", (1, 256)),) * 2}, "b: got a tuple with mma_multistage; use interleave"),
         ({"b": Spec((256, 64), "fp8_e5m2")}, "design: got mma_multistage for operands of fp8_e4m3 x fp8_e5m2"),

@@ -386,6 +386,21 @@ def test_gathered_rows_on_a_gpu() -> None:
             assert ((out.float() - want).abs() <= 2.0**-8 * want.abs() + 3e-2).all()
 
 
+@pytest.mark.torch
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_int4_weights_on_a_gpu(dtype: str, rng: np.random.Generator) -> None:
+    torch, config = pytest.importorskip("torch"), Config("int4_weights", (64, 128, 64), (1, 1))
+    for m, n, k in ((1000, 520, 320), (16, 4096, 4096), (300, 72, 32)):
+        a = torch.randn(m, k, device="cuda", dtype=getattr(torch, dtype))
+        b, scales, weights = int4_weights(rng, k, n, ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+        b, scales = torch.from_numpy(np.ascontiguousarray(b.T)).cuda().T, torch.from_numpy(scales).cuda()
+        out = torch.full((m, n), float("nan"), device="cuda")
+        gemmsmith.gemm(a, b, scales=scales, out=out, config=config)
+        want = a.double().cpu().numpy() @ weights.astype(float)
+        np.testing.assert_allclose(out.cpu().numpy(), want, rtol=1e-5, atol=1e-5 * k)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "queries", "keys"), [(1, 1, 1), (3, 500, 700), (40, 2048, 1024)])
 def test_attention_on_a_gpu(heads: int, queries: int, keys: int) -> None:

@@ -38,10 +38,10 @@ def gemm(
         a: (m, k) or (batch, m, k), with any strides >= 0. bf16, fp16, fp8 (e4m3 or e5m2), int8 or fp32. 8-bit and TF32
             operands are fastest K-major with rows that are multiples of 16 bytes; others are repacked by a kernel first
             (see `Plan.why`).
-        b: (k, n) or (batch, k, n), of a's dtype; the two fp8 dtypes can be combined. A tuple (gate, up) of two such
-            arrays is multiplied as `interleave(gate, up)`, (k, 2n), without the copy; an epilogue separates the
-            products by `gate, up = deinterleave(acc)`. Both have the same strides, k contiguous, and n is a multiple
-            of 8.
+        b: (k, n) or (batch, k, n), of a's dtype; the two fp8 dtypes can be combined, and the dtypes that a
+            `Design` declares. A tuple (gate, up) of two such arrays is multiplied as `interleave(gate, up)`, (k, 2n),
+            without the copy; an epilogue separates the products by `gate, up = deinterleave(acc)`. Both have the same
+            strides, k contiguous, and n is a multiple of 8.
         scale_a: Factor of a, fp32 or ue8m0 (float8_e8m0fnu, or its bytes as uint8), with any strides. The shape defines
             the granularity: () for a tensor scale, (m, 1) for row scales; for fp8 also the block scales (m, k/128)
             and (m/128, k/128), rounded up; a leading batch dimension is optional. Tensor and row scales are applied
@@ -164,7 +164,8 @@ def grouped_gemm(
         DeviceError: If the GPU or driver does not support it.
         HazardError: With backend="sim", if the simulator finds hazards.
     """
-    grouping, arrays = make_grouping(offsets, sizes, counts, along, zero_fill, gather, scatter)
+    given = {"offsets": offsets, "sizes": sizes, "counts": counts, "gather": gather, "scatter": scatter}
+    grouping, arrays = make_grouping(given, along, zero_fill)
     all_operands = with_arrays(checks.merge_operands(operands, named_operands), arrays)
     return run_cached((
         a, b, out, all_operands, epilogue, scale_a, scale_b, out_dtype, accumulate, precision, fast_math, deterministic,

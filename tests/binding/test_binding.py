@@ -390,7 +390,7 @@ def test_results_are_made_at_last(rng: np.random.Generator) -> None:
     out = np.full((4, 5), np.nan, np.float32)
     there = bind(Request(a, b, out, epilogue=lambda acc: (acc.to("fp32"), acc.sum(-1))))
     assert list(there.unallocated_results) == ["out1"]
-    whole = there.allocate_results(a)
+    whole = there.allocate_results()
     assert not whole.unallocated_results
     assert whole.value[0] is out
     assert (whole.value[1].shape, whole.value[1].dtype) == ((4,), np.float32)

@@ -146,7 +146,7 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"evict": ["first", "most"]}, r"evict: got \('first', 'most'\)"),
         ({"evict": None}, "evict: got None"),
         ({"evict": "first"}, "evict: got 'first'"),
-        ({"pdl": "no"}, "pdl: got 'no'"),
+        ({"serpentine": "no"}, "serpentine: got 'no'"),
         ({"alias_epilogue": None}, "alias_epilogue: got None"),
         ({"serpentine": 2}, "serpentine: got 2"),
         ({"sync_clusters": None}, "sync_clusters: got None"),
@@ -261,8 +261,9 @@ def sums_and_maxima(acc: Any, c: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("swap_ab", [False, True])
 @pytest.mark.parametrize("epilogue", [five_matrices, seven_matrices, sums_and_maxima])
-def test_no_spills_beside_many_matrices(epilogue: Any, swap_ab: bool) -> None:
-    """Where a warpgroup has 128 rows, which no tile is considered with if a matrix has 32-bit elements."""
+def test_no_spills_beside_many_matrices(epilogue: Any, swap_ab: bool, rng: np.random.Generator) -> None:
+    """Where a warpgroup has 128 rows, which no tile is considered with if a matrix has 32-bit elements; of those that
+    are, each design's widest, and two others by chance."""
     a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
     names = epilogue.__code__.co_varnames[1 : epilogue.__code__.co_argcount]
 
@@ -278,7 +279,10 @@ def test_no_spills_beside_many_matrices(epilogue: Any, swap_ab: bool) -> None:
     assert not tiles("fp32")
     found = tiles("bf16")
     assert ("pingpong", (128, 128, 64)) in {x[:2] for x in found}
-    for design, tile, consumers, stages in found:
+    widest = {x[0]: x for x in sorted(found, key=lambda x: x[1][1])}
+    others = sorted(found - set(widest.values()))
+    others = [others[i] for i in rng.permutation(len(others))[:2]]
+    for design, tile, consumers, stages in [*widest.values(), *others]:
         config = Config(design, tile, (1, 1), stages, consumers, swap_ab=swap_ab)
         r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands("bf16"), config=config).resources
         assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ()), tile
@@ -346,7 +350,7 @@ def problems(draw: some.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(problems())
 def test_no_choice_spills(problem: dict[str, Any]) -> None:
     plan = gemmsmith.plan(**problem)
@@ -430,7 +434,7 @@ def scaled_problems(draw: some.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(scaled_problems())
 def test_no_choice_of_promoted_sums_spills(problem: dict[str, Any]) -> None:
     plan = gemmsmith.plan(**problem)
@@ -496,8 +500,8 @@ def test_clusters_that_share_k_have_fewer_k_tiles_in_flight() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("output", ["bf16", "fp32"])
-def test_the_largest_swapped_tiles(output: str) -> None:
-    """Tiles of 152 and 168 columns would store fp32 elements in pieces as wide, and spill."""
+def test_the_largest_swapped_tiles(output: str, rng: np.random.Generator) -> None:
+    """Tiles of 152 and 168 columns would store fp32 elements in pieces as wide, and spill. Half of them, by chance."""
     a, b, d = (
         Spec((4096, 4096), "bf16"),
         Spec((4096, 4096), "bf16", (1, 4096)),
@@ -508,7 +512,8 @@ def test_the_largest_swapped_tiles(output: str) -> None:
     largest = [c for c in tried if c.design == "pingpong" and c.tile[0] * c.tile[1] >= 128 * 136]
     largest += [c for c in tried if c.tile[0] * c.tile[1] >= 256 * 168]
     assert {c.tile[1] for c in largest} >= {144, 160, 176}
-    for config in largest:
+    for i in rng.permutation(len(largest))[::2]:
+        config = largest[i]
         r = gemmsmith.plan(a, b, out=d, config=config).resources
         assert (r.spill_store_bytes, r.spill_load_bytes) == (0, 0), config
 

@@ -3,9 +3,11 @@ executed by one lane alone; each arrival moved past a wait; each loop begun one 
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
@@ -80,7 +82,7 @@ def changes_of(spec: KernelSpec) -> list[str]:
 
 
 def mutants(spec: KernelSpec) -> Iterator[Mutant]:
-    """Every mutant of the spec's kernel, each in a kernel of its own."""
+    """Mutants of the spec's kernel, each in a kernel of its own."""
 
     def fresh() -> Kernel:
         build.cache_clear()
@@ -91,13 +93,16 @@ def mutants(spec: KernelSpec) -> Iterator[Mutant]:
 
 
 def mutants_of(make: Callable[[], Kernel]) -> Iterator[Mutant]:
-    """The same of a kernel that `make` makes anew."""
-    for number in count():
+    """The same of a kernel that `make` makes anew.
+
+    Of changes that are alike, on one line that a loop of Python repeats, one is drawn.
+    """
+    alike = defaultdict[tuple[str, str, str], list[int]](list)
+    for number, (*change, _) in enumerate(_changes(make())):
+        alike[tuple(change)].append(number)
+    for (what, target, where), numbers in alike.items():
         kernel = make()
-        change = next(islice(_changes(kernel), number, None), None)
-        if change is None:
-            return
-        what, target, where, apply = change
+        *_, apply = next(islice(_changes(kernel), random.choice(numbers), None))
         apply()
         yield Mutant(what, target, where, kernel)
 

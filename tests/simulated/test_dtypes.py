@@ -60,7 +60,7 @@ def judge(out: Any, a: Any, b: Any, *, promoted: bool = False) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     config=some.one_of(some.none(), configs()), m=some.integers(1, 300), n=some.integers(1, 300),
     k=some.integers(0, 400),
@@ -89,7 +89,7 @@ def test_any_product(
     judge(out, a, b)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     dtype=some.sampled_from([E4M3, INT8, FLOAT]), m=some.sampled_from([0, 1, 1, 2, 16, 65]),
     n=some.sampled_from([0, 8, 16, 64]), k=some.sampled_from([0, 1, 1, 2, 16, 33, 64]),
@@ -176,7 +176,7 @@ def test_tf32_reads_the_upper_19_bits() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     config=some.one_of(some.none(), configs()), m=some.integers(1, 200), n=some.integers(1, 200),
     k=some.integers(0, 300), batch=some.sampled_from([None, None, 2]), turned=some.tuples(*[some.booleans()] * 3),

@@ -62,7 +62,7 @@ def matrix(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     config=configs(), m=some.integers(1, 300), n=some.integers(1, 300), k=some.integers(0, 300),
     batch=some.sampled_from([None, None, None, 1, 2]), shared=some.booleans(),

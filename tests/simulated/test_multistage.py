@@ -61,7 +61,7 @@ def products(draw: some.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(products())
 def test_any_product(product: dict[str, Any]) -> None:
     rng, (m, n, k) = np.random.default_rng(product["seed"]), product["sizes"]

@@ -75,7 +75,8 @@ def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple
     Supports torch, CuPy and anything on the CPU. Raises ArgumentError for libraries that cannot allocate a writable
     array: `out` must then be passed.
     """
-    return adapter_of(x).empty(x, shape, dtype, strides or row_major(shape))
+    adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, "array")
+    return adapter.empty(x, shape, dtype, strides or row_major(shape))
 
 
 _ADAPTERS: dict[type, Adapter] = {}

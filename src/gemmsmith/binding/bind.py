@@ -138,7 +138,8 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
         spec, arguments, shape, dtype, multiplication, granularity, product, grouping, groups, swapped
     )
     binding = Binding(
-        shape, dtype, multiplication, granularity, source_graph, graph, arguments, outputs, product, *oriented
+        shape, dtype, multiplication, granularity, source_graph, graph, arguments, outputs, product, *oriented,
+        request.a,
     )  # fmt: skip
     return binding.with_degenerate_strides_of(planned) if planned else binding
 

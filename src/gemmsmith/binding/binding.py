@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind
@@ -12,6 +12,7 @@ from gemmsmith.binding.checks import Multiplication
 from gemmsmith.binding.matrices import orient_problem
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ArgumentError, ConfigError
@@ -46,6 +47,7 @@ class Binding:
         swapped: Whether the kernel computes D^T = B^T @ A^T, so that the problem's `a` is the user's b.
         spec: The epilogue of the kernel.
         arrays: Matrix operands and results of the kernel, and arrays of the product, by name.
+        like: The caller's a, in whose library results are allocated.
     """
 
     shape: tuple[int, ...]
@@ -61,6 +63,7 @@ class Binding:
     swapped: bool
     spec: EpilogueSpec
     arrays: Mapping[str, Matrix]
+    like: Any = field(default=None, compare=False)
 
     @property
     def a(self) -> ArrayInfo:
@@ -142,7 +145,7 @@ class Binding:
                     f"{name}: TMA cannot read its strides or address and it is too large to pack; "
                     "use rows that are multiples of 16 bytes at a 16-byte aligned address"
                 )
-        for name, packing in zip("ab", tf32_residual_packings(self.problem, config), strict=False):
+        for name, packing in zip("ab", tf32_residual_packings(self.problem, get_design(config.design)), strict=False):
             if packing.total_vectors > MAX_EXTENT:
                 raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
         return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)
@@ -155,8 +158,8 @@ class Binding:
         problem = self.problem.with_degenerate_strides_of(other.problem)
         return changed(self, problem=problem, arrays=arrays, spec=self.spec.for_arrays(arrays))
 
-    def allocate_results(self, like: Any) -> Binding:
-        """Allocate the missing results in `like`'s library. Raises ArgumentError for a max or min over nothing."""
+    def allocate_results(self) -> Binding:
+        """Allocate the missing results. Raises ArgumentError for a max or min over nothing."""
         for r in self.graph.results:
             node, argument = self.graph.nodes[r.node], self.arguments[result_argument(r.name)]
             is_max_or_min = node.op == "reduce" and node.attribute[0] in ("max", "min")
@@ -167,6 +170,6 @@ class Binding:
         unallocated = self.unallocated_results
         if not unallocated:
             return self
-        allocated = {name: empty_like_kind(like, x.shape, x.dtype, x.strides) for name, x in unallocated.items()}
+        allocated = {name: empty_like_kind(self.like, x.shape, x.dtype, x.strides) for name, x in unallocated.items()}
         arguments = {result_argument(name): describe(x, name) for name, x in allocated.items()}
         return changed(self, results={**self.results, **allocated}, arguments={**self.arguments, **arguments})

@@ -71,19 +71,19 @@ def resolve_multiplication(
     stored = next((x for x in _mixed_dtypes(design) if _hold(a, b, x)), None) if design else None
     if design and stored:
         _check_packed(a, b, stored)
-        mma_dtypes, op = (design.dtypes[stored],) * 2, design.mma_op
+        dtypes, op, by_precision = (design.dtypes[stored],) * 2, design.mma_op, False
     else:
         _check_dtypes(a, b)
-        mma_dtypes, op = (a.dtype, b.dtype), WGMMA
-    if a.dtype == b.dtype == FP32:
+        dtypes, op, by_precision = (a.dtype, b.dtype), WGMMA, a.dtype == FP32
+    if by_precision:
         if precision not in (None, "tf32", "3xtf32"):
             raise ArgumentError(f"precision: got {precision!r}; use 'tf32' or '3xtf32', or None for fp32")
-        mma_dtypes, op = ((FP32, FP32), FMA) if precision is None else ((TF32, TF32), WGMMA)
+        dtypes, op = ((FP32, FP32), FMA) if precision is None else ((TF32, TF32), WGMMA)
     elif precision is not None:
         raise ArgumentError(f"precision: got {precision!r} for operands of {a.dtype}; it is for fp32 operands")
-    option, d = _resolve_accumulation(mma_dtypes[0], accumulate)
-    mma = select_mma(*mma_dtypes, d, op)
-    return Multiplication(mma, stored or mma_dtypes, option == "promoted" or precision == "3xtf32")
+    option, d = _resolve_accumulation(dtypes[0], accumulate)
+    promoted = option == "promoted" or precision == "3xtf32"
+    return Multiplication(select_mma(*dtypes, d, op), stored or dtypes, promoted)
 
 
 def _mixed_dtypes(design: Design) -> list[tuple[DType, DType]]:
@@ -93,8 +93,8 @@ def _mixed_dtypes(design: Design) -> list[tuple[DType, DType]]:
 
 def _hold(a: ArrayInfo, b: ArrayInfo, stored: tuple[DType, DType]) -> bool:
     """Return whether the arrays may hold elements of those dtypes."""
-    bytes_ = INT8, UE8M0  # which torch.uint8 is
-    return all(x.dtype == y or (y.bits < 8 and x.dtype in bytes_) for x, y in zip((a, b), stored, strict=True))
+    integers = INT8, UE8M0  # as which arrays of uint8 are described
+    return all(x.dtype == y or (y.bits < 8 and x.dtype in integers) for x, y in zip((a, b), stored, strict=True))
 
 
 def _check_packed(a: ArrayInfo, b: ArrayInfo, stored: tuple[DType, DType]) -> None:
@@ -114,8 +114,9 @@ def _check_dtypes(a: ArrayInfo, b: ArrayInfo) -> None:
     for name, info in (("a", a), ("b", b)):
         if info.dtype not in _ACCUMULATE:
             raise ArgumentError(f"{name}: got dtype {info.dtype}; operands are {join_alternatives(_ACCUMULATE)}{hint}")
-    both = "use the same for both, fp8_e4m3 with fp8_e5m2"
-    raise ArgumentError(f"b: got dtype {b.dtype} with a of {a.dtype}; {both}{hint}")
+    raise ArgumentError(
+        f"b: got dtype {b.dtype} with a of {a.dtype}; use the same for both, fp8_e4m3 with fp8_e5m2{hint}"
+    )
 
 
 def _resolve_accumulation(dtype: DType, accumulate: object) -> tuple[str, DType]:

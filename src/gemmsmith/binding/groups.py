@@ -17,16 +17,18 @@ from gemmsmith.graph.frontend.classify import classify
 
 
 def make_grouping(
-    offsets: Any, sizes: Any, counts: Any, along: Any, zero_fill: Any, gather: Any, scatter: Any
+    arrays: Mapping[str, Any], along: Any = "m", zero_fill: Any = True
 ) -> tuple[Grouping, dict[str, Any]]:
-    """Return what the arguments of `grouped_gemm` say of the groups, and the arrays by name. Raises ArgumentError."""
-    tables: dict[Table, Any] = dict(zip(TABLES, (offsets, sizes, counts), strict=True))
-    given: list[Table] = [name for name, x in tables.items() if x is not None]
-    if len(given) != 1:
-        raise ArgumentError(f"offsets, sizes, counts: got {', '.join(given) or 'none'}; use exactly one of them")
-    indices = {name: x for name, x in ((GATHER, gather), (SCATTER, scatter)) if x is not None}
-    grouping = Grouping(given[0], along, zero_fill=zero_fill, gathers=gather is not None, scatters=scatter is not None)
-    return grouping, {given[0]: tables[given[0]], **indices}
+    """Return what the arguments of `grouped_gemm` say of the groups, and those of the arrays that are not None.
+
+    `arrays`: tables and row indices by name. Raises ArgumentError unless there is one table.
+    """
+    given = {name: x for name, x in arrays.items() if x is not None}
+    tables: list[Table] = [name for name in TABLES if name in given]
+    if len(tables) != 1:
+        raise ArgumentError(f"offsets, sizes, counts: got {', '.join(tables) or 'none'}; use exactly one of them")
+    grouping = Grouping(tables[0], along, zero_fill=zero_fill, gathers=GATHER in given, scatters=SCATTER in given)
+    return grouping, given
 
 
 def with_arrays(operands: Mapping[str, Any], arrays: Mapping[str, Any]) -> Mapping[str, Any]:

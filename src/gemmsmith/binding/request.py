@@ -95,20 +95,20 @@ def read_arrays(
     pointers: dict[str, Any] = {"a": a_address, "b": b_address}
     key: tuple[Hashable, ...] = a_signature, a_address & 15, b_signature, b_address & 15
     for name, x in operands.items():
-        key += name, _read_operand(x, name, operand_argument(name), pointers)
+        key += _read_operand(x, name, operand_argument(name), pointers)
     if scale_a is not None:
-        key += _SCALE_A, _read_operand(scale_a, "scale_a", _SCALE_A, pointers)
+        key += _read_operand(scale_a, "scale_a", _SCALE_A, pointers)
     if scale_b is not None:
-        key += _SCALE_B, _read_operand(scale_b, "scale_b", _SCALE_B, pointers)
+        key += _read_operand(scale_b, "scale_b", _SCALE_B, pointers)
     for name, x in results.items():
-        array_signature, address = cache_key_and_address(x, name)
-        pointers[result_argument(name)] = address
-        key += name, array_signature, address & 15
+        pointer = result_argument(name)
+        signature, pointers[pointer] = cache_key_and_address(x, name)
+        key += pointer, signature, pointers[pointer] & 15
     return key, pointers
 
 
-def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> Hashable:
-    """Return an operand's signature; its address, or the number, is added to `pointers`."""
+def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> tuple[Hashable, ...]:
+    """Return an operand's key; its address, or the number, is added to `pointers`."""
     if not is_array(x) and (
         isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
     ):
@@ -118,7 +118,6 @@ def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> 
             pointers[pointer] = validate_fp32_scalar(name, x)  # raises
         except ValueError:  # numpy's text
             raise ArgumentError(f"{name}: got {x!r}; use an array or a number") from None
-        return "number"
-    array_signature, address = cache_key_and_address(x, name)
-    pointers[pointer] = address
-    return array_signature, address & 15
+        return pointer, "number"
+    signature, pointers[pointer] = cache_key_and_address(x, name)
+    return pointer, signature, pointers[pointer] & 15

@@ -36,7 +36,7 @@ def _check_supported(spec: KernelSpec) -> None:
     """Raise ConfigError if the chip lacks the instruction, or the design an option that the caller asks for."""
     mma, op = spec.mma, spec.design.mma_op
     if not spec.chip.supports(mma.required_arch):
-        raise ConfigError(f"chip: got {spec.chip} for {mma.a} x {mma.b}, which {op.name} needs {mma.required_arch} for")
+        raise ConfigError(f"chip: got {spec.chip} for {mma.a} x {mma.b}; {op.name} needs {mma.required_arch} for these")
     for option, is_asked, got, hint in (
         ("block_scales", any(spec.scales), "scale_a, scale_b: got block scales", ""),
         ("3xtf32", spec.is_3xtf32, 'precision: got "3xtf32"', ""),

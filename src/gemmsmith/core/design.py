@@ -198,9 +198,9 @@ def designs_supporting(option: str) -> str:
 
 
 def designs_for_chip(chip: Chip) -> list[str]:
-    """Return the designs that run on a chip, those for tensor cores first."""
-    names = [name for name in design_names() if chip.supports(_DESIGNS[name].required_arch)]
-    return sorted(names, key=lambda name: not _DESIGNS[name].mma_op.uses_tensor_cores)
+    """Return the designs that run on a chip, those for tensor cores first, and otherwise as they were registered."""
+    designs = [x for x in list(_DESIGNS.values()) if chip.supports(x.required_arch)]
+    return [x.name for x in sorted(designs, key=lambda x: not x.mma_op.uses_tensor_cores)]
 
 
 def designs_that(support: Callable[[Design], Any]) -> str:

@@ -197,9 +197,15 @@ class Operation(ABC):
         """Return the instructions of an element, as a `Cost` (graph/function_costs.py)."""
         return 0.0, 0.0, 0.0
 
-    @abstractmethod
     def label(self, graph: EpilogueGraph, node: Node) -> str:
-        """Return the node's name as a CUTLASS visitor."""
+        """Return the node's name as a CUTLASS visitor, with its attribute."""
+        parts = ", ".join(map(str, attribute_parts(node.attribute)))
+        return self.name.title().replace("_", "") + (f"({parts})" if parts else "")
+
+
+def attribute_parts(attribute: Any) -> tuple[Any, ...]:
+    """Return the parts of a node's attribute."""
+    return () if attribute is None else attribute if isinstance(attribute, tuple) else (attribute,)
 
 
 Linearity = Literal["", "sum", "product", "quotient"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.functions import Function, Lowering
-from gemmsmith.graph.precision import lowering, select_precisions
+from gemmsmith.graph.precision import select_precisions
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, PRED
 from gemmsmith.lang.values import Constant, Value
@@ -19,7 +19,7 @@ def select_lowerings(graph: EpilogueGraph, fast_math: bool) -> dict[int, Lowerin
     """Select each elementwise node's lowering, in the precision that `select_precisions` states."""
     functions = {i: node.operation for i, node in enumerate(graph.nodes)}
     precisions = select_precisions(graph, fast_math)
-    return {i: lowering(f, precisions[i]) for i, f in functions.items() if isinstance(f, Function)}
+    return {i: f.lowerings[precisions[i]] for i, f in functions.items() if isinstance(f, Function)}
 
 
 class Evaluation:

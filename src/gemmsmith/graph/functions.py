@@ -20,7 +20,7 @@ import numpy as np
 from gemmsmith import hw
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import OPERATIONS, EpilogueGraph, Linearity, Node, Operation, register_operation
+from gemmsmith.core.graph import EpilogueGraph, Linearity, Node, Operation, register_operation
 from gemmsmith.graph import approximations
 from gemmsmith.graph.approximations import GELU_A, GELU_B, LN_2, LOG2_E, absolute, select, tanh_approx
 from gemmsmith.graph.function_costs import COSTS, Cost, Precision
@@ -29,8 +29,6 @@ from gemmsmith.lang.values import Value
 
 Array = np.ndarray[Any, Any]
 Lowering = Callable[..., Value]
-
-
 ZERO = "zero"
 """The gradient of a function whose derivative is 0 wherever it exists."""
 
@@ -97,10 +95,8 @@ class Function(Operation):
     @cached_property
     def lowerings(self) -> dict[Precision, Lowering]:
         """The lowerings by precision."""
-        lowerings: dict[Precision, Lowering | None] = {
-            "default": self.lower, "approx": self.approx, "exact": self.exact,
-        }  # fmt: skip
-        return {precision: x for precision, x in lowerings.items() if x}
+        others: tuple[tuple[Precision, Lowering | None], ...] = ("approx", self.approx), ("exact", self.exact)
+        return {"default": self.lower, **{precision: lower for precision, lower in others if lower}}
 
     @property
     def has_gradient(self) -> bool:  # type: ignore[override]
@@ -280,10 +276,12 @@ def _torch_gelu_tanh(x: Any) -> Any:
 
 
 def _function(
-    name: str, arity: int, reference: Callable[..., Array], lower: Lowering, gradient: Any = ZERO, **others: Any
-) -> Function:
-    """Return the record of a function whose cost has been measured."""
-    return Function(name, arity, reference, lower, cost=COSTS[name], gradient=gradient, **others)
+    name: str, arity: int, reference: Callable[..., Array], lower: Lowering, gradient: Any = ZERO, names: str = "",
+    **others: Any,
+) -> Function:  # fmt: skip
+    """Return the record of a function whose cost is measured; torch calls it so unless `torch` is given."""
+    names = names or ("" if "torch" in others else name)
+    return Function(name, arity, reference, lower, cost=COSTS[name], gradient=gradient, names=names, **others)
 
 
 _TABLE = [
@@ -294,31 +292,28 @@ _TABLE = [
     _function("abs", 1, np.abs, _library("fabsf"), gradient=lambda g, y, x: g * x.sign(), names="abs absolute fabs",
              commutes_with_rounding=True),
     _function("sign", 1, lambda x: np.where(np.isnan(x), 0, np.sign(x)), _sign, names="sign sgn"),
-    _function("floor", 1, np.floor, _library("floorf"), names="floor"),
+    _function("floor", 1, np.floor, _library("floorf")),
     _function("round", 1, np.rint, _library("rintf"), torch="round"),
-    _function("exp", 1, np.exp, approximations.fast_exp, exact=_library("expf"), gradient=lambda g, y, x: g * y,
-             names="exp"),
+    _function("exp", 1, np.exp, approximations.fast_exp, exact=_library("expf"), gradient=lambda g, y, x: g * y),
     _function("exp2", 1, np.exp2, approximations.exp2, exact=_library("exp2f"),
              gradient=lambda g, y, x: g * (y * LN_2), names="exp2 special_exp2"),
     _function("expm1", 1, np.expm1, approximations.expm1, exact=_library("expm1f"),
-             gradient=lambda g, y, x: g * (y + 1), names="expm1"),
+             gradient=lambda g, y, x: g * (y + 1)),
     _function("log", 1, np.log, approximations.log, exact=_library("logf"), gradient=lambda g, y, x: g / x,
              torch="log"),
     _function("log2", 1, np.log2, approximations.log2, exact=_library("log2f"),
-             gradient=lambda g, y, x: g / (x * LN_2), names="log2"),
+             gradient=lambda g, y, x: g / (x * LN_2)),
     _function("log1p", 1, np.log1p, approximations.log1p, exact=_library("log1pf"),
-             gradient=lambda g, y, x: g / (x + 1), names="log1p"),
-    _function("sqrt", 1, np.sqrt, approximations.sqrt, exact=_library("sqrtf"),
-             gradient=lambda g, y, x: g / (y * 2), names="sqrt"),
+             gradient=lambda g, y, x: g / (x + 1)),
+    _function("sqrt", 1, np.sqrt, approximations.sqrt, exact=_library("sqrtf"), gradient=lambda g, y, x: g / (y * 2)),
     _function("rsqrt", 1, lambda x: 1 / np.sqrt(x), lambda x: hw.sfu_approximation("rsqrt.approx.ftz", x),
-             exact=lambda x: 1 / hw.math_library_call("sqrtf", x), gradient=lambda g, y, x: g * (y * y * y * -0.5),
-             names="rsqrt"),
+             exact=lambda x: 1 / hw.math_library_call("sqrtf", x), gradient=lambda g, y, x: g * (y * y * y * -0.5)),
     _function("reciprocal", 1, lambda x: 1 / x, approximations.reciprocal, exact=lambda x: 1 / x,
-             gradient=lambda g, y, x: g * (y * y * -1), names="reciprocal"),
-    _function("sin", 1, np.sin, _library("sinf"), gradient=lambda g, y, x: g * x.cos(), names="sin"),
-    _function("cos", 1, np.cos, _library("cosf"), gradient=lambda g, y, x: g * -x.sin(), names="cos"),
+             gradient=lambda g, y, x: g * (y * y * -1)),
+    _function("sin", 1, np.sin, _library("sinf"), gradient=lambda g, y, x: g * x.cos()),
+    _function("cos", 1, np.cos, _library("cosf"), gradient=lambda g, y, x: g * -x.sin()),
     _function("tanh", 1, np.tanh, approximations.tanh, approx=tanh_approx, exact=_library("tanhf"),
-             gradient=lambda g, y, x: g * (1 - y * y), names="tanh"),
+             gradient=lambda g, y, x: g * (1 - y * y)),
     _function("sigmoid", 1, _sigmoid_64, approximations.sigmoid, exact=_sigmoid_exact,
              gradient=lambda g, y, x: g * (y * (1 - y)), names="sigmoid expit"),
     _function("softplus", 1, lambda x: np.logaddexp(0, x), approximations.softplus,
@@ -329,12 +324,12 @@ _TABLE = [
              exact=lambda x, s: _softplus_exact(x), gradient=lambda g, y, x, s: (g * x.sigmoid(), None),
              torch=lambda x, s: x.logaddexp(s.new_zeros(()))),
     _function("erf", 1, _erf, approximations.erf, exact=_library("erff"),
-             gradient=lambda g, y, x: g * ((x * x * -1).exp() * (2 / math.sqrt(math.pi))), names="erf"),
+             gradient=lambda g, y, x: g * ((x * x * -1).exp() * (2 / math.sqrt(math.pi)))),
     _function("ndtr", 1, lambda x: 0.5 * (1 + _erf(x * math.sqrt(0.5))), approximations.ndtr,
              approx=lambda x: approximations.ndtr(x, "ndtr_approx"), exact=_ndtr_exact,
              gradient=lambda g, y, x: g * _normal_density(x), torch="ndtr"),
-    _function("relu", 1, lambda x: np.maximum(x, 0), _relu, gradient=lambda g, y, x: g.where(~(y <= 0), 0.0),
-             names="relu", commutes_with_rounding=True),
+    _function("relu", 1, lambda x: np.maximum(x, 0), _relu,
+             gradient=lambda g, y, x: g.where(~(y <= 0), 0.0), commutes_with_rounding=True),
     _function("gelu", 1, lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), lambda x: x * approximations.ndtr(x),
              approx=lambda x: x * approximations.ndtr(x, "ndtr_approx"), exact=_gelu_exact, gradient=_d_gelu,
              torch="gelu"),
@@ -344,10 +339,9 @@ _TABLE = [
     _function("silu", 1, lambda x: x * _sigmoid_64(x), lambda x: x * approximations.sigmoid(x), approx=_silu_approx,
              exact=lambda x: x * _sigmoid_exact(x), gradient=_d_silu, names="silu swish"),
     _function("mish", 1, lambda x: x * np.tanh(np.logaddexp(0, x)), approximations.mish,
-             exact=_mish_exact, gradient=_d_mish, names="mish"),
+             exact=_mish_exact, gradient=_d_mish),
     _function("hardswish", 1, lambda x: x * np.clip(x + 3, 0, 6) / 6,
-             lambda x: x * (hw.minimum_nan(hw.maximum_nan(x + 3, 0.0), 6.0) * (1 / 6)), gradient=_d_hardswish,
-             names="hardswish"),
+             lambda x: x * (hw.minimum_nan(hw.maximum_nan(x + 3, 0.0), 6.0) * (1 / 6)), gradient=_d_hardswish),
     _function("not", 1, np.logical_not, operator.invert, names="logical_not", num_predicates=1, is_predicate=True),
     _function("add", 2, np.add, lambda a, b: a + b, gradient=lambda g, y, a, b: (g, g), torch="add", linearity="sum"),
     _function("sub", 2, np.subtract, lambda a, b: a - b, gradient=lambda g, y, a, b: (g, -g),
@@ -356,16 +350,14 @@ _TABLE = [
              names="mul multiply", linearity="product"),
     _function("div", 2, np.divide, hw.divide_full, exact=lambda a, b: a / b,
              gradient=lambda g, y, a, b: (g / b, -g * y / b), torch="div", linearity="quotient"),
-    _function("maximum", 2, np.maximum, hw.maximum_nan,
-             gradient=lambda g, y, a, b: _d_extremum(g, a, b, a > b, b > a), names="maximum"),
-    _function("minimum", 2, np.minimum, hw.minimum_nan,
-             gradient=lambda g, y, a, b: _d_extremum(g, a, b, a < b, b < a), names="minimum"),
+    _function("maximum", 2, np.maximum, hw.maximum_nan, gradient=lambda g, y, a, b: _d_extremum(g, a, b, a > b, b > a)),
+    _function("minimum", 2, np.minimum, hw.minimum_nan, gradient=lambda g, y, a, b: _d_extremum(g, a, b, a < b, b < a)),
     _function("hypot", 2, np.hypot, lambda x, y: _hypot(x, y, approximations.sqrt),
              exact=lambda x, y: _hypot(x, y, _library("sqrtf")),
-             gradient=lambda g, y, a, b: (g * (a / y), g * (b / y)), names="hypot"),
+             gradient=lambda g, y, a, b: (g * (a / y), g * (b / y))),
     _function("logaddexp", 2, np.logaddexp, approximations.logaddexp,
              approx=lambda x, y: approximations.logaddexp(x, y, "log1p_unit_approx"), exact=_logaddexp_exact,
-             gradient=lambda g, y, a, b: (g / ((b - a).exp() + 1), g / ((a - b).exp() + 1)), names="logaddexp"),
+             gradient=lambda g, y, a, b: (g / ((b - a).exp() + 1), g / ((a - b).exp() + 1))),
     _function("pow", 2, np.float_power, hw.power, gradient=_d_pow, torch="pow"),
     _function("leaky_relu", 2, lambda x, slope: np.where(x > 0, x, x * slope), lambda x, s: select(x > 0.0, x, x * s),
              gradient=lambda g, y, x, slope: (g.where(x > 0, g * slope), (g * x).where(x <= 0, 0.0)),
@@ -380,7 +372,7 @@ _TABLE = [
     _function("le", 2, np.less_equal, lambda a, b: a <= b, names="le less_equal", is_predicate=True),
     _function("gt", 2, np.greater, lambda a, b: a > b, names="gt greater", is_predicate=True),
     _function("ge", 2, np.greater_equal, lambda a, b: a >= b, names="ge greater_equal", is_predicate=True),
-    _function("eq", 2, np.equal, lambda a, b: a == b, names="eq", is_predicate=True),
+    _function("eq", 2, np.equal, lambda a, b: a == b, is_predicate=True),
     _function("ne", 2, np.not_equal, lambda a, b: a != b, names="ne not_equal", is_predicate=True),
     _function("and", 2, np.logical_and, operator.and_, names="logical_and", num_predicates=2, is_predicate=True),
     _function("or", 2, np.logical_or, operator.or_, names="logical_or", num_predicates=2, is_predicate=True),
@@ -388,22 +380,15 @@ _TABLE = [
              gradient=lambda g, y, c, a, b: (None, g.where(c != 0, 0.0), g.where(c == 0, 0.0)),
              torch=lambda c, x, y: x.where(c != 0, y), num_predicates=1),
     _function("hardtanh", 3, lambda x, low, high: np.clip(x, low, high),
-             lambda x, low, high: hw.minimum_nan(hw.maximum_nan(x, low), high),
-             gradient=lambda g, y, x, low, high: (
+             lambda x, low, high: hw.minimum_nan(hw.maximum_nan(x, low), high), gradient=lambda g, y, x, low, high: (
                  g.where((x > low) & (x < high), 0.0), g.where((x <= low) & (low < high), 0.0),
                  g.where((x >= high) | (low >= high), 0.0),
              ), torch=lambda x, low, high: x.maximum(low).minimum(high)),
-    _function("fma", 3, lambda a, b, c: a * b + c, hw.fma, gradient=lambda g, y, a, b, c: (g * b, g * a, g),
-             names="fma", torch=lambda a, b, c: a * b + c),
+    _function("fma", 3, lambda a, b, c: a * b + c, hw.fma,
+             gradient=lambda g, y, a, b, c: (g * b, g * a, g), names="fma", torch=lambda a, b, c: a * b + c),
 ]  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {f.name: f for f in _TABLE}
 """The package's own; `OPERATIONS` has others' too."""
 for _f in _TABLE:
     register_operation(_f)
-
-
-def function_of(op: str) -> Function | None:
-    """Return the elementwise function of this name, if there is one."""
-    operation = OPERATIONS.get(op)
-    return operation if isinstance(operation, Function) else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import DType
@@ -26,38 +27,53 @@ Pair = tuple[Value, Value]
 OTHER_AXIS = {"n": "m", "m": "n"}
 
 
-class GraphArrays(Protocol):
-    """What a graph is computed from, and how, with arrays of a library: numpy's float64, or torch's.
+class GraphArrays(ABC):
+    """Values of a graph's nodes as arrays of a library: numpy's in float64, or torch's in the accumulator's dtype.
 
-    `values`: those of the nodes so far. `library`: the module, of which functions are used that both have.
+    `library`: the module, of which functions are used that both have.
     """
 
-    graph: EpilogueGraph
-    values: list[Any]
-    accumulator: Any
-    group_index: Any
     library: Any
 
-    def implementation(self, operation: Any) -> Callable[..., Any]:
-        """Return the record's function for these arrays."""
+    def __init__(
+        self, graph: EpilogueGraph, accumulator: Any, operands: Mapping[str, Any], group_index: Any = None
+    ) -> None:
+        self.graph, self.accumulator, self.operands, self.group_index = graph, accumulator, operands, group_index
+        self.values: list[Any] = []
 
-    def constant(self, x: float) -> Any:
-        """Return a number as an array."""
-
-    def operand(self, name: str) -> Any:
-        """Return an operand."""
-
-    def columns(self) -> Any:
-        """Return the indices of the columns."""
-
-    def rounded(self, x: Any, dtype: DType) -> Any:
-        """Return x rounded to a dtype."""
+    def compute(self) -> list[Any]:
+        """Return the values of all nodes, a predicate's as 0 or 1, as in the kernels."""
+        for node in self.graph.nodes:
+            inputs = (self.values[i] for i in node.inputs)
+            self.values.append(self.as_value(node.operation.compute(self, node, *inputs)))
+        return self.values
 
     def full(self, x: Any, divisor: int = 1) -> Any:
         """Return x broadcast to the accumulator's shape, or to that with columns / `divisor`."""
+        width = x.shape[-1] if x.ndim else 1
+        columns = width if width > 1 else self.accumulator.shape[-1] // divisor
+        return self.library.broadcast_to(x, (*self.accumulator.shape[:-1], columns))
 
+    @abstractmethod
+    def as_value(self, x: Any) -> Any:
+        """Return a number or an array of any dtype as a value."""
+
+    @abstractmethod
+    def implementation(self, operation: Any) -> Callable[..., Any]:
+        """Return the record's function for these arrays."""
+
+    @abstractmethod
+    def rounded(self, x: Any, dtype: DType) -> Any:
+        """Return x rounded to a dtype."""
+
+    @abstractmethod
     def reduce(self, x: Any, kind: str, axis: str) -> Any:
         """Return a reduction."""
+
+
+def reduced_axes(axis: str, rank: int) -> tuple[int, ...]:
+    """Return the dimensions of an array of that rank that a reduction along `axis` reduces."""
+    return tuple(i for i, dim in enumerate("bmn"[3 - rank :]) if dim in reduced_dims(axis))
 
 
 class Leaf(Operation):
@@ -92,7 +108,7 @@ class ConstantNumber(Leaf):
     has_gradient = False
 
     def compute(self, arrays: GraphArrays, node: Node) -> Any:
-        return arrays.constant(node.attribute)
+        return arrays.as_value(node.attribute)
 
     def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
         constant = Constant(F32, float(evaluation.graph.nodes[index].attribute))
@@ -115,7 +131,7 @@ class OperandOfGraph(Leaf):
         return str(node.attribute)
 
     def compute(self, arrays: GraphArrays, node: Node) -> Any:
-        return arrays.operand(node.attribute)
+        return arrays.as_value(arrays.operands[node.attribute])
 
     def label(self, graph: EpilogueGraph, node: Node) -> str:
         dims = graph.operand(node.attribute).broadcast_dims
@@ -134,9 +150,6 @@ class GroupIndex(Leaf):
 
     def compute(self, arrays: GraphArrays, node: Node) -> Any:
         return arrays.group_index
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return "GroupIndex"
 
 
 class Chunk(Operation):
@@ -231,7 +244,7 @@ class OneHot(Operation):
         return inputs[0]._replace(columns_per_value=1)
 
     def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
-        return arrays.columns() == inputs[0]
+        return arrays.as_value(arrays.library.arange(arrays.accumulator.shape[-1])) == inputs[0]
 
     def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
         label = evaluation.as_float(inputs[0][0])
@@ -257,9 +270,6 @@ class Cast(Operation):
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         return [g]
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return f"Cast({node.attribute})"
 
 
 class Reduce(Operation):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.function_costs import Cost, Precision
-from gemmsmith.graph.functions import Function, Lowering
+from gemmsmith.graph.functions import Function
 from gemmsmith.graph.reductions import REDUCTIONS
 
 
@@ -28,11 +28,6 @@ def select_precisions(graph: EpilogueGraph, fast_math: bool) -> dict[int, Precis
             preferred: Precision = "exact" if not fast_math else "default" if i in full_precision else "approx"
             precisions[i] = preferred if preferred in f.lowerings else "default"
     return precisions
-
-
-def lowering(function: Function, precision: Precision) -> Lowering:
-    """Return the function's lowering in a precision, or else the default one."""
-    return function.lowerings.get(precision, function.lower)
 
 
 def reduction_cost(graph: EpilogueGraph) -> Cost:

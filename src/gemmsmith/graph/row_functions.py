@@ -16,7 +16,7 @@ import numpy as np
 from gemmsmith import hw
 from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE, DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operation, register_operation
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operation, attribute_parts, register_operation
 from gemmsmith.core.mma import N8_COLUMNS, QUAD_XOR_MASKS, fragment_column
 from gemmsmith.graph.approximations import fast_exp
 from gemmsmith.graph.function_costs import Cost, Precision
@@ -132,19 +132,11 @@ class RowFunction(Operation):
 
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
         """Return the function of arrays."""
-        return arrays.implementation(self)(arrays.full(inputs[0]), *_parts(node.attribute))
+        return arrays.implementation(self)(arrays.full(inputs[0]), *attribute_parts(node.attribute))
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the gradient of the input by the function's rule."""
         return [gradient_rule(self.name, self.gradient, node)(g, y, *inputs)]
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        """Return the name and the attribute."""
-        return f"{self.name.title().replace('_', '')}({', '.join(map(str, _parts(node.attribute)))})"
-
-
-def _parts(attribute: Any) -> tuple[Any, ...]:
-    return () if attribute is None else attribute if isinstance(attribute, tuple) else (attribute,)
 
 
 class QuantizeRows:
@@ -283,9 +275,6 @@ class _Scale(Operation):
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         return [gradient_rule(self.name, _NO_GRADIENT, node)(g, y, *inputs)]
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return "Scale"
 
 
 def _scales(x: Array, dtype: DType, block: int) -> Array:

@@ -103,7 +103,7 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
             on_cpu = describe(a, "a").device == "cpu"
             if request.config is not None or not on_cpu or request.backend not in ("auto", "reference"):
                 raise
-            binding = bind(request).allocate_results(a)
+            binding = bind(request).allocate_results()
             run_reference(binding)
             return binding.value
         binding = plan_.detach_arrays()
@@ -111,7 +111,7 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
             _PLAN_CACHE[key] = plan_, None
         # None if the result has another name than in `results`
         cache_key = arrays if results.keys() == binding.results.keys() else None
-        value = plan_.run_bound(binding, a, cache_key=cache_key)
+        value = plan_.run_bound(binding, cache_key=cache_key)
     if (runs := _RECORD.get()) is not None:
         launches = plan_.cached_launches(arrays)
         runs.append(None if out is not None or launches is None else CachedRun(plan_, launches))

@@ -233,7 +233,7 @@ class Plan:
         call = self._cached_launches.get(cache_key)
         if call is not None and call.outputs_do_not_overlap(addresses):
             return self.launch(call, addresses, results, a, workspace)
-        return self.run_bound(self._bind(a, b, out, all_operands, scale_a, scale_b), a, workspace, cache_key)
+        return self.run_bound(self._bind(a, b, out, all_operands, scale_a, scale_b), workspace, cache_key)
 
     def prepare(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
@@ -256,7 +256,7 @@ class Plan:
         checks.check_workspace(workspace)
         inputs = checks.merge_operands(operands, named_operands), scale_a, scale_b
         read_arrays(a, b, self._results(out), *inputs)  # raises for tensors whose gradient would be lost
-        backend, binding, launches = self._prepare_run(self._bind(a, b, out, *inputs), a)
+        backend, binding, launches = self._prepare_run(self._bind(a, b, out, *inputs))
         if backend != "cuda":
             return partial(self.run, a, b, binding.value, scale_a=scale_a, scale_b=scale_b, operands=inputs[0])
         from gemmsmith.backends.cuda.run import PreparedRun
@@ -291,7 +291,7 @@ class Plan:
             raise ArgumentError(f"counters: got {counters!r}; use gemmsmith.backends.sim.execute.counters.Counters()")
         inputs = checks.merge_operands(operands, named_operands), scale_a, scale_b
         read_arrays(a, b, self._results(out), *inputs)  # raises for tensors whose gradient would be lost
-        binding = self._bind(a, b, out, *inputs).allocate_results(a)
+        binding = self._bind(a, b, out, *inputs).allocate_results()
         result = run_simulation(
             self._launches(binding), binding.arguments, seed, progress, counters, record=record, schedules=schedules
         )
@@ -315,19 +315,19 @@ class Plan:
     def detach_arrays(self) -> Binding:
         """Return the binding and drop the plan's references to the arrays."""
         binding = self.binding
-        self.binding = changed(binding, results={})
+        self.binding = changed(binding, results={}, like=None)
         return binding
 
-    def run_bound(self, binding: Binding, a: Any, workspace: Any = None, cache_key: Hashable = None) -> Any:
+    def run_bound(self, binding: Binding, workspace: Any = None, cache_key: Hashable = None) -> Any:
         """Run arrays that are bound already, with their cache key."""
-        backend, complete, launches = self._prepare_run(binding, a)
+        backend, complete, launches = self._prepare_run(binding)
         if backend == "reference":
             run_reference(complete)
         elif backend == "cuda":
             from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 
-            call = BoundLaunches(launches, complete.arguments, a, binding.unallocated_results)
-            call.launch(pointer_values(complete.arguments), a, workspace)
+            call = BoundLaunches(launches, complete.arguments, binding.like, binding.unallocated_results)
+            call.launch(pointer_values(complete.arguments), binding.like, workspace)
             if cache_key is not None and 0 not in binding.shape:
                 self._cached_launches[cache_key] = call
         else:
@@ -346,10 +346,10 @@ class Plan:
         request = self._request._replace(a=a, b=b, out=out, operands=operands, scale_a=scale_a, scale_b=scale_b)
         return bind(request, self.binding)
 
-    def _prepare_run(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
+    def _prepare_run(self, binding: Binding) -> tuple[Backend, Binding, Launches]:
         """Return the backend, the binding with all results allocated, and the launches."""
         backend = resolve_backend(self._request.backend, binding.a, "a")
-        return backend, binding.allocate_results(a), self._launches(binding)
+        return backend, binding.allocate_results(), self._launches(binding)
 
     def _launches(self, binding: Binding) -> Launches:
         """Return the launches for arrays in the plan's layouts."""

@@ -151,7 +151,7 @@ def _quantize_groups(
     offsets: Any, sizes: Any, backend: Backend,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return (values, scales, ends) of the filled groups."""
-    grouping, tables = make_grouping(offsets, sizes, None, "m", True, None, None)
+    grouping, tables = make_grouping({"offsets": offsets, "sizes": sizes})
     name, table = grouping.table, tables[grouping.table]
     options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding
     signatures = [(s, address & 15) for s, address in map(cache_key_and_address, (x, table), ("x", name))]

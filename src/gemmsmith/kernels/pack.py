@@ -14,7 +14,7 @@ from functools import lru_cache
 from gemmsmith import hw
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import get_design
+from gemmsmith.core.design import Design, get_design
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
@@ -146,9 +146,9 @@ def replace_packed_operands(problem: Problem, packings: Sequence[Packing | None]
     return problem.with_matrices(a, b.T, problem.d, problem.scales)
 
 
-def tf32_residual_packings(problem: Problem, config: Config) -> list[Packing]:
+def tf32_residual_packings(problem: Problem, design: Design) -> list[Packing]:
     """Return the packings of the TF32 residuals of A and B for 3xTF32, if instructions read B from memory."""
-    if not problem.is_3xtf32 or not get_design(config.design).mma_op.reads_smem:
+    if not problem.is_3xtf32 or not design.mma_op.reads_smem:
         return []
     return [Packing(x, tf32_residual=True) for x in problem.operands]
 

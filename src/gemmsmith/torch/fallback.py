@@ -12,8 +12,9 @@ import torch.nn.functional as F  # noqa: N812
 
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, DType
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.core.graph import EpilogueGraph, reduced_dims
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.functions import Refused
+from gemmsmith.graph.operations import GraphArrays, reduced_axes
 from gemmsmith.graph.reductions import REDUCTIONS
 
 TORCH_DTYPES = {
@@ -62,16 +63,14 @@ def evaluate_graph(graph: EpilogueGraph, accumulator: Any, operands: Mapping[str
         DeviceError: the graph has an operation whose record refuses torch's, as quantize and top_k_softmax do.
     """
     arrays = _Tensors(graph, accumulator, operands)
-    for node in graph.nodes:
-        value = node.operation.compute(arrays, node, *(arrays.values[i] for i in node.inputs))
-        arrays.values.append(value.to(accumulator.dtype))  # a predicate is 0 or 1, as in the kernels
-    results = {}
+    values, dims, results = arrays.compute(), graph.broadcast_dims(), {}
     for r in graph.results:
-        value, node = arrays.values[r.node], graph.nodes[r.node]
+        value = values[r.node]
         if not graph.is_reduction(r):
-            results[r.name] = arrays.full(value, max(graph.broadcast_dims()[r.node].columns_per_value, 1))
+            results[r.name] = arrays.full(value, max(dims[r.node].columns_per_value, 1))
         else:
-            results[r.name] = value if r.keepdim else value.squeeze(arrays.reduction_dims(node.attribute[1]))
+            axes = reduced_axes(graph.nodes[r.node].attribute[1], accumulator.ndim)
+            results[r.name] = value if r.keepdim else value.squeeze(axes)
     return results
 
 
@@ -83,16 +82,11 @@ def round_to_dtype(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype)
 
 
-class _Tensors:
-    """A `GraphArrays` of torch's tensors."""
-
+class _Tensors(GraphArrays):
     library = torch
-    group_index = None
 
-    def __init__(self, graph: EpilogueGraph, accumulator: Any, operands: Mapping[str, Any]) -> None:
-        self.graph, self.accumulator, self.operands = graph, accumulator, operands
-        self.values: list[Any] = []
-        self.constant = accumulator.new_tensor
+    def as_value(self, x: Any) -> Any:
+        return x.to(self.accumulator) if isinstance(x, torch.Tensor) else self.accumulator.new_tensor(x)
 
     def implementation(self, operation: Any) -> Callable[..., Any]:
         function = operation.torch
@@ -103,25 +97,10 @@ class _Tensors:
         name = function or operation.names.split()[0]
         return next(getattr(x, name) for x in (torch, F, torch.special) if hasattr(x, name))  # type: ignore[no-any-return]
 
-    def operand(self, name: str) -> Any:
-        x = self.operands[name]
-        return x if isinstance(x, torch.Tensor) else self.constant(x)
-
-    def columns(self) -> Any:
-        return torch.arange(self.accumulator.shape[-1], device=self.accumulator.device)
-
     def rounded(self, x: Any, dtype: DType) -> Any:
         return round_to_dtype(x, TORCH_DTYPES[dtype])
-
-    def full(self, x: Any, divisor: int = 1) -> Any:
-        columns = x.shape[-1] if x.dim() and x.shape[-1] > 1 else self.accumulator.shape[-1] // divisor
-        return x.expand(*self.accumulator.shape[:-1], columns)
-
-    def reduction_dims(self, axis: str) -> tuple[int, ...]:
-        """Return the dimensions of the accumulator that a reduction runs over."""
-        return tuple(i for i, index in enumerate("bmn"[3 - self.accumulator.dim() :]) if index in reduced_dims(axis))
 
     def reduce(self, x: Any, kind: str, axis: str) -> Any:
         function = REDUCTIONS[kind].torch
         function = function if callable(function) else getattr(torch, function)
-        return function(x, self.reduction_dims(axis), keepdim=True)
+        return function(x, reduced_axes(axis, x.ndim), keepdim=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import get_design
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.mma import select_mma
 from gemmsmith.core.operand import operand_major
@@ -64,7 +65,7 @@ def explain_config(
         if operand_major(x) == "MN"
     ]
     packings = zip(names, operand_packings(oriented, config), strict=True)
-    residuals = zip(names, tf32_residual_packings(oriented, config), strict=False)
+    residuals = zip(names, tf32_residual_packings(oriented, get_design(config.design)), strict=False)
     lines += [_packing_line(name, x, oriented) for name, x in (*packings, *residuals) if x]
     if epilogue and (cost := epilogue_cost(epilogue.graph, epilogue.fast_math)).instructions:
         lines.append(

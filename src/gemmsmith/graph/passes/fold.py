@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.graph import EpilogueGraph, Node
-from gemmsmith.graph.functions import function_of
+from gemmsmith.graph.functions import Function
 from gemmsmith.graph.passes.rewrite import Editor, rewrite
 
 _IDEMPOTENT = {"abs", "relu", "floor", "round", "sign"}
@@ -33,8 +33,8 @@ def _rule(editor: Editor, node: Node) -> int | None:
 
 
 def _fold_once(editor: Editor, node: Node) -> int | None:
-    function = function_of(node.op)
-    if function is None:
+    function = node.operation
+    if not isinstance(function, Function):
         return _cast(editor, node) if node.op == "cast" else None
     constants = [editor.constant_value(i) for i in node.inputs]
     if all(x is not None for x in constants):
