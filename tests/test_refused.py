@@ -57,8 +57,6 @@ CASES: list[tuple[str, str | None, dict[str, Any], type[GemmsmithError], str]] =
      "design: got tma for sm_86; use mma_multistage"),
     ("bf16", None, hoppers("cooperative", "sm_100"), ConfigError,
      "design: got cooperative for sm_100; use mma_multistage"),
-    ("bf16", None, multistage(pdl=True), ConfigError,
-     "pdl: got sm_80, which does not support programmatic dependent launch; use False"),
     ("bf16", None, multistage(stages=12), ConfigError,
      "shared memory: .* exceed the 166912 available per CTA by 33792; use"),
     *(("bf16", None, multistage(stages=6, chip=chip), ConfigError,

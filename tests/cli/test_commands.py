@@ -65,10 +65,8 @@ def test_rows_that_do_not_depend_on_m(call) -> None:
     assert "splits: got 4 with batch_invariant" in refused.output
 
 
-def test_hints_and_programmatic_launch(call) -> None:
-    source = good(call("show", *SMALL, "--evict", "first", "last", "--pdl"))
-    assert "griddepcontrol.launch_dependents" in source
-    assert "griddepcontrol.launch_dependents" not in good(call("show", *SMALL))
+def test_hints(call) -> None:
+    source = good(call("show", *SMALL, "--evict", "first", "last"))
     assert "0x12f0000000000000" in source
     assert "0x14f0000000000000" in source
 

@@ -60,11 +60,8 @@ def test_each_operand_has_its_policy(evict: tuple[str, str]) -> None:
     assert loads == {("a", f"EVICT_{evict[0].upper()}"), ("b", f"EVICT_{evict[1].upper()}")}
 
 
-@pytest.mark.parametrize("pdl", [False, True])
-def test_kernels_that_depend_on_this_one_start_early_if_asked_to(pdl: bool) -> None:
-    text = source(TILE.replace(pdl=pdl))
-    assert ("griddepcontrol.launch_dependents" in text) == pdl
-    assert "griddepcontrol.wait" in text
+def test_it_waits_for_the_kernel_before() -> None:
+    assert "griddepcontrol.wait" in source(TILE)
 
 
 @pytest.mark.parametrize("swap_ab", [False, True])

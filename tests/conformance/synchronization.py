@@ -26,7 +26,6 @@ from gemmsmith.collective.pipeline import (
     Peers,
     PipelineAsync,
     PipelineTmaAsync,
-    PipelineTransactionAsync,
     init_barriers,
 )
 from gemmsmith.core.dtypes import FP32
@@ -436,34 +435,5 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
     return Case(name, record, expected, {"x": TILES}, maps, threads=256, cluster=cluster, grid=cluster)
 
 
-def pipeline_transaction(tokens: bool) -> Case:
-    """Two warps bring half of every tile each: both expect bytes and arrive."""
-
-    def record(k: Builder) -> None:
-        out, source = k.pointer("out"), k.tensor_map("source")
-        buffer = k.shared(512, stages=STAGES, alignment=128)
-        pipe = PipelineTransactionAsync(STAGES)
-        init_barriers(pipe)
-        with k.warpgroup(0):
-            for half in range(2):
-                with k.warp(half):
-                    state = pipe.producer_start_state()
-                    with k.range(TURNS, name="turn") as turn:
-                        pipe.producer_acquire(state)
-                        with k.when(k.lane == 0):
-                            pipe.producer_expect(state, 256)
-                            target = buffer[state.index].at(256 * half)
-                            hw.tma_load(source, 64 * half, turn, 0, target, pipe.full_barrier(state), EVICT_NORMAL)
-                        pipe.producer_commit(state)
-                        state.advance()
-                    pipe.producer_tail(state)
-        with k.warpgroup(1):
-            consume(k, out, buffer, pipe, tokens)
-
-    maps = {"source": Map("x", FP32, (128, TURNS, 1), (128, 0), (64, 1, 1), 0)}
-    return Case(f"pipeline_transaction{'_tokens' * tokens}", record, _tiles_read, {"x": TILES}, maps, threads=256)
-
-
 CASES += [pipeline_async(*how) for how in product((False, True), (1, 2))]
 CASES += [pipeline_tma(*how) for how in product((False, True), (1, 2, 4))]
-CASES += [pipeline_transaction(tokens) for tokens in (False, True)]

@@ -41,7 +41,7 @@ TRIPLE, PAIR, INTEGER, SWITCH = "three integers: M, N and K", "two integers", "a
         ("evict", "first", "first, normal or last, one for A and one for B"),
         ("evict", ("first",), "first, normal or last"),
         ("swap_ab", "yes", SWITCH),
-        ("pdl", 2, SWITCH),
+        ("serpentine", 2, SWITCH),
         ("alias_epilogue", (), SWITCH),
     ],
 )
@@ -55,10 +55,10 @@ def test_a_field_of_another_type(name: str, given: Any, wanted: str) -> None:
 @given(some.sampled_from([np.int8, np.int64, np.uint16]), some.sampled_from([list, tuple]))
 def test_numpys_numbers_and_lists(integer: Any, sequence: Any) -> None:
     got = Config(
-        tile=sequence(map(integer, (64, 96, 32))), cluster=np.array([1, 2]), stages=integer(3), pdl=np.bool_(True),
-        evict=sequence(("last", "first")), swap_ab=integer(1),
+        tile=sequence(map(integer, (64, 96, 32))), cluster=np.array([1, 2]), stages=integer(3),
+        evict=sequence(("last", "first")), serpentine=np.bool_(True), swap_ab=integer(1),
     )  # fmt: skip
-    want = Config(tile=(64, 96, 32), cluster=(1, 2), stages=3, pdl=True, evict=("last", "first"), swap_ab=True)
+    want = Config(tile=(64, 96, 32), cluster=(1, 2), stages=3, serpentine=True, evict=("last", "first"), swap_ab=True)
     assert got == want
     assert repr(got) == repr(want)
     assert hash(got) == hash(want)
@@ -105,7 +105,7 @@ FIELDS: dict[str, Any] = {
     "consumers": SIZES, "raster": some.sampled_from("mn"), "raster_group": SIZES, "splits": some.integers(0, 32),
     "cluster_splits": SIZES, "swap_ab": some.booleans(),
     "evict": some.tuples(*[some.sampled_from(["first", "normal", "last"])] * 2),
-    **dict.fromkeys(["streaming_stores", "pdl", "alias_epilogue", "serpentine", "sync_clusters"], some.booleans()),
+    **dict.fromkeys(["streaming_stores", "alias_epilogue", "serpentine", "sync_clusters"], some.booleans()),
     "chip": some.sampled_from(["sm_80", "sm_90"]),
 }  # fmt: skip
 """All fields of a Config, with values that need not suit one another."""

@@ -39,7 +39,7 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
     configs = [
         Config(), Config(tile=(256, 256, 256)), Config("pingpong"), Config(cluster=(1, 2)), Config(stages=3),
         Config(consumers=1), Config(raster="n"), Config(raster_group=4), Config(splits=4), Config(cluster_splits=2),
-        Config(swap_ab=True), Config(evict=("first", "normal")), Config(pdl=True), Config(alias_epilogue=True),
+        Config(swap_ab=True), Config(evict=("first", "normal")), Config(alias_epilogue=True),
         Config(serpentine=True), Config(sync_clusters=True),
     ]  # fmt: skip
     epilogues = [

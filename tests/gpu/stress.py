@@ -52,8 +52,6 @@ SCHEDULES: dict[str, tuple[Config, ...]] = {
               Config(tile=(64, 96, 64), consumers=1, cluster_splits=2, alias_epilogue=True)),
     "swap_ab": (Config(tile=(128, 16, 64), cluster=(1, 1), stages=8, swap_ab=True),
              Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1, stages=8, splits=2, swap_ab=True)),
-    "pdl": (Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, pdl=True), Config(splits=0, pdl=True),
-            Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, sync_clusters=True, pdl=True)),
 }  # fmt: skip
 GROUPED = (None, Config(tile=(256, 128, 64), cluster=(2, 1)), Config("pingpong", (64, 256, 64), (1, 1)),
            Config(tile=(128, 16, 64), cluster=(1, 1), stages=6, swap_ab=True))  # fmt: skip

@@ -93,7 +93,7 @@ def test_configs_suit_and_are_of_every_kind(rng: np.random.Generator) -> None:
         good.append(config)
     assert len(good) > 60
     assert {c.design for c in good} == {"cooperative", "tma", "pingpong"}
-    for of in ("swap_ab", "streaming_stores", "pdl", "alias_epilogue", "serpentine", "sync_clusters"):
+    for of in ("swap_ab", "streaming_stores", "alias_epilogue", "serpentine", "sync_clusters"):
         assert {getattr(c, of) for c in good} == {False, True}
     assert {c.splits for c in good} >= {0, 1, 2}
     assert {c.cluster_splits for c in good} >= {1, 2}

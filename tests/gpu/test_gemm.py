@@ -42,7 +42,7 @@ CONFIGS = [
     Config("pingpong", (64, 192, 64), (2, 1), 4, 3),
     Config("pingpong", (128, 96, 64), (1, 2), 4, 3, swap_ab=True),
     Config(tile=(256, 176, 64), cluster=(1, 2), stages=2, raster="n", serpentine=True, sync_clusters=True),
-    Config(tile=(128, 64, 64), cluster=(2, 1), consumers=1, sync_clusters=True, pdl=True),
+    Config(tile=(128, 64, 64), cluster=(2, 1), consumers=1, sync_clusters=True),
     Config(splits=0, serpentine=True),
     Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=4),
     Config(tile=(128, 64, 64), cluster=(1, 2), splits=2, raster="n"),
@@ -57,8 +57,8 @@ CONFIGS = [
     Config(tile=(192, 104, 64), cluster=(1, 2), consumers=3, stages=3, swap_ab=True),
     Config(tile=(128, 128, 64), cluster=(4, 1), consumers=1, stages=5, swap_ab=True),
     Config("pingpong", (128, 96, 64), cluster=(2, 2), stages=5),
-    Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, evict=("last", "first"), pdl=True),
-    Config("pingpong", (128, 64, 64), (2, 1), evict=("first", "last"), pdl=True),
+    Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, evict=("last", "first")),
+    Config("pingpong", (128, 64, 64), (2, 1), evict=("first", "last")),
     Config(tile=(256, 192, 64), cluster=(1, 2), alias_epilogue=True),
     Config(tile=(64, 96, 64), cluster=(2, 1), consumers=1, cluster_splits=2, alias_epilogue=True),
     Config(tile=(128, 64, 64), cluster=(1, 1), splits=0, alias_epilogue=True),
@@ -185,60 +185,6 @@ def test_runs_at_once_are_bit_identical(config) -> None:
                 graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(out, want) for out in outs)
-
-
-@pytest.mark.parametrize("size", [700, 333])
-@pytest.mark.parametrize("config", [
-    Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, pdl=True),
-    Config("pingpong", (128, 96, 64), (2, 1), pdl=True),
-    Config("tma", (64, 64, 64), (1, 1), 4, 1, pdl=True),
-    Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, sync_clusters=True, pdl=True),
-    Config(splits=0, pdl=True),
-    Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, cluster_splits=4, pdl=True),
-], ids=str)  # fmt: skip
-def test_dependent_launches_wait_for_each_other(config, size: int) -> None:
-    """A chain in which each product reads what the one before it wrote, and writes what that one read."""
-    w = torch.randn(size, size, device="cuda").bfloat16() / size**0.5
-    x = torch.randn(256, size, device="cuda").bfloat16()
-
-    def chain(config: Config, count: int = 24) -> torch.Tensor:
-        these = [x.clone(), torch.full_like(x, float("nan"))]
-        for i in range(count):
-            gemmsmith.gemm(these[i % 2], w, out=these[(i + 1) % 2], config=config)
-        return these[count % 2]
-
-    want = chain(config.replace(pdl=False))
-    assert want.isfinite().all()
-    assert want.norm() > 1
-    for _ in range(3):
-        assert torch.equal(chain(config), want)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        again = chain(config)
-    graph.replay()
-    assert torch.equal(again, want)
-
-
-def test_dependent_launches_with_a_second_step() -> None:
-    """Partial sums of one product and the next lie in the same workspace."""
-    x, w = torch.randn(300, 520, device="cuda").bfloat16(), torch.randn(520, 520, device="cuda").bfloat16() / 520**0.5
-
-    def f(acc):
-        y = acc.maximum(-1.0)
-        return y, y.sum(-1), y.abs().max()
-
-    def chain(config: Config) -> list[torch.Tensor]:
-        these, seen = [x.clone(), torch.full_like(x, float("nan"))], []
-        for i in range(24):
-            seen += [torch.full((300,), float("nan"), device="cuda"), torch.full((), float("nan"), device="cuda")]
-            gemmsmith.gemm(these[i % 2], w, epilogue=f, out=(these[(i + 1) % 2], *seen[-2:]), config=config)
-        return [these[0], *seen]
-
-    config = Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1)
-    want = chain(config)
-    assert all(y.isfinite().all() for y in want)
-    for _ in range(3):
-        assert all(torch.equal(y, z) for y, z in zip(chain(config.replace(pdl=True)), want, strict=True))
 
 
 def test_later_calls_put_addresses_in() -> None:

@@ -36,7 +36,7 @@ CONFIGS = [
     TILE.replace(tile=(64, 24, 128), swap_ab=True, splits=4),
     TILE.replace(tile=(64, 64, 128), swap_ab=True, cluster_splits=4),
     TILE.replace(tile=(128, 112, 128), consumers=2, splits=0, serpentine=True),
-    TILE.replace(tile=(64, 64, 128), alias_epilogue=True, pdl=True),
+    TILE.replace(tile=(64, 64, 128), alias_epilogue=True),
 ]
 TORCH = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FP32: torch.float32, UE8M0: torch.uint8}
 Array = np.ndarray

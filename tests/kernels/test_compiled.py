@@ -146,7 +146,7 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"evict": ["first", "most"]}, r"evict: got \('first', 'most'\)"),
         ({"evict": None}, "evict: got None"),
         ({"evict": "first"}, "evict: got 'first'"),
-        ({"pdl": "no"}, "pdl: got 'no'"),
+        ({"serpentine": "no"}, "serpentine: got 'no'"),
         ({"alias_epilogue": None}, "alias_epilogue: got None"),
         ({"serpentine": 2}, "serpentine: got 2"),
         ({"sync_clusters": None}, "sync_clusters: got None"),

@@ -27,7 +27,7 @@ CONFIGS = [
     TILE.replace(tile=(64, 104, 128), stages=4, splits=0, serpentine=True),
     TILE.replace(tile=(64, 64, 128), stages=8, cluster_splits=2, swap_ab=True),
     TILE.replace(tile=(128, 72, 128), cluster_splits=3, alias_epilogue=True),
-    TILE.replace(tile=(128, 64, 128), consumers=2, sync_clusters=True, pdl=True),
+    TILE.replace(tile=(128, 64, 128), consumers=2, sync_clusters=True),
     TILE.replace(design="pingpong", tile=(64, 128, 128), cluster=(2, 1), consumers=2, stages=5),
     TILE.replace(design="pingpong", tile=(128, 96, 128), cluster=(1, 2), consumers=2, stages=2, serpentine=True),
     TILE.replace(design="pingpong", tile=(64, 64, 128), consumers=2, stages=8, swap_ab=True),

@@ -91,7 +91,7 @@ def test_a_wave_that_is_not_whole_waits_for_nobody() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("m", "n", "k", "batch", "changes"), [
     (700, 72, 600, 1, {"stages": 6}),
-    (300, 80, 200, 3, {"serpentine": True, "pdl": True}),
+    (300, 80, 200, 3, {"serpentine": True}),
     (400, 40, 330, 1, {"alias_epilogue": True}),
     (33, 600, 500, 1, {"swap_ab": True}),
     (500, 60, 400, 1, {"cluster": (2, 1), "evict": ("first", "normal")}),

@@ -219,13 +219,13 @@ GOOD = {"m": 48, "n": 4096, "k": 1024, "config": {**vars(SMALL), "stages": 3}}
     [
         "",
         "damaged",
-        json.dumps({"version": 6, "rows": [GOOD]})[:-9],
+        json.dumps({"version": 7, "rows": [GOOD]})[:-9],
         "\0\xff",
         json.dumps([GOOD]),
         json.dumps(7),
         json.dumps({"rows": [GOOD]}),
         *(
-            json.dumps({"version": 6, "rows": rows})
+            json.dumps({"version": 7, "rows": rows})
             for rows in (
                 None,
                 7,
@@ -292,7 +292,7 @@ def test_a_row_of_a_design_that_does_not_suit_is_passed_over_and_said_once(tmp_p
     want = gemmsmith.plan(a, b).config
     config = vars(Config("sgemm", (128, 128, 8), (1, 1), consumers=2))
     row = {"m": 48, "n": 4096, "k": 1024, "config": config}
-    (tmp_path / "tuned.json").write_text(json.dumps({"version": 6, "rows": [row]}))
+    (tmp_path / "tuned.json").write_text(json.dumps({"version": 7, "rows": [row]}))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).config.design != "sgemm"

@@ -130,7 +130,6 @@ problem = combine_options(
     click.option("--evict", nargs=2, type=click.Choice(get_args(Eviction)), help="L2 policies of A, B."),
     click.option("--streaming-stores/--no-streaming-stores", default=None,
                  help="Store D with the L2 policy evict_first."),
-    click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
     click.option("--alias-epilogue/--no-alias-epilogue", default=None,
                  help="Reuse the mainloop's shared memory in the epilogue."),
     click.option("--serpentine/--no-serpentine", default=None, help="Traverse K in reverse for every other tile."),

@@ -74,13 +74,10 @@ class CpAsyncStages:
 
     def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> CpAsyncMainloop:
         """Initialize the barriers of `others`, issue the copies of the first k-tiles, and wait for one of them."""
-        config = self.spec.config
         if others or prefetch:
             init_barriers(*others, prefetch=prefetch)
         hw.grid_dependency_wait()
         self.scheduler.finish_prologue()
-        if config.pdl:
-            hw.launch_dependent_grids()
         return CpAsyncMainloop(self)
 
 

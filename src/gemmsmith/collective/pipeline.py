@@ -263,17 +263,6 @@ class PipelineAsync(_Pipeline):
             hw.mbarrier_arrive(self._empty[state.index])
 
 
-class PipelineTransactionAsync(PipelineAsync):
-    """A pipeline whose producers expect bytes and arrive in separate steps, so that several may fill one stage.
-
-    Full barrier: one arrival per producer warp, and all bytes that they expect. Empty barrier: as PipelineAsync.
-    """
-
-    def producer_expect(self, state: PipelineState, nbytes: ValueLike) -> None:
-        """Add `nbytes` to the bytes that complete the stage. One lane of a warp executes it, before producer_commit."""
-        hw.mbarrier_expect_tx(self._full[state.index], nbytes)
-
-
 class LaggedRelease:
     """Releases each stage one k-tile late, since one wgmma group stays in flight (CUTLASS: smem_pipe_release)."""
 

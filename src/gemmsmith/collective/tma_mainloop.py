@@ -177,8 +177,6 @@ class TmaMainloop:
         init_barriers(*own, *others, prefetch=(*self._maps, *prefetch), after_init=issue_loads if tile else None)
         hw.grid_dependency_wait()
         self.scheduler.finish_prologue()
-        if self.spec.config.pdl:
-            hw.launch_dependent_grids()
 
     def start_producer(self) -> TmaProducer:
         """Declare the variables of the producer."""

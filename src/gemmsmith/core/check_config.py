@@ -51,8 +51,6 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         yield not c.serpentine, f"serpentine: not supported by {c.design}; use False"
     yield (not c.streaming_stores or chip.supports("sm_90"),
            f"streaming_stores: got {chip}, which does not support TMA stores; use False")  # fmt: skip
-    yield (not c.pdl or chip.supports("sm_90"),
-           f"pdl: got {chip}, which does not support programmatic dependent launch; use False")  # fmt: skip
     yield c.stages >= 2, f"stages: got {c.stages}; use at least 2"
     yield (c.stages <= MAX_STAGES,
            f"stages: got {c.stages}; use at most {MAX_STAGES}, what fits with the smallest tile")  # fmt: skip

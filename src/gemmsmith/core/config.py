@@ -38,8 +38,6 @@ class Config:
         swap_ab: Compute D^T = B^T @ A^T, so that a tile's N covers rows of A; for problems with few rows.
         evict: L2 eviction policies of the loads of A and B (CUTLASS: TMA::CacheHintSm90).
         streaming_stores: Store D with the L2 policy evict_first; for results larger than the L2.
-        pdl: Programmatic dependent launch: the kernel may start before the previous one in the stream has finished, and
-            lets the next one do the same (CUTLASS: launch_with_pdl).
         alias_epilogue: The epilogue's buffers alias the mainloop stages, which leaves shared memory for more stages;
             loads of the next tile wait for the epilogue (CUTLASS's non-persistent kernels: a union of both storages).
         serpentine: Every other tile of a CTA traverses K in reverse, to raise the L2 hit rate.
@@ -62,7 +60,6 @@ class Config:
     swap_ab: bool = False
     evict: tuple[Eviction, Eviction] = ("normal", "normal")
     streaming_stores: bool = False
-    pdl: bool = False
     alias_epilogue: bool = False
     serpentine: bool = False
     sync_clusters: bool = False
@@ -156,7 +153,7 @@ def _parse_tuple(x: Any, parse: Callable[[Any], Any], count: int) -> tuple[Any, 
 
 _EVICTIONS = {x: x for x in get_args(Eviction)}
 _INT_FIELDS = ("stages", "consumers", "raster_group", "splits", "cluster_splits")
-_BOOL_FIELDS = ("swap_ab", "streaming_stores", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
+_BOOL_FIELDS = ("swap_ab", "streaming_stores", "alias_epilogue", "serpentine", "sync_clusters")
 _TEXT = re.compile(
     r"(?P<design>\w+) (?P<tile>\d+x\d+x\d+) cluster (?P<cluster>\d+x\d+) stages (?P<stages>\d+) "
     r"consumers (?P<consumers>\d+) raster (?P<raster>[mn])(?P<raster_group>\d+)"

@@ -37,7 +37,6 @@ _OPTIONS = {
     "alias_epilogue": "alias_epilogue",
     "serpentine": "serpentine",
     "sync_clusters": f"sync_clusters (clusters wait for one another once per {SYNC_INTERVAL_K_TILES} k-tiles)",
-    "pdl": "pdl",
 }
 _TF32X3 = " (3xTF32: a_residual x b + a x b_residual + a x b)"
 

@@ -35,10 +35,8 @@ from gemmsmith.tuning.stage_count import fit_stages, spec_for
 BUILTIN_TABLE_FILE = "tuned.json"
 """File of the built-in table, in this folder, measured on an H200: for 16-bit operands by benchmarks/fit/sweep.py, for
 FP8 with block scales the fastest in survey-fp8-layers-h200 and fp8-h200."""
-VERSION = 6
-"""Version of the user's file. Its configs are a Config's fields; up to 5 all were for 16-bit operands."""
-READABLE_VERSIONS = (5, 6)
-"""Versions that are read: a table of another version counts as empty. Before 5 some fields had other names."""
+VERSION = 7
+"""Version of the user's file, whose configs are a Config's fields. A table of another version counts as empty."""
 MAX_MODEL_SLOWDOWN = 1.02
 """Maximum ratio of the model's time for an entry of another layout to its time for its own choice; chosen."""
 SHARED_ENTRY_MAX_M = 64
@@ -230,7 +228,7 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
     """Return the rows of a file; none if there is no file, if its version differs, or, with a warning, if corrupt."""
     try:
         content = json.loads(read_regular_file(file))
-        rows = list(content["rows"]) if content["version"] in READABLE_VERSIONS else []
+        rows = list(content["rows"]) if content["version"] == VERSION else []
         TunedTable(rows)
     except FileNotFoundError:
         return []

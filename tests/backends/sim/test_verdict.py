@@ -111,7 +111,7 @@ SMALL = Config("cooperative", (64, 64, 32), (1, 1), stages=3, consumers=1)
 CONFIGS = [
     SMALL, SMALL.replace(design="tma"), SMALL.replace(cluster=(2, 2)), SMALL.replace(cluster=(2, 1), cluster_splits=2),
     SMALL.replace(splits=2), SMALL.replace(splits=0), SMALL.replace(alias_epilogue=True, serpentine=True),
-    SMALL.replace(tile=(128, 64, 32), cluster=(1, 2), consumers=2), SMALL.replace(swap_ab=True, pdl=True),
+    SMALL.replace(tile=(128, 64, 32), cluster=(1, 2), consumers=2), SMALL.replace(swap_ab=True),
     SMALL.replace(design="pingpong", consumers=2, cluster=(2, 1)), SMALL.replace(design="mma_multistage"),
 ]  # fmt: skip
 

@@ -47,10 +47,10 @@ class BoundLaunches:
         self.swapped = launches.swapped
         layouts = {name: (tuple(x.shape), x.dtype, x.strides) for name, x in unallocated_results.items()}
         self.unallocated_results = [(name, result_argument(name), layout) for name, layout in layouts.items()]
-        pdl = launches.is_dependent or (launches.spec is not None and launches.spec.config.pdl)
         with kernel_loader.device_guard(device):
             self.launches = [
-                load_launch_template(x, device, stream, pdl=pdl or i > 0) for i, x in enumerate(launches.all)
+                load_launch_template(x, device, stream, pdl=launches.is_dependent or i > 0)
+                for i, x in enumerate(launches.all)
             ]
         self._arguments = arguments
 
