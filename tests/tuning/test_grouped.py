@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmsmith import Config
+import gemmsmith
+from gemmsmith import Config, Grouping, Spec
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.mma import select_mma
@@ -27,6 +28,19 @@ def test_columns_that_a_swapped_tile_multiplies(n: int) -> None:
         multiplied = next(x for x in Accumulator.widths.fget(accumulator) if x >= rows)
         expected = multiplied + UNMULTIPLIED_COLUMN_COST * (n - multiplied)
         assert partial(config, rows).tile_n == pytest.approx(expected), rows
+
+
+@pytest.mark.parametrize("along", ["m", "k"])
+def test_nothing_is_chosen_that_counts_on_whole_waves(along: str) -> None:
+    """Tiles of groups are as many as the table says, which the host does not read."""
+    a, b = (Spec((8192, 4096), "bf16"), Spec((8, 4096, 8192), "bf16"))
+    if along == "k":
+        a, b = Spec((4096, 8192), "bf16", (1, 4096)), Spec((8192, 8192), "bf16")
+    sizes = Spec((8,), "int32")
+    config = gemmsmith.plan(a, b, sizes=sizes, grouping=Grouping("sizes", along)).config
+    assert not config.serpentine
+    assert not config.sync_clusters
+    assert config.splits == config.cluster_splits == 1
 
 
 @pytest.mark.parametrize(("rows", "multiplied"), [(1, 64), (64, 64), (65, 128), (128, 128), (300, 320 / 3)])
