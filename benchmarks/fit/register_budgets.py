@@ -3,8 +3,9 @@
     python -m benchmarks.fit.register_budgets
 
 For each class, the tiles of every design are compiled with some epilogues of the class, by bisection of their widths: a
-narrower tile may spill all the same. Printed is, for each column of MAX_ACCUMULATOR_FRACTIONS, the table's fraction and the one up to which none of these
-kernels spills; 1: none does. The table's may be smaller, for epilogues that need more than these.
+narrower tile may spill all the same. Printed is, for each column of MAX_ACCUMULATOR_FRACTIONS, the table's fraction and
+the one up to which none of these kernels spills; 1: none does. The table's may be smaller, for epilogues that need more
+than these.
 """
 
 from __future__ import annotations
