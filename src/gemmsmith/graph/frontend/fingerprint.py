@@ -20,9 +20,8 @@ from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.graph.frontend.math_patching import is_module
 from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
-from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant
+from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant, is_module
 from gemmsmith.graph.source_location import epilogue_error, format_location, user_stacklevel
 
 _LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
