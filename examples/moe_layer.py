@@ -63,7 +63,7 @@ def in_the_simulator(tokens: int = 40, dim: int = 64, hidden: int = 48, experts:
 def on_a_gpu(tokens: int = 4096, dim: int = 2048, hidden: int = 768, experts: int = 128, top_k: int = 8) -> None:
     import torch
 
-    from gemmsmith.torch.moe.sorting import sort_slots
+    from gemmsmith.torch.moe.slots import sort_slots
 
     torch.manual_seed(48)
 

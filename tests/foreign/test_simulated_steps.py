@@ -14,7 +14,6 @@ import gemmsmith
 torch = pytest.importorskip("torch")
 gt = pytest.importorskip("gemmsmith.torch")
 ops = pytest.importorskip("gemmsmith.torch.ops")
-in_place = pytest.importorskip("gemmsmith.torch.in_place")
 modes = pytest.importorskip("torch.utils._python_dispatch")
 F = torch.nn.functional
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("poisoned")]
@@ -33,13 +32,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             if func.namespace != "gemmsmith":
                 return func(*args, **(kwargs or {}))
             ran.append(next(x for x in args if isinstance(x, str)))
-            if "in_place" in func.name():
-                return in_place._write_in_place(*args)
-            of_two = "of_two" in func.name()
-            return (ops.of_two_on_gpu(ops._cuda_kernel) if of_two else ops._cuda_kernel)(*args)
+            return ops._cuda_kernel(*args)
 
-    for module in (ops, in_place):
-        monkeypatch.setattr(module, "launch", partial(gemmsmith.gemm, backend="sim"))
+    run_cached = ops.run_cached
+    monkeypatch.setattr(ops, "run_cached", lambda request: run_cached(request._replace(backend="sim")))
     monkeypatch.setattr(ops.fallback, "kernels_unsupported", lambda device: False)
     with Simulated():
         yield ran

@@ -14,8 +14,11 @@ from gemmsmith.core.dtypes import as_dtype  # noqa: E402
 from gemmsmith.moe.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, grouped_gemm  # noqa: E402
 from gemmsmith.torch.moe.experts import gated_experts  # noqa: E402
-from gemmsmith.torch.moe.slots import sum_slots  # noqa: E402
-from gemmsmith.torch.moe.sorting import SortedSlots, sort_slots  # noqa: E402
+from gemmsmith.torch.moe.slots import (  # noqa: E402
+    SortedSlots,
+    sort_slots,
+    sum_slots,
+)
 
 pytestmark = pytest.mark.gpu
 

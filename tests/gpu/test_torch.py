@@ -190,7 +190,7 @@ def test_matmuls_without_an_epilogue_in_a_compiled_layer(max_autotune_gemm: bool
         compiled = torch.compile(lambda x, w: x @ w.T, options=options(**more), fullgraph=True)
         _, codes = torch._inductor.utils.run_and_get_code(compiled, x, w)
         judge(compiled, lambda x, w: x @ w.T, [x, w])
-    assert max_autotune_gemm or any("gemmsmith.gemm_0_1" in code for code in codes)
+    assert max_autotune_gemm or any("gemmsmith.gemm_1" in code for code in codes)
 
 
 def test_the_faster_kernel_of_a_matmul_is_chosen_by_measured_times() -> None:

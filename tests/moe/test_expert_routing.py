@@ -15,7 +15,7 @@ from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.moe.launch_sort import MAX_ROUTED_TOKENS, route
+from gemmsmith.moe.launch import MAX_ROUTED_TOKENS, route
 from gemmsmith.moe.route import MAX_GROUPS, MAX_TOP_K, BoundRoute, RouteSpec
 from gemmsmith.moe.route import route as route_kernel
 from gemmsmith.moe.sort_by_expert import MAX_EXPERTS, MAX_ROUTED_EXPERTS, MAX_SLOTS, BoundSort, SortSpec

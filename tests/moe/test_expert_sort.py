@@ -12,7 +12,7 @@ from tests.mutants.mutate import _changes
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.moe.launch_sort import sort_by_expert
+from gemmsmith.moe.launch import sort_by_expert
 from gemmsmith.moe.sort_by_expert import MAX_EXPERTS, SLOTS_PER_THREAD, BoundSort, SortSpec
 from gemmsmith.moe.sort_by_expert import sort_by_expert as sort_kernel
 

@@ -8,7 +8,7 @@ import pytest
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.dtypes import BF16, FP16, DType
-from gemmsmith.moe.launch_slot_sum import slot_sum
+from gemmsmith.moe.launch import slot_sum
 from gemmsmith.moe.slot_sum import MAX_ROWS, BoundSlotSum, SlotSumSpec
 from gemmsmith.moe.slot_sum import slot_sum as slot_sum_kernel
 

@@ -23,7 +23,7 @@ from gemmsmith.backends.cuda import run as cuda
 from gemmsmith.backends.sim.run import run as simulate
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.torch import cached_call, fallback, graph_serialization, grouped_ops, ops
+from gemmsmith.torch import cached_call, fallback, graph_serialization, ops
 from gemmsmith.torch.plain_tensors import MAX_LAYOUTS
 
 M, K, N, G = 24, 16, 24, 3
@@ -71,18 +71,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
     def dispatch(epilogue: str, a: Any, b: Any, numbers: Any, operands: Any, offsets: Any) -> Any:
         ran.dispatched.append(epilogue)
-        if offsets is None:
-            return ops._cuda_kernel(a, b, 0, epilogue, numbers, *operands)
-        return grouped_ops._rows_cuda(a, b, offsets, 0, epilogue, numbers, *operands)
+        return ops._cuda_kernel(a, b, None, offsets, 0, epilogue, numbers, operands)
 
     def dispatch_slices(a: Any, b: Any, offsets: Any) -> Any:
         ran.dispatched.append("along k")
-        return grouped_ops._slices_cuda(a, b, offsets)
+        return ops._slices_cuda(a, b, offsets)
 
     monkeypatch.setattr(SimulatedLaunches, "calls", ran, raising=False)
     monkeypatch.setattr(cuda, "BoundLaunches", SimulatedLaunches)
     monkeypatch.setattr(ops, "_dispatch", dispatch)
-    monkeypatch.setattr(grouped_ops, "SLICES", dispatch_slices)
+    monkeypatch.setattr(ops, "SLICES", dispatch_slices)
     monkeypatch.setattr(fallback, "kernels_unsupported", lambda device: False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
@@ -162,14 +160,14 @@ def test_operators(calls: Calls) -> None:
     """As compiled code calls them: through the dispatcher, whose Autograd kernel finds what ran."""
     x, w, bias = (y.detach() for y in inputs())
     epilogue = graph_serialization.serialize(gemmsmith.plan(x, w.mT, epilogue=biased, bias=bias).binding.source_graph)
-    arguments = w.mT, ops.op_signature(epilogue)[2], epilogue, [], bias
+    arguments = w.mT, None, None, ops.op_signature(epilogue)[1], epilogue, [], [bias]
     want = ops.call_op(epilogue, x, w.mT, [], [bias])
     launches = calls.launches
     for y in (x, x.clone()):
-        assert torch.equal(ops.OPERATORS[1, 1](y, *arguments), want)
+        assert torch.equal(ops.OPERATORS[1](y, *arguments), want)
     assert calls.launches == launches + 2
     with pytest.raises(ArgumentError, match="dual"), forward_ad.dual_level():
-        ops.OPERATORS[1, 1](forward_ad.make_dual(x, x), *arguments)
+        ops.OPERATORS[1](forward_ad.make_dual(x, x), *arguments)
 
 
 def test_operators_of_groups(calls: Calls) -> None:
@@ -178,7 +176,7 @@ def test_operators_of_groups(calls: Calls) -> None:
     epilogue = graph_serialization.serialize(gemmsmith.plan(x, w[0], epilogue=torch.sigmoid).binding.source_graph)
     want = ops.call_op(epilogue, x, w, [], [], offsets)
     launches = calls.launches
-    got = grouped_ops.ROWS[0, 1](x.clone(), w, offsets, ops.op_signature(epilogue)[2], epilogue, [])
+    got = ops.OPERATORS[1](x.clone(), w, None, offsets, ops.op_signature(epilogue)[1], epilogue, [], [])
     assert torch.equal(got, want)
     assert calls.launches == launches + 1
 

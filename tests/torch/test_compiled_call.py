@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
-from gemmsmith.torch import grouped_ops, ops
+from gemmsmith.torch import ops
 from gemmsmith.torch.compiled_call import MAX_LAYOUTS, CompiledCall
 from gemmsmith.torch.graph_serialization import serialize
 
@@ -26,12 +26,12 @@ ROW = BroadcastDims(columns_per_value=1)
 class Operator:
     """An operator whose calls are counted."""
 
-    def __init__(self, kernel: Any, name: str) -> None:
-        self.kernel, self.calls, self.name = kernel, 0, lambda: name
+    def __init__(self) -> None:
+        self.calls = 0
 
     def __call__(self, *arguments: Any) -> Any:
         self.calls += 1
-        return self.kernel(*arguments)
+        return ops._cuda_kernel(*arguments)
 
 
 class Mode(TorchDispatchMode):
@@ -51,7 +51,7 @@ PLAIN = " | accumulator | out 0"
 
 @pytest.fixture
 def operator(calls: Calls) -> Operator:  # noqa: F811
-    return Operator(ops._cuda_kernel, "gemmsmith::gemm_1_2")
+    return Operator()
 
 
 def inputs(m: int = M, dtype: Any = torch.bfloat16) -> tuple[Any, Any, Any]:
@@ -59,7 +59,7 @@ def inputs(m: int = M, dtype: Any = torch.bfloat16) -> tuple[Any, Any, Any]:
 
 
 def check(call: Any, a: Any, b: Any, bias: Any, factor: float) -> None:
-    first, second = call(a, b, 0, EPILOGUE, [factor], bias)
+    first, second = call(a, b, None, None, 0, EPILOGUE, [factor], [bias])
     product = a.double() @ b.double()
     torch.testing.assert_close(first.double(), (product + bias.double()).relu(), rtol=1e-2, atol=2e-2)
     torch.testing.assert_close(second.double(), product * factor, rtol=1e-2, atol=2e-2)
@@ -115,19 +115,19 @@ def test_a_tensor_whose_memory_was_freed_is_not_read(operator: Operator) -> None
     freed = a.clone()
     freed.untyped_storage().resize_(0)
     with pytest.raises(Exception, match="memory"):
-        call(freed, b, 0, EPILOGUE, [1.0], bias)
+        call(freed, b, None, None, 0, EPILOGUE, [1.0], [bias])
 
 
 @torch.no_grad()
 def test_the_precision_of_fp32_is_torchs_setting(calls: Calls) -> None:  # noqa: F811
-    operator = Operator(ops._cuda_kernel, "gemmsmith::gemm_0_1")
+    operator = Operator()
     call, (a, b, _) = CompiledCall(operator), inputs(dtype=torch.float32)
     exact, errors = a.double() @ b.double(), []
     before = torch.get_float32_matmul_precision()
     try:
         for setting in ("highest", "high", "highest", "high"):
             torch.set_float32_matmul_precision(setting)
-            errors.append((call(a, b, 0, PLAIN, []).double() - exact).abs().max())
+            errors.append((call(a, b, None, None, 0, PLAIN, [], []).double() - exact).abs().max())
     finally:
         torch.set_float32_matmul_precision(before)
     assert errors[0] == errors[2] < errors[1] / 50
@@ -137,11 +137,11 @@ def test_the_precision_of_fp32_is_torchs_setting(calls: Calls) -> None:  # noqa:
 
 @torch.no_grad()
 def test_groups_of_rows(calls: Calls) -> None:  # noqa: F811
-    operator = Operator(grouped_ops._rows_cuda, "gemmsmith::grouped_gemm_0_1")
+    operator = Operator()
     call, b = CompiledCall(operator), torch.randn(3, K, N).bfloat16()
     for ends in ([8, 8, 24], [0, 16, 24], [24, 24, 24]):
         a, offsets = torch.randn(M, K).bfloat16(), torch.tensor(ends, dtype=torch.int32)
-        actual = call(a, b, offsets, 0, PLAIN, [])
+        actual = call(a, b, None, offsets, 0, PLAIN, [], [])
         rows = zip([0, *ends], ends, b, strict=False)
         expected = torch.cat([a[begin:end].double() @ matrix.double() for begin, end, matrix in rows])
         torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=2e-2)

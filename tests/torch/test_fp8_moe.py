@@ -14,7 +14,7 @@ from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
 from gemmsmith.torch.mlp.gated_epilogues import ACTIVATIONS  # noqa: E402
 from gemmsmith.torch.moe.fp8_experts import Fp8MLP, _run, _run_mlp, fp8_gated_experts  # noqa: E402
-from gemmsmith.torch.moe.sorting import sort_slots  # noqa: E402
+from gemmsmith.torch.moe.slots import sort_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
@@ -62,8 +62,7 @@ def test_the_kernels(absent: int) -> None:
     x, experts, weights, *scaled = arrays
     order = sort_slots(experts, weights, EXPERTS)
     got = _run(
-        x, order.offsets, order.slot_of_row, order.token_of_row, order.row_weights, *scaled, None, "silu", False,
-        backend="sim",
+        x, order, *scaled, None, "silu", False, backend="sim",
     )  # fmt: skip
     check(got, *arrays)
     check(fp8_gated_experts(*arrays), *arrays)

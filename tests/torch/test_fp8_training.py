@@ -12,7 +12,7 @@ from tests.torch.fp8_bounds import OF_RECIPE, OF_ROUNDING, relative_errors, trai
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE  # noqa: E402
 from gemmsmith.torch.moe.fp8_training import BACKWARD, FORWARD, _backward, _forward, gated_experts_in_fp8  # noqa: E402
-from gemmsmith.torch.moe.sorting import sort_slots  # noqa: E402
+from gemmsmith.torch.moe.slots import sort_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
@@ -79,20 +79,20 @@ def test_the_kernels() -> None:
     """In the simulator."""
     arrays = x, experts, weights, gate_up, down, gradient = inputs(23, dim=144, hidden=136)
     order = sort_slots(experts, weights, EXPERTS)
-    table = order.offsets, order.token_of_row, order.row_of_slot, order.row_weights, gate_up, down, "silu"
+    table = [order.offsets, order.token_of_row, order.row_of_slot], order.row_weights, gate_up, down, "silu"
     y, gate, up = _forward(x, *table, backend="sim")
-    grad_x, of_rows, *of_weights = _backward(gradient, x, gate, up, *table, True, True, backend="sim")
+    grad_x, of_rows, *of_weights = _backward(gradient, x, gate, up, *table, [True, True], backend="sim")
     check([y, grad_x, of_rows[order.row_of_slot.long()].view(-1, TOP_K), *of_weights], arrays)
 
 
 def test_the_operators() -> None:
     x, experts, weights, gate_up, down, gradient = inputs(9, dim=64, hidden=32)
     order = sort_slots(experts, weights, EXPERTS)
-    table = order.offsets, order.token_of_row, order.row_of_slot, order.row_weights, gate_up, down, "silu"
+    table = [order.offsets, order.token_of_row, order.row_of_slot], order.row_weights, gate_up, down, "silu"
     _, gate, up = FORWARD(x, *table)
     torch.library.opcheck(FORWARD, (x, *table))
-    for needed in ((True, False), (False, True)):
-        torch.library.opcheck(BACKWARD, (gradient, x, gate, up, *table, *needed))
+    for needed in ([True, False], [False, True]):
+        torch.library.opcheck(BACKWARD, (gradient, x, gate, up, *table, needed))
 
 
 def layer(**options: Any) -> FusedMoE:

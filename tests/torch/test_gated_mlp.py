@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gemmsmith.torch import FusedMLP  # noqa: E402
-from gemmsmith.torch.mlp import gated_mlp as module  # noqa: E402
+from gemmsmith.torch.mlp import gemm_then_linear as module  # noqa: E402
 
 ACTIVATIONS = {
     "swiglu": torch.nn.functional.silu,

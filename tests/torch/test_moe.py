@@ -13,22 +13,24 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.core.dtypes import as_dtype  # noqa: E402
-from gemmsmith.moe.launch_sort import route  # noqa: E402
-from gemmsmith.moe.launch_sort import sort_by_expert as sort_by_expert_kernel  # noqa: E402
+from gemmsmith.moe.launch import route  # noqa: E402
+from gemmsmith.moe.launch import sort_by_expert as sort_by_expert_kernel  # noqa: E402
 from gemmsmith.moe.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, fallback, register_experts  # noqa: E402
 from gemmsmith.torch.mlp.gated_epilogues import ACTIVATIONS, width  # noqa: E402
 from gemmsmith.torch.moe import experts as experts_module  # noqa: E402
 from gemmsmith.torch.moe.experts import (  # noqa: E402
-    _backward_by_groups,
-    _backward_on_gpu,
+    _backward,
     _run_inference,
     gated_experts,
     sort_by_expert,
 )
-from gemmsmith.torch.moe.routing import select_experts  # noqa: E402
-from gemmsmith.torch.moe.slots import sum_slots  # noqa: E402
-from gemmsmith.torch.moe.sorting import SortedSlots, sort_slots  # noqa: E402
+from gemmsmith.torch.moe.slots import (  # noqa: E402
+    SortedSlots,
+    select_experts,
+    sort_slots,
+    sum_slots,
+)
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 16, 24, 6, 2
@@ -673,8 +675,7 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
         (tokens, dim), (EXPERTS, count * hidden, dim), (EXPERTS, dim, hidden), (EXPERTS, count * hidden),
     ))  # fmt: skip
     gate_up, down, order = gate_up * dim**-0.5, down * hidden**-0.5, sort_slots(experts, weights, EXPERTS)
-    table = order.offsets, order.slot_of_row, order.token_of_row, order.row_weights
-    got = _run_inference(x, *table, gate_up, down, bias if biased else None, None, gate, False, "sim")
+    got = _run_inference(x, order, gate_up, down, bias if biased else None, None, gate, False, "sim")
     want = gated_experts(
         x.double(), experts, weights.double(), gate_up.double(), down.double(), gate,
         gate_up_bias=bias.double() if biased else None,
@@ -684,7 +685,7 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
     for interleaved in (False, True)[: count if biased else 1]:
         shapes = [(tokens * TOP_K, count * hidden)] if interleaved else [(tokens * TOP_K, hidden)] * count
         halves, end = [torch.randn(shape).bfloat16() for shape in shapes], order.offsets[-1]
-        of_kernel = _backward_on_gpu(
+        of_kernel = _backward(
             gradient, down, halves, order.row_weights, order.offsets, gate, interleaved, backend="sim"
         )
         exact = [x.double() for x in halves]
@@ -697,7 +698,7 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
             gate,
             interleaved,
         )
-        wanted = _backward_by_groups(*arguments)
+        wanted = _backward(*arguments)
         torch.library.opcheck(torch.ops.gemmsmith.gated_experts_backward.default, arguments)
         for a, b in zip(of_kernel, wanted, strict=True):
             assert (a[:end].double() - b[:end]).norm() <= 0.01 * b.norm()

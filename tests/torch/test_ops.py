@@ -43,7 +43,7 @@ def test_every_arity_passes_opcheck(inputs: int, outputs: int) -> None:
     text = summed(inputs, outputs)
     a, b = torch.randn(5, 8).bfloat16(), torch.randn(8, 16).bfloat16()
     operands = [torch.randn(16).bfloat16() for _ in range(inputs)]
-    torch.library.opcheck(OPERATORS[inputs, outputs], (a, b, digest(text), text, [], *operands))
+    torch.library.opcheck(OPERATORS[outputs], (a, b, None, None, digest(text), text, [], operands))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -69,7 +69,7 @@ def test_numbers_and_batches_pass_opcheck() -> None:
     operands = (Operand("s", BroadcastDims()), Operand("x", BroadcastDims(True, 1, 1), BF16))
     text = serialize(EpilogueGraph((*nodes, Node("add", (2, 3))), operands, (Result("out", 4),)))
     a, b, x = (torch.randn(s).bfloat16() for s in ((2, 5, 8), (8, 16), (2, 5, 16)))
-    torch.library.opcheck(OPERATORS[1, 1], (a, b, digest(text), text, [0.5], x))
+    torch.library.opcheck(OPERATORS[1], (a, b, None, None, digest(text), text, [0.5], [x]))
 
 
 def test_another_number_is_no_other_epilogue() -> None:
@@ -85,7 +85,7 @@ def test_another_number_is_no_other_epilogue() -> None:
     with Watch():
         for s in (0.5, 3):
             gemm(a, b, epilogue=lambda acc, s: acc * s, s=s)
-    (_, _, *first, half), (_, _, *second, three) = called
+    (_, _, *first, half, _), (_, _, *second, three, _) = called
     assert first == second
     assert (half, three) == ([0.5], [3.0])
 
@@ -162,7 +162,8 @@ def test_another_process_reads_the_text() -> None:
     text = summed(0, 1)
     code = (
         "import torch, gemmsmith.torch.ops\n"
-        f"a = torch.ones(4, 8).bfloat16(); print(torch.ops.gemmsmith.gemm_0_1(a, a.T, {digest(text)}, {text!r}, []))"
+        f"a, op = torch.ones(4, 8).bfloat16(), torch.ops.gemmsmith.gemm_1\n"
+        f"print(op(a, a.T, None, None, {digest(text)}, {text!r}, [], []))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.count("8.") == 16
@@ -198,19 +199,19 @@ def test_limits() -> None:
         call_op(summed(0, 1), torch.randn(5, 8).bfloat16(), torch.randn(9, 16).bfloat16(), [], [])
 
 
-VALUES = {"int": 1, "bool": False, "str": "silu", "float": 1.0, "List[float]": []}
+VALUES = {"int": 1, "bool": False, "str": "silu", "float": 1.0, "List[float]": [], "List[bool]": [True, True]}
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_every_operator_refuses_tensors_on_several_devices(device: str) -> None:
     """The dispatcher calls the kernel of one device: if one is on meta the fake one, which leaves memory as it is."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("gemmsmith::")]
-    assert {"gemmsmith::gemm_0_1", "gemmsmith::gated_experts", "gemmsmith::fp8_mlp"} <= {*names}
+    assert {"gemmsmith::gemm_1", "gemmsmith::gated_experts", "gemmsmith::fp8_mlp"} <= {*names}
     for name in names:
-        schema, counts = torch._C._get_schema(name, ""), re.search(r"_(\d+)_(\d+)$", name)
+        schema, count = torch._C._get_schema(name, ""), re.search(r"_(\d)$", name)
         arguments = {x.name: VALUES.get(str(x.type), torch.ones(8, 8)) for x in schema.arguments}
         if "epilogue" in arguments:
-            arguments["epilogue"] = summed(int(counts[1]), int(counts[2])) if counts else summed(1, 1)
+            arguments["epilogue"] = summed(1, int(count[1]) if count else 1)
         lists = {x.name for x in schema.arguments if str(x.type) == "List[Tensor]"}
         first, *others = [x for x, value in arguments.items() if isinstance(value, torch.Tensor)]
         op = getattr(torch.ops.gemmsmith, name.removeprefix("gemmsmith::"))

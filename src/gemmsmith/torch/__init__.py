@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-import gemmsmith.torch.autograd_kernels  # noqa: F401  # which registers them
-from gemmsmith.torch.api import gemm, gemm_then_linear
+from gemmsmith.torch.api import gemm
 from gemmsmith.torch.grouped import grouped_gemm
-from gemmsmith.torch.mlp.layers import FusedLinear, FusedLinearCrossEntropy, FusedMLP
+from gemmsmith.torch.loss import FusedLinearCrossEntropy
+from gemmsmith.torch.mlp.gemm_then_linear import gemm_then_linear
+from gemmsmith.torch.mlp.layers import FusedLinear, FusedMLP
 from gemmsmith.torch.moe.layer import FusedMoE
 from gemmsmith.torch.moe.transformers import register_experts
 

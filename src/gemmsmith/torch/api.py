@@ -26,7 +26,6 @@ from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.autograd import differentiable_gemm
 from gemmsmith.torch.autograd_state import in_functorch_transform
-from gemmsmith.torch.back_to_back import run_gemm_then_linear
 from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_names
 from gemmsmith.torch.cached_call import cache_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
@@ -122,7 +121,7 @@ def _prepare_and_run(
     arguments: Arguments | None,
 ) -> Any:  # fmt: skip
     """Return the results of a GEMM, with gradients if they are recorded; cache the call if there are `arguments`."""
-    serialized_epilogue, x, y, prepared, leading_shape, shape = _prepare(
+    serialized_epilogue, x, y, prepared, leading_shape, shape = prepare(
         a, b, epilogue, operands, scales, None if arguments is None else arguments.source
     )
     numbers = [prepared[name] for name in number_names(serialized_epilogue)]
@@ -151,52 +150,6 @@ def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> 
             is_ue8m0 = isinstance(x, torch.Tensor) and x.dtype in (UE8M0, torch.uint8)
             scales[name] = x.view(UE8M0).float() if is_ue8m0 else x
     return scales
-
-
-def gemm_then_linear(
-    a: Any, b: Any, weight2: Any, *, epilogue: Any, operands: Mapping[str, Any], bias: Any = None,
-    recompute: bool = False,
-) -> Any:  # fmt: skip
-    """Return `epilogue(a @ b) @ weight2 + bias`, with gradients.
-
-    The backward pass computes the epilogue's derivative in the epilogue of the GEMM with weight2. There are no second
-    derivatives.
-
-    Args:
-        a: (..., m, k), in a dtype of `gemm`.
-        b: (k, n), in a's dtype.
-        weight2: (n, p), in the dtype of the epilogue's result.
-        epilogue: a function with one result of shape (..., m, n), as in `gemm`.
-        operands: its operands by name, as in `gemm`: with a's leading dimensions, (..., m, n) or (..., m, 1), or (n,),
-            or a number.
-        bias: (p,) or None.
-        recompute: save nothing beyond the arguments; the backward pass multiplies a and b again.
-
-    Returns:
-        A tensor (..., m, p).
-
-    Raises:
-        ArgumentError: an argument, which the message names, is not valid.
-        EpilogueError: the function is not a valid epilogue, or has no gradient.
-    """
-    (recompute,) = as_bools(recompute=recompute)
-    (a, b), (_, weight2) = autocast(a, b), autocast(a, weight2)
-    for name, x in (("a", a), ("weight2", weight2), ("bias", bias)):
-        if name != "bias" or bias is not None:
-            check_tensor(name, x, a)
-    serialized_epilogue, a, b, operand_values, leading_shape, shape = _prepare(
-        a, b, epilogue, checks.merge_operands(operands, {}), {}
-    )
-    if a.dim() != 2 or b.dim() != 2:
-        raise ArgumentError("operands: got one with a batch dimension but without m rows; call gemm twice")
-    if weight2.dim() != 2:
-        raise ArgumentError(f"weight2: got {weight2.dim()} dimensions; use (n, p)")
-    if bias is not None and tuple(bias.shape) != tuple(weight2.shape[1:]):
-        raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(weight2.shape[1:])}")
-    numbers = [operand_values[name] for name in number_names(serialized_epilogue)]
-    tensors = [operand_values[name] for name in tensor_names(serialized_epilogue)]
-    y = run_gemm_then_linear(serialized_epilogue, a, b, numbers, tensors, weight2, bias, recompute)
-    return y.reshape(*leading_shape, shape[-2], y.shape[-1])
 
 
 def autocast(a: Any, b: Any) -> tuple[Any, Any]:
@@ -247,7 +200,7 @@ def check_operands_are_read(epilogue: Any, operands: Mapping[str, Any]) -> None:
         raise ArgumentError(f"{name}: operands need an `epilogue` that reads them{did_you_mean(name)}")
 
 
-def _prepare(
+def prepare(
     a: Any, b: Any, epilogue: Any, operands: Mapping[str, Any], scales: Mapping[str, Any], source: Hashable = None
 ) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
     """Validate and prepare the arguments of a GEMM. `source`: the epilogue's fingerprint, or None.
@@ -280,16 +233,13 @@ def _prepare(
                 signature = (*signature, (name, (0, 0, 0), ""))
                 continue
             x = a.new_ones((), dtype=torch.float64 if a.dtype == torch.float64 else torch.float32) * x
-        check_tensor(name, x, a)
-        if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
-            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
+        check_operand(name, x, a)
         operand_values[name] = x = _flatten_leading(name, x, leading_shape)
         if name in scales:
             _expect_plain_scale(name, x, shape)
-        dims = classify(name, tuple(x.shape), shape)
-        batch = 1 if dims.batch else 0  # the branch makes a symbolic condition a constant
-        signature = (*signature, (name, (batch, dims.rows_per_value, dims.columns_per_value), str(x.dtype)))
-        if x.dim() == 3 and not batch:
+        extent = extent_of(name, x, shape)
+        signature = (*signature, (name, extent, str(x.dtype)))
+        if x.dim() == 3 and not extent[0]:
             operand_values[name] = x.squeeze(0)
     serialized_epilogue = serialize_epilogue(
         epilogue, (*leading_shape, *shape[-2:]), signature[: len(operands)], signature[len(operands) :], source
@@ -357,6 +307,35 @@ def check_tensor(name: str, x: Any, a: Any) -> None:
         raise ArgumentError(f"{name}: got a tensor on {x.device} with a on {a.device}; use one device")
     if in_functorch_transform() and forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         raise ArgumentError(f"{name}: got a dual tensor, of forward mode; use reverse mode: backward, torch.func.grad")
+
+
+def check_operand(name: str, x: Any, a: Any) -> None:
+    """Raise ArgumentError if x cannot be an epilogue's operand."""
+    check_tensor(name, x, a)
+    if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
+        raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
+
+
+def extent_of(name: str, x: Any, shape: tuple[Any, ...]) -> tuple[int, int, int]:
+    """Return an operand's extent in an OperandSignature. Raises EpilogueError if it does not broadcast to `shape`."""
+    dims = classify(name, tuple(x.shape), shape)
+    batch = 1 if dims.batch else 0  # the branch makes a symbolic condition a constant
+    return batch, dims.rows_per_value, dims.columns_per_value
+
+
+def as_batched_input(x: Any, weight: Any) -> Any:
+    """Return a layer's input, with a row dimension if it is one row.
+
+    Raises ArgumentError if the shape, dtype or device does not match the layer's weight.
+    """
+    expect_tensor("input", x)
+    if x.dim() == 0 or x.shape[-1] != weight.shape[-1]:
+        raise ArgumentError(f"input: got shape {tuple(x.shape)}; use (..., {weight.shape[-1]})")
+    if x.device != weight.device:
+        raise ArgumentError(f"input: got a tensor on {x.device} with a weight on {weight.device}; use one device")
+    if x.dtype != weight.dtype and not (x.is_meta or torch.is_autocast_enabled(x.device.type)):
+        raise ArgumentError(f"input: got {x.dtype} with a weight of {weight.dtype}; use the same for both")
+    return x.unsqueeze(0) if x.dim() == 1 else x
 
 
 def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import EpilogueGraph
@@ -18,6 +19,7 @@ from gemmsmith.graph.frontend.derivative import (
     OUTPUT_PREFIX,
     SAVED_PREFIX,
 )
+from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.autograd_state import in_functorch_transform, needs_grad, operators_record_gradients, records_now
 from gemmsmith.torch.backward_plan import (
@@ -35,8 +37,18 @@ from gemmsmith.torch.backward_plan import (
     tensor_names,
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.grouped_ops import multiply_slices
-from gemmsmith.torch.ops import as_tuple, call_op, matmul_shape
+from gemmsmith.torch.ops import (
+    LIBRARY,
+    OPERATORS,
+    SLICES,
+    as_tuple,
+    below_autograd,
+    call_op,
+    matmul_shape,
+    multiply_slices,
+    record_gradients,
+    run_or_dispatch,
+)
 
 PLAIN_GEMM = " | accumulator | out 0"
 """The serialized epilogue that returns the accumulator in a's dtype."""
@@ -131,7 +143,7 @@ class GemmFunction(torch.autograd.Function):
         return GemmFunction.apply(batched_spec, wrt, scalars, None, a, b, *operands), 0
 
 
-def apply_in_transform(*arguments: Any) -> tuple[Any, ...]:
+def _apply_in_transform(*arguments: Any) -> tuple[Any, ...]:
     """Apply `GemmFunction` in an operator's Autograd kernel that a transform of torch.func has called at its level."""
     with enable_single_level_autograd_function():
         return _FunctionAtLevel.apply(*arguments)  # type: ignore[no-any-return]
@@ -288,8 +300,7 @@ class _SlicesFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, offsets: Any) -> Any:
         ctx.save_for_backward(a, b, offsets)
-        with torch._C._AutoDispatchBelowAutograd():
-            return multiply_slices(a, b, offsets)
+        return below_autograd(multiply_slices, a, b, offsets)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
@@ -334,3 +345,31 @@ def _batch_operands(epilogue: str, names: tuple[str, ...]) -> str:
         for o in graph.operands
     ]
     return graph_serialization.serialize(EpilogueGraph(graph.nodes, tuple(operands), graph.results))
+
+
+# -- the Autograd kernels of operators, which exported programs, and compiled code for two, need for their gradients ---
+def _autograd_kernel(op: Any) -> Callable[..., Any]:
+    """Return an operator's Autograd kernel, which records gradients if there are any."""
+
+    def kernel(
+        a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
+    ) -> Any:  # fmt: skip
+        inputs = (a, b, *operands) if b2 is None else (a, b, b2, *operands)
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
+        if records_now(*inputs):
+            b = b if b2 is None else interleave(b, b2)
+            plan = plan_forward(epilogue, a, b, operands, recompute=False)
+            apply = _apply_in_transform if in_functorch_transform() else None
+            results = run_forward(*plan, a, b, numbers, operands, offsets, apply)
+            return results if len(results) > 1 else results[0]
+        arguments = a, b, b2, offsets, key, epilogue, numbers, operands
+        both = b if b2 is None else (b, b2)
+        return run_or_dispatch(epilogue, a, both, numbers, operands, lambda: below_autograd(op, *arguments), offsets)
+
+    return kernel
+
+
+for _op in OPERATORS.values():
+    LIBRARY.impl(_op.overloadpacket.__name__, _autograd_kernel(_op), "Autograd")
+record_gradients(SLICES, differentiable_slices)

@@ -6,6 +6,7 @@ Names are those of graph.frontend.derivative: x_name is an operand, y_name a res
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -186,13 +187,9 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     reads_accumulator = any(kernel.reads_accumulator for kernel in grad_kernels)
     read_names |= {A} if reads_accumulator or B in wrt else set()
     read_names |= {B} if reads_accumulator or A in wrt else set()
-    input_and_output_names = (
-        A,
-        B,
-        *(INPUT_PREFIX + name for name in _tensor_names(extended)),
-        *(OUTPUT_PREFIX + name for name in _result_names(extended)),
-    )
-    saved = [(i, name) for i, name in enumerate(input_and_output_names) if name in read_names]
+    inputs = [A, B, *(INPUT_PREFIX + name for name in _tensor_names(extended))]
+    saveable = [*inputs, *(OUTPUT_PREFIX + name for name in _result_names(extended))]
+    saved = [(i, name) for i, name in enumerate(saveable) if name in read_names]
     return ForwardSpec(
         graph_serialization.serialize(extended), saved_outputs, user_outputs,
         tuple(_tensor_names(graph).index(name) for name in _tensor_names(extended)),
@@ -220,23 +217,23 @@ def _plan_grad_kernels(
     default_dtype, passthrough_grad_output = _default_dtype(dtype), ""
     reductions = tuple(
         _reduction_result(graph, r, saved_outputs, outputs, default_dtype)
-        for r in graph.results
-        if graph.is_reduction(r)
-    )
+        for r in graph.results if graph.is_reduction(r)
+    )  # fmt: skip
     kernels, names = [], _wrt_with_accumulator(wrt)
     for first in range(0, len(names), MAX_RESULTS):
-        derivative_graph = derivative(graph, outputs, names[first : first + MAX_RESULTS], saved_outputs, default_dtype)
-        in_dtype_of_a = {o.name for o in derivative_graph.operands if o.dtype == default_dtype}
-        for r in derivative_graph.results:
-            node = derivative_graph.nodes[r.node]
-            is_grad_output = node.op == "operand" and node.attribute.startswith(GRAD_OUTPUT_PREFIX)
-            if r.name == "out" and is_grad_output and node.attribute in in_dtype_of_a:
+        grads = derivative(graph, outputs, names[first : first + MAX_RESULTS], saved_outputs, default_dtype)
+        passed_on = {
+            o.name for o in grads.operands if o.name.startswith(GRAD_OUTPUT_PREFIX) and o.dtype == default_dtype
+        }
+        results = []
+        for r in grads.results:
+            node = grads.nodes[r.node]
+            if r.name == "out" and node.op == "operand" and node.attribute in passed_on:
                 passthrough_grad_output = node.attribute
-        results = tuple(r for r in derivative_graph.results if r.name != "out" or not passthrough_grad_output)
+            else:
+                results.append(r)
         if results:
-            kernels.append(
-                _grad_kernel(EpilogueGraph(derivative_graph.nodes, derivative_graph.operands, results), reductions)
-            )
+            kernels.append(_grad_kernel(replace(grads, results=tuple(results)), reductions))
     return reductions, tuple(kernels), passthrough_grad_output
 
 
@@ -270,25 +267,15 @@ def _reduction_result(
 
 
 def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] = ()) -> GradKernel:
+    """Return the kernel of a graph; gradients of `reductions` that it reads as a matrix are expanded to one."""
     reads_accumulator = any(node.op == "accumulator" for node in graph.nodes)
-    reduced_grads = {GRAD_OUTPUT_PREFIX + r.name for r in reductions}
-    tensors = tuple(
-        (
-            o.name,
-            o.broadcast_dims.columns_per_value
-            * (o.broadcast_dims.is_matrix and o.broadcast_dims.batch and o.name in reduced_grads),
-        )
-        for o in graph.operands
-        if o.dtype is not None
-    )
-    number_names_ = tuple(o.name for o in graph.operands if o.dtype is None)
-    return GradKernel(
-        graph_serialization.serialize(graph),
-        reads_accumulator,
-        tensors,
-        number_names_,
-        tuple(r.name for r in graph.results),
-    )
+    reduced_grads, tensors = {GRAD_OUTPUT_PREFIX + r.name for r in reductions}, []
+    for o in graph.operands:
+        if o.dtype is not None:
+            is_expanded = o.name in reduced_grads and o.broadcast_dims.is_matrix and o.broadcast_dims.batch
+            tensors.append((o.name, o.broadcast_dims.columns_per_value if is_expanded else 0))
+    serialized = graph_serialization.serialize(graph)
+    return GradKernel(serialized, reads_accumulator, tuple(tensors), _number_names(graph), _result_names(graph))
 
 
 def _wrt_with_accumulator(names: Names) -> Names:

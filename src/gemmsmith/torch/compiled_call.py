@@ -34,7 +34,7 @@ class _Launches(NamedTuple):
 
 
 class CompiledCall:
-    """A call of an operator of one product, or of groups of rows, with the operator's arguments and results.
+    """A call of an operator of one array b, with the operator's arguments and results.
 
     The first call with tensors of new layouts calls the operator; later ones launch what it has launched. The epilogue
     must be the same in all calls.
@@ -42,14 +42,13 @@ class CompiledCall:
 
     def __init__(self, op: Any) -> None:
         self._op = op
-        self._arrays = 3 if "grouped" in op.name() else 2  # before the key, the epilogue and the numbers
         self._launches: tuple[_Launches, ...] = ()
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.is_grad_enabled() or _C._len_torch_dispatch_stack():  # which see the operator
             return self._op(*arguments)
-        arrays = self._arrays
-        tensors = arguments[:arrays] + arguments[arrays + 3 :]
+        a, b, _, offsets, _, _, _, operands = arguments
+        tensors = (a, b, *operands) if offsets is None else (a, b, offsets, *operands)
         for launches in self._launches:
             if launches.matches(*tensors) and (launches.is_tf32 is None or launches.is_tf32 == multiplies_in_tf32()):
                 return self._launch(launches, arguments, tensors)
@@ -62,7 +61,7 @@ class CompiledCall:
             pointers[name] = address = x.data_ptr()
             if address % TMA_ALIGNMENT_BYTES or (address < MAX_OFFSET_BYTES and has_no_memory(x, address)):
                 return self._op(*arguments)
-        for name, number in zip(launches.numbers, arguments[self._arrays + 2]):  # noqa: B905
+        for name, number in zip(launches.numbers, arguments[6]):  # noqa: B905
             pointers[name] = float(number)
         results = launches.run(pointers, tensors[0])
         return results[0] if len(results) == 1 else tuple(results)
@@ -70,8 +69,8 @@ class CompiledCall:
     def _call_operator(self, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
         """Call the operator, and keep its launches."""
         results, run = record_run(lambda: self._op(*arguments))
-        graph = graph_serialization.deserialize(arguments[self._arrays + 1])
-        names, offsets = [o.name for o in graph.operands if o.dtype is not None], ["offsets"] * (self._arrays - 2)
+        graph, offsets = graph_serialization.deserialize(arguments[5]), ["offsets"] * (arguments[3] is not None)
+        names = [o.name for o in graph.operands if o.dtype is not None]
         is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)
         if run is not None and runs_kernels(tensors[0]) and is_aligned and not (offsets and "offsets" in names):
             launches = _Launches(

@@ -13,15 +13,15 @@ from gemmsmith.binding.request import Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch.api import (
-    OPERAND_DTYPES,
     autocast,
+    check_operand,
     check_operands_are_read,
     check_tensor,
     combine_two,
+    extent_of,
     is_fast_path,
 )
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
@@ -29,8 +29,7 @@ from gemmsmith.torch.backward_plan import number_names, result_names, tensor_nam
 from gemmsmith.torch.cached_call import cache_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
-from gemmsmith.torch.grouped_ops import rows_shape, slices_shape
-from gemmsmith.torch.ops import by_rows, fp32_precision
+from gemmsmith.torch.ops import by_rows, fp32_precision, rows_shape, slices_shape
 from gemmsmith.torch.plain_tensors import in_groups, read_arguments, run_cached_call, run_or_call, sees_operators
 from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
 
@@ -120,11 +119,8 @@ def _serialize(a: Any, shape: tuple[Any, ...], epilogue: Any, operands: Mapping[
         if isinstance(x, (int, float)):
             signature = (*signature, (name, (0, 0, 0), ""))
             continue
-        check_tensor(name, x, a)
-        if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
-            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
-        dims = classify(name, tuple(x.shape), shape)
-        signature = (*signature, (name, (0, dims.rows_per_value, dims.columns_per_value), str(x.dtype)))
+        check_operand(name, x, a)
+        signature = (*signature, (name, extent_of(name, x, shape), str(x.dtype)))
     serialized = serialize_epilogue(epilogue, shape, signature, (), source)
     if f"{ENTRY_SEPARATOR}reduce " in serialized:
         raise ArgumentError("epilogue: got a reduction, which has no gradient here; use gemmsmith.grouped_gemm")

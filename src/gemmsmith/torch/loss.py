@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
-from gemmsmith.torch.api import autocast, expect_tensor
+from gemmsmith.host.cached_run import run_cached
+from gemmsmith.torch.api import as_batched_input, autocast, expect_tensor
 from gemmsmith.torch.autograd import PLAIN_GEMM, differentiable_gemm
 from gemmsmith.torch.autograd_state import (
     check_once_differentiable,
@@ -19,9 +22,9 @@ from gemmsmith.torch.autograd_state import (
     operators_record_gradients,
 )
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.graph_serialization import serialize
-from gemmsmith.torch.in_place import call_in_place
-from gemmsmith.torch.ops import call_op, define_op
+from gemmsmith.torch.graph_serialization import deserialize, serialize
+from gemmsmith.torch.ops import as_request, call_op, define_op, result_dtype
+from gemmsmith.torch.plain_tensors import runs_kernels, sees_operators
 from gemmsmith.torch.tracing import dtype_from_name
 
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -32,6 +35,67 @@ MIN_ROWS_LOW_MEMORY, CHUNKS_LOW_MEMORY = 512, 4
 """With `low_memory`: rows of a chunk, at least, and the chunks until one has MIN_ROWS."""
 LOGIT_SCALE = 2.0**-8
 """Factor of logits in fp16: it makes 65504 1.6e7; the error is at most 2^-17 below 1/64, the least normal number."""
+
+
+class FusedLinearCrossEntropy(nn.Module):
+    """Cross-entropy of `x @ weight.T` whose logits are not stored.
+
+    Targets equal to ignore_index are excluded from the mean. Any other out-of-range target makes the loss NaN. The
+    gradient of the logits is computed in the forward pass, chunk by chunk, in the memory of the chunk's logits; with
+    several chunks the gradient of the weight is a sum in fp32. With bf16 or fp16, logits are stored in fp16, less that
+    of the label: if one exceeds it by 1.6e7, the gradients are not finite. With reduction="none" backward
+    recomputes the GEMM.
+
+    Shapes: input (..., dim), target (...) of integers -> a scalar, or (...) with reduction="none"; fp32, or float64 if
+    the input is.
+
+    Args:
+        dim: size of the input's last dimension.
+        classes: number of classes; weight is (classes, dim).
+        ignore_index: the target of rows to ignore.
+        reduction: "mean", "sum" or "none".
+        chunks: the number of chunks of rows. None: chunks of at least 4096 rows, and only one if the sum in fp32 would
+            take more memory than the logits of all rows; with low_memory four of at least 512 rows, at most 4096.
+        low_memory: add up the weight's gradient in its dtype, rounded once per chunk: beside the gradients, one chunk's
+            logits are allocated.
+        device: device of the weight.
+        dtype: dtype of the weight: bf16, fp16, fp32, or float64 on the CPU.
+
+    Raises:
+        ArgumentError: reduction, ignore_index, chunks or low_memory is not valid.
+    """
+
+    def __init__(
+        self, dim: int, classes: int, ignore_index: int = -100, reduction: Literal["mean", "sum", "none"] = "mean",
+        chunks: int | None = None, low_memory: bool = False, device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
+        if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+            raise ArgumentError(f"ignore_index: got {ignore_index!r}; use an integer, -1 to ignore no label")
+        if chunks is not None and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
+            raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on, or None")
+        if not isinstance(low_memory, bool):  # the device, from a caller that passes it by position
+            raise ArgumentError(f"low_memory: got {low_memory!r}; use True or False")
+        self.ignore_index, self.reduction, self.chunks, self.low_memory = ignore_index, reduction, chunks, low_memory
+        self.weight = nn.Parameter(torch.empty(classes, dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize the weight again, as that of nn.Linear is."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def forward(self, input: Any, target: Any) -> Any:
+        """Return the loss of input @ weight.T against target."""
+        return cross_entropy(
+            input, self.weight, target, self.ignore_index, self.reduction, self.chunks, self.low_memory
+        )
+
+    def extra_repr(self) -> str:
+        """Return the arguments for repr()."""
+        classes, dim = self.weight.shape
+        return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
 def cross_entropy(
@@ -62,21 +126,6 @@ def cross_entropy(
     lse, label_logit = differentiable_gemm(losses_epilogue, x, weight.mT, [], [labels], recompute=True)
     losses = torch.where(ignored, 0.0, (lse - label_logit) * weights)
     return losses.reshape(target.shape) if reduction == "none" else _mean(losses.sum(), ignored, reduction)
-
-
-def as_batched_input(x: Any, weight: Any) -> Any:
-    """Return a layer's input, with a row dimension if it is one row.
-
-    Raises ArgumentError if the shape, dtype or device does not match the layer's weight.
-    """
-    expect_tensor("input", x)
-    if x.dim() == 0 or x.shape[-1] != weight.shape[-1]:
-        raise ArgumentError(f"input: got shape {tuple(x.shape)}; use (..., {weight.shape[-1]})")
-    if x.device != weight.device:
-        raise ArgumentError(f"input: got a tensor on {x.device} with a weight on {weight.device}; use one device")
-    if x.dtype != weight.dtype and not (x.is_meta or torch.is_autocast_enabled(x.device.type)):
-        raise ArgumentError(f"input: got {x.dtype} with a weight of {weight.dtype}; use the same for both")
-    return x.unsqueeze(0) if x.dim() == 1 else x
 
 
 def _check_target(target: Any, shape: tuple[Any, ...]) -> None:
@@ -167,7 +216,7 @@ def _forward(
         losses.append(lse - label_logit)
         empty = x_chunk.new_empty((x_chunk.shape[0], 0)), x_chunk.new_empty((0, classes))
         of_rows = [operands_chunk[0], lse, weights_chunk, *maximum]
-        grad_logits = call_in_place(gradient_epilogue, *empty, logits, of_rows)
+        grad_logits = _call_in_place(gradient_epilogue, *empty, logits, of_rows)
         del logits
         if needs_x and i + 1 < count:
             grad_x.append(call_op(PLAIN_GEMM, grad_logits, weight, [], []))
@@ -267,7 +316,22 @@ def _sum(c: Any, a: Any, b: Any, g: Any = None, is_fp32: bool = False, in_place:
     scale = [] if g is None else [g]
     if c is None or not in_place:
         return call_op(epilogue, a, b, [], scale if c is None else [c, *scale])
-    return call_in_place(epilogue, a, b, c, scale)
+    return _call_in_place(epilogue, a, b, c, scale)
+
+
+def _call_in_place(epilogue: str, a: Any, b: Any, c: Any, operands: list[Any]) -> Any:
+    """Return the epilogue's result, in the memory of its first operand c if a kernel runs and it has as many bits.
+
+    Each element of c is read before it is written, by the same CTA.
+    """
+    graph = deserialize(epilogue)
+    dtype = result_dtype(graph, graph.results[0], a.dtype)
+    writes_c = type(c) is torch.Tensor and c.dtype.itemsize == dtype.itemsize
+    if not writes_c or sees_operators() or not runs_kernels(c):
+        return call_op(epilogue, a, b, [], [c, *operands])
+    out = c.view(dtype)
+    run_cached(as_request(graph, a, b, [], [c, *operands])._replace(out=out))
+    return out
 
 
 @dynamo_constant

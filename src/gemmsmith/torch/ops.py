@@ -1,22 +1,26 @@
-"""PyTorch operators that compute a GEMM with a fused epilogue: gemmsmith::gemm_{i}_{o}.
+"""PyTorch operators that compute a GEMM with a fused epilogue: gemmsmith::gemm_{o}, also of groups, and grouped_gemm_k.
 
-    gemm_{i}_{o}(Tensor a, Tensor b, int key, str epilogue, float[] numbers, Tensor x0, ...) -> Tensor, ...
+    gemm_{o}(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, Tensor[] operands)
+        -> Tensor, ...
+    grouped_gemm_k(Tensor a, Tensor b, Tensor offsets) -> Tensor
 
-for i operands that are tensors and o results. a is (m, k) or (batch, m, k), b (k, n) or (batch, k, n). `epilogue` is a
-serialized graph. `key` is a hash of `epilogue`, placed first because DTensor's sharding cache only looks at arguments
-after the first int. `numbers` are the operands that are Python numbers, in the graph's order, as the tensors are.
-Results have the strides of gemmsmith.gemm's. One operator per count avoids lists of tensors, which cost 1 us more per
-call; custom_op would cost 6 us more. gemm_of_two_{i}_{o}(Tensor a, Tensor b, Tensor b2, ...) multiplies by the columns
-of b and b2, which alternate in groups of 8.
+gemm_{o} has o results. a is (m, k) or (batch, m, k), b (k, n) or (batch, k, n). `epilogue` is a serialized graph. `key`
+is a hash of `epilogue`, placed first because DTensor's sharding cache only looks at arguments after the first int.
+`numbers` and `operands` are the epilogue's operands that are Python numbers and that are tensors, in the graph's order.
+Results have the strides of gemmsmith.gemm's. With `b2` the product is that by the columns of b and b2, which alternate
+in groups of 8. With `offsets` (groups,), int32, the ends of groups, rows of a (m, k) are multiplied by their group's
+matrix of b (groups, k, n); rows of the results behind the last group are zero.
 
-On a Hopper GPU gemmsmith.gemm runs, on other GPUs PyTorch's operations, and on the CPU the float64 reference. If a is
-float64, what is fp32 otherwise is float64, and nothing else is rounded. torch.set_float32_matmul_precision selects how
-fp32 operands are multiplied: "highest" by 3xTF32, otherwise by TF32.
+grouped_gemm_k returns (groups, m, n), a[:, slice] @ b[slice] for each group's slice of K.
+
+On a Hopper GPU gemmsmith.gemm and grouped_gemm run, but not for fp32 along K; on other GPUs PyTorch's operations, and
+on the CPU the float64 reference, both one group after the other, whose sizes the host reads. If a is float64, what is
+fp32 otherwise is float64, and nothing else is rounded. torch.set_float32_matmul_precision selects how fp32 operands are
+multiplied: "highest" by 3xTF32, otherwise by TF32.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -38,6 +42,7 @@ from gemmsmith.core.problem import MAX_STRIDE_BYTES, TMA_ALIGNMENT_BYTES
 from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import fallback, graph_serialization, sharding
+from gemmsmith.torch.autograd_state import records_now
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
     in_groups,
@@ -54,10 +59,13 @@ MAX_RESULTS = 4
 """Results that an epilogue may have, at most. Chosen; not measured."""
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
 def call_op(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
 ) -> Any:
-    """Call the operator for an epilogue's numbers of operands and results; returns a tensor or a tuple of tensors.
+    """Return the results of the operator for an epilogue: a tensor or a tuple of tensors.
 
     `b` may be a tuple of two, whose columns alternate. `offsets`: the ends of groups of rows, or None.
     """
@@ -70,9 +78,12 @@ def run_or_dispatch(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], dispatch: Callable[[], Any],
     offsets: Any = None,
 ) -> Any:  # fmt: skip
-    """Return the results of a cached run if nothing sees the operator, else of `dispatch`, which calls it."""
-    if sees_operators() or isinstance(b, tuple) or not runs_kernels(a):
+    """Return the results of kernels if nothing sees the operator, else of `dispatch`, which calls it."""
+    if sees_operators() or not runs_kernels(a):
         return dispatch()
+    if isinstance(b, tuple):
+        is_plain = _PLAIN.issuperset(map(type, (a, *b, *operands)))
+        return _launch(epilogue, a, b, numbers, operands, offsets) if is_plain else dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
     arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
     return as_outputs(run_or_call(arguments, a, dispatch))
@@ -80,22 +91,17 @@ def run_or_dispatch(
 
 def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:
     """Call the operator through the dispatcher."""
-    num_inputs, num_outputs, key = op_signature(epilogue)
-    arrays, of_two = ((a, *b), "_of_two") if isinstance(b, tuple) else ((a, b), "")
-    if offsets is None:
-        op = (OPERATORS_OF_TWO if of_two else OPERATORS)[num_inputs, num_outputs]
-    else:
-        op = getattr(torch.ops.gemmsmith, f"grouped_gemm{of_two}_{num_inputs}_{num_outputs}").default
-        arrays = (*arrays, offsets)
+    num_outputs, key = op_signature(epilogue)
+    b, b2 = b if isinstance(b, tuple) else (b, None)
+    arguments = a, b, b2, offsets, key, epilogue, list(numbers), list(operands)
     if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return op(*arrays, key, epilogue, list(numbers), *operands)
-    with torch._C._AutoDispatchBelowAutograd():  # autograd is not needed, or calls this
-        return op(*arrays, key, epilogue, list(numbers), *operands)
+        return OPERATORS[num_outputs](*arguments)
+    return below_autograd(OPERATORS[num_outputs], *arguments)  # autograd is not needed, or calls this
 
 
 @torch.compiler.assume_constant_result
-def op_signature(epilogue: str) -> tuple[int, int, int]:
-    """Return an epilogue's number of tensor operands, its number of results, and its key.
+def op_signature(epilogue: str) -> tuple[int, int]:
+    """Return an epilogue's number of results, which selects its operator, and its key.
 
     Raises ArgumentError if there are too many operands or results.
     """
@@ -104,14 +110,14 @@ def op_signature(epilogue: str) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _op_signature(epilogue: str) -> tuple[int, int, int]:
+def _op_signature(epilogue: str) -> tuple[int, int]:
     graph = graph_serialization.deserialize(epilogue)
     num_inputs, num_outputs = sum(o.dtype is not None for o in graph.operands), len(graph.results)
     if num_inputs > MAX_OPERANDS:
         raise ArgumentError(f"operands: got {num_inputs} tensors; use at most {MAX_OPERANDS}")
     if num_outputs > MAX_RESULTS:
         raise ArgumentError(f"epilogue: got a function with {num_outputs} results; use at most {MAX_RESULTS}")
-    return num_inputs, num_outputs, graph_serialization.digest(epilogue)
+    return num_outputs, graph_serialization.digest(epilogue)
 
 
 def matmul_shape(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -126,6 +132,25 @@ def matmul_shape(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
             f"a, b: got shapes {tuple(a)} and {tuple(b)}; use (m, k) and (k, n), a batch in front of either"
         )
     return (*batch, a[-2], b[-1])
+
+
+def rows_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return (m, n). Raises ArgumentError if the shapes do not match."""
+    if len(a) != 2 or len(b) != 3 or a[1] != b[1] or len(offsets) != 1 or offsets[0] != b[0]:
+        raise ArgumentError(
+            f"a, b, offsets: got shapes {tuple(a)}, {tuple(b)} and {tuple(offsets)}; use (m, k), (groups, k, n) and "
+            "(groups,)"
+        )
+    return a[0], b[2]
+
+
+def slices_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return (groups, m, n). Raises ArgumentError if the shapes do not match."""
+    if len(a) != 2 or len(b) != 2 or a[1] != b[0] or len(offsets) != 1:
+        raise ArgumentError(
+            f"a, b, offsets: got shapes {tuple(a)}, {tuple(b)} and {tuple(offsets)}; use (m, k), (k, n) and (groups,)"
+        )
+    return offsets[0], a[0], b[1]
 
 
 def result_dtype(graph: EpilogueGraph, result: Result, a: torch.dtype) -> torch.dtype:
@@ -144,10 +169,12 @@ def _default_matrix_dtype(graph: EpilogueGraph, a: DType) -> DType:
     return a if a in (BF16, FP16, FP32) else BF16
 
 
-def _fake_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
-    graph, shape = graph_serialization.deserialize(epilogue), matmul_shape(a.shape, b.shape)
-    results = [_empty_result(a, graph, r, result_shape(graph, r, shape)) for r in graph.results]
-    return results[0] if len(results) == 1 else tuple(results)
+def _fake_kernel(
+    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
+) -> Any:  # fmt: skip
+    graph, b = graph_serialization.deserialize(epilogue), _interleaved(b, b2)
+    shape = matmul_shape(a.shape, b.shape) if offsets is None else rows_shape(a.shape, b.shape, offsets.shape)
+    return _one_or_tuple([_empty_result(a, graph, r, result_shape(graph, r, shape)) for r in graph.results])
 
 
 def _empty_result(a: Any, graph: EpilogueGraph, result: Result, shape: tuple[Any, ...]) -> Any:
@@ -156,15 +183,20 @@ def _empty_result(a: Any, graph: EpilogueGraph, result: Result, shape: tuple[Any
     return a.new_empty_strided(shape, strides, dtype=dtype) if strides else a.new_empty(shape, dtype=dtype)
 
 
-def _cpu_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
-    graph, results = graph_serialization.deserialize(epilogue), _fake_kernel(a, b, key, epilogue, numbers, *operands)
+def _cpu_kernel(
+    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
+) -> Any:  # fmt: skip
+    if offsets is not None:
+        return run_by_torch(epilogue, a, _interleaved(b, b2), numbers, operands, offsets)
+    graph, b = graph_serialization.deserialize(epilogue), _interleaved(b, b2)
+    results = _fake_kernel(a, b, None, None, key, epilogue, numbers, operands)
     operand_values = {
         name: x if isinstance(x, float) else _as_float64(x)
         for name, x in operands_by_name(graph, numbers, operands).items()
     }
     accumulator = matmul_float64(_as_float64(a), _as_float64(b))
     values = execute(graph, wrap_int32(accumulator) if a.dtype == torch.int8 else accumulator, operand_values)
-    for r, out in zip(graph.results, (results,) if len(graph.results) == 1 else results, strict=True):
+    for r, out in zip(graph.results, as_tuple(results), strict=True):
         if out.dtype == torch.float64:
             out.numpy()[...] = values[r.name]
         else:
@@ -172,15 +204,54 @@ def _cpu_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *
     return results
 
 
-def _cuda_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
-    graph = graph_serialization.deserialize(epilogue)
+def _cuda_kernel(
+    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
+) -> Any:  # fmt: skip
     if fallback.kernels_unsupported(a.get_device()):
-        operand_values = operands_by_name(graph, numbers, operands)
-        values = fallback.evaluate_graph(graph, fallback.matmul(a, b), operand_values)
-        dtypes = {r.name: result_dtype(graph, r, a.dtype) for r in graph.results}
-        results = tuple([fallback.round_to_dtype(values[x], dtype).contiguous() for x, dtype in dtypes.items()])
-        return results if len(results) > 1 else results[0]
-    return as_outputs(run_cached(as_request(graph, a, b, numbers, operands)))
+        return run_by_torch(epilogue, a, _interleaved(b, b2), numbers, operands, offsets)
+    return _launch(epilogue, a, b if b2 is None else (b, b2), numbers, operands, offsets)
+
+
+def _launch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:
+    """Return the results of the operator by gemmsmith.gemm, or grouped_gemm."""
+    b = read_together(*b) if isinstance(b, tuple) else b
+    graph = graph_serialization.deserialize(epilogue)
+    return as_outputs(run_cached(as_request(graph, a, b, numbers, operands, offsets)))
+
+
+def _ends(offsets: Any, extent: int) -> list[int]:
+    """Return the groups' ends on the host. Raises ArgumentError if they decrease, or exceed the extent."""
+    ends = offsets.tolist()
+    if any(end < begin for begin, end in zip([0, *ends], ends, strict=False)) or (ends and ends[-1] > extent):
+        raise ArgumentError(f"offsets: got {ends} for {extent} rows; use ends that do not decrease")
+    return ends  # type: ignore[no-any-return]
+
+
+def _matmul(a: Any, b: Any) -> Any:
+    """Return a @ b: in float64 on the CPU."""
+    return a.double() @ b.double() if a.device.type == "cpu" else fallback.matmul(a, b)
+
+
+def run_by_torch(
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
+) -> Any:  # fmt: skip
+    """Return the results of the operator by PyTorch's operations; of groups of rows one after the other."""
+    graph, end = graph_serialization.deserialize(epilogue), None
+    if offsets is None:
+        accumulator = _matmul(a, b)
+    else:
+        m, n = rows_shape(a.shape, b.shape, offsets.shape)
+        begin, *ends = 0, *_ends(offsets, m)
+        end = ends[-1] if ends else 0
+        products = [_matmul(a[i:j], b_) for i, j, b_ in zip([begin, *ends], ends, b, strict=False)]
+        accumulator = torch.cat([*products, _matmul(a[:0], b[0]).new_zeros((m - end, n))])
+    values = fallback.evaluate_graph(graph, accumulator, operands_by_name(graph, numbers, operands))
+    results = [fallback.round_to_dtype(values[r.name], result_dtype(graph, r, a.dtype)) for r in graph.results]
+    results = [x.contiguous() for x in results]
+    if end is not None:
+        for x in results:
+            x[end:] = 0
+    return _one_or_tuple(results)
 
 
 def as_request(
@@ -200,6 +271,11 @@ def as_request(
 def as_outputs(results: Any) -> Any:
     """Return the results of gemmsmith.gemm as the operator does: a tensor, or a tuple."""
     return tuple(results.values()) if isinstance(results, dict) else results
+
+
+def _one_or_tuple(results: Sequence[Any]) -> Any:
+    """Return results as an operator does."""
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
@@ -226,19 +302,9 @@ def can_read_together(b: Any, b2: Any) -> bool:
     return reads_both and 0 < abs(b.data_ptr() - b2.data_ptr()) < MAX_STRIDE_BYTES
 
 
-def of_two(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of an operator of two operands b whose columns alternate, which are copied into one."""
-    return lambda a, b, b2, *others: kernel(a, interleave(b, b2), *others)
-
-
-def of_two_on_gpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the CUDA kernel of an operator of two operands b."""
-
-    def run(a: Any, b: Any, b2: Any, *others: Any) -> Any:
-        combine = interleave if fallback.kernels_unsupported(a.get_device()) else read_together
-        return kernel(a, combine(b, b2), *others)
-
-    return run
+def _interleaved(b: Any, b2: Any) -> Any:
+    """Return b, or b and b2 in one array whose columns alternate."""
+    return b if b2 is None else interleave(b, b2)
 
 
 def operands_by_name(graph: EpilogueGraph, numbers: Sequence[float], operands: Sequence[Any]) -> dict[str, Any]:
@@ -261,9 +327,9 @@ def _as_float64(x: Any) -> Any:
     return x.clone().numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
 
 
-def _count_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    batch = max((shape[0] for shape in (a, b) if len(shape) == 3), default=1)
-    return 2 * int(batch) * int(a[-2]) * int(a[-1]) * int(b[-1])
+def _count_flops(a: Any, b: Any, b2: Any = None, offsets: Any = None, *_: Any, **__: Any) -> int:
+    batch = max((shape[0] for shape in (a, b) if len(shape) == 3), default=1) if offsets is None else 1
+    return 2 * int(batch) * int(a[-2]) * int(a[-1]) * int(b[-1]) * (1 if b2 is None else 2)
 
 
 LIBRARY = torch.library.Library("gemmsmith", "DEF")
@@ -282,6 +348,26 @@ def define_op(name: str, signature: str, fake: Any, count_flops: Any, **kernels:
     torch.library.register_fake(f"gemmsmith::{name}", _on_one_device(op, fake), lib=LIBRARY)
     register_flop_formula(op.overloadpacket)(count_flops)
     return op
+
+
+def record_gradients(op: Any, record: Callable[..., Any]) -> None:
+    """Let an operator's Autograd kernel call `record`, with its arguments, if gradients of one of these are recorded.
+
+    Exported programs need it.
+    """
+
+    def kernel(*arguments: Any) -> Any:
+        if records_now(*[x for x in arguments if isinstance(x, torch.Tensor)]):
+            return record(*arguments)
+        return below_autograd(op, *arguments)
+
+    LIBRARY.impl(op.overloadpacket.__name__, kernel, "Autograd")
+
+
+def below_autograd(op: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an operator's kernel for the device."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
 
 
 def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -306,31 +392,56 @@ def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def define_gemms(
-    name: str, arrays: str, fake: Any, count_flops: Any, cpu: Callable[..., Any], cuda: Callable[..., Any]
-) -> tuple[dict[tuple[int, int], Any], dict[tuple[int, int], Any]]:
-    """Define {name}_{i}_{o} for all numbers i of tensor operands and o of results, and {name}_of_two_{i}_{o}.
-
-    The second multiply by two operands b whose columns alternate. `arrays`: the arguments before the epilogue; `cpu`
-    and `cuda`: the kernels. Returns the operators by (i, o), then those of two.
-    """
-
-    def define(name: str, arrays: str, fake: Any, count_flops: Any, **kernels: Any) -> dict[tuple[int, int], Any]:
-        ops = {}
-        for i, o in itertools.product(range(MAX_OPERANDS + 1), range(1, MAX_RESULTS + 1)):
-            tensors = "".join(f", Tensor x{j}" for j in range(i))
-            returns = "Tensor" if o == 1 else f"({', '.join(['Tensor'] * o)})"
-            signature = f"({arrays}, int key, str epilogue, float[] numbers{tensors}) -> {returns}"
-            ops[i, o] = define_op(f"{name}_{i}_{o}", signature, fake, count_flops, **kernels)
-        return ops
-
-    return define(name, arrays, fake, count_flops, CPU=cpu, CUDA=cuda), define(
-        f"{name}_of_two", arrays.replace("Tensor b", "Tensor b, Tensor b2"), of_two(fake),
-        lambda *shapes, **_: 2 * count_flops(*shapes), CPU=of_two(cpu), CUDA=of_two_on_gpu(cuda),
+def _define_gemm(results: int) -> Any:
+    returns = ", ".join(["Tensor"] * results)
+    return define_op(
+        f"gemm_{results}", "(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
+        f"Tensor[] operands) -> {returns if results == 1 else f'({returns})'}", _fake_kernel, _count_flops,
+        CPU=_cpu_kernel, CUDA=_cuda_kernel,
     )  # fmt: skip
 
 
-OPERATORS, OPERATORS_OF_TWO = define_gemms(
-    "gemm", "Tensor a, Tensor b", _fake_kernel, _count_flops, _cpu_kernel, _cuda_kernel
-)
-"""The operators by their numbers of tensor operands and of results; the second multiply by two operands b."""
+OPERATORS = {results: _define_gemm(results) for results in range(1, MAX_RESULTS + 1)}
+"""The operators by their numbers of results."""
+
+
+# -- along K ---------------------------------------------------------------------------------------------------------
+def _fake_slices(a: Any, b: Any, offsets: Any) -> Any:
+    return a.new_empty(slices_shape(a.shape, b.shape, offsets.shape))
+
+
+def _slices_by_groups(a: Any, b: Any, offsets: Any) -> Any:
+    """Compute the result by PyTorch's operations, one group after the other."""
+    slices_shape(a.shape, b.shape, offsets.shape)
+    ends = _ends(offsets, a.shape[1])
+    pairs = zip([0, *ends], ends, strict=False)
+    return torch.stack([_matmul(a[:, begin:end], b[begin:end]) for begin, end in pairs]).to(a.dtype)
+
+
+def _kernels_multiply_slices(a: Any) -> bool:
+    return runs_kernels(a) and a.dtype != torch.float32  # no kernel zeroes parts of k-tiles
+
+
+def _slices_cuda(a: Any, b: Any, offsets: Any) -> Any:
+    if not _kernels_multiply_slices(a):
+        return _slices_by_groups(a, b, offsets)
+    return run_cached(_slices_request(a, b, offsets))
+
+
+def _slices_request(a: Any, b: Any, offsets: Any) -> Request:
+    return in_groups(Request(a, b, precision=fp32_precision(a)), offsets, "k")
+
+
+SLICES = define_op(
+    "grouped_gemm_k", "(Tensor a, Tensor b, Tensor offsets) -> Tensor", _fake_slices,
+    lambda a, b, *_, **__: _count_flops(a, b), CPU=_slices_by_groups, CUDA=_slices_cuda,
+)  # fmt: skip
+"""The operator along K."""
+
+
+def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
+    """Call the operator along K, or run its launches if an earlier call has cached them."""
+    if sees_operators() or not _kernels_multiply_slices(a):
+        return SLICES(a, b, offsets)
+    arguments = read_arguments("grouped_gemm_k", None, a, b, {}, offsets)
+    return run_or_call(arguments, a, lambda: SLICES(a, b, offsets))

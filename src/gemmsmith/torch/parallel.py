@@ -20,7 +20,7 @@ from torch.distributed.tensor import (
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch.mlp.layers import FusedLinear
-from gemmsmith.torch.moe.sharding import check_count
+from gemmsmith.torch.moe.experts import check_count
 
 
 class _Fused(parallel.ParallelStyle):

@@ -25,10 +25,14 @@ def register(operators: list[Any]) -> None:
     register_sharding(operators)(shardings)
 
 
-def shardings(a: Any, b: Any, key: int, epilogue: str, numbers: Any, *operands: Any) -> list[Sharding]:
+def shardings(
+    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: Any, operands: Any
+) -> list[Sharding]:  # fmt: skip
     """Return all possible placements of the arguments and results along one mesh dimension."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
+    if b2 is not None or offsets is not None:
+        raise NotImplementedError("b, offsets: got DTensors with two arrays b, or with groups; use local tensors")
     graph, rank = graph_serialization.deserialize(epilogue), max(a.ndim, b.ndim)
     tensor_names = [o.name for o in graph.operands if o.dtype is not None]
     operand_dims = [o.broadcast_dims for o in graph.operands if o.dtype is not None]

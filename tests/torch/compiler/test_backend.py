@@ -52,7 +52,7 @@ def test_the_backend_by_its_name(installed, inputs, more):
     compiled = torch.compile(function, backend=installed, **more)
     actual, (code,) = torch._inductor.utils.run_and_get_code(compiled, *inputs)
     torch.testing.assert_close(actual, function(*inputs))
-    assert "gemmsmith.gemm_1_1" in code
+    assert "gemmsmith.gemm_1" in code
 
 
 def test_options_for_inductor_and_a_second_graph_from_its_cache(inputs):

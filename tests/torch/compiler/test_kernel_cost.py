@@ -7,7 +7,7 @@ import torch
 from tests.torch.compiler import models
 from tests.torch.compiler.passed import compiled
 
-from gemmsmith.torch.compiler import fuse, kernel_cost, rewrite
+from gemmsmith.torch.compiler import fuse, kernel_choice
 
 
 @pytest.fixture
@@ -17,11 +17,11 @@ def regions(monkeypatch):
 
     def record(region, candidate):
         recorded.append(
-            (region, candidate, kernel_cost.fused_plan(region, candidate), kernel_cost.unfused_plan(region))
+            (region, candidate, kernel_choice.fused_plan(region, candidate), kernel_choice.unfused_plan(region))
         )
         return known(region, candidate)
 
-    known = rewrite.insert_fused_op
+    known = fuse.insert_fused_op
     monkeypatch.setattr(fuse, "insert_fused_op", record)
     return recorded
 
@@ -44,6 +44,6 @@ def test_compile_async_fills_the_cache(regions):
     a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
     compiled(lambda a, b: (torch.relu(y := a @ b), y.sum(0)))[0](a, b)
     ((_, _, fused, _),) = regions
-    futures = kernel_cost.compile_async(fused)
+    futures = kernel_choice.compile_async(fused)
     assert len(futures) == 2  # the GEMM's, and the second step of the sum
     assert futures[0].result().cubin == fused.compiled.cubin

@@ -11,7 +11,7 @@ from tests.torch.compiler import models
 from tests.torch.compiler.passed import compiled
 
 from gemmsmith.torch.compiler import fuse, nodes
-from gemmsmith.torch.compiler.rewrite import insert_fused_op
+from gemmsmith.torch.compiler.fuse import insert_fused_op
 from gemmsmith.torch.compiler.traffic import InductorTraffic
 
 

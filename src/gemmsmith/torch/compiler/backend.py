@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import resources
 from typing import Any
 
@@ -11,13 +11,17 @@ import torch
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.ir import FallbackKernel, IRNode, TensorBox
+from torch._inductor.lowering import lowerings, register_lowering
+from torch._inductor.virtualized import V
+from torch.utils import _pytree
 
 import gemmsmith
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch.compiler.fuse import fuse
 from gemmsmith.torch.compiler.hoist_grad_scale import hoist_scalar_grad
-from gemmsmith.torch.compiler.lowering import register_lowerings
 from gemmsmith.torch.compiler.measure import configured_timer
+from gemmsmith.torch.ops import OPERATORS
 from gemmsmith.tuning.tuned_table import user_table_bytes
 
 
@@ -47,7 +51,6 @@ class PostGradPass(_CachedPass):
 
 PASSES = {"joint_custom_pre_pass": JointGraphPass(), "post_grad_custom_pre_pass": PostGradPass()}
 """The passes by the names of their Inductor options."""
-register_lowerings()
 
 
 @lru_cache(maxsize=1)
@@ -104,3 +107,37 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, **kwargs: Any)
     """
     patches = options(**(list_mode_options(mode) if mode else {}), **kwargs.get("options", {}))
     return compile_fx(module, inputs, config_patches=patches)
+
+
+class _CompiledCallKernel(FallbackKernel):
+    """A call of an operator in generated code: Inductor's own, but for what is called."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Name the function that is called, and define it in the module of the generated code."""
+        if not (V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False)):
+            root = wrapper
+            while hasattr(root, "parent_wrapper"):  # of a subgraph, which has no imports of its own
+                root = root.parent_wrapper
+            name = f"gemmsmith_{self.get_name()}"
+            root.add_import_once("from gemmsmith.torch.compiled_call import CompiledCall")
+            root.add_import_once(f"{name} = CompiledCall({self.get_kernel_name()})")
+            self.set_python_kernel_name(name)
+            for x in self.outputs:  # which have the layout that the operator's shape function gives them
+                x.skip_size_stride_alignment_checks = True
+        super().codegen(wrapper)
+
+
+def _lower(op: Any, *arguments: Any) -> Any:
+    kind = _CompiledCallKernel if arguments[2] is None else FallbackKernel  # two arrays b are not found by a signature
+    results = kind.create(op, *arguments)
+    return _pytree.tree_map_only(IRNode, TensorBox.create, results)
+
+
+def register_lowerings() -> None:
+    """Register the lowerings of the operators that find their launches in generated code."""
+    for op in OPERATORS.values():
+        if op not in lowerings:
+            register_lowering(op, type_promotion_kind=None, broadcast=False)(partial(_lower, op))
+
+
+register_lowerings()

@@ -5,7 +5,9 @@ On a GPU it also replaces matmuls that gemmsmith is faster for without an epilog
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,14 +17,13 @@ import torch
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.graph.passes import optimize
-from gemmsmith.graph.source_location import format_location
+from gemmsmith.graph.source_location import epilogue_error, format_location
 from gemmsmith.torch.compiler.kernel_choice import Choice, Times, choose_kernel
 from gemmsmith.torch.compiler.logsumexp import replace_log_sum_exp, restore
-from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, match_pairs, unsupported_reason
+from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, match_pairs, op_call, unsupported_reason
 from gemmsmith.torch.compiler.measure import Timer
-from gemmsmith.torch.compiler.nodes import Node, node_kind
+from gemmsmith.torch.compiler.nodes import Emitter, Node, node_kind, shape, statically_equal
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
-from gemmsmith.torch.compiler.rewrite import insert_fused_op
 from gemmsmith.torch.compiler.traffic import InductorTraffic
 
 
@@ -122,3 +123,73 @@ def node_source_line(node: Node) -> str:
     """Return the user's line that a node comes from as "file.py:12: text of the line", or "" if it is not known."""
     frames = re.findall(r'File "(.*)", line (\d+)', node.meta.get("stack_trace") or "")
     return format_location(frames[-1][0], int(frames[-1][1])) if frames else ""
+
+
+def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph:
+    """Insert the operator that computes a candidate's nodes, erase these, and return its epilogue.
+
+    Raises EpilogueError if a shape cannot be expressed in the graph, before anything is changed.
+    """
+    matmul, epilogue, traffic = region.matmul, region.epilogue, region.traffic
+    graph, fused = matmul.node.graph, epilogue.graph(candidate.outputs)
+    arguments = epilogue.arguments(fused).values()
+    tensors = [x for x in arguments if isinstance(x, tuple)]
+    numbers = [x for x in arguments if not isinstance(x, tuple)]
+    for x in candidate.outputs:
+        _shape_argument(shape(x), matmul.node)
+    move_before([*(x for x, _ in tensors), *matmul.arrays], matmul.node)
+    with graph.inserting_before(matmul.node):
+        emit = Emitter(graph)
+        operands = [_reshaped(emit, x, extents, matmul.node) for x, extents in tensors]
+        node = emit(*op_call(fused, matmul.arrays, numbers, operands))
+        node.meta["stack_trace"] = matmul.node.meta.get("stack_trace")
+        count, replaced = len(fused.results), set(candidate.nodes) - candidate.recomputed
+        results = [node] if count == 1 else [emit(operator.getitem, node, i) for i in range(count)]
+        for output, result in zip(candidate.outputs, results, strict=True):
+            new = _reshaped(emit, result, shape(output), matmul.node)
+            output.replace_all_uses_with(new, delete_user_cb=lambda user: user not in replaced)
+    changed = {*emit.nodes, *candidate.nodes, *(x for member in candidate.nodes for x in member.all_input_nodes)}
+    traffic.opaque_depths[node] = max(traffic.opaque_depths[x] for x in candidate.nodes)
+    for member in reversed(candidate.nodes):
+        if not member.users and member not in candidate.recomputed:
+            graph.erase_node(member)
+            changed.remove(member)
+    traffic.update(changed)
+    return fused
+
+
+def _reshaped(emit: Emitter, x: Node, extents: tuple[Any, ...], before: Node) -> Node:
+    """Return a node in a shape."""
+    if statically_equal(shape(x), extents):
+        return x
+    return emit(torch.ops.aten.reshape.default, x, _shape_argument(extents, before))
+
+
+def move_before(nodes: Sequence[Node], before: Node) -> None:
+    """Move nodes, and what they are computed from, before another node. Raises RuntimeError if that is a cycle."""
+    later, waiting = set[Node](), list(nodes)
+    while waiting:
+        x = waiting.pop()
+        if x is before:
+            raise RuntimeError(f"a cycle through {before} after fusing; please report this")
+        if before < x and x not in later:
+            later.add(x)
+            waiting += x.all_input_nodes
+    for x in sorted(later):
+        before.prepend(x)
+
+
+def _shape_argument(extents: Sequence[Any], before: Node) -> list[Any]:
+    """Return a shape as an argument of aten.reshape before a node.
+
+    One symbolic extent becomes -1; several are looked up among the graph's nodes. Raises EpilogueError for one that is
+    not there.
+    """
+    symbols = [x for x in extents if not isinstance(x, int)]
+    if len(symbols) <= 1:
+        return [x if isinstance(x, int) else -1 for x in extents]
+    symint_nodes = (x for x in before.graph.nodes if isinstance(x.meta.get("val"), torch.SymInt) and x < before)
+    node_of_symbol = {str(x.meta["val"]): x for x in symint_nodes}
+    if missing := [x for x in symbols if str(x) not in node_of_symbol]:
+        raise epilogue_error(f"symbolic size {missing[0]} is not available in the graph")
+    return [x if isinstance(x, int) else node_of_symbol[str(x)] for x in extents]

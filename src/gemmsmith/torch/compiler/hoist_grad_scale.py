@@ -15,9 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
 from gemmsmith.core.graph import Node as EpilogueNode
-from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler.fx_epilogue import graph_dtype
-from gemmsmith.torch.compiler.matmuls import MM_OPS, match_matmul, unsupported_reason
+from gemmsmith.torch.compiler.matmuls import MM_OPS, match_matmul, op_call, unsupported_reason
 from gemmsmith.torch.compiler.nodes import (
     Emitter,
     Node,
@@ -29,7 +28,6 @@ from gemmsmith.torch.compiler.nodes import (
     shape,
     strip_views,
 )
-from gemmsmith.torch.ops import OPERATORS
 
 aten = torch.ops.aten
 
@@ -105,12 +103,9 @@ class _ScalarHoister:
                 if node_kind(user) in ("view", "strided_view") and len(user.all_input_nodes) == 1:
                     self._rewire_users(user, self._copy(user, {old: new}))
                 elif self._can_scale_matmul(user, old):
-                    operands = (new if x is old else x for x in user.args)
-                    serialized = graph_serialization.serialize(_scale_epilogue(self.scalar, user))
-                    op = OPERATORS[1, 1]  # (number of inputs, number of outputs)
-                    scaled = Emitter(self.graph)(
-                        op, *operands, graph_serialization.digest(serialized), serialized, [], self.scalar
-                    )
+                    arrays = [new if x is old else x for x in user.args]
+                    epilogue = _scale_epilogue(self.scalar, user)
+                    scaled = Emitter(self.graph)(*op_call(epilogue, arrays, [], [self.scalar]))
                     scaled.meta["stack_trace"] = user.meta.get("stack_trace")
                     self._replace(user, scaled)
                 elif op_name(user) == "sum":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,7 +70,8 @@ def match_matmul(node: Node) -> Matmul | None:
     if op_name(node) in MM_OPS or op_name(node) in ADDMM_OPS:
         a, b = node.args[:2] if op_name(node) in MM_OPS else node.args[1:3]
         return Matmul(node, a, b, matmul_shape(shape(a), shape(b)))
-    return _match_gemmsmith_op(node) if node.target in OPERATORS.values() else None
+    is_ours = node.target in OPERATORS.values() and node.args[2:4] == (None, None)
+    return _match_gemmsmith_op(node) if is_ours else None
 
 
 def match_pairs(matmul: Matmul) -> list[Matmul]:
@@ -99,7 +100,7 @@ def _is_linear_weight(b: Node) -> bool:
 
 
 def _match_gemmsmith_op(node: Node) -> Matmul:
-    a, b, _, epilogue, numbers, *tensors = node.args
+    a, b, _, _, _, epilogue, numbers, tensors = node.args
     graph = graph_serialization.deserialize(epilogue)
     results = {graph.results[0].name: node}
     if len(graph.results) > 1:
@@ -107,6 +108,15 @@ def _match_gemmsmith_op(node: Node) -> Matmul:
         results = {r.name: getitems[i] for i, r in enumerate(graph.results) if i in getitems}
     shape_ = matmul_shape(shape(a), shape(b))
     return Matmul(node, a, b, shape_, graph, operands_by_name(graph, numbers, tensors), results)
+
+
+def op_call(
+    graph: EpilogueGraph, arrays: Sequence[Any], numbers: Sequence[float], operands: Sequence[Any]
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the operator that computes an epilogue, then its arguments; `arrays`: a, b, perhaps a second b."""
+    text = graph_serialization.serialize(graph)
+    a, b, b2 = (*arrays, None)[:3]
+    return OPERATORS[len(graph.results)], a, b, b2, None, graph_serialization.digest(text), text, numbers, operands
 
 
 def unsupported_reason(matmul: Matmul) -> str:

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer
+from gemmsmith.torch.compiler.matmuls import op_call
 from gemmsmith.torch.compiler.nodes import Node, fake_tensor, size_hints
-from gemmsmith.torch.ops import OPERATORS, OPERATORS_OF_TWO
 
 MAX_US = 4000
 """Time in us that the rounds of one decision take together, if MIN_ROUNDS take less. Chosen; not measured."""
@@ -46,7 +45,7 @@ class TensorSpec(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of an operator with TensorSpecs in place of tensors."""
+    """A call of an operator with TensorSpecs in place of tensors, and tuples in place of lists."""
 
     op: Any
     args: tuple[Any, ...]
@@ -54,7 +53,13 @@ class Call(NamedTuple):
 
     def bind(self, generator: torch.Generator) -> Callable[[], Any]:
         """Return a function that runs the operator on tensors of its own."""
-        args = [x.random(generator) if isinstance(x, TensorSpec) else x for x in self.args]
+
+        def made(x: Any) -> Any:
+            if isinstance(x, TensorSpec):
+                return x.random(generator)
+            return [made(y) for y in x] if isinstance(x, tuple) else x
+
+        args = made(self.args)
         return lambda: self.op(*args, **dict(self.kwargs))
 
 
@@ -75,9 +80,8 @@ def call_of_epilogue(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Cal
     tensors = [fake_tensor(x[0]).reshape(x[1]) for x in arguments if isinstance(x, tuple)]
     numbers = tuple(x for x in arguments if not isinstance(x, tuple))
     arrays = [TensorSpec.of(fake_tensor(x)) for x in epilogue.matmul.arrays]
-    op = (OPERATORS_OF_TWO if epilogue.matmul.second else OPERATORS)[len(tensors), len(graph.results)]
-    text = graph_serialization.serialize(graph)
-    return Call(op, (*arrays, graph_serialization.digest(text), text, numbers, *map(TensorSpec.of, tensors)))
+    op, *args = op_call(graph, arrays, numbers, tuple(map(TensorSpec.of, tensors)))
+    return Call(op, tuple(args))
 
 
 def configured_timer() -> Timer | None:

@@ -57,22 +57,36 @@ class Region:
         self._grow()
 
     def _grow(self) -> None:
+        """Fuse users of fused nodes, in the graph's order, up to the next node that changes a tensor in place.
+
+        A node is fused if each of its inputs is, or does not depend on the matmul. It comes after all its inputs.
+        """
         end = next((x for x in self.traffic.mutations if self.matmul.node < x), None)
-        waiting, seen = [user for x in self.roots for user in x.users], set[Node]()
-        heapq.heapify(waiting)
+        waiting, seen = list[Node](), set(self.epilogue.fused)
+
+        def add_users(node: Node) -> None:
+            for user in node.users:
+                if user not in seen:
+                    seen.add(user)
+                    heapq.heappush(waiting, user)
+
+        for root in self.roots:
+            add_users(root)
         while waiting and len(self.nodes) < MAX_REGION_NODES and (end is None or waiting[0] < end):
             node = heapq.heappop(waiting)
-            if node in self.epilogue.fused or node in seen or node.op == "output":
+            if node.op == "output" or not self._has_known_inputs(node):
                 continue
-            seen.add(node)
             try:
-                if all(x in self.epilogue.fused or not self._depends_on_matmul(x) for x in node.all_input_nodes):
-                    self.epilogue.fuse(node)
-                    self.nodes.append(node)
-                    for user in node.users:
-                        heapq.heappush(waiting, user)
+                self.epilogue.fuse(node)
             except EpilogueError as error:
                 self.rejected[node] = str(error).rpartition("\n")[2].strip()
+            else:
+                self.nodes.append(node)
+                add_users(node)
+
+    def _has_known_inputs(self, node: Node) -> bool:
+        """Return whether an epilogue can read all inputs of a node, or has computed them."""
+        return all(x in self.epilogue.fused or not self._depends_on_matmul(x) for x in node.all_input_nodes)
 
     def _depends_on_matmul(self, node: Node) -> bool:
         """Return whether a node depends on the matmul. Nodes are ordered as in the graph, in topological order."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +15,8 @@ from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fingerprint import register_constant
 from gemmsmith.graph.frontend.fusions import ACTIVATIONS, GATED, resolve_activation
-from gemmsmith.torch.api import gemm, gemm_then_linear, is_dtensor
-from gemmsmith.torch.loss import as_batched_input, cross_entropy
-from gemmsmith.torch.mlp.gated_mlp import gated_mlp, multiplies_both_at_once
+from gemmsmith.torch.api import as_batched_input, gemm, is_dtensor
+from gemmsmith.torch.mlp.gemm_then_linear import gated_mlp, gemm_then_linear, multiplies_both_at_once
 
 Activation = str | Callable[[Any], Any] | None
 
@@ -168,67 +166,6 @@ class FusedMLP(nn.Module):
     def extra_repr(self) -> str:
         """Return the arguments for repr()."""
         return f"activation={self.activation!r}" + ", recompute=True" * self.recompute
-
-
-class FusedLinearCrossEntropy(nn.Module):
-    """Cross-entropy of `x @ weight.T` whose logits are not stored.
-
-    Targets equal to ignore_index are excluded from the mean. Any other out-of-range target makes the loss NaN. The
-    gradient of the logits is computed in the forward pass, chunk by chunk, in the memory of the chunk's logits; with
-    several chunks the gradient of the weight is a sum in fp32. With bf16 or fp16, logits are stored in fp16, less that
-    of the label: if one exceeds it by 1.6e7, the gradients are not finite. With reduction="none" backward
-    recomputes the GEMM.
-
-    Shapes: input (..., dim), target (...) of integers -> a scalar, or (...) with reduction="none"; fp32, or float64 if
-    the input is.
-
-    Args:
-        dim: size of the input's last dimension.
-        classes: number of classes; weight is (classes, dim).
-        ignore_index: the target of rows to ignore.
-        reduction: "mean", "sum" or "none".
-        chunks: the number of chunks of rows. None: chunks of at least 4096 rows, and only one if the sum in fp32 would
-            take more memory than the logits of all rows; with low_memory four of at least 512 rows, at most 4096.
-        low_memory: add up the weight's gradient in its dtype, rounded once per chunk: beside the gradients, one chunk's
-            logits are allocated.
-        device: device of the weight.
-        dtype: dtype of the weight: bf16, fp16, fp32, or float64 on the CPU.
-
-    Raises:
-        ArgumentError: reduction, ignore_index, chunks or low_memory is not valid.
-    """
-
-    def __init__(
-        self, dim: int, classes: int, ignore_index: int = -100, reduction: Literal["mean", "sum", "none"] = "mean",
-        chunks: int | None = None, low_memory: bool = False, device: Any = None, dtype: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        if reduction not in ("mean", "sum", "none"):
-            raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
-        if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-            raise ArgumentError(f"ignore_index: got {ignore_index!r}; use an integer, -1 to ignore no label")
-        if chunks is not None and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
-            raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on, or None")
-        if not isinstance(low_memory, bool):  # the device, from a caller that passes it by position
-            raise ArgumentError(f"low_memory: got {low_memory!r}; use True or False")
-        self.ignore_index, self.reduction, self.chunks, self.low_memory = ignore_index, reduction, chunks, low_memory
-        self.weight = nn.Parameter(torch.empty(classes, dim, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialize the weight again, as that of nn.Linear is."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-
-    def forward(self, input: Any, target: Any) -> Any:
-        """Return the loss of input @ weight.T against target."""
-        return cross_entropy(
-            input, self.weight, target, self.ignore_index, self.reduction, self.chunks, self.low_memory
-        )
-
-    def extra_repr(self) -> str:
-        """Return the arguments for repr()."""
-        classes, dim = self.weight.shape
-        return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
 def has_hooks(module: nn.Module) -> bool:

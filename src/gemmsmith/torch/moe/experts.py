@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,18 @@ from gemmsmith.torch.api import autocast, is_dtensor
 from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, transposed, weight_gradient
 from gemmsmith.torch.autograd_state import check_once_differentiable, needs_grad, operators_record_gradients
 from gemmsmith.torch.graph_serialization import deserialize
-from gemmsmith.torch.grouped_ops import multiply_slices, rows_by_groups
 from gemmsmith.torch.mlp.gated_epilogues import BIASES, HALVES, check_activation, epilogue_of, gate_and_up, width
-from gemmsmith.torch.moe.sharding import sharded_experts
-from gemmsmith.torch.moe.slots import SUM_ROWS, sum_slots
-from gemmsmith.torch.moe.sorting import SortedSlots, checked_shape, sort_slots, with_gradients
-from gemmsmith.torch.ops import by_rows, call_op, define_op, fp32_precision, read_together
+from gemmsmith.torch.moe.slots import SUM_ROWS, SortedSlots, checked_shape, sort_slots, sum_slots, with_gradients
+from gemmsmith.torch.ops import (
+    by_rows,
+    call_op,
+    define_op,
+    fp32_precision,
+    multiply_slices,
+    read_together,
+    run_by_torch,
+)
+from gemmsmith.torch.plain_tensors import runs_kernels
 
 MIN_COPIED_ROWS = 128
 """Rows of an expert in the mean from which on they are copied. On an H100 the first product of Mixtral-8x7B, 4096
@@ -89,8 +95,8 @@ def gated_experts(
         return y if addend is None else y + addend
     is_added = addend is not None and not needs_grad(addend)
     y = torch.ops.gemmsmith.gated_experts(
-        x.contiguous(), order.offsets, order.slot_of_row, order.token_of_row, order.row_weights.float(), gate_up, down,
-        gate_up_bias, addend if is_added else None, activation, all_present,
+        x.contiguous(), [*order[:-1], order.row_weights.float()], gate_up, down, gate_up_bias,
+        addend if is_added else None, activation, all_present,
     )  # fmt: skip
     return y if is_added or addend is None else y + addend
 
@@ -108,7 +114,7 @@ def _run_with_gradients(
     """Return the experts' sum, with gradients if they are recorded; with down's bias only if there is a `post`."""
     differentiable = with_gradients(order, weights) if post or operators_record_gradients() else order
     table = differentiable._replace(row_weights=torch.ones_like(order.row_weights)) if post else differentiable
-    arguments = x, weights, gate_up, down, biases[0], *table, activation, interleaved, post is None
+    arguments = x, weights, gate_up, down, biases[0], *table[:1], *table[2:], activation, interleaved, post is None
     # an exported program's operators record gradients when it runs
     y = (_Experts.forward if operators_record_gradients() else _Experts.apply)(*arguments)[0]
     if post is None:
@@ -122,13 +128,14 @@ def _run_with_gradients(
 
 
 def _run_inference(
-    x: Any, offsets: Any, slot_of_row: Any, token_of_row: Any, row_weights: Any, gate_up: Any, down: Any, bias: Any,
-    addend: Any, activation: str, all_present: bool, backend: Backend = "auto",
+    x: Any, order: Sequence[Any], gate_up: Any, down: Any, bias: Any, addend: Any, activation: str, all_present: bool,
+    backend: Backend = "auto",
 ) -> Any:  # fmt: skip
     """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots.
 
     Where a product is bound by the tensor cores, copying its rows first takes less time than gathering them costs it.
     """
+    offsets, slot_of_row, token_of_row, _, row_weights = order
     rows, tokens, dtype = slot_of_row.shape[0], x.shape[0], str(x.dtype)
     gather = token_of_row
     if rows >= MIN_COPIED_ROWS * gate_up.shape[0] and down.shape[2] >= MIN_HIDDEN_WITH_COPIES:
@@ -148,14 +155,10 @@ def _run_inference(
     return sum_slots(slots, tokens, addend)
 
 
-def _inference_fake(x: Any, *_: Any) -> Any:
-    return x.new_empty(x.shape)
-
-
 define_op(
-    "gated_experts", "(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
-    "Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? addend, str activation, bool all_present) -> Tensor",
-    _inference_fake, lambda *_, **__: 0, CUDA=_run_inference,
+    "gated_experts", "(Tensor x, Tensor[] order, Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? addend, "
+    "str activation, bool all_present) -> Tensor",
+    lambda x, *_: x.new_empty(x.shape), lambda *_, **__: 0, CUDA=_run_inference,
 )  # fmt: skip
 
 
@@ -188,8 +191,8 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Any, weights: Any, gate_up: Any, down: Any, bias: Any, offsets: Any, slot_of_row: Any, token_of_row: Any,
-        row_of_slot: Any, row_weights: Any, activation: str, interleaved: bool, sums: bool,
+        x: Any, weights: Any, gate_up: Any, down: Any, bias: Any, offsets: Any, token_of_row: Any, row_of_slot: Any,
+        row_weights: Any, activation: str, interleaved: bool, sums: bool,
     ) -> tuple[Any, ...]:  # fmt: skip
         rows = x.index_select(0, token_of_row)
         h, *halves = _multiply_by_gate_and_up(rows, gate_up, bias, offsets, row_weights, activation, interleaved)
@@ -198,18 +201,17 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        x, weights, gate_up, down, _, offsets, _, token_of_row, row_of_slot, row_weights, *options = inputs
-        ctx.activation, ctx.interleaved, ctx.sums = options
+        x, weights, gate_up, down, _, *table, ctx.activation, ctx.interleaved, ctx.sums = inputs
         ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, gate_up, down, offsets, token_of_row, row_of_slot, row_weights, *output[1:])
+        ctx.save_for_backward(x, gate_up, down, *table, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         check_once_differentiable()
         if gradients[0] is None:
-            return (None,) * 13
+            return (None,) * 12
         x, gate_up, down, offsets, token_of_row, row_of_slot, row_weights, *halves = ctx.saved_tensors
         gradient = gradients[0].index_select(0, token_of_row) if ctx.sums else gradients[0]
         grad_both, grad_row_weights, h = torch.ops.gemmsmith.gated_experts_backward(
@@ -230,7 +232,7 @@ class _Experts(torch.autograd.Function):
         if ctx.needs_input_grad[4]:
             ones = grad_both.new_ones(1, grad_both.shape[0])
             grad_bias = multiply_slices(ones, grad_both, offsets).squeeze(1)
-        return grad_x, grad_weights, grad_gate_up, grad_down, grad_bias, *[None] * 8
+        return grad_x, grad_weights, grad_gate_up, grad_down, grad_bias, *[None] * 7
 
 
 def _multiply_gathered(gradient: Any, x: Any, token_of_row: Any, offsets: Any, swapped: bool) -> Any:
@@ -283,16 +285,18 @@ def _split(both: Any, interleaved: bool) -> tuple[Any, Any]:
     return (both[:, ::2], both[:, 1::2]) if interleaved else both.chunk(2, 1)
 
 
-def _backward_on_gpu(
+def _backward(
     gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool,
     backend: Backend = "auto",
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Return the gradients of gate and up, in gate_up's order of columns, those of the rows' weights, and h."""
-    arguments = gradient, down, halves, row_weights, offsets, activation, interleaved
-    if gradient.is_cuda and fallback.kernels_unsupported(gradient.get_device()):
-        return _backward_by_groups(*arguments)
-    epilogue, operands = _backward_operands(halves, row_weights, activation, interleaved)
-    grad_both, grad_weights, h = _backward_fake(*arguments)
+    parts = halves if len(halves) == width(activation) else _split(halves[0], interleaved)
+    epilogue = epilogue_of("weighted_backward", activation, str(halves[0].dtype), str(row_weights.dtype))
+    operands = row_weights.unsqueeze(1), *parts
+    if backend == "auto" and not runs_kernels(gradient):
+        *grads, grad_weights, h = run_by_torch(epilogue, gradient, down, [], operands, offsets)
+        return torch.stack(grads, 2).flatten(1) if interleaved else torch.cat(grads, 1), grad_weights, h
+    grad_both, grad_weights, h = _backward_fake(gradient, down, halves, row_weights, offsets, activation, interleaved)
     grads = [torch.empty_like(h) for _ in HALVES] if interleaved else grad_both.chunk(width(activation), 1)
     launch(
         gradient, down, offsets=offsets, precision=fp32_precision(gradient), epilogue=deserialize(epilogue),
@@ -300,23 +304,6 @@ def _backward_on_gpu(
         out={f"out{i or ''}": x for i, x in enumerate((*grads, grad_weights, h))}, backend=backend,
     )  # fmt: skip
     return torch.stack(grads, 2).flatten(1) if interleaved else grad_both, grad_weights, h
-
-
-def _backward_by_groups(
-    gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool
-) -> tuple[Any, Any, Any]:
-    epilogue, operands = _backward_operands(halves, row_weights, activation, interleaved)
-    *grads, grad_weights, h = rows_by_groups(gradient, down, offsets, 0, epilogue, [], *operands)
-    return torch.stack(grads, 2).flatten(1) if interleaved else torch.cat(grads, 1), grad_weights, h
-
-
-def _backward_operands(
-    halves: list[Any], row_weights: Any, activation: str, interleaved: bool
-) -> tuple[str, tuple[Any, ...]]:
-    """Return the epilogue of h's gradient, and its operands."""
-    parts = halves if len(halves) == width(activation) else _split(halves[0], interleaved)
-    epilogue = epilogue_of("weighted_backward", activation, str(halves[0].dtype), str(row_weights.dtype))
-    return epilogue, (row_weights.unsqueeze(1), *parts)
 
 
 def _backward_fake(
@@ -332,5 +319,47 @@ define_op(
     "gated_experts_backward", "(Tensor gradient, Tensor down, Tensor[] halves, Tensor row_weights, Tensor offsets, "
     "str activation, bool interleaved) -> (Tensor, Tensor, Tensor)", _backward_fake,
     lambda gradient, down, *_, **__: 2 * gradient[0] * gradient[1] * down[2],
-    CPU=_backward_by_groups, CUDA=_backward_on_gpu,
+    CPU=_backward, CUDA=_backward,
 )  # fmt: skip
+
+
+# -- weights that are DTensors, sharded by experts: each rank computes its own ones, of all tokens --------------------
+def check_count(count: int, mesh: Any) -> None:
+    """Raise ArgumentError for a number of experts that is no multiple of the ranks."""
+    if count % mesh.size():
+        raise ArgumentError(f"gate_up, down: got {count} experts for {mesh.size()} ranks; use a multiple")
+
+
+def sharded_experts(
+    function: Callable[..., Any], x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, order: Any, addend: Any
+) -> Any:  # fmt: skip
+    """Return the sum of `function` on each rank's experts, a DTensor of partial sums.
+
+    All are DTensors on one mesh; x, experts and weights are gathered if they are sharded. Other ranks' experts become
+    indices outside of 0 ... count - 1. Raises ArgumentError for an `order` or `addend`, and for other placements.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import local_map
+
+    if order is not None or addend is not None:
+        raise ArgumentError("order, addend: got one with weights that are DTensors; use None")
+    mesh = gate_up.device_mesh
+    for name, array in (("x", x), ("experts", experts), ("weights", weights), ("down", down)):
+        if not is_dtensor(array) or array.device_mesh != mesh:
+            raise ArgumentError(
+                f"{name}: got no DTensor on gate_up's mesh; use gemmsmith.torch.parallel.ExpertParallel"
+            )
+    replicated, partial, sharded = ([kind] * mesh.ndim for kind in (Replicate(), Partial(), Shard(0)))
+    for name, array in (("gate_up", gate_up), ("down", down)):
+        if list(array.placements) != sharded:
+            raise ArgumentError(f"{name}: got {array.placements}; use Shard(0) in each dimension of the mesh")
+    count, first = len(gate_up), 0
+    check_count(count, mesh)
+    for dim in range(mesh.ndim):
+        count //= mesh.size(dim)
+        first += mesh.get_local_rank(dim) * count
+    return local_map(
+        lambda x, experts, *others: function(x, experts - first, *others), out_placements=partial,
+        in_placements=(*[replicated] * 3, sharded, sharded), in_grad_placements=(*[partial] * 3, sharded, sharded),
+        device_mesh=mesh, redistribute_inputs=True,
+    )(x, experts, weights, gate_up, down)  # fmt: skip

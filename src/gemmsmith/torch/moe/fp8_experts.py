@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,8 +20,7 @@ from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.mlp.gated_epilogues import check_activation, gate_and_up, gated, width
-from gemmsmith.torch.moe.slots import sum_slots
-from gemmsmith.torch.moe.sorting import SortedSlots, checked_shape, sort_slots
+from gemmsmith.torch.moe.slots import SortedSlots, checked_shape, sort_slots, sum_slots
 from gemmsmith.torch.ops import by_rows, can_read_together, define_op
 
 SCALE_SUFFIX = "_scale_inv"
@@ -147,16 +146,16 @@ def fp8_gated_experts(
     if order is None:
         order = sort_slots(experts, weights.float(), count)
     return torch.ops.gemmsmith.fp8_experts(
-        x.contiguous(), order.offsets, order.slot_of_row, order.token_of_row, order.row_weights, gate_up, gate_up_scale,
-        down, down_scale, addend, activation, all_present,
+        x.contiguous(), list(order), gate_up, gate_up_scale, down, down_scale, addend, activation, all_present,
     )  # fmt: skip
 
 
 def _run(
-    x: Any, offsets: Any, slot_of_row: Any, token_of_row: Any, row_weights: Any, gate_up: Any, gate_up_scale: Any,
-    down: Any, down_scale: Any, addend: Any, activation: str, all_present: bool, backend: Backend = "auto",
+    x: Any, order: Sequence[Any], gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any, addend: Any,
+    activation: str, all_present: bool, backend: Backend = "auto",
 ) -> Any:  # fmt: skip
     """Return the experts' sum."""
+    offsets, slot_of_row, token_of_row, _, row_weights = order
     values, scales = quantize(x, "1x128", backend=backend)
     weights = _first_operands(gate_up, gate_up_scale, width(activation))
     h, h_scales = grouped_gemm(
@@ -219,9 +218,8 @@ def _fake(x: Any, *_: Any) -> Any:
 
 
 _OPERATORS = {
-    "fp8_experts(Tensor x, Tensor offsets, Tensor slot_of_row, Tensor token_of_row, Tensor row_weights, "
-    "Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, Tensor? addend, str activation, "
-    "bool all_present) -> Tensor": _run,
+    "fp8_experts(Tensor x, Tensor[] order, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
+    "Tensor? addend, str activation, bool all_present) -> Tensor": _run,
     "fp8_mlp(Tensor x, Tensor gate, Tensor gate_scale, Tensor up, Tensor up_scale, Tensor down, Tensor down_scale, "
     "str activation) -> Tensor": _run_mlp,
 }

@@ -4,15 +4,17 @@ Each operand is quantized where it is multiplied (DeepSeek-V3's recipe, arXiv:24
 their gradients with a scale for each row and 128 columns, weights with one for each 128 x 128, and what is multiplied
 along the tokens, for the gradients of weights, with one for each 128 rows and column.
 
-    gemmsmith::fp8_experts_forward(Tensor x, Tensor offsets, Tensor token_of_row, Tensor row_of_slot,
-        Tensor row_weights, Tensor gate_up, Tensor down, str activation) -> (Tensor y, Tensor gate, Tensor up)
-    gemmsmith::fp8_experts_backward(Tensor gradient, Tensor x, Tensor gate, Tensor up, ...)
+    gemmsmith::fp8_experts_forward(Tensor x, Tensor[] table, Tensor row_weights, Tensor gate_up, Tensor down,
+        str activation) -> (Tensor y, Tensor gate, Tensor up)
+    gemmsmith::fp8_experts_backward(Tensor gradient, Tensor x, Tensor gate, Tensor up, ..., bool[] needs)
         -> (Tensor of x, Tensor of row_weights, Tensor of gate_up, Tensor of down)
+
+`table`: offsets, token_of_row and row_of_slot of `SortedSlots`. `needs`: whether the last two gradients are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -25,13 +27,12 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.api import autocast, is_dtensor
-from gemmsmith.torch.autograd_state import check_once_differentiable, operators_record_gradients, records_now
+from gemmsmith.torch.autograd_state import check_once_differentiable, operators_record_gradients
 from gemmsmith.torch.mlp.gated_epilogues import check_activation, weighted_backward, weighted_gate_and_halves
+from gemmsmith.torch.moe.experts import sharded_experts
 from gemmsmith.torch.moe.fp8_experts import check_hidden
-from gemmsmith.torch.moe.sharding import sharded_experts
-from gemmsmith.torch.moe.slots import SUM_ROWS
-from gemmsmith.torch.moe.sorting import SortedSlots, checked_shape, sort_slots, with_gradients
-from gemmsmith.torch.ops import LIBRARY, by_rows, define_op
+from gemmsmith.torch.moe.slots import SUM_ROWS, SortedSlots, checked_shape, sort_slots, with_gradients
+from gemmsmith.torch.ops import by_rows, define_op, record_gradients
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Of x and of the weights."""
@@ -74,55 +75,53 @@ def gated_experts_in_fp8(
         order = sort_slots(experts, weights, count)
     exporting = operators_record_gradients()
     order = with_gradients(order, weights) if exporting else order
-    table = order.offsets, order.token_of_row, order.row_of_slot, order.row_weights.float()
+    table, row_weights = [order.offsets, order.token_of_row, order.row_of_slot], order.row_weights.float()
     if exporting:  # the program's operator records gradients when it runs
-        y = FORWARD(x.contiguous(), *table, gate_up, down, activation)[0]
+        y = FORWARD(x.contiguous(), table, row_weights, gate_up, down, activation)[0]
     else:
-        y = _Experts.apply(x.contiguous(), weights, gate_up, down, *table, activation)[0]
+        y = _Experts.apply(x.contiguous(), weights, row_weights, gate_up, down, activation, *table)[0]
     return y if addend is None else y + addend
 
 
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Any, weights: Any, gate_up: Any, down: Any, offsets: Any, token_of_row: Any, row_of_slot: Any,
-        row_weights: Any, activation: str,
+        x: Any, weights: Any, row_weights: Any, gate_up: Any, down: Any, activation: str, offsets: Any,
+        token_of_row: Any, row_of_slot: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
-        return FORWARD(  # type: ignore[no-any-return]
-            x, offsets, token_of_row, row_of_slot, row_weights, gate_up, down, activation
-        )
+        table = [offsets, token_of_row, row_of_slot]
+        return FORWARD(x, table, row_weights, gate_up, down, activation)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        x, weights, *others, ctx.activation = inputs
+        x, weights, row_weights, gate_up, down, ctx.activation, *table = inputs
         ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *others, *output[1:])
+        ctx.save_for_backward(x, *output[1:], row_weights, gate_up, down, *table)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         check_once_differentiable()
         if gradients[0] is None:
             return (None,) * 9
-        x, gate_up, down, offsets, token_of_row, row_of_slot, row_weights, gate, up = ctx.saved_tensors
-        grad_x, of_rows, grad_gate_up, grad_down = BACKWARD(
-            gradients[0].contiguous(), x, gate, up, offsets, token_of_row, row_of_slot, row_weights, gate_up, down,
-            ctx.activation, *ctx.needs_input_grad[2:4],
-        )  # fmt: skip
+        x, gate, up, row_weights, gate_up, down, *table = ctx.saved_tensors
+        _, needs_weights, needs_row_weights, *needs = ctx.needs_input_grad[:5]
+        grad_x, of_rows, *of_weights = BACKWARD(
+            gradients[0].contiguous(), x, gate, up, table, row_weights, gate_up, down, ctx.activation, needs
+        )
         grad_weights = None
-        if ctx.needs_input_grad[1]:
-            grad_weights = of_rows.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
-        needs_gate_up, needs_down = ctx.needs_input_grad[2:4]
-        of_weights = grad_gate_up if needs_gate_up else None, grad_down if needs_down else None
-        return grad_x, grad_weights, *of_weights, None, None, None, of_rows if ctx.needs_input_grad[7] else None, None
+        if needs_weights:
+            grad_weights = of_rows.index_select(0, table[2]).view(-1, ctx.top_k).to(ctx.dtype)
+        of_weights = [g if is_needed else None for g, is_needed in zip(of_weights, needs, strict=True)]
+        return grad_x, grad_weights, of_rows if needs_row_weights else None, *of_weights, *[None] * 4
 
 
 def _forward(
-    x: Any, offsets: Any, token_of_row: Any, row_of_slot: Any, row_weights: Any, gate_up: Any, down: Any,
-    activation: str, backend: Backend = "auto",
-) -> tuple[Any, Any, Any]:  # fmt: skip
+    x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, activation: str, backend: Backend = "auto"
+) -> tuple[Any, Any, Any]:
     """Return the experts' sum, and each row's gate and up (rows, hidden), which backward reads."""
+    offsets, token_of_row, row_of_slot = table
     multiply = partial(grouped_gemm, offsets=offsets, backend=backend)
     values, scales = quantize(x, "1x128", backend=backend)
     h, h_scales, gate, up = multiply(
@@ -134,11 +133,11 @@ def _forward(
 
 
 def _backward(
-    gradient: Any, x: Any, gate: Any, up: Any, offsets: Any, token_of_row: Any, row_of_slot: Any, row_weights: Any,
-    gate_up: Any, down: Any, activation: str, needs_gate_up: bool, needs_down: bool, backend: Backend = "auto",
+    gradient: Any, x: Any, gate: Any, up: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
+    activation: str, needs: Sequence[bool], backend: Backend = "auto",
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the gradients of x, of the rows' weights (rows,), of gate_up and of down; the last two, if needed."""
-    (rows, hidden), dtype = gate.shape, x.dtype
+    (rows, hidden), dtype, (offsets, token_of_row, row_of_slot) = gate.shape, x.dtype, table
     multiply = partial(grouped_gemm, offsets=offsets, backend=backend)
     values, scales = quantize(gradient, "1x128", backend=backend)
     grad_both, grad_weights, h = x.new_empty((rows, 2 * hidden)), torch.empty_like(row_weights), torch.empty_like(gate)
@@ -153,9 +152,9 @@ def _backward(
     grad_x = SUM_ROWS(grad_rows, row_of_slot, x.shape[0])
     along_rows = partial(_multiply_along_rows, offsets=offsets, backend=backend)
     of_weights = [x.new_empty(0), x.new_empty(0)]
-    if needs_gate_up:
+    if needs[0]:
         of_weights[0] = along_rows(grad_both, x.index_select(0, token_of_row), dtype=gate_up.dtype)
-    if needs_down:
+    if needs[1]:
         of_weights[1] = along_rows(gradient.index_select(0, token_of_row), h, dtype=down.dtype)
     return grad_x, grad_weights, *of_weights
 
@@ -196,29 +195,26 @@ def _weighted_gated(activation: str) -> Callable[..., Any]:
 @lru_cache(maxsize=16)
 def _weighted_gradients(activation: str) -> Callable[..., Any]:
     """Return the epilogue of the gradient of h: those of gate, of up and of the row's weight; and h, weighted."""
-
-    def epilogue(acc: Any, gate: Any, up: Any, weight: Any) -> Any:
-        return weighted_backward(activation, acc, weight, gate=gate, up=up)
-
-    return epilogue
+    return partial(weighted_backward, activation)
 
 
-def _fake_forward(x: Any, offsets: Any, token_of_row: Any, *others: Any) -> tuple[Any, Any, Any]:
-    down = others[3]
-    return x.new_empty(x.shape), *(x.new_empty(token_of_row.shape[0], down.shape[2]) for _ in range(2))
+def _fake_forward(
+    x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, activation: str
+) -> tuple[Any, Any, Any]:
+    return x.new_empty(x.shape), *(x.new_empty(row_weights.shape[0], down.shape[2]) for _ in range(2))
 
 
 def _fake_backward(
-    gradient: Any, x: Any, gate: Any, up: Any, offsets: Any, token_of_row: Any, row_of_slot: Any, row_weights: Any,
-    gate_up: Any, down: Any, activation: str, needs_gate_up: bool, needs_down: bool,
+    gradient: Any, x: Any, gate: Any, up: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
+    activation: str, needs: Sequence[bool],
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    of_weights = ((gate_up, needs_gate_up), (down, needs_down))
+    of_weights = zip((gate_up, down), needs, strict=True)
     return x.new_empty(x.shape), torch.empty_like(row_weights), *(
         w.new_empty(w.shape) if needed else x.new_empty(0) for w, needed in of_weights
     )  # fmt: skip
 
 
-_TENSORS = "Tensor offsets, Tensor token_of_row, Tensor row_of_slot, Tensor row_weights, Tensor gate_up, Tensor down"
+_ARRAYS = "Tensor[] table, Tensor row_weights, Tensor gate_up, Tensor down, str activation"
 
 
 def _count_flops(rows: Any, gate_up: Any, *, products: int) -> int:
@@ -226,30 +222,20 @@ def _count_flops(rows: Any, gate_up: Any, *, products: int) -> int:
 
 
 FORWARD = define_op(
-    "fp8_experts_forward", f"(Tensor x, {_TENSORS}, str activation) -> (Tensor, Tensor, Tensor)", _fake_forward,
-    lambda x, offsets, rows, row_of_slot, row_weights, gate_up, *_, **__: _count_flops(rows, gate_up, products=1),
-    CPU=_forward, CUDA=_forward,
+    "fp8_experts_forward", f"(Tensor x, {_ARRAYS}) -> (Tensor, Tensor, Tensor)", _fake_forward,
+    lambda x, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=1), CPU=_forward, CUDA=_forward,
 )  # fmt: skip
 BACKWARD = define_op(
-    "fp8_experts_backward", f"(Tensor gradient, Tensor x, Tensor gate, Tensor up, {_TENSORS}, str activation, "
-    "bool needs_gate_up, bool needs_down) -> (Tensor, Tensor, Tensor, Tensor)", _fake_backward,
-    lambda gradient, x, gate, up, offsets, rows, row_of_slot, row_weights, gate_up, *_, **__: _count_flops(
-        rows, gate_up, products=2
-    ),
+    "fp8_experts_backward", f"(Tensor gradient, Tensor x, Tensor gate, Tensor up, {_ARRAYS}, bool[] needs) -> "
+    "(Tensor, Tensor, Tensor, Tensor)", _fake_backward,
+    lambda gradient, x, gate, up, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=2),
     CPU=_backward, CUDA=_backward,
 )  # fmt: skip
 
 
-def _autograd_kernel(
-    x: Any, offsets: Any, token_of_row: Any, row_of_slot: Any, row_weights: Any, gate_up: Any, down: Any,
-    activation: str,
-) -> Any:  # fmt: skip
-    """Record gradients, which exported programs need."""
-    table = offsets, token_of_row, row_of_slot, row_weights
-    if records_now(x, row_weights, gate_up, down):
-        return _Experts.apply(x, row_weights.detach().unsqueeze(1), gate_up, down, *table, activation)
-    with torch._C._AutoDispatchBelowAutograd():
-        return FORWARD(x, *table, gate_up, down, activation)
+def _record(x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, activation: str) -> Any:
+    """Return what the operator does, with gradients."""
+    return _Experts.apply(x, row_weights.detach().unsqueeze(1), row_weights, gate_up, down, activation, *table)
 
 
-LIBRARY.impl("fp8_experts_forward", _autograd_kernel, "Autograd")
+record_gradients(FORWARD, _record)

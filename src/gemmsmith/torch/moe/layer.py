@@ -16,10 +16,9 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import as_integers
 from gemmsmith.graph.frontend.fusions import GATED
 from gemmsmith.moe.route import check_counts
-from gemmsmith.torch.api import expect_tensor, is_dtensor
+from gemmsmith.torch.api import as_batched_input, expect_tensor, is_dtensor
 from gemmsmith.torch.autograd_state import needs_grad, refuse_transforms
 from gemmsmith.torch.fallback import FLOAT_DTYPES
-from gemmsmith.torch.loss import as_batched_input
 from gemmsmith.torch.mlp.layers import FusedMLP, has_hooks
 from gemmsmith.torch.moe.experts import gated_experts
 from gemmsmith.torch.moe.fp8_experts import (
@@ -31,8 +30,7 @@ from gemmsmith.torch.moe.fp8_experts import (
     dequantize_for,
 )
 from gemmsmith.torch.moe.fp8_training import gated_experts_in_fp8
-from gemmsmith.torch.moe.routing import ROUTE, select_experts
-from gemmsmith.torch.moe.sorting import SortedSlots
+from gemmsmith.torch.moe.slots import ROUTE, SortedSlots, select_experts
 from gemmsmith.torch.ops import call_op
 
 FP32_GEMM = " | accumulator | out 0 fp32"

@@ -1,18 +1,195 @@
-"""The sum over the slots of each token."""
+"""PyTorch's operators on a router's slots: which experts a token has, the slots sorted by experts, and a token's sum.
+
+    sort_by_expert(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)
+    route(Tensor logits, Tensor? bias, int top_k, str scores, bool normalize, float scale, int groups,
+          int top_k_groups) -> (Tensor experts, Tensor weights, Tensor, Tensor, Tensor, Tensor, Tensor)
+    sum_rows(Tensor rows, Tensor row_of_slot, SymInt tokens) -> Tensor
+
+The results of the first, and the last of the second, are those of `SortedSlots`. experts (tokens, top_k) are int32,
+weights (tokens, top_k) fp32. On a Hopper GPU one or two kernels compute all of it, if there are not too many slots.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from gemmsmith.core.dtypes import as_dtype
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
 from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
-from gemmsmith.moe.launch_slot_sum import slot_sum
+from gemmsmith.moe.launch import route, slot_sum, sort_by_expert
+from gemmsmith.moe.route import MAX_GROUPS, MAX_TOP_K, SIGMOID_EPSILON, RouteSpec, check_counts
 from gemmsmith.moe.slot_sum import MAX_ROWS
+from gemmsmith.moe.sort_by_expert import MAX_EXPERTS, MAX_SLOTS
 from gemmsmith.torch import fallback
-from gemmsmith.torch.autograd_state import records_now
-from gemmsmith.torch.ops import LIBRARY, define_op
+from gemmsmith.torch.ops import below_autograd, define_op, record_gradients
+
+
+class SortedSlots(NamedTuple):
+    """Slots token * top_k + i in the order of their experts. Those of no expert are behind the last end.
+
+    Attributes:
+        offsets: (experts,), int32, the end of each expert's rows.
+        slot_of_row: (rows,), int32.
+        token_of_row: (rows,), int32.
+        row_of_slot: (rows,), int32.
+        row_weights: (rows,), fp32, or float64 for a float64.
+    """
+
+    offsets: Any
+    slot_of_row: Any
+    token_of_row: Any
+    row_of_slot: Any
+    row_weights: Any
+
+
+def sort_slots(experts: Any, weights: Any, count: int) -> SortedSlots:
+    """Sort slots, stable, by their experts: (tokens, top_k) integers, with weights of a float dtype. No gradients."""
+    return SortedSlots(*_SORT(experts, weights.detach(), count))
+
+
+def with_gradients(order: SortedSlots, weights: Any) -> SortedSlots:
+    """Return the sorted slots with row_weights whose gradients are those of the weights (tokens, top_k)."""
+    return order._replace(row_weights=_exact(weights).flatten().index_select(0, order.slot_of_row))
+
+
+def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
+    """Sort slots by torch's operations."""
+    flat = experts.flatten()
+    sorted_experts, order = torch.where((flat >= 0) & (flat < count), flat, count).sort(stable=True)
+    all_experts = torch.arange(count, device=flat.device, dtype=sorted_experts.dtype)
+    offsets = torch.searchsorted(sorted_experts, all_experts, right=True, out_int32=True)
+    slot_of_row = order.int()
+    rows = torch.arange(order.shape[0], device=flat.device, dtype=torch.int32)
+    row_of_slot = torch.empty_like(slot_of_row).scatter_(0, order, rows)
+    token_of_row = slot_of_row // max(experts.shape[1], 1)
+    return SortedSlots(offsets, slot_of_row, token_of_row, row_of_slot, _exact(weights).flatten()[order])
+
+
+def sort_on_gpu(experts: Any, weights: Any, count: int) -> SortedSlots:
+    """Sort slots on a GPU, without autograd."""
+    is_supported = 0 < experts.numel() <= MAX_SLOTS and 0 < count <= MAX_EXPERTS and weights.dtype != torch.float64
+    if not is_supported or fallback.kernels_unsupported(experts.get_device()):
+        return sort_by_torch(experts, weights, count)
+    if experts.dtype not in (torch.int32, torch.int64):
+        experts = experts.long()
+    results = sort_by_expert(experts.contiguous(), _exact(weights).contiguous(), count, "cuda")
+    return SortedSlots._make(results[name] for name in SortedSlots._fields)
+
+
+def _exact(weights: Any) -> Any:
+    return weights if weights.dtype == torch.float64 else weights.float()
+
+
+def fake_sort(experts: Any, weights: Any, count: int) -> SortedSlots:
+    """Return tensors of the results' shapes and dtypes."""
+    lengths = count, *[experts.numel()] * 3
+    row_weights = weights.new_empty(weights.numel(), dtype=_exact(weights).dtype)
+    return SortedSlots._make([*(experts.new_empty(x, dtype=torch.int32) for x in lengths), row_weights])
+
+
+_SORT = define_op(
+    "sort_by_expert", "(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake_sort, lambda *_, **__: 0, CPU=sort_by_torch, CUDA=sort_on_gpu,
+)  # fmt: skip
+
+
+def checked_shape(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, width: int = 2) -> tuple[Any, Any]:
+    """Return (count, hidden) of experts whose gates read `width` halves. Raises ArgumentError for other shapes."""
+    count, dim, hidden = down.shape
+    is_valid = x.shape == (experts.shape[0], dim) and weights.shape == experts.shape
+    if not is_valid or gate_up.shape != (count, width * hidden, dim):
+        raise ArgumentError(
+            f"x, experts, weights, gate_up, down: got shapes {tuple(x.shape)}, {tuple(experts.shape)}, "
+            f"{tuple(weights.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}; use (tokens, dim), "
+            f"(tokens, top_k), (tokens, top_k), (count, {width} * hidden, dim) and (count, dim, hidden)"
+        )
+    return count, hidden
+
+
+def select_experts(
+    logits: Any, bias: Any, top_k: int, scores: str, normalize: bool, scale: float, groups: int, top_k_groups: int
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return the experts (tokens, top_k) of a router's logits, and their weights, in fp32 (float64 for a float64).
+
+    Of equal scores the first is selected, as by the kernel; on a GPU one that torch.topk selects. NaN is the greatest.
+
+    Raises:
+        ArgumentError: see `check_counts`.
+    """
+    check_counts(logits.shape[-1], top_k, groups, top_k_groups)
+    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    if scores == "softmax":
+        values = choice = logits.softmax(-1, dtype=exact)
+    else:
+        values = logits.to(exact).sigmoid()
+        choice = values + bias
+    if groups == 1:
+        experts = _greatest(choice, top_k)
+    else:
+        candidates = _experts_of_best_groups(choice, groups, top_k_groups)
+        experts = candidates.gather(-1, _greatest(choice.gather(-1, candidates), top_k))
+    weights = values.gather(-1, experts)
+    if normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + (SIGMOID_EPSILON if scores == "sigmoid" else 0))
+    return experts, weights * scale
+
+
+def _greatest(x: Any, count: int) -> Any:
+    """Return the indices of each row's greatest values, in their order."""
+    if x.is_cuda:
+        return x.topk(count, -1).indices
+    return x.sort(stable=True, dim=-1, descending=True).indices[..., :count]  # topk takes any of equal ones
+
+
+def _experts_of_best_groups(choice: Any, groups: int, top_k_groups: int) -> Any:
+    """Return the experts, ascending, of the groups whose two best experts have the largest sum (DeepSeek-V3)."""
+    grouped = choice.unflatten(-1, (groups, -1))
+    best = _greatest(grouped.topk(2, -1).values.sum(-1), top_k_groups).sort(-1).values
+    in_group = torch.ones_like(grouped[..., :1, :], dtype=torch.long).cumsum(-1) - 1  # not arange: of DTensors, too
+    return (best.unsqueeze(-1) * grouped.shape[-1] + in_group).flatten(-2)
+
+
+def _by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[Any, ...]:
+    experts, weights = select_experts(logits, bias, top_k, *options)
+    experts, weights = experts.int(), weights.float()
+    return experts, weights, *sort_by_torch(experts, weights, logits.shape[1])
+
+
+def _on_gpu(
+    logits: Any, bias: Any, top_k: int, scores: Any, normalize: bool, scale: float, groups: int, top_k_groups: int
+) -> tuple[Any, ...]:  # fmt: skip
+    (tokens, count), options = logits.shape, (scores, normalize, scale, groups, top_k_groups)
+    is_supported = (
+        tokens > 0 and top_k <= MAX_TOP_K and count <= MAX_EXPERTS and groups <= MAX_GROUPS
+        and logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    )  # fmt: skip
+    if not is_supported or fallback.kernels_unsupported(logits.get_device()):
+        return _by_torch(logits, bias, top_k, *options)
+    dtype = as_dtype(logits.dtype, "logits")
+    spec = RouteSpec(count, top_k, scores, normalize, groups, top_k_groups, dtype)
+    bias = None if scores == "softmax" else bias.float().contiguous()
+    results = route(logits.contiguous(), bias, spec, scale, "cuda")
+    experts, weights = results["experts"], results["weights"]
+    if "offsets" not in results:
+        return experts, weights, *sort_on_gpu(experts, weights, count)
+    return experts, weights, *(results[name] for name in SortedSlots._fields)
+
+
+def _fake(logits: Any, bias: Any, top_k: int, *_: Any) -> tuple[Any, ...]:
+    experts, weights = (logits.new_empty((logits.shape[0], top_k), dtype=x) for x in (torch.int32, torch.float32))
+    return experts, weights, *fake_sort(experts, weights, logits.shape[1])
+
+
+ROUTE = define_op(
+    "route", "(Tensor logits, Tensor? bias, int top_k, str scores, bool normalize, float scale, int groups, "
+    "int top_k_groups) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _fake, lambda *_, **__: 0,
+    CPU=_by_torch, CUDA=_on_gpu,
+)  # fmt: skip
+"""The operator."""
+
 
 MAX_ELEMENTS = 1 << 33
 """Elements of the slots at most: half of those with which the kernel's indices of vectors overflow."""
@@ -55,8 +232,7 @@ class _SumRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Any, row_of_slot: Any, tokens: int) -> Any:
         ctx.save_for_backward(row_of_slot)
-        with torch._C._AutoDispatchBelowAutograd():
-            return SUM_ROWS(rows, row_of_slot, tokens)
+        return below_autograd(SUM_ROWS, rows, row_of_slot, tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
@@ -66,12 +242,4 @@ class _SumRows(torch.autograd.Function):
         return torch.zeros_like(of_slots).index_copy(0, row_of_slot.long(), of_slots), None, None
 
 
-def _autograd_kernel(rows: Any, row_of_slot: Any, tokens: int) -> Any:
-    """Record gradients, which exported programs need."""
-    if records_now(rows):
-        return _SumRows.apply(rows, row_of_slot, tokens)
-    with torch._C._AutoDispatchBelowAutograd():
-        return SUM_ROWS(rows, row_of_slot, tokens)
-
-
-LIBRARY.impl("sum_rows", _autograd_kernel, "Autograd")
+record_gradients(SUM_ROWS, _SumRows.apply)

@@ -1,4 +1,4 @@
-"""The selection of tokens' experts, and the sort of their slots by experts, on a GPU or in the simulator."""
+"""The launches of these kernels, on a GPU or in the simulator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from gemmsmith.arrays import ArrayInfo, cache_key_and_address, describe
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import FP32, INT32
 from gemmsmith.host.output_kernels import MAX_CACHED_RUNS, OutputKernels, OutputSpec, get_or_create
+from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
 from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.moe.route import BoundRoute, RouteSpec
 from gemmsmith.moe.route import route as route_kernel
+from gemmsmith.moe.slot_sum import BoundSlotSum, SlotSumSpec
+from gemmsmith.moe.slot_sum import slot_sum as slot_sum_kernel
 from gemmsmith.moe.sort_by_expert import (
     MAX_ROUTED_EXPERTS,
     MAX_SLOTS,
@@ -26,7 +29,7 @@ MAX_ROUTED_TOKENS = 8
 """Tokens at most whose experts the CTA that sorts them selects, one in each warp; of more, a kernel before it does. On
 an H100, 128 experts, top 8: 1 token 2.7 us, with two kernels 3.4; 16 tokens 3.5 and 3.5, 32 tokens 4.7 and 3.7."""
 _CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
-"""Kernels by the signature of the experts or logits, and by what else they depend on."""
+"""Kernels by their name, the signature of the first array, and what else they depend on."""
 
 
 def sort_by_expert(experts: Any, weights: Any, count: int, backend: str) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def sort_by_expert(experts: Any, weights: Any, count: int, backend: str) -> dict
         count: Number of experts, at most MAX_EXPERTS.
         backend: "cuda" or "sim".
     """
-    key: Hashable = cache_key_and_address(experts)[0], count
+    key: Hashable = "sort", cache_key_and_address(experts)[0], count
     kernels = get_or_create(_CACHE, key, lambda: _make_sort(describe(experts), count))
     return kernels(backend, {"experts": experts, "weights": weights}, experts)
 
@@ -57,7 +60,7 @@ def route(logits: Any, bias: Any, spec: RouteSpec, scale: float, backend: str) -
         scale: Factor of the weights.
         backend: "cuda" or "sim".
     """
-    key: Hashable = cache_key_and_address(logits)[0], spec, scale
+    key: Hashable = "route", cache_key_and_address(logits)[0], spec, scale
     kernels = get_or_create(_CACHE, key, lambda: _make_route(describe(logits).shape[0], spec, scale))
     return kernels(backend, {"logits": logits} if bias is None else {"logits": logits, "bias": bias}, logits)
 
@@ -91,3 +94,31 @@ def _sort_launch(
     outputs = {name: OutputSpec((slots,), INT32) for name in ("slot_of_row", "token_of_row", "row_of_slot")}
     outputs |= {"offsets": OutputSpec((count,), INT32), "row_weights": OutputSpec((slots,), FP32)}
     return Launch.from_kernel(kernel, BoundSort(slots, top_k, scale)), outputs
+
+
+def slot_sum(slots: Any, rows: int, addend: Any, backend: str, row_of_slot: Any = None) -> Any:
+    """Return the sums (tokens, n) of each token's rows, plus the addend, added in fp32 and rounded once.
+
+    The arguments are not checked.
+
+    Args:
+        slots: (tokens * rows, n), contiguous, bf16 or fp16, of at least one token; n is a multiple of 8, and there are
+            at most 2^33 elements.
+        rows: Rows of a token, at most MAX_ROWS.
+        addend: (tokens, n), contiguous, of the same dtype; or None. All are aligned to 16 bytes.
+        backend: "cuda" or "sim".
+        row_of_slot: (tokens * rows,), int32: which row of `slots` each slot's is; None: they are in order.
+    """
+    others = {name: x for name, x in (("addend", addend), ("row_of_slot", row_of_slot)) if x is not None}
+    key: Hashable = "sum", cache_key_and_address(slots)[0], rows, tuple(others)
+    kernels = get_or_create(_CACHE, key, lambda: _make_sum(slots, rows, addend is not None, row_of_slot is not None))
+    return kernels(backend, {"slots": slots, **others}, slots)["sums"]
+
+
+def _make_sum(slots: Any, rows: int, has_addend: bool, gathers: bool) -> OutputKernels:
+    info = describe(slots)
+    tokens, columns = info.shape[0] // rows, info.shape[1]
+    bound = BoundSlotSum(tokens, columns // VECTOR_ELEMENTS)
+    launch = Launch.from_kernel(slot_sum_kernel(SlotSumSpec(info.dtype, rows, has_addend, gathers)), bound)
+    outputs = {"sums": OutputSpec((tokens, columns), info.dtype)}
+    return OutputKernels(Launches(None, False, (launch,), is_dependent=True), outputs)
