@@ -317,8 +317,8 @@ def experts() -> str:
         if row["tokens"] in (1, 128, 4096)
     )
     text = (
-        f"Of {len(rows)} layers, those with 16 and 1024 tokens included, the other's time divided by gemmsmith's: "
-        f"grouped_mm {over('grouped_mm')}; Triton {over('triton')}."
+        f"Of {len(rows)} layers, those with 16 and 1024 tokens included, the other library's time divided by "
+        f"gemmsmith's: grouped_mm {over('grouped_mm')}; Triton {over('triton')}."
     )
     text = "\n".join(textwrap.wrap(text, 120))
     header = "layer | tokens | gemmsmith, bf16 | in FP8 | torch's grouped_mm | Triton | weights in use, copied"

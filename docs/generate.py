@@ -143,7 +143,7 @@ def _options(command: click.Command) -> Iterator[str]:
     fields = [p for p in command.params if p.name in Config.__dataclass_fields__]
     if fields:
         names = ", ".join(f"`{p.opts[0]}`" for p in fields)
-        forms = "`--tile 128x256x64`, `--cluster 2x1`, `--evict first normal`, `--no-pdl`"
+        forms = "`--tile 128x256x64`, `--cluster 2x1`, `--evict first normal`, `--no-swap-ab`"
         yield f"| {names} | The fields of [Config](config.md): {forms}. |"
     for parameter in command.params:
         if parameter in fields:

@@ -21,7 +21,7 @@ from gemmsmith.kernels.cooperative import cooperative
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, U64
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkRange, WorkTile
+from gemmsmith.tile_scheduler.tiles import NO_END, OperandCoord, TileScheduler, WorkRange, WorkTile
 
 
 class GroupedTileScheduler(TileScheduler):
@@ -70,8 +70,9 @@ class GroupedTileScheduler(TileScheduler):
         """Return a tile, which ends where its group ends."""
         group, m, m_end, _ = self.locate((tile // self.tiles_n).named("m_tile"))
         n = (tile % self.tiles_n * self.columns + self.position.n * self.tile_n).named("n_offset")
-        a, b, zero = OperandCoord(m, Constant(I32, 0)), OperandCoord(n, group), Constant(I32, 0)
-        return WorkTile(a, b, m, n, zero, self.k_tiles, m_end=m_end if self.clip_rows else None)
+        zero = Constant(I32, 0)
+        a, b = OperandCoord(m, zero, group_end=m_end if self.clip_rows else NO_END), OperandCoord(n, group)
+        return WorkTile(a, b, m, n, zero, zero, self.k_tiles)
 
 
 GROUPED = gemmsmith.register_design(Design(

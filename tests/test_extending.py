@@ -188,6 +188,26 @@ def test_a_dtype_of_a_design_is_a_row_of_its_instructions(
 
 
 @pytest.mark.usefixtures("fp8_by_mma_sync")
+@pytest.mark.parametrize("accumulate", ["promoted", "fast"])
+@pytest.mark.parametrize("along", ["m", "k"])
+def test_groups_of_a_dtype_that_is_added(accumulate: str, along: Any, rng: np.random.Generator) -> None:
+    ends = np.array([128, 128, 384], np.int32)
+    rows = np.split(np.arange(384), ends[:-1])
+    a, b = (
+        (fp8(rng, 384, 96), fp8(rng, 3, 72, 96).swapaxes(1, 2))
+        if along == "m"
+        else (fp8(rng, 70, 384), fp8(rng, 384, 72))
+    )
+    options: dict[str, Any] = {"config": FP8_CONFIG, "accumulate": accumulate, "out_dtype": "fp32", "backend": "sim"}
+    found = gemmsmith.grouped_gemm(a, b, offsets=ends, along=along, **options)
+    for group, i in enumerate(rows):
+        if along == "m":
+            bounds.check(found[i], a[i], b[group], FP32, FP32, promoted=accumulate == "promoted").require()
+        else:
+            bounds.check(found[group], a[:, i], b[i], FP32, FP32, promoted=accumulate == "promoted").require()
+
+
+@pytest.mark.usefixtures("fp8_by_mma_sync")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

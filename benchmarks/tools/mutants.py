@@ -76,7 +76,7 @@ def changes(node: Any) -> list[dict[str, Any]]:
         case ast.Constant(value=int(x)):
             return [{"value": y} for y in sorted({x + 1, 2 * x} - {x})]
         case ast.Constant(value=float(x)):
-            return [{"value": 1.5 * x}]
+            return [{"value": 1.5 * x or 1.0}]
     return []
 
 

@@ -20,6 +20,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import BroadcastDims, identity_graph
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.problem import Matrix, Problem
 
 bf16 = ml_dtypes.bfloat16
@@ -336,6 +337,28 @@ def test_the_transpose_is_that_of_the_arrays(
         bound.scale_granularity, bound.product, bound.grouping, bound.problem.groups, swapped=not bound.swapped,
     )  # fmt: skip
     assert (found.problem, found.swapped, found.spec, found.arrays) == wanted
+
+
+def scaled_by_x(acc: Any, x: Any) -> Any:
+    return acc * x
+
+
+def test_requests_are_equal_if_one_plan_serves_them() -> None:
+    """They may differ in addresses and in numbers, but in nothing else."""
+
+    def made() -> Request:
+        a, b = np.ones((16, 32), np.float16), np.ones((32, 8), np.float16)
+        return Request(a, b, operands={"x": float(a.ctypes.data)}, epilogue=scaled_by_x)
+
+    one, other = made(), made()
+    assert one == other
+    assert hash(one) == hash(other)
+    for different in (
+        {"a": np.ones((32, 32), np.float16)}, {"b": np.ones((8, 32), np.float16).T}, {"out": {}}, {"operands": {}},
+        {"operands": {"x": np.ones(8, np.float32)}}, {"epilogue": None}, {"scale_a": 2.0}, {"scale_b": 2.0},
+        {"precision": "tf32"}, {"fast_math": False}, {"grouping": Grouping("sizes")}, {"backend": "sim"},
+    ):  # fmt: skip
+        assert one != other._replace(**different)
 
 
 @pytest.mark.parametrize("fused", [False, True])

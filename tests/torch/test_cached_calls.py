@@ -561,6 +561,20 @@ def test_saved_tensors_are_packed(calls: Calls) -> None:
     assert x.grad is not None
 
 
+def test_a_gemm_in_a_hook(calls: Calls) -> None:
+    """What a hook launches during a call is not taken for the call's own."""
+
+    def pack(y: Any) -> Any:
+        with torch.no_grad():
+            gt.gemm(torch.ones(M, K).bfloat16(), torch.ones(K, N).bfloat16())
+        return y
+
+    for _ in range(3):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
+            same_gradients(fused, plain, *inputs())
+    same_gradients(fused, plain, *inputs())
+
+
 def test_autocast(calls: Calls) -> None:
     x, w, bias = (y.detach().float().requires_grad_() for y in inputs())
     with torch.autocast("cpu", torch.bfloat16):

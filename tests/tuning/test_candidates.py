@@ -81,6 +81,7 @@ def test_an_epilogues_tiles_leave_it_registers(epilogue: EpilogueSpec, widest: t
     """The widest that do not spill (tests/kernels/test_compiled.py), and how many configs there are in all."""
     configs = whole_k(list(candidates(epilogue)))
     assert len(configs) == count
+    assert all(c.tile[1] % 8 == 0 for c in configs)
     found = {(c.design, c.tile[0], c.consumers): 0 for c in configs}
     for c in configs:
         key = c.design, c.tile[0], c.consumers

@@ -33,10 +33,9 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
     """Bind out = epilogue(a @ b) to arrays, as a problem of strided matrices, with everything checked.
 
     Nothing is allocated. Two changes make the problem faster. If D is column-major and its epilogue can be transposed,
-    D^T is computed, so that the kernel's D has unit column stride whenever out has a unit stride; but not if rows are
-    batch-invariant. And without an
-    epilogue the batch is folded into M if b, with its block scales, is the same for the whole batch and the batch
-    continues the rows of a, of its block scales and of D: one problem of batch * m rows.
+    D^T is computed, so that the kernel's D has unit column stride whenever out has a unit stride; but not if the call
+    is batch-invariant. And without an epilogue the batch is folded into M if b, with its block scales, is the same for
+    the whole batch and the batch continues the rows of a, of its block scales and of D: one problem of batch * m rows.
 
     Args:
         request: What the caller asks for. A batch of 1, or none, is broadcast (stride 0); extents may be 0. Each array
@@ -55,20 +54,12 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
     fast_math, deterministic = _check_options(request)
     out, epilogue = request.out, request.epilogue
     design = get_design(request.config.design) if request.config else None
-    grouping, product = request.grouping, design.product if design else None
-    if grouping is not None:
-        if not isinstance(grouping, Grouping):
-            raise ArgumentError(f"grouping: got {type(grouping).__name__}; use gemmsmith.Grouping({grouping!r})")
-        if grouping.role != "a":
-            raise ArgumentError(f"role: got {grouping.role!r}; use 'a', since the config says whether D^T is computed")
-        product = grouping.product
+    grouping = request.grouping
+    product = _check_grouping(grouping).product if grouping is not None else design.product if design else None
     product_arrays = product.arrays if product else {}
     operands = {name: x for name, x in request.operands.items() if name not in product_arrays}
     if epilogue is None and operands:
-        names, hint = ", ".join(operands), next(filter(None, map(did_you_mean, operands)), "")
-        if tables := [name for name in operands if name in TABLES]:
-            hint = f'; the table of a grouped GEMM needs grouping=Grouping("{tables[0]}")'
-        raise ArgumentError(f"{names}: operands need an `epilogue` that reads them{hint}")
+        raise _unread_operands(operands)
     a_info, b_info = describe(request.a, "a"), describe(request.b, "b")
     multiplication = checks.resolve_multiplication(a_info, b_info, request.accumulate, request.precision, design)
     a_elements, b_elements = multiplication.as_elements(a_info, b_info)
@@ -110,15 +101,17 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
     shape_of_results = scattered_shape(shape, given_results, graph) if grouping and grouping.scatters else shape
     groups_of_rows = groups if grouping and grouping.clips_rows and not grouping.is_masked else 0
     result_infos = describe_results(graph, given_results, shape_of_results, groups_of_rows)
+    inputs, given_infos = {"a": a_info, "b": b_info} | array_infos, {name: result_infos[name] for name in outputs}
+    checks.check_addressable(inputs | given_infos)
     scales = ((f"scale_{role}", x) for role, x in factors.items())
-    arrays = [(name, x) for name, x in (*operand_infos.items(), *scales) if isinstance(x, ArrayInfo)]
-    inputs = {"a": a_info, "b": b_info, **{f"scale_{role}": x for role, x in block_scales.items()}, **array_infos}
-    checks.check_addressable({"a": a_info, "b": b_info} | array_infos | {name: result_infos[name] for name in outputs})
-    for name in outputs:
-        others = {other: result_infos[other] for other in outputs if other != name}
+    read_with_result = [(name, x) for name, x in (*operand_infos.items(), *scales) if isinstance(x, ArrayInfo)]
+    read_before = [*inputs.items(), *((f"scale_{role}", x) for role, x in block_scales.items())]
+    if grouping and not grouping.has_batch:
         # Tiles of a group read the operands' rows of the next one, which other tiles write
-        read_elsewhere = arrays if grouping and not grouping.has_batch else []
-        checks.check_no_overlap(name, result_infos[name], [*inputs.items(), *read_elsewhere], arrays, others)
+        read_before += read_with_result
+    for name, x in given_infos.items():
+        others = {other: y for other, y in given_infos.items() if other != name}
+        checks.check_no_overlap(name, x, read_before, read_with_result, others)
 
     arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
     blocks_by_name = {SCALE_NAMES[role]: x for role, x in block_scales.items()}
@@ -153,6 +146,23 @@ def _check_options(request: Request) -> tuple[bool, bool]:
     if request.config is not None and not isinstance(request.config, Config):
         raise ArgumentError(f"config: got {type(request.config).__name__}; use a gemmsmith.Config")
     return fast_math, deterministic
+
+
+def _check_grouping(grouping: object) -> Grouping:
+    """Return the caller's groups, checked."""
+    if not isinstance(grouping, Grouping):
+        raise ArgumentError(f"grouping: got {type(grouping).__name__}; use gemmsmith.Grouping({grouping!r})")
+    if grouping.role != "a":
+        raise ArgumentError(f"role: got {grouping.role!r}; use 'a', since the config says whether D^T is computed")
+    return grouping
+
+
+def _unread_operands(operands: Mapping[str, Any]) -> ArgumentError:
+    """Return the error for operands without an epilogue."""
+    hint = next(filter(None, map(did_you_mean, operands)), "")
+    if tables := [name for name in operands if name in TABLES]:
+        hint = f'; the table of a grouped GEMM needs grouping=Grouping("{tables[0]}")'
+    return ArgumentError(f"{', '.join(operands)}: operands need an `epilogue` that reads them{hint}")
 
 
 def _describe_operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:

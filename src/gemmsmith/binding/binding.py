@@ -138,14 +138,15 @@ class Binding:
 
         Raises ConfigError if the config cannot work, ArgumentError if a packed operand would be too large.
         """
-        packings = operand_packings(self.problem, config)
+        design = get_design(config.design)
+        packings = operand_packings(self.problem, design)
         for name, packing in zip("ab", packings, strict=True):
             if packing and packing.total_vectors > MAX_EXTENT:
                 raise ArgumentError(
                     f"{name}: TMA cannot read its strides or address and it is too large to pack; "
                     "use rows that are multiples of 16 bytes at a 16-byte aligned address"
                 )
-        for name, packing in zip("ab", tf32_residual_packings(self.problem, get_design(config.design)), strict=False):
+        for name, packing in zip("ab", tf32_residual_packings(self.problem, design), strict=False):
             if packing.total_vectors > MAX_EXTENT:
                 raise ArgumentError(f"{name}: its TF32 residual is too large to pack; use precision='tf32'")
         return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)

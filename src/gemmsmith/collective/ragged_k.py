@@ -22,8 +22,9 @@ class RaggedK:
     """
 
     def __init__(self, spec: KernelSpec) -> None:
-        self._tiles, self._tile_k = spec.tiles, spec.config.tile[2]
-        self._threads = THREADS_PER_WARPGROUP * spec.config.consumers
+        """Declare the barrier that the consumer warpgroups share; their threads follow those of the producers."""
+        self._operand_tiles, self._tile_k = spec.tiles, spec.config.tile[2]
+        self._num_threads = THREADS_PER_WARPGROUP * spec.config.consumers
         self._first_thread = THREADS_PER_WARPGROUP * spec.design.producer_warpgroups
         self._barrier = current_builder().named_barriers(1)
 
@@ -34,9 +35,9 @@ class RaggedK:
         with k.when(k_valid < self._tile_k):
             k.comment("the rest of the k-tile is the next group's")
             thread = k.thread - self._first_thread
-            for operand, view in zip(self._tiles, stage, strict=True):
+            for operand, view in zip(self._operand_tiles, stage, strict=True):
                 per_row = operand.pitch // VECTOR_BYTES
-                rows = self._threads // per_row
+                rows = self._num_threads // per_row
                 with k.range(k_valid, self._tile_k, rows, name="first_row") as first_row:
                     row = first_row + thread // per_row
                     with k.when(row < self._tile_k), k.unroll(operand.boxes, name="box") as box:
@@ -48,4 +49,4 @@ class RaggedK:
                             zeros[i] = Constant(U32, 0)
                         hw.store_shared(zeros, vector.address)
             hw.fence_proxy_async()
-            hw.barrier_sync(self._barrier, self._threads)
+            hw.barrier_sync(self._barrier, self._num_threads)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from gemmsmith.core.check_spec import check_spec
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import designs_that, get_design
+from gemmsmith.core.design import Design, designs_that, get_design
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
@@ -18,16 +18,16 @@ from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.core.spec import KernelSpec
 
 
-def mma_of(problem: Problem, config: Config) -> Mma:
-    """Return the instruction by which a config's design multiplies a problem. Raises ConfigError if it has none."""
-    design, dtypes = get_design(config.design), (problem.a.dtype, problem.b.dtype, problem.accumulator_dtype)
+def mma_of(problem: Problem, design: Design) -> Mma:
+    """Return the instruction by which a design multiplies a problem. Raises ConfigError if it has none."""
+    dtypes = problem.a.dtype, problem.b.dtype, problem.accumulator_dtype
     if mma := design.mma_for(*dtypes):
         return mma
     a, b, d = dtypes
     designs = designs_that(lambda x: x.mma_for(*dtypes))
     hint = ', or precision="tf32" or "3xtf32"' if a == b == FP32 else ""
     raise ConfigError(
-        f"design: got {config.design} for operands of {a if a == b else f'{a} x {b}'} accumulated in {d}; "
+        f"design: got {design.name} for operands of {a if a == b else f'{a} x {b}'} accumulated in {d}; "
         + (f"use the design {designs}{hint}" if designs else "no design multiplies these")
     )
 
@@ -37,12 +37,13 @@ def make_spec(problem: Problem, config: Config, epilogue: EpilogueSpec | None = 
 
     Raises ConfigError if the config cannot work with the problem.
     """
-    mma, stored = mma_of(problem, config), (problem.a.dtype, problem.b.dtype)
+    design, stored = get_design(config.design), (problem.a.dtype, problem.b.dtype)
+    mma = mma_of(problem, design)
     scale_a, scale_b = (_scale_spec(problem, role) for role in ROLES)
     spec = _checked(
         KernelSpec(
             config, mma, tuple(map(operand_major, problem.operands)),
-            _with_clipped_rows(epilogue or EpilogueSpec.identity(problem.d), problem, config),
+            _with_clipped_rows(epilogue or EpilogueSpec.identity(problem.d), problem, design),
             promoted=problem.promoted,
             scales=(scale_a, scale_b),
             is_3xtf32=problem.is_3xtf32,
@@ -61,13 +62,13 @@ def _scale_spec(problem: Problem, role: Role) -> ScaleSpec | None:
     return scale.in_groups(problem.grouping, role) if scale and problem.grouping else scale
 
 
-def _with_clipped_rows(epilogue: EpilogueSpec, problem: Problem, config: Config) -> EpilogueSpec:
+def _with_clipped_rows(epilogue: EpilogueSpec, problem: Problem, design: Design) -> EpilogueSpec:
     """Return the epilogue for tiles whose rows end before the tile, if the groups or the design have such tiles."""
     if problem.grouping and problem.grouping.clips_rows:
         epilogue = epilogue.with_clipped_rows(problem.grouping.role)
-    if get_design(config.design).clips_rows:
+    if design.clips_rows:
         if any(epilogue.graph.is_reduction(r) for r in epilogue.graph.results):
-            raise ConfigError(f"epilogue: got a reduction with {config.design}; return the matrix")
+            raise ConfigError(f"epilogue: got a reduction with {design.name}; return the matrix")
         epilogue = epilogue.with_clipped_rows()
     return epilogue
 

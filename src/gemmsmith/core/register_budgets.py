@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-MAX_ACC_FRACTION_HEAVY = 0.8
-"""Fraction of the design's accumulator registers that accumulators and elements to be quantized may take if the
-epilogue needs more than a few registers; else 1. With this and the next two, no candidate spills."""
-MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS = 0.64
-"""The fraction if the epilogue needs many registers and a warpgroup has more than 64 rows."""
-MAX_ACC_FRACTION_NO_TMA_LOAD = 0.44
-"""The fraction if the epilogue loads a matrix without TMA, whose elements and addresses are in registers at once."""
-MAX_ACC_FRACTION_32_BIT_NO_TMA_STORE = 0.9
-"""The fraction if threads store a matrix of 32-bit elements, in a plain GEMM: 256x192 spills, 256x176 does not."""
+MAX_ACCUMULATOR_FRACTIONS = {
+    "plain": (1, 1, 1),
+    "plain, 32 bits stored by threads": (0.9, 0.9, 0.9),
+    "functions": (0.8, 0.8, 0.8),
+    "several matrices": (0.8, 0.64, 0),
+    "several matrices, by threads or of 32 bits": (0.8, 0, 0),
+    "matrix loaded by threads": (0.44, 0, 0),
+}
+"""Fraction of the design's accumulator registers that accumulators, and elements to be quantized, may take, by the
+class of the epilogue: if a warpgroup has up to 64 rows, if it has more, and if it has more and K is split or sums are
+promoted. Within it candidates do not spill, but for 256x112 with `splits` (20 bytes). Some epilogues of each class are
+compiled by benchmarks/fit/register_budgets.py."""
 MAX_ACC_REGISTERS_WITH_GATHER = 192
 """Maximum accumulator registers of designs with TMA if rows are gathered, which leaves the consumers fewer registers.
 With 32-bit results the next one applies. With more the kernels spilled."""

@@ -93,6 +93,8 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         if call is not None and _RECORD.get() is None and call.outputs_do_not_overlap(pointers):
             return plan_.launch(call, pointers, results, a)
         value = plan_.run(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=operands)
+        # None if the result has another name than in `results`
+        _PLAN_CACHE[key] = plan_, plan_.cached_launches(arrays)
     else:
         request = Request._make(request)._replace(fingerprint=source)
         try:
@@ -105,12 +107,12 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
             run_reference(binding)
             return binding.value
         binding = plan_.detach_arrays()
+        if source is not None:
+            _PLAN_CACHE[key] = plan_, None
         # None if the result has another name than in `results`
         cache_key = arrays if results.keys() == binding.results.keys() else None
         value = plan_.run_bound(binding, cache_key=cache_key)
-    launches = plan_.cached_launches(arrays)
-    if source is not None:
-        _PLAN_CACHE[key] = plan_, launches
     if (runs := _RECORD.get()) is not None:
+        launches = plan_.cached_launches(arrays)
         runs.append(None if out is not None or launches is None else CachedRun(plan_, launches))
     return value

@@ -38,7 +38,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
         written = [_identity(r, spec, problem, shape) for r, shape in reduced if shape.total_outputs]
         return Launches(spec, binding.swapped, _second_steps(written, spec))
     pointers, workspace, packing_launches = (Pointer("a"), Pointer("b")), WORKSPACE, []
-    packings = operand_packings(problem, spec.config)
+    packings = operand_packings(problem, spec.design)
     packed, residual_packings = replace_packed_operands(problem, packings), tf32_residual_packings(problem, spec.design)
     packings += residual_packings
     operand_pointers = [*pointers, *pointers[: len(packings) - 2]]

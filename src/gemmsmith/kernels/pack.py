@@ -101,12 +101,12 @@ class Packing:
         return (transpose if transposes else strided_copy)(s.dtype.bits, vectorized, self.tf32_residual, self.chip)
 
 
-def operand_packings(problem: Problem, config: Config | None = None) -> list[Packing | None]:
-    """Return the packings of A and B; None for an operand that the config's design (default: wgmma) can read."""
+def operand_packings(problem: Problem, design: Design | None = None) -> list[Packing | None]:
+    """Return the packings of A and B; None for an operand that the design, by default Config's, can read."""
     if problem.a.dtype == FP32:  # sgemm copies single words
         return [None, None]
-    config = config or Config()
-    mma, design = mma_of(problem, config), get_design(config.design)
+    design = design or get_design(Config().design)
+    mma = mma_of(problem, design)
     return [
         _packing(role, x, design.readable_majors(role, mma, promoted=problem.promoted, grouping=problem.grouping))
         for role, x in zip(ROLES, problem.operands, strict=True)
@@ -134,7 +134,7 @@ def _packing(role: Role, operand: Matrix, majors: Sequence[Major]) -> Packing | 
 
 def with_packed_operands(problem: Problem, config: Config | None = None) -> Problem:
     """Return the problem with the operands as kernels read them."""
-    return replace_packed_operands(problem, operand_packings(problem, config))
+    return replace_packed_operands(problem, operand_packings(problem, get_design(config.design) if config else None))
 
 
 def replace_packed_operands(problem: Problem, packings: Sequence[Packing | None]) -> Problem:

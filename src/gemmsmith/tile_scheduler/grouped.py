@@ -150,7 +150,7 @@ class KGroupedTileScheduler(TileScheduler):
         if not self.spec.design.uses_tma:  # whose copies run ahead across tiles, and need a k-tile, of zeros, for each
             k_tiles = current_builder().maximum(k_tiles, 1)
         k_tiles = k_tiles.named("group_k_tiles")
-        if self.spec.promoted:  # block scales are by k-tile
+        if self.spec.promoted and "block_scales" in self.spec.design.supported_options:  # which are by k-tile
             first_k_tile, k_begin = (begin // self.spec.config.tile[2]).named("first_k_tile"), ZERO
         else:
             first_k_tile, k_begin = ZERO, begin

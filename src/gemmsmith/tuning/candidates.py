@@ -17,6 +17,7 @@ from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.promotion_plan import plan_promotion
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import (
+    MAX_TILE_N,
     choose_epi_tile_n,
     has_32bit_matrix,
     is_short,
@@ -71,11 +72,12 @@ def candidates(epilogue: EpilogueSpec, promoted: bool = False, splits: bool = Tr
 
 def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bool, splits: bool) -> Iterator[Config]:
     """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation."""
-    cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (_needs_many_registers(epilogue) or promoted)
+    needs_many_registers = not budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)][-1]
+    cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (needs_many_registers or promoted)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     if promoted:  # no pingpong: the model's promotion constants are not fitted to it
         tiles = [t for t in tiles if _promotion_fits_registers(*t)]
-        tiles = [t for t in tiles if not _is_heavy_over_64_rows(t[0], t[1], t[3], epilogue)]
+        tiles = [t for t in tiles if _max_accumulator_fraction(*t[:2], t[3], epilogue, data_parallel=False)]
     else:
         is_long = epilogue_cost(epilogue.graph, epilogue.fast_math).instructions > MIN_INSTRUCTIONS_FOR_THREE_WARPGROUPS
         tiles += [("pingpong", *t) for t in PINGPONG_TILES + PINGPONG_THREE_WARPGROUP_TILES * is_long]
@@ -120,7 +122,7 @@ def promotion_leaves_registers(spec: KernelSpec) -> bool:
     elif quantizes and c.splits != 1:
         reserved = budgets.RESERVED_REGISTERS_SPLIT_QUANTIZE
     columns, k_tiles_in_flight, registers = spec.promotion
-    if _loads_matrix_without_tma(spec.epilogue):
+    if epilogue_class(spec.epilogue) == "matrix loaded by threads":
         reserved = max(reserved, (k_tiles_in_flight - 1) * columns // 2 + budgets.RESERVED_REGISTERS_NO_TMA_LOAD)
     return registers + reserved <= get_design(c.design).max_promoted_registers[c.consumers]
 
@@ -137,23 +139,45 @@ def _tile_fits_registers(name: str, m: int, n: int, consumers: int, epilogue: Ep
         return False
     extra = extra_registers(epilogue.graph, choose_epi_tile_n(epilogue.graph, epilogue.tma_eligible, n))
     accumulator = m // WGMMA_M // design.warpgroups(consumers)[0] * n / 2
-    fraction = (accumulator + extra) / design.max_accumulator_registers[consumers]
-    if _is_heavy_over_64_rows(name, m, consumers, epilogue):
-        return fraction <= budgets.MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS and not _spills_over_64_rows(epilogue)
-    if _loads_matrix_without_tma(epilogue):
-        return fraction <= budgets.MAX_ACC_FRACTION_NO_TMA_LOAD
-    if extra or not _needs_few_registers(epilogue):
-        return fraction <= budgets.MAX_ACC_FRACTION_HEAVY
-    threads_store_32_bits = _stores_without_tma(epilogue) and _stores_32_bit_matrix(epilogue.graph)
-    return fraction <= (budgets.MAX_ACC_FRACTION_32_BIT_NO_TMA_STORE if threads_store_32_bits else 1.0)
+    limit = _max_accumulator_fraction(name, m, consumers, epilogue)
+    return (accumulator + extra) / design.max_accumulator_registers[consumers] <= limit
 
 
-def _is_heavy_over_64_rows(design: str, tile_m: int, consumers: int, epilogue: EpilogueSpec) -> bool:
-    """Return whether a warpgroup has more than 64 rows and the epilogue needs many registers.
+def _max_accumulator_fraction(
+    design: str, tile_m: int, consumers: int, epilogue: EpilogueSpec, *, data_parallel: bool = True
+) -> float:
+    """Return the fraction of a design's accumulator registers that a tile may take; 0: none may.
 
-    Then too few registers are left for promotion or for splits of K.
+    Without `data_parallel` K is split, or sums are promoted.
     """
-    return tile_m > WGMMA_M * get_design(design).warpgroups(consumers)[0] and _needs_many_registers(epilogue)
+    up_to_64_rows, more_rows, more_rows_of_splits = budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)]
+    if tile_m <= WGMMA_M * get_design(design).warpgroups(consumers)[0]:
+        return up_to_64_rows
+    return more_rows if data_parallel else more_rows_of_splits
+
+
+@lru_cache(maxsize=64)
+def epilogue_class(epilogue: EpilogueSpec) -> str:
+    """Return the class of an epilogue in MAX_ACCUMULATOR_FRACTIONS, by the registers that it needs.
+
+    An epilogue that loads a matrix is not plain, since it would have too few or too narrow subtiles of it in flight
+    (tries-h200).
+    """
+    graph, by_threads = epilogue.graph, _stores_without_tma(epilogue)
+    if any(o.broadcast_dims.is_matrix and o.name not in epilogue.tma_eligible for o in graph.operands):
+        return "matrix loaded by threads"
+    reductions = sum(node.op == "reduce" for node in graph.nodes)
+    stores_columns = graph.has_operations and any(r.name in epilogue.column_major for r in graph.results)
+    if stores_columns or max(len(graph.matrix_names) - 1, 0) + reductions > 1:
+        needs_more = stores_columns or by_threads or has_32bit_matrix(graph)
+        return "several matrices, by threads or of 32 bits" if needs_more else "several matrices"
+    vectors = [o for o in graph.operands if o.broadcast_dims.varies_along_m or o.broadcast_dims.varies_along_n]
+    uses_heavy_op = not epilogue.fast_math or any(node.op in budgets.REGISTER_HEAVY_OPS for node in graph.nodes)
+    if graph.has_operations and (
+        len(vectors) > 1 or _loads_matrix(epilogue) or uses_heavy_op or by_threads or extra_registers(graph, MAX_TILE_N)
+    ):
+        return "functions"
+    return "plain, 32 bits stored by threads" if by_threads and _stores_32_bit_matrix(graph) else "plain"
 
 
 def _is_short(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
@@ -166,57 +190,6 @@ def _spills_transposed(design: str, tile_m: int, tile_n: int, graph: EpilogueGra
     is_wide_and_odd = tile_n > budgets.MAX_ODD_TRANSPOSED_COLUMNS and tile_n % 16 > 0
     is_wide = is_wide_and_odd or (tile_n > budgets.MAX_TRANSPOSED_COLUMNS_WITH_OPERANDS and bool(graph.operands))
     return is_wide and design == "pingpong" and tile_m == 128 and _stores_32_bit_matrix(graph)
-
-
-@lru_cache(maxsize=64)
-def _needs_many_registers(epilogue: EpilogueSpec) -> bool:
-    """Return whether an epilogue needs many registers.
-
-    It does for two or more reductions and further matrices, for a matrix that is loaded without TMA, and for one that
-    is stored along its columns.
-    """
-    graph = epilogue.graph
-    reductions = [node for node in graph.nodes if node.op == "reduce"]
-    return max(len(graph.matrix_names) - 1, 0) + len(reductions) > 1 or _accesses_matrix_without_tma(epilogue)
-
-
-def _accesses_matrix_without_tma(epilogue: EpilogueSpec) -> bool:
-    """Return whether an epilogue loads a matrix without TMA, or computes one that is stored along its columns."""
-    column_major = any(r.name in epilogue.column_major for r in epilogue.graph.results)
-    return _loads_matrix_without_tma(epilogue) or (epilogue.graph.has_operations and column_major)
-
-
-def _spills_over_64_rows(epilogue: EpilogueSpec) -> bool:
-    """Return whether an epilogue that needs many registers spills if a warpgroup has more than 64 rows.
-
-    It does if threads load or store a matrix without TMA, or if a matrix has 32-bit elements.
-    """
-    graph = epilogue.graph
-    return has_32bit_matrix(graph) or _stores_without_tma(epilogue) or _accesses_matrix_without_tma(epilogue)
-
-
-@lru_cache(maxsize=64)
-def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
-    """Return whether an epilogue needs so few registers that the largest accumulators are tried.
-
-    That is the plain GEMM, or little more, stored by TMA. An epilogue that loads a matrix would have too few or too
-    narrow subtiles of it in flight (tries-h200).
-    """
-    graph = epilogue.graph
-    vectors = [o for o in graph.operands if o.broadcast_dims.varies_along_m or o.broadcast_dims.varies_along_n]
-    uses_heavy_op = not epilogue.fast_math or any(node.op in budgets.REGISTER_HEAVY_OPS for node in graph.nodes)
-    return not graph.has_operations or not (
-        len(vectors) > 1
-        or _loads_matrix(epilogue)
-        or uses_heavy_op
-        or _stores_without_tma(epilogue)
-        or _needs_many_registers(epilogue)
-    )
-
-
-def _loads_matrix_without_tma(epilogue: EpilogueSpec) -> bool:
-    """Return whether the epilogue loads a matrix without TMA."""
-    return any(o.broadcast_dims.is_matrix and o.name not in epilogue.tma_eligible for o in epilogue.graph.operands)
 
 
 def _stores_without_tma(epilogue: EpilogueSpec) -> bool:
@@ -265,7 +238,7 @@ def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[
     m, n, _ = base.tile
     if "splits" not in get_design(base.design).supported_options or base.consumers == 3:  # three have few registers
         return
-    if _is_heavy_over_64_rows(base.design, m, base.consumers, epilogue):
+    if not _max_accumulator_fraction(base.design, m, base.consumers, epilogue, data_parallel=False):
         return
     for splits in splits_of_k:
         yield base.replace(splits=splits)
@@ -282,7 +255,7 @@ def fits_registers(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bo
     """Return whether a config whose stages are fitted to an epilogue has three stages, and registers for it."""
     m, n, _ = config.tile
     data_parallel = not promoted and config.splits == config.cluster_splits == 1
-    if not data_parallel and _is_heavy_over_64_rows(config.design, m, config.consumers, epilogue):
+    if not _max_accumulator_fraction(config.design, m, config.consumers, epilogue, data_parallel=data_parallel):
         return False
     return config.stages >= 3 and _tile_fits_registers(config.design, m, n, config.consumers, epilogue)
 

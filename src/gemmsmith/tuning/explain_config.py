@@ -64,8 +64,9 @@ def explain_config(
         for name, x, width in zip(names, with_packed_operands(oriented, config).operands, config.tile, strict=False)
         if operand_major(x) == "MN"
     ]
-    packings = zip(names, operand_packings(oriented, config), strict=True)
-    residuals = zip(names, tf32_residual_packings(oriented, get_design(config.design)), strict=False)
+    design = get_design(config.design)
+    packings = zip(names, operand_packings(oriented, design), strict=True)
+    residuals = zip(names, tf32_residual_packings(oriented, design), strict=False)
     lines += [_packing_line(name, x, oriented) for name, x in (*packings, *residuals) if x]
     if epilogue and (cost := epilogue_cost(epilogue.graph, epilogue.fast_math)).instructions:
         lines.append(

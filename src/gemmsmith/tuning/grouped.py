@@ -36,8 +36,8 @@ SIZES = 16
 """Sizes of groups over which estimates are averaged: the middles of so many parts of 0 to twice the mean. Of 19 GEMMs
 (tries-grouped-h200, tries-grouped-h100) the choices are 6 % slower than the fastest configs, with 8 sizes 11 %."""
 PARTIAL_TILE_GAIN = 0.7
-"""How much of the rows that a partial tile does not have its time gets shorter. Measured: 500 rows of ten GEMMs on an
-H200, whose estimates then correlate best with their times (0.82; without it 0.64)."""
+"""How much of the rows that a partial tile does not have its time gets shorter. 500 rows of ten GEMMs on an H200
+(tries-grouped-h200), whose estimates then correlate best with their times (0.82; without it 0.64)."""
 WIDTHS = 8
 """Widths of a tile whose columns are multiplied alone (Accumulator.widths)."""
 L2_BYTES_PER_CYCLE = 6000
@@ -46,8 +46,8 @@ one: of 5000 to 7000, with exponents of 4 to 16, the nearest to the choices of g
 L2_NORM_EXPONENT = 8
 """Exponent of the norm that combines this bound with the model's estimate."""
 GATHER_COST = 1.2
-"""Times that a kernel takes longer if rows are gathered by cp.async. Fitted to 90 times of two GEMMs on an H100, as the
-next one."""
+"""Times that a kernel takes longer if rows are gathered by cp.async. Fitted to times of two GEMMs
+(tries-gathered-h100), as the next one."""
 GATHER_L2_BYTES_PER_CYCLE = 3190
 """Bytes that all SMs read from the L2 per cycle if cp.async reads most of them: 5.6 TB/s at 1755 MHz."""
 UNMULTIPLIED_COLUMN_COST = 0.4

@@ -20,9 +20,8 @@ from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import EpilogueGraph
-from gemmsmith.graph.frontend.math_patching import is_module
 from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
-from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant
+from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant, is_module
 from gemmsmith.graph.source_location import epilogue_error, format_location, user_stacklevel
 
 _LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
@@ -80,11 +79,6 @@ def register_constant(epilogue: Any) -> Any:
     """Return an epilogue that never changes, after making its identity its fingerprint."""
     _fingerprint_by_identity(epilogue)
     return epilogue
-
-
-def is_epilogue_function(x: Any) -> bool:
-    """Return whether x is an `epilogue_function` (values.py), which never changes."""
-    return type(x) is FunctionType and EPILOGUE_FUNCTIONS.get(x.__name__) is x
 
 
 def _check_no_torch_function_mode() -> None:
@@ -185,18 +179,22 @@ def _fingerprint_function(f: Any, seen: Seen) -> Hashable:
     """Return the fingerprint of a function; an error that it raises names the innermost function."""
     if id(f) in seen:
         return seen[id(f)][0]
-    module, code = f.__globals__.get("__name__", ""), f.__code__
-    if is_epilogue_function(f) or (module.partition(".")[0] in _LIBRARIES and is_listed_as_constant(f)):
+    variables, code = f.__globals__, f.__code__
+    module = variables.get("__name__", "")
+    package = module.partition(".")[0]
+    is_constant = EPILOGUE_FUNCTIONS.get(f.__name__) is f  # an `epilogue_function` (values.py)
+    if is_constant or (package in _LIBRARIES and is_listed_as_constant(f)):
         return _fingerprint_by_identity(f)
     seen[id(f)] = len(seen), f
-    if id(code) not in _STABLE_OBJECTS:
-        linecache.lazycache(code.co_filename, f.__globals__)  # for messages that quote a restored function
-    is_ours = is_package_function(f)
+    if (code_key := _STABLE_OBJECTS.get(id(code))) is None:
+        linecache.lazycache(code.co_filename, variables)  # for messages that quote a restored function
+        code_key = _fingerprint_by_identity(code)
+    is_ours = package == "gemmsmith" and getattr(sys.modules.get(module), "__dict__", None) is variables
     names, unknown_read = ((), "") if is_ours else find_reads(code)  # the package's own functions read nothing else
     try:
         if unknown_read:
             raise _CannotFingerprintError(unknown_read)
-        parts: list[Hashable] = [FunctionType, _fingerprint_by_identity(code), module if is_ours else None]
+        parts: list[Hashable] = [FunctionType, code_key, module if is_ours else None]
         for x in (f.__defaults__, f.__kwdefaults__, f.__dict__):  # such as __wrapped__, which has the signature
             parts.append(_fingerprint_value(x, seen) if x else None)
         for cell in f.__closure__ or ():
@@ -205,7 +203,7 @@ def _fingerprint_function(f: Any, seen: Seen) -> Hashable:
             except ValueError:
                 raise _CannotFingerprintError("a variable of its closure has no value yet") from None
             parts.append(_fingerprint_value(x, seen))
-        variables, builtins = f.__globals__, f.__builtins__
+        builtins = f.__builtins__
         for name in names:
             try:
                 x = variables[name] if name in variables else builtins[name]
@@ -251,12 +249,6 @@ def _is_stateless(f: FunctionType) -> bool:
 
 _STATELESS: dict[int, Hashable] = BoundedCache(4096)
 """Fingerprints of functions that are nothing but code without globals, by its id, which is not reused meanwhile."""
-
-
-def is_package_function(f: FunctionType) -> bool:
-    """Return whether a function is defined in this package."""
-    name = f.__globals__.get("__name__", "")
-    return name.startswith("gemmsmith.") and getattr(sys.modules.get(name), "__dict__", None) is f.__globals__
 
 
 class _IdentityKey:

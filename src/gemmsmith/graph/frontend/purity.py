@@ -115,3 +115,9 @@ def is_listed_as_constant(x: Any) -> bool:
     modules = [vars(sys.modules[name]) for name in STABLE_MODULES if name in sys.modules]
     names = {*STABLE_ATTRIBUTES, *op_names(), *EPILOGUE_FUNCTIONS}
     return any(module.get(name) is x for module in modules for name in names)
+
+
+def is_module(x: Any) -> bool:
+    """Return whether x is a torch.nn.Module."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.nn.Module)

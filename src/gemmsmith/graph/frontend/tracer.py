@@ -1,24 +1,29 @@
 """Tracing of a Python epilogue function into a graph.
 
 The function runs once, on traced values that record its operations (values.py). Functions of the math module are
-replaced by versions that accept traced values (math_patching.py).
+replaced by versions that accept traced values.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
+import sys
 from collections.abc import Callable, Collection, Mapping
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
+from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import BOOL, DType
 from gemmsmith.core.errors import did_you_mean
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
-from gemmsmith.graph.frontend.math_patching import PatchedFunctions, is_module
+from gemmsmith.graph.frontend.purity import find_reads, is_module
 from gemmsmith.graph.frontend.values import Traced, Tracer, call
 from gemmsmith.graph.passes.rewrite import eliminate_dead_code
 from gemmsmith.graph.source_location import epilogue_error, format_location, user_source_line
 
+_UNPATCHED_MODULES = {"torch", "numpy", "gemmsmith", *sys.stdlib_module_names}
 GROUP = "group"
 """The name of an epilogue's parameter that is the index of the group."""
 
@@ -71,7 +76,7 @@ def trace_with_shape_dependence(
     positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
     keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
     try:
-        returned = PatchedFunctions(_traced_version_of).patched(function)(accumulator, *positional, **keywords)
+        returned = _PatchedFunctions().patched(function)(accumulator, *positional, **keywords)
     except TypeError as error:
         raise epilogue_error(
             f"{error}; use traced values and numbers", user_source_line(error.__traceback__)
@@ -94,6 +99,63 @@ def trace_with_shape_dependence(
         if name in results:
             raise epilogue_error(f"{name}: is the name of an operand and of a result; rename the result", location)
     return graph, tracer.shape_dependent
+
+
+class _PatchedFunctions:
+    """Clones of functions, and of the helpers in their globals and closures, each made once, with math's replaced.
+
+    math.exp(x) would call float(x). The originals and their modules are not changed.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[int, FunctionType] = {}
+        self._globals: dict[int, dict[str, Any]] = {}
+
+    def patched(self, function: Any) -> Any:
+        """Return a patched clone of any callable."""
+        if isinstance(function, FunctionType):
+            return self._function(function)
+        clone = self._helper(function)
+        if clone is function and isinstance(call := type(function).__call__, FunctionType):
+            return MethodType(self._helper(call), function)
+        return clone
+
+    def _helper(self, x: Any) -> Any:
+        if x is math:
+            return self._math
+        if isinstance(x, BuiltinFunctionType):
+            return _traced_version_of(x) if x.__module__ == "math" else x
+        if isinstance(x, FunctionType):
+            return x if x.__globals__.get("__name__", "").partition(".")[0] in _UNPATCHED_MODULES else self._function(x)
+        if isinstance(x, MethodType):
+            return MethodType(self._helper(x.__func__), x.__self__)
+        if isinstance(x, functools.partial):
+            return functools.partial(self._helper(x.func), *x.args, **x.keywords)
+        return x
+
+    @cached_property
+    def _math(self) -> SimpleNamespace:
+        public = {name: x for name, x in vars(math).items() if not name.startswith("_")}
+        return SimpleNamespace(**{name: self._helper(x) for name, x in public.items()})
+
+    def _function(self, f: FunctionType) -> FunctionType:
+        if id(f) in self._functions:
+            return self._functions[id(f)]
+        module = self._globals.setdefault(id(f.__globals__), dict(f.__globals__))
+        cells = tuple(CellType() for _ in f.__closure__ or ())
+        clone = FunctionType(f.__code__, module, f.__name__, f.__defaults__, cells)
+        clone.__kwdefaults__ = f.__kwdefaults__
+        clone.__dict__.update(f.__dict__)
+        self._functions[id(f)] = clone  # before its helpers, which may call it
+        for name in find_reads(f.__code__).names:
+            if name in f.__globals__:
+                module[name] = self._helper(f.__globals__[name])
+        for cell, original in zip(cells, f.__closure__ or (), strict=True):
+            try:
+                cell.cell_contents = self._helper(original.cell_contents)
+            except ValueError:  # not assigned yet
+                pass
+        return clone
 
 
 def _traced_version_of(function: Callable[..., Any]) -> Callable[..., Any]:
