@@ -6,6 +6,7 @@ fingerprint, so that it reads nothing else, and other threads cannot change what
 
 from __future__ import annotations
 
+import builtins
 import linecache
 import sys
 import warnings
@@ -203,10 +204,9 @@ def _fingerprint_function(f: Any, seen: Seen) -> Hashable:
             except ValueError:
                 raise _CannotFingerprintError("a variable of its closure has no value yet") from None
             parts.append(_fingerprint_value(x, seen))
-        builtins = f.__builtins__
         for name in names:
             try:
-                x = variables[name] if name in variables else builtins[name]
+                x = variables[name] if name in variables else f.__builtins__[name]
             except KeyError:
                 raise _CannotFingerprintError(f"{name} is not defined") from None
             parts.append(_fingerprint_value(x, seen))
@@ -223,7 +223,8 @@ def _restore_function(
     seen: list[Any], code: _IdentityKey, module: str | None, defaults: Any, kwdefaults: Any, attributes: Any, *read: Any
 ) -> FunctionType:  # fmt: skip
     """Return a function of the package's `module`, or one whose globals are only those that it reads."""
-    variables = vars(sys.modules[module]) if module else {}
+    # C functions import with the __import__ that they find here
+    variables = vars(sys.modules[module]) if module else {"__builtins__": vars(builtins)}
     cells = tuple([CellType() for _ in code.thing.co_freevars])
     seen.append(f := FunctionType(code.thing, variables, closure=cells))
     f.__defaults__, f.__kwdefaults__ = _restore(defaults, seen), _restore(kwdefaults, seen)
