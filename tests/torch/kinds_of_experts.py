@@ -39,10 +39,10 @@ class KindOfExperts(torch.nn.Module):
 
     def forward(self, x: Any, experts: Any, weights: Any) -> Any:
         gate_up, down, *biases = self.arrays
-        names = dict(zip(("gate_up_bias", "down_bias"), biases, strict=False))
         return gated_experts(
-            x, experts, weights, gate_up, down, self.gate, interleaved=self.interleaved, post=self.post, **names
-        )
+            x, experts, weights, gate_up, down, self.gate, biases=tuple(biases) or (None, None),
+            interleaved=self.interleaved, post=self.post,
+        )  # fmt: skip
 
     def one_at_a_time(self, x: Any, experts: Any, weights: Any, saved: torch.dtype = torch.float64) -> Any:
         """`saved`: the dtype to which gate and up are rounded, since a clamp's gradient jumps where they are."""

@@ -558,8 +558,8 @@ def test_wrong_arguments_are_refused() -> None:
     x, experts, weights, gate_up, down = inputs(3)
     with pytest.raises(ArgumentError, match="x, experts, weights, gate_up, down: got shapes"):
         gated_experts(x[:2], experts, weights, gate_up, down)
-    with pytest.raises(ArgumentError, match=r"down_bias: got shape \(16,\); use \(6, 16\)"):
-        gated_experts(x, experts, weights, gate_up, down, down_bias=torch.zeros(DIM))
+    with pytest.raises(ArgumentError, match=r"biases: got shape \(16,\) for down; use \(6, 16\)"):
+        gated_experts(x, experts, weights, gate_up, down, biases=(None, torch.zeros(DIM)))
 
 
 LAYERS = {
@@ -678,7 +678,7 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
     got = _run_inference(x, order, gate_up, down, bias if biased else None, None, gate, False, "sim")
     want = gated_experts(
         x.double(), experts, weights.double(), gate_up.double(), down.double(), gate,
-        gate_up_bias=bias.double() if biased else None,
+        biases=(bias.double() if biased else None, None),
     )  # fmt: skip
     assert (got.double() - want).norm() <= 0.01 * want.norm()
     gradient = torch.randn(tokens * TOP_K, dim).bfloat16()

@@ -39,8 +39,8 @@ MIN_HIDDEN_WITH_COPIES = 1024
 
 def gated_experts(
     x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, activation: str = "silu",
-    all_present: bool = False, order: SortedSlots | None = None, addend: Any = None, gate_up_bias: Any = None,
-    down_bias: Any = None, interleaved: bool = False, post: Callable[[Any], Any] | None = None,
+    all_present: bool = False, order: SortedSlots | None = None, addend: Any = None,
+    biases: tuple[Any, Any] = (None, None), interleaved: bool = False, post: Callable[[Any], Any] | None = None,
 ) -> Any:  # fmt: skip
     """Return the sum over a token's experts e of weight * down[e] (activation(gate[e] x) * up[e] x), with gradients.
 
@@ -58,8 +58,8 @@ def gated_experts(
         all_present: no expert is outside of 0 ... count - 1.
         order: the slots in the order of their experts, if they are sorted already; not of DTensors.
         addend: (tokens, dim), what is added to the result; not to DTensors.
-        gate_up_bias: (count, 2 * hidden), in the order of gate_up's rows, or None.
-        down_bias: (count, dim), or None.
+        biases: that of gate_up, (count, 2 * hidden), in the order of its rows, or None; that of down, (count, dim),
+            or None.
         interleaved: rows of gate and of up alternate.
         post: a function of the rows (tokens * top_k, dim) of down's results, with gradients of its own, such as a norm;
             their weights are those of its results.
@@ -71,16 +71,17 @@ def gated_experts(
         ArgumentError: shapes or placements do not match, the activation is unknown, or DTensors have biases or a post.
     """
     check_activation(activation)
+    gate_up_bias, down_bias = biases
     if is_dtensor(gate_up):
         if gate_up_bias is not None or down_bias is not None or post:
-            raise ArgumentError("gate_up_bias, down_bias, post: got one with weights that are DTensors; use None")
+            raise ArgumentError("biases, post: got one with weights that are DTensors; use None")
         function = partial(gated_experts, activation=activation, interleaved=interleaved)
         return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
     (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
     count, hidden = checked_shape(x, experts, weights, gate_up, down, width(activation))
-    for name, bias, columns in (("gate_up_bias", gate_up_bias, gate_up.shape[1]), ("down_bias", down_bias, x.shape[1])):
-        if bias is not None and bias.shape != (count, columns):
-            raise ArgumentError(f"{name}: got shape {tuple(bias.shape)}; use ({count}, {columns})")
+    for name, bias, weight in (("gate_up", gate_up_bias, gate_up), ("down", down_bias, down)):
+        if bias is not None and bias.shape != weight.shape[:2]:
+            raise ArgumentError(f"biases: got shape {tuple(bias.shape)} for {name}; use {tuple(weight.shape[:2])}")
     if order is None:
         order = sort_slots(experts, weights, count)
     if gate_up_bias is not None:

@@ -92,8 +92,8 @@ def _experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weig
         gate_up, down = gate_up.mT, down.mT
     biases = (getattr(self, f"{name}_bias"), self.down_proj_bias) if self.has_bias else (None, None)
     y = gated_experts(
-        hidden_states, top_k_index, top_k_weights, gate_up, down, gate.activation, gate_up_bias=biases[0],
-        down_bias=biases[1], interleaved=gate.interleaved,
+        hidden_states, top_k_index, top_k_weights, gate_up, down, gate.activation, biases=biases,
+        interleaved=gate.interleaved,
         post=self.post_expert_norm if getattr(self, "has_post_expert_norm", False) else None,
     )  # fmt: skip
     return y.to(hidden_states.dtype)
