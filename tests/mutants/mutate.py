@@ -3,11 +3,9 @@ executed by one lane alone; each arrival moved past a wait; each loop begun one 
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
@@ -26,12 +24,8 @@ SYNCHRONIZING = (
     cp_async.CpAsyncMbarrierArrive, cp_async.CpAsyncCommit, cp_async.CpAsyncWait,
 )  # fmt: skip
 ONLY_DELETED = (
-    barrier.FenceAcqRel,
-    barrier.GridDependencyWait,
-    wgmma.FenceOperand,
-    barrier.SyncWarp,
-    register.SetMaxNReg,
-)
+    barrier.FenceAcqRel, barrier.GridDependencyWait, wgmma.FenceOperand, barrier.SyncWarp, register.SetMaxNReg,
+)  # fmt: skip
 """Where these stand among their neighbors does not matter."""
 ALIGNED = (
     register.SetMaxNReg, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait, barrier.BarrierSync, barrier.SyncThreads,
@@ -82,7 +76,7 @@ def changes_of(spec: KernelSpec) -> list[str]:
 
 
 def mutants(spec: KernelSpec) -> Iterator[Mutant]:
-    """Mutants of the spec's kernel, each in a kernel of its own."""
+    """Every mutant of the spec's kernel, each in a kernel of its own."""
 
     def fresh() -> Kernel:
         build.cache_clear()
@@ -93,16 +87,13 @@ def mutants(spec: KernelSpec) -> Iterator[Mutant]:
 
 
 def mutants_of(make: Callable[[], Kernel]) -> Iterator[Mutant]:
-    """The same of a kernel that `make` makes anew.
-
-    Of changes that are alike, on one line that a loop of Python repeats, one is drawn.
-    """
-    alike = defaultdict[tuple[str, str, str], list[int]](list)
-    for number, (*change, _) in enumerate(_changes(make())):
-        alike[tuple(change)].append(number)
-    for (what, target, where), numbers in alike.items():
+    """The same of a kernel that `make` makes anew."""
+    for number in count():
         kernel = make()
-        *_, apply = next(islice(_changes(kernel), random.choice(numbers), None))
+        change = next(islice(_changes(kernel), number, None), None)
+        if change is None:
+            return
+        what, target, where, apply = change
         apply()
         yield Mutant(what, target, where, kernel)
 

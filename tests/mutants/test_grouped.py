@@ -392,7 +392,7 @@ def only_one_operand_is_zeroed(which: int) -> Plant:
     def plant(p: Patch) -> None:
         def made(self: Any, spec: Any) -> None:
             init(self, spec)
-            self._tiles = self._tiles[which : which + 1]
+            self._operand_tiles = self._operand_tiles[which : which + 1]
 
         p.setattr(RaggedK, "__init__", made)
         p.setattr(
@@ -462,7 +462,9 @@ def test_zeros_come_before_multicasts_of_peers(cluster: tuple[int, int], scope: 
 @pytest.mark.parametrize("config", [MULTISTAGE, SM80], ids=str)
 def test_copies_of_the_next_group(config: Config, monkeypatch: Patch) -> None:
     of_k = KGroupedTileScheduler.work_tile
-    monkeypatch.setattr(KGroupedTileScheduler, "work_tile", lambda self, tile: replace(of_k(self, tile), k_extent=None))
+    monkeypatch.setattr(
+        KGroupedTileScheduler, "work_tile", lambda self, tile: replace(of_k(self, tile), group_k_extent=NO_END)
+    )
     assert "wrong" in INFINITE.found_in_any(config)
 
 

@@ -67,13 +67,16 @@ def seen(x: Any) -> Matrix:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONIZED)
 def test_every_mutant_is_reported(name: str) -> None:
-    unreported, count = [], 0
+    unreported, alone, count = [], set[str](), 0
 
     def make() -> Kernel:
         return LADDER_KERNELS[name].make(LADDER_KERNELS[name].dtypes[0], CHIPS["sm_80"])
 
     for mutant in mutants_of(make):
         count += 1
+        if mutant.what == "by one lane" and str(mutant) in alone:  # of a loop that Python unrolls
+            continue
+        alone.add(str(mutant))
         kinds: set[str] = set()
         for seed in range(SEEDS):
             kinds |= reported(name, mutant.kernel, seed)

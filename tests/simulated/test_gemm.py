@@ -43,7 +43,6 @@ def configs(draw: some.DrawFn) -> Config:
         draw(some.booleans()),
         tuple(draw(some.sampled_from(["first", "normal", "last"])) for _ in "ab"),
         draw(some.booleans()),
-        draw(some.booleans()),
         draw(some.booleans()) and design == "cooperative",
         draw(some.booleans()),
         draw(some.booleans()) and design == "cooperative" and shares == (1, 1),
