@@ -220,7 +220,7 @@ def random_config(rng: random.Random) -> Config:
         consumers, rng.choice(["m", "n"]), rng.choice([1, 2, 3, 8]), rng.choice([1] * 6 + [0, 0, 2, 3, 7]),
         rng.choice([1] * 6 + [2, 2, 3, 4]), rng.random() < 0.15,
         rng.choice([("normal", "normal")] * 3 + [("first", "last"), ("last", "first")]),
-        *(rng.random() < 0.2 for _ in range(5)),
+        *(rng.random() < 0.2 for _ in range(4)),
     )  # fmt: skip
 
 
