@@ -157,17 +157,15 @@ class TileScales:
             reader.release(self._tile, k_block)
 
     def _read_rows(self, scale: ScaleSpec, read: ReadScales) -> RegisterArray:
-        """Return the scale of the thread's row in each half of every 64 rows, or of each 64 rows if both have one."""
+        """Return the thread's scales of A: one for each half of 64 rows, or one per 64 rows if halves share it."""
         k, per_row, row_halves = current_builder(), scale.granularity == 1, self._scales.row_halves
         per_half = per_row or scale.interleaved  # rows of a half are in groups of 8, of one matrix each
         registers = k.registers(F32, row_halves if per_half else row_halves // 2, "scale_a_frag")
         with k.unroll(len(registers), name="row_half" if per_half else "mma_m") as i:
             mma_m, half = (i // 2, i % 2) if per_half else (i, Constant(I32, 0))
             row = self._row + mma_m * WGMMA_M
-            read(
-                row + half * FRAGMENT_HALF_ROWS if per_row else row // scale.period * scale.matrices + half,
-                registers, i, 1,
-            )  # fmt: skip
+            index = row + half * FRAGMENT_HALF_ROWS if per_row else row // scale.period * scale.matrices + half
+            read(index, registers, i, 1)
         return registers
 
     def _read_columns(self, read: ReadScales) -> RegisterArray:

@@ -44,12 +44,13 @@ class SmemVectorLayout:
     """
 
     def __init__(self, spec: KernelSpec, name: str) -> None:
+        """Give a thread the rows and columns that it has in the accumulator of wgmma."""
         self.is_a = name == "a"
         num_mma_m, self._columns = spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns
         self.elements_per_thread = 2 * num_mma_m if self.is_a else self._columns // N8_COLUMNS * 2
         """Rows of A, or columns of B, that a thread computes."""
         self.vector_elements = min(VECTOR_ELEMENTS, self.elements_per_thread)
-        """Elements of a vector."""
+        """Elements of one load."""
         self.lanes_along_mn = 32 // LANES_PER_QUAD if self.is_a else LANES_PER_QUAD
         """Lanes of a warp along M (A) or N (B); the other lanes hold the same rows (columns)."""
 

@@ -178,7 +178,7 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
 
 
 def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[EpiloguePlan, bool]:
-    """Plan a spec's epilogue with subtiles of this width; also return whether a buffer of each fits."""
+    """Plan a spec's epilogue with subtiles of this width; also return whether its buffers fit in shared memory."""
     config, n = spec.config, spec.slice_columns
     loops = _unrolled_columns(spec.epilogue, spec.warpgroup_rows, n) < n
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
@@ -190,7 +190,7 @@ def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[EpiloguePlan, boo
     load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
     stage_counts = _choose_stages(free, aliased_bytes, subtiles_m * subtiles_n, load_bytes, store_bytes)
     subtiles_per_store, store_stages, load_stages = stage_counts or (1, 1, min(len(loads), 1))
-    if loops:
+    if loops:  # an iteration stores one subtile
         subtiles_per_store, store_stages = 1, subtiles_per_store * store_stages
     plan = EpiloguePlan(
         epi_tile_n, subtiles_m, subtiles_n, loads, stores, broadcasts,

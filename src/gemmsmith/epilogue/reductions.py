@@ -128,7 +128,11 @@ class Reduction:
         return column < (wg_tile.problem_n // self.columns_per_value if self._clips else self.num_elements)
 
     def batch_of(self, wg_tile: WarpgroupTile) -> Value:
-        """Return the batch of the tile's results: the group, if each has results of its own; 0 for its partials."""
+        """Return the batch at which the tile's results are stored.
+
+        It is 0 for partials of groups, which follow one another; the group if there is one result for each group; else
+        the tile's batch.
+        """
         if self.group_partials:
             return Constant(I32, 0)
         return wg_tile.work.group if self._by_group else wg_tile.work.batch

@@ -158,7 +158,7 @@ class EpilogueSubtile:
 
     def _evaluate_at(self, n8: Value) -> Evaluation:
         """Return the graph's evaluation in one step: `self.n8_per_step` groups of 8 columns, from group `n8` on."""
-        sources: dict[int, Source] = {}
+        sources: dict[int, Source] = {}  # of nodes that are not computed from their inputs: functions that load a pair
         for i, node in enumerate(self.graph.nodes):
             first_n8 = self._visit_coord(n8, self.broadcast_dims[i].column_divisor).n8
             if i in self.row_fragments:

@@ -339,6 +339,7 @@ class Builder:
     # -- roles ---------------------------------------------------------------------------------------
     @contextmanager
     def _role(self, role: st.Role) -> Iterator[Value]:
+        """Open a block that only the warps or warpgroups of a role execute; yield the index of one among them."""
         limit = self.threads // 128 if role.unit == "warpgroup" else 4
         if role.first + role.count > limit:
             raise KernelError(

@@ -18,7 +18,7 @@ MAX_SUM = 2**31 - 1
 
 
 def group_extent(p: Problem) -> int:
-    """Return what the groups divide: the elements of K, the rows of all groups, or the most rows of one (masked)."""
+    """Return what the groups divide: K, or the rows of the grouped operand (of each group's matrix if masked)."""
     assert p.grouping
     if p.grouping.along == "k":
         return p.k

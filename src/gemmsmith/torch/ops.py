@@ -111,6 +111,7 @@ def op_signature(epilogue: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _op_signature(epilogue: str) -> tuple[int, int]:
+    """Return the number of results of a serialized epilogue, and its digest. Raises ArgumentError beyond the limits."""
     graph = graph_serialization.deserialize(epilogue)
     num_inputs, num_outputs = sum(o.dtype is not None for o in graph.operands), len(graph.results)
     if num_inputs > MAX_OPERANDS:

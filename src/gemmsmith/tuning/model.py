@@ -461,9 +461,10 @@ def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
     unaligned_128b, unaligned_32b = np.array([pitch % LINE_BYTES > 0, pitch % SECTOR_BYTES > 0], float)
     rows = np.minimum(width, max(operand.rows, 1))
     if operand_major(operand) == "MN":
+        # tiles begin at multiples of `step` bytes from a line, and are read in boxes of TMA
         step = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE_BYTES), LINE_BYTES)
         unaligned_128b = np.maximum(unaligned_128b, 1 - step / LINE_BYTES)
-        unaligned_32b = np.maximum(unaligned_32b, (step < SECTOR_BYTES) / 2)
+        unaligned_32b = np.maximum(unaligned_32b, (step < SECTOR_BYTES) / 2)  # every other tile
         box_bytes = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR_BYTES, LINE_BYTES)
         rows = np.ceil(rows * size / box_bytes) * box_bytes / size
     slowdown = 1 + UNALIGNED_128B_OVERHEAD * unaligned_128b + UNALIGNED_32B_OVERHEAD * unaligned_32b

@@ -82,7 +82,10 @@ class BoundLaunches:
         ]  # fmt: skip
 
     def outputs_do_not_overlap(self, addresses: Mapping[str, Any]) -> bool:
-        """Return whether no output that the caller passed overlaps another argument (by address range)."""
+        """Return whether no output that the caller passed overlaps another argument, by address range.
+
+        Arrays at the distance of those that were bound do not overlap: `bind` compared their elements.
+        """
         for output, name, low, high, bound in self._overlap_checks:  # all() takes three times as long
             if low < addresses[name] - addresses[output] < high and addresses[name] - addresses[output] != bound:
                 return False

@@ -85,11 +85,14 @@ def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
 
 
 def _waits_in_branches(statements: list[Statement]) -> bool:
-    """Return whether a warpgroup's statements wait for threads in a branch on the thread's index, without wgmma."""
-    executed = instructions(Block([x for x in statements if not children(x)]))
+    """Return whether a warpgroup's warps run apart: some wait for threads in a branch on the thread's index.
+
+    A warpgroup that executes wgmma or the like outside of branches stays one group.
+    """
+    unconditional = instructions(Block([x for x in statements if not children(x)]))
     branches = [x for x in statements if isinstance(x, If) and _depends_on_thread(x.condition)]
     in_branches = (x for branch in branches for block in children(branch) for x, _ in instructions(block))
-    return any(x.waits_for_threads for x in in_branches) and not any(x.warpgroup_wide for x, _ in executed)
+    return any(x.waits_for_threads for x in in_branches) and not any(x.warpgroup_wide for x, _ in unconditional)
 
 
 def _depends_on_thread(x: Value) -> bool:

@@ -133,23 +133,23 @@ def with_saved_values(
         cost, saved_names, best = min(candidates, key=lambda x: x[0])
         if not cost.recomputes_gemm:
             graph, saved = best, saved_names
-    return _round_before_logsumexp(graph, saved, default_dtype), saved
+    return _round_before_reductions(graph, saved, default_dtype), saved
 
 
-def _round_before_logsumexp(graph: EpilogueGraph, saved: Collection[str], default_dtype: DType) -> EpilogueGraph:
-    """Round values that the derivative reads from memory before they are used, if a logsumexp depends on them.
+def _round_before_reductions(graph: EpilogueGraph, saved: Collection[str], default_dtype: DType) -> EpilogueGraph:
+    """Round values that the derivative reads from memory, if a reduction whose value it also reads depends on them.
 
-    exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
+    Else exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
     """
     reductions = [r.node for r in graph.results if graph.is_reduction(r)]
-    under = _ancestors(graph, [i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value])
-    read = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in under}
+    ancestors = _ancestors(graph, [i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value])
+    stored = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in ancestors}
 
     def rule(editor: Editor, node: Node) -> int | None:
-        if read.get(editor.index, FP32) == FP32:
+        if stored.get(editor.index, FP32) == FP32:
             return None
         editor.nodes.append(node)
-        return editor.add("cast", len(editor.nodes) - 1, attribute=read[editor.index])
+        return editor.add("cast", len(editor.nodes) - 1, attribute=stored[editor.index])
 
     return cse(fold(rewrite(graph, rule)))
 
@@ -169,7 +169,8 @@ def _with_minmax_inputs(graph: EpilogueGraph, wrt: Collection[str]) -> EpilogueG
     """Store the inputs of maxima and minima as results: rounded, so that the derivative finds equal elements again."""
     for r in minmax_results(graph, wrt):
         if _stored_minmax_input(graph, r) is None:
-            graph = _with_output(graph, _rounding_equivalent_nodes(graph, r)[-1])
+            first_computed = _rounding_equivalent_nodes(graph, r)[-1]
+            graph = _with_output(graph, first_computed)
     return graph
 
 

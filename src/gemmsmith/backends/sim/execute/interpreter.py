@@ -90,6 +90,7 @@ class Interpreter:
         self.value_of[x] = self.registers.read(self.registers.selected_row(x.registers), int(self.value_of[x.index]))
 
     def result(self, x: Result) -> Blocking | None:
+        """Execute an instruction that defines a value; if it may block, return the generator that defines it."""
         result = self.simulate(x.instruction)
         if isinstance(result, GeneratorType):
             return self._define_later(x, result)
