@@ -90,7 +90,8 @@ def test_rows_are_measured_and_resumed(
     assert not [row["error"] for row in rows if "error" in row]
     assert all(row["us"] == 10 for row in rows)
     if script is not heavy:
-        assert all("over its bound" in why for row in rows for why in row["refused"].values())
+        refused = [x for row in rows for x in row["refused"].items() if x[0].startswith("lt: ")]
+        assert all("over its bound" in why for _, why in refused)  # a torch may have no kernel of the CPU for some kind
     text = capsys.readouterr().out
     assert f"\n0 of {len(rows)} GEMMs\n" in text
     assert "geometric mean" in text
