@@ -37,13 +37,13 @@ def _check_supported(spec: KernelSpec) -> None:
     mma, op = spec.mma, spec.design.mma_op
     if not spec.chip.supports(mma.required_arch):
         raise ConfigError(f"chip: got {spec.chip} for {mma.a} x {mma.b}; {op.name} needs {mma.required_arch} for these")
-    for option, is_asked, got, hint in (
+    for option, is_asked, message, hint in (
         ("block_scales", any(spec.scales), "scale_a, scale_b: got block scales", ""),
         ("3xtf32", spec.is_3xtf32, 'precision: got "3xtf32"', ""),
         ("interleaved_b", spec.interleaved is not None, "b: got a tuple", "interleave(*b), or "),
     ):
         if is_asked and option not in spec.design.supported_options:
-            raise ConfigError(f"{got} with {spec.design.name}; use {hint}the design {designs_supporting(option)}")
+            raise ConfigError(f"{message} with {spec.design.name}; use {hint}the design {designs_supporting(option)}")
     if spec.interleaved and spec.is_3xtf32:
         raise ConfigError('b: got a tuple with precision="3xtf32", which takes one array; use interleave(*b)')
     if spec.interleaved == "b" and spec.slice_columns % INTERLEAVED_ROWS:
