@@ -147,7 +147,8 @@ def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> 
 
 def matches(tensors: Sequence[Any]) -> Callable[..., bool]:
     """Return whether other tensors are like these in all but their addresses, as a function of them."""
-    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
 
 
 def runs_kernels(a: Any) -> bool:
