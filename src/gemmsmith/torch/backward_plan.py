@@ -5,7 +5,7 @@ Names are those of graph.frontend.derivative: x_name is an operand, y_name a res
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -103,31 +103,24 @@ class ReductionResult(NamedTuple):
 @dynamo_constant
 def tensor_names(epilogue: str) -> Names:
     """Return the names of an epilogue's operands that are tensors."""
-    return _tensor_names(graph_serialization.deserialize(epilogue))
+    return graph_serialization.deserialize(epilogue).tensor_names
 
 
 @dynamo_constant
 def number_names(epilogue: str) -> Names:
     """Return the names of an epilogue's operands that are numbers."""
-    return _number_names(graph_serialization.deserialize(epilogue))
+    return graph_serialization.deserialize(epilogue).number_names
 
 
 @dynamo_constant
 def result_names(epilogue: str) -> Names:
     """Return the names of an epilogue's results."""
-    return _result_names(graph_serialization.deserialize(epilogue))
+    return graph_serialization.deserialize(epilogue).result_names
 
 
-def _tensor_names(graph: EpilogueGraph) -> Names:
-    return tuple(o.name for o in graph.operands if o.dtype is not None)
-
-
-def _number_names(graph: EpilogueGraph) -> Names:
-    return tuple(o.name for o in graph.operands if o.dtype is None)
-
-
-def _result_names(graph: EpilogueGraph) -> Names:
-    return tuple(r.name for r in graph.results)
+def numbers_and_tensors(epilogue: str, operands: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return an epilogue's operands, given by name, as the operator takes them: the numbers, then the tensors."""
+    return [operands[name] for name in number_names(epilogue)], [operands[name] for name in tensor_names(epilogue)]
 
 
 class ForwardSpec(NamedTuple):
@@ -175,7 +168,7 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
         graph_with_saved, names = with_saved_values(graph, _wrt_with_accumulator(wrt), _default_dtype(dtype))
         if len(graph_with_saved.results) <= MAX_RESULTS:
             extended, saved_outputs = graph_with_saved, names
-    user_outputs = _result_names(graph)
+    user_outputs = graph.result_names
     has_gradient = nodes_with_gradient(extended, _wrt_with_accumulator(wrt))
     nondifferentiable = tuple(i for i, r in enumerate(extended.results) if not has_gradient[r.node])
     differentiable_outputs = tuple(name for i, name in enumerate(user_outputs) if i not in nondifferentiable)
@@ -187,13 +180,13 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     reads_accumulator = any(kernel.reads_accumulator for kernel in grad_kernels)
     read_names |= {A} if reads_accumulator or B in wrt else set()
     read_names |= {B} if reads_accumulator or A in wrt else set()
-    inputs = [A, B, *(INPUT_PREFIX + name for name in _tensor_names(extended))]
-    saveable = [*inputs, *(OUTPUT_PREFIX + name for name in _result_names(extended))]
+    inputs = [A, B, *(INPUT_PREFIX + name for name in extended.tensor_names)]
+    saveable = [*inputs, *(OUTPUT_PREFIX + name for name in extended.result_names)]
     saved = [(i, name) for i, name in enumerate(saveable) if name in read_names]
     return ForwardSpec(
         graph_serialization.serialize(extended), saved_outputs, user_outputs,
-        tuple(_tensor_names(graph).index(name) for name in _tensor_names(extended)),
-        tuple(_number_names(graph).index(name) for name in _number_names(extended)),
+        tuple(graph.tensor_names.index(name) for name in extended.tensor_names),
+        tuple(graph.number_names.index(name) for name in extended.number_names),
         tuple(name for _, name in saved), tuple(i for i, _ in saved), nondifferentiable,
     )  # fmt: skip
 
@@ -275,7 +268,7 @@ def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] =
             is_expanded = o.name in reduced_grads and o.broadcast_dims.is_matrix and o.broadcast_dims.batch
             tensors.append((o.name, o.broadcast_dims.columns_per_value if is_expanded else 0))
     serialized = graph_serialization.serialize(graph)
-    return GradKernel(serialized, reads_accumulator, tuple(tensors), _number_names(graph), _result_names(graph))
+    return GradKernel(serialized, reads_accumulator, tuple(tensors), graph.number_names, graph.result_names)
 
 
 def _wrt_with_accumulator(names: Names) -> Names:

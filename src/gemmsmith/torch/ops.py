@@ -45,6 +45,7 @@ from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.autograd_state import records_now
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
+    TENSOR_TYPES,
     in_groups,
     multiplies_in_tf32,
     read_arguments,
@@ -57,9 +58,6 @@ MAX_OPERANDS = 8
 """Tensors that an epilogue may read, at most. Chosen; not measured."""
 MAX_RESULTS = 4
 """Results that an epilogue may have, at most. Chosen; not measured."""
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def call_op(
@@ -82,7 +80,7 @@ def run_or_dispatch(
     if sees_operators() or not runs_kernels(a):
         return dispatch()
     if isinstance(b, tuple):
-        is_plain = _PLAIN.issuperset(map(type, (a, *b, *operands)))
+        is_plain = TENSOR_TYPES.issuperset(map(type, (a, *b, *operands)))
         return _launch(epilogue, a, b, numbers, operands, offsets) if is_plain else dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
     arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
@@ -113,7 +111,7 @@ def op_signature(epilogue: str) -> tuple[int, int]:
 def _op_signature(epilogue: str) -> tuple[int, int]:
     """Return the number of results of a serialized epilogue, and its digest. Raises ArgumentError beyond the limits."""
     graph = graph_serialization.deserialize(epilogue)
-    num_inputs, num_outputs = sum(o.dtype is not None for o in graph.operands), len(graph.results)
+    num_inputs, num_outputs = len(graph.tensor_names), len(graph.results)
     if num_inputs > MAX_OPERANDS:
         raise ArgumentError(f"operands: got {num_inputs} tensors; use at most {MAX_OPERANDS}")
     if num_outputs > MAX_RESULTS:

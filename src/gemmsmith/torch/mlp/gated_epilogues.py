@@ -90,9 +90,7 @@ def backward(activation: str, acc: Any, **halves: Any) -> tuple[Any, ...]:
     """Return the gradients of the halves."""
     graph = _derivative(activation)
     values = {INPUT_PREFIX + name: x for name, x in halves.items()}
-    grads = dict(
-        zip([r.name for r in graph.results], _replay(graph, values | {f"{GRAD_OUTPUT_PREFIX}out": acc}), strict=True)
-    )
+    grads = dict(zip(graph.result_names, _replay(graph, values | {f"{GRAD_OUTPUT_PREFIX}out": acc}), strict=True))
     return tuple(grads.get(GRAD_PREFIX + name, acc.where(False, 0.0)) for name in halves)
 
 

@@ -41,6 +41,7 @@ from gemmsmith.torch.backward_plan import (
     dynamo_constant,
     make_forward_spec,
     number_names,
+    numbers_and_tensors,
     result_names,
     tensor_names,
 )
@@ -77,7 +78,7 @@ def gemm_then_linear(
         EpilogueError: the function is not a valid epilogue, or has no gradient.
     """
     (recompute,) = as_bools(recompute=recompute)
-    (a, b), (_, weight2) = autocast(a, b), autocast(a, weight2)
+    a, b, weight2 = autocast(a, b, weight2)
     for name, x in (("a", a), ("weight2", weight2), *[("bias", bias)] * (bias is not None)):
         check_tensor(name, x, a)
     serialized, a, b, operand_values, leading_shape, shape = prepare(
@@ -91,9 +92,7 @@ def gemm_then_linear(
         raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(weight2.shape[1:])}")
     if len(result_names(serialized)) != 1:
         raise ArgumentError(f"epilogue: got a function with {len(result_names(serialized))} results; use one")
-    numbers = [operand_values[name] for name in number_names(serialized)]
-    tensors = [operand_values[name] for name in tensor_names(serialized)]
-    y = _run(serialized, a, b, numbers, tensors, weight2, bias, recompute)
+    y = _run(serialized, a, b, *numbers_and_tensors(serialized, operand_values), weight2, bias, recompute)
     return y.reshape(*leading_shape, shape[-2], y.shape[-1])
 
 
@@ -130,7 +129,7 @@ def gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str, recompute:
         activation: silu, gelu, gelu_tanh or relu.
         recompute: save no products; backward multiplies by gate and up again.
     """
-    (x, gate), (_, up), (_, down) = autocast(x, gate), autocast(x, up), autocast(x, down)
+    x, gate, up, down = autocast(x, gate, up, down)
     rows, weights = x.flatten(0, -2), (transposed(gate), transposed(up))
     if needs_grad(x, gate, up, down):
         plan = _gated_plan(activation, str(rows.dtype))

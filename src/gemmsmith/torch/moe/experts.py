@@ -77,7 +77,7 @@ def gated_experts(
             raise ArgumentError("biases, post: got one with weights that are DTensors; use None")
         function = partial(gated_experts, activation=activation, interleaved=interleaved)
         return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
-    (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
+    x, gate_up, down = autocast(x, gate_up, down)
     count, hidden = checked_shape(x, experts, weights, gate_up, down, width(activation))
     for name, bias, weight in (("gate_up", gate_up_bias, gate_up), ("down", down_bias, down)):
         if bias is not None and bias.shape != weight.shape[:2]:

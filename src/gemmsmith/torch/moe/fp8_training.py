@@ -65,7 +65,7 @@ def gated_experts_in_fp8(
     if is_dtensor(gate_up):
         function = partial(gated_experts_in_fp8, activation=activation)
         return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
-    x, _ = autocast(x, x)
+    (x,) = autocast(x)
     for name, array in (("x", x), ("gate_up", gate_up), ("down", down)):
         if array.dtype not in DTYPES:
             raise ArgumentError(f"{name}: got {array.dtype}; use one of {', '.join(map(str, DTYPES))}")
