@@ -226,7 +226,8 @@ def prepare(
     shape = matmul_shape(a.shape, b.shape)
     leading_shape = leading_shape if len(leading_shape) > 1 else shape[:-2]
     for name, x in scales.items():
-        _check_scale_shape(name, getattr(x, "shape", ()), shape)
+        if isinstance(x, torch.Tensor):
+            _check_scale_shape(name, tuple(x.shape), shape)
     operand_values, signature = read_operands({**operands, **scales}, a, shape, leading_shape)
     serialized_epilogue = serialize_epilogue(
         epilogue, (*leading_shape, *shape[-2:]), signature[: len(operands)], signature[len(operands) :], source
@@ -353,9 +354,9 @@ def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:
 def _check_scale_shape(name: str, scale: tuple[Any, ...], shape: tuple[Any, ...]) -> None:
     """Raise ArgumentError unless a scale of this shape is one of the whole operand, of a's rows or of b's columns."""
     vector = (shape[-2], 1) if name.startswith("scale_a") else (1, shape[-1])
-    if tuple(scale[-2:]) not in ((), (1,), (1, 1), vector):
+    if scale[-2:] not in ((), (1,), (1, 1), vector):
         raise ArgumentError(
-            f"{name}: got shape {tuple(scale)}; use () or {vector}; block scales need torch.no_grad() and a GPU"
+            f"{name}: got shape {scale}; use () or {vector}; block scales need torch.no_grad() and a GPU"
         )
 
 

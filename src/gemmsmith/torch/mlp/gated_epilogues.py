@@ -19,8 +19,7 @@ from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.graph.functions import Function
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, serialize
-from gemmsmith.torch.tracing import dtype_from_name
+from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, graph_dtype, serialize
 
 HALVES = ("gate", "up")
 """Names of a gate's operands."""
@@ -185,6 +184,6 @@ def epilogue_of(
         names = HALVES[:count]
     else:
         kind = BroadcastDims(True, 0, count) if name == "gated" else BroadcastDims(False, 1, count)
-    operands = {"weight": (_COLUMN, dtype_from_name(weight_dtype))} if name.startswith("weighted") else {}
-    operands |= {x: (kind, dtype_from_name(dtype)) for x in names}
+    operands = {"weight": (_COLUMN, graph_dtype(weight_dtype))} if name.startswith("weighted") else {}
+    operands |= {x: (kind, graph_dtype(dtype)) for x in names}
     return serialize(trace(partial(_EPILOGUES[name], activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

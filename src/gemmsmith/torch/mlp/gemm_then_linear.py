@@ -45,10 +45,9 @@ from gemmsmith.torch.backward_plan import (
     result_names,
     tensor_names,
 )
-from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.graph_serialization import graph_dtype, serialize
 from gemmsmith.torch.mlp.gated_epilogues import HALVES, epilogue_of
 from gemmsmith.torch.ops import as_tuple, call_op
-from gemmsmith.torch.tracing import dtype_from_name
 
 
 def gemm_then_linear(
@@ -135,8 +134,8 @@ def gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str, recompute:
         plan = _gated_plan(activation, str(rows.dtype))
         y = _GemmThenLinear.apply(plan, recompute, (), rows, transposed(down), None, *weights)[0]
     else:
-        h = call_op(epilogue_of("gated", activation, str(rows.dtype)), rows, weights, [], [])
-        y = call_op(PLAIN_GEMM, h, transposed(down), [], [])
+        h = call_op(epilogue_of("gated", activation, str(rows.dtype)), rows, weights)
+        y = call_op(PLAIN_GEMM, h, transposed(down))
     return y.view(*x.shape[:-1], down.shape[0])
 
 
@@ -265,12 +264,12 @@ def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
 def _second(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:
     """Return the arguments of `call_op` for h @ weight, plus a row, or a matrix, if it is not None."""
     if addend is None:
-        return PLAIN_GEMM, h, weight, [], []
+        return PLAIN_GEMM, h, weight
     return _sum_epilogue(str(addend.dtype), addend.dim() == 2), h, weight, [], [addend]
 
 
 @dynamo_constant
 def _sum_epilogue(dtype: str, is_matrix: bool) -> str:
     """Return the serialized epilogue that adds a row or a matrix of this dtype."""
-    operands = {"c": (BroadcastDims(False, int(is_matrix), 1), dtype_from_name(dtype))}  # type: ignore[arg-type]
+    operands = {"c": (BroadcastDims(False, int(is_matrix), 1), graph_dtype(dtype))}  # type: ignore[arg-type]
     return serialize(trace(lambda acc, c: acc + c, (2, 2), operands))

@@ -222,14 +222,13 @@ def _count_flops(rows: Any, gate_up: Any, *, products: int) -> int:
 
 
 FORWARD = define_op(
-    "fp8_experts_forward", f"(Tensor x, {_ARRAYS}) -> (Tensor, Tensor, Tensor)", _fake_forward,
-    lambda x, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=1), CPU=_forward, CUDA=_forward,
+    f"fp8_experts_forward(Tensor x, {_ARRAYS}) -> (Tensor, Tensor, Tensor)", _fake_forward, _forward,
+    count_flops=lambda x, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=1),
 )  # fmt: skip
 BACKWARD = define_op(
-    "fp8_experts_backward", f"(Tensor gradient, Tensor x, Tensor gate, Tensor up, {_ARRAYS}, bool[] needs) -> "
-    "(Tensor, Tensor, Tensor, Tensor)", _fake_backward,
-    lambda gradient, x, gate, up, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=2),
-    CPU=_backward, CUDA=_backward,
+    f"fp8_experts_backward(Tensor gradient, Tensor x, Tensor gate, Tensor up, {_ARRAYS}, bool[] needs) -> "
+    "(Tensor, Tensor, Tensor, Tensor)", _fake_backward, _backward,
+    count_flops=lambda gradient, x, gate, up, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=2),
 )  # fmt: skip
 
 
