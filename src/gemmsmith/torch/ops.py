@@ -173,13 +173,14 @@ def _fake_kernel(
 ) -> Any:  # fmt: skip
     graph, b = graph_serialization.deserialize(epilogue), _interleaved(b, b2)
     shape = matmul_shape(a.shape, b.shape) if offsets is None else rows_shape(a.shape, b.shape, offsets.shape)
-    return _one_or_tuple([_empty_result(a, graph, r, result_shape(graph, r, shape)) for r in graph.results])
-
-
-def _empty_result(a: Any, graph: EpilogueGraph, result: Result, shape: tuple[Any, ...]) -> Any:
-    """Allocate a result on a's device."""
-    dtype, strides = result_dtype(graph, result, a.dtype), result_strides(graph, result, shape)
-    return a.new_empty_strided(shape, strides, dtype=dtype) if strides else a.new_empty(shape, dtype=dtype)
+    results = []
+    for r in graph.results:
+        of_result, dtype = result_shape(graph, r, shape), result_dtype(graph, r, a.dtype)
+        strides = result_strides(graph, r, of_result)
+        results.append(
+            a.new_empty_strided(of_result, strides, dtype=dtype) if strides else a.new_empty(of_result, dtype=dtype)
+        )
+    return _one_or_tuple(results)
 
 
 def _cpu_kernel(

@@ -69,11 +69,11 @@ def shardings(
 
 def _sharded_dim(dims: BroadcastDims, axis: str, rank: int) -> int | None:
     """Return the dimension of an operand that is sharded with the result's "m" (rows), "n" (columns) or "batch"."""
-    if axis == "batch":
-        return 0 if dims.batch and rank == 3 else None
-    if axis == "m":
-        return rank - 2 if dims.varies_along_m and rank > 1 else None
-    return rank - 1 if dims.varies_along_n else None
+    dim, varies = {
+        "batch": (0, dims.batch and rank == 3), "m": (rank - 2, dims.varies_along_m and rank > 1),
+        "n": (rank - 1, dims.varies_along_n),
+    }[axis]  # fmt: skip
+    return dim if varies else None
 
 
 def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> int | str | bool:

@@ -132,9 +132,7 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph
     """
     matmul, epilogue, traffic = region.matmul, region.epilogue, region.traffic
     graph, fused = matmul.node.graph, epilogue.graph(candidate.outputs)
-    arguments = epilogue.arguments(fused).values()
-    tensors = [x for x in arguments if isinstance(x, tuple)]
-    numbers = [x for x in arguments if not isinstance(x, tuple)]
+    numbers, tensors = epilogue.arguments(fused)
     for x in candidate.outputs:
         _shape_argument(shape(x), matmul.node)
     move_before([*(x for x, _ in tensors), *matmul.arrays], matmul.node)

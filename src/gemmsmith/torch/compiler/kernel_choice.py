@@ -35,7 +35,7 @@ from gemmsmith.torch.compiler.nodes import (
     size_hints,
 )
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
-from gemmsmith.torch.ops import fp32_precision
+from gemmsmith.torch.ops import as_request, fp32_precision
 
 MIN_PLAIN_US = 100
 """Estimated us from which a matmul without an epilogue is replaced if kernels are not timed. In benchmarks/results
@@ -196,16 +196,11 @@ def unfused_epilogue(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
 
 def _plan(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
     graph = epilogue.graph(outputs)
-    a, *weights = [_spec(fake_tensor(x)) for x in epilogue.matmul.arrays]
-    operands = {
-        name: _spec(fake_tensor(x[0]).reshape(x[1])) if isinstance(x, tuple) else x
-        for name, x in epilogue.arguments(graph).items()
-    }
-    b = tuple(weights) if epilogue.matmul.second else weights[0]
-    precision = fp32_precision(fake_tensor(epilogue.matmul.a))
-    if graph.is_identity:
-        return _cached_plan(Request(a, b, out_dtype=graph.results[0].dtype, precision=precision))
-    return _cached_plan(Request(a, b, operands=operands, epilogue=graph, precision=precision))
+    numbers, tensors = epilogue.arguments(graph)
+    a, *weights = (_spec(fake_tensor(x)) for x in epilogue.matmul.arrays)
+    operands = [_spec(fake_tensor(x).reshape(extents)) for x, extents in tensors]
+    request = as_request(graph, a, tuple(weights) if epilogue.matmul.second else weights[0], numbers, operands)
+    return _cached_plan(request._replace(precision=fp32_precision(fake_tensor(epilogue.matmul.a))))
 
 
 @lru_cache(maxsize=1024)

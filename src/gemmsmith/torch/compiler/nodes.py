@@ -112,6 +112,14 @@ def dtype(node: Node) -> torch.dtype:
     return result
 
 
+def reduced_dims(node: Node) -> set[int]:
+    """Return the dimensions that a reduction reduces."""
+    rank = len(shape(node.args[0]))
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims or range(rank)
+    return {d % rank for d in dims} if rank else set()
+
+
 def is_row_major(node: Node) -> bool:
     """Return whether a tensor is contiguous, as the results of gemmsmith's operators are."""
     fake, contiguous_stride = fake_tensor(node), 1

@@ -12,7 +12,7 @@ from gemmsmith.core.errors import EpilogueError
 from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer, is_min_or_max, is_widening, strip_views_and_widening
 from gemmsmith.torch.compiler.matmuls import Matmul
 from gemmsmith.torch.compiler.nodes import Node, dtype, fake_tensor, is_row_major, node_kind, op_name, size_bytes
-from gemmsmith.torch.compiler.traffic import InductorTraffic, reduction_kind, total_bytes
+from gemmsmith.torch.compiler.traffic import InductorTraffic, total_bytes
 from gemmsmith.torch.ops import MAX_OPERANDS, MAX_RESULTS
 
 MIN_SAVED_FRACTION = 1 / 8
@@ -74,7 +74,9 @@ class Region:
             add_users(root)
         while waiting and len(self.nodes) < MAX_REGION_NODES and (end is None or waiting[0] < end):
             node = heapq.heappop(waiting)
-            if node.op == "output" or not self._has_known_inputs(node):
+            # an epilogue can read what does not depend on the matmul
+            is_known = all(x in self.epilogue.fused or not self._depends_on_matmul(x) for x in node.all_input_nodes)
+            if node.op == "output" or not is_known:
                 continue
             try:
                 self.epilogue.fuse(node)
@@ -83,10 +85,6 @@ class Region:
             else:
                 self.nodes.append(node)
                 add_users(node)
-
-    def _has_known_inputs(self, node: Node) -> bool:
-        """Return whether an epilogue can read all inputs of a node, or has computed them."""
-        return all(x in self.epilogue.fused or not self._depends_on_matmul(x) for x in node.all_input_nodes)
 
     def _depends_on_matmul(self, node: Node) -> bool:
         """Return whether a node depends on the matmul. Nodes are ordered as in the graph, in topological order."""
@@ -172,7 +170,9 @@ class Region:
             if fake_tensor(node) is None or not (node in needed or any(user not in inside for user in node.users)):
                 continue
             if node not in self.roots and (
-                is_view_or_condition(node) or (is_widening(node) and node not in self.traffic.materialized)
+                node_kind(node) == "view"
+                or not dtype(node).is_floating_point  # a condition
+                or (is_widening(node) and node not in self.traffic.materialized)
             ):
                 recomputed.add(node)
                 needed.update(inside.intersection(node.all_input_nodes))
@@ -188,7 +188,8 @@ class Region:
         kernels_by_input: dict[Node, set[object]] = {}
         for node in nodes:
             for input_ in self.epilogue.inputs_read[node]:
-                kernels_by_input.setdefault(input_, set()).update(self._kernels_computing(node))
+                kernels = ["matmul"] if node in self.roots else self.traffic.kernels_computing(node)
+                kernels_by_input.setdefault(input_, set()).update(kernels)
         total += sum(size_bytes(input_) * len(kernels) for input_, kernels in kernels_by_input.items())
         for x in outputs:
             if x not in self.roots and (x in self.traffic.materialized or node_kind(x) == "reduction"):
@@ -197,13 +198,6 @@ class Region:
                 ]
                 total += size_bytes(x) * (1 + len(later_depths))
         return total
-
-    def _kernels_computing(self, node: Node) -> frozenset[object]:
-        if node in self.roots:
-            return frozenset({"matmul"})
-        if node_kind(node) == "reduction":
-            return frozenset({(reduction_kind(node), self.traffic.opaque_depths[node])})
-        return frozenset(self.traffic.kernels_computing(node))
 
     def _bytes_fused(
         self, nodes: Sequence[Node], outputs: Sequence[Node], recomputed: set[Node], inputs: set[Node]
@@ -251,8 +245,3 @@ def is_returned(node: Node) -> bool:
 def is_transparent(node: Node) -> bool:
     """Return whether a node has the numbers of its input: a view, or a wider dtype."""
     return node_kind(node) == "view" or is_widening(node)
-
-
-def is_view_or_condition(node: Node) -> bool:
-    """Return whether a node is a view or not floating point: such values are not results of an operator."""
-    return node_kind(node) == "view" or not dtype(node).is_floating_point
