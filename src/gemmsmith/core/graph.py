@@ -263,12 +263,9 @@ class EpilogueGraph:
         """Return the operand of that name."""
         return next(o for o in self.operands if o.name == name)
 
-    def broadcast_dims(self) -> tuple[BroadcastDims, ...]:
-        """Return the dims of every node."""
-        return self._broadcast_dims
-
     @cached_property
-    def _broadcast_dims(self) -> tuple[BroadcastDims, ...]:
+    def broadcast_dims(self) -> tuple[BroadcastDims, ...]:
+        """The dims of every node."""
         result: list[BroadcastDims] = []
         for node in self.nodes:
             result.append(node.operation.dims(self, node, [result[i] for i in node.inputs]))
@@ -288,12 +285,9 @@ class EpilogueGraph:
             for source in node.inputs:
                 yield source, i
 
-    def transposed(self) -> EpilogueGraph:
-        """Return the graph for the transposed problem, with rows and columns exchanged; see `is_transposable`."""
-        return self._transposed
-
     @cached_property
-    def _transposed(self) -> EpilogueGraph:
+    def transposed(self) -> EpilogueGraph:
+        """The graph for the transposed problem, with rows and columns exchanged; see `is_transposable`."""
         nodes = [replace(x, attribute=x.operation.transposed(x.attribute)) for x in self.nodes]
         operands = [replace(o, broadcast_dims=o.broadcast_dims.transposed) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
@@ -301,7 +295,7 @@ class EpilogueGraph:
     @cached_property
     def matrix_result_names(self) -> list[str]:
         """Names of the results that are matrices; reductions are not, whatever their shape."""
-        return [r.name for r in self.results if self.broadcast_dims()[r.node].is_matrix and not self.is_reduction(r)]
+        return [r.name for r in self.results if self.broadcast_dims[r.node].is_matrix and not self.is_reduction(r)]
 
     @cached_property
     def matrix_names(self) -> list[str]:
@@ -334,7 +328,7 @@ class EpilogueGraph:
 
         Interleaved rows are in one thread for any tile.
         """
-        return any(extent.columns_per_value == 2 for extent in self.broadcast_dims())
+        return any(extent.columns_per_value == 2 for extent in self.broadcast_dims)
 
     @property
     def requires_full_rows(self) -> bool:

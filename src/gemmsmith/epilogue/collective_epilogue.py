@@ -61,7 +61,7 @@ class Epilogue:
         k = current_builder()
         self.spec, self.graph = spec, spec.epilogue.graph
         self.plan = plan_epilogue(spec)
-        self.broadcast_dims = self.graph.broadcast_dims()
+        self.broadcast_dims = self.graph.broadcast_dims
         self.lowerings = select_lowerings(self.graph, spec.epilogue.fast_math)
         consumers, plan = spec.config.consumers, self.plan
         operand_dims = {o.name: o.broadcast_dims for o in self.graph.operands}

@@ -96,7 +96,7 @@ def _second_step(
     graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
     node, constant = graph.nodes[result.node], graph.constant_operand_of(result)
     kind, axis = REDUCTIONS[node.attribute[0]], node.attribute[1]
-    dims = graph.broadcast_dims()[node.inputs[0]]
+    dims = graph.broadcast_dims[node.inputs[0]]
     m, n = problem.m // dims.row_divisor, problem.n // dims.column_divisor
     count = math.prod({"b": problem.batch, "m": m, "n": n}[dim] for dim in reduced_dims(axis))  # reduced elements
     scale, offset = 1.0, 0.0
