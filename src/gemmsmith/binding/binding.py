@@ -118,7 +118,7 @@ class Binding:
         if len(self.shape) == 2 and (p.m > 1) + (p.n > 1) + (p.k > 1) > 1:
             # No batch was folded, and canonical strides stay canonical, since no matrix has one element.
             arrays = {name: x.T for name, x in self.arrays.items()}
-            spec = self.spec.with_graph(self.spec.graph.transposed()).for_arrays(arrays)
+            spec = self.spec.with_graph(self.spec.graph.transposed).for_arrays(arrays)
             return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(

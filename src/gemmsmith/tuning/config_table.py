@@ -119,7 +119,7 @@ class ConfigTable:
         size = cluster_shape_m * cluster_shape_n * cluster_splits
         max_active_clusters = np.array([get_max_active_clusters(int(x)) for x in size], float)
         graph = epilogue.graph if epilogue else identity_graph(BF16)
-        graphs = [graph.transposed() if c.swap_ab else graph for c in configs]
+        graphs = [graph.transposed if c.swap_ab else graph for c in configs]
         reducing_ctas = np.array([num_reducing_ctas(c, x) for c, x in zip(configs, graphs, strict=True)], float)
         rows, columns = tile_m * cluster_shape_m, tile_n * cluster_shape_n
         cluster_tile_m, cluster_tile_n = np.where(swap_ab, columns, rows), np.where(swap_ab, rows, columns)
