@@ -182,10 +182,7 @@ class SfuApproximation(Instruction):
     result = F32
     pure = True
     ptx = "{function}.f32 {result}, {x};"
-
-    @property
-    def wrapper_name(self) -> str:
-        return self.function.replace(".", "_")
+    wrapper = "{function}"
 
     def check(self) -> None:
         if self.function not in _APPROXIMATIONS:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, MAX_FINITE, TF32_BITS, DType
+from gemmsmith.core.dtypes import E4M3, E5M2, FP16, FP32, MAX_FINITE, TF32_BITS, DType
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, u16, u32
 from gemmsmith.lang.types import F32, U16, U32
@@ -18,59 +15,52 @@ _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
 """The fp8 dtypes by the PTX names of their formats."""
 
 
-def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        pair = np.empty((len(low), 2), dtype)
-        pair[:, 0], pair[:, 1] = low, high
-    bits = pair.view(np.uint16)
-    bits[np.isnan(pair)] = 0x7FFF  # the canonical NaN
-    return bits.view(np.uint32)[:, 0].astype(np.int64)
-
-
-class PackBf16(Instruction):
-    """cvt.rn.bf16x2.f32: rounds two fp32 to nearest even and packs them, `low` in the low half."""
+class Pack(Instruction):
+    """Rounds two fp32 to nearest even to `dtype` (bf16 or fp16), and packs them, `low` in the low half."""
 
     low: f32
     high: f32
+    dtype: DType
     result = U32
     pure = True
-    ptx = "cvt.rn.bf16x2.f32 {result}, {high}, {low};"
+    ptx = "cvt.rn.{dtype.ptx}x2.f32 {result}, {high}, {low};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return _pack(m.per_thread(self.low), m.per_thread(self.high), ml_dtypes.bfloat16)
+        pair = np.empty((len(m.threads), 2), self.dtype.numpy)
+        with np.errstate(over="ignore", invalid="ignore"):
+            pair[:, 0], pair[:, 1] = m.per_thread(self.low), m.per_thread(self.high)
+        bits = pair.view(np.uint16)
+        bits[np.isnan(pair)] = 0x7FFF  # the canonical NaN
+        return bits.view(np.uint32)[:, 0].astype(np.int64)
 
 
-class PackFp16(Instruction):
-    """cvt.rn.f16x2.f32: rounds two fp32 to nearest even and packs them, `low` in the low half."""
-
-    low: f32
-    high: f32
-    result = U32
-    pure = True
-    ptx = "cvt.rn.f16x2.f32 {result}, {high}, {low};"
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        return _pack(m.per_thread(self.low), m.per_thread(self.high), np.float16)
-
-
-class UnpackFp16(Instruction):
-    """Converts half `half` (0 low, 1 high) of a packed fp16 pair to fp32, exactly."""
+class Unpack(Instruction):
+    """Converts half `half` (0 low, 1 high) of a packed pair of `dtype` (bf16 or fp16) to fp32, exactly."""
 
     pair: u32
     half: int
+    dtype: DType
     result = F32
     pure = True
+    wrapper = "unpack_{dtype}_{half}"
 
     def text(self) -> str:
+        if self.dtype == FP16:
+            return f"""{{
+            .reg .b16 h0, h1;
+            mov.b32 {{h0, h1}}, {{pair}};
+            cvt.f32.f16 {{result}}, h{self.half};
+            }}"""
+        move = "shl.b32 bits, {pair}, 16;" if self.half == 0 else "and.b32 bits, {pair}, 0xffff0000;"
         return f"""{{
-        .reg .b16 h0, h1;
-        mov.b32 {{h0, h1}}, {{pair}};
-        cvt.f32.f16 {{result}}, h{self.half};
+        .reg .b32 bits;
+        {move}
+        mov.b32 {{result}}, bits;
         }}"""
 
     def simulate(self, m: Machine) -> np.ndarray:
-        pairs = m.per_thread(self.pair).astype(np.uint32)
-        return (pairs >> (16 * self.half)).astype(np.uint16).view(np.float16).astype(np.float32)
+        pairs = np.ascontiguousarray(m.per_thread(self.pair).astype(np.uint32))
+        return pairs.view(self.dtype.numpy)[self.half :: 2].astype(np.float32)
 
 
 class AsUnsigned(Instruction):
@@ -83,28 +73,6 @@ class AsUnsigned(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         return m.per_thread(self.value).astype(np.float32).view(np.uint32).astype(np.int64)
-
-
-class UnpackBf16(Instruction):
-    """Converts half `half` (0 low, 1 high) of a packed bf16 pair to fp32, exactly."""
-
-    pair: u32
-    half: int
-    result = F32
-    pure = True
-
-    def text(self) -> str:
-        move = "shl.b32 bits, {pair}, 16;" if self.half == 0 else "and.b32 bits, {pair}, 0xffff0000;"
-        return f"""{{
-        .reg .b32 bits;
-        {move}
-        mov.b32 {{result}}, bits;
-        }}"""
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        pairs = m.per_thread(self.pair).astype(np.uint32)
-        bits = pairs << np.uint32(16) if self.half == 0 else pairs & np.uint32(0xFFFF0000)
-        return bits.astype(np.uint32).view(np.float32)
 
 
 class AsFloat(Instruction):
@@ -193,23 +161,13 @@ class UnpackFp8(Instruction):
         return np.ascontiguousarray(bits).view(np.uint32)[:, 0].astype(np.int64)
 
 
-def unpack(pair: Value, half: int, dtype: DType) -> Value:
-    """Convert half `half` (0 low, 1 high) of a packed pair of `dtype` (bf16 or fp16) to fp32."""
-    return {BF16: UnpackBf16, FP16: UnpackFp16}[dtype](pair, half).issue()
-
-
 def unpack_pair(pair: Value, dtype: DType) -> tuple[Value, Value]:
     """Convert both halves of a packed pair of `dtype` (bf16 or fp16) to fp32."""
-    return unpack(pair, 0, dtype), unpack(pair, 1, dtype)
-
-
-def pack(low: Value, high: Value, dtype: DType) -> Value:
-    """Round two fp32 values to `dtype` (bf16 or fp16) and pack them into a u32."""
-    return {BF16: PackBf16, FP16: PackFp16}[dtype](low, high).issue()
+    return Unpack(pair, 0, dtype).issue(), Unpack(pair, 1, dtype).issue()
 
 
 def round_pair(low: Value, high: Value, dtype: DType) -> tuple[Value, Value]:
     """Round two fp32 values to `dtype` and return them as fp32. fp8 saturates to its largest finite value."""
     if dtype.bits == 8:
         return unpack_pair(UnpackFp8(PackFp8(low, high, dtype.ptx).issue(), dtype.ptx).issue(), FP16)
-    return (low, high) if dtype == FP32 else unpack_pair(pack(low, high, dtype), dtype)
+    return (low, high) if dtype == FP32 else unpack_pair(Pack(low, high, dtype).issue(), dtype)
