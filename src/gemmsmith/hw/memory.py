@@ -263,9 +263,7 @@ class AtomAddU32(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        return m.memory.atomic(
-            "global", address, np.uint32, lambda a, b: a + b, value, order=self.order, scope=self.scope
-        )
+        return m.memory.atomic(address, np.uint32, lambda a, b: a + b, value, order=self.order, scope=self.scope)
 
 
 class RedAddF32(Instruction):
@@ -277,7 +275,7 @@ class RedAddF32(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        m.memory.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False, rounds=True)
+        m.memory.atomic(address, np.float32, lambda a, b: a + b, value, returns=False, rounds=True)
 
 
 class RedAddVector(VectorInstruction):
@@ -331,7 +329,7 @@ def _add_atomically(m: Machine, address: np.ndarray, bits: np.ndarray, dtype: An
         with np.errstate(over="ignore", invalid="ignore"):
             return np.add(a.view(dtype), b.view(dtype)).view(bits.dtype)
 
-    m.memory.atomic("global", address, bits.dtype, add, bits, returns=False, rounds=True)
+    m.memory.atomic(address, bits.dtype, add, bits, returns=False, rounds=True)
 
 
 class RedAddU32(Instruction):
@@ -343,7 +341,7 @@ class RedAddU32(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        m.memory.atomic("global", address, np.uint32, lambda a, b: a + b, value, returns=False)
+        m.memory.atomic(address, np.uint32, lambda a, b: a + b, value, returns=False)
 
 
 def load_global_word(address: Value, predicate: ValueLike, scalar_type: ScalarType, name: str) -> Value:
