@@ -93,11 +93,9 @@ class Instruction:
         dataclass(eq=False)(cls)
         cls.__init__.__annotations__["return"] = "Value" if cls.result else None  # for help() on its `emitter`
         hints = get_type_hints(cls, include_extras=True)
+        annotations = ((f.name, get_args(hints[f.name])) for f in fields(cls))  # type: ignore[arg-type]
         cls.operand_types = {
-            f.name: get_args(hints[f.name])[1]
-            for f in fields(cls)  # type: ignore[arg-type]
-            if len(get_args(hints[f.name])) == 2
-            and isinstance(get_args(hints[f.name])[1], (ScalarType, RegisterOperand))
+            name: x[-1] for name, x in annotations if x and isinstance(x[-1], (ScalarType, RegisterOperand))
         }
 
     def __post_init__(self) -> None:
@@ -162,7 +160,7 @@ class Instruction:
         return self._fill(self.ptx)
 
     def _fill(self, template: str) -> str:
-        """Replace attributes in braces, such as `{space}` or `{mma.k}`, but for the operands and the result."""
+        """Replace attributes in braces, such as `{space}` or `{dtype.name}`, but for the operands and the result."""
 
         def value(match: re.Match[str]) -> str:
             is_placeholder = match[1] == "result" or match[1] in self.operand_types
