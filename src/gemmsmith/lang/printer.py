@@ -91,7 +91,6 @@ class Printer:
     """Source location of the statement being printed."""
     first_lines: dict[int, int] = field(default_factory=dict)
     """The first line of each statement that has lines of its own, from 0, by its number."""
-    line_count: int = 0
 
     # -- names and expressions ---------------------------------------------------------------------
     def name(self, thing: object, hint: str, used_names: Counter[str] | None = None) -> str:
@@ -241,14 +240,13 @@ class Printer:
     def line(self, text: str) -> None:
         """Append a line, indented and wrapped."""
         margin = "    " * self.merged_depth
-        text = "\n".join(x[len(margin) :] for x in wrap_line(text, "    " * self.depth + margin).split("\n"))
-        if self.line_directives and self.location:
-            file = self.location.file.replace("\\", "/")
-            text = "\n".join(f'#line {self.location.line} "{file}"\n{segment}' for segment in text.split("\n"))
+        lines = [x[len(margin) :] for x in wrap_line(text, "    " * self.depth + margin).split("\n")]
         if self.location:
-            self.first_lines.setdefault(self.location.number, self.line_count)
-        self.line_count += 1 + text.count("\n")
-        self.lines.append(text)
+            self.first_lines.setdefault(self.location.number, len(self.lines))
+            if self.line_directives:
+                directive = f'#line {self.location.line} "{self.location.file}"'.replace("\\", "/")
+                lines = [x for line in lines for x in (directive, line)]
+        self.lines += lines
 
     def flush(self, changes: list[object] | None = None) -> None:
         """Emit inlinable values, all of this block or only those that read something in `changes`."""
