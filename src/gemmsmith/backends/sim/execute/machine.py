@@ -19,6 +19,7 @@ from gemmsmith.backends.sim.memory.clocks import (
     PREREQUISITE_GRIDS_BIT,
 )
 from gemmsmith.backends.sim.memory.scopes import scope_of
+from gemmsmith.backends.sim.state.grid_state import INSTRUCTION_CYCLES
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 
 FENCED_ROWS = {
@@ -66,7 +67,7 @@ class LockstepMachine:
         self._group.set_active(active)
 
     def fence(self, kind: str, scope: str = "gpu") -> None:
-        self._group.time += self._group.state.cost_model.instruction
+        self._group.time += INSTRUCTION_CYCLES
         if kind == "wgmma":
             self._group.require_converged("wgmma.fence")
             self._registers.fence()
