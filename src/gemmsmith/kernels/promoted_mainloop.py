@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from gemmsmith.collective.block_scales import BlockScales, TileScales
-from gemmsmith.collective.pipeline import WarpgroupOrder
+from gemmsmith.collective.pipeline import OrderedSequenceBarrier
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.spec import KernelSpec
@@ -28,7 +28,7 @@ class PromotedMainloop:
 
     def __init__(
         self, spec: KernelSpec, loads: TmaMainloop, scales: BlockScales, warpgroup_row: Value | int,
-        order: WarpgroupOrder | None = None,
+        order: OrderedSequenceBarrier | None = None,
     ) -> None:  # fmt: skip
         """Declare the consumer's variables. `scales`: those of A and B; the others as for WgmmaMainloop."""
         k, self._loads, self._order = current_builder(), loads, order
@@ -121,7 +121,7 @@ class PromotedMainloop:
 
 def make_consumer(
     spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int, scales: BlockScales | None = None,
-    order: WarpgroupOrder | None = None,
+    order: OrderedSequenceBarrier | None = None,
 ) -> WgmmaMainloop | PromotedMainloop:  # fmt: skip
     """Return the mainloop of a consumer warpgroup, with promoted sums if the spec asks for them."""
     if spec.promoted:
