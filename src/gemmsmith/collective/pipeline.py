@@ -165,12 +165,15 @@ class PipelineTmaAsync:
     # -- producer --------------------------------------------------------------------------------------
     def producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free, and arm its full barrier with its bytes. One thread executes it."""
-        self.non_tma_producer_acquire(state)
+        self._acquire(state)
         self._producers.add_arrivals(1)
         self.producer_expect_bytes(state.index)
 
     def non_tma_producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free, in a warp that adds to what the producer loads."""
+        self._acquire(state)
+
+    def _acquire(self, state: PipelineState) -> None:
         hw.mbarrier_wait(self._empty[state.index], state.phase, self.acquire_scope)
 
     def non_tma_producer_commit(
@@ -196,7 +199,7 @@ class PipelineTmaAsync:
     def producer_tail(self, state: PipelineState) -> None:
         """Wait until consumers have released every stage: no CTA may exit before its peers' last arrivals on it."""
         with current_builder().range(self.stages, name="stage"):
-            self.non_tma_producer_acquire(state)
+            self._acquire(state)
             state.advance()
 
     # -- consumer --------------------------------------------------------------------------------------
