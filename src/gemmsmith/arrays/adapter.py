@@ -17,10 +17,13 @@ class UnsupportedArrayError(Exception):
 
 
 class Adapter(NamedTuple):
-    """Functions for one type of array."""
+    """Functions for one type of array.
+
+    `cache_key_and_address`: None if the key is what `array_info` returns, without the address.
+    """
 
     array_info: Callable[[Any], ArrayInfo]
-    cache_key_and_address: Callable[[Any], tuple[Hashable, int]]
+    cache_key_and_address: Callable[[Any], tuple[Hashable, int]] | None
     address: Callable[[Any], int]
     stream: Callable[[Any], int]
     empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any]
@@ -32,11 +35,7 @@ def make_adapter(
     stream: Callable[[Any], int] = lambda x: 0,
     empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] | None = None,
 ) -> Adapter:
-    """Return an adapter; by default its key is what `array_info` returns, without the address."""
-
-    def info_and_address(x: Any) -> tuple[Hashable, int]:
-        info = array_info(x)
-        return info._replace(shape=tuple(info.shape), strides=tuple(info.strides), address=0), info.address
+    """Return an adapter; without `empty`, it allocates arrays on the CPU only."""
 
     def empty_on_cpu(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
         if array_info(x).device == "cpu":
@@ -46,10 +45,7 @@ def make_adapter(
             f"out: cannot allocate an array of type {type(x).__module__}.{type(x).__qualname__}; pass `out`"
         )
 
-    return Adapter(
-        array_info, cache_key_and_address or info_and_address, lambda x: array_info(x).address, stream,
-        empty or empty_on_cpu,
-    )  # fmt: skip
+    return Adapter(array_info, cache_key_and_address, lambda x: array_info(x).address, stream, empty or empty_on_cpu)
 
 
 def storage_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

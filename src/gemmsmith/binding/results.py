@@ -71,7 +71,7 @@ def result_shape(
     """
     *batch, m, n = shape
     node = graph.nodes[result.node]
-    broadcast_dims = graph.broadcast_dims()
+    broadcast_dims = graph.broadcast_dims
     if node.op == "reduce":
         reduced = reduced_dims(node.attribute[1])
         if groups_of_rows and "m" in reduced:

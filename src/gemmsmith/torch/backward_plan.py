@@ -251,7 +251,7 @@ def _reduction_result(
     tie_count_kernel = None
     if r in minmax_results(graph) and r.name in outputs:
         tie_count_kernel = _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
-    divisor = graph.broadcast_dims()[inner].column_divisor
+    divisor = graph.broadcast_dims[inner].column_divisor
     return ReductionResult(r.name, reduced_dims(axis), r.keepdim, REDUCTIONS[kind].divides, divisor, tie_count_kernel)
 
 

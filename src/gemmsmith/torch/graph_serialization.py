@@ -6,7 +6,8 @@ Two borders take a string: the operator's arguments, and torch.compile, which pa
 next only values of Python's own types. Inside of such functions graphs are graphs.
 
 Operands: the name, the dimensions along which it varies (batch, m, n; m2 and n2 for values of halves; "one" for a
-scalar), and its dtype or "number". Nodes, numbered from 0: the operation, its inputs, and after a colon its value.
+scalar), and its dtype or "number". Nodes, numbered from 0: the operation (after records have been replaced, "~" and how
+many), its inputs, and after a colon its value.
 Results: the name, the node, the dtype if it has one, "keepdim".
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.graph import OPERATIONS, BroadcastDims, EpilogueGraph, Node, Operand, Result, attribute_parts
+from gemmsmith.core.records import Records
 
 SECTION_SEPARATOR = " | "
 ENTRY_SEPARATOR = "; "
@@ -62,8 +64,9 @@ _DIMS_OF_TEXT = {text: dims for dims, text in _DIMS.items()}
 
 
 def _serialize_node(node: Node) -> str:
+    op = f"{node.op}~{Records.replaced}" if Records.replaced else node.op
     value = " ".join(map(str, attribute_parts(node.attribute)))
-    return " ".join(map(str, (node.op, *node.inputs))) + (f": {value}" if value else "")
+    return " ".join(map(str, (op, *node.inputs))) + (f": {value}" if value else "")
 
 
 def _serialize_result(r: Result) -> str:
@@ -78,6 +81,7 @@ def _read_operand(name: str, dims: str, dtype: str) -> Operand:
 def _read_node(entry: str) -> Node:
     call, _, value = entry.partition(": ")
     op, *inputs = call.split()
+    op, _, _ = op.partition("~")
     kind = OPERATIONS[op].attribute_type
     parts = tuple(map(_read_attribute, kind, value.split())) if isinstance(kind, tuple) else None
     return Node(op, tuple(map(int, inputs)), parts or (_read_attribute(kind, value) if kind else None))

@@ -96,7 +96,7 @@ class FxEpilogueTracer(Tracer):
         self.inputs_read[self.matmul.node] = frozenset(self.operands)
         for r in graph.results:
             if r.name in self.matmul.results:
-                value = Traced(self, r.node, graph.broadcast_dims()[r.node])
+                value = Traced(self, r.node, graph.broadcast_dims[r.node])
                 value.keepdim = r.keepdim
                 self._record_fused(self.matmul.results[r.name], value)
         self.fused.add(self.matmul.node)
