@@ -38,6 +38,7 @@ def make_adapter(
     """Return an adapter; without `empty`, it allocates arrays on the CPU only."""
 
     def empty_on_cpu(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
+        """Allocate a numpy array, if x is on the CPU. Raises ArgumentError if it is not."""
         if array_info(x).device == "cpu":
             memory = np.empty(storage_elements(shape, strides), dtype.numpy)
             return np.ndarray(shape, dtype.numpy, memory, 0, byte_strides(strides, dtype))

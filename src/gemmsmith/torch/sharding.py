@@ -38,6 +38,7 @@ def shardings(
     no_placements = [None] * 3
 
     def split(axis: str, a_placement: Any, b_placement: Any) -> list[Sharding]:
+        """Return the sharding of results along "m", "n" or "batch", given those of a and b; [] if it is impossible."""
         results = [_sharded_result(graph, r, axis, rank) for r in graph.results]
         if any(isinstance(x, bool) for x in results):
             return []

@@ -83,6 +83,7 @@ def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node], timer:
 
 
 def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic, timer: Timer | None) -> Outcome:
+    """Replace one matmul, or a pair of them, if that is faster, and return what was done, or why nothing was."""
     name = ", ".join(x.name for x in matmul.nodes)
     outcome = partial(Outcome, name, matmul.shape, node_source_line(matmul.node))
     if reason := unsupported_reason(matmul):

@@ -121,6 +121,7 @@ class FxEpilogueTracer(Tracer):
         self.fused.add(node)
 
     def _trace_node(self, node: Node) -> Traced:
+        """Return a node's traced value, in the node's dtype. Raises EpilogueError if an epilogue cannot compute it."""
         if node_kind(node) == "opaque":
             raise epilogue_error(f"{op_name(node) or node.name} is not a pointwise op or a reduction")
         if fake_tensor(node) is None:
@@ -138,6 +139,7 @@ class FxEpilogueTracer(Tracer):
         return value.with_pending_cast(graph_dtype(dtype(node))) if dtype(node).is_floating_point else value
 
     def _evaluate(self, node: Node) -> Traced:
+        """Return a node's traced value, from its inputs'. Raises EpilogueError if an epilogue cannot compute it."""
         if op_name(node) in REDUCTIONS and node_kind(node) == "reduction":
             return self._evaluate_reduction(node)
         if node_kind(node) == "view":
@@ -160,6 +162,7 @@ class FxEpilogueTracer(Tracer):
         return self._read(x, like) if isinstance(x, torch.fx.Node) else x
 
     def _evaluate_reduction(self, node: Node) -> Traced:
+        """Return a reduction's traced value. Raises EpilogueError unless it is one of rows, of columns or of all."""
         x = node.args[0]
         if x not in self.fused:
             raise epilogue_error(f"{op_name(node)}: it does not reduce the matmul's result")
@@ -173,6 +176,7 @@ class FxEpilogueTracer(Tracer):
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     def _check_full_shape(self, node: Node) -> None:
+        """Raise EpilogueError if a node does not have the matmul's shape, but for a split of its leading dimensions."""
         if self._broadcast_dims(shape(node), shape(node)) != self._no_broadcast:
             raise epilogue_error(
                 f"{op_name(node)}: its shape {tuple(shape(node))} is not the matmul's, {self.matmul.shape}"
@@ -207,12 +211,10 @@ class FxEpilogueTracer(Tracer):
         padded = (*[1] * (len(like) - len(shape_)), *shape_)
         varies = []
         for group in groups:
-            if all(statically_equal(padded[d], 1) for d in group) and not all(
-                statically_equal(like[d], 1) for d in group
-            ):
-                varies.append(0)
-            elif all(statically_equal(padded[d], like[d]) for d in group):
+            if all(statically_equal(padded[d], like[d]) for d in group):
                 varies.append(1)
+            elif all(statically_equal(padded[d], 1) for d in group):
+                varies.append(0)
             else:
                 return None
         columns = self._columns_per_value if varies[-1] else 0
@@ -251,11 +253,11 @@ class FxEpilogueTracer(Tracer):
         return self.values[node]
 
     def _operand_value(self, node: Node, dims: BroadcastDims) -> Traced:
-        if (
-            not (dtype(node) in OPERAND_DTYPES or self._is_computable_dtype(dtype(node)))
-            or fake_tensor(node).device != fake_tensor(self.matmul.a).device
-        ):
-            raise epilogue_error(f"{node.name}: it is {dtype(node)} on {fake_tensor(node).device}")
+        """Return the traced value of a tensor that is read. Raises EpilogueError if kernels cannot read it."""
+        fake = fake_tensor(node)
+        is_readable = fake.dtype in OPERAND_DTYPES or self._is_computable_dtype(fake.dtype)
+        if not is_readable or fake.device != fake_tensor(self.matmul.a).device:
+            raise epilogue_error(f"{node.name}: it is {fake.dtype} on {fake.device}")
         self.inputs_read[node] = frozenset({node})
         operand = self._operand(node, dims, graph_dtype(dtype(node)))
         value = self.add("operand", dims, attribute=operand.name)

@@ -100,7 +100,7 @@ def choose_kernel(region: Region, candidate: FusionCandidate | None, reason: str
     if candidate is None and _is_plain_faster(matmul, times):
         candidate = region.plain_candidate
     if candidate:
-        compile_async(fused_plan(region, candidate))
+        compile_async(plan_operator(region.epilogue, candidate.outputs))
     return Choice(candidate, reason, times)
 
 
@@ -137,9 +137,9 @@ def _times(region: Region, candidate: FusionCandidate | None, timer: Timer | Non
     Raises GemmsmithError if no kernel supports the matmul.
     """
     matmul, saved = region.matmul, saved_us(candidate) if candidate else 0.0
-    us = {"plain": estimated_us(unfused_plan(region))}
+    us = {"plain": estimated_us(plan_operator(*unfused_epilogue(region)))}
     if candidate:
-        us["fused"] = estimated_us(fused_plan(region, candidate))
+        us["fused"] = estimated_us(plan_operator(region.epilogue, candidate.outputs))
     measured = False
     if timer and _has_hints(matmul):
         calls = {"plain": call_of_epilogue(*unfused_epilogue(region))}
@@ -177,16 +177,6 @@ def saved_us(candidate: FusionCandidate) -> float:
     return saved_bytes / INDUCTOR_BYTES_PER_US + candidate.kernels_saved * LAUNCH_US
 
 
-def fused_plan(region: Region, candidate: FusionCandidate) -> Plan:
-    """Return the plan of the operator that computes a candidate. Raises GemmsmithError if no kernel supports it."""
-    return _plan(region.epilogue, candidate.outputs)
-
-
-def unfused_plan(region: Region) -> Plan:
-    """Return the plan of a region's matmul, or of each of its two, without further fusion."""
-    return _plan(*unfused_epilogue(region))
-
-
 def unfused_epilogue(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
     """Return the epilogue of a region's matmul, or of the first of its two, without further fusion, and its outputs."""
     if region.matmul.second is None:
@@ -194,7 +184,8 @@ def unfused_epilogue(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
     return FxEpilogueTracer(replace(region.matmul, second=None), region.traffic), [region.matmul.node]
 
 
-def _plan(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
+def plan_operator(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
+    """Return the plan of the operator that computes these nodes. Raises GemmsmithError if no kernel supports it."""
     graph = epilogue.graph(outputs)
     numbers, tensors = epilogue.arguments(graph)
     a, *weights = (_spec(fake_tensor(x)) for x in epilogue.matmul.arrays)

@@ -53,6 +53,7 @@ target is stored to keep it alive, so that its id stays unique."""
 
 
 def _target_info(node: Node) -> tuple[Any, str, NodeKind]:
+    """Return what a node calls, the operator's name and its kind; computed once for each target."""
     target = node.target if node.op == "call_function" else None
     info = _TARGET_INFO.get(id(target))
     if info is None:
@@ -62,6 +63,7 @@ def _target_info(node: Node) -> tuple[Any, str, NodeKind]:
 
 
 def _classify(target: Any, op: str) -> NodeKind:
+    """Return how Inductor computes calls of a target, an operator of this name."""
     if op in CONTIGUOUS_VIEWS:
         return "view"
     if op in NON_CONTIGUOUS_VIEWS or target is operator.getitem:

@@ -65,6 +65,7 @@ class Region:
         waiting, seen = list[Node](), set(self.epilogue.fused)
 
         def add_users(node: Node) -> None:
+            """Let the users of a fused node wait, those that have not been seen."""
             for user in node.users:
                 if user not in seen:
                     seen.add(user)
@@ -131,6 +132,7 @@ class Region:
         return best
 
     def _candidate(self, nodes: Sequence[Node]) -> FusionCandidate | None:
+        """Return the fusion of these nodes; None if it is impossible or does not save enough bytes."""
         outputs, recomputed = self._outputs(nodes)
         inputs = {x for node in nodes for x in self.epilogue.inputs_read[node]}
         min_max_nodes = (x for x in nodes if x not in self.roots and is_min_or_max(x))
@@ -147,12 +149,8 @@ class Region:
         matmul_bytes = total_bytes(self.roots)
         if bytes_saved <= matmul_bytes * MIN_SAVED_FRACTION:
             return None
-        extra_bytes = (
-            total_bytes(inputs)
-            + total_bytes(outputs)
-            - matmul_bytes
-            - total_bytes(self.epilogue.inputs_read[self.matmul.node])
-        )
+        without_epilogue = matmul_bytes + total_bytes(self.epilogue.inputs_read[self.matmul.node])
+        extra_bytes = total_bytes(inputs) + total_bytes(outputs) - without_epilogue
         kernels_saved = self.traffic.kernels_saved(set(nodes) - recomputed, inputs)
         return FusionCandidate(
             tuple(nodes), tuple(outputs), frozenset(recomputed), bytes_saved, extra_bytes, kernels_saved
@@ -169,11 +167,9 @@ class Region:
         for node in reversed(nodes):
             if fake_tensor(node) is None or not (node in needed or any(user not in inside for user in node.users)):
                 continue
-            if node not in self.roots and (
-                node_kind(node) == "view"
-                or not dtype(node).is_floating_point  # a condition
-                or (is_widening(node) and node not in self.traffic.materialized)
-            ):
+            is_free = node_kind(node) == "view" or (is_widening(node) and node not in self.traffic.materialized)
+            is_condition = not dtype(node).is_floating_point
+            if node not in self.roots and (is_free or is_condition):
                 recomputed.add(node)
                 needed.update(inside.intersection(node.all_input_nodes))
             else:
@@ -193,10 +189,8 @@ class Region:
         total += sum(size_bytes(input_) * len(kernels) for input_, kernels in kernels_by_input.items())
         for x in outputs:
             if x not in self.roots and (x in self.traffic.materialized or node_kind(x) == "reduction"):
-                later_depths = [
-                    depth for _, depth in self.traffic.reader_kernels[x] if depth > self.traffic.opaque_depths[x]
-                ]
-                total += size_bytes(x) * (1 + len(later_depths))
+                depth = self.traffic.opaque_depths[x]
+                total += size_bytes(x) * (1 + sum(later > depth for _, later in self.traffic.reader_kernels[x]))
         return total
 
     def _bytes_fused(
@@ -206,6 +200,7 @@ class Region:
         inside = set(nodes)
 
         def outside_kernels(node: Node) -> set[object]:
+            """Return the kernels of the rest of the graph that read a stored node, also by way of recomputed ones."""
             kernels: set[object] = set()
             for user in node.users:
                 kernels |= outside_kernels(user) if user in recomputed else set()

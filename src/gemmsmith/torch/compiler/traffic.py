@@ -78,9 +78,8 @@ class InductorTraffic:
     def _update_readers(self, node: Node) -> bool:
         readers = self.kernels_of_users(node.users)
         read_later = any(depth > self.opaque_depths[node] for _, depth in readers)
-        is_materialized = self.must_materialize[node] or (
-            read_later and len(self.materialized_sources[node]) > MAX_READS
-        )
+        is_expensive = len(self.materialized_sources[node]) > MAX_READS
+        is_materialized = self.must_materialize[node] or (read_later and is_expensive)
         changed = is_materialized != (node in self.materialized)
         (self.materialized.add if is_materialized else self.materialized.discard)(node)
         if node_kind(node) in KERNEL_KINDS:

@@ -19,6 +19,7 @@ from gemmsmith.moe.route import check_counts
 from gemmsmith.torch.api import as_batched_input, expect_tensor, is_dtensor
 from gemmsmith.torch.autograd_state import needs_grad, refuse_transforms
 from gemmsmith.torch.fallback import FLOAT_DTYPES
+from gemmsmith.torch.graph_serialization import PLAIN_GEMM
 from gemmsmith.torch.mlp.gated_epilogues import Gate
 from gemmsmith.torch.mlp.layers import FusedMLP, has_hooks
 from gemmsmith.torch.moe.experts import gated_experts
@@ -32,7 +33,7 @@ from gemmsmith.torch.moe.fp8_experts import (
 from gemmsmith.torch.moe.slots import ROUTE, SortedSlots, check_hidden, select_experts
 from gemmsmith.torch.ops import call_op
 
-FP32_GEMM = " | accumulator | out 0 fp32"
+FP32_GEMM = f"{PLAIN_GEMM} fp32"
 """The serialized epilogue that returns the accumulator in fp32."""
 
 

@@ -170,6 +170,7 @@ def _by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[Any, .
 def _on_gpu(
     logits: Any, bias: Any, top_k: int, scores: Any, normalize: bool, scale: float, groups: int, top_k_groups: int
 ) -> tuple[Any, ...]:  # fmt: skip
+    """Select and sort the experts by kernels, or by torch where these do not support the sizes."""
     (tokens, count), options = logits.shape, (scores, normalize, scale, groups, top_k_groups)
     is_supported = (
         tokens > 0 and top_k <= MAX_TOP_K and count <= MAX_EXPERTS and groups <= MAX_GROUPS

@@ -22,9 +22,9 @@ import torch
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.backends import Backend
-from gemmsmith.torch.autograd import PLAIN_GEMM, is_column_major, transposed, weight_gradient
+from gemmsmith.torch.autograd import is_column_major, transposed, weight_gradient
 from gemmsmith.torch.autograd_state import check_once_differentiable
-from gemmsmith.torch.graph_serialization import deserialize
+from gemmsmith.torch.graph_serialization import PLAIN_GEMM, deserialize
 from gemmsmith.torch.mlp.gated_epilogues import HALVES, epilogue_of, gate_and_up, width
 from gemmsmith.torch.moe.fp8_training import backward_in_fp8, forward_in_fp8
 from gemmsmith.torch.moe.slots import sum_slots
@@ -87,6 +87,7 @@ class ExpertsFunction(torch.autograd.Function):
 def _forward(
     x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
 ) -> tuple[Any, list[Any]]:
+    """Compute the forward pass; see above for arguments and results."""
     (offsets, token_of_row, row_of_slot), (activation, interleaved, sums, in_fp8) = table, options
     if in_fp8:
         y, *halves = forward_in_fp8(x, table, row_weights, gate_up, down, activation)
@@ -100,6 +101,7 @@ def _forward(
 def _fake_forward(
     x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
 ) -> tuple[Any, list[Any]]:
+    """Return empty tensors of the shapes and dtypes of what `_forward` returns."""
     activation, interleaved, sums, in_fp8 = options
     rows, hidden, count = row_weights.shape[0], down.shape[2], width(activation)
     widths = [hidden] * count if in_fp8 or _is_separated(count, hidden, interleaved) else [count * hidden]
@@ -110,6 +112,7 @@ def _backward(
     gradient: Any, x: Any, halves: list[Any], table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
     *options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
+    """Compute the backward pass; a gradient that is not needed is an empty tensor."""
     (offsets, token_of_row, row_of_slot), (activation, interleaved, sums, in_fp8, needs) = table, options
     needs_x, needs_gate_up, needs_down, needs_bias = needs
     grad_x, grad_gate_up, grad_down, grad_bias = (x.new_empty(0) for _ in needs)
@@ -136,6 +139,7 @@ def _fake_backward(
     gradient: Any, x: Any, halves: list[Any], table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
     *options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
+    """Return empty tensors of the shapes, strides and dtypes of what `_backward` returns."""
     *_, in_fp8, needs = options
     is_row_major = [in_fp8 or is_column_major(transposed(w)) for w in (gate_up, down)]
     of_weights = [
@@ -220,7 +224,7 @@ def gate_gradients(
     epilogue = epilogue_of("weighted_backward", activation, str(halves[0].dtype), str(row_weights.dtype))
     operands = row_weights.unsqueeze(1), *parts
     if backend == "auto" and not runs_kernels(gradient):
-        *grads, grad_weights, h = run_by_torch(epilogue, gradient, down, [], operands, offsets)
+        *grads, grad_weights, h = run_by_torch(epilogue, gradient, down, offsets, [], operands)
         return torch.stack(grads, 2).flatten(1) if interleaved else torch.cat(grads, 1), grad_weights, h
     rows, hidden = gradient.shape[0], down.shape[2]
     grad_both, h = (halves[0].new_empty(rows, n) for n in (width(activation) * hidden, hidden))
