@@ -162,8 +162,11 @@ class Operation(ABC):
     style: Literal["input", "compute", "special", "reduce"] = "compute"
     """How plots show it; "special": it takes operations of the special-function unit."""
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
-        """Return the dims of a node with such inputs, which broadcast unless the operation says otherwise."""
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        """Return the dims of a node with such inputs, which broadcast unless the operation says otherwise.
+
+        Those of an operand are in the graph.
+        """
         return broadcast(inputs)
 
     def transposed(self, attribute: Any) -> Any:
@@ -268,7 +271,10 @@ class EpilogueGraph:
         """The dims of every node."""
         result: list[BroadcastDims] = []
         for node in self.nodes:
-            result.append(node.operation.dims(self, node, [result[i] for i in node.inputs]))
+            if node.op == "operand":
+                result.append(self.operand(node.attribute).broadcast_dims)
+            else:
+                result.append(node.operation.dims(node, [result[i] for i in node.inputs]))
         return tuple(result)
 
     def reachable(self) -> set[int]:

@@ -87,7 +87,7 @@ class Accumulator(Leaf):
 
     name = "accumulator"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return BroadcastDims(True, 1, 1)
 
     def leaf_name(self, node: Node) -> str:
@@ -124,9 +124,6 @@ class OperandOfGraph(Leaf):
     name = "operand"
     attribute_type = str
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
-        return graph.operand(node.attribute).broadcast_dims
-
     def leaf_name(self, node: Node) -> str:
         return str(node.attribute)
 
@@ -145,7 +142,7 @@ class GroupIndex(Leaf):
     name = "group_index"
     has_gradient = False
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return BroadcastDims(batch=True)
 
     def compute(self, arrays: GraphArrays, node: Node) -> Any:
@@ -162,7 +159,7 @@ class Chunk(Operation):
     attribute_type = (int, str)
     linearity: Linearity = "sum"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return _with_values_per(inputs[0], node.attribute[1], 2)
 
     def transposed(self, attribute: tuple[int, str]) -> tuple[int, str]:
@@ -201,7 +198,7 @@ class Interleave(Operation):
     attribute_type = str
     linearity: Linearity = "sum"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return _with_values_per(broadcast(inputs), node.attribute, 1)
 
     def transposed(self, attribute: str) -> str:
@@ -221,8 +218,7 @@ class Interleave(Operation):
         return inputs[0]
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-        dims = g.broadcast_dims._replace(columns_per_value=2)
-        return [g.tracer.add("chunk", dims, g, attribute=(i, node.attribute)) for i in range(2)]
+        return [g.tracer.add("chunk", g, attribute=(i, node.attribute)) for i in range(2)]
 
     def label(self, graph: EpilogueGraph, node: Node) -> str:
         return "Interleave"
@@ -240,7 +236,7 @@ class OneHot(Operation):
     is_predicate = depends_on_columns = True
     has_gradient = False
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return inputs[0]._replace(columns_per_value=1)
 
     def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
@@ -280,7 +276,7 @@ class Reduce(Operation):
     style: Literal["reduce"] = "reduce"
     known_afterwards = "a reduction's result"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return inputs[0].reduced(node.attribute[1])
 
     def transposed(self, attribute: tuple[str, str]) -> tuple[str, str]:

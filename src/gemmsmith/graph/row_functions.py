@@ -263,7 +263,7 @@ class _Scale(Operation):
     depends_on_columns = True
     known_afterwards = "a scale"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return inputs[0]._replace(columns_per_value=0)
 
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:

@@ -103,7 +103,7 @@ def tie_count_graph(
     result = next(r for r in graph.results if r.name == result_name)
     axis = graph.nodes[result.node].attribute[1]
     equal = d.minmax_mask(result)
-    count = d.tracer.add("reduce", equal.broadcast_dims.reduced(axis), equal, attribute=("sum", axis))
+    count = d.tracer.add("reduce", equal, attribute=("sum", axis))
     return d.build([Result("out", count.node, FP32, keepdim=True)])
 
 
@@ -232,7 +232,7 @@ class _DerivativeBuilder:
         for i in range(len(graph.nodes) - 1, -1, -1):
             if half_grads := self.half_grads.get(i):
                 both = [half_grads[which] if which in half_grads else self.tracer.value(0.0) for which in range(2)]
-                self._accumulate(i, self.tracer.add("interleave", self.broadcast_dims[i], *both, attribute="n"))
+                self._accumulate(i, self.tracer.add("interleave", *both, attribute="n"))
             if i in self.grads and has_gradient[i]:
                 self._backpropagate(i, graph.nodes[i])
 
@@ -254,7 +254,7 @@ class _DerivativeBuilder:
             dtype = operand.dtype if operand.dtype in (BF16, FP16) else FP32
             if not operand.broadcast_dims.is_matrix:
                 axis = _reduced_axis(operand.broadcast_dims)
-                total = self.tracer.add("reduce", total.broadcast_dims.reduced(axis), total, attribute=("sum", axis))
+                total = self.tracer.add("reduce", total, attribute=("sum", axis))
             results.append(Result(f"{GRAD_PREFIX}{name}", total.node, dtype, not operand.broadcast_dims.is_matrix))
         return self.build(results)
 
@@ -264,7 +264,7 @@ class _DerivativeBuilder:
 
     def operand(self, name: str, broadcast_dims: BroadcastDims, dtype: DType | None) -> Traced:
         self.operands[name] = Operand(name, broadcast_dims, dtype)
-        return self.tracer.add("operand", broadcast_dims, attribute=name)
+        return self.tracer.add("operand", attribute=name, dims=broadcast_dims)
 
     def dtype(self, result: Result) -> DType:
         return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default_dtype)
@@ -286,7 +286,7 @@ class _DerivativeBuilder:
                 f"{node.attribute[0]}: got values and a result in {listed}; use one dtype, or fp32", node.location
             )
         for dtype in low_precision:
-            x, y = (self.tracer.add("cast", v.broadcast_dims, v, attribute=dtype) for v in (x, y))
+            x, y = (self.tracer.add("cast", v, attribute=dtype) for v in (x, y))
         return self.tracer("eq", x, y)
 
     def _recompute_or_read(self, index: int, node: Node, saved: Result | None) -> Traced:
@@ -296,7 +296,7 @@ class _DerivativeBuilder:
         if name := node.operation.leaf_name(node):
             return self.operand(INPUT_PREFIX + name, broadcast_dims, self.forward.operand(name).dtype)
         inputs = [self.values[i] for i in node.inputs]
-        return self.tracer.add(node.op, broadcast_dims, *inputs, attribute=node.attribute, location=node.location)
+        return self.tracer.add(node.op, *inputs, attribute=node.attribute, location=node.location)
 
     def _reduction_value(self, result: Result) -> Traced:
         """Read the value of a reduction."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError
-from gemmsmith.core.graph import BroadcastDims, Node, Operation, axis_of_dims, broadcast
+from gemmsmith.core.graph import BroadcastDims, Node, Operation, axis_of_dims
 from gemmsmith.graph.frontend.op_table import (
     ARGUMENT_ALIASES,
     DEFAULT_HINT,
@@ -77,7 +77,7 @@ def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
 def call_row_function(function: RowFunction, x: Any, attribute: Any = None) -> Traced:
     """Return a function of the rows of x. Raises EpilogueError if x is not a matrix."""
     tracer = _tracer_of_matrix(function.name, x)
-    return tracer.add(function.name, x.broadcast_dims, tracer.value(x), attribute=attribute)
+    return tracer.add(function.name, tracer.value(x), attribute=attribute)
 
 
 @epilogue_function(num_results=2)
@@ -105,8 +105,8 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
         raise epilogue_error(f"quantize: dtype: got {dtype!r}; use 'fp8_e4m3' or 'fp8_e5m2'")
     if not isinstance(block, int) or block < 1:
         raise epilogue_error(f"quantize: block: got {block!r}; use a number of columns, such as 128")
-    q = tracer.add("quantize", x.broadcast_dims, tracer.value(x), attribute=(quantized_dtype, block))
-    return q.with_pending_cast(quantized_dtype), tracer.add("scale", x.broadcast_dims, q)
+    q = tracer.add("quantize", tracer.value(x), attribute=(quantized_dtype, block))
+    return q.with_pending_cast(quantized_dtype), tracer.add("scale", q)
 
 
 @epilogue_function()
@@ -126,7 +126,7 @@ def top_k_softmax(x: Any, k: int) -> Any:
     tracer = _tracer_of_matrix("top_k_softmax", x)
     if not isinstance(k, int) or not 1 <= k <= x.shape[-1]:
         raise epilogue_error(f"top_k_softmax: k: got {k!r}; use an integer from 1 to {x.shape[-1]}")
-    return tracer.add("top_k_softmax", x.broadcast_dims, tracer.value(x), attribute=k)
+    return tracer.add("top_k_softmax", tracer.value(x), attribute=k)
 
 
 @epilogue_function(num_results=2)
@@ -139,10 +139,7 @@ def deinterleave(packed: Any) -> tuple[Any, Any]:
         raise epilogue_error(
             f"deinterleave: got {received}; use the accumulator, with a multiple of 16 columns (8 of each half)"
         )
-    gate, up = (
-        tracer.add("chunk", x.broadcast_dims._replace(columns_per_value=2), x, attribute=(i, "n")) for i in range(2)
-    )
-    return gate, up
+    return tracer.add("chunk", x, attribute=(0, "n")), tracer.add("chunk", x, attribute=(1, "n"))
 
 
 @epilogue_function()
@@ -154,8 +151,7 @@ def interleave(gate: Any, up: Any) -> Any:
         raise epilogue_error(
             "interleave: got a value with all columns; use the halves that deinterleave returns, or values of them"
         )
-    broadcast_dims = broadcast([x.broadcast_dims for x in halves])._replace(columns_per_value=1)
-    return tracer.add("interleave", broadcast_dims, *halves, attribute="n")
+    return tracer.add("interleave", *halves, attribute="n")
 
 
 class Tracer:
@@ -169,13 +165,14 @@ class Tracer:
         self.nodes: list[Node] = []
 
     def add(
-        self, op: str, broadcast_dims: BroadcastDims, *inputs: Traced, attribute: Any = None,
-        location: str | None = None,
+        self, op: str, *inputs: Traced, attribute: Any = None, location: str | None = None,
+        dims: BroadcastDims | None = None,
     ) -> Traced:  # fmt: skip
-        """Add a node and return its value."""
+        """Add a node and return its value. `dims`: those of an operand; of others they follow from the inputs."""
         node = Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line())
+        dims = dims or node.operation.dims(node, [x.broadcast_dims for x in inputs])
         self.nodes.append(node)
-        return Traced(self, len(self.nodes) - 1, broadcast_dims, is_bool=node.operation.is_predicate)
+        return Traced(self, len(self.nodes) - 1, dims, is_bool=node.operation.is_predicate)
 
     def __call__(self, op: str, *inputs: Any) -> Traced:
         """Add an elementwise node and return its value."""
@@ -190,7 +187,7 @@ class Tracer:
             raise epilogue_error(
                 f"{op}: got {n} and {n // 2} columns; use halves of deinterleave, or all columns, for both{column}"
             )
-        return self.add(op, broadcast([x.broadcast_dims for x in values]), *values)
+        return self.add(op, *values)
 
     def value(self, x: Any) -> Traced:
         """Return x as an input of another node: a number becomes a constant, a pending cast a node."""
@@ -203,14 +200,14 @@ class Tracer:
                 )
             if x.pending_cast in (None, FP32):
                 return x
-            return self.add("cast", x.broadcast_dims, x.with_pending_cast(None), attribute=x.pending_cast)
+            return self.add("cast", x.with_pending_cast(None), attribute=x.pending_cast)
         if is_array(x):
             raise epilogue_error(
                 f"got {type(x).__name__} of shape {tuple(x.shape)}; make it a parameter and pass it as an operand"
             )
         if not isinstance(x, (numbers.Real, np.generic, np.ndarray)):
             raise epilogue_error(f"got {x!r}; use a traced value or a number")
-        return self.add("constant", BroadcastDims(), attribute=x)
+        return self.add("constant", attribute=x)
 
     def expect_bools(self, op: str, inputs: tuple[Any, ...]) -> None:
         """Raise EpilogueError unless all inputs are booleans."""
@@ -242,8 +239,7 @@ class Tracer:
                 "before these, or several"
             )
         axis = "all" if len(reduced) == rank else axis_of_dims(["bmn"[max(d - rank + 3, 0)] for d in reduced])
-        broadcast_dims = x.broadcast_dims.reduced(axis)
-        result = self.add("reduce", broadcast_dims, x, attribute=(kind, axis))
+        result = self.add("reduce", x, attribute=(kind, axis))
         result.keepdim = bool(keepdim)
         return result if dtype is None else result.with_pending_cast(_dtype(dtype))
 
@@ -273,7 +269,7 @@ class Tracer:
             raise epilogue_error(
                 f"one_hot: num_classes: got {num_classes!r}; use {n}, the accumulator's columns, at most 2^24"
             )
-        return self.add("one_hot", x.broadcast_dims._replace(columns_per_value=1), x)
+        return self.add("one_hot", x)
 
 
 def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: bool = False) -> Any:

@@ -64,7 +64,7 @@ class FxEpilogueTracer(Tracer):
         matmul, graph = self.matmul, self.matmul.epilogue
         if graph is not None:
             return self._resume(graph)
-        value = self.add("accumulator", BroadcastDims(True, 1, 1))
+        value = self.add("accumulator")
         if matmul.second:
             for half, node in zip(self.deinterleaved(value), matmul.nodes, strict=True):
                 self._record_fused(node, half)
@@ -81,8 +81,7 @@ class FxEpilogueTracer(Tracer):
 
     def deinterleaved(self, value: Traced) -> list[Traced]:
         """Return the values of both matmuls, whose columns alternate in the accumulator."""
-        dims = value.broadcast_dims._replace(columns_per_value=2)
-        return [self.add("chunk", dims, value, attribute=(i, "n")) for i in range(2)]
+        return [self.add("chunk", value, attribute=(i, "n")) for i in range(2)]
 
     def _resume(self, graph: EpilogueGraph) -> None:
         """Continue the epilogue of an operator that is gemmsmith's already."""
@@ -279,7 +278,7 @@ class FxEpilogueTracer(Tracer):
             raise epilogue_error(f"{node.name}: it is {dtype(node)} on {fake_tensor(node).device}")
         self.inputs_read[node] = frozenset({node})
         operand = self._operand(node, dims, graph_dtype(dtype(node)))
-        value = self.add("operand", dims, attribute=operand.name)
+        value = self.add("operand", attribute=operand.name, dims=dims)
         value.is_bool = dtype(node) == torch.bool
         return value
 
