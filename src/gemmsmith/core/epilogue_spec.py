@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.frozen import changed
 from gemmsmith.core.graph import EpilogueGraph, Result, identity_graph
 from gemmsmith.core.problem import Matrix
 from gemmsmith.core.product import Role
@@ -40,9 +41,7 @@ class EpilogueSpec:
         tma_eligible = [name for name in operands if arrays[name].is_tma_compatible]
         tma_eligible += [name for name in self.graph.matrix_result_names if arrays[name].can_tma_store]
         column_major = [name for name in self.graph.matrix_names if arrays[name].is_column_major]
-        return EpilogueSpec(
-            self.graph, frozenset(tma_eligible), frozenset(column_major), self.fast_math, self.deterministic
-        )
+        return changed(self, tma_eligible=frozenset(tma_eligible), column_major=frozenset(column_major))
 
     def with_clipped_rows(self, role: Role = "a") -> EpilogueSpec:
         """Return the spec for tiles whose rows (columns, with role "b") begin and end anywhere.
@@ -73,4 +72,4 @@ class EpilogueSpec:
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
-        return EpilogueSpec(graph, self.tma_eligible, self.column_major, self.fast_math, self.deterministic)
+        return changed(self, graph=graph)

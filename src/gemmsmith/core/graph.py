@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -159,6 +159,8 @@ class Operation(ABC):
     """Whether the derivative may differ from 0."""
     known_afterwards: str = ""
     """What messages call the value, if it is only known after the kernel: then only results can be it."""
+    label_format: str = ""
+    """What plots and trees call a node with parts of an attribute; by default CUTLASS's name and the parts."""
     style: Literal["input", "compute", "special", "reduce"] = "compute"
     """How plots show it; "special": it takes operations of the special-function unit."""
 
@@ -209,6 +211,8 @@ class Operation(ABC):
 
     def label(self, graph: EpilogueGraph, node: Node) -> str:
         """Return the node's name as a CUTLASS visitor, with its attribute."""
+        if self.label_format:
+            return self.label_format.format(*attribute_parts(node.attribute))
         parts = ", ".join(map(str, attribute_parts(node.attribute)))
         return self.name.title().replace("_", "") + (f"({parts})" if parts else "")
 
@@ -277,9 +281,9 @@ class EpilogueGraph:
                 result.append(node.operation.dims(node, [result[i] for i in node.inputs]))
         return tuple(result)
 
-    def reachable(self) -> set[int]:
-        """Return the indices of the nodes that some result needs."""
-        needed = {r.node for r in self.results}
+    def nodes_needed_by(self, nodes: Iterable[int]) -> set[int]:
+        """Return these nodes, and all from which they are computed, as indices."""
+        needed = set(nodes)
         for i in range(len(self.nodes) - 1, -1, -1):
             if i in needed:
                 needed.update(self.nodes[i].inputs)

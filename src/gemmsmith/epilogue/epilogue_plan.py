@@ -150,10 +150,7 @@ def check_quantize_blocks(graph: EpilogueGraph) -> None:
 
 def supports_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> bool:
     """Return whether a tile that is `n` columns wide supports this epilogue."""
-    try:
-        return choose_epi_tile_n(graph, tma_names, n) > 0
-    except ConfigError:
-        return False
+    return bool(subtile_widths(graph, tma_names, n))
 
 
 def has_32bit_matrix(graph: EpilogueGraph) -> bool:

@@ -85,7 +85,7 @@ class Leaf(Operation):
 class Accumulator(Leaf):
     """A @ B, in fp32."""
 
-    name = "accumulator"
+    name, label_format = "accumulator", "AccFetch"
 
     def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return BroadcastDims(True, 1, 1)
@@ -96,14 +96,11 @@ class Accumulator(Leaf):
     def compute(self, arrays: GraphArrays, node: Node) -> Any:
         return arrays.accumulator
 
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return "AccFetch"
-
 
 class ConstantNumber(Leaf):
     """A number; its attribute."""
 
-    name = "constant"
+    name, label_format = "constant", "ScalarBroadcast({:.6g})"
     attribute_type = float
     has_gradient = False
 
@@ -113,9 +110,6 @@ class ConstantNumber(Leaf):
     def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
         constant = Constant(F32, float(evaluation.graph.nodes[index].attribute))
         return constant, constant
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return f"ScalarBroadcast({node.attribute:.6g})"
 
 
 class OperandOfGraph(Leaf):
@@ -194,7 +188,7 @@ class HalfGradient:
 class Interleave(Operation):
     """Chunk's inverse: alternating groups of 8 columns (its attribute: "n") or rows ("m") of x and of y."""
 
-    name = "interleave"
+    name, label_format = "interleave", "Interleave"
     attribute_type = str
     linearity: Linearity = "sum"
 
@@ -220,9 +214,6 @@ class Interleave(Operation):
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         return [g.tracer.add("chunk", g, attribute=(i, node.attribute)) for i in range(2)]
 
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return "Interleave"
-
 
 def _with_values_per(dims: BroadcastDims, axis: str, count: Literal[1, 2]) -> BroadcastDims:
     """Return dims with one value per `count` columns (axis "n") or rows ("m")."""
@@ -232,7 +223,7 @@ def _with_values_per(dims: BroadcastDims, axis: str, count: Literal[1, 2]) -> Br
 class OneHot(Operation):
     """1 in the column whose index is x, else 0; x has one value per row."""
 
-    name = "one_hot"
+    name, label_format = "one_hot", "Compute(one_hot)"
     is_predicate = depends_on_columns = True
     has_gradient = False
 
@@ -246,9 +237,6 @@ class OneHot(Operation):
         label = evaluation.as_float(inputs[0][0])
         low, high = evaluation.columns(n8_offset)
         return low.to(F32) == label, high.to(F32) == label
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return "Compute(one_hot)"
 
 
 class Cast(Operation):

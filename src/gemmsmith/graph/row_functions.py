@@ -16,9 +16,9 @@ import numpy as np
 from gemmsmith import hw
 from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE, DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operation, attribute_parts, register_operation
+from gemmsmith.core.graph import BroadcastDims, Node, Operation, attribute_parts, register_operation
 from gemmsmith.core.mma import N8_COLUMNS, QUAD_XOR_MASKS, fragment_column
-from gemmsmith.graph.approximations import fast_exp
+from gemmsmith.graph.approximations import fast_exp, reciprocal
 from gemmsmith.graph.function_costs import Cost, Precision
 from gemmsmith.graph.functions import Array, Refused, check_gradient, gradient_rule
 from gemmsmith.lang.current_builder import current_builder
@@ -193,7 +193,7 @@ class TopKSoftmax:
                 total[0] = total[0] + fast_exp(threshold[0] - row_max)
             assert threshold
             self.row_maxima.append(row_max)
-            self.reciprocals.append(hw.sfu_approximation("rcp.approx.ftz", total[0]).named("reciprocal"))
+            self.reciprocals.append(reciprocal(total[0]).named("reciprocal"))
             self.thresholds.append(threshold)
 
     def _find_next(self, row_half: int, previous: tuple[Value, Value] | None) -> tuple[Value, Value]:
@@ -249,11 +249,10 @@ _NOT_IN_TORCH = Refused("not supported in the PyTorch fallback on GPUs other tha
 class _Quantize(RowFunction):
     """x over its scale, rounded; one scale per row and block of columns. Its attribute: (DType, columns of a block)."""
 
+    label_format = "Quantize({}, {} columns)"
+
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
         return arrays.rounded(super().compute(arrays, node, *inputs), node.attribute[0])
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return f"Quantize({node.attribute[0]}, {node.attribute[1]} columns)"
 
 
 class _Scale(Operation):

@@ -142,8 +142,9 @@ def _round_before_reductions(graph: EpilogueGraph, saved: Collection[str], defau
     Else exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
     """
     reductions = [r.node for r in graph.results if graph.is_reduction(r)]
-    ancestors = _ancestors(graph, [i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value])
-    stored = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in ancestors}
+    reading = (i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value)
+    reduced = graph.nodes_needed_by(reading)
+    stored = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in reduced}
 
     def rule(editor: Editor, node: Node) -> int | None:
         if stored.get(editor.index, FP32) == FP32:
@@ -151,17 +152,6 @@ def _round_before_reductions(graph: EpilogueGraph, saved: Collection[str], defau
         return editor.add("cast", editor.keep(node), attribute=stored[editor.index])
 
     return cse(fold(rewrite(graph, rule)))
-
-
-def _ancestors(graph: EpilogueGraph, nodes: Collection[int]) -> set[int]:
-    """Return the nodes from which `nodes` are computed."""
-    ancestors: set[int] = set()
-    stack = list(nodes)
-    while stack:
-        inputs = set(graph.nodes[stack.pop()].inputs) - ancestors
-        ancestors |= inputs
-        stack += inputs
-    return ancestors
 
 
 def _with_minmax_inputs(graph: EpilogueGraph, wrt: Collection[str]) -> EpilogueGraph:
