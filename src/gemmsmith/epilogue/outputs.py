@@ -61,7 +61,7 @@ class Stores:
 
         `scatter`: which rows of their arrays the results' rows are, which threads store then.
         """
-        k, consumers = current_builder(), spec.config.consumers
+        k, self.consumers = current_builder(), spec.config.consumers
         self.stored_tiles, self.result_dims = plan.stores, result_dims
         self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
         self._streaming = spec.config.streaming_stores
@@ -80,7 +80,7 @@ class Stores:
             if name not in self.maps or is_grouped:
                 argument = f"{result_argument(name)}_ptr" if name in self.maps else result_argument(name)
                 self.arrays[name] = GlobalArray(argument, name, tile.dtype, Pointer(result_argument(name)))
-        buffer_count = self.subtiles_per_store * self.store_stages * consumers
+        buffer_count = self.subtiles_per_store * self.store_stages * self.consumers
         self.buffers = {
             name: k.shared(tile, stages=buffer_count, name=name, over=stages) for name, tile in self.stored_tiles
         }

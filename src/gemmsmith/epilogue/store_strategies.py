@@ -108,9 +108,13 @@ class NoStores:
 
 @dataclass(frozen=True)
 class ThreadStores(NoStores):
-    """All threads store the results. The barriers of a group also separate accesses to the broadcast operands."""
+    """All threads store the results. The barriers of a group also separate accesses to the broadcast operands.
+
+    `all_math_barrier`: 0, or with alias_epilogue that of all warpgroups, since the buffers are the mainloop's stages.
+    """
 
     stores: Stores
+    all_math_barrier: int
 
     @property
     def accessed_by_tma(self) -> bool:
@@ -118,10 +122,28 @@ class ThreadStores(NoStores):
         return self.tma_loads is not None
 
     def begin_tile(self) -> None:
-        """Do nothing: `begin_group` waits for the broadcast operands too."""
+        """Close the hazard of writes to aliased buffers before another warpgroup's wgmma has read the stages.
+
+        `begin_group` waits for the broadcast operands.
+        """
+        if self.all_math_barrier:
+            k = current_builder()
+            k.comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
+            hw.barrier_sync(self.all_math_barrier, THREADS_PER_WARPGROUP * self.stores.consumers)
 
     def begin_group(self, group: StoreGroup) -> None:
-        """Close the hazard of writes to the buffer before its previous store has read it."""
+        """Close the hazard of writes to the buffer before its previous store has read it.
+
+        With aliased buffers `begin_tile` has closed that of the first group.
+        """
+        if not self.all_math_barrier:
+            self.wait_for_buffer(group)
+        elif self.plan.store_groups > 1:
+            with current_builder().when(group.index > 0):
+                self.wait_for_buffer(group)
+
+    def wait_for_buffer(self, group: StoreGroup) -> None:
+        """Wait until the previous store from the group's buffer has read it."""
         self._sync("wait until the buffer may be overwritten: its previous store has read it")
 
     def end_group(self, group: StoreGroup) -> None:
@@ -145,6 +167,12 @@ class ThreadStores(NoStores):
         if self.stores.arrays:
             hw.fence_proxy_async()
 
+    def end_tile(self) -> None:
+        """Close the hazard of the next loads into stages that are buffers, which the warp then releases."""
+        if self.all_math_barrier:
+            self.wait_read()
+            hw.sync_warp()
+
 
 @dataclass(frozen=True)
 class TmaStores(ThreadStores):
@@ -152,11 +180,11 @@ class TmaStores(ThreadStores):
 
     accessed_by_tma = True
 
-    def begin_group(self, group: StoreGroup) -> None:
-        """Close the hazard of writes to the buffer before its TMA store has read it."""
+    def wait_for_buffer(self, group: StoreGroup) -> None:
+        """Wait until the previous TMA store, too, has read the buffer."""
         with current_builder().when(self.leader):
             self.stores.acquire(group.index, self.plan.store_groups)
-        super().begin_group(group)
+        super().wait_for_buffer(group)
 
     def issue(self, group: StoreGroup) -> None:
         """Issue the group's TMA stores too."""
@@ -216,36 +244,3 @@ class ClippedTmaStores(TmaStores):
         if work.a.is_clipped:
             return (wg_tile.m + (coord.epi_m + 1) * WGMMA_M <= work.a.group_end).named("is_inside")
         return (work.n + coord.column + self.plan.epi_tile_n <= work.b.group_end).named("is_inside")
-
-
-@dataclass(frozen=True)
-class AliasedStores:
-    """Stores from buffers that alias the mainloop's stages; all warpgroups wait for one another at `barrier`."""
-
-    stores: ThreadStores
-    barrier: int
-    threads: int
-
-    def begin_tile(self) -> None:
-        """Close the hazard of writes to the buffers before another warpgroup's wgmma has read the stages."""
-        current_builder().comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
-        hw.barrier_sync(self.barrier, self.threads)
-
-    def when_inside(self, group: StoreGroup) -> AbstractContextManager[None]:
-        """Open a branch for a group that is not wholly past the tile's end."""
-        return self.stores.when_inside(group)
-
-    def begin_group(self, group: StoreGroup) -> None:
-        """Close the hazard of the other groups; `begin_tile` has closed that of the first."""
-        if self.stores.plan.store_groups > 1:
-            with current_builder().when(group.index > 0):
-                self.stores.begin_group(group)
-
-    def end_group(self, group: StoreGroup) -> None:
-        """Store the group."""
-        self.stores.end_group(group)
-
-    def end_tile(self) -> None:
-        """Close the hazard of the next loads into the stages, which the warp then releases."""
-        self.stores.wait_read()
-        hw.sync_warp()

@@ -18,7 +18,7 @@ from gemmsmith.epilogue.evaluate import Evaluation, Source
 from gemmsmith.epilogue.inputs import SubtileCoord, TileAuxLoad, TileInput, VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.outputs import ScaleStore
 from gemmsmith.epilogue.reductions import RangeReduction, TileReduction
-from gemmsmith.epilogue.register_usage import accumulator_consumers
+from gemmsmith.epilogue.register_usage import accumulator_consumers, row_function_inputs
 from gemmsmith.graph.functions import Lowering
 from gemmsmith.graph.row_functions import QuantizeRows, RowFragment, RowFunction, RowsOfSubtile
 from gemmsmith.lang.current_builder import current_builder
@@ -73,9 +73,7 @@ class EpilogueSubtile:
         self.n8_per_step = next(
             s for s in ((4, 2) if self.graph.has_interleaved_columns else (2, 1)) if self.n8_count % s == 0
         )
-        self._row_function_nodes = [
-            i for i, node in enumerate(self.graph.nodes) if isinstance(node.operation, RowFunction)
-        ]
+        self._row_function_nodes = list(row_function_inputs(self.graph))
         self.row_functions: dict[int, RowsOfSubtile] = {}
         """Functions of whole rows that have been computed, by node."""
         self.row_fragments: dict[int, RowFragment] = {}
@@ -102,10 +100,14 @@ class EpilogueSubtile:
             always_true = wg_tile.problem_n - wg_tile.work.n > self.index * self.n8_count + (first - ALWAYS_TRUE_MARGIN)
             with current_builder().when(always_true) if tile.reductions else nullcontext():
                 self._compute(first, stop)
-        for index, scales in self.epilogue.scale_stores:
-            quantized = self.row_functions[self.graph.nodes[index].inputs[0]]
-            assert isinstance(quantized, QuantizeRows)
-            scales.write(self.wg_tile, self.epi_m, self.column, quantized.scales)
+        for index, store in self.epilogue.scale_stores:
+            store.write(self.wg_tile, self.epi_m, self.column, self._scales(index))
+
+    def _scales(self, index: int) -> list[Value]:
+        """Return the scales of a thread's two rows, which are the node `index`."""
+        quantized = self.row_functions[self.graph.nodes[index].inputs[0]]
+        assert isinstance(quantized, QuantizeRows)
+        return quantized.scales
 
     def _compute(self, first: int, stop: int) -> None:
         """Compute and write the groups of 8 columns from `first` to `stop`."""
@@ -158,24 +160,20 @@ class EpilogueSubtile:
 
     def _evaluate_at(self, n8: Value) -> Evaluation:
         """Return the graph's evaluation in one step: `self.n8_per_step` groups of 8 columns, from group `n8` on."""
+        in_registers = self.operand_fragments | {i: x.pair for i, x in self.row_functions.items()}
+        in_registers |= {i: x.load_pair for i, x in self.row_fragments.items()}
         sources: dict[int, Source] = {}  # of nodes that are not computed from their inputs: functions that load a pair
         for i, node in enumerate(self.graph.nodes):
             first_n8 = self._visit_coord(n8, self.broadcast_dims[i].column_divisor).n8
-            if i in self.row_fragments:
-                sources[i] = partial(_pair_at, self.row_fragments[i].load_pair, first_n8)
+            if i in in_registers:
+                sources[i] = partial(_pair_at, in_registers[i], first_n8)
             elif node.op == "accumulator":
                 first_n8 = (n8 + (self.acc_column // 8).with_name_hint("subtile_n8")).named("acc_n8")
                 sources[i] = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8)
             elif node.op == "group_index":
                 sources[i] = partial(_group_pair, self.wg_tile)
-            elif i in self.operand_fragments:
-                sources[i] = partial(_pair_at, self.operand_fragments[i], first_n8)
-            elif i in self.row_functions:
-                sources[i] = partial(_pair_at, self.row_functions[i].pair, first_n8)
             elif node.op == "scale" and node.inputs[0] in self.row_functions:
-                quantized = self.row_functions[node.inputs[0]]
-                assert isinstance(quantized, QuantizeRows)
-                sources[i] = partial(_scale_pair, quantized)
+                sources[i] = partial(_scale_pair, self._scales(i))
         columns = partial(self.wg_tile.columns, self._visit_coord(n8, 1), columns_per_value=1)
         return Evaluation(self.graph, self.epilogue.lowerings, sources, columns)
 
@@ -258,8 +256,8 @@ def _group_pair(wg_tile: WarpgroupTile, n8_offset: int, row_half: int) -> tuple[
     return index, index
 
 
-def _scale_pair(quantized: QuantizeRows, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-    return quantized.scales[row_half], quantized.scales[row_half]
+def _scale_pair(scales: list[Value], n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    return scales[row_half], scales[row_half]
 
 
 def _value_pair(values: Evaluation, node: int, first: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
