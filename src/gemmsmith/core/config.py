@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
@@ -71,13 +71,6 @@ class Config:
             near = get_close_matches(name, _FIELDS, 1)
             raise ConfigError(f"{name}: a Config has no such field; use {near[0] if near else ', '.join(_FIELDS)}")
         return super().__new__(cls)
-
-    @classmethod
-    def from_table_row(cls, row: Mapping[str, Any]) -> Config:
-        """Return the Config of a stored table row, which holds fields by name. Raises ConfigError."""
-        if not isinstance(row, Mapping):
-            raise ConfigError(f"row: got {row!r}; use a dict of a Config's fields")
-        return cls(**row)
 
     @classmethod
     def parse(cls, text: str) -> Config:

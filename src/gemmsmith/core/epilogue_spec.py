@@ -37,8 +37,8 @@ class EpilogueSpec:
 
     def for_arrays(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
         """Return the spec for matrices with these strides and alignments. Integers of 64 bits are not loaded by TMA."""
-        operands = [o.name for o in self.graph.operands if o.broadcast_dims.is_matrix and o.dtype and o.dtype.bits < 64]
-        tma_eligible = [name for name in operands if arrays[name].is_tma_compatible]
+        loadable = [o.name for o in self.graph.matrix_operands if o.dtype and o.dtype.bits < 64]
+        tma_eligible = [name for name in loadable if arrays[name].is_tma_compatible]
         tma_eligible += [name for name in self.graph.matrix_result_names if arrays[name].can_tma_store]
         column_major = [name for name in self.graph.matrix_names if arrays[name].is_column_major]
         return changed(self, tma_eligible=frozenset(tma_eligible), column_major=frozenset(column_major))

@@ -303,14 +303,29 @@ class EpilogueGraph:
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
     @cached_property
+    def matrix_operands(self) -> list[Operand]:
+        """The operands that are matrices."""
+        return [o for o in self.operands if o.broadcast_dims.is_matrix]
+
+    @cached_property
+    def matrix_results(self) -> list[Result]:
+        """The results that are matrices; reductions are not, whatever their shape."""
+        return [r for r in self.results if self.broadcast_dims[r.node].is_matrix and not self.is_reduction(r)]
+
+    @cached_property
     def matrix_result_names(self) -> list[str]:
-        """Names of the results that are matrices; reductions are not, whatever their shape."""
-        return [r.name for r in self.results if self.broadcast_dims[r.node].is_matrix and not self.is_reduction(r)]
+        """Names of the results that are matrices."""
+        return [r.name for r in self.matrix_results]
+
+    @property
+    def matrices(self) -> list[Operand | Result]:
+        """The operands and results that are matrices."""
+        return [*self.matrix_operands, *self.matrix_results]
 
     @cached_property
     def matrix_names(self) -> list[str]:
         """Names of the operands and results that are matrices."""
-        return [o.name for o in self.operands if o.broadcast_dims.is_matrix] + self.matrix_result_names
+        return [x.name for x in self.matrices]
 
     def is_reduction(self, result: Result) -> bool:
         """Return whether a result is a reduction."""

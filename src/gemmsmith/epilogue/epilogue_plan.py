@@ -155,9 +155,7 @@ def supports_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> 
 
 def has_32bit_matrix(graph: EpilogueGraph) -> bool:
     """Return whether a matrix that the epilogue reads or stores has 32-bit elements."""
-    dtypes = [o.dtype for o in graph.operands if o.broadcast_dims.is_matrix]
-    dtypes += [r.dtype for r in graph.results if r.name in graph.matrix_result_names]
-    return any(dtype and dtype.bits == 32 for dtype in dtypes)
+    return any(x.dtype and x.dtype.bits == 32 for x in graph.matrices)
 
 
 @lru_cache(maxsize=1024)
@@ -228,8 +226,7 @@ def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str
     """Return the matrices that are loaded, and those that are stored, through shared memory, with their subtiles."""
     graph, epilogue = spec.epilogue.graph, spec.epilogue
     operands = [(o.name, o.dtype, o.broadcast_dims) for o in graph.operands if o.name in spec.tma_names]
-    dims, names = graph.broadcast_dims, graph.matrix_result_names
-    results = [(r.name, r.dtype, dims[r.node]) for r in graph.results if r.name in names]
+    results = [(r.name, r.dtype, graph.broadcast_dims[r.node]) for r in graph.matrix_results]
     return tuple(
         tuple((name, _subtile(epilogue, name, dtype, dims, epi_tile_n)) for name, dtype, dims in x if dtype)
         for x in (operands, results)
@@ -247,14 +244,11 @@ def _subtile(epilogue: EpilogueSpec, name: str, dtype: DType, dims: BroadcastDim
 
 def _broadcast_sizes(graph: EpilogueGraph, columns: int, rows: int) -> tuple[tuple[str, int], ...]:
     """Return (name, elements per warpgroup tile) of each row and column broadcast."""
-    sizes = []
-    for operand in graph.operands:
-        dims = operand.broadcast_dims
-        if dims.columns_per_value and not dims.is_matrix:
-            sizes.append((operand.name, columns // dims.columns_per_value))
-        elif dims.rows_per_value and not dims.is_matrix:
-            sizes.append((operand.name, rows // dims.rows_per_value))
-    return tuple(sizes)
+    rows_and_columns = ((o.name, o.broadcast_dims) for o in graph.operands if not o.broadcast_dims.is_matrix)
+    return tuple(
+        (name, columns // dims.columns_per_value if dims.columns_per_value else rows // dims.rows_per_value)
+        for name, dims in rows_and_columns if dims.varies_along_m or dims.varies_along_n
+    )  # fmt: skip
 
 
 def _choose_stages(
