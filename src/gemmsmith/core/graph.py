@@ -313,6 +313,21 @@ class EpilogueGraph:
         return [r for r in self.results if self.broadcast_dims[r.node].is_matrix and not self.is_reduction(r)]
 
     @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of the operands that are arrays."""
+        return tuple(o.name for o in self.operands if o.dtype is not None)
+
+    @cached_property
+    def number_names(self) -> tuple[str, ...]:
+        """Names of the operands that are Python scalars."""
+        return tuple(o.name for o in self.operands if o.dtype is None)
+
+    @cached_property
+    def result_names(self) -> tuple[str, ...]:
+        """Names of the results."""
+        return tuple(r.name for r in self.results)
+
+    @cached_property
     def matrix_result_names(self) -> list[str]:
         """Names of the results that are matrices."""
         return [r.name for r in self.matrix_results]
