@@ -268,9 +268,7 @@ class _Scale(Operation):
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
         quantize = arrays.graph.nodes[node.inputs[0]]
         x = arrays.full(arrays.values[quantize.inputs[0]])
-        block = quantize.attribute[1]
-        columns = [_scales(x, *quantize.attribute)[..., first : first + 1] for first in range(0, x.shape[-1], block)]
-        return np.concatenate([x[..., :0], *columns], axis=-1)
+        return _scales(x, *quantize.attribute)[..., :: quantize.attribute[1]]
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         return [gradient_rule(self.name, _NO_GRADIENT, node)(g, y, *inputs)]
