@@ -253,7 +253,7 @@ class RangeReduction:
             return
         of_states: dict[tuple[int, ...], list[Value]] = {}
         for n8_offset, row_half in steps:
-            columns = self.wg_tile.columns_in_bounds(coord, n8_offset, reduction.columns_per_value)
+            columns = self.wg_tile.columns_in_bounds(coord, n8_offset)
             row = self.wg_tile.row_in_bounds(coord.epi_m, row_half, reduction.rows_per_value)
             for i, x in enumerate(pair_at(n8_offset, row_half)):
                 in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[reduction.axis]
@@ -299,9 +299,8 @@ class RangeReduction:
         """
         reduction, wg_tile = self.reduction, self.wg_tile
         row = wg_tile.row(coord.epi_m, row_half, reduction.rows_per_value)
-        columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset, reduction.columns_per_value)
-        columns = wg_tile.columns(coord, n8_offset, reduction.columns_per_value)
-        for column_in_bounds, column, x in zip(columns_in_bounds, columns, pair, strict=True):
+        columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset)
+        for column_in_bounds, column, x in zip(columns_in_bounds, wg_tile.columns(coord, n8_offset), pair, strict=True):
             in_bounds = column_in_bounds & wg_tile.row_in_bounds(coord.epi_m, row_half, reduction.rows_per_value)
             state = reduction.monoid.state_of_element(x)
             reduction.write(wg_tile, Constant(I32, 0), row * reduction.columns + column, state, in_bounds)

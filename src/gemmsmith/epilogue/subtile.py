@@ -154,9 +154,8 @@ class EpilogueSubtile:
         It counts the columns of an operand (or result) with one value per `columns_per_value` columns.
         """
         operand_n8 = (n8 // columns_per_value).with_name_hint("operand_n8") if columns_per_value > 1 else n8
-        return VisitCoord(
-            self.epi_m, self.column // columns_per_value, operand_n8, self.n8_per_step // columns_per_value
-        )
+        n8_in_step = self.n8_per_step // columns_per_value
+        return VisitCoord(self.epi_m, self.column // columns_per_value, operand_n8, n8_in_step, columns_per_value)
 
     def _evaluate_at(self, n8: Value) -> Evaluation:
         """Return the graph's evaluation in one step: `self.n8_per_step` groups of 8 columns, from group `n8` on."""
@@ -174,7 +173,7 @@ class EpilogueSubtile:
                 sources[i] = partial(_group_pair, self.wg_tile)
             elif node.op == "scale" and node.inputs[0] in self.row_functions:
                 sources[i] = partial(_scale_pair, self._scales(i))
-        columns = partial(self.wg_tile.columns, self._visit_coord(n8, 1), columns_per_value=1)
+        columns = partial(self.wg_tile.columns, self._visit_coord(n8, 1))
         return Evaluation(self.graph, self.epilogue.lowerings, sources, columns)
 
     def _compute_row_function(self, index: int, n8_ranges: list[tuple[int, int]]) -> RowsOfSubtile:
@@ -195,7 +194,7 @@ class EpilogueSubtile:
             with k.unroll(first, stop, self.n8_per_step, name="n8") as n8:
                 values, coord = self._evaluate_at(n8), self._visit_coord(n8, columns_per_value)
                 for n8_offset in range(coord.n8_in_step):
-                    in_bounds = self.wg_tile.columns_in_bounds(coord, n8_offset, columns_per_value)
+                    in_bounds = self.wg_tile.columns_in_bounds(coord, n8_offset)
                     for row_half in range(2):
                         target = fragment.n8_plus(coord.n8, n8_offset)
                         pair = values.pair(source, n8_offset, row_half)
