@@ -138,6 +138,7 @@ def _parse_bool(x: Any) -> bool:
 
 
 def _parse_tuple(x: Any, parse: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
+    """Return a tuple of `count` values. Raises TypeError, ValueError or KeyError for anything else."""
     values = tuple(map(parse, x))
     if len(values) != count:
         raise ValueError

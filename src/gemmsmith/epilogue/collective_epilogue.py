@@ -95,6 +95,7 @@ class Epilogue:
         self.row_fill = RowFill(spec, table, self.stores, scale_stores, self.reductions) if table else None
 
     def _make_input(self, operand: Operand) -> ScalarBroadcast | VectorBroadcast | GmemAuxLoad:
+        """Return the way in which an operand is loaded that TMA does not load."""
         if operand.broadcast_dims.is_matrix:
             return GmemAuxLoad(operand)
         count = dict(self.plan.broadcasts).get(operand.name)
@@ -198,6 +199,7 @@ class TileEpilogue:
         )
 
     def _store(self, accumulator: Accumulator) -> None:
+        """Compute and store the tile, subtile by subtile, from the final accumulator."""
         k, e, wg_tile = current_builder(), self._epilogue, self._wg_tile
         barrier = (wg_tile.warpgroup + e.warpgroup_barriers).named("epilogue_barrier")
         k.comment("epilogue")

@@ -106,6 +106,7 @@ def subtile_widths(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> l
 
 
 def _possible_widths(graph: EpilogueGraph, n: int) -> tuple[int, ...]:
+    """Return the widths from which `subtile_widths` selects, in their order."""
     if graph.requires_full_rows:
         return (n,)
     if blocks := _quantize_blocks(graph):
@@ -299,6 +300,7 @@ def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     widest, widths = choose_epi_tile_n(graph, names, n), subtile_widths(graph, names, n)
 
     def reserved(epi_tile_n: int) -> int:
+        """Return the bytes for subtiles of this width, for all warpgroups, without broadcasts."""
         loads, stores = _staged_subtiles(spec, epi_tile_n)
         load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
         subtiles_n = n // epi_tile_n

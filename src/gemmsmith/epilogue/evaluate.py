@@ -73,6 +73,7 @@ class Evaluation:
         return [self._key(*coord) for coord in node.operation.input_coords(node, n8_offset, row_half)]
 
     def _compute(self, index: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+        """Compute a pair, whose inputs are computed."""
         if index in self.sources:
             return self.sources[index](n8_offset, row_half)
         operation = self.graph.nodes[index].operation

@@ -232,6 +232,7 @@ class VectorBroadcast:
         )
 
     def _stage_to_smem(self, warpgroup: Value, registers: RegisterArray) -> None:
+        """Store this thread's elements in the warpgroup's buffer."""
         k = current_builder()
         with k.unroll(self.loads_per_thread, name="load") as load:
             index, in_tile = self._element(load)

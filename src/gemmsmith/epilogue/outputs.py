@@ -203,6 +203,7 @@ def _destination(
 
 
 def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
+    """Copy an element from shared to global memory."""
     if dtype.bits == 32:
         element = current_builder().registers(F32 if dtype == FP32 else I32, 1, "element")
         hw.load_shared(element, smem_address)
@@ -225,6 +226,7 @@ def _add_vector(values: RegisterArray, address: Value, in_bounds: Value, dtype: 
 
 
 def _add_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
+    """Add an element in shared memory to one in global memory, by an atomic."""
     if dtype == FP32:
         element = current_builder().registers(F32, 1, "element")
         hw.load_shared(element, smem_address)

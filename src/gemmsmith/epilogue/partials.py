@@ -126,6 +126,7 @@ def _tiles_n(spec: KernelSpec, p: Problem) -> int:
 
 
 def _checked_shape(shape: PartialsShape, result: Result, p: Problem) -> PartialsShape:
+    """Return the shape. Raises ArgumentError if it has more partials or outputs than kernels can index."""
     count = max(shape.batch * shape.num_partials, shape.total_outputs)
     if count > MAX_PARTIALS:
         raise ArgumentError(

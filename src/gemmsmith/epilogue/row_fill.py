@@ -62,6 +62,8 @@ class RowFill:
         self._targets += [_Target(x.array, self._scale_columns(x), 1) for x in scales]
 
     def _columns_of(self, name: str, dims: BroadcastDims) -> Value:
+        """Declare the kernel argument that is the number of a result's columns."""
+
         def columns(p: Problem) -> int:
             return p.n // dims.columns_per_value if self._axis == 0 else p.m // dims.rows_per_value
 

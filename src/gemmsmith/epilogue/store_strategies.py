@@ -52,6 +52,7 @@ class StoreGroup:
                 yield self._coord(i)
 
     def _coord(self, i: Value) -> SubtileCoord:
+        """Return the position of the group's `i`-th subtile, with its buffers."""
         plan = self._plan
         subtile = (self.index * plan.subtiles_per_store + i).with_name_hint("subtile")
         epi_m: Value = Constant(I32, 0)

@@ -231,6 +231,7 @@ class EpilogueSubtile:
 def _accumulator_pair(
     accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
 ) -> tuple[Value, Value]:
+    """Return two adjacent elements of the accumulator as fp32."""
     i = ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
     return accumulator.element(epi_m, i, 0), accumulator.element(epi_m, i, 1)
 
@@ -238,6 +239,7 @@ def _accumulator_pair(
 def _int32_pair(
     accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
 ) -> tuple[Value, Value]:
+    """Return two adjacent elements of an int32 accumulator, unrounded."""
     registers, i = accumulator.fragments[epi_m], ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
     return registers[2 * i], registers[2 * i + 1]
 

@@ -166,6 +166,7 @@ class TokenRouter:
         return self._expert(i) < self.spec.experts if self.spec.experts % 32 else Constant(PRED, True)
 
     def _logit(self, token: Value, expert: Value, exists: Value) -> Value:
+        """Load a token's logit of an expert as fp32; 0 if it does not exist."""
         dtype = self.spec.dtype
         element = token.to(U64) * self.spec.experts + expert.to(U64)
         address = self._arrays["logits"] + element * dtype.bytes

@@ -199,6 +199,10 @@ class _DerivativeBuilder:
         self, graph: EpilogueGraph, outputs: Collection[str], saved: Collection[str], default_dtype: DType,
         full_matrix_grads: bool,
     ) -> None:  # fmt: skip
+        """Build the forward nodes, then the gradients of all nodes, from the results back; see `derivative`.
+
+        `full_matrix_grads`: the gradient of a reduction is given for each element, not once for each reduced value.
+        """
         self.forward = graph
         self.saved = saved
         self.default_dtype = default_dtype
@@ -280,6 +284,7 @@ class _DerivativeBuilder:
         return self.tracer("eq", x, y)
 
     def _recompute_or_read(self, index: int, node: Node, saved: Result | None) -> Traced:
+        """Return the value of a forward node: read from the result `saved` that has it, else computed again."""
         broadcast_dims = self.broadcast_dims[index]
         if saved:
             return self.operand(OUTPUT_PREFIX + saved.name, broadcast_dims, self.dtype(saved))

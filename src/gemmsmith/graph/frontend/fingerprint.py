@@ -98,6 +98,7 @@ def _check_no_torch_function_mode() -> None:
 
 
 def _fingerprint_value(x: Any, seen: Seen) -> Hashable:
+    """Return the fingerprint of an object that an epilogue reads. Raises _CannotFingerprintError if it may change."""
     if known := _STABLE_OBJECTS.get(id(x)):
         return known
     kind: Any = type(x)
@@ -242,6 +243,7 @@ def _restore_function(
 
 
 def _restore_module(kind: Any, seen: list[Any], attributes: list[tuple[str, Any]]) -> Any:
+    """Return a torch.nn module of class `kind` with these attributes."""
     module = kind.__new__(kind)
     sys.modules["torch"].nn.Module.__init__(module)  # with the dictionaries that were empty
     vars(module).update({name: _restore(key, seen) for name, key in attributes})
@@ -285,6 +287,7 @@ def _fingerprint_by_identity(x: Any) -> _IdentityKey:
 
 
 def _describe(x: Any) -> str:
+    """Return what a warning calls an object that may change."""
     if isinstance(x, ModuleType):
         return f"the module {x.__name__}"
     name = getattr(x, "__qualname__", "")

@@ -27,6 +27,7 @@ def format_tree(graph: EpilogueGraph) -> str:
     printed: set[int] = set()
 
     def visit(root: int) -> None:
+        """Append the lines of a node and, indented, of its inputs. The stack is explicit: trees may be deep."""
         stack = [(root, 1)]
         while stack:
             i, depth = stack.pop()
@@ -128,6 +129,7 @@ def _barycenter_ordered(rows: list[list[Item]], paths: list[Arrow]) -> list[list
 def _draw(
     graph: EpilogueGraph, rows: list[list[Item]], paths: list[Arrow], ax: Any, title: str, num_layers: int
 ) -> None:
+    """Draw one graph into the matplotlib axes `ax`, at the height of `num_layers` layers."""
     positions = {
         item: (j - (len(row) - 1) / 2, -float(depth)) for depth, row in enumerate(rows) for j, item in enumerate(row)
     }

@@ -121,6 +121,7 @@ class _PatchedFunctions:
         return clone
 
     def _helper(self, x: Any) -> Any:
+        """Return what replaces an object that a patched function reads: a function a clone, math its traced version."""
         if x is math:
             return self._math
         if isinstance(x, BuiltinFunctionType):
@@ -139,6 +140,7 @@ class _PatchedFunctions:
         return SimpleNamespace(**{name: self._helper(x) for name, x in public.items()})
 
     def _function(self, f: FunctionType) -> FunctionType:
+        """Return the clone of a Python function."""
         if id(f) in self._functions:
             return self._functions[id(f)]
         module = self._globals.setdefault(id(f.__globals__), dict(f.__globals__))

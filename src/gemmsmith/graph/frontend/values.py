@@ -316,6 +316,8 @@ def _binary_operator(symbol: str, name: str) -> tuple[Callable[..., Any], Callab
 
 
 def _unsupported(problem: str, instead: str) -> Any:
+    """Return a method that raises EpilogueError: what is the problem, and what to use instead."""
+
     def method(self: Traced, *args: Any, **kwargs: Any) -> Any:
         raise epilogue_error(f"{problem}; {instead}")
 
@@ -399,6 +401,7 @@ class Traced:
         return node.op == "reduce" and REDUCTIONS[node.attribute[0]].selects
 
     def __getattr__(self, name: str) -> Any:
+        """Return the method of an operation's name. Raises EpilogueAttributeError, with a hint, if there is none."""
         if name.startswith("__"):
             raise AttributeError(name)
         if name in METHODS or find_op(name):
@@ -457,6 +460,7 @@ class Traced:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record the call of a function of torch."""
         name = getattr(function, "__name__", str(function))
         if name.startswith("__"):
             name = name.strip("_")
@@ -465,6 +469,7 @@ class Traced:
         return call(f"torch.{name}", name.removeprefix("_").removeprefix("special_"), args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Record the call of a universal function of numpy."""
         if method != "__call__":
             raise epilogue_error(f"numpy.{ufunc.__name__}.{method} cannot be part of an epilogue; use sum, max or min")
         name = ufunc.__name__
@@ -475,6 +480,7 @@ class Traced:
 
 
 def _tracer_of_matrix(name: str, x: Any) -> Tracer:
+    """Return the tracer of a traced matrix. Raises EpilogueError, naming the function `name`, for anything else."""
     if not isinstance(x, Traced) or not x.broadcast_dims.is_matrix:
         description = "a value that is not a matrix" if isinstance(x, Traced) else type(x).__name__
         raise epilogue_error(
@@ -484,6 +490,7 @@ def _tracer_of_matrix(name: str, x: Any) -> Tracer:
 
 
 def _dtype(value: Any) -> DType:
+    """Return the DType that a user's argument means. Raises EpilogueError with the user's line if there is none."""
     try:
         return as_dtype(value)
     except ArgumentError as error:

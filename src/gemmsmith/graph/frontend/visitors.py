@@ -382,6 +382,7 @@ class TopologicalVisitor(Visitor):
 
 
 def _check_visitors(visitor_name: str, nodes: Sequence[Any], location: str) -> None:
+    """Raise EpilogueError if one of `nodes` is no visitor."""
     for node in nodes:
         if not isinstance(node, Visitor):
             raise epilogue_error(
@@ -390,6 +391,7 @@ def _check_visitors(visitor_name: str, nodes: Sequence[Any], location: str) -> N
 
 
 def _check_inputs(node: Visitor, count: int, location: str, prefix: str = "") -> None:
+    """Raise EpilogueError unless a node takes `count` inputs."""
     if count == node.arity:
         return
     hint = ""

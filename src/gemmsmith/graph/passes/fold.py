@@ -58,6 +58,7 @@ def _rule(editor: Editor, node: Node) -> int | None:
 
 
 def _fold_once(editor: Editor, node: Node) -> int | None:
+    """Return the node that replaces a node by one rule, or None."""
     function = node.operation
     if not isinstance(function, Function):
         is_exact = node.op == "cast" and _is_exact_in(editor, node.attribute, node.inputs[0])
