@@ -119,13 +119,9 @@ class Reduction:
                     address = self.address + ((offset + self.component_stride * i) * 4).to(U64)
                     hw.store_global_word(address, value, index < self.fill_elements, "fill_value")
 
-    def row_is_written(self, wg_tile: WarpgroupTile, row: Value) -> Value:
-        """Return whether a row of the result is one of the tile's."""
-        return row < (wg_tile.problem_m // self.rows_per_value if self._clips else self.num_elements)
-
-    def column_is_written(self, wg_tile: WarpgroupTile, column: Value) -> Value:
-        """Return whether a column of the result is one of the tile's."""
-        return column < (wg_tile.problem_n // self.columns_per_value if self._clips else self.num_elements)
+    def is_written(self, element: Value, end_of_tile: Value) -> Value:
+        """Return whether an element of the result is one of the tile's, whose values end at `end_of_tile`."""
+        return element < (end_of_tile if self._clips else self.num_elements)
 
     def batch_of(self, wg_tile: WarpgroupTile) -> Value:
         """Return the batch at which the tile's results are stored.
@@ -225,7 +221,7 @@ class TileReduction:
             index = reduction.state_index(epi_m * reduction.halves + row_half)
             self.states.warp_reduce(index, QUAD_XOR_MASKS)
             row = wg_tile.row(epi_m, row_half, reduction.rows_per_value)
-            is_written = reduction.row_is_written(wg_tile, row)
+            is_written = reduction.is_written(row, wg_tile.problem_m // reduction.rows_per_value)
             in_bounds = (k.lane % LANES_PER_QUAD == 0) & is_written & (tile < reduction.num_partials)
             reduction.write(wg_tile, tile, row, self.states.load(index), in_bounds)
 
@@ -288,8 +284,8 @@ class RangeReduction:
                 n_i = (n + i).with_name_hint("column")
                 index = reduction.state_index(n8 * 2 + i)
                 self.states.warp_reduce(index, COLUMN_XOR_MASKS)
-                rows_in_bounds = (k.lane < LANES_PER_QUAD) & is_row_group
-                in_bounds = rows_in_bounds & reduction.column_is_written(wg_tile, n_i)
+                is_written = reduction.is_written(n_i, wg_tile.problem_n // reduction.columns_per_value)
+                in_bounds = (k.lane < LANES_PER_QUAD) & is_row_group & is_written
                 reduction.write(wg_tile, row_group, n_i, self.states.load(index), in_bounds)
 
     def _write_elements(self, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]) -> None:
