@@ -78,7 +78,7 @@ class EpiloguePlan:
 
 
 def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> int:
-    """Return the columns of a subtile of a tile that is `n` columns wide: the widest of `subtile_widths`.
+    """Return the width in columns of the subtiles of a tile with `n` columns: the widest of `subtile_widths`.
 
     Raises ConfigError if there is none.
     """
@@ -94,7 +94,7 @@ def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -
 
 
 def subtile_widths(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> list[int]:
-    """Return the columns that subtiles of a tile may have that is `n` columns wide, widest first, but `n` last.
+    """Return the possible widths of the subtiles of a tile with `n` columns, in columns: widest first, but `n` last.
 
     They are all `n` if the epilogue needs full rows, else its quantization block, else those of (128, 64, 32, 16) with
     interleaved columns and of (64, 32, 16, n) without that divide `n`, and are multiples of the minimum for fragments
@@ -115,7 +115,7 @@ def _possible_widths(graph: EpilogueGraph, n: int) -> tuple[int, ...]:
 
 
 def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
-    """Return what a subtile's columns are a multiple of."""
+    """Return the number of columns of which a subtile's width is a multiple."""
     broadcast_dims = graph.broadcast_dims
     matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma_names]
     matrices += [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in tma_names]
@@ -127,7 +127,7 @@ def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
 
 
 def _quantize_blocks(graph: EpilogueGraph) -> dict[int, tuple[Node, int]]:
-    """Map accumulator columns that are quantized together to (a node that does so, columns per value of the node)."""
+    """Return the quantize nodes by block size in accumulator columns, each as (node, its columns per value)."""
     nodes = zip(graph.broadcast_dims, graph.nodes, strict=True)
     quantized = [(node, dims.column_divisor) for dims, node in nodes if node.op == "quantize"]
     return {columns_per_value * node.attribute[1]: (node, columns_per_value) for node, columns_per_value in quantized}
@@ -161,7 +161,7 @@ def has_32bit_matrix(graph: EpilogueGraph) -> bool:
 
 @lru_cache(maxsize=1024)
 def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
-    """Plan a spec's epilogue, with the widest subtiles of which shared memory has two buffers, else the narrowest.
+    """Plan a spec's epilogue: with the widest subtiles that shared memory can hold twice, else with the narrowest.
 
     Raises ConfigError if the tile does not support the epilogue.
     """
@@ -207,9 +207,9 @@ def is_short(epilogue: EpilogueSpec, rows: int, n: int) -> bool:
 
 
 def _unrolled_columns(epilogue: EpilogueSpec, rows: int, n: int) -> int:
-    """Return of how many of a tile's `n` columns the code is unrolled: all, or the widest subtile whose code is short.
+    """Return the columns, of a tile's `n`, whose code is unrolled.
 
-    If none is, the narrowest.
+    That is all of them if the code is short enough, else the widest subtile for which it is, else the narrowest.
     """
     if count_instructions(epilogue, rows, n) <= MAX_UNROLLED_INSTRUCTIONS:
         return n
@@ -224,7 +224,7 @@ def row_major_names(epilogue: EpilogueSpec) -> frozenset[str]:
 
 
 def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:
-    """Return the matrices that are loaded, and those that are stored, through shared memory, with their subtiles."""
+    """Return (name, layout of a subtile) of the matrices that shared memory holds: those loaded, and those stored."""
     graph, epilogue = spec.epilogue.graph, spec.epilogue
     operands = [(o.name, o.dtype, o.broadcast_dims) for o in graph.operands if o.name in spec.tma_names]
     results = [(r.name, r.dtype, graph.broadcast_dims[r.node]) for r in graph.matrix_results]

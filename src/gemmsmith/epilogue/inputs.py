@@ -64,7 +64,7 @@ class WarpgroupTile:
         return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, row_half, rows_per_value)).named("row")
 
     def row_in_wg_tile(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
-        """Return this thread's row as in `row`, relative to the warpgroup's first one.
+        """Return this thread's row in a half of the warp's rows, counted from the warpgroup's first row.
 
         If rows are paired (`rows_per_value` 2), the warp's rows have values in one half only, so `row_half` is 0.
         """
@@ -84,7 +84,10 @@ class WarpgroupTile:
         return column
 
     def columns_in_bounds(self, coord: VisitCoord, n8_offset: int) -> tuple[Value, Value]:
-        """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
+        """Return whether each of `columns` is in bounds.
+
+        It compares constants with the number of columns that remain, one value for all columns of the thread.
+        """
         if n8_offset not in coord.bounds:
             first = (coord.column + fragment.n8_plus(coord.n8, n8_offset) * N8_COLUMNS).named("n8_column")
             columns = self.problem_n // coord.columns_per_value
@@ -320,7 +323,7 @@ class TmaAuxLoad:
             hw.mbarrier_init(self.barriers[stage], 1)
 
     def start_parity(self) -> Variable | None:
-        """Declare, before the tile loop, the bit that is xor-ed into the parity of some load stages.
+        """Declare, before the tile loop, a bit that is xor-ed into the parity for which `wait` waits in some stages.
 
         It flips per tile, for the stages that load an odd number of subtiles of a tile; None if there are none.
         """

@@ -95,7 +95,7 @@ class Stores:
         return {name: view.address.named(f"{name}_buffer") for name, view in views.items()}
 
     def acquire(self, store_group: Value, store_groups: int) -> None:
-        """Wait until the earlier TMA stores from the group's stage have read it. Called in the leader.
+        """Wait until the TMA stores from the group's stage have read it: it can be written then. Called in the leader.
 
         If a tile's groups are not a multiple of the stages, it starts with the stage that the previous tile used last.
         """
@@ -128,7 +128,7 @@ class Stores:
         return [name for name in self.arrays if name not in self.maps]
 
     def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord, names: Collection[str]) -> None:
-        """Store, from all threads, the results `names` of a subtile, as far as they are in bounds."""
+        """Store the results `names` of a subtile by all threads, without the elements out of bounds."""
         for name, tile in self.stored_tiles:
             if name in names:
                 is_vectorized = name in self._aligned_names and has_whole_steps(tile, THREADS_PER_WARPGROUP)
@@ -142,7 +142,7 @@ class Stores:
         return m + coord.epi_m * tile.mn, n + coord.column // dims.columns_per_value
 
     def _store_vectors(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
-        """Store 16 bytes per thread and step; rows (columns, if MN-major) are multiples of 16 bytes."""
+        """Store 16 bytes per thread and step. Rows (columns, if MN-major) of the matrix are multiples of 16 bytes."""
         k, dims = current_builder(), self.result_dims[array.name]
         thread = (k.thread % THREADS_PER_WARPGROUP).with_name_hint("warpgroup_thread")
         partition = ThreadCopyPartition(tile, thread, THREADS_PER_WARPGROUP, "out")
@@ -168,7 +168,10 @@ class Stores:
                     hw.store_global(values, address, in_bounds)
 
     def _store_elements(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
-        """Store single elements: each warp a quarter of the rows (columns, if column-major), the lanes along them."""
+        """Store single elements: each warp stores a quarter of the rows, with its lanes along a row.
+
+        In a column-major matrix: of the columns, along a column.
+        """
         k, dims, column_major = current_builder(), self.result_dims[array.name], array.name in self.column_major
         outer_extent, inner_extent = (tile.k, tile.mn) if column_major else (tile.mn, tile.k)
         outer_per_warp = ceil_div(outer_extent, 4)
@@ -196,7 +199,7 @@ class Stores:
 def _destination(
     array: GlobalArray, scatter: Scatter | None, wg_tile: WarpgroupTile, row: Value, column: Value, in_bounds: Value
 ) -> tuple[Value, Value]:
-    """Return the address of an element of a result, and whether it is stored."""
+    """Return the address of an element of a result, at its scattered row if there are any, and whether to store it."""
     if scatter:
         row, column, in_bounds = scatter.locate(row, column, in_bounds)
     return array.element_address(wg_tile.work.batch, row, column), in_bounds

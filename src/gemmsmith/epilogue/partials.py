@@ -83,7 +83,7 @@ class PartialsShape:
 
 
 def merge_batches(shape: PartialsShape, axis: str) -> PartialsShape:
-    """Return the shape that the second step reads: if the batch is reduced too, it belongs to the partials."""
+    """Return the shape of partials for the kernel that combines them: a batch that is reduced counts as partials."""
     if "b" not in reduced_dims(axis):
         return shape
     return replace(shape, batch=1, num_partials=shape.batch * shape.num_partials)

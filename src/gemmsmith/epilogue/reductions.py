@@ -90,15 +90,16 @@ class Reduction:
             self.columns = k.parameter(f"columns_{result.name}", compute=lambda p: p.n // self.columns_per_value)
 
     def _lines(self, shape: PartialsShape) -> int:
-        """Return by how many lines of `num_outputs` the result, if it is atomic, or its partials are stored."""
+        """Return the number of lines, of `num_outputs` elements each, of the partials, or of an atomic result."""
         if self.atomic:
             return 1 if self._over_batch else shape.batch
         return shape.batch * shape.num_partials
 
     def fill(self, table: GroupTable, thread: Value, threads: int) -> None:
-        """Store what no tile of a group does: NaN in all elements (partials) of an invalid table, else zeros.
+        """Store zeros for the rows of no group, which no tile computes; for an invalid table NaN everywhere.
 
-        Zeros are partials of rows of no group. The `threads` consumer threads of all CTAs execute it.
+        Both are stored in the partials, or in the result if it is atomic. The `threads` consumer threads of all CTAs
+        execute it.
         """
         k, is_invalid, grouping = current_builder(), table.is_invalid, self.spec.grouping
         assert grouping
@@ -202,7 +203,7 @@ class TileReduction:
             self.first_row_group = reduction.group_partials.block_of(wg_tile, wg_tile.m)
 
     def end(self) -> None:
-        """Reduce rows over quads, or everything over warps, and write the partials."""
+        """Reduce the states of the tile over lanes, those of a row or all of a warp, and write the partials."""
         k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
         if self.states is None:
             return
@@ -265,7 +266,7 @@ class RangeReduction:
             self.states.fence()
 
     def end(self, epi_m: Value, column: Value) -> None:
-        """Reduce the columns of a subtile that starts at `column`, over 8 lanes (16 rows per warp), and write them."""
+        """Reduce the range's columns over a warp's 16 rows, and write the partials. `column`: the subtile's first."""
         k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
         if reduction.axis != "m" or self.states is None:
             return

@@ -73,7 +73,7 @@ class RowFill:
         return current_builder().parameter(f"fill_columns_{x.array.name}", compute=lambda p: ceil_div(p.n, x.columns))
 
     def store(self, warpgroup: Value) -> None:
-        """Store this CTA's share of the rows. A consumer warpgroup executes it."""
+        """Store this CTA's share of the rows of no group, of all results. Each consumer warpgroup executes it."""
         k, zero_fills = current_builder(), self._grouping.fills_rows
         k.comment("rows of no group")
         is_invalid = self._table.is_invalid

@@ -216,7 +216,7 @@ class ClippedTmaStores(TmaStores):
         if coord is None or self.tma_loads:
             yield
             return
-        with k.when(self._begins_inside(coord)):
+        with k.when(self._is_before_end(coord, whole=False)):
             yield
         with k.otherwise(), k.when(self.leader):  # buffers are acquired by the number of bulk groups since
             hw.bulk_commit()
@@ -224,24 +224,19 @@ class ClippedTmaStores(TmaStores):
     def end_group(self, group: StoreGroup) -> None:
         """Store a group of a clipped tile too."""
         super().end_group(group)
-        with group.subtiles() as coord, current_builder().when(~self._is_inside(coord)):
+        with group.subtiles() as coord, current_builder().when(~self._is_before_end(coord, whole=True)):
             self.stores.store_with_threads(self.wg_tile, coord, self.stores.maps)
 
     def issue_stores(self, group: StoreGroup) -> None:
         """Issue the TMA stores of a group, but those of clipped subtiles."""
-        with group.subtiles() as coord, current_builder().when(self._is_inside(coord)):
+        with group.subtiles() as coord, current_builder().when(self._is_before_end(coord, whole=True)):
             self.stores.issue(self.wg_tile, coord)
 
-    def _begins_inside(self, coord: SubtileCoord) -> Value:
-        """Return whether a subtile begins before the tile ends."""
-        work, wg_tile = self.wg_tile.work, self.wg_tile
+    def _is_before_end(self, coord: SubtileCoord, whole: bool) -> Value:
+        """Return whether a subtile begins before the tile ends, or if `whole`, whether it ends no later."""
+        work = self.wg_tile.work
         if work.a.is_clipped:
-            return (wg_tile.m + coord.epi_m * WGMMA_M < work.a.group_end).named("begins_inside")
-        return (work.n + coord.column < work.b.group_end).named("begins_inside")
-
-    def _is_inside(self, coord: SubtileCoord) -> Value:
-        """Return whether a subtile ends before the tile does."""
-        work, wg_tile = self.wg_tile.work, self.wg_tile
-        if work.a.is_clipped:
-            return (wg_tile.m + (coord.epi_m + 1) * WGMMA_M <= work.a.group_end).named("is_inside")
-        return (work.n + coord.column + self.plan.epi_tile_n <= work.b.group_end).named("is_inside")
+            position, end = self.wg_tile.m + (coord.epi_m + whole) * WGMMA_M, work.a.group_end
+        else:
+            position, end = work.n + coord.column + self.plan.epi_tile_n * whole, work.b.group_end
+        return (position <= end).named("is_inside") if whole else (position < end).named("begins_inside")

@@ -35,7 +35,7 @@ def _merge_logsumexp(a: State, b: State) -> State:
 
 
 def _add_to_logsumexp(state: State, elements: Sequence[Value]) -> State:
-    """Return the state with these elements too: one exponential for each, and one for all others before them.
+    """Add elements to a state, with one exponential for each and one for the state.
 
     A maximum of Inf counts as the largest finite number, of which the exponential of Inf is Inf; no NaN arises.
     """
