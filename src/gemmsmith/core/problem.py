@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
@@ -237,10 +237,7 @@ class BoundProblem(Problem):
         bound = dict(zip("ab", zip(p.operands, (a, b), strict=True), strict=True))
         bound |= {f"scale_{role}": (x.matrix, Pointer(x.name)) for role, x in zip("ab", p.scales, strict=True) if x}
         bound |= others or {}
-        return cls(
-            p.a, p.b, p.d, p.accumulator_dtype, p.promoted, p.scales, p.is_3xtf32, p.extents, p.grouping, p.groups,
-            bound_operands=bound, arrays=arrays,
-        )  # fmt: skip
+        return cls(**{f.name: getattr(p, f.name) for f in fields(Problem)}, bound_operands=bound, arrays=arrays)
 
 
 OperandFn = Callable[[BoundProblem], tuple[Matrix, Pointer]]

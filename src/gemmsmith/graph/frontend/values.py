@@ -10,6 +10,7 @@ import functools
 import inspect
 import numbers
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -335,22 +336,22 @@ class EpilogueAttributeError(EpilogueError, AttributeError):
     """Error for an attribute that traced values do not have; an AttributeError, so that hasattr works."""
 
 
+@dataclass(eq=False, repr=False)
 class Traced:
     """A value of an epilogue function while it is traced.
 
     `pending_cast` is a cast that becomes a node at the value's next use, or the dtype of the result.
+    `keepdim`: for a reduction, whether reduced dimensions are kept, with length 1.
+    `is_number`: whether it is an operand that is passed as a Python number.
     """
 
-    def __init__(
-        self, tracer: Tracer, node: int, broadcast_dims: BroadcastDims, is_bool: bool = False,
-        pending_cast: DType | None = None,
-    ) -> None:  # fmt: skip
-        self.tracer, self.node, self.broadcast_dims = tracer, node, broadcast_dims
-        self.is_bool, self.pending_cast = is_bool, pending_cast
-        self.keepdim = False
-        """True for a reduction whose reduced dimensions are kept, with length 1."""
-        self.is_number = False
-        """True for an operand that is passed as a Python number."""
+    tracer: Tracer
+    node: int
+    broadcast_dims: BroadcastDims
+    is_bool: bool = False
+    pending_cast: DType | None = None
+    keepdim: bool = False
+    is_number: bool = False
 
     @property
     def op(self) -> str:
@@ -364,9 +365,7 @@ class Traced:
 
     def with_pending_cast(self, dtype: DType | None) -> Traced:
         """Return the value, to be cast to a dtype at its next use; it is a number, not a predicate."""
-        cast_value = Traced(self.tracer, self.node, self.broadcast_dims, pending_cast=dtype)
-        cast_value.keepdim = self.keepdim
-        return cast_value
+        return replace(self, is_bool=False, pending_cast=dtype, is_number=False)
 
     dtype = TRACED_DTYPE
 
