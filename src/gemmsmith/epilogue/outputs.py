@@ -192,8 +192,8 @@ class Stores:
                 in_bounds = in_bounds & (row < tile.mn) & (col < tile.k)
             address, in_bounds = _destination(array, self._scatter, wg_tile, m + row, n + col, in_bounds)
             clamped_col = col if inner_extent % 32 == 0 else k.minimum(col, tile.k - 1)
-            move = _add_element if self._adds else _store_element
-            move(buffer + fragment.element_offset(tile, row, clamped_col), address, in_bounds, tile.dtype)
+            source = buffer + fragment.element_offset(tile, row, clamped_col)
+            _move_element(source, address, in_bounds, tile.dtype, self._adds)
 
 
 def _destination(
@@ -205,15 +205,23 @@ def _destination(
     return array.element_address(wg_tile.work.batch, row, column), in_bounds
 
 
-def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
-    """Copy an element from shared to global memory."""
+def _move_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType, adds: bool) -> None:
+    """Copy an element from shared to global memory, or if `adds`, add it to the one there by an atomic."""
+    k = current_builder()
     if dtype.bits == 32:
-        element = current_builder().registers(F32 if dtype == FP32 else I32, 1, "element")
+        element = k.registers(F32 if dtype == FP32 else I32, 1, "element")
         hw.load_shared(element, smem_address)
-        hw.store_global(element, gmem_address, in_bounds)
+        if adds:
+            _add_vector(element, gmem_address, in_bounds, dtype)
+        else:
+            hw.store_global(element, gmem_address, in_bounds)
         return
     value = hw.load_shared_u8_or_u16(smem_address, dtype.bits)
-    hw.store_global_u8_or_u16(gmem_address, value, in_bounds, dtype.bits)
+    if not adds:
+        hw.store_global_u8_or_u16(gmem_address, value, in_bounds, dtype.bits)
+        return
+    with k.when(in_bounds):
+        hw.red_add_16(gmem_address, value, "f16" if dtype == FP16 else "bf16")
 
 
 _ADDED_REGISTERS: dict[DType, Literal["f32", "f16x2", "bf16x2"]] = {FP32: "f32", FP16: "f16x2", BF16: "bf16x2"}
@@ -226,18 +234,6 @@ def _add_vector(values: RegisterArray, address: Value, in_bounds: Value, dtype: 
     with k.when(in_bounds):
         for i in range(0, len(values), step):
             hw.red_add_vector(values.slice(i, step), address + 4 * i, _ADDED_REGISTERS[dtype])
-
-
-def _add_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
-    """Add an element in shared memory to one in global memory, by an atomic."""
-    if dtype == FP32:
-        element = current_builder().registers(F32, 1, "element")
-        hw.load_shared(element, smem_address)
-        _add_vector(element, gmem_address, in_bounds, dtype)
-        return
-    value = hw.load_shared_u8_or_u16(smem_address, 16)
-    with current_builder().when(in_bounds):
-        hw.red_add_16(gmem_address, value, "f16" if dtype == FP16 else "bf16")
 
 
 def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType, name: str = "value") -> None:

@@ -215,7 +215,7 @@ class EpilogueSubtile:
                     pack: partial[None] = partial(_pack, pair, 2 // e.result_dims[r.name].rows_per_value, r.dtype)
                     if r.dtype == INT32:  # the accumulator itself, not rounded through fp32
                         first_n8 = (n8 + (self.acc_column // 8 + first)).with_name_hint("acc_n8")
-                        pair = partial(_int32_pair, self.accumulator, self.epi_m, first_n8)
+                        pair = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8, as_int32=True)
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_n8 = (n8 + (self.acc_column // 8 + first)).named("acc_n8")
                         pack = partial(_pack_accumulator, self.accumulator, self.epi_m, first_n8, r.dtype)
@@ -229,19 +229,13 @@ class EpilogueSubtile:
 
 
 def _accumulator_pair(
-    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
+    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int, as_int32: bool = False
 ) -> tuple[Value, Value]:
-    """Return two adjacent elements of the accumulator as fp32."""
+    """Return two adjacent elements of the accumulator as fp32, or `as_int32` unrounded."""
     i = ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
+    if as_int32:
+        return accumulator.fragments[epi_m][2 * i], accumulator.fragments[epi_m][2 * i + 1]
     return accumulator.element(epi_m, i, 0), accumulator.element(epi_m, i, 1)
-
-
-def _int32_pair(
-    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
-) -> tuple[Value, Value]:
-    """Return two adjacent elements of an int32 accumulator, unrounded."""
-    registers, i = accumulator.fragments[epi_m], ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
-    return registers[2 * i], registers[2 * i + 1]
 
 
 def _pair_in_range(pair: fragment.LoadPair, first_n8: int, n8: Value, row_half: int) -> tuple[Value, Value]:

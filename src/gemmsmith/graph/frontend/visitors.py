@@ -40,6 +40,9 @@ class Visitor(ABC):
         self.location = user_source_line()
         return self
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
         """Add the node and return the index of its value."""
@@ -131,9 +134,6 @@ class AccFetch(Visitor):
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
         return builder.node("accumulator", location=self.location)
 
-    def __repr__(self) -> str:
-        return "AccFetch()"
-
 
 @dataclass(eq=False)
 class _Load(Visitor):
@@ -152,21 +152,18 @@ class SrcFetch(_Load):
     broadcast_dims = BroadcastDims(rows_per_value=1, columns_per_value=1)
 
 
-@dataclass(eq=False)
 class AuxLoad(_Load):
     """Another matrix, (M, N)."""
 
     broadcast_dims = BroadcastDims(rows_per_value=1, columns_per_value=1)
 
 
-@dataclass(eq=False)
 class RowBroadcast(_Load):
     """A row, (N,): one value per column."""
 
     broadcast_dims = BroadcastDims(columns_per_value=1)
 
 
-@dataclass(eq=False)
 class ColBroadcast(_Load):
     """A column, (M, 1): one value per row."""
 
@@ -292,21 +289,18 @@ class _Reduction(Visitor):
         return x
 
 
-@dataclass(eq=False)
 class RowReduction(_Reduction):
     """Reduction over M, to a row (N,)."""
 
     axis = "m"
 
 
-@dataclass(eq=False)
 class ColReduction(_Reduction):
     """Reduction over N, to a column (M,)."""
 
     axis = "n"
 
 
-@dataclass(eq=False)
 class ScalarReduction(_Reduction):
     """Reduction over M, N and the batch, to a scalar."""
 
@@ -320,9 +314,6 @@ class Void(Visitor):
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
         return inputs[0]
-
-    def __repr__(self) -> str:
-        return "Void()"
 
 
 # -- nesting ----------------------------------------------------------------------------------------------------------
