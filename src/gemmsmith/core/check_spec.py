@@ -22,8 +22,7 @@ def check_spec(spec: KernelSpec) -> None:
     check_config(spec.config)
     _check_supported(spec)
     _check_tile(spec)
-    _check_multicast(spec)
-    _check_majors(spec)
+    _check_slices_and_majors(spec)
     _check_conversions(spec)
     if spec.grouping:
         _check_grouping(spec, spec.grouping)
@@ -76,8 +75,8 @@ def _check_tile(spec: KernelSpec) -> None:
         )
 
 
-def _check_multicast(spec: KernelSpec) -> None:
-    """Raise ConfigError if a tile cannot be sliced for the CTAs that share it."""
+def _check_slices_and_majors(spec: KernelSpec) -> None:
+    """Raise ConfigError if a tile of A or B cannot be sliced for the CTAs that share it, or its layout not be read."""
     for role, tile, ctas in zip(ROLES, spec.tiles, spec.multicast_ctas, strict=True):
         slice_rows = INTERLEAVED_ROWS if role == spec.interleaved else ATOM_ROWS
         if tile.outer % (slice_rows * ctas):
@@ -85,11 +84,6 @@ def _check_multicast(spec: KernelSpec) -> None:
                 f"cluster: {ctas} CTAs share the {role.upper()} tile, whose {tile.outer} rows do not split into "
                 f"multicast slices of {slice_rows}; use a larger tile or a smaller cluster"
             )
-
-
-def _check_majors(spec: KernelSpec) -> None:
-    """Raise ConfigError if the kernel cannot read the layout of A or B."""
-    for role, tile in zip(ROLES, spec.tiles, strict=True):
         majors = spec.design.readable_majors(role, spec.mma, promoted=spec.promoted, grouping=spec.grouping)
         if tile.major not in majors:
             raise ConfigError(

@@ -109,22 +109,18 @@ class Config:
         return changed(self, **{name: _parse_field(name, x) for name, x in changes.items()})  # thousands for tuning
 
     def __str__(self) -> str:
-        parts = [
-            f"{self.design} {'x'.join(map(str, self.tile))} cluster {'x'.join(map(str, self.cluster))}",
-            f"stages {self.stages} consumers {self.consumers} raster {self.raster}{self.raster_group}",
-        ]
-        if self.splits != 1:
-            parts.append(f"splits {self.splits}" if self.splits else "stream-K")
-        if self.cluster_splits > 1:
-            parts.append(f"cluster splits {self.cluster_splits}")
-        if self.swap_ab:
-            parts.append("swap_ab")
-        if self.evict != ("normal", "normal"):
-            parts.append(f"evict {' '.join(self.evict)}")
-        parts += [name for name in _BOOL_FIELDS if name != "swap_ab" and getattr(self, name)]
-        if self.chip != HOPPER.name:
-            parts.append(f"chip {self.chip}")
-        return " ".join(parts)
+        parts = (
+            (True, f"{self.design} {'x'.join(map(str, self.tile))} cluster {'x'.join(map(str, self.cluster))}"),
+            (True, f"stages {self.stages} consumers {self.consumers} raster {self.raster}{self.raster_group}"),
+            (self.splits > 1, f"splits {self.splits}"),
+            (not self.splits, "stream-K"),
+            (self.cluster_splits > 1, f"cluster splits {self.cluster_splits}"),
+            (self.swap_ab, "swap_ab"),
+            (self.evict != ("normal", "normal"), f"evict {' '.join(self.evict)}"),
+            *((getattr(self, name), name) for name in _BOOL_FIELDS if name != "swap_ab"),
+            (self.chip != HOPPER.name, f"chip {self.chip}"),
+        )
+        return " ".join(text for is_shown, text in parts if is_shown)
 
 
 def _parse_int(x: Any) -> int:

@@ -236,7 +236,7 @@ class ClippedTmaStores(TmaStores):
         """Return whether a subtile begins before the tile ends, or if `whole`, whether it ends no later."""
         work = self.wg_tile.work
         if work.a.is_clipped:
-            position, end = self.wg_tile.m + (coord.epi_m + whole) * WGMMA_M, work.a.group_end
+            position, end = self.wg_tile.m + (coord.epi_m + int(whole)) * WGMMA_M, work.a.group_end
         else:
             position, end = work.n + coord.column + self.plan.epi_tile_n * whole, work.b.group_end
         return (position <= end).named("is_inside") if whole else (position < end).named("begins_inside")
