@@ -80,7 +80,7 @@ class TunedTable:
         self._entries: dict[tuple[int, int, str, str], list[Entry]] = {}
         for row in rows:
             m, n, k = (index(row[name]) for name in "mnk")
-            config = Config.from_table_row(row["config"])
+            config = Config(**row["config"])
             check_config(config)
             entry = Entry(m, config, row.get("layout", "nt"), find_gpu(row.get("gpu", H200.name)))
             self._entries.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append(entry)
