@@ -75,22 +75,17 @@ class Kernel:
         `workspace` and `zeroed_base` are the base addresses of ordinary and of zero-initialized scratch memory.
         """
         arguments = {p.name: p.compute(bound) for p in self.parameters if p.name and p.compute}
-        arguments |= self._scratch_addresses(bound, workspace, zero_initialized=False)
-        return arguments | self._scratch_addresses(bound, zeroed_base, zero_initialized=True)
+        free = {False: workspace, True: zeroed_base}
+        for s in self.scratch_buffers:
+            arguments[s.parameter.name or ""] = free[s.zero_initialized]
+            free[s.zero_initialized] += align_scratch(s.nbytes(bound))
+        return arguments
 
     def scratch_bytes(self, bound: Any, *, zero_initialized: bool = False) -> int:
         """Return the bytes of ordinary or of zero-initialized scratch memory that a launch needs."""
         return sum(
             align_scratch(s.nbytes(bound)) for s in self.scratch_buffers if s.zero_initialized == zero_initialized
         )
-
-    def _scratch_addresses(self, bound: Any, address: Any, *, zero_initialized: bool) -> dict[str, Any]:
-        addresses = {}
-        for s in self.scratch_buffers:
-            if s.zero_initialized == zero_initialized:
-                addresses[s.parameter.name or ""] = address
-                address = address + align_scratch(s.nbytes(bound))
-        return addresses
 
     @cached_property
     def shared_bytes(self) -> int:

@@ -45,7 +45,8 @@ class SimulationResult:
     @property
     def verdict(self) -> Verdict:
         """What the runs prove."""
-        return Verdict.of(bool(self.hazards), self.time_dependences, self.schedules)
+        why = tuple(self.time_dependences)
+        return Verdict("hazards" if self.hazards else "schedules run" if why else "every schedule", why, self.schedules)
 
     def followed_by(self, other: SimulationResult) -> SimulationResult:
         """Return the result of another schedule, after these, which had no hazards."""

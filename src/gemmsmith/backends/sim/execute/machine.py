@@ -38,7 +38,7 @@ class LockstepMachine:
     ) -> None:
         memory, mbarriers = MemoryInstructions(group, counter), Mbarriers(group)
         self._group, self._registers = group, registers
-        self.value, self.per_thread, self.uniform = values.value, values.per_thread, values.uniform
+        self.value, self.per_thread, self.uniform = values.__getitem__, values.per_thread, values.uniform
         self.report, self.require_converged = group.report, group.require_converged
         self.threads, self.seed = group.threads, group.state.seed
         self.block_index, self.grid_size = group.cta.index, group.state.grid
