@@ -1,7 +1,7 @@
 """Every kernel of the ladder against cuBLAS at equal precision, and against a lower bound on its time.
 
 The ladder's kernels, cuBLAS, a loop of each kernel's own instruction in registers
-(ladder/peak_throughput.py) and a copy of as many bytes run in CUDA graphs, in blocks in a random order in each
+(peak_throughput.py) and a copy of as many bytes run in CUDA graphs, in blocks in a random order in each
 round, like those of dense.py. The lower bound is the larger of the copy's time and the loop's time for as many
 multiplications. cuBLAS is torch.mm; for fp32 without TF32, and for int8 the fastest of torch._int_mm and of the
 algorithms that cuBLASLt's heuristic suggests. Every result is checked against float64. `gemmsmith ladder` shows the
@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from benchmarks import cublaslt, portions
+from benchmarks.ladder.peak_throughput import MICROBENCHMARKS, THREADS, LoopLaunch, microbenchmark
 from benchmarks.suite import Shape
 from benchmarks.timing import FAR, L2_BYTES, captured, fastest, options, save, shuffled
 from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.ladder.peak_throughput import MICROBENCHMARKS, THREADS, LoopLaunch, microbenchmark
 from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase
 from gemmsmith.lang.launch import Launch, Launches
 

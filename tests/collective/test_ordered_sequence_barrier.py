@@ -18,9 +18,9 @@ def test_warpgroups_take_turns(seed: int) -> None:
     """Each notes its number where the turns before it have left off."""
     rounds = 3
     with Builder("turns", threads=256) as k:
-        out, barrier = k.pointer("out"), OrderedSequenceBarrier(2)
+        out = k.pointer("out")
         with k.warpgroups(0, 2) as group:
-            order = barrier.of(group)
+            order = OrderedSequenceBarrier(2, group)
             order.prime()
             with k.range(rounds, name="round") as turn:
                 order.wait()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tests.backends.sim.tiny import kinds, run
 from tests.conformance.case import at, load_shared_word, slot, words, write
+from tests.pipelines import PipelineAsync
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import (
     LaggedRelease,
     Peers,
-    PipelineAsync,
     PipelineState,
     PipelineTmaAsync,
     StagesReleasedBarrier,

@@ -20,11 +20,11 @@ from tests.conformance.case import (
     write,
 )
 from tests.instructions import load_cluster, load_strong, store_cluster
+from tests.pipelines import PipelineAsync
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import (
     Peers,
-    PipelineAsync,
     PipelineTmaAsync,
     init_barriers,
 )
@@ -361,13 +361,12 @@ CASES += [
 
 
 # -- pipelines: numbered tiles through more turns than stages -------------------------------------------------
-Pipeline = PipelineAsync | PipelineTmaAsync
 STAGES, TURNS = 3, 8
 TILES = (np.arange(TURNS * 128).reshape(TURNS, 128) + 1).astype(np.float32)
 _tiles_read = np.ascontiguousarray(TILES[:, ::-1]).view(np.uint32)
 
 
-def consume(k: Builder, out: Value, buffer: SharedBuffer, pipe: Pipeline, tokens: bool) -> None:
+def consume(k: Builder, out: Value, buffer: SharedBuffer, pipe: PipelineTmaAsync, tokens: bool) -> None:
     """A warpgroup writes what it finds in each stage to the turn's row of `out`."""
     read = pipe.consumer_start_state()
     with k.range(TURNS, name="turn") as turn:
@@ -423,7 +422,6 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
                     first = hw.cluster_rank() * part
                     target, mask = stage.at((first * 4).to(U32)), (1 << cluster) - 1
                     hw.tma_load_multicast(source, first, turn, 0, target, pipe.full_barrier(state), mask, EVICT_NORMAL)
-                pipe.producer_commit(state)
                 state.advance()
             pipe.producer_tail(state)
         with k.warpgroup(1):

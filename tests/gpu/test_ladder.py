@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
+from benchmarks.ladder.peak_throughput import THREADS, LoopLaunch, microbenchmark
 from gemmsmith import Config
 from gemmsmith.arrays import ArrayInfo, as_numpy, describe
 from gemmsmith.backends.cuda import kernel_loader
@@ -23,7 +24,6 @@ from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.problem import Matrix
 from gemmsmith.ladder.launches import LADDER_KERNELS, ladder_launches
-from gemmsmith.ladder.peak_throughput import THREADS, LoopLaunch, microbenchmark
 from gemmsmith.ladder.rungs import RUNG_CASES, RungCase, simulate_rung
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.pipelines import PipelineAsync
 
 from gemmsmith import hw, lang
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.collective.pipeline import Peers, PipelineAsync, PipelineTmaAsync, init_barriers
+from gemmsmith.collective.pipeline import Peers, PipelineTmaAsync, init_barriers
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32
 from gemmsmith.core.errors import ConfigError, KernelError
 from gemmsmith.core.mma import Mma, select_mma

@@ -13,9 +13,9 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.collective import block_scales, pipeline, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.block_scales import BlockScales, ColumnBlocks, TileScales
+from gemmsmith.collective.block_scales import BlockScales, ColumnBlocks, WarpgroupScales
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.staged_scales import KMajorScaleReader, LaneCopiedScales, TmaKMajorScales, TmaScales
+from gemmsmith.collective.staged_scales import KMajorScaleReader, LaneCopies, TmaKMajorScales, TmaScales
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.promoted_mainloop import PromotedMainloop
@@ -35,15 +35,14 @@ def _unbroken_afterwards() -> Iterator[None]:
 
 
 def _shifted(p: Patch, blocks: int, sides: str) -> None:
-    start = LaneCopiedScales.start_copies
+    start = LaneCopies.__init__
 
-    def shifted(self: Any, tile: Any) -> Any:
-        copies = start(self, tile)
-        if self.role in sides:
-            copies._next_address.set(copies._next_address.get() + copies._step * blocks)
-        return copies
+    def shifted(self: Any, scales: Any, tile: Any) -> None:
+        start(self, scales, tile)
+        if scales.role in sides:
+            self._next_address.set(self._next_address.get() + self._step * blocks)
 
-    p.setattr(LaneCopiedScales, "start_copies", shifted)
+    p.setattr(LaneCopies, "__init__", shifted)
 
 
 def the_next_blocks_scales(p: Patch) -> None:
@@ -92,26 +91,26 @@ def release_before_the_wait(p: Patch) -> None:
 
 
 def scales_read_after_the_release(p: Patch) -> None:
-    add, read = Promotion.add, TileScales.read
+    add, read = Promotion.add, WarpgroupScales.read
 
     def reads(self: Any, slot: int, subtile: Any) -> None:
         self._scales[slot] = self._scales[slot]()
         add(self, slot, subtile)
 
-    p.setattr(TileScales, "read", lambda self, stage: lambda: read(self, stage))
+    p.setattr(WarpgroupScales, "read", lambda self, stage: lambda: read(self, stage))
     p.setattr(Promotion, "add", reads)
 
 
 def scales_read_before_the_stage_is_full(p: Patch) -> None:
-    mma, read, wait = PromotedMainloop._step, TileScales.read, TmaMainloop.consumer_wait
+    mma, read, wait = PromotedMainloop._step, WarpgroupScales.read, TmaMainloop.consumer_wait
     tiles, early = list[Any](), list[Any]()
 
     def waits(self: Any, state: Any, token: Any) -> None:
         early.append(read(tiles[-1], state.index))
         wait(self, state, token)
 
-    p.setattr(PromotedMainloop, "_step", lambda self, scales, count: (tiles.append(scales), mma(self, scales, count)))
-    p.setattr(TileScales, "read", lambda self, stage: early.pop(0))
+    p.setattr(PromotedMainloop, "_step", lambda self, count: (tiles.append(self._scales), mma(self, count)))
+    p.setattr(WarpgroupScales, "read", lambda self, stage: early.pop(0))
     p.setattr(TmaMainloop, "consumer_wait", waits)
 
 
@@ -169,8 +168,8 @@ def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
 
 
 def rows_beyond_the_last(p: Patch) -> None:
-    rows = LaneCopiedScales._consecutive_rows
-    p.setattr(LaneCopiedScales, "_consecutive_rows", lambda self, remaining: rows(self, remaining + 1000))
+    row = LaneCopies._row
+    p.setattr(LaneCopies, "_row", lambda self, first: (first, row(self, first)[1] | (first < 1000)))
 
 
 def bytes_that_a_full_stage_does_not_count(p: Patch) -> None:
@@ -217,11 +216,19 @@ def the_next_box(p: Patch) -> None:
 
 def the_k_tile_beside_in_a_box(p: Patch) -> None:
     wait = KMajorScaleReader.wait
-    p.setattr(KMajorScaleReader, "wait", lambda self, tile: wait(self, tile) + 1)
+
+    def beside(self: Any, tile: Any) -> None:
+        wait(self, tile)
+        self._k_block = self._k_block + 1
+
+    p.setattr(KMajorScaleReader, "wait", beside)
 
 
 def a_box_that_is_read_before_it_is_full(p: Patch) -> None:
-    p.setattr(KMajorScaleReader, "wait", lambda self, tile: tile.k_tile_index(self._k_tile.get()))
+    def number(self: Any, tile: Any) -> None:
+        self._k_block = tile.k_tile_index(self._k_tile.get())
+
+    p.setattr(KMajorScaleReader, "wait", number)
 
 
 def a_box_that_is_handed_back_early(p: Patch) -> None:

@@ -31,8 +31,9 @@ def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
         scheduler = TileScheduler(spec)
         out, count = b.pointer("out"), b.pointer("count")
         with b.when(b.thread == 0):
-            sync = scheduler.start_producer_sync()
+            sync = scheduler.cluster_sync
             assert sync
+            sync.start_producer()
             with scheduler.tile_loop() as tile, b.range(tile.k_tiles, name="k_tile") as k_tile:
                 assert tile.is_full_wave is not None
                 sync.sync(k_tile, tile.is_full_wave)

@@ -15,8 +15,7 @@ from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.collective.staged_scales import (
     WARP_THREADS,
     LaneCopiedScales,
-    ScaleReader,
-    StagedScales,
+    LaneCopies,
     TmaKMajorScales,
     TmaScales,
     make_staged_scales,
@@ -60,77 +59,67 @@ class BlockScales:
         k = current_builder()
         return k.when(k.lane < self.num_copying_lanes) if self.num_copying_lanes < WARP_THREADS else nullcontext()
 
-    def start_copies(self, tile: WorkTile) -> ScaleCopies:
-        """Start the copies of a tile's scales. The copying lanes execute it."""
-        return ScaleCopies(self, tile)
+    def start_copies(self, tile: WorkTile) -> Callable[[PipelineTmaAsync, PipelineState], None]:
+        """Start the copies of a tile's scales. The copying lanes execute it, and the function that it returns.
+
+        That issues the copies of the tile's next scale block into the acquired stage of a state of the pipeline, and
+        arrives on the stage's full barrier.
+        """
+        copied = [LaneCopies(x, tile) for x in self.lane_copied_scales]
+        cp_async, st_shared = (any(x.uses_cp_async == y for x in self.lane_copied_scales) for y in (True, False))
+
+        def copy_next(pipeline: PipelineTmaAsync, write: PipelineState) -> None:
+            for x in copied:
+                x.copy_next(write.index)
+            pipeline.non_tma_producer_commit(
+                write, self.num_copying_lanes, cp_async=cp_async, st_shared=st_shared, of="scales"
+            )
+
+        return copy_next
 
     def start(self, warpgroup_row: Value | int) -> WarpgroupScales:
         """Declare a consumer warpgroup's state. `warpgroup_row`: its first row in the CTA's tile."""
         return WarpgroupScales(self, warpgroup_row)
 
 
-class ScaleCopies:
-    """The copies of a tile's scales by the copying lanes."""
-
-    def __init__(self, scales: BlockScales, tile: WorkTile) -> None:
-        copied = scales.lane_copied_scales
-        self._copies, self._lanes = [x.start_copies(tile) for x in copied], scales.num_copying_lanes
-        self._cp_async, self._st_shared = (any(x.uses_cp_async == y for x in copied) for y in (True, False))
-
-    def copy(self, pipeline: PipelineTmaAsync, write_state: PipelineState) -> None:
-        """Issue the copies of the tile's next scale block into an acquired stage, and arrive on its full barrier."""
-        for copies in self._copies:
-            copies.copy_next(write_state.index)
-        pipeline.non_tma_producer_commit(
-            write_state, self._lanes, cp_async=self._cp_async, st_shared=self._st_shared, of="scales"
-        )
+ReadScales = Callable[[Value, RegisterArray, Value, int], None]
+"""(first, registers, index, count): load `count` scales of a k-tile, from `first` on, into registers from `index`."""
 
 
 class WarpgroupScales:
     """The block scales in a consumer warpgroup."""
 
     def __init__(self, scales: BlockScales, warpgroup_row: Value | int) -> None:
-        self.scales, self.warpgroup_row = scales, warpgroup_row
-        self.readers = [(x, x.start_reader()) for x in scales.scaled_operands]
+        self._scales, self._warpgroup_row = scales, warpgroup_row
+        self._readers = [(x, x.start_reader()) for x in scales.scaled_operands]
 
-    def skip(self, k_tiles: Value, tiles: Value | int) -> None:
+    def skip_tiles(self, k_tiles: Value, tiles: Value | int) -> None:
         """Skip `tiles` tiles of `k_tiles` k-tiles, which are another warpgroup's."""
-        for _, reader in self.readers:
+        for _, reader in self._readers:
             reader.skip(k_tiles, tiles)
 
-    def begin_tile(self, tile: WorkTile) -> TileScales:
-        """Begin a tile."""
-        return TileScales(self, tile)
-
-
-ReadScales = Callable[[Value, RegisterArray, Value, int], None]
-"""(first, registers, index, count): load `count` scales of a k-tile, from `first` on, into registers from `index`."""
-
-
-class TileScales:
-    """The block scales of a tile in a consumer warpgroup."""
-
-    def __init__(self, warpgroup: WarpgroupScales, tile: WorkTile) -> None:
-        k, self._tile, self._scales, self._readers = current_builder(), tile, warpgroup.scales, warpgroup.readers
+    def begin_tile(self, tile: WorkTile) -> None:
+        """Begin a tile: `read` or `skip` each of its k-tiles."""
+        k, self._tile = current_builder(), tile
         for _, reader in self._readers:
             reader.begin_tile()
         row_period, column_period = (
             max([SCALE_BLOCK, *(x.scale.period for x, _ in self._readers if x.role == role)]) for role in ROLES
         )
         if any(x.role == "a" and x.scale.granularity == 1 for x, _ in self._readers):
-            self._row = (warpgroup.warpgroup_row + fragment_row(k.warp_index % 4, k.lane)).named("thread_row")
+            self._row = (self._warpgroup_row + fragment_row(k.warp_index % 4, k.lane)).named("thread_row")
         else:
-            self._row = (tile.a.mn % row_period + warpgroup.warpgroup_row).named("row_in_scale_block")
+            self._row = (tile.a.mn % row_period + self._warpgroup_row).named("row_in_scale_block")
         offset = (tile.b.mn % column_period).named("column_in_scale_block")
-        self._columns = ColumnBlocks(column_period, gcd(warpgroup.scales.n, column_period), offset)
-        self._waited: list[tuple[StagedScales, ScaleReader, Value | None]] = []
+        self._columns = ColumnBlocks(column_period, gcd(self._scales.n, column_period), offset)
 
     def read(self, stage: Value) -> ThreadScales:
         """Load the scales of this thread's elements of the next k-tile from its full stage. `release` follows."""
-        self._waited = [(x, reader, reader.wait(self._tile)) for x, reader in self._readers]
+        for _, reader in self._readers:
+            reader.wait(self._tile)
         rows = columns = blocks = None
-        for x, reader, k_block in sorted(self._waited, key=lambda y: y[0].role):
-            read: ReadScales = partial(reader.read, stage, k_block)
+        for x, reader in self._readers:
+            read: ReadScales = partial(reader.read, stage)
             if x.role == "a":
                 rows = self._read_rows(x.scale, read)
             elif x.scale.granularity == 1:
@@ -141,20 +130,21 @@ class TileScales:
 
     def release(self) -> None:
         """Release the scales that `read` has loaded; the mainloop's stage may be released after it."""
-        if any(isinstance(x, TmaScales) for x, _, _ in self._waited):
+        if any(isinstance(x, TmaScales) for x, _ in self._readers):
             hw.fence_proxy_async()  # orders the reads before TMA writes the next scales
-        if self._waited:
+        if self._readers:
             current_builder().comment("wait until all lanes have read the stage that is released next")
             hw.sync_warp()
-        for _, reader, k_block in self._waited:
-            reader.release(self._tile, k_block)
+        for _, reader in self._readers:
+            reader.release(self._tile)
 
     def skip(self) -> None:
         """Wait for and release the scales of the next k-tile, which this warpgroup does not need."""
-        waited = [(reader, reader.wait(self._tile)) for _, reader in self._readers]
+        for _, reader in self._readers:
+            reader.wait(self._tile)
         hw.sync_warp()  # all lanes have waited
-        for reader, k_block in waited:
-            reader.release(self._tile, k_block)
+        for _, reader in self._readers:
+            reader.release(self._tile)
 
     def _read_rows(self, scale: ScaleSpec, read: ReadScales) -> RegisterArray:
         """Return the thread's scales of A: one for each half of 64 rows, or one per 64 rows if halves share it."""
@@ -243,8 +233,12 @@ class ThreadScales:
     def subtile_scales(self, mma_m: int, column: int, columns: int) -> Iterator[ColumnScales]:
         """Yield the scales of the `mma_m`-th 64 rows and of `columns` columns from `column` on."""
         groups, first_n8 = columns // N8_COLUMNS, column // N8_COLUMNS
-        if self._columns:
-            yield 0, groups, partial(self._column_scale, self._columns, mma_m * 2, first_n8)
+        if columns_of_b := self._columns:
+            yield (
+                0,
+                groups,
+                lambda n8, half, i: _multiply(self._row(half + mma_m * 2), columns_of_b[(n8 + first_n8) * 2 + i]),
+            )
         elif not self._blocks:
             yield 0, groups, lambda n8, half, i: self._row(half + mma_m * 2)
         else:
@@ -257,12 +251,6 @@ class ThreadScales:
     def _row(self, row_half: Value) -> ScaleFactor:
         """Return the scale of the thread's row in a half of every 64 rows."""
         return self._rows[row_half // (self._row_halves // len(self._rows))] if self._rows else None
-
-    def _column_scale(
-        self, columns: RegisterArray, first_half: int, first_n8: int, n8: Value, half: Value, i: RegisterIndex
-    ) -> Value:
-        """Return the scale of an element if each column has its own."""
-        return _multiply(self._row(half + first_half), columns[(n8 + first_n8) * 2 + i])
 
     def _block_scale(
         self, blocks: RegisterArray, first_half: int, column: int, first_n8: int, n8: Value, half: Value,

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
+from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
@@ -63,6 +64,11 @@ class PipelineState:
         self._index.set(next_index % self.stages)
 
 
+def stage_index(stage: PipelineState | Value) -> Value:
+    """Return the index of a stage that is given by it, or by a state that is at the stage."""
+    return stage.index if isinstance(stage, PipelineState) else stage
+
+
 @dataclass(frozen=True)
 class Peers:
     """The CTAs of a cluster that this one exchanges multicasts with, itself included.
@@ -105,61 +111,7 @@ class _ArrivalCount:
         self.count.value = sum(self.roles.values())
 
 
-class _Pipeline:
-    """The two barriers per stage, and the methods that all pipelines share.
-
-    `scope`: memory scope of the consumers' release.
-    """
-
-    def __init__(self, stages: int, name: str = "pipeline", scope: Scope = "cta") -> None:
-        k = current_builder()
-        self.stages, self.name, self.scope = stages, name, scope
-        self.acquire_scope = scope
-        self._full, self._empty = (
-            k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} {which} barrier")
-            for which in ("full", "empty")
-        )
-        self._producers, self._consumers = _ArrivalCount(f"{name} full"), _ArrivalCount(f"{name} empty")
-
-    def init(self) -> None:
-        with current_builder().unroll(self.stages, name="stage") as stage:
-            hw.mbarrier_init(self._full[stage], self._producers.count)
-            hw.mbarrier_init(self._empty[stage], self._consumers.count)
-
-    def producer_start_state(self, index: ValueLike = 0) -> PipelineState:
-        """Return the producer's state at stage `index` (< stages); the prologue has filled the stages before it."""
-        return PipelineState(self.stages, phase=1, name=f"{self.name}_write", index=index)
-
-    def consumer_start_state(self) -> PipelineState:
-        """Return the consumers' state at the first stage."""
-        return PipelineState(self.stages, phase=0, name=f"{self.name}_read")
-
-    def full_barrier(self, stage: PipelineState | Value) -> SharedView:
-        """Return the full barrier of a stage, on which its TMA copies complete."""
-        return self._full[stage.index if isinstance(stage, PipelineState) else stage]
-
-    # -- producer --------------------------------------------------------------------------------------
-    def _acquire(self, state: PipelineState) -> None:
-        hw.mbarrier_wait(self._empty[state.index], state.phase, self.acquire_scope)
-
-    def producer_tail(self, state: PipelineState) -> None:
-        """Wait until consumers have released every stage: no CTA may exit before its peers' last arrivals on it."""
-        with current_builder().range(self.stages, name="stage"):
-            self._acquire(state)
-            state.advance()
-
-    # -- consumer --------------------------------------------------------------------------------------
-    def consumer_test_wait(self, state: PipelineState) -> Value:
-        """Return a token: whether the stage is already full."""
-        return hw.mbarrier_test_wait(self._full[state.index], state.phase).named("is_full")
-
-    def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
-        """Wait until the stage is full, unless `token` says that it is."""
-        with nullcontext() if token is None else current_builder().when(~token):
-            hw.mbarrier_wait(self._full[state.index], state.phase)
-
-
-class PipelineTmaAsync(_Pipeline):
+class PipelineTmaAsync:
     """A pipeline filled by TMA and read by warps; each CTA of a cluster may multicast into the others' stages.
 
     Full barrier: 1 arrival, of the producer with the bytes that its own CTA expects (peers' multicasts included), and
@@ -184,19 +136,45 @@ class PipelineTmaAsync(_Pipeline):
             acquire_scope: Memory scope of the producers' wait, if some releases have a wider scope; None: `scope`.
             name: Prefix of the barriers' and the states' names in the printed CUDA.
         """
-        super().__init__(stages, name, scope)
+        k = current_builder()
+        self.stages, self.name, self.scope, self.acquire_scope = stages, name, scope, acquire_scope or scope
         self.transaction_bytes, self.peers, self.consumer_groups = transaction_bytes, peers, consumer_groups
-        self.acquire_scope = acquire_scope or scope
+        self._full, self._empty = (
+            k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} {which} barrier")
+            for which in ("full", "empty")
+        )
+        self._producers, self._consumers = _ArrivalCount(f"{name} full"), _ArrivalCount(f"{name} empty")
 
+    def init(self) -> None:
+        with current_builder().unroll(self.stages, name="stage") as stage:
+            hw.mbarrier_init(self._full[stage], self._producers.count)
+            hw.mbarrier_init(self._empty[stage], self._consumers.count)
+
+    def producer_start_state(self, index: ValueLike = 0) -> PipelineState:
+        """Return the producer's state at stage `index` (< stages); the prologue has filled the stages before it."""
+        return PipelineState(self.stages, phase=1, name=f"{self.name}_write", index=index)
+
+    def consumer_start_state(self) -> PipelineState:
+        """Return the consumers' state at the first stage."""
+        return PipelineState(self.stages, phase=0, name=f"{self.name}_read")
+
+    def full_barrier(self, stage: PipelineState | Value) -> SharedView:
+        """Return the full barrier of a stage, on which its TMA copies complete."""
+        return self._full[stage_index(stage)]
+
+    # -- producer --------------------------------------------------------------------------------------
     def producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free, and arm its full barrier with its bytes. One thread executes it."""
         self._acquire(state)
         self._producers.add_arrivals(1)
-        hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
+        self.producer_expect_bytes(state.index)
 
     def non_tma_producer_acquire(self, state: PipelineState) -> None:
         """Wait until the stage is free, in a warp that adds to what the producer loads."""
         self._acquire(state)
+
+    def _acquire(self, state: PipelineState) -> None:
+        hw.mbarrier_wait(self._empty[state.index], state.phase, self.acquire_scope)
 
     def non_tma_producer_commit(
         self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool, of: str = "operand"
@@ -212,14 +190,27 @@ class PipelineTmaAsync(_Pipeline):
             hw.mbarrier_arrive(self._full[state.index])
 
     def producer_expect_bytes(self, stage: Value) -> None:
-        """Arm the full barrier of a fresh stage with its bytes.
+        """Arm the full barrier of a stage with its bytes.
 
-        `init_barriers`' `after_init` calls it for stages that it fills in place of the producer.
+        `init_barriers`' `after_init` calls it for fresh stages that it fills in place of the producer.
         """
         hw.mbarrier_arrive_expect_tx(self._full[stage], self.transaction_bytes)
 
-    def producer_commit(self, state: PipelineState) -> None:
-        """Do nothing: the TMA unit completes the barrier."""
+    def producer_tail(self, state: PipelineState) -> None:
+        """Wait until consumers have released every stage: no CTA may exit before its peers' last arrivals on it."""
+        with current_builder().range(self.stages, name="stage"):
+            self._acquire(state)
+            state.advance()
+
+    # -- consumer --------------------------------------------------------------------------------------
+    def consumer_test_wait(self, state: PipelineState) -> Value:
+        """Return a token: whether the stage is already full."""
+        return hw.mbarrier_test_wait(self._full[state.index], state.phase).named("is_full")
+
+    def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
+        """Wait until the stage is full, unless `token` says that it is."""
+        with nullcontext() if token is None else current_builder().when(~token):
+            hw.mbarrier_wait(self._full[state.index], state.phase)
 
     def consumer_release(self, stage: PipelineState | Value, scope: Scope | None = None) -> None:
         """Arrive, once per warp, on the empty barrier of each CTA whose TMA writes into this stage.
@@ -228,39 +219,8 @@ class PipelineTmaAsync(_Pipeline):
 
         `scope`: memory scope; None: the pipeline's.
         """
-        empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
         self._consumers.add_arrivals(current_builder().role_warps // self.consumer_groups * self.peers.count)
-        _arrive_per_warp(empty, self.peers, scope or self.scope)
-
-
-class PipelineAsync(_Pipeline):
-    """A pipeline filled and read by warps, with ordinary stores or with cp.async that the producer has waited for.
-
-    Full barrier: one arrival per producer warp. Empty barrier: one per consumer warp. If wgmma or TMA reads the stage,
-    the producer calls hw.fence_proxy_async() before it commits.
-    """
-
-    def producer_acquire(self, state: PipelineState) -> None:
-        """Wait until the stage is free."""
-        self._acquire(state)
-
-    def producer_commit(self, state: PipelineState) -> None:
-        """Arrive, once per warp: the executing warps' stores to the stage are done."""
-        k = current_builder()
-        self._producers.add_arrivals(k.role_warps)
-        k.comment("wait until all lanes have written the stage")
-        hw.sync_warp()
-        with k.when(k.lane == 0):
-            hw.mbarrier_arrive(self._full[state.index])
-
-    def consumer_release(self, state: PipelineState) -> None:
-        """Arrive, once per warp: the executing warps have read the stage."""
-        k = current_builder()
-        self._consumers.add_arrivals(k.role_warps)
-        k.comment("wait until all lanes have read the stage")
-        hw.sync_warp()
-        with k.when(k.lane == 0):
-            hw.mbarrier_arrive(self._empty[state.index])
+        _arrive_per_warp(self._empty[stage_index(stage)], self.peers, scope or self.scope)
 
 
 class LaggedRelease:
@@ -360,41 +320,28 @@ def _arrive_per_warp(barrier: SharedView, peers: Peers, scope: Scope) -> None:
 
 
 class OrderedSequenceBarrier:
-    """Each of `groups` warpgroups waits until the one before it has arrived, in a ring.
+    """Each of `groups` warpgroups waits until the one before it has arrived, in a ring; this one is number `group`.
 
-    In CUTLASS it is the consumer warpgroups' order barrier. Every warpgroup has a named barrier: it
-    completes when the warpgroup itself waits and the one before has arrived.
+    In CUTLASS it is the consumer warpgroups' order barrier. Every warpgroup has a named barrier: it completes when the
+    warpgroup itself waits and the one before has arrived.
     """
 
-    def __init__(self, groups: int) -> None:
-        self.groups, self.threads = groups, 256
-        self.first_barrier = current_builder().named_barriers(groups)
-
-    def of(self, group: Value) -> WarpgroupOrder:
-        """Return the barrier as warpgroup `group` uses it."""
-        return WarpgroupOrder(self, group)
-
-
-class WarpgroupOrder:
-    """The barrier in one of the warpgroups."""
-
-    def __init__(self, barrier: OrderedSequenceBarrier, group: Value) -> None:
-        self._barrier, self._group = barrier, group
+    def __init__(self, groups: int, group: Value) -> None:
+        self._groups, self._group, self._threads = groups, group, 2 * THREADS_PER_WARPGROUP
+        self._first_barrier = current_builder().named_barriers(groups)
 
     def prime(self) -> None:
         """Let the first warpgroup pass its first wait: the last one arrives for it."""
-        x = self._barrier
-        with current_builder().when(self._group == x.groups - 1):
-            hw.barrier_arrive(x.first_barrier, x.threads)
+        with current_builder().when(self._group == self._groups - 1):
+            hw.barrier_arrive(self._first_barrier, self._threads)
 
     def wait(self) -> None:
         """Wait until the warpgroup before this one has arrived."""
         current_builder().comment(
             "wait until the warpgroup before has done its mainloop, so that they do not compete for the tensor cores"
         )
-        hw.barrier_sync(self._group + self._barrier.first_barrier, self._barrier.threads)
+        hw.barrier_sync(self._group + self._first_barrier, self._threads)
 
     def arrive(self) -> None:
         """Let the warpgroup after this one pass."""
-        x = self._barrier
-        hw.barrier_arrive((self._group + 1) % x.groups + x.first_barrier, x.threads)
+        hw.barrier_arrive((self._group + 1) % self._groups + self._first_barrier, self._threads)

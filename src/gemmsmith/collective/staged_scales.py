@@ -7,9 +7,7 @@ operand's end multiply values that are never stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
@@ -26,21 +24,18 @@ from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView
-from gemmsmith.lang.types import F32, I32, I64, U32, U64, ScalarType
-from gemmsmith.lang.values import Constant, RegisterArray, Value, Variable
-from gemmsmith.tile_scheduler.tiles import OperandCoord, WorkTile
+from gemmsmith.lang.types import I32, I64, U32, U64, ScalarType
+from gemmsmith.lang.values import Constant, RegisterArray, Value
+from gemmsmith.tile_scheduler.tiles import WorkTile
 
 WARP_THREADS = 32
 """Threads of a warp."""
 
 
 class StagedScales:
-    """The fp32 scales of the operand of a role, for a tile of `rows` rows, in each stage.
+    """The fp32 scales of the operand of a role, for a tile of `rows` rows, in the mainloop's `stages` stages."""
 
-    `consumer_groups`: consumer warpgroups that take stages in turn (2 for pingpong, else 1).
-    """
-
-    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int) -> None:
         self.role, self.scale, self.name = role, scale, f"scale_{role}"
         self.source = operand_getter(self.name)
         self.num_scales, self.num_stages = scale.max_scales(rows), scale.num_stages(stages)
@@ -55,7 +50,7 @@ class StagedScales:
 class ScaleReader:
     """Reads an operand's scales in a consumer warpgroup. Only KMajorScaleReader has to wait for them and release them.
 
-    `k_block`: what `wait` has returned for the k-tile.
+    For each k-tile of a tile `wait` is called, then `read`, then `release`.
     """
 
     def __init__(self, stages: SharedBuffer) -> None:
@@ -67,16 +62,14 @@ class ScaleReader:
     def begin_tile(self) -> None:
         """Begin a tile."""
 
-    def wait(self, tile: WorkTile) -> Value | None:
-        """Wait for the scales of a tile's next k-tile, whose mainloop stage is full; return its scale block's index."""
+    def wait(self, tile: WorkTile) -> None:
+        """Wait for the scales of a tile's next k-tile, whose mainloop stage is full."""
 
-    def read(
-        self, stage: Value, k_block: Value | None, first: Value, registers: RegisterArray, index: Value, count: int = 1
-    ) -> None:
+    def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int) -> None:
         """Load `count` scales of a stage, from the `first` on, into registers from `index` on."""
         hw.load_shared(registers.slice(index, count), self.stages[stage].at(first, 4).address)
 
-    def release(self, tile: WorkTile, k_block: Value | None) -> None:
+    def release(self, tile: WorkTile) -> None:
         """Release the scales of a tile's k-tile after its last `read`. Called by all lanes of a warp."""
 
 
@@ -86,7 +79,7 @@ class TmaScales(StagedScales):
     Kernel argument: `scale_a` or `scale_b`, a tensor map.
     """
 
-    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int) -> None:
         super().__init__(role, scale, rows, stages)
         self.map = current_builder().tensor_map(self.name, self._tensor_map)
 
@@ -128,10 +121,11 @@ class TmaKMajorScales(TmaScales):
     """Scales per row, contiguous along K, which TMA loads into stages of their own.
 
     A TMA box is at least 16 bytes, at a multiple of 16, so it holds the scales of SCALES_PER_TMA_BOX k-tiles, outlives
-    a mainloop stage and has its own pipeline. Each tile starts a new box.
+    a mainloop stage and has its own pipeline. Each tile starts a new box. `consumer_groups`: consumer warpgroups that
+    take boxes in turn (2 for pingpong, else 1).
     """
 
-    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int) -> None:
         super().__init__(role, scale, rows, stages)
         self.pipeline = PipelineTmaAsync(
             self.num_stages,
@@ -196,26 +190,22 @@ class KMajorScaleReader(ScaleReader):
         """Begin a tile, and a box."""
         self._k_tile.set(0)
 
-    def wait(self, tile: WorkTile) -> Value:
-        """Wait for the box of a tile's next k-tile; return its scale block's index."""
+    def wait(self, tile: WorkTile) -> None:
+        """Wait for the box of a tile's next k-tile."""
         self._pipeline.consumer_wait(self._read_state)
-        return tile.k_tile_index(self._k_tile.get()).named("k_block_idx")
+        self._k_block = tile.k_tile_index(self._k_tile.get()).named("k_block_idx")
 
-    def read(
-        self, stage: Value, k_block: Value | None, first: Value, registers: RegisterArray, index: Value, count: int = 1
-    ) -> None:
+    def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int) -> None:
         """Load `count` scales of the current k-tile out of its box, from the `first` on, into registers."""
-        assert k_block is not None
-        box = self.stages[self._read_state.index].at(k_block % SCALES_PER_TMA_BOX, 4)
+        box = self.stages[self._read_state.index].at(self._k_block % SCALES_PER_TMA_BOX, 4)
         with current_builder().unroll(count) as i:
             hw.load_shared(registers.slice(index + i, 1), box.at(first + i, 4 * SCALES_PER_TMA_BOX).address)
 
-    def release(self, tile: WorkTile, k_block: Value | None) -> None:
+    def release(self, tile: WorkTile) -> None:
         """Advance to the next k-tile, and release the box after its last one."""
-        assert k_block is not None
         k, next_k_tile = current_builder(), (self._k_tile.get() + 1).with_name_hint(f"{self._name}_next_k_tile")
         is_tile_end = next_k_tile == tile.k_tiles
-        with k.when(is_tile_end | _is_box_boundary(tile, k_block, SCALES_PER_TMA_BOX - 1)):
+        with k.when(is_tile_end | _is_box_boundary(tile, self._k_block, SCALES_PER_TMA_BOX - 1)):
             self._pipeline.consumer_release(self._read_state)
             self._read_state.advance()
         self._k_tile.set(next_k_tile)
@@ -235,24 +225,23 @@ class LaneCopiedScales(StagedScales):
     By cp.async if they are fp32; ue8m0 scales are loaded, converted and stored. Those of two matrices alternate.
 
     Kernel arguments: `scale_a` or `scale_b`, their address, their extent along M or N (in scales), and the strides; and
-    `scale_a_second` or `scale_b_second`, the address of those of a second matrix.
+    `scale_a_second` or `scale_b_second`, the address of those of a second matrix. If the operand's rows are gathered
+    (`gathers`), those of RowIndices.
     """
 
-    def __init__(
-        self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1, gathers: bool = False
-    ) -> None:
+    def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, gathers: bool) -> None:
         def parameter(name: str, attribute: str, scalar_type: ScalarType = I64) -> Value:
             return k.parameter(f"{self.name}_{name}", scalar_type, lambda p: getattr(self.source(p)[0], attribute))
 
         super().__init__(role, scale, rows, stages)
         k = current_builder()
-        self._address = k.pointer(self.name, lambda p: self._addresses(p)[0])
-        self._second = k.pointer(f"{self.name}_second", lambda p: self._addresses(p)[1]) if scale.interleaved else None
-        self._rows = parameter("mn_extent", "rows", I32)
+        self.address = k.pointer(self.name, lambda p: self._addresses(p)[0])
+        self.second = k.pointer(f"{self.name}_second", lambda p: self._addresses(p)[1]) if scale.interleaved else None
+        self.mn_extent = parameter("mn_extent", "rows", I32)
         self.row_stride = parameter("mn_stride", "row_stride")
-        self._k_stride = parameter("k_stride", "col_stride")
-        self._batch_stride = parameter("batch_stride", "batch_stride")
-        self._indices = RowIndices(GATHER, self.name, lambda p: self.source(p)[0].rows) if gathers else None
+        self.k_stride = parameter("k_stride", "col_stride")
+        self.batch_stride = parameter("batch_stride", "batch_stride")
+        self.indices = RowIndices(GATHER, self.name, lambda p: self.source(p)[0].rows) if gathers else None
 
     @property
     def uses_cp_async(self) -> bool:
@@ -267,78 +256,63 @@ class LaneCopiedScales(StagedScales):
         in_order = (scales.interleave_stride < 0) == (operand.interleave_stride < 0)
         return (first, second) if in_order else (second, first)
 
-    def start_copies(self, tile: WorkTile) -> LaneCopies:
-        """Start the copies of a tile's scales. A warp executes it."""
-        k, nbytes, coord = current_builder(), self.scale.dtype.bytes, tile.coord(self.role)
-        address: Value = self._address
-        matrices = self.scale.matrices
-        row = (coord.mn // self.scale.period * matrices + k.lane).with_name_hint(f"{self.name}_mn")
-        k_block = tile.k_tile_index(Constant(I32, 0))
-        if self._indices:
-            rows, row = self._gathered_rows(self._indices, row, coord), Constant(I32, 0)
-        else:
-            rows = self._consecutive_rows((self._rows - row).named(f"{self.name}_mn_remaining"))
-        if self._second is not None:
-            address = k.select(row % matrices != 0, self._second, address)
-        row = row // matrices
-        batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self.row_stride
-        offset = batch_offset + row_offset + k_block.to(I64) * self._k_stride
-        next_address = k.var(I64, address.to(I64) + offset * nbytes, f"{self.name}_ptr")
-        step = (self._k_stride * nbytes).with_name_hint(f"{self.name}_k_stride_bytes")
-        if tile.reverse_k is not None:
-            step = k.select(tile.reverse_k, -step, step).named(f"{self.name}_step")
-        return LaneCopies(self, rows, next_address, step)
-
-    def _consecutive_rows(self, rows_remaining: Value) -> RowsOfLane:
-        return lambda first: (first, first < rows_remaining)
-
-    def _gathered_rows(self, indices: RowIndices, row: Value, coord: OperandCoord) -> RowsOfLane:
-        """Load the indices of a lane's rows of a tile."""
-        source_rows = current_builder().registers(I32, ceil_div(self.num_scales, WARP_THREADS), f"{self.name}_row")
-        for i in range(len(source_rows)):
-            in_tile = row + i * WARP_THREADS < coord.end(self._rows)
-            source_rows[i] = indices.load(row + i * WARP_THREADS, in_tile)
-
-        def rows(first: Value) -> tuple[Value, Value]:
-            source_row = hw.opaque(source_rows[first // WARP_THREADS])  # for the same reason as in LaneCopies
-            return source_row, source_row >= 0
-
-        return rows
-
-
-RowsOfLane = Callable[[Value], tuple[Value, Value]]
-"""(first) -> how many rows after the first address a lane's row is, of the 32 scales from `first` on; if it has one."""
-
 
 class LaneCopies:
-    """The copies of a tile's scales by a warp: from the address `next_address` on, `step` bytes per scale block."""
+    """The copies of a tile's scales by a warp: each lane copies one scale in every 32, scale block by scale block."""
 
-    def __init__(self, scales: LaneCopiedScales, rows: RowsOfLane, next_address: Variable, step: Value) -> None:
-        self._scales, self._rows = scales, rows
-        self._next_address, self._step = next_address, step
+    def __init__(self, scales: LaneCopiedScales, tile: WorkTile) -> None:
+        """Compute a lane's first address, and load the indices of its rows if they are gathered."""
+        k, x, nbytes, coord = current_builder(), scales, scales.scale.dtype.bytes, tile.coord(scales.role)
+        self._scales, matrices = scales, x.scale.matrices
+        address: Value = x.address
+        row = (coord.mn // x.scale.period * matrices + k.lane).with_name_hint(f"{x.name}_mn")
+        k_block = tile.k_tile_index(Constant(I32, 0))
+        self._gathered_rows: RegisterArray | None = None
+        if x.indices:
+            self._gathered_rows = k.registers(I32, ceil_div(x.num_scales, WARP_THREADS), f"{x.name}_row")
+            for i in range(len(self._gathered_rows)):
+                in_tile = row + i * WARP_THREADS < coord.end(x.mn_extent)
+                self._gathered_rows[i] = x.indices.load(row + i * WARP_THREADS, in_tile)
+            row = Constant(I32, 0)
+        else:
+            self._rows_remaining = (x.mn_extent - row).named(f"{x.name}_mn_remaining")
+        if x.second is not None:
+            address = k.select(row % matrices != 0, x.second, address)
+        batch_offset, row_offset = coord.batch.to(I64) * x.batch_stride, (row // matrices).to(I64) * x.row_stride
+        offset = batch_offset + row_offset + k_block.to(I64) * x.k_stride
+        self._next_address = k.var(I64, address.to(I64) + offset * nbytes, f"{x.name}_ptr")
+        self._step = (x.k_stride * nbytes).with_name_hint(f"{x.name}_k_stride_bytes")
+        """Bytes from one scale block to the next."""
+        if tile.reverse_k is not None:
+            self._step = k.select(tile.reverse_k, -self._step, self._step).named(f"{x.name}_step")
 
     def copy_next(self, stage: Value) -> None:
         """Issue the copies of the next scale block along K into a stage."""
         k, x, address = current_builder(), self._scales, self._next_address.get()
-        base = hw.opaque(address).with_name_hint(
-            f"{x.name}_opaque_ptr"
-        )  # recompute addresses instead of keeping one register pair per copy
+        # Opaque: recompute addresses instead of keeping one register pair per copy.
+        base = hw.opaque(address).with_name_hint(f"{x.name}_opaque_ptr")
         with k.unroll(0, x.num_scales, WARP_THREADS, name="first") as first:
-            row, has_row = self._rows(first)
+            row, has_row = self._row(first)
             row_of_matrix = row // x.scale.matrices
             source = (base + row_of_matrix.to(I64) * x.row_stride * x.scale.dtype.bytes).to(U64)
             with k.when(first + k.lane < x.num_scales):
                 self._copy(x.stages[stage].at(first + k.lane, 4), source, has_row)
         self._next_address.set(address + self._step)
 
+    def _row(self, first: Value) -> tuple[Value, Value]:
+        """Return how many rows after the lane's first address its row is, of the 32 scales from `first` on; if any."""
+        if self._gathered_rows is None:
+            return first, first < self._rows_remaining
+        row = hw.opaque(self._gathered_rows[first // WARP_THREADS])  # for the same reason as the address
+        return row, row >= 0
+
     def _copy(self, destination: SharedView, source: Value, pred: Value) -> None:
         k = current_builder()
         if self._scales.uses_cp_async:
             hw.cp_async_copy(destination.address, source, k.select(pred, 4, 0).to(U32), 4)
         else:
-            scalar = k.registers(F32, 1, f"{self._scales.name}_scalar")
-            scalar[0] = hw.unpack_ue8m0(hw.load_global_u8_or_u16(source, pred, 8).to(U32))
-            hw.store_shared(scalar, destination.address)
+            scale = hw.unpack_ue8m0(hw.load_global_u8_or_u16(source, pred, 8).to(U32))
+            hw.store_shared_word(destination.address, scale, f"{self._scales.name}_scalar")
 
 
 def _make_tensor_map(address: Pointer, matrix: Matrix, p: BoundProblem, box: tuple[int, int, int]) -> TensorMap:
@@ -349,13 +323,16 @@ def _make_tensor_map(address: Pointer, matrix: Matrix, p: BoundProblem, box: tup
     return TensorMap(address, FP32, extents, strides, box, 0)
 
 
-def make_staged_scales(spec: KernelSpec, consumer_groups: int = 1) -> list[StagedScales]:
-    """Return the staged scales of the operands that have block scales."""
-    scaled = [(x.role, x.tile.mn, scale) for x, scale in zip(spec.operands, spec.scales, strict=True) if scale]
-    classes = {"MN": TmaScales, "K": TmaKMajorScales, None: LaneCopiedScales}
-    return [
-        (partial(LaneCopiedScales, gathers=True) if spec.gathers_rows_of(role) else classes[x.by_tma])(
-            role, x, rows, spec.config.stages, consumer_groups
-        )
-        for role, rows, x in scaled
-    ]
+def make_staged_scales(spec: KernelSpec, consumer_groups: int) -> list[StagedScales]:
+    """Return the staged scales of the operands that have block scales: of A, then of B."""
+    staged: list[StagedScales] = []
+    for operand, scale in zip(spec.operands, spec.scales, strict=True):
+        if scale:
+            arguments = operand.role, scale, operand.tile.mn, spec.config.stages
+            if scale.by_tma == "K":
+                staged.append(TmaKMajorScales(*arguments, consumer_groups))
+            elif scale.by_tma == "MN":
+                staged.append(TmaScales(*arguments))
+            else:
+                staged.append(LaneCopiedScales(*arguments, spec.gathers_rows_of(operand.role)))
+    return staged

@@ -15,6 +15,7 @@ from gemmsmith.collective.pipeline import (
     PipelineTmaAsync,
     StagesReleasedBarrier,
     init_barriers,
+    stage_index,
 )
 from gemmsmith.collective.ragged_k import RaggedK
 from gemmsmith.collective.staged_scales import TmaScales
@@ -209,8 +210,7 @@ class TmaMainloop:
 
     def stage(self, stage: PipelineState | Value) -> list[SharedView]:
         """Return the operands' tiles in a stage."""
-        index = stage.index if isinstance(stage, PipelineState) else stage
-        return [x.stages[index] for x in self._operands]
+        return [x.stages[stage_index(stage)] for x in self._operands]
 
     def release_aliased_stages(self, tile: WorkTile) -> None:
         """Release the stages that a tile's epilogue has reused, if another tile needs them."""
@@ -246,7 +246,8 @@ class TmaProducer:
     def k_tile_loop(self) -> Iterator[tuple[WorkTile, Value]]:
         """Loop over every (tile, k-tile) that the producer still has to load, in step with other clusters' if asked."""
         scheduler = self._mainloop.scheduler
-        sync = scheduler.start_producer_sync()
+        if sync := scheduler.cluster_sync:
+            sync.start_producer()
         with scheduler.tile_loop() as tile, self.remaining_k_tile_loop(tile) as k_tile:
             if sync and tile.is_full_wave is not None:
                 sync.sync(k_tile, tile.is_full_wave)

@@ -66,10 +66,10 @@ def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, 
         with k.warp(1, "scales"), scales.copying_lanes():
             write = mainloop.pipeline.producer_start_state()
             with scheduler.tile_loop() as tile:
-                copies = scales.start_copies(tile)
+                copy_scales = scales.start_copies(tile)
                 with k.range(tile.k_tiles, name="k_tile"):
                     mainloop.pipeline.non_tma_producer_acquire(write)
-                    copies.copy(mainloop.pipeline, write)
+                    copy_scales(mainloop.pipeline, write)
                     write.advance()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -10,23 +10,21 @@ from math import prod
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import FP32, DType
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.problem import Matrix
 from gemmsmith.kernels.register_tile import (
     QUANTIZATION_BLOCK,
     THREADS,
     VECTOR_ELEMENTS,
     VECTORS_PER_THREAD,
+    BoundTiles,
     RegisterTile,
     grid_stride_tile_loop,
-    make_register_tile,
     row_pitch_bytes,
 )
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, U32, U64
-from gemmsmith.lang.values import ArgumentFn, RegisterArray, Value
+from gemmsmith.lang.values import RegisterArray, Value
 
 
 @dataclass(frozen=True)
@@ -55,37 +53,14 @@ class DequantizeSpec:
 
 
 @dataclass(frozen=True)
-class BoundDequantize:
+class BoundDequantize(BoundTiles):
     """Launch arguments of a dequantization kernel.
 
-    Attributes:
-        arrays: The values "source", their "scales" (stride 0 along a dimension that shares one scale) and the result
-            "out"; each is stored at the Pointer of its name.
-        log2_group_shape: Base-2 logarithms of the rows and columns that share a scale.
+    The arrays are the values "source", their "scales" (stride 0 along a dimension that shares one scale) and the result
+    "out". `log2_group_shape`: base-2 logarithms of the rows and columns that share a scale.
     """
 
-    arrays: Mapping[str, Matrix]
     log2_group_shape: tuple[int, int]
-
-    @property
-    def source(self) -> Matrix:
-        """The values."""
-        return self.arrays["source"]
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """Batches, tiles along M, tiles along N."""
-        return (
-            self.source.batch,
-            ceil_div(self.source.rows, QUANTIZATION_BLOCK),
-            ceil_div(self.source.cols, QUANTIZATION_BLOCK),
-        )
-
-
-_LOG2_GROUP_SHAPE: dict[str, ArgumentFn] = {
-    "m": lambda p: p.log2_group_shape[0],
-    "n": lambda p: p.log2_group_shape[1],
-}
 
 
 @lru_cache(maxsize=64)
@@ -95,10 +70,11 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=min_ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "8-bit values times their scales"]
         k.work_clusters, k.persistent = lambda p: prod(p.grid), True
-        tile = make_register_tile(spec.source_dtype, QUANTIZATION_BLOCK, vectorizable=spec.vectorizable)
+        tile = RegisterTile(spec.source_dtype, QUANTIZATION_BLOCK, vectorizable=spec.vectorizable)
         scales = GlobalArray("scales", "scales", spec.scale_dtype)
         out = GlobalArray("out", "out", spec.out_dtype)
-        log2_m, log2_n = (k.parameter(f"log2_group_{axis}", compute=f) for axis, f in _LOG2_GROUP_SHAPE.items())
+        log2_m = k.parameter("log2_group_m", compute=lambda p: p.log2_group_shape[0])
+        log2_n = k.parameter("log2_group_n", compute=lambda p: p.log2_group_shape[1])
         rows, columns = tile.extents
         hw.grid_dependency_wait()
         with grid_stride_tile_loop() as (batch, tile_m, tile_n):

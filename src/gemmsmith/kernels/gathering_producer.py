@@ -25,7 +25,7 @@ def gathering_producer(
     with scheduler.tile_loop() as tile:
         rows.set_tile(tile.coord(operand.role), Constant(I32, 0))
         k_remaining.set(operand.k_extent)
-        scale_copies = scales.start_copies(tile) if scales.lane_copied_scales else None
+        copy_scales = scales.start_copies(tile) if scales.lane_copied_scales else None
         with producer.remaining_k_tile_loop(tile) as k_tile:
             with k.when(k.warp_index == 0), k.when(hw.elect_one()):
                 producer.load(tile, k_tile)
@@ -33,9 +33,9 @@ def gathering_producer(
             for copy in rows.copies(producer.write.index, k_remaining.get()):
                 copy()
             pipeline.non_tma_producer_commit(producer.write, THREADS_PER_WARPGROUP, cp_async=True, st_shared=False)
-            if scale_copies:
+            if copy_scales:
                 with k.when(k.warp_index == SCALE_WARP), scales.copying_lanes():
-                    scale_copies.copy(pipeline, producer.write)
+                    copy_scales(pipeline, producer.write)
             rows.advance()
             k_remaining.set(k_remaining.get() - tile_k)
             producer.advance()

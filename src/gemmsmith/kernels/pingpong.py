@@ -26,7 +26,6 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     stages = TmaStages(spec, scheduler, consumer_groups=consumers)
     epilogue = Epilogue(spec, scheduler)
     scales = BlockScales(spec, consumer_groups=consumers)
-    order = OrderedSequenceBarrier(consumers)
     mainloop = stages.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps, scales=scales.tma_scales)
 
     with k.warpgroup(0):
@@ -35,9 +34,10 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroups(1, 1 + consumers, "consumer") as warpgroup:
         hw.set_registers(consumer_registers)
-        consumer = make_consumer(spec, mainloop, 0, scales, order.of(warpgroup))
+        order = OrderedSequenceBarrier(consumers, warpgroup)
+        consumer = make_consumer(spec, mainloop, 0, scales, order)
         warpgroup_epilogue = epilogue.start(warpgroup, 0)
-        order.of(warpgroup).prime()
+        order.prime()
         consumer.skip(warpgroup, scheduler.k_tiles)
         with scheduler.tile_loop(step=consumers, first=warpgroup) as tile:
             tile_epilogue = warpgroup_epilogue.load(tile)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from gemmsmith.collective.block_scales import BlockScales, TileScales
-from gemmsmith.collective.pipeline import WarpgroupOrder
+from gemmsmith.collective.block_scales import BlockScales
+from gemmsmith.collective.pipeline import OrderedSequenceBarrier
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.spec import KernelSpec
@@ -28,7 +28,7 @@ class PromotedMainloop:
 
     def __init__(
         self, spec: KernelSpec, loads: TmaMainloop, scales: BlockScales, warpgroup_row: Value | int,
-        order: WarpgroupOrder | None = None,
+        order: OrderedSequenceBarrier | None = None,
     ) -> None:  # fmt: skip
         """Declare the consumer's variables. `scales`: those of A and B; the others as for WgmmaMainloop."""
         k, self._loads, self._order = current_builder(), loads, order
@@ -41,7 +41,7 @@ class PromotedMainloop:
     def skip(self, tiles: Value | int, k_tiles: Value) -> None:
         """Skip `tiles` tiles of `k_tiles` k-tiles, which are another warpgroup's."""
         self._read.skip(k_tiles * tiles)
-        self._scales.skip(k_tiles, tiles)
+        self._scales.skip_tiles(k_tiles, tiles)
         self._next_stage_is_full.set(False)
 
     def begin_tile(self, tile: WorkTile) -> None:
@@ -50,37 +50,38 @@ class PromotedMainloop:
 
     def mma(self, tile: WorkTile) -> None:
         """Multiply and promote a tile's k-tiles, as their stages become full."""
-        k, scales = current_builder(), self._scales.begin_tile(tile)
+        k = current_builder()
+        self._scales.begin_tile(tile)
         if self._order and self._k_tiles_remaining:
             self._k_tiles_remaining.set(tile.k_tiles)
             with k.when(tile.k_tiles > 0):
                 self._order.wait()
         if not tile.a.is_clipped:
-            self._steps(tile, scales)
+            self._steps(tile)
             return
         has_rows = (tile.m + self._rows[0] < tile.a.group_end).named("has_rows_of_group")
         with k.when(has_rows):
-            self._steps(tile, scales)
+            self._steps(tile)
         with k.when(~has_rows):
-            self._release_all(tile, scales)
+            self._release_all(tile)
 
-    def _steps(self, tile: WorkTile, scales: TileScales) -> None:
+    def _steps(self, tile: WorkTile) -> None:
         """Multiply and promote the k-tiles."""
         k, in_flight = current_builder(), self._promotion.k_tiles_in_flight
         k.comment("mainloop")
         with k.range(tile.k_tiles // in_flight, name="k_tile_group" if in_flight > 1 else "k_tile"):
-            self._step(scales, in_flight)
+            self._step(in_flight)
         if in_flight > 1:
             with k.range((tile.k_tiles % in_flight).named("remaining_k_tiles"), name="k_tile"):
-                self._step(scales, 1)
+                self._step(1)
 
-    def _release_all(self, tile: WorkTile, scales: TileScales) -> None:
+    def _release_all(self, tile: WorkTile) -> None:
         """Release the stages of a tile, no row of which is this warpgroup's group's."""
         k = current_builder()
         k.comment("no row of the group: only release the stages")
         with k.range(tile.k_tiles, name="k_tile"):
             self._loads.consumer_wait(self._read, self._next_stage_is_full.get())
-            scales.skip()  # and a warp's lanes have seen the stage full before one of them releases it
+            self._scales.skip()  # and a warp's lanes have seen the stage full before one of them releases it
             self._loads.pipeline.consumer_release(self._read.index)
             self._read.advance()
             self._next_stage_is_full.set(False)
@@ -88,7 +89,7 @@ class PromotedMainloop:
             with k.when(tile.k_tiles > 0):
                 self._order.arrive()
 
-    def _step(self, scales: TileScales, count: int) -> None:
+    def _step(self, count: int) -> None:
         """Multiply and promote `count` k-tiles, whose MMAs are in flight together."""
         k, pipeline, promotion, stages = current_builder(), self._loads.pipeline, self._promotion, list[Value]()
         for subtile in promotion.subtiles:
@@ -97,12 +98,14 @@ class PromotedMainloop:
                 if is_first:
                     self._loads.consumer_wait(self._read, None if i else self._next_stage_is_full.get())
                     stages.append(self._read.index.named("stage"))
-                    promotion.set_scales(i, scales.read(stages[i]))  # before wgmma, during which shared memory is slow
+                    promotion.set_scales(
+                        i, self._scales.read(stages[i])
+                    )  # before wgmma, during which shared memory is slow
                     self._read.advance()
                 a, b = self._loads.stage(stages[i])
                 promotion.multiply(i, subtile, a.rows(*self._rows), b)
                 if is_first:
-                    scales.release()  # while wgmma runs, which hides the fence
+                    self._scales.release()  # while wgmma runs, which hides the fence
             if self._order and self._k_tiles_remaining and is_first:
                 self._k_tiles_remaining.set(self._k_tiles_remaining.get() - count)
                 with k.when(self._k_tiles_remaining.get() == 0):  # the tile needs no further stage
@@ -121,7 +124,7 @@ class PromotedMainloop:
 
 def make_consumer(
     spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int, scales: BlockScales | None = None,
-    order: WarpgroupOrder | None = None,
+    order: OrderedSequenceBarrier | None = None,
 ) -> WgmmaMainloop | PromotedMainloop:  # fmt: skip
     """Return the mainloop of a consumer warpgroup, with promoted sums if the spec asks for them."""
     if spec.promoted:

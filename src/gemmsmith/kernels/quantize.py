@@ -6,7 +6,6 @@ divided by its group's scale. If a group is larger than a tile, the CTA visits i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -18,19 +17,18 @@ from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import Matrix
 from gemmsmith.kernels.register_tile import (
     QUANTIZATION_BLOCK,
     THREADS,
     VECTOR_ELEMENTS,
     VECTORS_PER_THREAD,
+    BoundTiles,
     RegisterTile,
     ThreadLayout,
     grid_stride_tile_loop,
-    make_register_tile,
     row_pitch_bytes,
 )
-from gemmsmith.kernels.scale_groups import ColumnScaleGroup, Reciprocals, RowScaleGroup, ScaleGroup, pack_4x8bit
+from gemmsmith.kernels.scale_groups import ColumnScaleGroup, RowScaleGroup, ScaleGroup, pack_4x8bit
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -100,26 +98,20 @@ class QuantizeSpec:
 
 
 @dataclass(frozen=True)
-class BoundQuantize:
+class BoundQuantize(BoundTiles):
     """Launch arguments of a quantization kernel.
 
     Attributes:
         arrays: The matrices "source", "rowwise", "columnwise", "rowwise_scales" and "columnwise_scales", as far as the
-            kernel has them; each is stored at the Pointer of its name.
+            kernel has them.
         columns: Columns of a tile.
         serial_axis: `QuantizeSpec.serial_axis`.
         amax_partials: Address of the partial results of `amax`.
     """
 
-    arrays: Mapping[str, Matrix]
     columns: int = QUANTIZATION_BLOCK
     serial_axis: str | None = None
     amax_partials: Pointer | int = 0
-
-    @property
-    def source(self) -> Matrix:
-        """The matrix to be quantized."""
-        return self.arrays["source"]
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -143,7 +135,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "quantizes a matrix to 8 bits: values and scales"]
         k.work_clusters, k.persistent = lambda p: max(prod(p.grid), 1), True
-        tile = make_register_tile(spec.source_dtype, spec.columns, vectorizable=spec.vectorizable)
+        tile = RegisterTile(spec.source_dtype, spec.columns, vectorizable=spec.vectorizable)
         granularities = spec.granularities
         outputs = [QuantizedOutput(orientation, x, spec, tile.extents) for orientation, x in granularities.items()]
         serial_tiles = None
@@ -153,11 +145,10 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         transpose_buffer = None
         if spec.columnwise:
             transpose_buffer = k.shared(QUANTIZATION_BLOCK * QUANTIZATION_BLOCK, name="transposed")[0].address
-        reciprocals: dict[ScaleGranularity, Reciprocals] = {}
         if "tensor" in groups:
             amax_partials = k.pointer("amax_partials", lambda p: p.amax_partials)
             hw.grid_dependency_wait()
-            reciprocals["tensor"] = _compute_tensor_scale(groups["tensor"], amax_partials, spec, outputs)
+            _compute_tensor_scale(groups["tensor"], amax_partials, spec, outputs)
         else:
             hw.grid_dependency_wait()
         with grid_stride_tile_loop() as (batch, tile_m, tile_n):
@@ -182,7 +173,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
                     hw.sync_threads()
                 same_granularity = [output for output in outputs if output.granularity == granularity]
                 store = partial(_store_scales, same_granularity, batch, tile_m, tile_n)
-                reciprocals[granularity] = group.compute_scales(spec.value_dtype, spec.scale_dtype, store)
+                group.compute_scales(spec.value_dtype, spec.scale_dtype, store)
             with _loop_or_once(serial_tiles, "reverse_step") as reverse_step:
                 origin = tile_origin(step if serial_tiles is None else serial_tiles - 1 - reverse_step)
                 if serial_tiles is not None:
@@ -191,23 +182,22 @@ def quantize(spec: QuantizeSpec) -> Kernel:
                 for output in outputs:
                     tile.prevent_reuse()
                     if output.orientation == "rowwise":
-                        output.store(tile, reciprocals[output.granularity], batch, *origin)
+                        output.store(tile, groups[output.granularity], batch, *origin)
                     else:
-                        output.store_transposed(tile, reciprocals[output.granularity], transpose_buffer, batch, *origin)
+                        output.store_transposed(tile, groups[output.granularity], transpose_buffer, batch, *origin)
         return k.finish()
 
 
 @lru_cache(maxsize=16)
 def amax(source: DType, vectorizable: bool) -> Kernel:
     """Build the kernel that computes a matrix's amax as MAX_AMAX_PARTIALS partial maxima; NaN propagates."""
-    with Builder(
-        f"amax_{source}{'_unaligned' * (not vectorizable)}",
-        threads=THREADS,
-        min_ctas_per_sm=_AMAX_CTAS_PER_SM[source] if vectorizable else 1,
-    ) as k:
+    name, ctas_per_sm = f"amax_{source}", _AMAX_CTAS_PER_SM[source]
+    if not vectorizable:
+        name, ctas_per_sm = f"{name}_unaligned", 1
+    with Builder(name, threads=THREADS, min_ctas_per_sm=ctas_per_sm) as k:
         k.header += ["gemmsmith: amax", f"largest magnitude of a matrix: {MAX_AMAX_PARTIALS} partial maxima"]
         k.work_clusters, k.persistent = lambda p: min(max(prod(p.grid), 1), MAX_AMAX_PARTIALS), True
-        tile = make_register_tile(source, QUANTIZATION_BLOCK, vectorizable=vectorizable)
+        tile = RegisterTile(source, QUANTIZATION_BLOCK, vectorizable=vectorizable)
         amax_partials = k.pointer("amax_partials", lambda p: p.amax_partials)
         group = RowScaleGroup(1, THREADS)
         hw.grid_dependency_wait()
@@ -238,20 +228,19 @@ def _loop_or_once(count: Value | None, name: str) -> AbstractContextManager[Valu
 
 def _compute_tensor_scale(
     group: ScaleGroup, amax_partials: Value, spec: QuantizeSpec, outputs: list[QuantizedOutput]
-) -> Reciprocals:
+) -> None:
     """Compute the matrix's scale from the partial results of `amax`; the first CTA stores it."""
     k = current_builder()
     partials = k.registers(F32, 4, "partials")
     hw.load_global(partials, amax_partials + (k.thread * 16).to(U64), True)
     pairs = hw.maximum_nan(partials[0], partials[1]), hw.maximum_nan(partials[2], partials[3])
     group.amax[0] = hw.maximum_nan(*pairs)
-    is_first_cta = hw.block_index() == 0
-    zero = Constant(I32, 0)
-    return group.compute_scales(
-        spec.value_dtype,
-        spec.scale_dtype,
-        lambda index, x, predicate: _store_scales(outputs, zero, zero, zero, index, x, predicate & is_first_cta),
-    )
+    is_first_cta, zero = hw.block_index() == 0, Constant(I32, 0)
+
+    def store(index: Value, scale: Value, predicate: Value) -> None:
+        _store_scales(outputs, zero, zero, zero, index, scale, predicate & is_first_cta)
+
+    group.compute_scales(spec.value_dtype, spec.scale_dtype, store)
 
 
 def _store_scales(
@@ -293,8 +282,11 @@ class QuantizedOutput:
         else:
             hw.store_global_u8_or_u16(address, scale.to(U16), predicate, 8)
 
-    def store(self, tile: RegisterTile, reciprocals: Reciprocals, batch: Value, row: Value, column: Value) -> None:
-        """Store the tile at (row, column). Threads store 8-byte vectors; a row's last may overwrite padding."""
+    def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
+        """Store the tile at (row, column), divided by the scales of its groups.
+
+        Threads store 8-byte vectors; a row's last may overwrite padding.
+        """
         k, (rows, columns), layout = current_builder(), self.extents, tile.layout
         first_row = (row + layout.row(0)).named("first_row")
         first_column = (column + layout.column(0)).named("first_column")
@@ -304,9 +296,8 @@ class QuantizedOutput:
             with k.unroll(layout.vectors_per_row_per_thread, name="vector_in_row") as vector_in_row:
                 vector = row_offset * layout.vectors_per_row_per_thread + vector_in_row
                 column_offset = vector_in_row * (layout.threads_per_row * VECTOR_ELEMENTS)
-                words = self._pack(
-                    [tile.element(vector, i) * reciprocals.of(vector, i) for i in range(VECTOR_ELEMENTS)]
-                )
+                scaled = [tile.element(vector, i) * group.reciprocal(vector, i) for i in range(VECTOR_ELEMENTS)]
+                words = self._pack(scaled)
                 in_bounds = (first_row + row_offset < rows) & (first_column + column_offset < columns)
                 hw.store_global(words, address.get() + column_offset.to(U64), in_bounds)
             address.set(address.get() + row_pitch)
@@ -318,13 +309,7 @@ class QuantizedOutput:
         return words
 
     def store_transposed(
-        self,
-        tile: RegisterTile,
-        reciprocals: Reciprocals,
-        buffer: Value | None,
-        batch: Value,
-        row: Value,
-        column: Value,
+        self, tile: RegisterTile, group: ScaleGroup, buffer: Value | None, batch: Value, row: Value, column: Value
     ) -> None:
         """Store the transposed tile through shared memory.
 
@@ -339,7 +324,7 @@ class QuantizedOutput:
             k.comment("all threads have read the previous tile's buffer, which is overwritten now")
             hw.sync_threads()
         for i in range(VECTOR_ELEMENTS):
-            words = self._pack([tile.element(v, i) * reciprocals.of(v, i) for v in range(VECTORS_PER_THREAD)])
+            words = self._pack([tile.element(v, i) * group.reciprocal(v, i) for v in range(VECTORS_PER_THREAD)])
             column_in_tile = k.thread % threads_per_row * VECTOR_ELEMENTS + i
             hw.store_shared(words, buffer + _transposed_offset(column_in_tile, k.thread // threads_per_row))
         k.comment("all threads have written the transposed tile that is read now")

@@ -14,9 +14,8 @@ from gemmsmith import hw
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import Matrix
 from gemmsmith.kernels.quantize import QuantizedOutput, QuantizeSpec
-from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK, THREADS, make_register_tile
+from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK, THREADS, BoundTiles, RegisterTile
 from gemmsmith.kernels.scale_groups import ColumnScaleGroup
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
@@ -38,17 +37,11 @@ def filled_rows(rows: int, groups: int) -> int:
 
 
 @dataclass(frozen=True)
-class BoundQuantizeGroups:
+class BoundQuantizeGroups(BoundTiles):
     """Launch arguments: the matrices "source", "columnwise" and "columnwise_scales", and the number of groups."""
 
-    arrays: Mapping[str, Matrix]
     grouping: Grouping
     groups: int
-
-    @property
-    def source(self) -> Matrix:
-        """The matrix to be quantized."""
-        return self.arrays["source"]
 
     @property
     def m(self) -> int:
@@ -74,7 +67,7 @@ def quantize_groups(spec: QuantizeSpec, grouping: Grouping) -> Kernel:
     with Builder(name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:
         k.header += [f"gemmsmith: {name}", "quantizes the groups of rows of a matrix, transposed, to 8 bits"]
         k.work_clusters, k.persistent = lambda p: max(prod(p.grid), 1), True
-        tile = make_register_tile(spec.source_dtype, spec.columns, vectorizable=spec.vectorizable)
+        tile = RegisterTile(spec.source_dtype, spec.columns, vectorizable=spec.vectorizable)
         rows = k.parameter("filled_rows", compute=lambda p: filled_rows(p.m, p.groups))
         tiles_n = k.parameter("tiles_n", compute=lambda p: p.grid[1])
         output = QuantizedOutput("columnwise", "column", spec, (rows, tile.extents[1]))
@@ -92,12 +85,11 @@ def quantize_groups(spec: QuantizeSpec, grouping: Grouping) -> Kernel:
             columns.clear()
             tile.load(batch, source_row.named("source_row"), column, end=table.begin(group + 1))
             columns.add(tile)
-
             store_scale = partial(output.store_scale, batch, tile_m, tile_n)
-            reciprocals = columns.compute_scales(spec.value_dtype, spec.scale_dtype, store_scale)
+            columns.compute_scales(spec.value_dtype, spec.scale_dtype, store_scale)
             tile.prevent_reuse()
             row = (tile_m * QUANTIZATION_BLOCK).named("tile_row")
-            output.store_transposed(tile, reciprocals, buffer, batch, row, column)
+            output.store_transposed(tile, columns, buffer, batch, row, column)
         return k.finish()
 
 

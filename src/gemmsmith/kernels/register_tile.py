@@ -6,7 +6,7 @@ the CTA has threads (`ThreadLayout`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +15,7 @@ from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import FP16, FP32, INT8, DType
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.problem import Matrix
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, U16, U32, U64
 from gemmsmith.lang.values import Value, ValueLike, as_value
@@ -70,24 +71,45 @@ class ThreadLayout:
         return (first_vector + current_builder().thread % self.threads_per_row) * VECTOR_ELEMENTS
 
 
-class RegisterTile:
-    """A tile in registers, zero outside of the matrix. `vectorizable`: the matrix's rows are whole aligned vectors."""
+@dataclass(frozen=True)
+class BoundTiles:
+    """Launch arguments of a kernel that loops over the tiles of the matrix "source".
 
-    def __init__(
-        self, source: GlobalArray, layout: ThreadLayout, extents: tuple[Value, Value], *, vectorizable: bool
-    ) -> None:
-        self.source, self.layout, self.extents, self.vectorizable = source, layout, extents, vectorizable
-        self.dtype = source.dtype
+    Attributes:
+        arrays: The kernel's matrices by name; each is stored at the Pointer of its name.
+    """
+
+    arrays: Mapping[str, Matrix]
+
+    @property
+    def source(self) -> Matrix:
+        """The matrix that is read."""
+        return self.arrays["source"]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Batches, square tiles along M, and along N."""
+        x = self.source
+        return x.batch, ceil_div(x.rows, QUANTIZATION_BLOCK), ceil_div(x.cols, QUANTIZATION_BLOCK)
+
+
+class RegisterTile:
+    """A tile, of `columns` columns, of the matrix "source" of BoundTiles in registers; zero outside of the matrix.
+
+    `vectorizable`: the matrix's rows are whole aligned vectors. `extents`: the matrix's rows and columns.
+    """
+
+    def __init__(self, dtype: DType, columns: int, *, vectorizable: bool) -> None:
+        k = current_builder()
+        self.source, self.layout = GlobalArray("source", "source", dtype), ThreadLayout(columns)
+        rows = k.parameter("rows", compute=lambda p: p.source.rows)
+        self.extents = rows, k.parameter("columns", compute=lambda p: p.source.cols)
+        self.dtype, self.vectorizable = dtype, vectorizable
         registers_per_vector = VECTOR_ELEMENTS * self.dtype.bytes // 4
         self.loads_per_vector = ceil_div(registers_per_vector, 4)
         """16-byte loads per vector."""
-        type = F32 if self.dtype == FP32 else U32
-        self.registers = current_builder().registers_2d(
-            type,
-            VECTORS_PER_THREAD * self.loads_per_vector,
-            registers_per_vector // self.loads_per_vector,
-            "tile_registers",
-        )
+        loads, type = VECTORS_PER_THREAD * self.loads_per_vector, F32 if dtype == FP32 else U32
+        self.registers = k.registers_2d(type, loads, registers_per_vector // self.loads_per_vector, "tile_registers")
 
     def load(self, batch: Value, row: Value, column: Value, end: Value | None = None) -> None:
         """Load the tile whose first element is (row, column); all loads are in flight at once.
@@ -144,15 +166,6 @@ class RegisterTile:
             pair = self.registers[vector][i // 4] >> (i // 2 % 2 * 16)
             return hw.unpack(hw.unpack_fp8(pair.to(U16), self.dtype.ptx), i % 2, FP16)
         return hw.unpack(self.registers[vector][i // 2], i % 2, self.dtype)
-
-
-def make_register_tile(dtype: DType, columns: int, *, vectorizable: bool) -> RegisterTile:
-    """Return a register tile of the launch's matrix `source`."""
-    k = current_builder()
-    source = GlobalArray("source", "source", dtype)
-    rows = k.parameter("rows", compute=lambda p: p.source.rows)
-    extents = rows, k.parameter("columns", compute=lambda p: p.source.cols)
-    return RegisterTile(source, ThreadLayout(columns), extents, vectorizable=vectorizable)
 
 
 @contextmanager

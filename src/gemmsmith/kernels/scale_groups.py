@@ -45,8 +45,11 @@ class ScaleGroup(ABC):
         """Return the index, among the thread's groups, of the group of element `i` of a vector."""
 
     @abstractmethod
-    def compute_scales(self, values: DType, scales: DType, store: Store) -> Reciprocals:
-        """Compute the scales from the amax of all added elements, store them, and return their reciprocals."""
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
+        """Compute the scales from the amax of all added elements, store them, and keep their reciprocals.
+
+        `values`: dtype of the quantized elements; `scales`: dtype of the scales.
+        """
 
     def clear(self) -> None:
         """Set each amax to zero."""
@@ -60,17 +63,12 @@ class ScaleGroup(ABC):
                 group, magnitude = self.group_index(vector, i), hw.math_library_call("fabsf", tile.element(vector, i))
                 self.amax[group] = hw.maximum_nan(self.amax[group], magnitude)
 
+    def _declare_reciprocals(self) -> None:
+        self._reciprocals = current_builder().registers(F32, self.count, f"{self.name}_reciprocal")
 
-class Reciprocals:
-    """The reciprocals of a thread's scales."""
-
-    def __init__(self, group: ScaleGroup) -> None:
-        self._group = group
-        self.registers = current_builder().registers(F32, group.count, f"{group.name}_reciprocal")
-
-    def of(self, vector: ValueLike, i: int) -> Value:
-        """Return the reciprocal scale, by which element `i` of a vector is multiplied."""
-        return self.registers[self._group.group_index(vector, i)]
+    def reciprocal(self, vector: ValueLike, i: int) -> Value:
+        """Return the reciprocal scale, by which element `i` of a vector is multiplied. After `compute_scales`."""
+        return self._reciprocals[self.group_index(vector, i)]
 
 
 class RowScaleGroup(ScaleGroup):
@@ -89,21 +87,20 @@ class RowScaleGroup(ScaleGroup):
         """Return the index, among the thread's groups, of a vector's row."""
         return as_value(vector, I32) // (VECTORS_PER_THREAD // self.count)
 
-    def compute_scales(self, values: DType, scales: DType, store: Store) -> Reciprocals:
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
         """Compute one group's scale per lane, and get the other groups' reciprocals by shuffles."""
         k = current_builder()
         scale, reciprocal = scale_and_reciprocal(self.reduce_amax(), values, scales)
         is_writer = (k.thread % self.threads < self.lanes_per_warp) & (k.thread % self.lanes_per_group == 0)
         store(k.thread // self.threads * self.count + self._lane_group(), scale, is_writer)
-        reciprocals = Reciprocals(self)
+        self._declare_reciprocals()
         if self.count == 1:
-            reciprocals.registers[0] = reciprocal
-            return reciprocals
+            self._reciprocals[0] = reciprocal
+            return
         bits, first = hw.as_unsigned(reciprocal), (k.lane // self.lanes_per_warp * self.lanes_per_warp).to(U32)
         with k.unroll(self.count, name="group") as i:
             source = first + (i * self.lanes_per_group).to(U32)
-            reciprocals.registers[i] = hw.as_float(hw.shuffle_index(bits, source))
-        return reciprocals
+            self._reciprocals[i] = hw.as_float(hw.shuffle_index(bits, source))
 
     def reduce_amax(self) -> Value:
         """Reduce amax over the threads of each group; return the amax of the lane's own group.
@@ -123,11 +120,13 @@ class RowScaleGroup(ScaleGroup):
         warps = self.warps_per_row
         first = k.warp_index // warps * self.count * warps + self._lane_group() * warps
         with k.when(k.lane % self.lanes_per_group == 0):
-            store_shared_f32(self.exchange, first + k.warp_index % self.warps_per_row, amax[0])
+            place = first + k.warp_index % warps
+            hw.store_shared_word(self.exchange + (place * 4).to(U32), amax[0], "stored")
         k.comment("all warps have written the maxima that are read now")
         hw.sync_threads()
         # Not a loop of the kernel, after which ptxas duplicates the shuffles of `compute_scales`.
-        warp_amax = [load_shared_f32(self.exchange, first + warp) for warp in range(self.warps_per_row)]
+        places = (self.exchange + ((first + warp) * 4).to(U32) for warp in range(warps))
+        warp_amax = [hw.load_shared_word(place, F32, "loaded") for place in places]
         return reduce(hw.maximum_nan, warp_amax).named("amax")
 
     def _lane_group(self) -> Value:
@@ -148,7 +147,7 @@ class ColumnScaleGroup(ScaleGroup):
         """Return the index, among the thread's groups, of element `i`'s column."""
         return as_value(i, I32)
 
-    def compute_scales(self, values: DType, scales: DType, store: Store) -> Reciprocals:
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
         """Compute the scale of one column per thread."""
         k, lanes = current_builder(), QUANTIZATION_BLOCK // VECTOR_ELEMENTS
         assert self.exchange is not None
@@ -166,15 +165,14 @@ class ColumnScaleGroup(ScaleGroup):
                 hw.load_shared(warp_amax.slice(warp, 1), self.exchange + (index * 4).to(U32))
             amax = reduce(hw.maximum_nan, [warp_amax[i] for i in range(WARPS)]).named("amax")
             scale, reciprocal = scale_and_reciprocal(amax, values, scales)
-            store_shared_f32(self.shared_reciprocals, k.thread, reciprocal)
+            hw.store_shared_word(self.shared_reciprocals + (k.thread * 4).to(U32), reciprocal, "stored")
             store(k.thread, scale, k.thread < QUANTIZATION_BLOCK)
         k.comment("the reciprocals that all threads read now are written")
         hw.sync_threads()
-        reciprocals = Reciprocals(self)
+        self._declare_reciprocals()
         with k.unroll(0, VECTOR_ELEMENTS, 4) as i:
             column = k.thread % lanes * VECTOR_ELEMENTS + i
-            hw.load_shared(reciprocals.registers.slice(i, 4), self.shared_reciprocals + (column * 4).to(U32))
-        return reciprocals
+            hw.load_shared(self._reciprocals.slice(i, 4), self.shared_reciprocals + (column * 4).to(U32))
 
 
 def scale_and_reciprocal(amax: Value, values: DType, scales: DType) -> tuple[Value, Value]:
@@ -199,17 +197,3 @@ def pack_4x8bit(x: list[Value], dtype: DType) -> Value:
     packed = [hw.pack_int8(a, b) if dtype == INT8 else hw.pack_fp8(a, b, dtype.ptx) for a, b in pairs]
     low, high = (pair.to(U32) for pair in packed)
     return low | high << 16
-
-
-def store_shared_f32(base: Value, index: Value, x: Value) -> None:
-    """Store a value at an index of an fp32 array in shared memory."""
-    registers = current_builder().registers(F32, 1, "stored")
-    registers[0] = x
-    hw.store_shared(registers, base + (index * 4).to(U32))
-
-
-def load_shared_f32(base: Value, index: Value) -> Value:
-    """Load the value at an index of an fp32 array in shared memory."""
-    registers = current_builder().registers(F32, 1, "loaded")
-    hw.load_shared(registers, base + (index * 4).to(U32))
-    return registers[0]

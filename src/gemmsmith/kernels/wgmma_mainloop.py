@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gemmsmith import hw
-from gemmsmith.collective.pipeline import LaggedRelease, WarpgroupOrder
+from gemmsmith.collective.pipeline import LaggedRelease, OrderedSequenceBarrier
 from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.mma import WGMMA_M
@@ -23,8 +23,9 @@ class WgmmaMainloop:
     """
 
     def __init__(
-        self, spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int, order: WarpgroupOrder | None = None
-    ) -> None:
+        self, spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int,
+        order: OrderedSequenceBarrier | None = None,
+    ) -> None:  # fmt: skip
         """Declare the consumer's variables.
 
         Args:

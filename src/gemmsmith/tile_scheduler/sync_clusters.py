@@ -38,16 +38,9 @@ class ClusterKSync:
         )
         self.exit_counter = (self.sync_counter + COUNTER_BYTES).named("sync_exit_counter")
 
-    def start_producer(self) -> ProducerSync:
-        """Declare the producer's state, before its first tile."""
-        return ProducerSync(self)
-
-
-class ProducerSync:
-    """The synchronization in the producer of a CTA."""
-
-    def __init__(self, clusters: ClusterKSync) -> None:
-        k, self._clusters = current_builder(), clusters
+    def start_producer(self) -> None:
+        """Declare the state of the producer, before its first tile; the other methods are called in the producer."""
+        k = current_builder()
         self._target, self._enabled = k.var(U32, 0, "sync_target"), k.var(I32, 1, "sync_enabled")
 
     def sync(self, k_tile: Value, is_full_wave: Value) -> None:
@@ -56,25 +49,25 @@ class ProducerSync:
         The producer calls it at each k-tile. One CTA per cluster takes part, since the pipeline keeps the CTAs of a
         cluster together.
         """
-        k, x = current_builder(), self._clusters
-        with k.when((k_tile % SYNC_INTERVAL_K_TILES == 0) & (x.cta_rank == 0)):
+        k = current_builder()
+        with k.when((k_tile % SYNC_INTERVAL_K_TILES == 0) & (self.cta_rank == 0)):
             k.comment("sync_clusters: clusters that share operands keep pace; no correctness depends on it")
-            hw.red_add_u32(x.sync_counter, Constant(U32, 1))
-            self._target.set(self._target.get() + x.cluster_count.to(U32))
+            hw.red_add_u32(self.sync_counter, Constant(U32, 1))
+            self._target.set(self._target.get() + self.cluster_count.to(U32))
             with k.when(is_full_wave & (self._enabled.get() == 1)):
                 arrived = hw.spin_until_at_least(
-                    x.sync_counter, self._target.get(), Constant(U32, MAX_POLLS_PER_SYNC)
+                    self.sync_counter, self._target.get(), Constant(U32, MAX_POLLS_PER_SYNC)
                 ).named("arrived")
                 with k.when(arrived < self._target.get()):
                     self._enabled.set(0)
 
     def finish(self) -> None:
         """Count this cluster as done, after the producer's last tile; the last cluster resets the counters."""
-        k, x = current_builder(), self._clusters
-        with k.when(x.cta_rank == 0):
+        k = current_builder()
+        with k.when(self.cta_rank == 0):
             hw.fence_acq_rel()  # orders the arrivals that no cluster has waited for before the reset
-            finished_clusters = hw.atom_add_u32(x.exit_counter, Constant(U32, 1)).named("finished_clusters")
-            with k.when(finished_clusters == x.cluster_count.to(U32) - 1):
+            finished_clusters = hw.atom_add_u32(self.exit_counter, Constant(U32, 1)).named("finished_clusters")
+            with k.when(finished_clusters == self.cluster_count.to(U32) - 1):
                 hw.fence_acq_rel()
-                for counter in (x.sync_counter, x.exit_counter):
+                for counter in (self.sync_counter, self.exit_counter):
                     hw.store_strong(counter, Constant(U32, 0), "relaxed", "gpu")

@@ -23,7 +23,7 @@ from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler.fast_divmod import FastDivmod
 from gemmsmith.tile_scheduler.group_table import GroupTable
-from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync, ProducerSync
+from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync
 
 ZERO: Value = Constant(I32, 0)
 NO_END: Value = Constant(I32, MAX_EXTENT)
@@ -163,9 +163,9 @@ class TileScheduler:
         ).named("cluster_idx")
         self.cluster_count = (hw.grid_size() // spec.cluster_size).named("cluster_count")
         self.position = self._position()
-        self._cluster_sync = (
-            ClusterKSync(self.cluster_count, self.position.cta_rank) if spec.config.sync_clusters else None
-        )
+        self.cluster_sync = None
+        if spec.config.sync_clusters:
+            self.cluster_sync = ClusterKSync(self.cluster_count, self.position.cta_rank)
 
     def _declare_grid(self) -> None:
         """Declare the kernel arguments of the grid of tiles."""
@@ -248,10 +248,6 @@ class TileScheduler:
 
     def finish_prologue(self) -> None:
         """Wait for what the scheduler has left to one warp in the prologue, if anything."""
-
-    def start_producer_sync(self) -> ProducerSync | None:
-        """Declare the state of the clusters' synchronization in the producer; None without sync_clusters."""
-        return self._cluster_sync.start_producer() if self._cluster_sync else None
 
     def first_work_tile(self) -> WorkTile | None:
         """Return the work of `tile_loop`'s first iteration, whose first k-tiles the prologue loads.

@@ -16,12 +16,12 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.candidates import promotion_leaves_registers
-from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for, has_l2_reuse, round_up_m, splits_pay
+from gemmsmith.tuning.config_table import ConfigTable, configs_for, has_l2_reuse, round_up_m, splits_pay
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.l2 import prefers_streaming_stores, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, loads_a_fragments, packing_cycles
+from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, packing_cycles
 from gemmsmith.tuning.stage_count import MIN_STAGES, fit_stages, spec_for
 
 DEFAULT_MAX_STAGES = 8
@@ -91,7 +91,8 @@ def rank_configs(
     stages = np.where(alias_epilogue, valid_configs.aliased_stages, valid_configs.stages)
     valid_configs = replace(valid_configs, stages=stages)
     streaming = prefers_streaming_stores(problem, epilogue, gpu)
-    for i in _ranking(problem, valid_configs, epilogue, gpu):
+    cycles = estimate(problem, valid_configs, epilogue, gpu).cycles + packing_cycles(problem, valid_configs.swap_ab)
+    for i in np.argsort(cycles, kind="stable"):
         if len(ranked) == limit:
             break
         config = valid_configs.configs[i].replace(
@@ -113,13 +114,6 @@ def rank_configs(
         if promotion_leaves_registers(spec) and not spec.releases_stages_to_peers:
             ranked.append(fit_stages(spec))
     return ranked
-
-
-def _ranking(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu) -> Array:
-    """Return the indices of the configs, fastest first, including the packing before their kernels start."""
-    loads_a = loads_a_fragments(problem, table.swap_ab)
-    cycles = estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a).cycles
-    return np.argsort(cycles + packing_cycles(problem, table.swap_ab), kind="stable")
 
 
 def choose(
@@ -153,5 +147,4 @@ def _without_k(configs: Sequence[Config]) -> Config:
 def estimate_us(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> float:
     """Return the model's estimate of a kernel's time on a GPU, in microseconds."""
     table = ConfigTable.from_configs([config_for_16bit(config, problem.a.dtype)], epilogue)
-    loads_a = loads_a_fragments(problem, table.swap_ab)
-    return float(estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a).cycles[0]) / SM_CLOCK_MHZ
+    return float(estimate(problem, table, epilogue, gpu).cycles[0]) / SM_CLOCK_MHZ

@@ -75,8 +75,7 @@ class ConfigTable:
     consumers: Array
     splits: Array
     cluster_splits: Array
-    reducing_ctas: Array
-    """CTAs that reduce and store a tile, a slice each."""
+    raster_group: Array
     cluster_tile_m: Array
     """Rows of A of a cluster's tiles."""
     cluster_tile_n: Array
@@ -85,12 +84,8 @@ class ConfigTable:
     """CTAs of a cluster, including splits."""
     max_active_clusters: Array
     """Clusters that are active at once."""
-    tile_per_warpgroup: Array
-    """True if each consumer warpgroup has its own tile (pingpong)."""
-    swap_ab: Array
-    raster_m: Array
-    """True if consecutive tiles run along M."""
-    raster_group: Array
+    reducing_ctas: Array
+    """CTAs that reduce and store a tile, a slice each."""
     aliased_stages: Array
     """Stages with `alias_epilogue` if that is considered, else 0."""
     subtiles: Array
@@ -99,6 +94,11 @@ class ConfigTable:
     """Subtiles of them that can be loaded at once."""
     store_stages: Array
     """Subtiles of them that can be stored at once."""
+    swap_ab: Array
+    tile_per_warpgroup: Array
+    """True if each consumer warpgroup has its own tile (pingpong)."""
+    raster_m: Array
+    """True if consecutive tiles run along M."""
     promotion_shapes: Array
     """Columns of a promotion subtile and k-tiles in flight, without and with per-column scales: (configs, 2, 2)."""
     min_tile_n: Array
@@ -107,42 +107,33 @@ class ConfigTable:
     @staticmethod
     def from_configs(configs: list[Config], epilogue: EpilogueSpec | None = None) -> ConfigTable:
         """Return the table of these configs for an epilogue; None: the plain GEMM, without `alias_epilogue`."""
-        values = np.array([
-            (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits) for c in configs
-        ], float).reshape(-1, 9)  # fmt: skip
-        tile_m, tile_n, tile_k, cluster_shape_m, cluster_shape_n = values.T[:5].copy()
-        stages, consumers, splits, cluster_splits = values.T[5:].copy()
-        tile_per_warpgroup = np.array([get_design(c.design).tile_per_warpgroup for c in configs], bool)
-        swap_ab = np.array([c.swap_ab for c in configs], bool)
-        raster_m = np.array([c.raster == "m" for c in configs], bool)
-        raster_group = np.array([c.raster_group for c in configs], float)
-        size = cluster_shape_m * cluster_shape_n * cluster_splits
-        max_active_clusters = np.array([get_max_active_clusters(int(x)) for x in size], float)
         graph = epilogue.graph if epilogue else identity_graph(BF16)
-        graphs = [graph.transposed() if c.swap_ab else graph for c in configs]
-        reducing_ctas = np.array([num_reducing_ctas(c, x) for c, x in zip(configs, graphs, strict=True)], float)
-        rows, columns = tile_m * cluster_shape_m, tile_n * cluster_shape_n
-        cluster_tile_m, cluster_tile_n = np.where(swap_ab, columns, rows), np.where(swap_ab, rows, columns)
-        aliased_stages = np.array([count_aliased_stages(c, epilogue) if epilogue else 0 for c in configs], float)
-        buffers = [epilogue_buffers(c, epilogue) if epilogue else (1, 1, 1) for c in configs]
-        subtiles, load_stages, store_stages = np.array(buffers, float).reshape(-1, 3).T.copy()
+        numbers: list[tuple[int, ...]] = []
+        for c in configs:
+            (m, n, _), (cluster_m, cluster_n) = c.tile, c.cluster
+            cluster_tile, size = (m * cluster_m, n * cluster_n), cluster_m * cluster_n * c.cluster_splits
+            numbers.append((
+                *c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits, c.raster_group,
+                *(cluster_tile[::-1] if c.swap_ab else cluster_tile), size, get_max_active_clusters(size),
+                num_reducing_ctas(c, graph.transposed if c.swap_ab else graph),
+                count_aliased_stages(c, epilogue) if epilogue else 0,
+                *(epilogue_buffers(c, epilogue) if epilogue else (1, 1, 1)),
+            ))  # fmt: skip
+        flags = [(c.swap_ab, get_design(c.design).tile_per_warpgroup, c.raster == "m") for c in configs]
         promotions = [plan_promotion(c, per_column)[:2] for c in configs for per_column in (False, True)]
-        promotion_shapes = np.array(promotions, float).reshape(-1, 2, 2)
-        return ConfigTable(
-            np.fromiter(configs, object, len(configs)), tile_m, tile_n, tile_k, cluster_shape_m, cluster_shape_n,
-            stages, consumers, splits, cluster_splits, reducing_ctas, cluster_tile_m, cluster_tile_n, size,
-            max_active_clusters, tile_per_warpgroup, swap_ab, raster_m, raster_group, aliased_stages, subtiles,
-            load_stages, store_stages, promotion_shapes, np.full(len(configs), tile_n.min(initial=MAX_TILE_N)),
-        )  # fmt: skip
+        min_tile_n = min((c.tile[1] for c in configs), default=MAX_TILE_N)
+        columns = [
+            np.fromiter(configs, object, len(configs)),
+            *np.array(numbers, float).reshape(len(configs), 19).T.copy(),
+            *np.array(flags, bool).reshape(len(configs), 3).T.copy(),
+            np.array(promotions, float).reshape(-1, 2, 2),
+            np.full(len(configs), min_tile_n),
+        ]
+        return ConfigTable(*columns)
 
     def select(self, indices: Array) -> ConfigTable:
         """Return the table of the configs at these indices."""
-        arrays = {f.name: getattr(self, f.name).take(indices, axis=0) for f in fields(self)[1:]}
-        return ConfigTable(self.configs.take(indices), **arrays)
-
-    def sizes(self, problem: Problem) -> tuple[Array, Array]:
-        """Return M and N for each config: of the problem, or with `swap_ab` of its transpose."""
-        return np.where(self.swap_ab, problem.n, problem.m), np.where(self.swap_ab, problem.m, problem.n)
+        return ConfigTable(*(getattr(self, f.name).take(indices, axis=0) for f in fields(self)))
 
     def tiles(self, problem: Problem) -> Array:
         """Return the number of clusters' tiles of each config."""
@@ -155,12 +146,9 @@ class ConfigTable:
 
     def gpc_sharers(self, problem: Problem) -> tuple[Array, Array]:
         """Return how many CTAs of a GPC, consecutive in raster order, read the same tile of A, and of B, at once."""
-        m, n = self.sizes(problem)
-        tiles_m, tiles_n = (
-            np.ceil(m / (self.tile_m * self.cluster_shape_m)),
-            np.ceil(n / (self.tile_n * self.cluster_shape_n)),
-        )
-        raster_group = np.minimum(self.raster_group, np.maximum(1, np.where(self.raster_m, tiles_n, tiles_m)))
+        tiles_m, tiles_n = self.grid(problem.m, problem.n)
+        tiles_across = np.where(self.raster_m ^ self.swap_ab, tiles_n, tiles_m)  # the groups of the raster order
+        raster_group = np.minimum(self.raster_group, np.maximum(1, tiles_across))
         num_groups = np.maximum(1, SMS_PER_GPC / self.cluster_size / raster_group)
         return np.where(self.raster_m, raster_group, num_groups), np.where(self.raster_m, num_groups, raster_group)
 
@@ -198,11 +186,8 @@ class ConfigTable:
     def valid_for(self, problem: Problem) -> Array:
         """Return for each config whether its tiles are not mostly outside of D and its splits have enough of K."""
         is_plausible = self.plausible(problem.m, problem.m, problem.n, problem.k, problem.batch)
-        k_tiles, tiles, clusters_per_wave = (
-            np.ceil(problem.k / self.tile_k),
-            self.tiles(problem),
-            self.max_active_clusters,
-        )
+        k_tiles, tiles = np.ceil(problem.k / self.tile_k), self.tiles(problem)
+        clusters_per_wave = self.max_active_clusters
         wastes_last_wave = np.ceil(tiles / clusters_per_wave) * clusters_per_wave > MIN_TAIL_WASTE * tiles
         allows_stream_k = wastes_last_wave & (tiles * k_tiles >= MIN_K_TILES_PER_SPLIT * clusters_per_wave)
         fits_int32 = self._fits_int32(tiles, np.maximum(1, k_tiles))
@@ -210,9 +195,8 @@ class ConfigTable:
 
     def _fits_int32(self, tiles: Array, k_tiles: Array) -> Array:
         """Return for each config whether int32 can count its tiles and splits, which launches require."""
-        clusters = np.minimum(
-            tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), MAX_CLUSTERS
-        )
+        splits = np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles)
+        clusters = np.minimum(tiles * splits, MAX_CLUSTERS)
         total_k_tiles = np.where(self.splits == 1, 0, np.minimum(tiles, 2 * clusters) * k_tiles * clusters)
         return np.asarray(np.maximum(tiles, total_k_tiles) <= MAX_EXTENT)
 

@@ -14,10 +14,10 @@ from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import ConfigTable
-from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
+from gemmsmith.tuning.dtype_equivalence import config_for_16bit
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.model import estimate, tile_bytes
-from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, loads_a_fragments, packing_us
+from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, packing_us
 
 NUM_ALTERNATIVES = 3
 """Alternatives that are listed."""
@@ -39,7 +39,7 @@ def explain_config(
     ranked = rank_configs(problem, epilogue, NUM_ALTERNATIVES + 1, gpu=gpu)
     alternatives = [c for c in ranked if c != config][:NUM_ALTERNATIVES]
     table = ConfigTable.from_configs([config_for_16bit(c, problem.a.dtype) for c in (config, *alternatives)], epilogue)
-    e = estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a_fragments(problem, table.swap_ab))
+    e = estimate(problem, table, epilogue, gpu)
     math, copies, k_tile = (float(x[0]) for x in (e.math_cycles, e.copy_cycles, e.k_tile_cycles))
     bounds = {
         "compute": float(e.work_cycles[0]),

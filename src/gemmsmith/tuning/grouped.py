@@ -26,7 +26,6 @@ from gemmsmith.tuning.config_table import Array, ConfigTable, configs_for
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_dtype
 from gemmsmith.tuning.gpus import Gpu
 from gemmsmith.tuning.model import copied_bytes, covers, estimate
-from gemmsmith.tuning.packing_cost import loads_a_fragments
 from gemmsmith.tuning.stage_count import fit_stages
 
 MAX_CONFIGS = 256
@@ -125,12 +124,11 @@ def mean_rows(p: Problem) -> Problem:
 def _cycles(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, rows: int, gathers: bool) -> Array:
     """Return the estimated cycles of each config for groups of `rows` rows."""
     sized, partial = _with_rows(problem, rows), _with_partial_tiles(table, rows)
-    loads_a, sized_16bit = loads_a_fragments(sized, table.swap_ab), as_16bit_problem(sized)
-    cycles = estimate(sized_16bit, partial, epilogue, gpu, loads_a).cycles
+    cycles = estimate(sized, partial, epilogue, gpu).cycles
     if gathers:
         return cycles * _gather_slowdown(sized, table, cycles)
     p = L2_NORM_EXPONENT
-    return np.asarray((cycles**p + _l2_cycles(sized_16bit, table, partial) ** p) ** (1 / p))
+    return np.asarray((cycles**p + _l2_cycles(as_16bit_problem(sized), table, partial) ** p) ** (1 / p))
 
 
 def _l2_cycles(problem: Problem, table: ConfigTable, partial: ConfigTable) -> Array:

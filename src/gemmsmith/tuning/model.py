@@ -29,7 +29,9 @@ from gemmsmith.graph.precision import epilogue_cost, reduction_cost
 from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
 from gemmsmith.tuning.config_table import NUM_SMS, Array, ConfigTable
+from gemmsmith.tuning.dtype_equivalence import as_16bit_problem
 from gemmsmith.tuning.gpus import H200, Gpu
+from gemmsmith.tuning.packing_cost import loads_a_fragments
 
 EPILOGUE_CYCLES_PER_INSTRUCTION = 1.0
 """Cycles of a warp per instruction of an epilogue's functions. This and the next two: fitted to 2300 times of eleven
@@ -61,7 +63,7 @@ class EpilogueCost(NamedTuple):
     def from_epilogue(epilogue: EpilogueSpec) -> EpilogueCost:
         """Return the cost of an epilogue."""
         graph = epilogue.graph
-        dims = graph.broadcast_dims()
+        dims = graph.broadcast_dims
         arrays = [(o.broadcast_dims, o.dtype) for o in graph.operands]
         arrays += [(dims[r.node], FP32 if graph.is_reduction(r) else r.dtype) for r in graph.results]
         bytes_per_element = sum(
@@ -236,24 +238,24 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    problem: Problem, table: ConfigTable, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200,
-    loads_a: Array | bool = False,
+    problem: Problem, table: ConfigTable, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200
 ) -> Estimate:  # fmt: skip
-    """Estimate the time of every config of a table on a GPU.
+    """Estimate the time of every config of a table on a GPU, without packing.
 
     Args:
-        problem: A problem of 16-bit operands (`as_16bit_problem`).
-        table: The configs.
+        problem: A problem.
+        table: The configs, for the 16-bit problem that is equivalent (`config_for_16bit`).
         epilogue: The epilogue; None: the plain GEMM.
         gpu: The GPU's constants.
-        loads_a: For each config, whether threads load A's fragments, because wgmma reads such an A from registers.
     """
+    loads_a, problem = loads_a_fragments(problem, table.swap_ab), as_16bit_problem(problem)
     cost = EpilogueCost.from_epilogue(epilogue or EpilogueSpec.identity(problem.d))
     latency = LOAD_LATENCY_CYCLES * (1 + LATENCY_GROWTH * _further_traffic(problem, cost, gpu))
     tile, k_tiles = _k_tile_cost(problem, table, loads_a, latency), np.maximum(1, np.ceil(problem.k / table.tile_k))
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
-    schedule = _wave_schedule(table, tiles, k_tiles, tile.cycles, *_epilogue_cycles(problem, table, cost))
+    store, functions = _epilogue_cycles(problem, table, cost)
+    full, last, split_reduction = _schedule_waves(table, tiles, k_tiles, tile.cycles, store, functions)
 
     # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100).
     stored = cost.bytes_per_element * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
@@ -265,24 +267,21 @@ def estimate(
     energy = tiles * ctas_per_tile * k_tiles * tile.energy_cycles * (1 + STREAM_K_ENERGY_OVERHEAD * (table.splits == 0))
     power = energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W
 
-    def wave(work: Array, fraction: Array, clusters: Array) -> Array:
-        """Return the cycles of waves with this work and this fraction of the bytes and of the energy."""
-        reads = memory * fraction * (1 + IDLE_SM_OVERHEAD * (1 - clusters * table.cluster_size / NUM_SMS))
-        p = BOUND_NORM_EXPONENT
-        return np.asarray((work**p + reads**p + (power * fraction) ** p) ** (1 / p))
+    def cycles_of(waves: _Waves) -> Array:
+        """Return the cycles of waves by the norm of the three bounds."""
+        work = waves.k_tiles_per_cta * tile.cycles + waves.exposed_stores
+        idle = 1 - waves.clusters * table.cluster_size / NUM_SMS
+        reads, p = memory * waves.fraction * (1 + IDLE_SM_OVERHEAD * idle), BOUND_NORM_EXPONENT
+        return np.asarray((work**p + reads**p + (power * waves.fraction) ** p) ** (1 / p))
 
-    full_work = schedule.k_tiles_per_cta * tile.cycles + schedule.exposed_stores
-    last_work = schedule.last_k_tiles_per_cta * tile.cycles + schedule.last_stores
-    waves = wave(full_work, 1 - schedule.last_fraction, schedule.clusters)
-    waves = waves + wave(last_work, schedule.last_fraction, schedule.last_clusters)
-    k_tiles_per_cta = schedule.k_tiles_per_cta + schedule.last_k_tiles_per_cta
-    exposed_stores = schedule.exposed_stores + schedule.last_stores
+    k_tiles_per_cta = full.k_tiles_per_cta + last.k_tiles_per_cta
+    exposed_stores = full.exposed_stores + last.exposed_stores
     work = k_tiles_per_cta * tile.cycles + exposed_stores
     sync = CLUSTER_SYNC_CYCLES * (table.cluster_size - 1)
     launch_and_fill = LAUNCH_AND_FILL_CYCLES + sync + FILL_CYCLES_PER_STAGE * table.stages
     return Estimate(
-        tile.math_cycles, tile.copy_cycles, tile.cycles, k_tiles_per_cta, exposed_stores, work, memory, power, waves,
-        schedule.split_reduction, launch_and_fill,
+        tile.math_cycles, tile.copy_cycles, tile.cycles, k_tiles_per_cta, exposed_stores, work, memory, power,
+        cycles_of(full) + cycles_of(last), split_reduction, launch_and_fill,
     )  # fmt: skip
 
 
@@ -302,7 +301,7 @@ def _further_traffic(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> float:
     return min(1.0, nbytes / gpu.dram_bytes_per_cycle / max(math, 1.0))
 
 
-def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool, latency: float) -> _KTileCost:
+def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: float) -> _KTileCost:
     # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
     subtiles = table.tile_n / _promotion_parameters(problem, table)[0] if problem.promoted else 1
     operands = 128 * (16 * subtiles + table.tile_n / 4) * (table.tile_m / 64) * (table.tile_k / 16)
@@ -310,9 +309,8 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool, la
     filled, read = copied_bytes(problem, table)
     copies = np.maximum(read / L2_TO_SM_BYTES_PER_CYCLE, filled / SMEM_FILL_BYTES_PER_CYCLE)
     loop = np.maximum(latency / (table.stages - 1), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k)
-    slowdown = np.where(
-        table.tile_k == 64, 1.0, np.where(table.tile_k == 128, TILE_K_128_SLOWDOWN, TILE_K_256_SLOWDOWN)
-    )
+    long_k_slowdown = np.where(table.tile_k == 128, TILE_K_128_SLOWDOWN, TILE_K_256_SLOWDOWN)
+    slowdown = np.where(table.tile_k == 64, 1.0, long_k_slowdown)
     energy = 2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE_AT_700W
     energy = energy + read / L2_BYTES_PER_CYCLE_AT_700W + filled / SMEM_FILL_BYTES_PER_CYCLE_AT_700W
     energy = energy + operands / WGMMA_READ_BYTES_PER_CYCLE_AT_700W
@@ -359,12 +357,8 @@ def _epilogue_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -
     """Return the cycles of a tile's epilogue, and those of its functions alone."""
     store = table.tile_m * table.tile_n * cost.bytes_per_element / EPILOGUE_BYTES_PER_CYCLE
     if not problem.d.can_tma_store:
-        by_threads = (
-            table.tile_m
-            * np.minimum(table.tile_n, problem.m)
-            * cost.bytes_per_element
-            / TRANSPOSED_STORE_BYTES_PER_CYCLE
-        )
+        elements = table.tile_m * np.minimum(table.tile_n, problem.m)
+        by_threads = elements * cost.bytes_per_element / TRANSPOSED_STORE_BYTES_PER_CYCLE
         store = np.where(table.swap_ab, by_threads, store)
     warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
     elements = table.tile_m * table.tile_n / (THREADS_PER_WARPGROUP * warpgroups)  # of a thread
@@ -379,25 +373,35 @@ def _epilogue_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -
     return np.asarray(cycles / table.reducing_ctas), np.asarray(functions / table.reducing_ctas)
 
 
-class _WaveSchedule(NamedTuple):
-    """Work of a CTA: in full waves of `clusters` clusters, and in a last wave, which has `last_fraction` of the tiles.
+class _Waves(NamedTuple):
+    """Work of a CTA in the full waves of clusters, or in the last one.
 
-    `exposed_stores`, `last_stores`: cycles of stores that no mainloop hides; `split_reduction`: cycles of the fixup.
+    Attributes:
+        clusters: Clusters of each of these waves.
+        fraction: Fraction of all tiles that they have.
+        k_tiles_per_cta: k-tiles of a CTA in all of them.
+        exposed_stores: Cycles of stores that no mainloop hides.
     """
 
-    k_tiles_per_cta: Array
     clusters: Array
-    last_clusters: Array
-    last_k_tiles_per_cta: Array
-    last_fraction: Array
+    fraction: Array
+    k_tiles_per_cta: Array
     exposed_stores: Array
-    last_stores: Array
-    split_reduction: Array
 
 
-def _wave_schedule(
+def _schedule_waves(
     table: ConfigTable, tiles: Array, k_tiles: Array, k_tile_cycles: Array, store: Array, functions: Array
-) -> _WaveSchedule:
+) -> tuple[_Waves, _Waves, Array]:
+    """Return the work in full waves and in the last one, and the cycles of the split-K or stream-K reduction.
+
+    Args:
+        table: The configs.
+        tiles: Tiles of all clusters.
+        k_tiles: k-tiles of a tile.
+        k_tile_cycles: Cycles of each of them.
+        store: Cycles of a tile's epilogue.
+        functions: Those of its functions alone.
+    """
     capacity = table.max_active_clusters
     full_waves = np.floor(tiles / capacity)
     last_tiles, k_tiles_per_split = tiles - full_waves * capacity, np.ceil(k_tiles / table.cluster_splits)
@@ -424,16 +428,17 @@ def _wave_schedule(
         uniform, full_waves * k_tiles + np.ceil(k_tiles / splits), np.ceil(tiles * k_tiles / clusters)
     )
     peers = np.where(stream_k, np.where(uniform, splits - 1, 1), np.ceil(clusters / np.maximum(tiles, 1)) - 1)
-    return _WaveSchedule(
-        np.where(is_split, split_k_tiles, full_waves * k_tiles_per_split),
+    last_fraction = np.where(is_split, 0.0, last_tiles / np.maximum(tiles, 1))
+    split_stores = np.maximum(1, np.floor(tiles / clusters)) * store
+    full = _Waves(
         np.where(is_split, clusters, capacity),
-        last_tiles,
-        np.where(is_split | (last_tiles == 0), 0, k_tiles_per_split),
-        np.where(is_split, 0.0, last_tiles / np.maximum(tiles, 1)),
-        np.where(is_split, np.maximum(1, np.floor(tiles / clusters)) * store, exposed_stores),
-        np.where(is_split | ~has_last, 0.0, store),
-        np.where(is_split, SPLIT_REDUCTION_CYCLES + peers * partial, split_reduction),
+        1 - last_fraction,
+        np.where(is_split, split_k_tiles, full_waves * k_tiles_per_split),
+        np.where(is_split, split_stores, exposed_stores),
     )
+    has_last &= ~is_split
+    last = _Waves(last_tiles, last_fraction, np.where(has_last, k_tiles_per_split, 0), np.where(has_last, store, 0.0))
+    return full, last, np.where(is_split, SPLIT_REDUCTION_CYCLES + peers * partial, split_reduction)
 
 
 def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
@@ -443,7 +448,7 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     for operand, swapped, width, multicast_ctas, sharers in (
         (a, b, table.tile_m, table.cluster_shape_n, sharers_of_a),
         (b, a, table.tile_n, table.cluster_shape_m, sharers_of_b),
-    ):  # fmt: skip
+    ):
         pairs = zip(tile_bytes(operand, width, table.tile_k), tile_bytes(swapped, width, table.tile_k), strict=True)
         nbytes, slowdown = (np.where(table.swap_ab, if_swapped, if_not) for if_not, if_swapped in pairs)
         read_fraction = np.where(multicast_ctas == 1, 1 - GPC_MERGED_READ_FRACTION * (1 - 1 / sharers), 1)

@@ -35,8 +35,8 @@ TFLOPS = {
     "wgmma": FLOPS_PER_CYCLE * NUM_SMS * SM_CLOCK_MHZ / 1e6,
 }
 """TFLOP/s by the first word of an instruction's name, for 16-bit operands. FFMA and mma.sync: what loops in registers
-(ladder/peak_throughput.py) sustained on an H200; dp4a: 64 per cycle and SM, as a 32-bit integer multiplication
-(CUDA C++ Programming Guide, "Arithmetic Instructions"); wgmma: as in the model."""
+(benchmarks/ladder/peak_throughput.py) sustained on an H200; dp4a: 64 per cycle and SM, as a 32-bit integer
+multiplication (CUDA C++ Programming Guide, "Arithmetic Instructions"); wgmma: as in the model."""
 RATE_FACTOR = {"tf32": 0.5, "s8": 2.0, "u8": 2.0, "e4m3": 2.0, "e5m2": 2.0, "fp16": 2.0}
 """Rate relative to 16-bit operands, by a word of the instruction's name; fp16 is fma's."""
 RESOURCES = ("DRAM", "L2", "L1", "issue", "math")

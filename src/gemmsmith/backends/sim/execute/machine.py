@@ -29,6 +29,13 @@ FENCED_ROWS = {
 }
 """Row of a clock that a fence advances, by its kind."""
 
+ELECTED_LANE = 13
+"""The lane that elect.sync elects in the schedule of seed 0.
+
+No kernel singles it out otherwise: were it lane 0, `lane == 0` would be the same thread, and its program order would
+hide that a barrier is missing between the two. Chosen; the hardware's choice is unspecified.
+"""
+
 
 class LockstepMachine:
     """Implements `machine.Machine` for a lockstep group; `counter`, if given, is told of every access to memory."""
@@ -43,7 +50,7 @@ class LockstepMachine:
         self.threads, self.seed = group.threads, group.state.seed
         self.block_index, self.grid_size = group.cta.index, group.state.grid
         self.rank, self.cluster_size = group.cta.rank, len(group.cta.cluster.ctas)
-        self.elected = group.state.random.randrange(32) if group.state.seed else 0
+        self.elected = group.state.random.randrange(32) if group.state.seed else ELECTED_LANE
         self.registers: machine.Registers = registers
         self.memory: machine.Memory = memory
         self.mbarriers: machine.Mbarriers = mbarriers

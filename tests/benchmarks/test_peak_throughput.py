@@ -7,12 +7,12 @@ import re
 import pytest
 from tests.conformance.case import poisoned
 
+from benchmarks.ladder.peak_throughput import MICROBENCHMARKS, THREADS, LoopLaunch, microbenchmark
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.core.chip import CHIPS, HOPPER
-from gemmsmith.ladder.peak_throughput import MICROBENCHMARKS, THREADS, LoopLaunch, microbenchmark
 from gemmsmith.lang.launch import Launch
 
 MULTIPLY = {"fma": ("FFMA", 64), "dp4a": ("IDP", 64), "mma_bf16": ("HMMA", 8), "mma_tf32": ("HMMA", 8),
