@@ -5,21 +5,15 @@ PTX ISA, "ldmatrix", "stmatrix".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.instruction import Instruction, registers_in, registers_out, u32
+from gemmsmith.lang.instruction import InstructionFamily, registers_in, registers_out, u32
 from gemmsmith.machine import Machine
 
 
-class _MatrixInstruction(Instruction):
+class _MatrixInstruction(InstructionFamily):
     """Common base: `values` holds 1, 2 or 4 matrices, `transposed` or not."""
-
-    if TYPE_CHECKING:  # each instruction declares its fields, in the order of its wrapper's parameters
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def check(self) -> None:
         if self.values.count not in (1, 2, 4):

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
+from gemmsmith.lang.instruction import (
+    Instruction,
+    InstructionFamily,
+    f32,
+    pred,
+    registers_in,
+    registers_out,
+    u16,
+    u32,
+    u64,
+)
 from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
 from gemmsmith.lang.values import RegisterArray, Value, ValueLike
 from gemmsmith.machine import Blocking, Machine, Scope, Space
 
 
-class VectorInstruction(Instruction):
+class VectorInstruction(InstructionFamily):
     """Common base of loads and stores of 1, 2 or 4 registers, `values`, in `space`, perhaps under a `predicate`."""
 
     space: ClassVar[Space] = "shared"
-    if TYPE_CHECKING:  # each instruction declares its fields, in the order of its wrapper's parameters
-
-        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def vector(self) -> str:

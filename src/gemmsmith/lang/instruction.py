@@ -173,6 +173,14 @@ class Instruction:
         raise KernelError(f"{self.mnemonic}: simulate() is not implemented")
 
 
+class InstructionFamily(Instruction):
+    """Base class of several instructions, which declare the fields that it uses, each in its own order."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
 def emitter(instruction: Callable[P, Instruction]) -> Callable[P, Value]:
     """Return the function that records an instruction of a class, with the class's parameters and docstring."""
 

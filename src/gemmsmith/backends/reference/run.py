@@ -14,6 +14,7 @@ from gemmsmith.backends.reference.grouped import (
     Multiply,
     accumulate,
     gathered,
+    group_rows,
     group_slices,
     reduced_by_group,
     rows_of,
@@ -104,13 +105,9 @@ def _run_groups(
     reductions = {r.name for r in graph.results if graph.is_reduction(r)}
     if grouping.has_batch:
         values = execute(graph, accumulator, operands, index, reduce)
-        for name in reductions:
-            _store(results[name], values[name])
         for name, out in results.items():
-            if name in reductions:
-                continue
-            for g, group in enumerate(groups):
-                rows = (g, group) if grouping.is_masked else g
+            masked = grouping.is_masked and name not in reductions
+            for rows in group_rows(grouping, groups) if masked else [...]:
                 _store(out, values[name][rows], rows)
         return
     end = groups[-1].stop
