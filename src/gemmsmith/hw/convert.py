@@ -8,7 +8,7 @@ from gemmsmith.core.dtypes import E4M3, E5M2, FP16, FP32, INT8, MAX_FINITE, TF32
 from gemmsmith.hw.elementwise import Array, Elementwise
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import f32, u16, u32
-from gemmsmith.lang.types import F32, U16, U32
+from gemmsmith.lang.types import U16, U32
 from gemmsmith.lang.values import Constant, Value
 
 _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
@@ -38,7 +38,6 @@ class Unpack(Elementwise):
     pair: u32
     half: int
     dtype: DType
-    result = F32
     wrapper = "unpack_{dtype}_{half}"
 
     def text(self) -> str:
@@ -75,7 +74,6 @@ class AsFloat(Elementwise):
     """__uint_as_float: the fp32 with a bit pattern."""
 
     bits: u32
-    result = F32
     cuda = "__uint_as_float({bits})"
 
     def compute(self, bits: Array) -> Array:

@@ -13,7 +13,7 @@ from gemmsmith.core.integers import round_up
 from gemmsmith.core.tensor_map import INTERLEAVED_ROWS, TensorMap
 from gemmsmith.core.tile import swizzled
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
+from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32, tensor_map, u16, u32, u64
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U64
 from gemmsmith.lang.values import Constant, Value, ValueLike
@@ -135,14 +135,13 @@ def _load_text(self: Any) -> str:
     return ptx.replace(".3d", ".5d").replace("{x}, {y}", "{x}, 0, 0, {y}") if self.interleaved else ptx
 
 
-class TmaLoad(Instruction):
+class TmaLoad(Sm90Instruction):
     """Copies the box at (x, y, z) to this CTA's shared memory; its bytes complete on `barrier`.
 
     Elements outside the tensor are zero. `interleaved`: of a map whose rows alternate between two tensors; `y` counts
     groups of 16 rows.
     """
 
-    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -174,13 +173,12 @@ def load(
     TmaLoad(map, x, y, z, destination, barrier, cache_hint, interleaved, space).issue()
 
 
-class TmaLoadMulticast(Instruction):
+class TmaLoadMulticast(Sm90Instruction):
     """Copies the box at (x, y, z) to every CTA of `mask`, at the same shared-memory address.
 
     The bytes complete on the barrier at the same address in each CTA. `interleaved`: as in TmaLoad.
     """
 
-    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -202,13 +200,12 @@ class TmaLoadMulticast(Instruction):
         _start_load(m, self, [rank for rank in range(m.cluster_size) if mask >> rank & 1])
 
 
-class TmaStore(Instruction):
+class TmaStore(Sm90Instruction):
     """Copies the box to (x, y, z), as part of the current bulk group.
 
     Out-of-bounds data are dropped in units of 16 bytes: a row that ends within a unit is written to the unit's end.
     """
 
-    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -244,23 +241,21 @@ class TmaStoreHint(TmaStore):
     )
 
 
-class BulkCommit(Instruction):
+class BulkCommit(Sm90Instruction):
     """Commits the thread's prior bulk stores as one group."""
 
-    required_arch = "sm_90"
     ptx = "cp.async.bulk.commit_group;"
 
     def simulate(self, m: Machine) -> None:
         m.async_operations.commit("bulk")
 
 
-class BulkWaitRead(Instruction):
+class BulkWaitRead(Sm90Instruction):
     """Waits until at most `pending` of the thread's bulk groups have not yet read their shared memory.
 
     The shared memory of the other groups may be overwritten.
     """
 
-    required_arch = "sm_90"
     pending: int
     ptx = "cp.async.bulk.wait_group.read {pending};"
 
@@ -268,10 +263,9 @@ class BulkWaitRead(Instruction):
         yield from m.async_operations.wait("bulk", self.pending, read=True)
 
 
-class PrefetchTensorMap(Instruction):
+class PrefetchTensorMap(Sm90Instruction):
     """Prefetches a tensor map into the descriptor cache."""
 
-    required_arch = "sm_90"
     map: tensor_map
     ptx = "prefetch.tensormap [{map}];"
 

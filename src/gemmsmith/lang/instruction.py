@@ -173,6 +173,12 @@ class Instruction:
         raise KernelError(f"{self.mnemonic}: simulate() is not implemented")
 
 
+class Sm90Instruction(Instruction):
+    """Base class of instructions that exist from sm_90 on."""
+
+    required_arch = "sm_90"
+
+
 class InstructionFamily(Instruction):
     """Base class of several instructions, which declare the fields that it uses, each in its own order."""
 

@@ -37,11 +37,6 @@ class MemoryInstructions(CheckedMemory):
     ) -> np.ndarray:  # fmt: skip
         if order != "weak":
             self.group.depends_on_time("a strong load reads what has been written by then")
-        return self._load(space, address, nbytes, rank, order, scope, mask)
-
-    def _load(
-        self, space: Space, address: Any, nbytes: int, rank: Any, order: str, scope: str, mask: Any
-    ) -> np.ndarray:
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
         for _, thread_indices, resolved in self._accesses("read", space, address, nbytes, order, scope, rank, mask):
             if resolved:
@@ -113,7 +108,8 @@ class MemoryInstructions(CheckedMemory):
             if word_state.previous is not None and ready(word_state.previous):
                 group.depends_on_time("a spin may end before the last write to its word")
         group.time = max(group.time, word_state.visible_at)
-        self._load("global", address, 4, None, order, scope, None)
+        for _ in self._accesses("read", "global", address, 4, order, scope):
+            pass  # the load that ends the wait
         word_state.spins += [(lanes.agent().index, lanes.agent().next_event) for lanes in group.active_lanes]
         group.time += BARRIER_CYCLES
         group.record_wait(start, "another CTA")

@@ -84,13 +84,13 @@ class ThreadBarriers:
                     f"{barrier.name}: this arrival is not ordered after the previous generation and may be counted in "
                     "it",
                 )
+            if not relaxed:
+                lanes.warp.sync()
+            arrivals.append((agent.index, agent.next_event))
             if relaxed:
-                arrivals.append((agent.index, agent.next_event))
                 scope, published = lanes.warp.release_for_relaxed_write(lanes.mask)
                 clock.join(published) if scope >= ScopeLevel.CLUSTER else clock.join_executed_events(published)
             else:
-                lanes.warp.sync()
-                arrivals.append((agent.index, agent.next_event))
                 clock.join(lanes.release())
         group.time += INSTRUCTION_CYCLES
         is_within_count = barrier.arrive(int(group.active.sum()), clock, arrivals, group.time)
