@@ -92,6 +92,7 @@ class Box:
         return _shared_access(address, self.bytes, self.map.swizzle, rank)
 
     def load(self, m: Machine, targets: list[Access]) -> None:
+        """Copy the box from global memory to shared memory, `targets`; elements outside the tensor are zero."""
         rows, part = self.in_bounds
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
         data[rows, part] = m.memory.peek(self.source)
@@ -99,6 +100,7 @@ class Box:
             m.memory.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
 
     def store(self, m: Machine, source: Access) -> None:
+        """Copy the box from shared memory, `source`, to global memory."""
         rows, part = self.stored
         m.memory.poke(self.target, m.memory.peek(source).reshape(len(rows), self.row_bytes)[rows, part])
 
@@ -114,6 +116,7 @@ def _shared_access(address: int, nbytes: int, swizzle: int, rank: int | None) ->
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
+    """Start a load into the CTAs of `ranks`, None for the issuing one: `load` is a TmaLoad or a TmaLoadMulticast."""
     map = m.value(load.map)
     y = m.uniform(load.y) * (INTERLEAVED_ROWS if map.interleave_stride else 1)
     box = _box(map, m.uniform(load.x), y, m.uniform(load.z))

@@ -114,6 +114,7 @@ class _WmmaTransfer(InstructionFamily):
             raise KernelError(f"wmma: got {self.values.count} registers of {self.operand}; use {expected}")
 
     def _text(self, direction: Literal["load", "store"], operands: str) -> str:
+        """Return the PTX of a load or a store; `operands`: in the order that it takes them."""
         shape, name = f"m16n16k{wmma_k(self.mma)}", self.operand
         if name == "d" and direction == "load":
             name = "c"  # PTX's name of an accumulator that is loaded

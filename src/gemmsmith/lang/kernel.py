@@ -134,6 +134,7 @@ def verify(kernel: Kernel) -> None:
 
 
 def _check_instructions(kernel: Kernel) -> None:
+    """Raise KernelError for an instruction that the chip does not have, or that the kernel cannot have."""
     for block in (kernel.body, *(function.body for function in kernel.functions)):
         for instruction, location in instructions(block):
             if not kernel.chip.supports(instruction.required_arch):
@@ -145,6 +146,7 @@ def _check_instructions(kernel: Kernel) -> None:
 
 
 def _check_shared_memory(kernel: Kernel) -> None:
+    """Raise ConfigError if a CTA of the chip has less shared memory than the kernel needs."""
     limit = kernel.chip.max_shared_bytes_per_cta
     excess = kernel.shared_bytes - limit
     if excess > 0:

@@ -244,6 +244,7 @@ class LoopIndexedRow(RegisterArray):
 
 
 def _register_index(name: str, index: ValueLike, count: int) -> Value:
+    """Return the index into `count` registers of the array `name`; KernelError unless it is known at build time."""
     value = as_value(index, I32)
     if isinstance(value, Constant):
         if not 0 <= value.value < count:
@@ -259,6 +260,7 @@ def _register_index(name: str, index: ValueLike, count: int) -> Value:
 
 
 def _is_build_time(value: Value) -> bool:
+    """Return whether a value is made of constants and indices of unrolled loops."""
     if isinstance(value, Constant):
         return True
     if isinstance(value, LoopIndex):

@@ -109,6 +109,7 @@ class LaunchTemplate:
 
 
 def _write_fp32(address: int, name: str, value: float) -> None:
+    """Write a number at a host address; ArgumentError names the argument if fp32 cannot hold it."""
     try:
         packed = struct.pack("<f", value)
     except OverflowError:

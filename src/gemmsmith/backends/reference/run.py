@@ -86,6 +86,11 @@ def _run_groups(
     graph: EpilogueGraph, grouping: Grouping, multiply: Multiply, inputs: Sequence[Any],
     product_arrays: Mapping[str, Array], operands: Mapping[str, Any], results: Mapping[str, Array], deterministic: bool,
 ) -> None:  # fmt: skip
+    """Execute a grouped GEMM and its epilogue, and store the rows of the groups.
+
+    `inputs`: a, b and their scales or None. `product_arrays`: the grouping's table and indices. Of an invalid table all
+    results are NaN, or the least integer. The other arguments are those of `run`.
+    """
     a, b, *scales = inputs
     if grouping.gathers:
         indices, rows_of_a, scale = product_arrays[GATHER], len(a), SCALE_NAMES["a"]

@@ -53,6 +53,7 @@ def _check_operations(state: GridState, cta: Cta, clock: VectorClock) -> None:
 
 
 def _check_mbarriers(hazards: Hazards, cta: Cta) -> None:
+    """Check that each mbarrier is between two phases, and that some thread waited for every phase with data."""
     for barrier in cta.mbarriers.values():
         if barrier.pending != barrier.count or barrier.tx_count:
             message = (

@@ -55,6 +55,7 @@ def _run_schedule(
     launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
     progress: Callable[[float], None] | None, counters: Counters | None, record: bool,
 ) -> SimulationResult:  # fmt: skip
+    """Execute the launches with one seed, on memory that holds the arrays, and check the results."""
     if launches.swapped:
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory, are_whole = GlobalMemory(), _are_written_whole(launches.spec)

@@ -84,6 +84,7 @@ def compile_operation(operation: Operation) -> Callable[[Context, Operation], No
 
 
 def _check_divisor(group: LockstepGroup, numerator: Any, divisor: Any) -> Any:
+    """Return the divisor of an integer division, at least 1; report operands for which C and Python differ."""
     if _minimum(divisor) <= 0 or _minimum(numerator) < 0:
         active = group.active
         if (group.broadcast(divisor)[active] <= 0).any() or (group.broadcast(numerator)[active] < 0).any():
@@ -104,6 +105,7 @@ def _wrap_array(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: 
 
 
 def _wrap_scalar(group: LockstepGroup, result: Any, type: ScalarType, op: str) -> Any:
+    """Return a result in the range of its type; report the overflow of a signed integer."""
     if not type.is_integer:
         return bool(result) if type == PRED else np.float32(result)
     exact = int(result)

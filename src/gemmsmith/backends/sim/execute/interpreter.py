@@ -57,6 +57,7 @@ class Interpreter:
         return self._block(self.group.state.kernel.body)
 
     def _block(self, block: st.Block) -> Blocking:
+        """Execute a block; with other seeds than 0, other groups may run between two of its statements."""
         group, random, seed = self.group, self.group.state.random.random, self.group.state.seed
         statements = self.compiled.get(block)
         if statements is None:
@@ -119,6 +120,7 @@ class Interpreter:
         array[selection, index] = new[selection] if isinstance(new, np.ndarray) else new
 
     def branch(self, branch: st.If) -> Blocking | None:
+        """Execute the branch that the condition chooses; if the threads differ, both, one after the other."""
         condition = self.values[branch.condition]
         if isinstance(condition, np.ndarray):
             return self._diverge(branch, condition)
@@ -126,6 +128,7 @@ class Interpreter:
         return self._block(block) if block else None
 
     def _diverge(self, branch: st.If, condition: np.ndarray) -> Blocking:
+        """Execute each branch with the threads that take it; the others are inactive meanwhile."""
         before = self.machine.active
         for block, taken in ((branch.then, condition), (branch.otherwise, ~condition)):
             active = before & taken
@@ -135,6 +138,7 @@ class Interpreter:
         self.machine.active = before
 
     def loop(self, loop: st.Loop) -> Blocking:
+        """Execute a loop, whose bounds all active threads share."""
         around, name = self.group.loops, loop.index.name or "i"
         for i in range(*(int(self.values.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
             self.values[loop.index] = i
@@ -164,6 +168,7 @@ _VALUE_HANDLERS: dict[type[Value], Handler] = {
 
 
 def _compile_statement(statement: st.Statement) -> CompiledStatement:
+    """Return a statement with the function that executes it."""
     location, is_preemption_point = statement.location, isinstance(statement, st.IssueInstruction)
     if not isinstance(statement, st.Define):
         return CompiledStatement(location, is_preemption_point, _STATEMENT_HANDLERS[type(statement)], statement)

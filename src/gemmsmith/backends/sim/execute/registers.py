@@ -111,6 +111,7 @@ class RegisterFile:
 
     # -- setmaxnreg --------------------------------------------------------------------------------
     def set_budget(self, registers: int, action: str) -> Blocking:
+        """Execute setmaxnreg: wait until the CTA's pool has the registers, and take or return them."""
         group, cta = self.group, self.group.cta
         group.require_converged("setmaxnreg")
         warps, change = len(group.warps), registers - group.registers_per_thread

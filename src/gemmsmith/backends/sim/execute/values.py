@@ -36,6 +36,7 @@ class Values(dict[Value, Any]):
         self._declared: dict[Variable, np.ndarray] = {}  # variable -> the threads that declared it
 
     def __missing__(self, x: Value) -> Any:
+        """Return a constant, a built-in value or a parameter, and store it."""
         if isinstance(x, (Constant, DeferredConstant)):
             value = x.value
         elif isinstance(x, Builtin):

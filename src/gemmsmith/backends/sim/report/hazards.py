@@ -163,6 +163,7 @@ class Hazard:
         }  # fmt: skip
 
     def _describe(self, place: SourceLocation) -> str:
+        """Return a place's line of text: who made which access, where in Python, and in the printed CUDA."""
         who = ""
         if isinstance(place, Place):
             loops = "".join(f", {name} {index}" for name, index in place.loops)
@@ -173,6 +174,7 @@ class Hazard:
         return f"{who}{' < '.join(stack)}{f'; CUDA line {line}' if line else ''}"
 
     def _place_to_json(self, place: SourceLocation) -> dict[str, Any]:
+        """Return a place for JSON: its lines of Python and CUDA, the stack, and who made which access."""
         line = self._cuda_line(place)
         result: dict[str, Any] = {
             "python": place.call._asdict() | {"text": place.call.text},

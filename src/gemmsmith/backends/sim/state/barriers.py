@@ -152,6 +152,7 @@ class Mbarrier:
         self.expects.append((agent.index, agent.next_event, issuer, location))
 
     def _advance(self) -> None:
+        """Complete the phase if nothing is missing: publish the clocks, and begin the next phase."""
         if self.pending or self.tx_count:
             return
         for _, _, issuer, location in self.expects:
@@ -168,6 +169,7 @@ class Mbarrier:
         self.phase, self.pending, self.received_data = self.phase + 1, self.count, False
 
     def _report_overrun(self, wait: FinishedWait) -> None:
+        """Report that a wait may still be polling when the next phase completes."""
         self.hazards.report(
             "phase aliasing",
             f"a wait for phase {wait.phase} of {self.name} by {wait.issuer} may run after phase {self.phase} "
