@@ -36,15 +36,6 @@ class Box:
     y: int
     z: int
 
-    @property
-    def row_bytes(self) -> int:
-        return self.map.box[0] * self.map.dtype.bytes
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that complete on the mbarrier: always those of the full box."""
-        return self.map.box_bytes
-
     @cached_property
     def in_bounds(self) -> tuple[np.ndarray, slice]:
         """The mask of the in-bounds rows, and the slice of the in-bounds bytes of a row."""
@@ -89,12 +80,12 @@ class Box:
 
     def shared_access(self, address: int, rank: int | None) -> Access:
         """Return the access to the 16-byte units of the box in shared memory, row by row."""
-        return _shared_access(address, self.bytes, self.map.swizzle, rank)
+        return _shared_access(address, self.map.box_bytes, self.map.swizzle, rank)
 
     def load(self, m: Machine, targets: list[Access]) -> None:
         """Copy the box from global memory to shared memory, `targets`; elements outside the tensor are zero."""
         rows, part = self.in_bounds
-        data = np.zeros((len(rows), self.row_bytes), np.uint8)
+        data = np.zeros((len(rows), self.map.box_bytes // len(rows)), np.uint8)
         data[rows, part] = m.memory.peek(self.source)
         for target in targets:
             m.memory.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
@@ -102,7 +93,7 @@ class Box:
     def store(self, m: Machine, source: Access) -> None:
         """Copy the box from shared memory, `source`, to global memory."""
         rows, part = self.stored
-        m.memory.poke(self.target, m.memory.peek(source).reshape(len(rows), self.row_bytes)[rows, part])
+        m.memory.poke(self.target, m.memory.peek(source).reshape(len(rows), -1)[rows, part])
 
 
 _box = lru_cache(maxsize=1024)(Box)
@@ -125,9 +116,10 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     if destination % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
         m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: needs 128- and 16-byte alignment")
     targets = [box.shared_access(destination, rank) for rank in ranks]
+    nbytes = box.map.box_bytes  # also if some are out of bounds
     m.async_operations.start(
         AsyncOperation(f"TMA load of {load.map.name}", "tma", lambda: box.load(m, targets), [box.source], targets,
-                       complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks], nbytes=box.bytes,
+                       complete_tx=[MbarrierTx(rank, barrier, nbytes) for rank in ranks], nbytes=nbytes,
                        coordinates=(box.x, box.y, box.z))
     )  # fmt: skip
 
@@ -230,7 +222,7 @@ class TmaStore(Sm90Instruction):
         read = box.shared_access(source, None)
         m.async_operations.start(
             AsyncOperation(f"TMA store of {self.map.name}", "tma", lambda: box.store(m, read), [read],
-                           [box.target], group="bulk", nbytes=box.bytes, coordinates=(box.x, box.y, box.z))
+                           [box.target], group="bulk", nbytes=box.map.box_bytes, coordinates=(box.x, box.y, box.z))
         )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ class Mbarriers:
                 agent, own = part.warp.agent(lanes), cta is group.cta
                 barrier = self.at(cta, at, agent.clock)
                 arrival = agent.index, agent.next_event
-                barrier.check_order(agent.clock, "arrival", group.title, group.location)
+                barrier.check_order(agent.clock, "arrival", group.location)
                 if not own:
                     event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)
                     cta.remote.append(event)
@@ -122,8 +122,8 @@ class Mbarriers:
         for lanes in group.active_lanes:
             agent = lanes.agent()
             barrier = self.at(group.cta, int(address), agent.clock)
-            barrier.check_order(agent.clock, "expect_tx", group.title, group.location)
-            barrier.expect_tx(agent, int(bytes_[lanes.thread_indices].sum()), group.title, group.location)
+            barrier.check_order(agent.clock, "expect_tx", group.location)
+            barrier.expect_tx(agent, int(bytes_[lanes.thread_indices].sum()), group.location)
             self._observe_state("expect_tx", group.cta, barrier, int(bytes_[lanes.thread_indices].sum()))
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
@@ -176,5 +176,5 @@ class Mbarriers:
                 lanes.acquire(barrier.completed_clocks.cluster)
             # Parity names a phase: a later one than the last completed is that one.
             observed_phase = min(phase, barrier.phase - 1)
-            barrier.record_wait(group, lanes.agent(), observed_phase, group.title, group.location)
+            barrier.record_wait(group, lanes.agent(), observed_phase, group.location)
         group.time = max(group.time, barrier.completed_at) + BARRIER_CYCLES

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from gemmsmith.backends.sim.memory.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
+from gemmsmith.backends.sim.report.hazards import Place
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.state.cta import Cta
-from gemmsmith.lang.location import SourceLocation
 from gemmsmith.machine import AsyncOperation
 
 
@@ -29,7 +29,7 @@ class InFlightOperation:
     clock: VectorClock
     bits: tuple[int, int]
     end: int
-    location: SourceLocation
+    location: Place
     depends_on: tuple[InFlightOperation, ...] = ()
     finished: bool = False
     issuer_clocks: list[VectorClock] = field(default_factory=list)
@@ -92,10 +92,9 @@ class Operations:
     ) -> None:  # fmt: skip
         """Signal a CTA's mbarrier by `nbytes` or `arrivals`; the other arguments are those of `Mbarrier.complete`."""
         operation, barrier = in_flight.operation, cta.mbarriers[address & OFFSET_MASK]
-        kind, label = ("arrive", "arrival") if arrivals else ("complete_tx", "complete_tx")
-        issuer = f"{operation.label} by CTA {in_flight.cta.index}"
+        kind, label = ("arrive", "arrival") if arrivals else ("complete_tx", f"complete_tx of {operation.label}")
         for clock in in_flight.issuer_clocks:
-            barrier.check_order(clock, label, issuer, in_flight.location)
+            barrier.check_order(clock, label, in_flight.location)
         barrier.complete(nbytes, in_flight.clock, bits, in_flight.end, at_cta_scope=at_cta_scope, arrivals=arrivals)
         if self.observer is not None:
             self.observer.signal(kind, operation, cta.index, barrier, arrivals or nbytes)
