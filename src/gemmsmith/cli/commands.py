@@ -196,10 +196,10 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
     config: Config = Plan(request).config if choose_automatically else config_for_dtype(Config(), a.dtype)
     fixed_fields, candidate = set(fixed), config.replace(**fixed)
     if "tile" not in fixed and not covers_config(candidate):
-        from gemmsmith.tuning.choose_sm80 import choose_sm80
+        from gemmsmith.tuning.choose_sm80 import rank_sm80
 
         binding = bind(request)
-        config = choose_sm80(binding.problem, binding.spec, get_chip(candidate.chip))
+        config = rank_sm80(binding.problem, binding.spec, get_chip(candidate.chip))[0]
         fixed_fields |= {"design", "tile", "cluster", "consumers"}
     if fixed:
         from gemmsmith.tuning.choose import complete_config
