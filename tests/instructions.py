@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from gemmsmith.hw.cluster import split_rank
-from gemmsmith.hw.memory import numpy_dtype, register_bytes, vector_suffix
+from gemmsmith.hw.memory import VectorInstruction, numpy_dtype, register_bytes
 from gemmsmith.lang.instruction import Instruction, emitter, registers_in, registers_out, u32, u64
 from gemmsmith.lang.types import U32
 from gemmsmith.machine import Blocking, Machine, Scope
@@ -34,15 +34,13 @@ class ClusterArrive(Instruction):
         m.barriers.cluster_arrive()
 
 
-class LoadCluster(Instruction):
+class LoadCluster(VectorInstruction):
     """Loads 4, 8 or 16 bytes of distributed shared memory at a `mapa` address."""
 
     required_arch = "sm_90"
     values: registers_out
     address: u32
-
-    def text(self) -> str:
-        return f"ld.shared::cluster{vector_suffix(self.values)}.b32 {{values}}, [{{address}}];"
+    ptx = "ld.shared::cluster{vector}.b32 {values}, [{address}];"
 
     def simulate(self, m: Machine) -> None:
         address, rank = split_rank(m.per_thread(self.address))
@@ -50,15 +48,13 @@ class LoadCluster(Instruction):
         m.registers.view(self.values, write=True)[m.active] = data.view(numpy_dtype(self.values))[m.active]
 
 
-class StoreCluster(Instruction):
+class StoreCluster(VectorInstruction):
     """Stores 4, 8 or 16 bytes to distributed shared memory at a `mapa` address."""
 
     required_arch = "sm_90"
     values: registers_in
     address: u32
-
-    def text(self) -> str:
-        return f"st.shared::cluster{vector_suffix(self.values)}.b32 [{{address}}], {{values}};"
+    ptx = "st.shared::cluster{vector}.b32 [{address}], {values};"
 
     def simulate(self, m: Machine) -> None:
         address, rank = split_rank(m.per_thread(self.address))

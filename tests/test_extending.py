@@ -26,16 +26,20 @@ from gemmsmith.collective.pipeline import PipelineTmaAsync, init_barriers
 from gemmsmith.collective.tma_mainloop import TmaStages
 from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, INT32, DType
+from gemmsmith.core.graph import OPERATIONS
 from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma, select_mma
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Matrix, operand_getter
+from gemmsmith.core.records import Records
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.collective_epilogue import Epilogue
+from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.graph.frontend.visitors import EVT, AccFetch, Compute
 from gemmsmith.graph.precision import epilogue_cost
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U64
 from gemmsmith.lang.values import Constant
@@ -319,3 +323,50 @@ def test_what_is_missing_is_refused_when_the_record_is_made(record: Any, missing
 def test_a_reduction_without_a_gradient_is_refused() -> None:
     with pytest.raises(ArgumentError, match="length: gradient: got None; give a function"):
         replace(LENGTH, gradient=None)
+
+
+CELLS = {
+    "an operation": """
+from gemmsmith.core.graph import register_operation
+register_operation(replace(
+    ATAN, name="scaled", names="scaled", reference=lambda x: {factor} * x, lower=lambda x: x * {factor}
+))
+""",
+    "a reduction": """
+from gemmsmith.graph.reductions import register_reduction
+register_reduction(replace(
+    LENGTH, name="scaled_length", reference=lambda x, axes: {factor} * LENGTH.reference(x, axes),
+    monoid=replace(LENGTH.monoid, finish=lambda state: LENGTH.monoid.finish(state) * {factor}),
+))
+""",
+    "a function of epilogues": """
+from gemmsmith.graph.frontend.values import epilogue_function
+@epilogue_function()
+def scaled_product(x):
+    return x * {factor}
+""",
+}
+
+
+def test_a_cell_that_is_run_again_replaces_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in kernels of epilogues that were traced before; another module's record of the same name is refused."""
+    monkeypatch.setattr(Records, "replaced", 0)
+    a, b = np.eye(64, dtype=ml_dtypes.bfloat16), np.ones((64, 64), ml_dtypes.bfloat16)
+    notebook, elsewhere = ({**globals(), "__name__": name} for name in ("__main__", "elsewhere"))
+
+    def epilogue(acc: Any) -> Any:
+        return acc.scaled(), acc.scaled_length(-1)
+
+    for factor in (2.0, 3.0):
+        for cell in CELLS.values():
+            exec(cell.format(factor=factor), notebook)
+        for backend in ("reference", "sim"):
+            d, lengths = gemmsmith.gemm(a, b, epilogue=epilogue, backend=backend)
+            assert (d == factor).all()
+            np.testing.assert_allclose(lengths, 8 * factor, rtol=1e-6)
+            product = gemmsmith.gemm(a, b, epilogue=notebook["scaled_product"], backend=backend)
+            np.testing.assert_array_equal(product, np.full((64, 64), factor))
+    for kind, cell in CELLS.items():
+        with pytest.raises(EpilogueError, match=f"there is {kind} of this name in __main__.*; use another"):
+            exec(cell.format(factor=1.0), elsewhere)
+    del OPERATIONS["scaled"], REDUCTIONS["scaled_length"], EPILOGUE_FUNCTIONS["scaled_product"]

@@ -94,7 +94,7 @@ def bare_configs(bare: Job) -> list[Config]:
 
 def cost_of(spec: EpilogueSpec) -> Cost:
     """Return an epilogue's least cost per element: of its functions and its reductions."""
-    cost, dims = epilogue_cost(spec.graph, spec.fast_math), spec.graph.broadcast_dims()
+    cost, dims = epilogue_cost(spec.graph, spec.fast_math), spec.graph.broadcast_dims
     for i, node in enumerate(spec.graph.nodes):
         more = RARE_PATHS.get(node.op, Cost())
         if node.op == "reduce":

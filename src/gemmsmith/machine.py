@@ -128,10 +128,10 @@ class Memory(Protocol):
         """Store (T, nbytes) bytes (uint8). The arguments are those of `load`."""
 
     def atomic(
-        self, space: Space, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
+        self, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: MemoryOrder = "relaxed", scope: Scope = "gpu", returns: bool = True, rounds: bool = False,
     ) -> np.ndarray:  # fmt: skip
-        """Apply memory = update(memory, operand) atomically in thread order and return the old values (T,).
+        """Apply global memory = update(memory, operand) atomically in thread order; return the old values (T,).
 
         With `returns` False (red) the old values are not observed. With `rounds` the final value depends on the order
         of the updates.
@@ -159,9 +159,7 @@ class Mbarriers(Protocol):
     def init(self, address: Any, count: int) -> None:
         """Initialize an mbarrier with an expected arrival count."""
 
-    def arrive(
-        self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: Scope = "cta"
-    ) -> None:
+    def arrive(self, address: Any, *, expect_tx: Any = 0, rank: Any = None, scope: Scope = "cta") -> None:
         """Arrive with release semantics at `scope`. `rank`: the CTA of the cluster that holds the barrier."""
 
     def expect_tx(self, address: Any, nbytes: Any) -> None:

@@ -390,9 +390,9 @@ def test_the_transpose_of_halves_pairs_rows() -> None:
         Request(Spec((4, 8), "bf16"), Spec((8, 32), "bf16"), epilogue=lambda acc: gemmsmith.deinterleave(acc)[0])
     )
     back = there.transposed()
-    assert there.graph.broadcast_dims()[-1] == BroadcastDims(True, 1, 2)
-    assert back.spec.graph.broadcast_dims()[-1] == BroadcastDims(True, 2, 1)
-    assert back.spec.graph.transposed() == there.graph
+    assert there.graph.broadcast_dims[-1] == BroadcastDims(True, 1, 2)
+    assert back.spec.graph.broadcast_dims[-1] == BroadcastDims(True, 2, 1)
+    assert back.spec.graph.transposed == there.graph
     with pytest.raises(gemmsmith.EpilogueError, match="epilogue: got a chunk of rows; use one of columns"):
         bind(Request(Spec((32, 8), "bf16"), Spec((8, 4), "bf16"), epilogue=back.spec.graph))
 

@@ -17,10 +17,7 @@ def run(case: Case) -> np.ndarray:
 
     kernel = case.kernel()
     with device_guard(0):
-        loaded = load_kernel(
-            kernel.source, kernel.name, 0, 0, threads=kernel.threads, cluster=kernel.cluster,
-            shared_bytes=kernel.shared_bytes, parameter_kinds=kernel.parameter_kinds,
-        )  # fmt: skip
+        loaded = load_kernel(kernel, 0, 0)
         arrays = {name: DeviceArray.from_numpy(x) for name, x in case.inputs.items()}
         arrays["out"] = DeviceArray.from_numpy(case.fresh_output())
         arguments = case.arguments({name: array.address for name, array in arrays.items()})

@@ -70,7 +70,7 @@ def unpack(k: Builder) -> None:
     with k.range(256, name="turn") as turn:
         index = turn * 128 + k.thread
         pair = read_word(x, index)
-        write(out, index, *(hw.as_unsigned(hw.unpack_fp16(pair, half)) for half in range(2)))
+        write(out, index, *(hw.as_unsigned(hw.unpack(pair, half, FP16)) for half in range(2)))
 
 
 _halves = np.arange(65536)

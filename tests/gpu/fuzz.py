@@ -333,7 +333,7 @@ class Trial:
             done = self.plan.run(self.a, self.b, self.out, operands=self.given)
         else:
             done = self.plan.prepare(self.a, self.b, self.out, operands=self.given)()
-        names = self.plan.binding.names
+        names = self.plan.binding.graph.result_names
         if not isinstance(done, dict):
             done = dict(zip(names, done if isinstance(done, tuple) else (done,), strict=True))
         results = {name: x.clone() for name, x in done.items()}
@@ -345,7 +345,7 @@ class Trial:
         """AssertionError where a result is wrong, or the second run's differs."""
         p = self.p
         first, second = self.run(), self.run()
-        sums = set(self.plan.binding.names) if self.case and not p.deterministic else set()
+        sums = set(self.plan.binding.graph.result_names) if self.case and not p.deterministic else set()
         for name in first:
             assert name in sums or judges.same_bits(first[name], second[name]), f"{name}: other bits the second time"
         if self.case is None:

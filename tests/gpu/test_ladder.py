@@ -80,10 +80,7 @@ def ctas(plan: gemmsmith.Plan) -> list[int]:
 def at_once(kernel: Kernel) -> int:
     """The CTAs that the driver runs at once."""
     with kernel_loader.device_guard(0):
-        return kernel_loader.load_kernel(
-            kernel.source, kernel.name, 0, 0, target=kernel.chip.target, threads=kernel.threads, cluster=kernel.cluster,
-            shared_bytes=kernel.shared_bytes, parameter_kinds=kernel.parameter_kinds,
-        ).max_active_clusters()  # fmt: skip
+        return kernel_loader.load_kernel(kernel, 0, 0).max_active_clusters()
 
 
 @pytest.mark.parametrize("k", [4096, 65536])

@@ -15,7 +15,7 @@ from tests.quantities import DTYPES, LAYOUTS, poisoned, same, with_special
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Grouping
 from gemmsmith.arrays import as_numpy
-from gemmsmith.host import output_kernels, quantized_groups
+from gemmsmith.host import output_kernels
 
 SIZES = [0, 1, 63, 64, 65, 127, 128, 129]
 
@@ -23,7 +23,6 @@ SIZES = [0, 1, 63, 64, 65, 127, 128, 129]
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_kernels, "empty_like_kind", poisoned)
-    monkeypatch.setattr(quantized_groups, "empty_like_kind", poisoned)
 
 
 def table(sizes: list[int], name: str) -> dict[str, Any]:

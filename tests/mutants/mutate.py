@@ -4,10 +4,15 @@ executed by one lane alone; each arrival moved past a wait; each loop begun one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
+import pytest
+
+from gemmsmith.backends.sim import run, simulate
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw import barrier, cluster, cp_async, matrix, mbarrier, memory, mma, register, tma, wgmma, wmma
 from gemmsmith.kernels.build import build
@@ -67,6 +72,33 @@ def kind_of(what: str) -> str:
     """The class of a change."""
     first = what.split()[0]
     return first if first in CLASSES else "of"
+
+
+MAX_HAZARDS = 20
+"""Hazards after which an execution stops, if the first is not of the expected kind."""
+
+
+def first_kinds(execute: Callable[[int, int], tuple[set[str], str]], expected: set[str], schedules: int) -> set[str]:
+    """The kinds of hazard of the first schedule that has one: the first hazard's if it is expected, or those of all.
+
+    `execute`: of a schedule's seed and of the number of hazards after which it stops, the kinds, and what the
+    simulator says of other schedules (`Verdict.scope`).
+    """
+    for seed in range(schedules):
+        kinds, scope = execute(seed, 1)
+        if kinds and not kinds & expected:
+            kinds, _ = execute(seed, MAX_HAZARDS)
+        if kinds or scope == "every schedule":
+            return kinds
+    return set()
+
+
+@contextmanager
+def stopping_after(hazards: int) -> Iterator[None]:
+    """Launches in the simulator stop after so many hazards."""
+    with pytest.MonkeyPatch.context() as p:
+        p.setattr(run, "simulate", partial(simulate, max_hazards=hazards))
+        yield
 
 
 def changes_of(spec: KernelSpec) -> list[str]:

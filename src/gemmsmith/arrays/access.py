@@ -44,7 +44,10 @@ def cache_key_and_address(x: Any, argument: str = "array") -> tuple[Hashable, in
     """
     adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
     try:
-        return adapter.cache_key_and_address(x)
+        if adapter.cache_key_and_address:
+            return adapter.cache_key_and_address(x)
+        info = adapter.array_info(x)
+        return info._replace(shape=tuple(info.shape), strides=tuple(info.strides), address=0), info.address
     except UnsupportedArrayError as error:
         raise ArgumentError(f"{argument}: {error}") from None
 

@@ -18,10 +18,13 @@ class UnsupportedArrayError(Exception):
 
 
 class Adapter(NamedTuple):
-    """Functions for one type of array."""
+    """Functions for one type of array.
+
+    `cache_key_and_address`: None if the key is what `array_info` returns, without the address.
+    """
 
     array_info: Callable[[Any], ArrayInfo]
-    cache_key_and_address: Callable[[Any], tuple[Hashable, int]]
+    cache_key_and_address: Callable[[Any], tuple[Hashable, int]] | None
     address: Callable[[Any], int]
     stream: Callable[[Any], int]
     empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any]
@@ -33,16 +36,9 @@ def make_adapter(
     stream: Callable[[Any], int] = lambda x: 0,
     empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] | None = None,
 ) -> Adapter:
-    """Return an adapter; by default its key is what `array_info` returns, without the address."""
-
-    def info_and_address(x: Any) -> tuple[Hashable, int]:
-        info = array_info(x)
-        return info._replace(shape=tuple(info.shape), strides=tuple(info.strides), address=0), info.address
-
-    return Adapter(
-        array_info, cache_key_and_address or info_and_address, lambda x: array_info(x).address, stream,
-        empty or partial(_empty_on_cpu, array_info),
-    )  # fmt: skip
+    """Return an adapter; without `empty`, it allocates arrays on the CPU only."""
+    allocate = empty or partial(_empty_on_cpu, array_info)
+    return Adapter(array_info, cache_key_and_address, lambda x: array_info(x).address, stream, allocate)
 
 
 def _empty_on_cpu(

@@ -89,14 +89,9 @@ class Binding:
         return grouping.transposed() if grouping and self.swapped else grouping
 
     @property
-    def names(self) -> list[str]:
-        """The results' names."""
-        return [r.name for r in self.graph.results]
-
-    @property
     def value(self) -> Any:
         """The results in the form in which the epilogue returned them: one, a tuple, or a dict."""
-        return arrange_results(self.results, self.names)
+        return arrange_results(self.results, self.graph.result_names)
 
     @property
     def scales(self) -> list[str]:
@@ -106,10 +101,9 @@ class Binding:
     @property
     def unallocated_results(self) -> dict[str, ArrayInfo]:
         """The results that have no array yet, by name."""
-        if len(self.results) == len(self.graph.results):
-            return {}
-        arguments = {name: self.arguments[result_argument(name)] for name in self.names if name not in self.results}
-        return {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo)}
+        missing = [name for name in self.graph.result_names if name not in self.results]
+        infos = {name: self.arguments[result_argument(name)] for name in missing}
+        return {name: x for name, x in infos.items() if isinstance(x, ArrayInfo)}
 
     def transposed(self) -> Binding:
         """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
@@ -124,7 +118,7 @@ class Binding:
         if len(self.shape) == 2 and (p.m > 1) + (p.n > 1) + (p.k > 1) > 1:
             # No batch was folded, and canonical strides stay canonical, since no matrix has one element.
             arrays = {name: x.T for name, x in self.arrays.items()}
-            spec = self.spec.with_graph(self.spec.graph.transposed()).for_arrays(arrays)
+            spec = self.spec.with_graph(self.spec.graph.transposed).for_arrays(arrays)
             return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(

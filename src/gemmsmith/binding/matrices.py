@@ -72,7 +72,7 @@ def orient_problem(
         swapped = can_swap and problem.d.canonical().is_column_major and graph.is_transposable
     if swapped:
         problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
-        spec = spec.with_graph(graph.transposed())
+        spec = spec.with_graph(graph.transposed)
     if graph.is_identity and not product:
         problem = _fold_batch(problem)
         arrays[d_name] = problem.d

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmsmith.arrays import cache_key_and_address, is_array
+from gemmsmith.arrays import cache_key_and_address
 from gemmsmith.backends import Backend
 from gemmsmith.binding.results import outputs_by_name
 from gemmsmith.core.config import Config
@@ -109,9 +109,7 @@ def read_arrays(
 
 def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> tuple[Hashable, ...]:
     """Return an operand's key; its address, or the number, is added to `pointers`."""
-    if not is_array(x) and (
-        isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
-    ):
+    if isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real)):
         try:
             pointers[pointer] = float(x)
         except OverflowError:

@@ -44,7 +44,7 @@ def describe_results(
     graph: EpilogueGraph, outputs: Mapping[str, Any], shape: tuple[int, ...], groups_of_rows: int
 ) -> dict[str, ArrayInfo]:
     """Return the ArrayInfo of every result, by name: of the given array, which is checked, or of one to allocate."""
-    names = [r.name for r in graph.results]
+    names = graph.result_names
     if unknown := set(outputs) - set(names):
         raise ArgumentError(
             f"out: got arrays for {', '.join(sorted(unknown))}; the epilogue's results are {', '.join(names)}"
@@ -71,7 +71,7 @@ def result_shape(
     """
     *batch, m, n = shape
     node = graph.nodes[result.node]
-    broadcast_dims = graph.broadcast_dims()
+    broadcast_dims = graph.broadcast_dims
     if node.op == "reduce":
         reduced = reduced_dims(node.attribute[1])
         if groups_of_rows and "m" in reduced:

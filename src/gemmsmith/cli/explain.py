@@ -92,7 +92,7 @@ def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
     if text in NAMED_FUSIONS:
         fusion = NAMED_FUSIONS[text]
         parameters = inspect.signature(fusion.make).parameters
-        names = [name for name in DEFAULT_FACTORY_ARGUMENTS if name in parameters and name in fusion.formula]
+        names = [name for name in DEFAULT_FACTORY_ARGUMENTS if name in parameters]
         return fusion.make(**{name: DEFAULT_FACTORY_ARGUMENTS[name] for name in names}), dict(fusion.operands)
     source, _, name = text.rpartition(":")
     if not source:

@@ -151,7 +151,7 @@ class Accumulator:
         fragment = self.fragments[mma_m]
         if self.dtype == FP16:
             assert isinstance(i, int)
-            return hw.unpack_fp16(fragment[pair], i)
+            return hw.unpack(fragment[pair], i, FP16)
         return fragment[2 * pair + i].to(F32)
 
 

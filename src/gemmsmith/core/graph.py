@@ -7,6 +7,7 @@ node. What an operation means is in its record, an `Operation`, which the packag
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.errors import EpilogueError
+from gemmsmith.core.records import Records
 
 
 class BroadcastDims(NamedTuple):
@@ -110,7 +112,10 @@ class Node:
     attribute: Any = field(default=None, compare=False)
     location: str = field(default="", compare=False, repr=False)
     comparison_key: Any = field(init=False, repr=False)
-    """Attribute used for equality. Constants compare by their hex text, so that 0.0 != -0.0 and NaN == NaN."""
+    """Attribute used for equality. Constants compare by their hex text, so that 0.0 != -0.0 and NaN == NaN.
+
+    Nodes that are made before and after a record is replaced are not equal.
+    """
 
     def __post_init__(self) -> None:
         comparison_key = self.attribute
@@ -118,6 +123,8 @@ class Node:
             attribute = overflow_as_fp32(self.attribute)
             object.__setattr__(self, "attribute", attribute)
             comparison_key = attribute.hex()
+        if Records.replaced:
+            comparison_key = comparison_key, Records.replaced
         object.__setattr__(self, "comparison_key", comparison_key)
 
     @property
@@ -210,14 +217,16 @@ def attribute_parts(attribute: Any) -> tuple[Any, ...]:
 
 Linearity = Literal["", "sum", "product", "quotient"]
 """In which inputs an operation is linear: in none, in all at once, in each by itself, or in the first."""
-OPERATIONS: dict[str, Operation] = {}
+OPERATIONS: Records[Operation] = Records("an operation")
 """All operations by name."""
 
 
 def register_operation(operation: Operation) -> Operation:
-    """Make an operation known to graphs. Raises EpilogueError if another one has its name."""
-    if OPERATIONS.setdefault(operation.name, operation) is not operation:
-        raise EpilogueError(f"{operation.name}: there is an operation of this name; use another")
+    """Make an operation known to graphs, in place of one of its name that the calling module has registered before.
+
+    Raises EpilogueError if another module has registered one of its name.
+    """
+    OPERATIONS.register(operation.name, operation, sys._getframe(1).f_globals["__name__"])
     return operation
 
 
@@ -254,12 +263,9 @@ class EpilogueGraph:
         """Return the operand of that name."""
         return next(o for o in self.operands if o.name == name)
 
-    def broadcast_dims(self) -> tuple[BroadcastDims, ...]:
-        """Return the dims of every node."""
-        return self._broadcast_dims
-
     @cached_property
-    def _broadcast_dims(self) -> tuple[BroadcastDims, ...]:
+    def broadcast_dims(self) -> tuple[BroadcastDims, ...]:
+        """The dims of every node."""
         result: list[BroadcastDims] = []
         for node in self.nodes:
             result.append(node.operation.dims(self, node, [result[i] for i in node.inputs]))
@@ -279,20 +285,32 @@ class EpilogueGraph:
             for source in node.inputs:
                 yield source, i
 
-    def transposed(self) -> EpilogueGraph:
-        """Return the graph for the transposed problem, with rows and columns exchanged; see `is_transposable`."""
-        return self._transposed
-
     @cached_property
-    def _transposed(self) -> EpilogueGraph:
+    def transposed(self) -> EpilogueGraph:
+        """The graph for the transposed problem, with rows and columns exchanged; see `is_transposable`."""
         nodes = [replace(x, attribute=x.operation.transposed(x.attribute)) for x in self.nodes]
         operands = [replace(o, broadcast_dims=o.broadcast_dims.transposed) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
     @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of the operands that are arrays."""
+        return tuple(o.name for o in self.operands if o.dtype is not None)
+
+    @cached_property
+    def number_names(self) -> tuple[str, ...]:
+        """Names of the operands that are Python scalars."""
+        return tuple(o.name for o in self.operands if o.dtype is None)
+
+    @cached_property
+    def result_names(self) -> tuple[str, ...]:
+        """Names of the results."""
+        return tuple(r.name for r in self.results)
+
+    @cached_property
     def matrix_result_names(self) -> list[str]:
         """Names of the results that are matrices; reductions are not, whatever their shape."""
-        return [r.name for r in self.results if self.broadcast_dims()[r.node].is_matrix and not self.is_reduction(r)]
+        return [r.name for r in self.results if self.broadcast_dims[r.node].is_matrix and not self.is_reduction(r)]
 
     @cached_property
     def matrix_names(self) -> list[str]:
@@ -325,7 +343,7 @@ class EpilogueGraph:
 
         Interleaved rows are in one thread for any tile.
         """
-        return any(extent.columns_per_value == 2 for extent in self.broadcast_dims())
+        return any(extent.columns_per_value == 2 for extent in self.broadcast_dims)
 
     @property
     def requires_full_rows(self) -> bool:

@@ -61,25 +61,20 @@ class Epilogue:
         k = current_builder()
         self.spec, self.graph = spec, spec.epilogue.graph
         self.plan = plan_epilogue(spec)
-        self.broadcast_dims = self.graph.broadcast_dims()
+        self.broadcast_dims = self.graph.broadcast_dims
         self.lowerings = select_lowerings(self.graph, spec.epilogue.fast_math)
         consumers, plan = spec.config.consumers, self.plan
         operand_dims = {o.name: o.broadcast_dims for o in self.graph.operands}
         self.result_dims = {r.name: self.broadcast_dims[r.node] for r in self.graph.results}
-        tma = dict(plan.loads)
-        loads = [o for o in self.graph.operands if o.name not in tma]
-        self.tma_loads = None
-        if plan.loads:
-            self.tma_loads = TmaAuxLoad(
-                plan.loads, operand_dims, plan.load_stages, plan.subtiles, plan.subtiles_n, consumers
-            )
+        self.tma_loads = TmaAuxLoad(plan, operand_dims, consumers) if plan.loads else None
         self.alias_epilogue = spec.config.alias_epilogue and bool(plan.stores)
         self.warpgroup_barriers = k.named_barriers(consumers)  # one per warpgroup
         self.all_math_barrier = k.named_barriers(1) if self.alias_epilogue else 0
         aliased = stages if self.alias_epilogue else ()
         scatter = Scatter(spec.grouping) if spec.grouping and spec.grouping.scatters else None
         self.stores = Stores(spec, plan, self.result_dims, aliased, scatter) if plan.stores else None
-        self.inputs = {o.name: self._make_input(o) for o in loads}
+        tma = dict(plan.loads)
+        self.inputs = {o.name: self._make_input(o) for o in self.graph.operands if o.name not in tma}
         self.reductions: list[Reduction] = []
         self.scale_stores: list[tuple[int, ScaleStore]] = []
         shared = shared_partials(self.graph, spec.epilogue.deterministic)

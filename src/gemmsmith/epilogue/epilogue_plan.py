@@ -115,7 +115,7 @@ def _possible_widths(graph: EpilogueGraph, n: int) -> tuple[int, ...]:
 
 def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
     """Return what a subtile's columns are a multiple of."""
-    broadcast_dims = graph.broadcast_dims()
+    broadcast_dims = graph.broadcast_dims
     matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma_names]
     matrices += [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in tma_names]
     min_columns = max(
@@ -127,7 +127,7 @@ def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
 
 def _quantize_blocks(graph: EpilogueGraph) -> dict[int, tuple[Node, int]]:
     """Map accumulator columns that are quantized together to (a node that does so, columns per value of the node)."""
-    nodes = zip(graph.broadcast_dims(), graph.nodes, strict=True)
+    nodes = zip(graph.broadcast_dims, graph.nodes, strict=True)
     quantized = [(node, dims.column_divisor) for dims, node in nodes if node.op == "quantize"]
     return {columns_per_value * node.attribute[1]: (node, columns_per_value) for node, columns_per_value in quantized}
 
@@ -231,7 +231,7 @@ def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str
     """Return the matrices that are loaded, and those that are stored, through shared memory, with their subtiles."""
     graph, epilogue = spec.epilogue.graph, spec.epilogue
     operands = [(o.name, o.dtype, o.broadcast_dims) for o in graph.operands if o.name in spec.tma_names]
-    dims, names = graph.broadcast_dims(), graph.matrix_result_names
+    dims, names = graph.broadcast_dims, graph.matrix_result_names
     results = [(r.name, r.dtype, dims[r.node]) for r in graph.results if r.name in names]
     return tuple(
         tuple((name, _subtile(epilogue, name, dtype, dims, epi_tile_n)) for name, dtype, dims in x if dtype)

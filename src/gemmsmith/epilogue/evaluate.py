@@ -34,7 +34,7 @@ class Evaluation:
         columns: Callable[[int], tuple[Value, Value]],
     ) -> None:  # fmt: skip
         self.graph, self.lowering_of_node, self.sources, self.columns = graph, lowering_of_node, sources, columns
-        self.broadcast_dims = graph.broadcast_dims()
+        self.broadcast_dims = graph.broadcast_dims
         self._computed: dict[tuple[int, int, int], tuple[Value, Value]] = {}
 
     def pair(self, node: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:

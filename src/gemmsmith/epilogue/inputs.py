@@ -1,15 +1,16 @@
 """Operands of an epilogue inside the kernel: scalar, row and column broadcasts; matrices by TMA or by threads.
 
 Each has three steps (CUTLASS EVT: begin, previsit, visit). `issue_loads` starts its loads before the tile's mainloop,
-which hides them, and returns the operand's tile; its `stage_to_smem` stores a broadcast vector in shared memory after
-the mainloop; its `load_fragment` reads the elements of a subtile into registers, before any of them is used.
+which hides them, and returns a `TileInput`: its `stage_to_smem` stores a broadcast vector in shared memory after the
+mainloop; its `load_fragment` reads the elements of a subtile into registers, before any of them is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
@@ -31,6 +32,7 @@ from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
+from gemmsmith.epilogue.epilogue_plan import EpiloguePlan
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
@@ -141,14 +143,16 @@ def operand_argument(name: str) -> str:
     return f"in_{name}"
 
 
-class TileInput(Protocol):
-    """An operand's elements of a warpgroup's tile, whose loads have been issued."""
+class TileInput(NamedTuple):
+    """An operand's elements of a warpgroup's tile, whose loads have been issued.
 
-    def stage_to_smem(self) -> None:
-        """Store in shared memory what all threads need, after the mainloop."""
+    `load_fragment(epi_m, column, n8_count)`: loads this thread's elements of `n8_count` groups of 8 columns of a
+    subtile, from `column` of the tile on. `stage_to_smem()`: stores in shared memory, after the mainloop, what all
+    threads need.
+    """
 
-    def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
-        """Load this thread's elements of `n8_count` groups of 8 columns of a subtile, from `column` of the tile on."""
+    load_fragment: Callable[[Value, Value, int], fragment.LoadPair]
+    stage_to_smem: Callable[[], None] = lambda: None
 
 
 class ScalarBroadcast:
@@ -164,32 +168,21 @@ class ScalarBroadcast:
                 argument, operand.name, operand.dtype, varies_along_m=False, varies_along_n=False
             )
 
-    def issue_loads(self, wg_tile: WarpgroupTile) -> TileScalar:
-        """Load the element, unless it is a kernel argument."""
+    def issue_loads(self, wg_tile: WarpgroupTile) -> TileInput:
+        """Load the element into a register, unless it is a kernel argument."""
         x = self._source
+        scalar: RegisterArray | tuple[Value]
         if isinstance(x, Value):
-            return TileScalar((x,))
-        registers = current_builder().registers(F32, 1, f"{x.name}_scalar")
-        registers[0] = x.load(x.element_address(wg_tile.work.group), Constant(PRED, True))
-        return TileScalar(registers)
-
-
-@dataclass(frozen=True)
-class TileScalar:
-    """A scalar, in a register or a kernel argument."""
-
-    scalar: RegisterArray | tuple[Value]
-
-    def stage_to_smem(self) -> None:
-        """Do nothing: the element stays in its register."""
-
-    def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+            scalar = (x,)
+        else:
+            scalar = current_builder().registers(F32, 1, f"{x.name}_scalar")
+            scalar[0] = x.load(x.element_address(wg_tile.work.group), Constant(PRED, True))
 
         def pair(n8: Value, row_half: int) -> tuple[Value, Value]:
-            value = self.scalar[0]
+            value = scalar[0]
             return value, value
 
-        return pair
+        return TileInput(lambda epi_m, column, n8_count: pair)
 
 
 class VectorBroadcast:
@@ -213,65 +206,48 @@ class VectorBroadcast:
     def _values(self, p: BoundProblem) -> int:
         return max(p.arrays[self.name].rows, p.arrays[self.name].cols)
 
-    def element(self, load: Value) -> tuple[Value, Value]:
+    def _element(self, load: Value) -> tuple[Value, Value]:
         """Return the index in the tile of the element that this thread loads, and whether it is in the tile."""
         warpgroup_thread = current_builder().thread % THREADS_PER_WARPGROUP
         index = (warpgroup_thread + load * THREADS_PER_WARPGROUP).with_name_hint("index")
         is_multiple = self.values_per_tile % THREADS_PER_WARPGROUP == 0
         return index, Constant(PRED, True) if is_multiple else index < self.values_per_tile
 
-    def issue_loads(self, wg_tile: WarpgroupTile) -> TileVector:
+    def issue_loads(self, wg_tile: WarpgroupTile) -> TileInput:
         """Load this thread's elements of the tile's vector into registers."""
-        k, batch = current_builder(), wg_tile.work.group
+        k, dims = current_builder(), self.dims
+        along_m = wg_tile.m, wg_tile.problem_m, dims.rows_per_value, "row"
+        along_n = wg_tile.work.n, wg_tile.problem_n, dims.columns_per_value, "column"
+        first, extent, per_value, name = along_n if dims.varies_along_n else along_m
         registers = k.registers(F32, self.loads_per_thread, f"{self.name}_prefetched")
         with k.unroll(self.loads_per_thread, name="load") as load:
-            index, in_tile = self.element(load)
-            if self.dims.varies_along_n:
-                column = (wg_tile.work.n // self.dims.columns_per_value + index).with_name_hint("column")
-                in_bounds = column < wg_tile.problem_n // self.dims.columns_per_value
-                column, in_bounds = self._source(column, in_bounds & in_tile)
-                address = self.array.element_address(batch, column=column)
-            else:
-                row = (wg_tile.m // self.dims.rows_per_value + index).with_name_hint("row")
-                in_bounds = row < wg_tile.problem_m // self.dims.rows_per_value
-                row, in_bounds = self._source(row, in_bounds & in_tile)
-                address = self.array.element_address(batch, row)
+            index, in_tile = self._element(load)
+            position = (first // per_value + index).with_name_hint(name)
+            in_bounds = (position < extent // per_value) & in_tile
+            if self._indices:
+                position = self._indices.load(position, in_bounds)
+                in_bounds = position >= 0
+            address = self.array.element_address(wg_tile.work.group, row=position, column=position)
             registers[load] = self.array.load(address, in_bounds)
-        return TileVector(self, wg_tile, registers)
+        return TileInput(
+            partial(self._load_fragment, wg_tile), partial(self._stage_to_smem, wg_tile.warpgroup, registers)
+        )
 
-    def _source(self, index: Value, in_bounds: Value) -> tuple[Value, Value]:
-        """Return the index in the array of the value with an index in the product, and whether there is one."""
-        if not self._indices:
-            return index, in_bounds
-        row = self._indices.load(index, in_bounds)
-        return row, row >= 0
-
-
-@dataclass(frozen=True)
-class TileVector:
-    """A tile's elements of a vector: `registers` until they are in shared memory."""
-
-    vector: VectorBroadcast
-    wg_tile: WarpgroupTile
-    registers: RegisterArray
-
-    def stage_to_smem(self) -> None:
+    def _stage_to_smem(self, warpgroup: Value, registers: RegisterArray) -> None:
         k = current_builder()
-        with k.unroll(self.vector.loads_per_thread, name="load") as load_idx:
-            index, in_tile = self.vector.element(load_idx)
+        with k.unroll(self.loads_per_thread, name="load") as load:
+            index, in_tile = self._element(load)
             with k.when(in_tile):
-                address = self.vector.buffer[self.wg_tile.warpgroup].address + (index * 4).to(U32)
-                hw.store_shared(self.registers.slice(load_idx, 1), address)
+                hw.store_shared(registers.slice(load, 1), self.buffer[warpgroup].address + (index * 4).to(U32))
 
-    def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
-        """Load this thread's elements of a subtile from shared memory."""
-        k, dims, name = current_builder(), self.vector.dims, self.vector.name
-        address = self.vector.buffer[self.wg_tile.warpgroup].address.with_name_hint(f"{name}_buffer")
-        if not dims.varies_along_n:
-            halves = 2 // dims.rows_per_value
+    def _load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        k, rows_per_value, name = current_builder(), self.dims.rows_per_value, self.name
+        address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{name}_buffer")
+        if not self.dims.varies_along_n:
+            halves = 2 // rows_per_value
             rows = k.registers(F32, halves, f"{name}_frag")
             with k.unroll(halves, name="row_half") as row_half:
-                row = self.wg_tile.row_in_wg_tile(epi_m, row_half, dims.rows_per_value)
+                row = wg_tile.row_in_wg_tile(epi_m, row_half, rows_per_value)
                 hw.load_shared(rows.slice(row_half, 1), address + (row * 4).to(U32))
             return lambda n8, row_half: (rows[row_half], rows[row_half])
         registers = k.registers(F32, 2 * n8_count, f"{name}_frag")
@@ -287,37 +263,22 @@ class GmemAuxLoad:
     def __init__(self, operand: Operand) -> None:
         assert operand.dtype is not None
         self.array = GlobalArray(operand_argument(operand.name), operand.name, operand.dtype)
-        self.rows_per_value = operand.broadcast_dims.rows_per_value
-        self.columns_per_value = operand.broadcast_dims.columns_per_value
+        self.dims = operand.broadcast_dims
 
-    def issue_loads(self, wg_tile: WarpgroupTile) -> TileMatrix:
-        """Do nothing yet: the elements are loaded by `load_fragment`."""
-        return TileMatrix(self.array, self.rows_per_value, self.columns_per_value, wg_tile)
+    def issue_loads(self, wg_tile: WarpgroupTile) -> TileInput:
+        """Issue none yet: a subtile's elements are loaded when they are needed."""
+        return TileInput(partial(self._load_fragment, wg_tile))
 
-
-@dataclass(frozen=True)
-class TileMatrix:
-    """A tile's elements of a matrix in global memory."""
-
-    array: GlobalArray
-    rows_per_value: int
-    columns_per_value: int
-    wg_tile: WarpgroupTile
-
-    def stage_to_smem(self) -> None:
-        """Do nothing: the elements do not go through shared memory."""
-
-    def load_fragment(self, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
-        """Load this thread's elements of a subtile from global memory."""
-        k, wg_tile = current_builder(), self.wg_tile
-        halves = 2 // self.rows_per_value
+    def _load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        k, (_, rows_per_value, columns_per_value) = current_builder(), self.dims
+        halves = 2 // rows_per_value
         registers = k.registers(F32, 2 * halves * n8_count, f"{self.array.name}_frag")
-        column_end = wg_tile.problem_n // self.columns_per_value
+        column_end = wg_tile.problem_n // columns_per_value
         with k.unroll(n8_count, name="n8") as n8:
             for row_half in range(halves):
-                row = wg_tile.row(epi_m, row_half, self.rows_per_value)
-                in_bounds = wg_tile.row_in_bounds(epi_m, row_half, self.rows_per_value)
-                first = wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
+                row = wg_tile.row(epi_m, row_half, rows_per_value)
+                in_bounds = wg_tile.row_in_bounds(epi_m, row_half, rows_per_value)
+                first = wg_tile.work.n // columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
                 first.with_name_hint("column")
                 for i in range(2):
                     address = self.array.element_address(wg_tile.work.batch, row, first + i)
@@ -344,20 +305,18 @@ class TmaAuxLoad:
     freed. A stage's barrier completes once per subtile that is loaded into it.
     """
 
-    def __init__(
-        self, loads: tuple[tuple[str, Tile], ...], operand_dims: dict[str, BroadcastDims], load_stages: int,
-        subtiles: int, subtiles_n: int, consumers: int,
-    ) -> None:  # fmt: skip
-        k = current_builder()
-        self.loads, self.operand_dims = loads, operand_dims
-        self.load_stages, self.subtiles, self.subtiles_n, self.consumers = load_stages, subtiles, subtiles_n, consumers
+    def __init__(self, plan: EpiloguePlan, operand_dims: dict[str, BroadcastDims], consumers: int) -> None:
+        k, self.loads, self.operand_dims = current_builder(), plan.loads, operand_dims
+        self.load_stages, self.subtiles, self.subtiles_n = plan.load_stages, plan.subtiles, plan.subtiles_n
         self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_tile_boxes, name, tile))
-                     for name, tile in loads}  # fmt: skip
-        self.buffers = {name: k.shared(tile, stages=load_stages * consumers, name=name) for name, tile in loads}
-        self.barriers = k.shared(8, stages=load_stages * consumers, alignment=8, name="epilogue_load_barrier")
-        self.bytes = sum(tile.bytes for _, tile in loads)
+                     for name, tile in self.loads}  # fmt: skip
+        stages = plan.load_stages * consumers
+        self.buffers = {name: k.shared(tile, stages=stages, name=name) for name, tile in self.loads}
+        self.barriers = k.shared(8, stages=stages, alignment=8, name="epilogue_load_barrier")
+        self.bytes = sum(tile.bytes for _, tile in self.loads)
 
     def init(self) -> None:
+        """Initialize the stages' barriers, at the kernel's start."""
         with current_builder().unroll(self.barriers.count, name="stage") as stage:
             hw.mbarrier_init(self.barriers[stage], 1)
 

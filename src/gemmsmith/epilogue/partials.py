@@ -93,7 +93,7 @@ def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShap
     """Return the shape of a reduction's partials. Raises ArgumentError if there are more than MAX_PARTIALS."""
     graph, config = spec.epilogue.graph, spec.config
     node = graph.nodes[result.node]
-    (kind, axis), dims = node.attribute, graph.broadcast_dims()[node.inputs[0]]
+    (kind, axis), dims = node.attribute, graph.broadcast_dims[node.inputs[0]]
     m, n = p.m // dims.row_divisor, p.n // dims.column_divisor
     by_group = reduces_groups(axis, spec)
     batch = p.groups if by_group else p.batch

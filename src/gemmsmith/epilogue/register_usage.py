@@ -37,6 +37,6 @@ def extra_registers(graph: EpilogueGraph, columns: int) -> int:
 
     `columns` is the width of the subtile.
     """
-    dims, consumers = graph.broadcast_dims(), accumulator_consumers(graph)
+    dims, consumers = graph.broadcast_dims, accumulator_consumers(graph)
     extra = {i for i in row_function_inputs(graph).values() if consumers != {i}}
     return sum(WGMMA_M * columns // dims[i].column_divisor // THREADS_PER_WARPGROUP for i in extra)

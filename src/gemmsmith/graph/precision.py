@@ -44,7 +44,7 @@ def epilogue_cost(graph: EpilogueGraph, fast_math: bool, vector_share: float = 0
 
     Functions of scalars and of one value a row cost nothing, those of (N,) the fraction `vector_share` of a matrix's.
     """
-    dims, precisions = graph.broadcast_dims(), select_precisions(graph, fast_math)
+    dims, precisions = graph.broadcast_dims, select_precisions(graph, fast_math)
     total = Cost()
     for i, node in enumerate(graph.nodes):
         cost = node.operation.cost_per_element(precisions.get(i, "default"))

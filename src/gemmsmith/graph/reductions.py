@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.core.errors import EpilogueError
+from gemmsmith.core.records import Records
 from gemmsmith.graph.approximations import LN_2, fast_exp
 from gemmsmith.graph.function_costs import Cost
 from gemmsmith.graph.functions import Array, Refused, check_gradient
@@ -138,14 +139,16 @@ _LOGSUMEXP = Monoid(
     -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
     lambda s: hw.fma(hw.sfu_approximation("lg2.approx.ftz", s[1]), LN_2, s[0]), ("max", "sum_exp"), _add_to_logsumexp,
 )  # fmt: skip
-REDUCTIONS: dict[str, ReductionKind] = {}
+REDUCTIONS: Records[ReductionKind] = Records("a reduction")
 """All kinds by name."""
 
 
 def register_reduction(kind: ReductionKind) -> ReductionKind:
-    """Make a kind of reduction known to graphs. Raises EpilogueError if another one has its name."""
-    if REDUCTIONS.setdefault(kind.name, kind) is not kind:
-        raise EpilogueError(f"{kind.name}: there is a reduction of this name; use another")
+    """Make a kind of reduction known to graphs, in place of one that the calling module has registered before.
+
+    Raises EpilogueError if another module has registered one of its name.
+    """
+    REDUCTIONS.register(kind.name, kind, sys._getframe(1).f_globals["__name__"])
     return kind
 
 

@@ -95,15 +95,15 @@ def _second_step(
     """Return the second step of a reduction, whose partials are stored at `source`, in the groups' `ranges`."""
     graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
     node, constant = graph.nodes[result.node], graph.constant_operand_of(result)
-    kind, axis = node.attribute
-    dims = graph.broadcast_dims()[node.inputs[0]]
+    kind, axis = REDUCTIONS[node.attribute[0]], node.attribute[1]
+    dims = graph.broadcast_dims[node.inputs[0]]
     m, n = problem.m // dims.row_divisor, problem.n // dims.column_divisor
     count = math.prod({"b": problem.batch, "m": m, "n": n}[dim] for dim in reduced_dims(axis))  # reduced elements
     scale, offset = 1.0, 0.0
     if constant is not None and count:
-        offset = REDUCTIONS[kind].of_constant(constant, count)
-        kind, shape = "sum", replace(shape, num_partials=0)
-    elif REDUCTIONS[kind].divides:
+        offset = kind.of_constant(constant, count)
+        kind, shape = REDUCTIONS["sum"], replace(shape, num_partials=0)
+    elif kind.divides:
         scale = 1 / count if count else math.nan
     reduce_spec = ReduceSpec.from_partials(kind, result.dtype or FP32, shape)
     return BoundReduction(reduce_spec, shape, source, out, scale, overflow_as_fp32(offset), ranges)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gemmsmith.arrays import ArrayInfo, address_of, cache_key_and_address, describe, empty_like_kind
+from gemmsmith.arrays import ArrayInfo, address_of, as_numpy, cache_key_and_address, describe, empty_like_kind
 from gemmsmith.binding.matrices import to_matrix
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
@@ -69,16 +69,26 @@ class OutputSpec:
 
 
 class OutputKernels:
-    """Launches for arrays of one signature; `output_specs`: the arrays that they write, by their Pointers' names."""
+    """What computes new arrays from given ones, whose signature is always the same.
 
-    def __init__(self, launches: Launches, output_specs: Mapping[str, OutputSpec]) -> None:
-        self.launches, self.output_specs = launches, output_specs
+    `launches`: the kernels. `output_specs`: the arrays that they write, by their Pointers' names. `reference`: computes
+    them on the CPU; it gets the inputs, then the arrays to write, in numpy.
+    """
+
+    def __init__(
+        self, launches: Launches, output_specs: Mapping[str, OutputSpec], reference: Callable[..., None] | None = None
+    ) -> None:
+        self.launches, self.output_specs, self.reference = launches, output_specs, reference
         self._bound_launches: Any = None
 
     def __call__(self, backend: str, inputs: Mapping[str, Any], like: Any) -> dict[str, Any]:
-        """Allocate the outputs in `like`'s library, run the kernels, and return the outputs by name."""
+        """Allocate the outputs in `like`'s library, compute them, and return them by name."""
         allocated = {name: empty_like_kind(like, x.allocated_shape, x.dtype) for name, x in self.output_specs.items()}
-        if self.launches.all and backend == "cuda":
+        outputs = {name: x.view(allocated[name]) for name, x in self.output_specs.items()}
+        if backend == "reference":
+            assert self.reference
+            self.reference(*map(as_numpy, (*inputs.values(), *outputs.values())))
+        elif self.launches.all and backend == "cuda":
             from gemmsmith.backends.cuda.run import BoundLaunches
 
             self._bound_launches = self._bound_launches or BoundLaunches(self.launches, {}, like, {})
@@ -91,14 +101,18 @@ class OutputKernels:
             infos = {name: describe(x, name) for name, x in (*inputs.items(), *allocated.items())}
             if hazards := run(self.launches, infos, 0, None).hazards:
                 raise HazardError(hazards)
-        return {name: x.view(allocated[name]) for name, x in self.output_specs.items()}
+        return outputs
 
 
 def get_or_create(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
-    """Return the cache's entry for the key, created by `make` if there is none."""
-    if key not in cache:
-        cache[key] = make()
-    return cache[key]
+    """Return the cache's entry for the key, created by `make` if there is none. A key without a hash has no entry."""
+    try:
+        if (found := cache.get(key)) is not None:
+            return found
+    except TypeError:
+        return make()
+    cache[key] = made = make()
+    return made
 
 
 def describe_no_grad(x: Any, argument: str) -> ArrayInfo:

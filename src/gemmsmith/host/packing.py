@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from gemmsmith.arrays import as_numpy, empty_like_kind
+import numpy as np
+
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.core.bounded_cache import BoundedCache
@@ -60,11 +61,6 @@ def pack(b: Any, *, backend: Backend = "auto") -> Any:
         return b
     if matrix.batch > 1 and not matrix.batch_stride and 0 not in x.shape:
         raise ArgumentError("b: got one matrix broadcast over a batch; pack that matrix, which gemm broadcasts too")
-    packed = OutputSpec.for_tma(tuple(x.shape), x.dtype, column_major=True)
-    if backend == "reference":
-        copy = packed.view(empty_like_kind(b, packed.allocated_shape, x.dtype))
-        as_numpy(copy)[...] = as_numpy(b, "b")
-        return copy
     packing = Packing(matrix, chip=chip_of(x))
     if packing.total_vectors > MAX_EXTENT:
         raise ArgumentError(f"b: got shape {tuple(x.shape)}; a copy has at most {MAX_EXTENT} vectors of 16 bytes")
@@ -72,7 +68,8 @@ def pack(b: Any, *, backend: Backend = "auto") -> Any:
     def make_kernels() -> OutputKernels:
         bound = BoundPacking(packing, Pointer("source"), Pointer("packed"))
         launches = (Launch.from_kernel(packing.make_kernel(), bound),) if packing.total_vectors else ()
-        return OutputKernels(Launches(None, False, launches), {"packed": packed})
+        packed = OutputSpec.for_tma(tuple(x.shape), x.dtype, column_major=True)
+        return OutputKernels(Launches(None, False, launches), {"packed": packed}, lambda x, y: np.copyto(y, x))
 
     kernels = get_or_create(_CACHE, x._replace(address=x.alignment), make_kernels)
     return kernels(backend, {"source": b}, b)["packed"]

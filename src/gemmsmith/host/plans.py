@@ -134,8 +134,9 @@ class Plan:
         )
         self._has_epilogue = request.epilogue is not None
         self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
-        self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
-        self._has_single_result = self._result_names == ["out"]
+        graph = self.binding.graph
+        self._result_names, self._primary_result = graph.result_names, primary_result_name(graph)
+        self._has_single_result = self._result_names == ("out",)
 
     # -- kernels ---------------------------------------------------------------------------------------
     @cached_property

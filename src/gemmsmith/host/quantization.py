@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from math import prod
 from typing import Any, Literal
 
-from gemmsmith.arrays import ArrayInfo, as_numpy, cache_key_and_address, describe, empty_like_kind
+from gemmsmith.arrays import ArrayInfo, cache_key_and_address, describe
 from gemmsmith.backends import Backend, resolve_backend
+from gemmsmith.backends.reference import quantize as reference
 from gemmsmith.binding import checks
 from gemmsmith.binding.groups import make_grouping
 from gemmsmith.binding.matrices import to_matrix
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.bounded_cache import BoundedCache
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType, as_dtype
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.problem import Matrix
+from gemmsmith.core.problem import MAX_EXTENT, Matrix
 from gemmsmith.graph.frontend.values import Traced, is_compile_proxy
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
 from gemmsmith.graph.source_location import epilogue_error
@@ -29,12 +31,13 @@ from gemmsmith.host.output_kernels import (
     has_vector_rows,
     to_canonical_matrix,
 )
-from gemmsmith.host.quantized_groups import QuantizedGroups
 from gemmsmith.kernels.dequantize import BoundDequantize, DequantizeSpec
 from gemmsmith.kernels.dequantize import dequantize as dequantize_kernel
 from gemmsmith.kernels.quantize import MAX_AMAX_PARTIALS, BoundQuantize, QuantizeSpec, ScaleGranularity
 from gemmsmith.kernels.quantize import amax as amax_kernel
 from gemmsmith.kernels.quantize import quantize as quantize_kernel
+from gemmsmith.kernels.quantize_groups import FILLED, BoundQuantizeGroups, filled_rows
+from gemmsmith.kernels.quantize_groups import quantize_groups as quantize_groups_kernel
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK
 from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
 
@@ -53,10 +56,10 @@ OPPOSITE_ORDER: dict[Any, Literal["K", "M"] | None] = {"K": "M", "M": "K", None:
 """Order of the scales of the transposed array, by order."""
 ROW_TILE_COLUMNS = (128, 512, 2048, 4096, 8192, 16384)
 """Columns of a tile that has full rows; the smallest that fits is used. Chosen; not measured."""
-_QUANTIZE_CACHE: dict[Hashable, _CachedQuantize] = BoundedCache(MAX_CACHED_RUNS)
-"""Kernels of `quantize`, by the array's signature and the options."""
-_GROUPS_CACHE: dict[Hashable, QuantizedGroups] = BoundedCache(MAX_CACHED_RUNS)
-"""Kernels of `quantize` with groups, by the arrays' signatures and the options."""
+_Run = Callable[..., tuple[Any, ...]]
+_NO_TABLES: Mapping[str, ArrayInfo] = {}
+_QUANTIZE_CACHE: dict[Hashable, _Run] = BoundedCache(MAX_CACHED_RUNS)
+"""Functions of an array, and of the table of its groups, by the arrays' signatures and the options."""
 
 
 def quantize(
@@ -118,63 +121,56 @@ def quantize(
                 raise EpilogueError(f"epilogue: quantize: {name}: got {value!r}; leave it out, it is for arrays")
         return quantize_traced(x, dtype, _block_columns(recipe))
     (transposed,) = as_bools(transposed=transposed)
+    grouping, table = None, dict[str, Any]()
     if offsets is not None or sizes is not None:
-        return _quantize_groups(x, recipe, dtype, transposed, scale_dtype, scale_order, scale_padding, offsets, sizes,
-                                backend)  # fmt: skip
-    array_signature, address = cache_key_and_address(x, "x")
+        grouping, table = make_grouping({"offsets": offsets, "sizes": sizes})
     options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding
-    key: Hashable = array_signature, address & 15, *options, backend
-    try:
-        cached = _QUANTIZE_CACHE.get(key)
-    except TypeError:  # an option is not hashable, which raises below
-        cached = key = None
-    if cached is not None:
-        return cached.run(x)
-    checked = _Options(describe(x, "x"), *options)
-    if checked.recipe in TRANSPOSED_RECIPES:
-        results = quantize(
-            _transposed(x), TRANSPOSED_RECIPES[checked.recipe], dtype, transposed=transposed, scale_dtype=scale_dtype,
-            scale_order=OPPOSITE_ORDER[scale_order], scale_padding=scale_padding, backend=backend,
-        )  # fmt: skip
-        return tuple(map(_transposed, results))
-    if checked.recipe == "rows" and transposed:
-        others: dict[str, Any] = {"scale_dtype": scale_dtype, "scale_order": scale_order,
-                                  "scale_padding": scale_padding, "backend": backend}  # fmt: skip
-        return *quantize(x, recipe, dtype, **others), *quantize(_transposed(x), recipe, dtype, **others)
-    return get_or_create(
-        _QUANTIZE_CACHE, key, lambda: _CachedQuantize(checked, resolve_backend(backend, checked.x, "x"))
-    ).run(x)
+    signature, address = cache_key_and_address(x, "x")
+    key: Hashable = signature, address & 15, *options, backend
+    for name, array in table.items():
+        signature, address = cache_key_and_address(array, name)
+        key = key, name, signature, address & 15
+
+    def make() -> _Run:
+        infos = {name: describe(array, name) for name, array in table.items()}
+        return _make_run(describe(x, "x"), options, backend, grouping, infos)
+
+    return get_or_create(_QUANTIZE_CACHE, key, make)(x, *table.values())
 
 
-def _quantize_groups(
-    x: Any, recipe: Any, dtype: Any, transposed: bool, scale_dtype: Any, scale_order: Any, scale_padding: Any,
-    offsets: Any, sizes: Any, backend: Backend,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return (values, scales, ends) of the filled groups."""
-    grouping, tables = make_grouping({"offsets": offsets, "sizes": sizes})
-    name, table = grouping.table, tables[grouping.table]
-    options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding
-    signatures = [(s, address & 15) for s, address in map(cache_key_and_address, (x, table), ("x", name))]
-    key: Hashable = *signatures, grouping, *options, backend
-    try:
-        cached = _GROUPS_CACHE.get(key)
-    except TypeError:  # an option is not hashable, which raises below
-        cached = key = None
-    if cached is None:
-        checked = _Options(describe(x, "x"), *options)
-        if checked.recipe != "128x1" or transposed or len(checked.x.shape) != 2:
-            described = f"shape {tuple(checked.x.shape)}, {checked.recipe!r}" + ", transposed" * transposed
+def _make_run(
+    x: ArrayInfo, options: tuple[Any, ...], backend: Backend, grouping: Grouping | None = None,
+    tables: Mapping[str, ArrayInfo] = _NO_TABLES,
+) -> _Run:  # fmt: skip
+    """Return a function that quantizes an array like x, by groups if its second argument is their table.
+
+    `options`: the arguments of `quantize` from `recipe` to `scale_padding`.
+    """
+    checked, resolved = _Options(x, *options), resolve_backend(backend, x, "x")
+    recipe, dtype, transposed, scale_dtype, scale_order, scale_padding = options
+    of_transpose = dtype, transposed, scale_dtype, OPPOSITE_ORDER[scale_order], scale_padding
+    x_transposed = x._replace(shape=_swapped(x.shape), strides=_swapped(x.strides))
+    if grouping:
+        name = grouping.table
+        if recipe != "128x1" or transposed or len(x.shape) != 2:
+            described = f"shape {tuple(x.shape)}, {recipe!r}" + ", transposed" * transposed
             raise ArgumentError(f"{name}: got it with {described}; use (m, k) and '128x1', not transposed")
-        of_transpose = _Options(checked.x, "1x128", *options[1:4], OPPOSITE_ORDER[scale_order], scale_padding)
-        cached = get_or_create(
-            _GROUPS_CACHE, key,
-            lambda: QuantizedGroups(
-                checked.x, describe(table, name), grouping, resolve_backend(backend, checked.x, "x"), checked.dtype,
-                checked.scale_dtype, of_transpose.output_specs,
-            ),
-        )  # fmt: skip
-    values, scales, ends = cached.run(x, table)
-    return _transposed(values), _transposed(scales), ends
+        of_groups = _make_quantize_groups(_Options(x, "1x128", *of_transpose), tables[name], grouping)
+
+        def run_groups(x: Any, table: Any) -> tuple[Any, ...]:
+            values, scales, ends = of_groups(resolved, {"source": x, name: table}, x).values()
+            return _transposed(values), _transposed(scales), ends
+
+        return run_groups
+    if recipe in TRANSPOSED_RECIPES:
+        run = _make_run(x_transposed, (TRANSPOSED_RECIPES[recipe], *of_transpose), backend)
+        return lambda x: tuple(map(_transposed, run(_transposed(x))))
+    if recipe == "rows" and transposed:
+        once = recipe, dtype, False, scale_dtype, scale_order, scale_padding
+        run, run_transposed = (_make_run(y, once, backend) for y in (x, x_transposed))
+        return lambda x: (*run(x), *run_transposed(_transposed(x)))
+    kernels = _make_quantize(checked)
+    return lambda x: tuple(kernels(resolved, {"source": x}, x).values())
 
 
 class _Options:
@@ -223,41 +219,48 @@ class _Options:
         return OutputSpec.for_tma(shape, self.dtype), scale_spec
 
 
-class _CachedQuantize:
-    """The kernels of `quantize` for arrays of one signature."""
+def _make_quantize(options: _Options) -> OutputKernels:
+    """Return what computes the values and scales of an array, then those of its transpose if they are asked for."""
+    matrix = to_canonical_matrix(options.x)
+    directions = ("columnwise", "rowwise") if matrix.is_column_major else ("rowwise", "columnwise")
+    outputs, shape = {}, tuple(options.x.shape)
+    for direction, extents in zip(directions[: 1 + options.transposed], (shape, _swapped(shape)), strict=False):
+        outputs[direction], outputs[f"{direction}_scales"] = options.output_specs(extents)
+    launches = _build_launches(options, matrix.T if matrix.is_column_major else matrix, outputs)
 
-    def __init__(self, options: _Options, backend: str) -> None:
-        self.options, self.backend = options, backend
-        matrix = to_canonical_matrix(options.x)
-        source_is_column_major = matrix.is_column_major
-        directions = ("columnwise", "rowwise") if source_is_column_major else ("rowwise", "columnwise")
-        self.directions = directions if options.transposed else directions[:1]
-        outputs, *batch, m, k = {}, *options.x.shape
-        for direction, shape in zip(self.directions, ((*batch, m, k), (*batch, k, m)), strict=False):
-            outputs[direction], outputs[f"{direction}_scales"] = options.output_specs(shape)
-        self.quantize = OutputKernels(
-            _build_launches(options, matrix.T if source_is_column_major else matrix, outputs), outputs
+    def run_reference(x: Any, *results: Any) -> None:
+        for source, values, scales in zip((x, x.swapaxes(-1, -2)), results[::2], results[1::2], strict=False):
+            values[...], scales[...] = reference.quantize(source, options.recipe, options.dtype, options.scale_dtype)
+
+    return OutputKernels(launches, outputs, run_reference)
+
+
+def _make_quantize_groups(options: _Options, table: ArrayInfo, grouping: Grouping) -> OutputKernels:
+    """Return what computes the values and scales of the transpose of x (m, n), and the ends of the filled groups."""
+    x, name, (m, n) = options.x, grouping.table, options.x.shape
+    checks.check_addressable({"x": x, name: table})
+    if table.dtype != INT32 or len(table.shape) != 1 or not checks.is_contiguous(table):
+        raise ArgumentError(
+            f"{name}: got {table.dtype} of shape {tuple(table.shape)}; use a contiguous int32 array (groups,)"
         )
+    (groups,) = table.shape
+    grouping, rows = grouping.with_room_for(groups), filled_rows(m, groups)
+    if rows > MAX_EXTENT:
+        raise ArgumentError(f"x: got {m} rows of {groups} groups; use at most {MAX_EXTENT} when they are filled")
+    values, scales = options.output_specs((n, rows))
+    source = to_canonical_matrix(x)
+    spec = QuantizeSpec(
+        x.dtype, options.dtype, options.scale_dtype, None, "column", vectorizable=has_vector_rows(source)
+    )
+    arrays = {"source": source, "columnwise": values.matrix, "columnwise_scales": scales.matrix}
+    bound = BoundQuantizeGroups(arrays, grouping, groups)
+    launches = Launches(None, False, (Launch.from_kernel(quantize_groups_kernel(spec, grouping), bound),))
+    outputs = {"columnwise": values, "columnwise_scales": scales, FILLED.name: OutputSpec((groups,), INT32)}
 
-    def run(self, x: Any) -> tuple[Any, ...]:
-        """Return the values and scales of an array."""
-        if self.backend == "reference":
-            return self._reference(x)
-        outputs = self.quantize(self.backend, {"source": x}, x)
-        return tuple(outputs[name] for direction in self.directions for name in (direction, f"{direction}_scales"))
+    def run_reference(x: Any, table: Any, *results: Any) -> None:
+        reference.quantize_groups(x, table, grouping, options.dtype, options.scale_dtype, *results)
 
-    def _reference(self, x: Any) -> tuple[Any, ...]:
-        from gemmsmith.backends.reference.quantize import quantize as reference
-
-        o, source = self.options, as_numpy(x, "x")
-        results: list[Any] = []
-        for array in (source, source.swapaxes(-1, -2))[: len(self.directions)]:
-            quantized = reference(array, o.recipe, o.dtype, o.scale_dtype)
-            for output, data in zip(o.output_specs(array.shape), quantized, strict=True):
-                allocated = empty_like_kind(x, output.allocated_shape, output.dtype)
-                results.append(output.view(allocated))
-                as_numpy(results[-1])[...] = data
-        return tuple(results)
+    return OutputKernels(launches, outputs, run_reference)
 
 
 def _build_launches(options: _Options, source: Matrix, outputs: dict[str, OutputSpec]) -> Launches:
@@ -313,16 +316,7 @@ def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: Backen
     if len(x.shape) not in (2, 3):
         raise ArgumentError(f"values: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")
     elements_per_scale = _elements_per_scale(x, s)
-    if (backend := resolve_backend(backend, x, "values")) == "reference":
-        from gemmsmith.backends.reference.quantize import dequantize as reference
-
-        output = OutputSpec.for_tma(tuple(x.shape), out, to_canonical_matrix(x).is_column_major)
-        result = output.view(empty_like_kind(values, output.allocated_shape, out))
-        factors = as_numpy(scales, "scales")
-        as_numpy(result)[...] = reference(
-            as_numpy(values, "values"), factors.reshape(factors.shape or (1, 1)), elements_per_scale, out
-        )
-        return result
+    backend = resolve_backend(backend, x, "values")
     key: Hashable = x._replace(address=x.alignment), s._replace(address=0), out
     kernels = get_or_create(_DEQUANTIZE_CACHE, key, lambda: _make_dequantize(x, s, elements_per_scale, out))
     return kernels(backend, {"source": values, "scales": scales}, values)["out"]
@@ -363,12 +357,21 @@ def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, 
     spec = DequantizeSpec(x.dtype, s.dtype, out, per_column, has_vector_rows(arrays["source"]))
     bound = BoundDequantize(arrays, (shifts[0], shifts[1]))
     launch = (Launch.from_kernel(dequantize_kernel(spec), bound),) if prod(bound.grid) else ()
-    return OutputKernels(Launches(None, False, launch), {"out": output})
+
+    def run_reference(values: Any, scales: Any, result: Any) -> None:
+        result[...] = reference.dequantize(values, scales.reshape(scales.shape or (1, 1)), elements_per_scale, out)
+
+    return OutputKernels(Launches(None, False, launch), {"out": output}, run_reference)
 
 
 def num_blocks(extent: int) -> int:
     """Return the number of blocks of 128, the last of which may be shorter."""
     return ceil_div(extent, QUANTIZATION_BLOCK)
+
+
+def _swapped(extents: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape, or the strides, of the transpose of an array."""
+    return *extents[:-2], extents[-1], extents[-2]
 
 
 def _transposed(x: Any) -> Any:

@@ -18,9 +18,7 @@ from gemmsmith.hw import (
     wgmma,
     wmma,
 )
-from gemmsmith.hw.convert import pack as pack
 from gemmsmith.hw.convert import round_pair as round_pair
-from gemmsmith.hw.convert import unpack as unpack
 from gemmsmith.hw.convert import unpack_pair as unpack_pair
 from gemmsmith.hw.convert import unpack_ue8m0 as unpack_ue8m0
 from gemmsmith.hw.register import opaque as opaque
@@ -43,7 +41,7 @@ mbarrier_test_wait = emitter(mbarrier.MbarrierTestWait)
 mbarrier_wait = emitter(mbarrier.MbarrierWait)
 
 tma_load = tma.load
-tma_load_multicast = tma.load_multicast
+tma_load_multicast = emitter(tma.TmaLoadMulticast)
 tma_store = emitter(tma.TmaStore)
 tma_store_hint = emitter(tma.TmaStoreHint)
 bulk_commit = emitter(tma.BulkCommit)
@@ -128,7 +126,8 @@ sfu_approximation = emitter(arithmetic.SfuApproximation)
 math_library_call = emitter(arithmetic.MathLibraryCall)
 power = emitter(arithmetic.Power)
 
-unpack_fp16 = emitter(convert.UnpackFp16)
+pack = emitter(convert.Pack)
+unpack = emitter(convert.Unpack)
 pack_fp8 = emitter(convert.PackFp8)
 unpack_fp8 = emitter(convert.UnpackFp8)
 pack_int8 = emitter(convert.PackInt8)

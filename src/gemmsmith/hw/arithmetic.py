@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.instruction import Instruction, f32, i32, pred, u32
+from gemmsmith.hw.elementwise import Array, Elementwise
+from gemmsmith.lang.instruction import f32, i32, pred, u32
 from gemmsmith.lang.types import F32, I32
-from gemmsmith.machine import Machine
-
-Array = np.ndarray[Any, Any]
 
 
 def _round_once_to_fp32(reference_fn: Callable[..., Array], *operands: Array) -> Array:
@@ -26,7 +24,7 @@ def _round_once_to_fp32(reference_fn: Callable[..., Array], *operands: Array) ->
         return np.asarray(reference_fn(*(x.astype(np.float64) for x in operands))).astype(np.float32)
 
 
-class FusedMultiplyAdd(Instruction):
+class FusedMultiplyAdd(Elementwise):
     """fma.rn.f32: a * b + c, rounded once.
 
     The simulator rounds the float64 sum, in which the product is exact, to odd (Boldo and Melquiond, "Emulation of FMA
@@ -37,12 +35,11 @@ class FusedMultiplyAdd(Instruction):
     b: f32
     c: f32
     result = F32
-    pure = True
     macs_per_thread = 1
     ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
 
-    def simulate(self, m: Machine) -> Array:
-        a, b, c = (m.per_thread(x).astype(np.float64) for x in (self.a, self.b, self.c))
+    def compute(self, a: Array, b: Array, c: Array) -> Array:
+        a, b, c = (x.astype(np.float64) for x in (a, b, c))
         with np.errstate(all="ignore"):
             product = a * b
             total = product + c
@@ -56,77 +53,66 @@ class FusedMultiplyAdd(Instruction):
             return odd.astype(np.float32)
 
 
-class Dp4a(Instruction):
+class Dp4a(Elementwise):
     """dp4a: c plus the dot product of four signed bytes of a and b, modulo 2^32."""
 
     a: u32
     b: u32
     c: i32
     result = I32
-    pure = True
     macs_per_thread = 4
     ptx = "dp4a.s32.s32 {result}, {a}, {b}, {c};"
 
-    def simulate(self, m: Machine) -> Array:
-        a, b = (
-            np.ascontiguousarray(m.per_thread(x).astype(np.uint32)).view(np.int8).reshape(-1, 4)
-            for x in (self.a, self.b)
-        )
-        dot = (a.astype(np.int64) * b).sum(1)
-        total: Array = (m.per_thread(self.c) + dot).astype(np.int32).astype(np.int64)
+    def compute(self, a: Array, b: Array, c: Array) -> Array:
+        bytes_a, bytes_b = (np.ascontiguousarray(x.astype(np.uint32)).view(np.int8).reshape(-1, 4) for x in (a, b))
+        total: Array = (c + (bytes_a.astype(np.int64) * bytes_b).sum(1)).astype(np.int32).astype(np.int64)
         return total
 
 
-class MaximumNan(Instruction):
+class MaximumNan(Elementwise):
     """IEEE 754-2019 maximum: propagates NaN; max(-0, +0) = +0."""
 
     a: f32
     b: f32
     result = F32
-    pure = True
     ptx = "max.NaN.f32 {result}, {a}, {b};"
 
-    def simulate(self, m: Machine) -> Array:
-        a, b = m.per_thread(self.a), m.per_thread(self.b)
+    def compute(self, a: Array, b: Array) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(np.where((a == 0) & (b == 0), a + b, np.maximum(a, b)))
 
 
-class MinimumNan(Instruction):
+class MinimumNan(Elementwise):
     """IEEE 754-2019 minimum: propagates NaN; min(-0, +0) = -0."""
 
     a: f32
     b: f32
     result = F32
-    pure = True
     ptx = "min.NaN.f32 {result}, {a}, {b};"
 
-    def simulate(self, m: Machine) -> Array:
-        a, b = m.per_thread(self.a), m.per_thread(self.b)
+    def compute(self, a: Array, b: Array) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(np.where((a == 0) & (b == 0), -(-a - b), np.minimum(a, b)))
 
 
-class Select(Instruction):
+class Select(Elementwise):
     """condition ? x : y, by selp. The compiler makes no branch around x or y, as it may of a C++ expression."""
 
     condition: pred
     x: f32
     y: f32
     result = F32
-    pure = True
     ptx = """{
     .reg .pred p;
     setp.ne.b32 p, {condition}, 0;
     selp.f32 {result}, {x}, {y}, p;
     }"""
 
-    def simulate(self, m: Machine) -> Array:
-        condition, x, y = (m.per_thread(x) for x in (self.condition, self.x, self.y))
-        return np.asarray(np.where(condition != 0, x, y), np.float32)
+    def compute(self, condition: Array, x: Array, y: Array) -> Array:
+        return np.where(condition != 0, x, y)
 
 
-class SelectLess(Instruction):
+class SelectLess(Elementwise):
     """a < b ? x : y, by setp and selp, without a branch, as `Select`."""
 
     a: f32
@@ -134,29 +120,26 @@ class SelectLess(Instruction):
     x: f32
     y: f32
     result = F32
-    pure = True
     ptx = """{
     .reg .pred less;
     setp.lt.f32 less, {a}, {b};
     selp.f32 {result}, {x}, {y}, less;
     }"""
 
-    def simulate(self, m: Machine) -> Array:
-        a, b, x, y = (m.per_thread(x) for x in (self.a, self.b, self.x, self.y))
-        return np.asarray(np.where(a < b, x, y), np.float32)
+    def compute(self, a: Array, b: Array, x: Array, y: Array) -> Array:
+        return np.where(a < b, x, y)
 
 
-class DivideFull(Instruction):
+class DivideFull(Elementwise):
     """div.full: a / b with a maximum error of 2 ulp over the full range."""
 
     a: f32
     b: f32
     result = F32
-    pure = True
     ptx = "div.full.f32 {result}, {a}, {b};"
 
-    def simulate(self, m: Machine) -> Array:
-        return _round_once_to_fp32(np.divide, m.per_thread(self.a), m.per_thread(self.b))
+    def compute(self, a: Array, b: Array) -> Array:
+        return _round_once_to_fp32(np.divide, a, b)
 
 
 _APPROXIMATIONS: dict[str, Callable[..., Any]] = {
@@ -171,7 +154,7 @@ _APPROXIMATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class SfuApproximation(Instruction):
+class SfuApproximation(Elementwise):
     """An operation of the special-function unit with its PTX name, such as `ex2.approx.ftz`.
 
     With .ftz subnormal numbers are flushed to zero.
@@ -180,19 +163,15 @@ class SfuApproximation(Instruction):
     function: str
     x: f32
     result = F32
-    pure = True
     ptx = "{function}.f32 {result}, {x};"
-
-    @property
-    def wrapper_name(self) -> str:
-        return self.function.replace(".", "_")
+    wrapper = "{function}"
 
     def check(self) -> None:
         if self.function not in _APPROXIMATIONS:
             raise KernelError(f"{self.function!r}: use one of {', '.join(_APPROXIMATIONS)}")
 
-    def simulate(self, m: Machine) -> Array:
-        reference_fn, x = _APPROXIMATIONS[self.function], m.per_thread(self.x)
+    def compute(self, x: Array) -> Array:
+        reference_fn = _APPROXIMATIONS[self.function]
         if not self.function.endswith(".ftz"):
             return _round_once_to_fp32(reference_fn, x)
         return _flush_subnormals(_round_once_to_fp32(reference_fn, _flush_subnormals(x)))
@@ -210,31 +189,29 @@ _MATH_FUNCTIONS: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 
 
-class MathLibraryCall(Instruction):
+class MathLibraryCall(Elementwise):
     """A one-argument function of CUDA's math library, with a maximum error of 2 ulp."""
 
     function: str
     x: f32
     result = F32
-    pure = True
     cuda = "{function}({x})"
 
     def check(self) -> None:
         if self.function not in _MATH_FUNCTIONS:
             raise KernelError(f"{self.function!r}: use one of {', '.join(_MATH_FUNCTIONS)}")
 
-    def simulate(self, m: Machine) -> Array:
-        return _round_once_to_fp32(_MATH_FUNCTIONS[self.function], m.per_thread(self.x))
+    def compute(self, x: Array) -> Array:
+        return _round_once_to_fp32(_MATH_FUNCTIONS[self.function], x)
 
 
-class Power(Instruction):
+class Power(Elementwise):
     """powf: x to the power y, with a maximum error of 4 ulp."""
 
     x: f32
     y: f32
     result = F32
-    pure = True
     cuda = "powf({x}, {y})"
 
-    def simulate(self, m: Machine) -> Array:
-        return _round_once_to_fp32(np.power, m.per_thread(self.x), m.per_thread(self.y))
+    def compute(self, x: Array, y: Array) -> Array:
+        return _round_once_to_fp32(np.power, x, y)

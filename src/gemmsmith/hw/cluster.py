@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from gemmsmith.hw.memory import register_bytes, vector_suffix
+from gemmsmith.hw.memory import VectorInstruction, register_bytes
 from gemmsmith.lang.instruction import Instruction, i32, registers_in, u32
 from gemmsmith.lang.types import I32, U32, ScalarType
 from gemmsmith.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
@@ -113,7 +113,7 @@ def split_rank(address: Any) -> tuple[Any, Any]:
     return address & ((1 << CLUSTER_RANK_SHIFT) - 1), address >> CLUSTER_RANK_SHIFT
 
 
-class StoreAsync(Instruction):
+class StoreAsync(VectorInstruction):
     """st.async: each thread stores 4, 8 or 16 bytes to a CTA of the cluster (`mapa` address).
 
     Completion is signaled on `barrier` (a `mapa` address) in the same CTA; a wait with scope "cluster" makes the data
@@ -124,10 +124,7 @@ class StoreAsync(Instruction):
     values: registers_in
     address: u32
     barrier: u32
-
-    def text(self) -> str:
-        mnemonic = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
-        return f"{mnemonic}{vector_suffix(self.values)}.b32 [{{address}}], {{values}}, [{{barrier}}];"
+    ptx = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 [{address}], {values}, [{barrier}];"
 
     def simulate(self, m: Machine) -> None:
         addresses, ranks = split_rank(m.per_thread(self.address))

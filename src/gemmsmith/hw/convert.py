@@ -2,98 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, MAX_FINITE, TF32_BITS, DType
+from gemmsmith.core.dtypes import E4M3, E5M2, FP16, FP32, MAX_FINITE, TF32_BITS, DType
+from gemmsmith.hw.elementwise import Array, Elementwise
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.instruction import Instruction, f32, u16, u32
+from gemmsmith.lang.instruction import f32, u16, u32
 from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.machine import Machine
 
 _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
 """The fp8 dtypes by the PTX names of their formats."""
 
 
-def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        pair = np.empty((len(low), 2), dtype)
-        pair[:, 0], pair[:, 1] = low, high
-    bits = pair.view(np.uint16)
-    bits[np.isnan(pair)] = 0x7FFF  # the canonical NaN
-    return bits.view(np.uint32)[:, 0].astype(np.int64)
-
-
-class PackBf16(Instruction):
-    """cvt.rn.bf16x2.f32: rounds two fp32 to nearest even and packs them, `low` in the low half."""
+class Pack(Elementwise):
+    """Rounds two fp32 to nearest even to `dtype` (bf16 or fp16), and packs them, `low` in the low half."""
 
     low: f32
     high: f32
+    dtype: DType
     result = U32
-    pure = True
-    ptx = "cvt.rn.bf16x2.f32 {result}, {high}, {low};"
+    ptx = "cvt.rn.{dtype.ptx}x2.f32 {result}, {high}, {low};"
 
-    def simulate(self, m: Machine) -> np.ndarray:
-        return _pack(m.per_thread(self.low), m.per_thread(self.high), ml_dtypes.bfloat16)
-
-
-class PackFp16(Instruction):
-    """cvt.rn.f16x2.f32: rounds two fp32 to nearest even and packs them, `low` in the low half."""
-
-    low: f32
-    high: f32
-    result = U32
-    pure = True
-    ptx = "cvt.rn.f16x2.f32 {result}, {high}, {low};"
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        return _pack(m.per_thread(self.low), m.per_thread(self.high), np.float16)
+    def compute(self, low: Array, high: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            pair = np.stack([low, high], axis=-1).astype(self.dtype.numpy)
+        bits = pair.view(np.uint16)
+        bits[np.isnan(pair)] = 0x7FFF  # the canonical NaN
+        return bits.view(np.uint32)[:, 0].astype(np.int64)
 
 
-class UnpackFp16(Instruction):
-    """Converts half `half` (0 low, 1 high) of a packed fp16 pair to fp32, exactly."""
+class Unpack(Elementwise):
+    """Converts half `half` (0 low, 1 high) of a packed pair of `dtype` (bf16 or fp16) to fp32, exactly."""
 
     pair: u32
     half: int
+    dtype: DType
     result = F32
-    pure = True
+    wrapper = "unpack_{dtype}_{half}"
 
     def text(self) -> str:
-        return f"""{{
-        .reg .b16 h0, h1;
-        mov.b32 {{h0, h1}}, {{pair}};
-        cvt.f32.f16 {{result}}, h{self.half};
-        }}"""
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        pairs = m.per_thread(self.pair).astype(np.uint32)
-        return (pairs >> (16 * self.half)).astype(np.uint16).view(np.float16).astype(np.float32)
-
-
-class AsUnsigned(Instruction):
-    """__float_as_uint: the bit pattern of an fp32."""
-
-    value: f32
-    result = U32
-    pure = True
-    cuda = "__float_as_uint({value})"
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        return m.per_thread(self.value).astype(np.float32).view(np.uint32).astype(np.int64)
-
-
-class UnpackBf16(Instruction):
-    """Converts half `half` (0 low, 1 high) of a packed bf16 pair to fp32, exactly."""
-
-    pair: u32
-    half: int
-    result = F32
-    pure = True
-
-    def text(self) -> str:
+        if self.dtype == FP16:
+            return f"""{{
+            .reg .b16 h0, h1;
+            mov.b32 {{h0, h1}}, {{pair}};
+            cvt.f32.f16 {{result}}, h{self.half};
+            }}"""
         move = "shl.b32 bits, {pair}, 16;" if self.half == 0 else "and.b32 bits, {pair}, 0xffff0000;"
         return f"""{{
         .reg .b32 bits;
@@ -101,22 +55,31 @@ class UnpackBf16(Instruction):
         mov.b32 {{result}}, bits;
         }}"""
 
-    def simulate(self, m: Machine) -> np.ndarray:
-        pairs = m.per_thread(self.pair).astype(np.uint32)
-        bits = pairs << np.uint32(16) if self.half == 0 else pairs & np.uint32(0xFFFF0000)
-        return bits.astype(np.uint32).view(np.float32)
+    def compute(self, pair: Array) -> Array:
+        halves = np.ascontiguousarray(pair.astype(np.uint32)).view(self.dtype.numpy)
+        return halves[self.half :: 2].astype(np.float32)
 
 
-class AsFloat(Instruction):
+class AsUnsigned(Elementwise):
+    """__float_as_uint: the bit pattern of an fp32."""
+
+    value: f32
+    result = U32
+    cuda = "__float_as_uint({value})"
+
+    def compute(self, value: Array) -> Array:
+        return value.view(np.uint32).astype(np.int64)
+
+
+class AsFloat(Elementwise):
     """__uint_as_float: the fp32 with a bit pattern."""
 
     bits: u32
     result = F32
-    pure = True
     cuda = "__uint_as_float({bits})"
 
-    def simulate(self, m: Machine) -> np.ndarray:
-        return m.per_thread(self.bits).astype(np.uint32).view(np.float32)
+    def compute(self, bits: Array) -> Array:
+        return bits.astype(np.uint32).view(np.float32)
 
 
 def tf32_residual(bits: Value) -> Value:
@@ -127,7 +90,7 @@ def tf32_residual(bits: Value) -> Value:
     return AsUnsigned(AsFloat(bits).issue() - AsFloat(bits & int(TF32_BITS)).issue()).issue()
 
 
-class PackFp8(Instruction):
+class PackFp8(Elementwise):
     """Rounds two fp32 to fp8 (`format` e4m3 or e5m2), saturating, and packs them, `low` in the low byte."""
 
     required_arch = "sm_89"
@@ -135,13 +98,11 @@ class PackFp8(Instruction):
     high: f32
     format: str
     result = U16
-    pure = True
     ptx = "cvt.rn.satfinite.{format}x2.f32 {result}, {high}, {low};"
 
-    def simulate(self, m: Machine) -> np.ndarray:
+    def compute(self, low: Array, high: Array) -> Array:
         dtype = _FP8[self.format]
-        limit = np.float32(MAX_FINITE[dtype])
-        pair = np.stack([m.per_thread(self.low), m.per_thread(self.high)], axis=-1).astype(np.float32)
+        limit, pair = np.float32(MAX_FINITE[dtype]), np.stack([low, high], axis=-1)
         with np.errstate(invalid="ignore"):
             bits = np.clip(pair, -limit, limit).astype(dtype.numpy).view(np.uint8)
         bits = np.where(np.isnan(pair), np.uint8(0x7F), bits)  # the canonical NaN
@@ -155,13 +116,12 @@ def unpack_ue8m0(byte: Value) -> Value:
     return AsFloat(k.select(byte == 0, Constant(U32, 0x00400000), bits)).issue()  # 2^-127 is subnormal
 
 
-class PackInt8(Instruction):
+class PackInt8(Elementwise):
     """Rounds two fp32 to nearest even to int8, saturating (NaN becomes 0), and packs them, `low` in the low byte."""
 
     low: f32
     high: f32
     result = U16
-    pure = True
     ptx = """{
     .reg .b32 low, high, pair;
     cvt.rni.s32.f32 low, {low};
@@ -170,46 +130,35 @@ class PackInt8(Instruction):
     cvt.u16.u32 {result}, pair;
     }"""
 
-    def simulate(self, m: Machine) -> np.ndarray:
-        pair = np.stack([m.per_thread(self.low), m.per_thread(self.high)], axis=-1).astype(np.float32)
+    def compute(self, low: Array, high: Array) -> Array:
+        pair = np.stack([low, high], axis=-1)
         integers = np.clip(np.rint(np.nan_to_num(pair)), -128, 127).astype(np.int8)
         return np.ascontiguousarray(integers).view(np.uint16)[:, 0].astype(np.int64)
 
 
-class UnpackFp8(Instruction):
+class UnpackFp8(Elementwise):
     """Converts a packed fp8 pair (`format` e4m3 or e5m2) to a packed fp16 pair, exactly."""
 
     required_arch = "sm_89"
     pair: u16
     format: str
     result = U32
-    pure = True
     ptx = "cvt.rn.f16x2.{format}x2 {result}, {pair};"
 
-    def simulate(self, m: Machine) -> np.ndarray:
-        packed = np.ascontiguousarray(m.per_thread(self.pair).astype(np.uint16)[:, None])
+    def compute(self, pair: Array) -> Array:
+        packed = np.ascontiguousarray(pair.astype(np.uint16)[:, None])
         pairs = packed.view(_FP8[self.format].numpy).astype(np.float16)
         bits = np.where(np.isnan(pairs), np.uint16(0x7FFF), pairs.view(np.uint16))  # the canonical NaN
         return np.ascontiguousarray(bits).view(np.uint32)[:, 0].astype(np.int64)
 
 
-def unpack(pair: Value, half: int, dtype: DType) -> Value:
-    """Convert half `half` (0 low, 1 high) of a packed pair of `dtype` (bf16 or fp16) to fp32."""
-    return {BF16: UnpackBf16, FP16: UnpackFp16}[dtype](pair, half).issue()
-
-
 def unpack_pair(pair: Value, dtype: DType) -> tuple[Value, Value]:
     """Convert both halves of a packed pair of `dtype` (bf16 or fp16) to fp32."""
-    return unpack(pair, 0, dtype), unpack(pair, 1, dtype)
-
-
-def pack(low: Value, high: Value, dtype: DType) -> Value:
-    """Round two fp32 values to `dtype` (bf16 or fp16) and pack them into a u32."""
-    return {BF16: PackBf16, FP16: PackFp16}[dtype](low, high).issue()
+    return Unpack(pair, 0, dtype).issue(), Unpack(pair, 1, dtype).issue()
 
 
 def round_pair(low: Value, high: Value, dtype: DType) -> tuple[Value, Value]:
     """Round two fp32 values to `dtype` and return them as fp32. fp8 saturates to its largest finite value."""
     if dtype.bits == 8:
         return unpack_pair(UnpackFp8(PackFp8(low, high, dtype.ptx).issue(), dtype.ptx).issue(), FP16)
-    return (low, high) if dtype == FP32 else unpack_pair(pack(low, high, dtype), dtype)
+    return (low, high) if dtype == FP32 else unpack_pair(Pack(low, high, dtype).issue(), dtype)

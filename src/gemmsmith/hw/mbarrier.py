@@ -54,18 +54,17 @@ class MbarrierArriveRemote(Instruction):
     barrier: u32
     rank: u32
     scope: Scope = "cta"
+    wrapper = "{mnemonic}{release}"
+    ptx = """{
+    .reg .b32 remote;
+    mapa.shared::cluster.u32 remote, {barrier}, {rank};
+    mbarrier.arrive{release}.shared::cluster.b64 _, [remote];
+    }"""
 
     @property
-    def wrapper_name(self) -> str:
-        return self.mnemonic if self.scope == "cta" else f"{self.mnemonic}_release_{self.scope}"
-
-    def text(self) -> str:
-        release = "" if self.scope == "cta" else f".release.{self.scope}"
-        return f"""{{
-    .reg .b32 remote;
-    mapa.shared::cluster.u32 remote, {{barrier}}, {{rank}};
-    mbarrier.arrive{release}.shared::cluster.b64 _, [remote];
-    }}"""
+    def release(self) -> str:
+        """PTX's qualifier of the scope; none for the CTA."""
+        return "" if self.scope == "cta" else f".release.{self.scope}"
 
     def simulate(self, m: Machine) -> None:
         m.mbarriers.arrive(m.value(self.barrier), rank=m.value(self.rank), scope=self.scope)
@@ -95,10 +94,6 @@ class MbarrierExpectTx(Instruction):
         m.mbarriers.expect_tx(m.uniform(self.barrier), m.uniform(self.tx_bytes))
 
 
-def _acquire(scope: Scope) -> str:
-    return "" if scope == "cta" else f".acquire.{scope}"
-
-
 class MbarrierWait(Instruction):
     """Waits until the phase of that parity has completed. On a new barrier parity 1 returns immediately.
 
@@ -110,20 +105,20 @@ class MbarrierWait(Instruction):
     barrier: u32
     parity: u32
     scope: Scope = "cta"
+    wrapper = "{mnemonic}{acquire}"
+    ptx = """{
+    .reg .pred complete;
+    WAIT:
+    mbarrier.try_wait.parity{acquire}.shared::cta.b64 complete, [{barrier}], {parity};
+    @complete bra DONE;
+    bra WAIT;
+    DONE:
+    }"""
 
     @property
-    def wrapper_name(self) -> str:
-        return self.mnemonic if self.scope == "cta" else f"{self.mnemonic}_acquire_{self.scope}"
-
-    def text(self) -> str:
-        return f"""{{
-        .reg .pred complete;
-        WAIT:
-        mbarrier.try_wait.parity{_acquire(self.scope)}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
-        @complete bra DONE;
-        bra WAIT;
-        DONE:
-        }}"""
+    def acquire(self) -> str:
+        """PTX's qualifier of the scope; none for the CTA."""
+        return "" if self.scope == "cta" else f".acquire.{self.scope}"
 
     def simulate(self, m: Machine) -> Blocking:
         yield from m.mbarriers.wait(m.uniform(self.barrier), m.uniform(self.parity), self.scope)
@@ -135,13 +130,11 @@ class MbarrierTestWait(MbarrierWait):
     waits_for_threads, tests_wait = False, True
     result = PRED
     result_name = "is_complete"
-
-    def text(self) -> str:
-        return f"""{{
-        .reg .pred complete;
-        mbarrier.test_wait.parity{_acquire(self.scope)}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
-        selp.b32 {{result}}, 1, 0, complete;
-        }}"""
+    ptx = """{
+    .reg .pred complete;
+    mbarrier.test_wait.parity{acquire}.shared::cta.b64 complete, [{barrier}], {parity};
+    selp.b32 {result}, 1, 0, complete;
+    }"""
 
     def simulate(self, m: Machine) -> Any:
         return m.mbarriers.test(m.uniform(self.barrier), m.uniform(self.parity), self.scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -12,23 +12,31 @@ from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
 from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
 from gemmsmith.lang.values import RegisterArray, Value, ValueLike
-from gemmsmith.machine import Blocking, Machine, Scope
+from gemmsmith.machine import Blocking, Machine, Scope, Space
 
 
-def vector_suffix(registers: RegisterArray) -> str:
-    """Return the modifier, such as ".v4", of a load or store of the registers."""
-    if registers.count not in (1, 2, 4):
-        raise KernelError(f"{registers.name}: got {registers.count} registers; loads and stores take 1, 2 or 4")
-    return "" if registers.count == 1 else f".v{registers.count}"
+class VectorInstruction(Instruction):
+    """Common base of loads and stores of 1, 2 or 4 registers, `values`, in `space`, perhaps under a `predicate`."""
+
+    space: ClassVar[Space] = "shared"
+    if TYPE_CHECKING:  # each instruction declares its fields, in the order of its wrapper's parameters
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def vector(self) -> str:
+        """The modifier, such as ".v4", that names the number of registers."""
+        if self.values.count not in (1, 2, 4):
+            raise KernelError(f"{self.values.name}: got {self.values.count} registers; loads and stores take 1, 2 or 4")
+        return "" if self.values.count == 1 else f".v{self.values.count}"
+
+    def mask(self, m: Machine) -> np.ndarray | None:
+        """Return the threads whose predicate holds; None without one."""
+        return _active_mask(m, self.predicate) if "predicate" in self.operand_types else None
 
 
 def _active_mask(m: Machine, predicate: Any) -> np.ndarray:
     return np.asarray(m.active & m.per_thread(predicate).astype(bool))
-
-
-def _load(m: Machine, values: RegisterArray, space: Any, address: Any, mask: Any) -> None:
-    data = m.memory.load(space, m.per_thread(address), 4 * values.count, mask=mask)
-    m.registers.view(values, write=True)[m.active] = np.ascontiguousarray(data).view(numpy_dtype(values))[m.active]
 
 
 def register_bytes(m: Machine, values: RegisterArray) -> np.ndarray:
@@ -41,51 +49,66 @@ def numpy_dtype(registers: RegisterArray) -> Any:
     return {F32: np.float32, I32: np.int32}.get(registers.type, np.uint32)
 
 
-class LoadGlobal(Instruction):
-    """Loads 4, 8 or 16 bytes if `predicate` holds; otherwise returns zeros."""
+class LoadShared(VectorInstruction):
+    """Loads 4, 8 or 16 bytes from the CTA's shared memory."""
 
     values: registers_out
-    address: u64
-    predicate: pred
-
-    def text(self) -> str:
-        count = self.values.count
-        zeros = "\n".join(f"mov.b32 %{i}, 0;" for i in range(count))
-        return f"""{{
-        .reg .pred p;
-        setp.ne.b32 p, {{predicate}}, 0;
-        {zeros}
-        @p ld.global{vector_suffix(self.values)}.b32 {{values}}, [{{address}}];
-        }}"""
+    address: u32
+    ptx = "ld.shared{vector}.b32 {values}, [{address}];"
 
     def simulate(self, m: Machine) -> None:
-        _load(m, self.values, "global", self.address, _active_mask(m, self.predicate))
+        data = m.memory.load(self.space, m.per_thread(self.address), 4 * self.values.count, mask=self.mask(m))
+        loaded = np.ascontiguousarray(data).view(numpy_dtype(self.values))
+        m.registers.view(self.values, write=True)[m.active] = loaded[m.active]
 
 
-class StoreGlobal(Instruction):
-    """Stores 4, 8 or 16 bytes if `predicate` holds."""
+class LoadGlobal(LoadShared):
+    """Loads 4, 8 or 16 bytes if `predicate` holds; otherwise returns zeros."""
+
+    address: u64
+    predicate: pred
+    space = "global"
+    ptx = """{
+    .reg .pred p;
+    setp.ne.b32 p, {predicate}, 0;
+    {zeros}
+    @p ld.global{vector}.b32 {values}, [{address}];
+    }"""
+
+    @property
+    def zeros(self) -> str:
+        """PTX that sets the registers to zero."""
+        return "\n".join(f"mov.b32 %{i}, 0;" for i in range(self.values.count))
+
+
+class StoreShared(VectorInstruction):
+    """Stores 4, 8 or 16 bytes to the CTA's shared memory."""
 
     values: registers_in
-    address: u64
-    predicate: pred
-
-    def text(self) -> str:
-        return f"""{{
-        .reg .pred p;
-        setp.ne.b32 p, {{predicate}}, 0;
-        @p st.global{vector_suffix(self.values)}.b32 [{{address}}], {{values}};
-        }}"""
+    address: u32
+    ptx = "st.shared{vector}.b32 [{address}], {values};"
 
     def simulate(self, m: Machine) -> None:
-        m.memory.store(
-            "global", m.per_thread(self.address), register_bytes(m, self.values), mask=_active_mask(m, self.predicate)
-        )
+        m.memory.store(self.space, m.per_thread(self.address), register_bytes(m, self.values), mask=self.mask(m))
 
 
-def _check_bits(instruction: Instruction, bits: int) -> None:
-    if bits not in (8, 16):
+class StoreGlobal(StoreShared):
+    """Stores 4, 8 or 16 bytes if `predicate` holds."""
+
+    address: u64
+    predicate: pred
+    space = "global"
+    ptx = """{
+    .reg .pred p;
+    setp.ne.b32 p, {predicate}, 0;
+    @p st.global{vector}.b32 [{address}], {values};
+    }"""
+
+
+def _check_bits(self: Any) -> None:
+    if self.bits not in (8, 16):
         raise KernelError(
-            f"{instruction.mnemonic}: got {bits} bits; use 8 or 16, or the instruction for 32-bit registers"
+            f"{self.mnemonic}: got {self.bits} bits; use 8 or 16, or the instruction for 32-bit registers"
         )
 
 
@@ -103,13 +126,8 @@ class LoadGlobalU8OrU16(Instruction):
     mov.b16 {result}, 0;
     @p ld.global.u{bits} {result}, [{address}];
     }"""
-
-    def check(self) -> None:
-        _check_bits(self, self.bits)
-
-    @property
-    def wrapper_name(self) -> str:
-        return f"load_global_u{self.bits}"
+    wrapper = "load_global_u{bits}"
+    check = _check_bits
 
     def simulate(self, m: Machine) -> np.ndarray:
         data = m.memory.load("global", m.per_thread(self.address), self.bits // 8, mask=_active_mask(m, self.predicate))
@@ -128,43 +146,12 @@ class StoreGlobalU8OrU16(Instruction):
     setp.ne.b32 p, {predicate}, 0;
     @p st.global.b{bits} [{address}], {value};
     }"""
-
-    def check(self) -> None:
-        _check_bits(self, self.bits)
-
-    @property
-    def wrapper_name(self) -> str:
-        return f"store_global_u{self.bits}"
+    wrapper = "store_global_u{bits}"
+    check = _check_bits
 
     def simulate(self, m: Machine) -> None:
         data = m.per_thread(self.value).astype(f"u{self.bits // 8}")[:, None].view(np.uint8)
         m.memory.store("global", m.per_thread(self.address), data, mask=_active_mask(m, self.predicate))
-
-
-class LoadShared(Instruction):
-    """Loads 4, 8 or 16 bytes from the CTA's shared memory."""
-
-    values: registers_out
-    address: u32
-
-    def text(self) -> str:
-        return f"ld.shared{vector_suffix(self.values)}.b32 {{values}}, [{{address}}];"
-
-    def simulate(self, m: Machine) -> None:
-        _load(m, self.values, "shared", self.address, None)
-
-
-class StoreShared(Instruction):
-    """Stores 4, 8 or 16 bytes to the CTA's shared memory."""
-
-    values: registers_in
-    address: u32
-
-    def text(self) -> str:
-        return f"st.shared{vector_suffix(self.values)}.b32 [{{address}}], {{values}};"
-
-    def simulate(self, m: Machine) -> None:
-        m.memory.store("shared", m.per_thread(self.address), register_bytes(m, self.values))
 
 
 class LoadSharedU8OrU16(Instruction):
@@ -175,13 +162,8 @@ class LoadSharedU8OrU16(Instruction):
     result = U16
     result_name = "loaded"
     ptx = "ld.shared.u{bits} {result}, [{address}];"
-
-    def check(self) -> None:
-        _check_bits(self, self.bits)
-
-    @property
-    def wrapper_name(self) -> str:
-        return f"load_shared_u{self.bits}"
+    wrapper = "load_shared_u{bits}"
+    check = _check_bits
 
     def simulate(self, m: Machine) -> np.ndarray:
         data = m.memory.load("shared", m.per_thread(self.address), self.bits // 8)
@@ -281,9 +263,7 @@ class AtomAddU32(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        return m.memory.atomic(
-            "global", address, np.uint32, lambda a, b: a + b, value, order=self.order, scope=self.scope
-        )
+        return m.memory.atomic(address, np.uint32, lambda a, b: a + b, value, order=self.order, scope=self.scope)
 
 
 class RedAddF32(Instruction):
@@ -295,10 +275,10 @@ class RedAddF32(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        m.memory.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False, rounds=True)
+        m.memory.atomic(address, np.float32, lambda a, b: a + b, value, returns=False, rounds=True)
 
 
-class RedAddVector(Instruction):
+class RedAddVector(VectorInstruction):
     """red.add (relaxed) of 1, 2 or 4 registers of f32, f16x2 or bf16x2: memory += values, each element by itself."""
 
     values: registers_in
@@ -311,8 +291,8 @@ class RedAddVector(Instruction):
         return "sm_80" if self.values.count == 1 and self.dtype != "bf16x2" else "sm_90"
 
     def text(self) -> str:
-        modifiers = f"{'' if self.dtype == 'f32' else '.noftz'}{vector_suffix(self.values)}.{self.dtype}"
-        return f"red.relaxed.gpu.global.add{modifiers} [{{address}}], {{values}};"
+        no_ftz = "" if self.dtype == "f32" else ".noftz"
+        return f"red.relaxed.gpu.global.add{no_ftz}{self.vector}.{self.dtype} [{{address}}], {{values}};"
 
     def simulate(self, m: Machine) -> None:
         data, address = register_bytes(m, self.values), m.per_thread(self.address)
@@ -349,7 +329,7 @@ def _add_atomically(m: Machine, address: np.ndarray, bits: np.ndarray, dtype: An
         with np.errstate(over="ignore", invalid="ignore"):
             return np.add(a.view(dtype), b.view(dtype)).view(bits.dtype)
 
-    m.memory.atomic("global", address, bits.dtype, add, bits, returns=False, rounds=True)
+    m.memory.atomic(address, bits.dtype, add, bits, returns=False, rounds=True)
 
 
 class RedAddU32(Instruction):
@@ -361,7 +341,7 @@ class RedAddU32(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, value = m.per_thread(self.address), m.per_thread(self.value)
-        m.memory.atomic("global", address, np.uint32, lambda a, b: a + b, value, returns=False)
+        m.memory.atomic(address, np.uint32, lambda a, b: a + b, value, returns=False)
 
 
 def load_global_word(address: Value, predicate: ValueLike, scalar_type: ScalarType, name: str) -> Value:

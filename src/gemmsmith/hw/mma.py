@@ -183,6 +183,7 @@ class MmaSync(Instruction):
     b: registers_in
     mma: Mma
     pure = True
+    ptx = "mma.sync.aligned.m16n8k{mma.k}.row.col.{mma}.{mma.d.ptx} {d}, {a}, {b}, {d};"
 
     def check(self) -> None:
         if self.mma not in MMA_SYNC.instructions:
@@ -205,10 +206,6 @@ class MmaSync(Instruction):
     def wrapper_name(self) -> str:
         types = dict.fromkeys((self.mma.d.ptx, self.mma.a.ptx))
         return f"mma_m16n8k{self.mma.k}_{'_'.join(types)}"
-
-    def text(self) -> str:
-        mma = self.mma
-        return f"mma.sync.aligned.m16n8k{mma.k}.row.col.{mma}.{mma.d.ptx} {{d}}, {{a}}, {{b}}, {{d}};"
 
     def simulate(self, m: Machine) -> None:
         m.require_converged("mma.sync")

@@ -13,6 +13,7 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.hw.convert import AsFloat, AsUnsigned
+from gemmsmith.hw.elementwise import Array, Elementwise
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32, i64, u32
 from gemmsmith.lang.kernel import Kernel, max_registers_per_thread
@@ -133,17 +134,15 @@ class MatchAny(Instruction):
         return np.asarray((is_same << np.arange(32)).sum(-1).reshape(-1))
 
 
-class PopulationCount(Instruction):
+class PopulationCount(Elementwise):
     """popc: the number of bits that are 1."""
 
     value: u32
     result = U32
-    pure = True
     ptx = "popc.b32 {result}, {value};"
 
-    def simulate(self, m: Machine) -> np.ndarray:
-        bits = m.per_thread(self.value)[:, None] >> np.arange(32) & 1
-        return np.asarray(bits.sum(-1))
+    def compute(self, value: Array) -> Array:
+        return np.asarray((value[:, None] >> np.arange(32) & 1).sum(-1))
 
 
 class Redux(Instruction):

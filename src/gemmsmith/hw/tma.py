@@ -46,58 +46,61 @@ class Box:
         return self.map.box_bytes
 
     @cached_property
-    def in_bounds_region(self) -> tuple[np.ndarray, slice]:
+    def in_bounds(self) -> tuple[np.ndarray, slice]:
         """The mask of the in-bounds rows, and the slice of the in-bounds bytes of a row."""
-        y = self.y + np.arange(self.map.box[1])[None, :]
-        z = self.z + np.arange(self.map.box[2])[:, None]
-        rows = (y >= 0) & (y < self.map.extents[1]) & (z >= 0) & (z < self.map.extents[2])
-        first, stop = max(-self.x, 0), min(self.map.extents[0] - self.x, self.map.box[0])
-        return rows.reshape(-1), slice(first * self.map.dtype.bytes, max(first, stop) * self.map.dtype.bytes)
+        (columns, *extents), element = self.map.extents, self.map.dtype.bytes
+        y, z = self._rows
+        rows = (y >= 0) & (y < extents[0]) & (z >= 0) & (z < extents[1])
+        first, stop = max(-self.x, 0), min(columns - self.x, self.map.box[0])
+        return rows.reshape(-1), slice(first * element, max(first, stop) * element)
+
+    @cached_property
+    def stored(self) -> tuple[np.ndarray, slice]:
+        """The in-bounds rows, with their bytes rounded up to 16.
+
+        A TMA store writes whole 16-byte units, beyond the end of the row if need be.
+        """
+        rows, part = self.in_bounds
+        stop = round_up(part.stop, SWIZZLE_UNIT_BYTES) if part.start < part.stop else part.stop
+        return rows, slice(part.start, stop)
 
     @cached_property
     def source(self) -> Access:
         """The access to the bytes in global memory that a load reads."""
-        return self._global_access(*self.in_bounds_region)
+        return self._global_access(*self.in_bounds)
 
     @cached_property
     def target(self) -> Access:
         """The access to the bytes in global memory that a store writes."""
-        return self._global_access(*self._stored_region())
+        return self._global_access(*self.stored)
 
-    def _global_access(self, rows: np.ndarray, byte_range: slice) -> Access:
-        width = byte_range.stop - byte_range.start
-        y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
-        z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
-        first = self.map.address + self.x * self.map.dtype.bytes + byte_range.start
+    @property
+    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """The coordinates (y, z) of the rows."""
+        _, ys, zs = self.map.box
+        return self.y + np.arange(ys, dtype=np.int64)[None, :], self.z + np.arange(zs, dtype=np.int64)[:, None]
+
+    def _global_access(self, rows: np.ndarray, part: slice) -> Access:
+        """Return the access to a part of the bytes of each of the `rows`, a mask."""
+        y, z = self._rows
+        first = self.map.address + self.x * self.map.dtype.bytes + part.start
         start = first + self.map.row_offset(y) + z * self.map.strides[1]
-        return Access("global", start.reshape(-1)[rows] if width else np.zeros(0, np.int64), width)
+        return Access("global", start.reshape(-1)[rows], part.stop - part.start)
 
     def shared_access(self, address: int, rank: int | None) -> Access:
         """Return the access to the 16-byte units of the box in shared memory, row by row."""
         return _shared_access(address, self.bytes, self.map.swizzle, rank)
 
     def load(self, m: Machine, targets: list[Access]) -> None:
-        rows, byte_range = self.in_bounds_region
+        rows, part = self.in_bounds
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
-        if byte_range.start < byte_range.stop:
-            data[rows, byte_range] = m.memory.peek(self.source)
+        data[rows, part] = m.memory.peek(self.source)
         for target in targets:
             m.memory.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
 
-    def _stored_region(self) -> tuple[np.ndarray, slice]:
-        """Return the in-bounds rows, with their bytes rounded up to 16.
-
-        A TMA store writes whole 16-byte units, beyond the end of the row if need be.
-        """
-        rows, byte_range = self.in_bounds_region
-        stop = round_up(byte_range.stop, SWIZZLE_UNIT_BYTES) if byte_range.start < byte_range.stop else byte_range.stop
-        return rows, slice(byte_range.start, stop)
-
     def store(self, m: Machine, source: Access) -> None:
-        rows, byte_range = self._stored_region()
-        data = m.memory.peek(source).reshape(len(rows), self.row_bytes)
-        if byte_range.start < byte_range.stop:
-            m.memory.poke(self.target, data[rows, byte_range])
+        rows, part = self.stored
+        m.memory.poke(self.target, m.memory.peek(source).reshape(len(rows), self.row_bytes)[rows, part])
 
 
 _box = lru_cache(maxsize=1024)(Box)
@@ -126,10 +129,17 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     )  # fmt: skip
 
 
-class TmaLoad(Instruction):
-    """Copies the box at (x, y, z) to shared memory; its bytes complete on `barrier`.
+def _load_text(self: Any) -> str:
+    """Return the PTX of a load; a map of interleaved rows has two more dimensions."""
+    ptx = Instruction.text(self)
+    return ptx.replace(".3d", ".5d").replace("{x}, {y}", "{x}, 0, 0, {y}") if self.interleaved else ptx
 
-    Elements outside the tensor are zero.
+
+class TmaLoad(Instruction):
+    """Copies the box at (x, y, z) to this CTA's shared memory; its bytes complete on `barrier`.
+
+    Elements outside the tensor are zero. `interleaved`: of a map whose rows alternate between two tensors; `y` counts
+    groups of 16 rows.
     """
 
     required_arch = "sm_90"
@@ -140,43 +150,34 @@ class TmaLoad(Instruction):
     destination: u32
     barrier: u32
     cache_hint: u64
+    interleaved: bool = False
     space: str = "cluster"
     ptx = (
         "cp.async.bulk.tensor.3d.shared::{space}.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {cache_hint};"
     )
+    text = _load_text
 
     def simulate(self, m: Machine) -> None:
         _start_load(m, self, [None])
-
-
-class TmaLoadInterleaved(TmaLoad):
-    """TmaLoad of a map whose rows alternate between two tensors; `y` counts groups of 16 rows."""
-
-    ptx = (
-        "cp.async.bulk.tensor.5d.shared::{space}.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[{destination}], [{map}, {{x}, 0, 0, {y}, {z}}], [{barrier}], {cache_hint};"
-    )
 
 
 def load(
     map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
     barrier: ValueLike | SharedView, cache_hint: ValueLike, *, interleaved: bool = False,
 ) -> None:  # fmt: skip
-    """Emit a TMA load into this CTA's shared memory.
+    """Emit a TmaLoad.
 
     From sm_100 on it uses `.shared::cta`; with `.shared::cluster` ptxas emits a function call on sm_120.
-    `interleaved`: of a map whose rows alternate between two tensors; y counts groups of 16 rows.
     """
     space = "cta" if current_builder().chip.supports("sm_100") else "cluster"
-    kind = TmaLoadInterleaved if interleaved else TmaLoad
-    kind(map, x, y, z, destination, barrier, cache_hint, space).issue()
+    TmaLoad(map, x, y, z, destination, barrier, cache_hint, interleaved, space).issue()
 
 
 class TmaLoadMulticast(Instruction):
     """Copies the box at (x, y, z) to every CTA of `mask`, at the same shared-memory address.
 
-    The bytes complete on the barrier at the same address in each CTA.
+    The bytes complete on the barrier at the same address in each CTA. `interleaved`: as in TmaLoad.
     """
 
     required_arch = "sm_90"
@@ -188,34 +189,17 @@ class TmaLoadMulticast(Instruction):
     barrier: u32
     mask: u16
     cache_hint: u64
+    interleaved: bool = False
     ptx = (
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
         ".multicast::cluster.L2::cache_hint "
         "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {mask}, {cache_hint};"
     )
+    text = _load_text
 
     def simulate(self, m: Machine) -> None:
         mask = int(m.uniform(self.mask))
         _start_load(m, self, [rank for rank in range(m.cluster_size) if mask >> rank & 1])
-
-
-class TmaLoadMulticastInterleaved(TmaLoadMulticast):
-    """TmaLoadMulticast of a map whose rows alternate between two tensors; `y` counts groups of 16 rows."""
-
-    ptx = (
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint "
-        "[{destination}], [{map}, {{x}, 0, 0, {y}, {z}}], [{barrier}], {mask}, {cache_hint};"
-    )
-
-
-def load_multicast(
-    map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
-    barrier: ValueLike | SharedView, mask: ValueLike, cache_hint: ValueLike, *, interleaved: bool = False,
-) -> None:  # fmt: skip
-    """Emit a TMA load into the shared memory of each CTA of `mask`; `interleaved` as in `load`."""
-    kind = TmaLoadMulticastInterleaved if interleaved else TmaLoadMulticast
-    kind(map, x, y, z, destination, barrier, mask, cache_hint).issue()
 
 
 class TmaStore(Instruction):

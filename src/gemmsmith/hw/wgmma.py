@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import A_FRAGMENT, D_FRAGMENT, MMA_K_BITS, THREADS_PER_WARPGROUP, WGMMA, Fragment, Mma
 from gemmsmith.core.tile import Tile, swizzled
@@ -86,12 +85,6 @@ def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
     return Access("shared", swizzled(start + offsets, swizzle), 16)
 
 
-def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
-    """Return an operand (rows, k) as it is multiplied; see `decode_elements`."""
-    elements = decode_elements(np.ascontiguousarray(m.memory.peek(access)).view(np.uint32), dtype)
-    return elements.reshape(-1, rows).T if mn_major else elements.reshape(rows, -1)
-
-
 @lru_cache(maxsize=64)
 def _fragment_maps(fragment: Fragment, elements: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (128, elements): the matrix element held by each thread and register; and the inverse permutation.
@@ -166,21 +159,40 @@ class _Wgmma(Instruction):
         {{a}}, {{b}}, p{scales}{transposed};
         }}"""
 
-    def _multiply(self, m: Machine, a: np.ndarray, b: np.ndarray, scale_d: bool) -> None:
-        """Compute D = A B^T + (scale_d ? D : 0): a (64, k), b (n, k)."""
-        registers = m.registers.view_unchecked(self.d)
-        elements, positions = _fragment_maps(D_FRAGMENT, self.n // 2, self.n)
-        c = np.zeros((self.mma.m, self.n), a.dtype)
-        if scale_d:
-            c = np.take(unpack_accumulator(registers, self.mma.d), positions)
-        d = np.take(multiply(a, b, c, self.mma), elements)
-        registers[:] = pack_accumulator(d, self.mma.d)
+    def simulate(self, m: Machine) -> None:
+        accesses = {
+            name: operand_access(m.uniform(getattr(self, name)), self._rows(name), major == "MN")
+            for name, major in self.majors.items()
+        }
+        scale_d = bool(m.uniform(self.scale_d))
 
-    def _start(self, m: Machine, reads: list[Access], perform: Any, registers: list[Any]) -> None:
+        def operand(name: str) -> np.ndarray:
+            """Return an operand (rows, k) as it is multiplied; see `decode_elements`."""
+            rows, dtype = self._rows(name), getattr(self.mma, name)
+            if name in accesses:
+                elements = decode_elements(np.ascontiguousarray(m.memory.peek(accesses[name])).view(np.uint32), dtype)
+                return elements.reshape(-1, rows).T if self.majors[name] == "MN" else elements.reshape(rows, -1)
+            registers = np.ascontiguousarray(m.registers.view_unchecked(self.a)).astype(np.uint32)
+            words = np.take(registers, _fragment_maps(A_FRAGMENT, A_FRAGMENT.registers, K_STEP_BYTES // 4)[1])
+            return decode_elements(words, dtype)
+
+        def perform() -> None:
+            """Compute D = A B^T + (scale_d ? D : 0): a (64, k), b (n, k)."""
+            a, b, registers = operand("a"), operand("b"), m.registers.view_unchecked(self.d)
+            elements, positions = _fragment_maps(D_FRAGMENT, self.n // 2, self.n)
+            c = np.zeros((self.mma.m, self.n), a.dtype)
+            if scale_d:
+                c = np.take(unpack_accumulator(registers, self.mma.d), positions)
+            registers[:] = pack_accumulator(np.take(multiply(a, b, c, self.mma), elements), self.mma.d)
+
         m.async_operations.start(
-            AsyncOperation(f"wgmma {self.shape}", "tensor", perform, reads, group="wgmma",
-                           register_operands=registers, tensor_cycles=self.n / 2)
+            AsyncOperation(f"wgmma {self.shape}", "tensor", perform, [*accesses.values()], group="wgmma",
+                           register_operands=[self.d, *[self.a] * ("a" not in accesses)], tensor_cycles=self.n / 2)
         )  # fmt: skip
+
+    def _rows(self, operand: str) -> int:
+        """Return the rows of A, or the columns of B."""
+        return int(self.mma.m if operand == "a" else self.n)
 
 
 class Wgmma(_Wgmma):
@@ -198,17 +210,6 @@ class Wgmma(_Wgmma):
     a_major: str = "K"
     b_major: str = "K"
 
-    def simulate(self, m: Machine) -> None:
-        a_mn, b_mn = self.a_major == "MN", self.b_major == "MN"
-        a, b = operand_access(m.uniform(self.a), 64, a_mn), operand_access(m.uniform(self.b), self.n, b_mn)
-        scale_d = bool(m.uniform(self.scale_d))
-
-        def perform() -> None:
-            a_matrix = operand_matrix(m, a, 64, a_mn, self.mma.a)
-            self._multiply(m, a_matrix, operand_matrix(m, b, self.n, b_mn, self.mma.b), scale_d)
-
-        self._start(m, [a, b], perform, [self.d])
-
 
 class WgmmaRS(_Wgmma):
     """wgmma with A in registers (RS): four 32-bit registers per thread, K-major."""
@@ -225,19 +226,6 @@ class WgmmaRS(_Wgmma):
         super().check()
         if self.a.count != A_FRAGMENT.registers:
             raise KernelError(f"wgmma a: got {self.a.count} registers; use {A_FRAGMENT.registers}")
-
-    def simulate(self, m: Machine) -> None:
-        mn_major = self.b_major == "MN"
-        b = operand_access(m.uniform(self.b), self.n, mn_major)
-        scale_d = bool(m.uniform(self.scale_d))
-
-        def perform() -> None:
-            registers = np.ascontiguousarray(m.registers.view_unchecked(self.a)).astype(np.uint32)
-            words = np.take(registers, _fragment_maps(A_FRAGMENT, A_FRAGMENT.registers, K_STEP_BYTES // 4)[1])
-            a_matrix = decode_elements(words, self.mma.a)
-            self._multiply(m, a_matrix, operand_matrix(m, b, self.n, mn_major, self.mma.b), scale_d)
-
-        self._start(m, [b], perform, [self.d, self.a])
 
 
 class WgmmaFence(Instruction):

@@ -169,13 +169,10 @@ class WmmaLoad(_WmmaTransfer):
     operand: Operand
     layout: WmmaLayout
     mma: Mma
+    wrapper = "wmma_load_{operand}_{layout}_{mma.a.ptx}_{mma.d.ptx}_{space}"
 
     def text(self) -> str:
         return self._text("load", "{values}, [{address}]")
-
-    @property
-    def wrapper_name(self) -> str:
-        return f"wmma_load_{self.operand}_{self.layout}_{self.mma.a.ptx}_{self.mma.d.ptx}_{self.space}"
 
     def simulate(self, m: Machine) -> None:
         rows, vectors_per_row, vector_bytes = self._row_vectors()
@@ -204,13 +201,10 @@ class WmmaStore(_WmmaTransfer):
     stride: u32
     layout: WmmaLayout
     mma: Mma
+    wrapper = "wmma_store_{layout}_{mma.d.ptx}_{space}"
 
     def text(self) -> str:
         return self._text("store", "[{address}], {values}")
-
-    @property
-    def wrapper_name(self) -> str:
-        return f"wmma_store_{self.layout}_{self.mma.d.ptx}_{self.space}"
 
     def simulate(self, m: Machine) -> None:
         tile = _unpack_fragment(np.asarray(m.registers.view(self.values)), m, self.mma, "d")
@@ -239,6 +233,7 @@ class WmmaMma(Instruction):
     a_layout: WmmaLayout
     b_layout: WmmaLayout
     mma: Mma
+    wrapper = "wmma_{a_layout}_{b_layout}_{mma.d.ptx}_{mma.a.ptx}"
     pure = True
 
     def check(self) -> None:
@@ -250,10 +245,6 @@ class WmmaMma(Instruction):
     @property
     def macs_per_thread(self) -> int:
         return TILE_MN * TILE_MN * wmma_k(self.mma) // 32
-
-    @property
-    def wrapper_name(self) -> str:
-        return f"wmma_{self.a_layout}_{self.b_layout}_{self.mma.d.ptx}_{self.mma.a.ptx}"
 
     def text(self) -> str:
         mma, d = self.mma, self.mma.d.ptx

@@ -19,7 +19,7 @@ from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.group_partials import RANGE_BYTES
 from gemmsmith.epilogue.outputs import store_rounded
 from gemmsmith.epilogue.partials import PartialsShape
-from gemmsmith.graph.reductions import REDUCTIONS, Monoid
+from gemmsmith.graph.reductions import Monoid, ReductionKind
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
@@ -48,21 +48,21 @@ class ReduceSpec:
     """Compile-time parameters of the second step of a result.
 
     Attributes:
-        kind: One of REDUCTIONS.
+        kind: The record of the reduction.
         dtype: Dtype of the result: fp32, fp16 or bf16.
         lanes: Threads that share an output. All threads do if its partials are contiguous.
         is_split: Whether several CTAs share an output.
         has_ranges: Whether batches are groups, which have ranges of the partials.
     """
 
-    kind: str
+    kind: ReductionKind
     dtype: DType
     lanes: int
     is_split: bool = False
     has_ranges: bool = False
 
     @classmethod
-    def from_partials(cls, kind: str, dtype: DType, partials: PartialsShape) -> ReduceSpec:
+    def from_partials(cls, kind: ReductionKind, dtype: DType, partials: PartialsShape) -> ReduceSpec:
         """Return the spec for partials. It depends on `num_partials` only, and so does the order of additions.
 
         It does not depend on the number of outputs, except that a full reduction (with `tiles_per_batch`) has one.
@@ -80,7 +80,7 @@ class ReduceSpec:
     @property
     def name(self) -> str:
         """The part of the kernel's symbol."""
-        return f"{self.kind}_{self.dtype}_{self.columns}x{self.lanes}{'_split' * self.is_split}" + (
+        return f"{self.kind.name}_{self.dtype}_{self.columns}x{self.lanes}{'_split' * self.is_split}" + (
             "_of_groups" * self.has_ranges
         )
 
@@ -161,7 +161,7 @@ def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
     with Builder(name, threads=THREADS, chip=chip) as k:
         k.header += [f"gemmsmith: {name}", "combines partials (batch, partials, outputs) in order"]
         k.work_clusters = lambda reductions: sum(r.ctas for r in reductions)
-        components = max(len(REDUCTIONS[spec.kind].monoid.identity) for spec in specs)
+        components = max(len(spec.kind.monoid.identity) for spec in specs)
         states = k.shared(4 * THREADS, stages=components, name="reduction_state")
         last_flag = k.shared(4, name="is_last_slice") if any(spec.is_split for spec in specs) else None
         steps = [_SecondStep(spec, i, f"_{i}" if len(specs) > 1 else "", states, last_flag)
@@ -198,7 +198,7 @@ class _SecondStep:
         self, spec: ReduceSpec, index: int, suffix: str, buffers: SharedBuffer, last_flag: SharedBuffer | None
     ) -> None:
         k = current_builder()
-        self.spec, self.monoid, self._buffers, self._last_flag = spec, REDUCTIONS[spec.kind].monoid, buffers, last_flag
+        self.spec, self.monoid, self._buffers, self._last_flag = spec, spec.kind.monoid, buffers, last_flag
 
         def of(compute: Callable[[BoundReduction], Any]) -> Callable[[Any], Any]:
             return lambda reductions: compute(reductions[index])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Token
+from dataclasses import fields
 from types import TracebackType
 
 from gemmsmith.core.chip import HOPPER, Chip
@@ -63,7 +64,8 @@ class Builder:
         self.buffers: list[SharedBuffer] = []
         self.deferred_constants: list[DeferredConstant] = []
         self.scratch_buffers: list[ScratchBuffer] = []
-        self.functions: dict[str, st.Function] = {}
+        self.functions: list[st.Function] = []
+        self.printer = print_kernel
         self._next_barrier = 1  # __syncthreads uses barrier 0
         self.work_clusters: ArgumentFn = lambda _: 1
         """Computes the number of clusters with work from the bound problem."""
@@ -97,13 +99,7 @@ class Builder:
     def finish(self) -> Kernel:
         """Return the verified kernel, with shared memory laid out. Raises KernelError with the error's source line."""
         lay_out(self.buffers)
-        kernel = Kernel(
-            name=self.name, threads=self.threads, cluster=self.cluster, parameters=self.parameters,
-            buffers=self.buffers, deferred_constants=self.deferred_constants, body=self.body, header=self.header,
-            printer=print_kernel, scratch_buffers=self.scratch_buffers, functions=list(self.functions.values()),
-            work_clusters=self.work_clusters, min_ctas_per_sm=self.min_ctas_per_sm, chip=self.chip,
-            persistent=self.persistent,
-        )  # fmt: skip
+        kernel = Kernel(**{x.name: getattr(self, x.name) for x in fields(Kernel)})  # what was recorded, by these names
         verify(kernel)
         return kernel
 
@@ -140,15 +136,15 @@ class Builder:
 
         `parameter_names` are the names of its parameters. Raises KernelError if it has side effects.
         """
-        if name not in self.functions:
+        function = next((x for x in self.functions if x.name == name), None)
+        if function is None:
             parameters: list[Value] = [Parameter(a.type, x) for a, x in zip(arguments, parameter_names, strict=True)]
             function = st.Function(name, parameters)
             with self._nested(function.body):
                 function.results = list(compute(*parameters))
             if not all(isinstance(s, (st.Define, st.Call)) for s in function.body.statements):
                 raise KernelError(f"device function {name} must not have side effects")
-            self.functions[name] = function  # after the functions that it calls
-        function = self.functions[name]
+            self.functions.append(function)  # after the functions that it calls
         call = st.Call(function, list(arguments), [Value(r.type, r.name) for r in function.results])
         self.emit(call)
         return call.results

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable
+from itertools import count, islice
 
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.types import PRED
@@ -67,18 +68,14 @@ def instruction_wrapper(instruction: Instruction) -> str:
     operands = instruction.operands
     arrays = {n: v for n, v in operands.items() if isinstance(v, RegisterArray)}
     written = {n: v for n, v in arrays.items() if instruction.operand_types[n].access != "in"}  # type: ignore[union-attr]
-    count = 0
-
-    def next_placeholders(n: int) -> str:
-        nonlocal count
-        count += n
-        return ", ".join(f"%{i}" for i in range(count - n, count))
+    numbers = count()
 
     def vector(n: int) -> str:
-        return next_placeholders(1) if n == 1 else "{" + next_placeholders(n) + "}"
+        text = ", ".join(f"%{i}" for i in islice(numbers, n))
+        return text if n == 1 else f"{{{text}}}"
 
     if instruction.result:
-        placeholders["result"] = next_placeholders(1)
+        placeholders["result"] = vector(1)
         outputs.append(f'"={instruction.result.constraint}"(result)')
     for name, array in written.items():
         placeholders[name] = vector(array.count)
@@ -96,7 +93,7 @@ def instruction_wrapper(instruction: Instruction) -> str:
                 placeholders[name] = vector(operand.count)
                 inputs += [f'"{operand.type.constraint}"({x})' for x in _registers(name, operand.count)]
             continue
-        placeholders[name] = next_placeholders(1)
+        placeholders[name] = vector(1)
         if operand.type.struct:
             parameters.append(f"const {operand.type.cpp}* {name}")
             inputs.append(f'"l"({name})')

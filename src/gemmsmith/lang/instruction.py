@@ -9,7 +9,8 @@ A subclass lists its operands as annotated fields, in the order of its wrapper's
 
         def simulate(self, m): ...
 
-`{name}` is replaced by the operand's `%n`; a register array becomes `{%n, %n+1, ...}`.
+`{name}` is replaced by the operand's `%n`; a register array becomes `{%n, %n+1, ...}`; any other attribute's name, such
+as a modifier's, by its value.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, get_args, get_type_hints
 
 from gemmsmith.core.errors import KernelError
@@ -68,6 +70,11 @@ class Instruction:
     ptx: ClassVar[str] = ""
     cuda: ClassVar[str] = ""
     """A C++ expression instead of PTX."""
+    wrapper: ClassVar[str] = ""
+    """Name of the printed C++ function, with attributes in braces; other characters than words' become underscores.
+
+    Empty: the mnemonic and the modifiers that are set.
+    """
     result: ClassVar[ScalarType | None] = None
     result_name: ClassVar[str] = ""
     """Name of the result in printed CUDA if the kernel's author gives none; empty: a temporary."""
@@ -86,11 +93,9 @@ class Instruction:
         dataclass(eq=False)(cls)
         cls.__init__.__annotations__["return"] = "Value" if cls.result else None  # for help() on its `emitter`
         hints = get_type_hints(cls, include_extras=True)
+        annotations = ((f.name, get_args(hints[f.name])) for f in fields(cls))  # type: ignore[arg-type]
         cls.operand_types = {
-            f.name: get_args(hints[f.name])[1]
-            for f in fields(cls)  # type: ignore[arg-type]
-            if len(get_args(hints[f.name])) == 2
-            and isinstance(get_args(hints[f.name])[1], (ScalarType, RegisterOperand))
+            name: x[-1] for name, x in annotations if x and isinstance(x[-1], (ScalarType, RegisterOperand))
         }
 
     def __post_init__(self) -> None:
@@ -130,18 +135,15 @@ class Instruction:
         return 0
 
     @property
-    def modifiers(self) -> dict[str, Any]:
-        """The fields that are part of the text, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.operand_types}  # type: ignore[arg-type]
-
-    @property
     def operands(self) -> dict[str, Value | RegisterArray]:
         """The operands by name, in the order of the wrapper's parameters."""
         return {name: getattr(self, name) for name in self.operand_types}
 
     @property
     def wrapper_name(self) -> str:
-        """The name of the C++ function: the mnemonic and the modifiers that are set."""
+        """The name of the C++ function, see `wrapper`."""
+        if self.wrapper:
+            return re.sub(r"\W+", "_", self._fill(self.wrapper))
         words = [self.mnemonic]
         for f in fields(self):  # type: ignore[arg-type]
             if f.name in self.operand_types:
@@ -154,11 +156,17 @@ class Instruction:
         return "_".join(words)
 
     def text(self) -> str:
-        """Return the PTX with `{operand}` placeholders; modifiers are filled in."""
-        result = self.ptx
-        for name, value in self.modifiers.items():
-            result = result.replace("{" + name + "}", str(value))
-        return result
+        """Return the PTX with `{operand}` and `{result}` placeholders; other attributes are filled in."""
+        return self._fill(self.ptx)
+
+    def _fill(self, template: str) -> str:
+        """Replace attributes in braces, such as `{space}` or `{dtype.name}`, but for the operands and the result."""
+
+        def value(match: re.Match[str]) -> str:
+            is_placeholder = match[1] == "result" or match[1] in self.operand_types
+            return match[0] if is_placeholder else str(attrgetter(match[1])(self))
+
+        return re.sub(r"\{([\w.]+)\}", value, template)
 
     def simulate(self, m: Any) -> Any:
         """Execute the instruction on the simulator. Returns the result, or a generator if it may block."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.cpp import instruction_wrapper, wrap_line
-from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
+from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.merge import is_inlined, is_pure
 from gemmsmith.lang.types import F32, I64, PRED, U32, U64, ScalarType
@@ -49,17 +49,19 @@ __device__ __forceinline__ T (&registers_from(T (&all)[size], int first))[count]
 
 
 @dataclass
-class _Inlinable:
-    """An expression that may be inlined, and the variables that it reads."""
+class _Expression:
+    """A C++ expression, the precedence of its operator, and the variables and register arrays that it reads.
+
+    `implicit_form`: text and precedence without its cast, for contexts in which C++ converts implicitly; None without.
+    `depth`, `location`: of the definition of the value, whose expression is inlined.
+    """
 
     text: str
-    precedence: int
-    reads: set[object]
+    precedence: int = _ATOM
+    reads: Set[object] = frozenset()
+    implicit_form: tuple[str, int] | None = None
     depth: int = 0
     location: SourceLocation | None = None
-    """Of the definition."""
-    implicit_form: tuple[str, int] | None = None
-    """Text and precedence without the cast, for contexts in which C++ converts implicitly."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Printer:
     """Sources of the instruction wrappers in use, in order of first use (an ordered set)."""
     names: dict[object, str] = field(default_factory=dict)
     used_names: Counter[str] = field(default_factory=Counter)
-    inlinable: dict[Value, _Inlinable] = field(default_factory=dict)
+    inlinable: dict[Value, _Expression] = field(default_factory=dict)
     """Values whose definitions are not printed: their expressions are inlined where they are used."""
     builtins: set[str] = field(default_factory=set)
     constants: dict[str, Constant] = field(default_factory=dict)
@@ -89,7 +91,6 @@ class Printer:
     """Source location of the statement being printed."""
     first_lines: dict[int, int] = field(default_factory=dict)
     """The first line of each statement that has lines of its own, from 0, by its number."""
-    line_count: int = 0
 
     # -- names and expressions ---------------------------------------------------------------------
     def name(self, thing: object, hint: str, used_names: Counter[str] | None = None) -> str:
@@ -121,90 +122,81 @@ class Printer:
         hint = buffer if buffer.endswith("barrier") else f"{buffer}_smem"
         return self.name(("slots", offset.name, offset.value), hint)
 
-    def expression(self, value: Value) -> tuple[str, int, set[object]]:
-        """Return the text, the precedence, and the variables that it reads."""
+    def expression(self, value: Value) -> _Expression:
+        """Return the expression of a value, at one of its uses."""
         if value in self.inlinable:
             inlinable = self.inlinable[value]
             self.uses[value] -= 1
             if not self.uses[value]:
                 del self.inlinable[value]
-            return inlinable.text, inlinable.precedence, inlinable.reads
+            return inlinable
         if value in self.names:
-            return self.names[value], _ATOM, set()
+            return _Expression(self.names[value])
         if isinstance(value, Constant) and value.name:
-            return self.constant(value), _ATOM, set()
+            return _Expression(self.constant(value))
         if isinstance(value, (Constant, DeferredConstant)):
-            return literal(value.type, value.value), _ATOM, set()
+            return _Expression(literal(value.type, value.value))
         if isinstance(value, Builtin):
             self.builtins.add(value.name or "")
-            return value.name or "", _ATOM, set()
+            return _Expression(value.name or "")
         if isinstance(value, (Parameter, LoopIndex)):
-            return self.name(value, value.name or "p"), _ATOM, set()
-        inlinable = self._compose(value)  # the condition of a merged `if`, which has no definition
-        return inlinable.text, inlinable.precedence, inlinable.reads
+            return _Expression(self.name(value, value.name or "p"))
+        return self._compose(value)  # the condition of a merged `if`, which has no definition
 
     def text(self, value: Value) -> str:
         """Return the text of a value."""
-        return self.expression(value)[0]
+        return self.expression(value).text
 
-    def implicit_form(self, value: Value) -> tuple[str, int] | None:
-        """Return text and precedence without a cast that C++ makes implicitly; None if there is none."""
-        return self.inlinable[value].implicit_form if value in self.inlinable else None
-
-    def argument(self, value: Value) -> str:
-        """Return the text of an argument for a parameter of the value's type."""
-        implicit_form, text = self.implicit_form(value), self.text(value)
-        return implicit_form[0] if implicit_form else text
-
-    def _compose(self, value: Value) -> _Inlinable:
+    def _compose(self, value: Value) -> _Expression:
+        """Return the expression of a value's definition."""
         reads: set[object] = set()
 
         def operand_text(operand: Value, min_precedence: int, converts: bool = False) -> str:
-            implicit_form = self.implicit_form(operand) if converts else None
-            text, precedence, operand_reads = self.expression(operand)
-            text, precedence = implicit_form or (text, precedence)
-            reads.update(operand_reads)
+            """Return the text of an operand, in parentheses if it binds less. `converts`: C++ may convert it."""
+            x = self.expression(operand)
+            text, precedence = (converts and x.implicit_form) or (x.text, x.precedence)
+            reads.update(x.reads)
             return text if precedence >= min_precedence else f"({text})"
 
         match value:
             case VariableRead():
-                return _Inlinable(self.names[value.variable], _ATOM, {value.variable})
+                return _Expression(self.names[value.variable], reads={value.variable})
             case RegisterRead():
                 text = self.register(value.registers, operand_text(value.index, 0))
-                return _Inlinable(text, _ATOM, reads | {value.registers.declaration})
+                return _Expression(text, reads=reads | {value.registers.declaration})
             case Result():
-                return _Inlinable(self.call(value.instruction), _ATOM, reads)
+                return _Expression(self.call(value.instruction))
             case Operation(op="select"):
                 c, a, b = (operand_text(v, _TERNARY + 1) for v in value.operands)
-                return _Inlinable(f"{c} ? {a} : {b}", _TERNARY, reads)
+                return _Expression(f"{c} ? {a} : {b}", _TERNARY, reads)
             case Operation(op="cast", operands=(operand,)):
-                text, precedence, reads = self.expression(operand)
-                inner = text if precedence >= _UNARY else f"({text})"
-                implicit_form = (text, precedence) if _converts_implicitly(operand.type, value.type) else None
-                return _Inlinable(f"({value.type.cpp}){inner}", _UNARY, reads, implicit_form=implicit_form)
+                x = self.expression(operand)
+                inner = x.text if x.precedence >= _UNARY else f"({x.text})"
+                implicit_form = (x.text, x.precedence) if _converts_implicitly(operand.type, value.type) else None
+                return _Expression(f"({value.type.cpp}){inner}", _UNARY, x.reads, implicit_form)
             case Operation(op="slot", operands=(smem, slot, Constant() as slot_bytes, Constant() as offset, *nbytes)):
                 self.expression(smem)
                 array = self.shared_array(offset)
                 self.shared_arrays[array] = self.constant(offset), slot_bytes.value
-                if not nbytes:
-                    return _Inlinable(f"{array}[{operand_text(slot, 0)}]", _ATOM, reads)
-                text = f"{array}.at({operand_text(slot, 0)}, {operand_text(nbytes[0], 0, True)})"
-                return _Inlinable(text, _ATOM, reads)
+                index = operand_text(slot, 0)
+                text = f"{array}.at({index}, {operand_text(nbytes[0], 0, True)})" if nbytes else f"{array}[{index}]"
+                return _Expression(text, reads=reads)
             case Operation(op="min" | "max"):
                 a, b = (operand_text(v, 0) for v in value.operands)
-                return _Inlinable(f"{value.op}({a}, {b})", _ATOM, reads)
+                return _Expression(f"{value.op}({a}, {b})", reads=reads)
             case Operation(operands=(only,)):
                 sign = {"neg": "-"}.get(value.op, value.op)
-                return _Inlinable(f"{sign}{operand_text(only, _UNARY + 1)}", _UNARY, reads)
+                return _Expression(f"{sign}{operand_text(only, _UNARY + 1)}", _UNARY, reads)
             case Operation(operands=(left, right)):
                 precedence = _PRECEDENCE[value.op]
                 # Operators other than + - * / % get parentheses, for readers and against compiler warnings.
                 min_precedence = precedence if precedence >= 9 else 9
                 converts = value.op in ("+", "-", "*")  # C++ converts one operand to the type of the other
-                a = operand_text(left, min_precedence, converts and not self.implicit_form(right))
+                right_converts = right in self.inlinable and self.inlinable[right].implicit_form is not None
+                a = operand_text(left, min_precedence, converts and not right_converts)
                 b = operand_text(right, max(min_precedence, precedence + 1), converts)
                 op = value.op * (2 if value.type == PRED and value.op in ("&", "|") else 1)
-                return _Inlinable(f"{a} {op} {b}", precedence, reads)
+                return _Expression(f"{a} {op} {b}", precedence, reads)
         raise AssertionError(value)
 
     def array(self, x: RegisterArray) -> str:
@@ -227,13 +219,15 @@ class Printer:
     def call(self, instruction: Instruction) -> str:
         """Return the call of an instruction's wrapper, or its C++ expression."""
         arguments = []
-        for name, operand_type in instruction.operand_types.items():
-            operand = getattr(instruction, name)
-            if isinstance(operand_type, RegisterOperand):
+        for operand in instruction.operands.values():
+            if isinstance(operand, RegisterArray):
                 arguments.append(self.operand_array(operand))
+            elif instruction.cuda:
+                arguments.append(self.text(operand))
             else:
-                text = self.text(operand) if instruction.cuda else self.argument(operand)
-                arguments.append(f"&{text}" if operand_type.struct and not instruction.cuda else text)
+                x = self.expression(operand)
+                text, _ = x.implicit_form or (x.text, _ATOM)
+                arguments.append(f"&{text}" if operand.type.struct else text)
         if instruction.cuda:
             placeholders = dict(zip(instruction.operand_types, arguments, strict=True))
             return re.sub(r"\{(\w+)\}", lambda m: placeholders.get(m[1], str(getattr(instruction, m[1], m[0]))),
@@ -246,14 +240,13 @@ class Printer:
     def line(self, text: str) -> None:
         """Append a line, indented and wrapped."""
         margin = "    " * self.merged_depth
-        text = "\n".join(x[len(margin) :] for x in wrap_line(text, "    " * self.depth + margin).split("\n"))
-        if self.line_directives and self.location:
-            file = self.location.file.replace("\\", "/")
-            text = "\n".join(f'#line {self.location.line} "{file}"\n{segment}' for segment in text.split("\n"))
+        lines = [x[len(margin) :] for x in wrap_line(text, "    " * self.depth + margin).split("\n")]
         if self.location:
-            self.first_lines.setdefault(self.location.number, self.line_count)
-        self.line_count += 1 + text.count("\n")
-        self.lines.append(text)
+            self.first_lines.setdefault(self.location.number, len(self.lines))
+            if self.line_directives:
+                directive = f'#line {self.location.line} "{self.location.file}"'.replace("\\", "/")
+                lines = [x for line in lines for x in (directive, line)]
+        self.lines += lines
 
     def flush(self, changes: list[object] | None = None) -> None:
         """Emit inlinable values, all of this block or only those that read something in `changes`."""
@@ -271,7 +264,7 @@ class Printer:
             return
         self._fold_or_emit(value, self._compose(value), pure)
 
-    def _fold_or_emit(self, value: Value, inlinable: _Inlinable, pure: bool) -> None:
+    def _fold_or_emit(self, value: Value, inlinable: _Expression, pure: bool) -> None:
         if pure and is_inlined(value, self.uses):
             self.inlinable[value] = replace(inlinable, depth=self.depth, location=self.location)
             return
@@ -355,10 +348,10 @@ class Printer:
         if not any(self.uses[r] for r in call.results):
             return
         arguments = [self.expression(v) for v in st.uses(call)]
-        text = f"{call.function.name}({', '.join(text for text, *_ in arguments)})"
+        text = f"{call.function.name}({', '.join(x.text for x in arguments)})"
         if len(call.results) == 1:
-            reads = set().union(*(reads for *_, reads in arguments))
-            self._fold_or_emit(call.results[0], _Inlinable(text, _ATOM, reads), pure=True)
+            reads = frozenset().union(*(x.reads for x in arguments))
+            self._fold_or_emit(call.results[0], _Expression(text, reads=reads), pure=True)
         else:
             names = [self.name(r, r.name or "value") for r in call.results]
             self.line(f"const auto [{', '.join(names)}] = {text};")
@@ -380,10 +373,10 @@ class Printer:
 
     def _bound(self, value: Value, hint: str) -> str:
         """Return the text of a loop bound. It is evaluated once: a computed bound is stored in a constant first."""
-        text, _, variables_read = self.expression(value)
-        if not variables_read and re.fullmatch(r"\w+", text):
-            return text
-        self.line(f"const int {self.name(value, value.name or hint)} = {text};")
+        x = self.expression(value)
+        if not x.reads and re.fullmatch(r"\w+", x.text):
+            return x.text
+        self.line(f"const int {self.name(value, value.name or hint)} = {x.text};")
         return self.names[value]
 
     def _roles(self, roles: list[st.Role]) -> None:

@@ -93,24 +93,20 @@ def _print_function(
     types = [f"const {v.type.cpp}&" if v.type.struct else v.type.cpp for v in inputs]  # no copies of structs
     parameters = [f"{kind} {p.name(v, identifier_hint(v))}" for kind, v in zip(types, inputs, strict=True)]
     p.block(function.body)
-    end: dict[object, int] = dict.fromkeys(function.results, p.line_count)
-    results = ", ".join(p.text(r) for r in function.results)
+    end: dict[object, int] = dict.fromkeys(function.results, len(p.lines))  # the line of the return statement
+    results, structure = ", ".join(p.text(r) for r in function.results), ""
     if len(function.results) == 1:
+        return_type = function.results[0].type.cpp
         p.line(f"return {results};")
-        text = device_function(function.results[0].type.cpp, function.name, parameters, "\n".join(p.lines))
-        return text, _shifted(function, p, end, text)
-    p.line(f"return {{{results}}};")
-    structure = function.name.title().replace("_", "")
-    members = "".join(f" {r.type.cpp} {r.name};" for r in function.results)
-    body = device_function(structure, function.name, parameters, "\n".join(p.lines))
-    text = wrap_line(f"struct {structure} {{{members} }};", "") + f"\n{body}"
-    return text, _shifted(function, p, end, text)
-
-
-def _shifted(function: st.Function, p: Printer, end: dict[object, int], text: str) -> dict[int, int]:
-    """Return the line of each statement of a function that is printed as `text`; `end`: the line of its results."""
-    first = max(0, text.count("\n") - p.line_count)  # 0 if all is one line
-    return {number: first + line for number, line in _all_lines(function.body, p.first_lines, dict(end), 0).items()}
+    else:
+        return_type = function.name.title().replace("_", "")
+        members = "".join(f" {r.type.cpp} {r.name};" for r in function.results)
+        structure = wrap_line(f"struct {return_type} {{{members} }};", "") + "\n"
+        p.line(f"return {{{results}}};")
+    text = structure + device_function(return_type, function.name, parameters, "\n".join(p.lines))
+    first = max(0, text.count("\n") - len(p.lines))  # 0 if all is one line
+    lines = _all_lines(function.body, p.first_lines, end, 0)
+    return text, {number: first + line for number, line in lines.items()}
 
 
 def print_kernel(kernel: Kernel, line_directives: bool = False) -> tuple[str, dict[int, int]]:

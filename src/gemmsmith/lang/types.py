@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from gemmsmith.core.cached_property import cached_property
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +26,17 @@ class ScalarType:
     def is_integer(self) -> bool:
         """True for integer types; predicates are not integers."""
         return self.constraint in "rlh" and self.name != "pred"
+
+    @cached_property
+    def range(self) -> range:
+        """The numbers that an integer type holds."""
+        low = -(1 << self.bits - 1) if self.signed else 0
+        return range(low, low + (1 << self.bits))
+
+    def wrap(self, x: Any) -> Any:
+        """Return integers modulo 2^bits, in the range of this type; of 64 bits no arrays."""
+        low = self.range.start
+        return ((x - low) & ((1 << self.bits) - 1)) + low
 
     def __repr__(self) -> str:
         return self.name

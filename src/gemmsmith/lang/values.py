@@ -279,8 +279,7 @@ def as_value(x: ValueLike, scalar_type: ScalarType) -> Value:
     if scalar_type.is_integer:
         if isinstance(x, bool) or int(x) != x:
             raise KernelError(f"{x!r} is not a valid {scalar_type}")
-        low = -(2 ** (scalar_type.bits - 1)) if scalar_type.signed else 0
-        if not low <= x < low + 2**scalar_type.bits:
+        if int(x) not in scalar_type.range:
             raise KernelError(f"{x} is out of range for {scalar_type}")
         return Constant(scalar_type, int(x))
     return Constant(scalar_type, bool(x) if scalar_type == PRED else float(x))
@@ -337,37 +336,25 @@ def _is_literal(value: Value) -> bool:
     return isinstance(value, Constant) and not value.name
 
 
-def _quotient(a: int, b: int) -> int:
-    if a < 0 or b <= 0:
-        raise KernelError(f"integer division {a} / {b}: needs a >= 0 and b > 0")
-    return a // b
-
-
-def _remainder(a: int, b: int) -> int:
-    if a < 0 or b <= 0:
-        raise KernelError(f"integer remainder {a} % {b}: needs a >= 0 and b > 0")
-    return a % b
-
-
-_EVALUATORS: dict[str, Callable[..., Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _quotient, "%": _remainder, "<<": operator.lshift,
-    ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor, "<": operator.lt,
-    "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "min": min,
-    "max": max, "neg": operator.neg, "!": operator.not_, "~": operator.invert, "select": lambda c, a, b: a if c else b,
-    "cast": lambda a: a,
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv, "%": operator.mod,
+    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+    "min": min, "max": max, "neg": operator.neg, "!": operator.not_, "~": operator.invert,
+    "select": lambda c, a, b: a if c else b, "cast": lambda a: a,
 }  # fmt: skip
-"""Evaluators of the operations on Python numbers. "/" is integer division."""
+"""The operations on Python numbers. "/" is integer division."""
 
 
 def evaluate(op: str, scalar_type: ScalarType, *x: Any) -> Any:
     """Evaluate an operation on Python numbers. Integers wrap (u32, u64) or raise on overflow (i32, i64)."""
     if not scalar_type.is_integer:
-        return operator.truediv(*x) if op == "/" else _EVALUATORS[op](*x)
-    result = int(_EVALUATORS[op](*x))
-    if not scalar_type.signed:
-        return result % 2**scalar_type.bits
-    if op == "cast":
-        return (result + 2 ** (scalar_type.bits - 1)) % 2**scalar_type.bits - 2 ** (scalar_type.bits - 1)
-    if not -(2 ** (scalar_type.bits - 1)) <= result < 2 ** (scalar_type.bits - 1):
+        return operator.truediv(*x) if op == "/" else OPERATIONS[op](*x)
+    if op in ("/", "%") and (x[0] < 0 or x[1] <= 0):
+        kind = "division" if op == "/" else "remainder"
+        raise KernelError(f"integer {kind} {x[0]} {op} {x[1]}: needs a >= 0 and b > 0")
+    exact = int(OPERATIONS[op](*x))
+    result = scalar_type.wrap(exact)
+    if result != exact and scalar_type.signed and op != "cast":
         raise KernelError(f"{scalar_type} overflow in {op}: {x}")
     return result

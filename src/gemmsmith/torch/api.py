@@ -26,11 +26,13 @@ from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.autograd import differentiable_gemm
 from gemmsmith.torch.autograd_state import in_functorch_transform
-from gemmsmith.torch.backward_plan import dynamo_constant, number_names, tensor_names
+from gemmsmith.torch.backward_plan import dynamo_constant, numbers_and_tensors, result_names, tensor_names
 from gemmsmith.torch.cached_call import cache_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.ops import fp32_precision, matmul_shape, read_together
 from gemmsmith.torch.plain_tensors import (
+    NUMBER_TYPES,
+    TENSOR_TYPES,
     Arguments,
     read_arguments,
     run_cached_call,
@@ -124,13 +126,13 @@ def _prepare_and_run(
     serialized_epilogue, x, y, prepared, leading_shape, shape = prepare(
         a, b, epilogue, operands, scales, None if arguments is None else arguments.source
     )
-    numbers = [prepared[name] for name in number_names(serialized_epilogue)]
-    tensors = [prepared[name] for name in tensor_names(serialized_epilogue)]
-    run = partial(differentiable_gemm, serialized_epilogue, x, y, numbers, tensors, recompute)
+    arrays = x, y, *numbers_and_tensors(serialized_epilogue, prepared)
+    run = partial(differentiable_gemm, serialized_epilogue, *arrays, recompute)
     results, runs = (run(), []) if arguments is None else record_runs(run)
-    axes, names = _result_axes(serialized_epilogue)
+    names, reduced = result_names(serialized_epilogue), _reduced_dims(serialized_epilogue)
     values = [
-        _unflatten_leading(value, axes_, leading_shape, shape) for value, axes_ in zip(results, axes, strict=True)
+        _unflatten_leading(value, *of_result, leading_shape, shape)
+        for value, of_result in zip(results, reduced, strict=True)
     ]
     if arguments is not None and arguments.call.needs_grad and y is b:
         inputs, folds_batch = {**operands, **scales}, x is not a
@@ -152,16 +154,15 @@ def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> 
     return scales
 
 
-def autocast(a: Any, b: Any) -> tuple[Any, Any]:
-    """Cast a and b to autocast's dtype, if it is enabled."""
+def autocast(a: Any, *others: Any) -> tuple[Any, ...]:
+    """Return a and the others, cast to autocast's dtype if autocast is enabled for a's device."""
     if not (torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled()):
-        return a, b
+        return a, *others
     if not isinstance(a, torch.Tensor) or not is_autocast(a):
-        return a, b
+        return a, *others
     dtype = torch.get_autocast_dtype(a.device.type)
     castable = (torch.float32, torch.float16, torch.bfloat16)
-    cast = [x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in castable else x for x in (a, b)]
-    return cast[0], cast[1]
+    return tuple([x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in castable else x for x in (a, *others)])
 
 
 def is_autocast(x: Any) -> bool:
@@ -187,7 +188,7 @@ def combine_two(a: Any, b: tuple[Any, ...], *others: Any) -> Any:
         raise ArgumentError(f"b: got a tuple of {described}; use one tensor, or two of the same shape")
     if b[0].shape[-1] % INTERLEAVE_COLUMNS:
         raise ArgumentError(f"b: got two tensors of {b[0].shape[-1]} columns; use a multiple of {INTERLEAVE_COLUMNS}")
-    b = tuple([autocast(a, x)[1] for x in b])
+    b = autocast(a, *b)[1:]
     if is_fast_path(a, *b, *others):
         return read_together(*b)
     return torch.stack([x.unflatten(-1, (-1, INTERLEAVE_COLUMNS)) for x in b], -2).flatten(-3)
@@ -224,23 +225,10 @@ def prepare(
     a = a.flatten(0, -3) if a.dim() > 3 else a
     shape = matmul_shape(a.shape, b.shape)
     leading_shape = leading_shape if len(leading_shape) > 1 else shape[:-2]
-    operand_values: dict[str, Any] = {}
-    signature: OperandSignature = ()
-    for name, x in (*operands.items(), *scales.items()):
-        if isinstance(x, (int, float, Real)):
-            if not _is_symbolic(x):
-                operand_values[name] = _number(name, x)
-                signature = (*signature, (name, (0, 0, 0), ""))
-                continue
-            x = a.new_ones((), dtype=torch.float64 if a.dtype == torch.float64 else torch.float32) * x
-        check_operand(name, x, a)
-        operand_values[name] = x = _flatten_leading(name, x, leading_shape)
-        if name in scales:
-            _expect_plain_scale(name, x, shape)
-        extent = extent_of(name, x, shape)
-        signature = (*signature, (name, extent, str(x.dtype)))
-        if x.dim() == 3 and not extent[0]:
-            operand_values[name] = x.squeeze(0)
+    for name, x in scales.items():
+        if isinstance(x, torch.Tensor):
+            _check_scale_shape(name, tuple(x.shape), shape)
+    operand_values, signature = read_operands({**operands, **scales}, a, shape, leading_shape)
     serialized_epilogue = serialize_epilogue(
         epilogue, (*leading_shape, *shape[-2:]), signature[: len(operands)], signature[len(operands) :], source
     )
@@ -254,7 +242,32 @@ def prepare(
     return serialized_epilogue, a, b, operand_values, leading_shape, shape
 
 
-_NUMBER_TYPES = frozenset({float, int, type(None)})
+def read_operands(
+    operands: Mapping[str, Any], a: Any, shape: tuple[Any, ...], leading_shape: tuple[Any, ...] = ()
+) -> tuple[dict[str, Any], OperandSignature]:
+    """Return an epilogue's operands, by name, as the operator takes them, and their signature.
+
+    `shape`: that of a @ b, (m, n) or (batch, m, n). `leading_shape`: the dimensions of the caller's a of which the
+    batch consists; those of operands are flattened, too.
+    """
+    values: dict[str, Any] = {}
+    signature: OperandSignature = ()
+    for name, x in operands.items():
+        extent, dtype = (0, 0, 0), ""
+        is_number = isinstance(x, (int, float, Real))
+        if is_number and not _is_symbolic(x):
+            values[name] = float(x) if torch.compiler.is_dynamo_compiling() else validate_fp32_scalar(name, x)
+        else:
+            if is_number:
+                x = a.new_ones((), dtype=torch.float64 if a.dtype == torch.float64 else torch.float32) * x
+            _check_operand(name, x, a)
+            x = _flatten_leading(name, x, leading_shape)
+            dims = classify(name, tuple(x.shape), shape)
+            batch = 1 if dims.batch else 0  # the branch makes a symbolic condition a constant
+            extent, dtype = (batch, dims.rows_per_value, dims.columns_per_value), str(x.dtype)
+            values[name] = x.squeeze(0) if x.dim() == 3 and not batch else x
+        signature = (*signature, (name, extent, dtype))
+    return values, signature
 
 
 def is_fast_path(a: Any, *others: Any) -> bool:
@@ -263,11 +276,10 @@ def is_fast_path(a: Any, *others: Any) -> bool:
         return False
     grad_enabled = torch.is_grad_enabled()
     for x in (a, *others):
-        type_ = type(x)
-        if type_ is torch.Tensor or type_ is torch.nn.Parameter:
+        if type(x) in TENSOR_TYPES:
             if grad_enabled and x.requires_grad:
                 return False
-        elif type_ not in _NUMBER_TYPES:
+        elif x is not None and type(x) not in NUMBER_TYPES:
             return False
     return True
 
@@ -278,10 +290,6 @@ def _is_symbolic(x: Any) -> bool:
     As a float argument of the custom operator such a number would be specialized: each value would be compiled anew.
     """
     return torch.compiler.is_dynamo_compiling() and not has_static_value(x)
-
-
-def _number(name: str, x: Any) -> float:
-    return float(x) if torch.compiler.is_dynamo_compiling() else validate_fp32_scalar(name, x)
 
 
 def expect_tensor(name: str, x: Any) -> None:
@@ -309,18 +317,11 @@ def check_tensor(name: str, x: Any, a: Any) -> None:
         raise ArgumentError(f"{name}: got a dual tensor, of forward mode; use reverse mode: backward, torch.func.grad")
 
 
-def check_operand(name: str, x: Any, a: Any) -> None:
+def _check_operand(name: str, x: Any, a: Any) -> None:
     """Raise ArgumentError if x cannot be an epilogue's operand."""
     check_tensor(name, x, a)
     if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
         raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
-
-
-def extent_of(name: str, x: Any, shape: tuple[Any, ...]) -> tuple[int, int, int]:
-    """Return an operand's extent in an OperandSignature. Raises EpilogueError if it does not broadcast to `shape`."""
-    dims = classify(name, tuple(x.shape), shape)
-    batch = 1 if dims.batch else 0  # the branch makes a symbolic condition a constant
-    return batch, dims.rows_per_value, dims.columns_per_value
 
 
 def as_batched_input(x: Any, weight: Any) -> Any:
@@ -340,13 +341,9 @@ def as_batched_input(x: Any, weight: Any) -> Any:
 
 def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:
     """Flatten an operand's leading dimensions into one."""
-    if x.dim() <= 3 and len(leading_shape) < 2:
+    if x.dim() <= 2 or (x.dim() == 3 and len(leading_shape) < 2):
         return x
-    if x.dim() <= 2:
-        return x
-    own_leading = tuple(x.shape[:-2])
-    if own_leading == tuple(leading_shape):
-        return x.flatten(0, -3)
+    own_leading = x.shape[:-2]
     if all(n == 1 for n in own_leading):
         return x.reshape(1, *x.shape[-2:])
     if len(own_leading) > len(leading_shape):
@@ -354,12 +351,12 @@ def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:
     return x.expand(*leading_shape, *x.shape[-2:]).flatten(0, -3)
 
 
-def _expect_plain_scale(name: str, x: Any, shape: tuple[Any, ...]) -> None:
-    shape_2d = tuple(x.shape[-2:])
+def _check_scale_shape(name: str, scale: tuple[Any, ...], shape: tuple[Any, ...]) -> None:
+    """Raise ArgumentError unless a scale of this shape is one of the whole operand, of a's rows or of b's columns."""
     vector = (shape[-2], 1) if name.startswith("scale_a") else (1, shape[-1])
-    if shape_2d not in ((), (1,), (1, 1), vector):
+    if scale[-2:] not in ((), (1,), (1, 1), vector):
         raise ArgumentError(
-            f"{name}: got shape {tuple(x.shape)}; use () or {vector}; block scales need torch.no_grad() and a GPU"
+            f"{name}: got shape {scale}; use () or {vector}; block scales need torch.no_grad() and a GPU"
         )
 
 
@@ -371,14 +368,10 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
         The serialized epilogue for the folded GEMM, whether folding is possible, and the operands with a batch of rows.
     """
     graph = graph_serialization.deserialize(epilogue)
-    if any(node.op in ("chunk", "interleave") and node.attribute[-1] == "m" for node in graph.nodes):
-        return epilogue, False, ()
-    if any(
-        node.op == "reduce" and ("b" in reduced_dims(node.attribute[1])) != ("m" in reduced_dims(node.attribute[1]))
-        for node in graph.nodes
-    ):
-        return epilogue, False, ()
-    if any(o.broadcast_dims.batch != o.broadcast_dims.varies_along_m for o in graph.operands):
+    divides_rows = any(n.op in ("chunk", "interleave") and n.attribute[-1] == "m" for n in graph.nodes)
+    reduced = [reduced_dims(n.attribute[1]) for n in graph.nodes if n.op == "reduce"]
+    differs = any(o.broadcast_dims.batch != o.broadcast_dims.varies_along_m for o in graph.operands)
+    if divides_rows or differs or any(("b" in dims) != ("m" in dims) for dims in reduced):
         return epilogue, False, ()
     batched_names = tuple(o.name for o in graph.operands if o.broadcast_dims.batch)
     operands = tuple(replace(o, broadcast_dims=o.broadcast_dims._replace(batch=False)) for o in graph.operands)
@@ -386,23 +379,20 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
 
 
 @dynamo_constant
-def _result_axes(epilogue: str) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
-    """Return the reduced dimensions and keepdim for each result, and the results' names."""
+def _reduced_dims(epilogue: str) -> tuple[tuple[str, bool], ...]:
+    """Return which of the dimensions b, m, n each result reduces, and whether it keeps them with length 1."""
     graph = graph_serialization.deserialize(epilogue)
-    axes = [reduced_dims(graph.nodes[r.node].attribute[1]) if graph.is_reduction(r) else "" for r in graph.results]
-    axes_and_keepdim = tuple((reduced_, r.keepdim) for reduced_, r in zip(axes, graph.results, strict=True))
-    return axes_and_keepdim, tuple(r.name for r in graph.results)
+    nodes = [(graph.nodes[r.node], r.keepdim) for r in graph.results]
+    return tuple((reduced_dims(n.attribute[1]) if n.op == "reduce" else "", keepdim) for n, keepdim in nodes)
 
 
 def _unflatten_leading(
-    x: Any, axes_and_keepdim: tuple[str, bool], leading_shape: tuple[Any, ...], shape: tuple[Any, ...]
+    x: Any, reduced: str, keepdim: bool, leading_shape: tuple[Any, ...], shape: tuple[Any, ...]
 ) -> Any:
-    """Give a result a's leading dimensions."""
+    """Return a result whose batch has a's leading dimensions. `reduced`: the dimensions b, m, n that it reduces."""
     if not leading_shape:
         return x
-    reduced, keepdim = axes_and_keepdim
-    sizes = {"b": leading_shape, "m": (shape[-2],), "n": x.shape[-1:]}
-    result_shape = [
-        (1,) * len(dim_sizes) * keepdim if index in reduced else dim_sizes for index, dim_sizes in sizes.items()
-    ]
-    return x.reshape([size for dim_sizes in result_shape for size in dim_sizes])
+    result_shape: list[Any] = []
+    for dim, sizes in (("b", leading_shape), ("m", shape[-2:-1]), ("n", x.shape[-1:])):
+        result_shape += sizes if dim not in reduced else [1] * len(sizes) * keepdim
+    return x.reshape(result_shape)

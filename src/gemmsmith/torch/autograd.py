@@ -55,8 +55,8 @@ PLAIN_GEMM = " | accumulator | out 0"
 
 
 def differentiable_gemm(
-    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], recompute: bool = False,
-    offsets: Any = None,
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float] = (), operands: Sequence[Any] = (),
+    recompute: bool = False, offsets: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the results of a serialized epilogue on a @ b, with gradients if they are recorded.
 
@@ -257,7 +257,7 @@ def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any) -> tupl
     """Return the gradients of a and b, from the accumulator's."""
     grad_a = grad_b = None
     if grad_acc is not None and ctx.needs_input_grad[4]:
-        (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, transposed(b), [], [], offsets=offsets)
+        (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, transposed(b), offsets=offsets)
     if grad_acc is not None and ctx.needs_input_grad[5]:
         if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # b's gradient sums over the rows of all batches
             a, grad_acc = a.flatten(0, 1), grad_acc.flatten(0, 1)
@@ -280,7 +280,7 @@ def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = No
     if offsets is not None:
         product = differentiable_slices(transposed(x), y, offsets)
     else:
-        (product,) = differentiable_gemm(PLAIN_GEMM, transposed(x), y, [], [])
+        (product,) = differentiable_gemm(PLAIN_GEMM, transposed(x), y)
     return transposed(product) if column_major else product
 
 
@@ -306,10 +306,10 @@ class _SlicesFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         (a, b, offsets), grad_a, grad_b = ctx.saved_tensors, None, None
         if ctx.needs_input_grad[0]:  # (k, m), by groups of rows
-            (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, transposed(gradient), [], [], offsets=offsets)
+            (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, transposed(gradient), offsets=offsets)
             grad_a = transposed(grad_a)
         if ctx.needs_input_grad[1]:
-            (grad_b,) = differentiable_gemm(PLAIN_GEMM, transposed(a), gradient, [], [], offsets=offsets)
+            (grad_b,) = differentiable_gemm(PLAIN_GEMM, transposed(a), gradient, offsets=offsets)
         return grad_a, grad_b, None
 
 

@@ -5,7 +5,7 @@ Names are those of graph.frontend.derivative: x_name is an operand, y_name a res
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch._dynamo.eval_frame import skip_code
 
-from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.core.graph import EpilogueGraph, Node, Result, reduced_dims
 from gemmsmith.graph.frontend.derivative import (
@@ -29,7 +29,7 @@ from gemmsmith.graph.frontend.derivative import (
 )
 from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error
-from gemmsmith.torch import graph_serialization
+from gemmsmith.torch.graph_serialization import deserialize, graph_dtype, serialize
 from gemmsmith.torch.ops import MAX_RESULTS, op_signature
 
 A = "@a"
@@ -103,31 +103,24 @@ class ReductionResult(NamedTuple):
 @dynamo_constant
 def tensor_names(epilogue: str) -> Names:
     """Return the names of an epilogue's operands that are tensors."""
-    return _tensor_names(graph_serialization.deserialize(epilogue))
+    return deserialize(epilogue).tensor_names
 
 
 @dynamo_constant
 def number_names(epilogue: str) -> Names:
     """Return the names of an epilogue's operands that are numbers."""
-    return _number_names(graph_serialization.deserialize(epilogue))
+    return deserialize(epilogue).number_names
 
 
 @dynamo_constant
 def result_names(epilogue: str) -> Names:
     """Return the names of an epilogue's results."""
-    return _result_names(graph_serialization.deserialize(epilogue))
+    return deserialize(epilogue).result_names
 
 
-def _tensor_names(graph: EpilogueGraph) -> Names:
-    return tuple(o.name for o in graph.operands if o.dtype is not None)
-
-
-def _number_names(graph: EpilogueGraph) -> Names:
-    return tuple(o.name for o in graph.operands if o.dtype is None)
-
-
-def _result_names(graph: EpilogueGraph) -> Names:
-    return tuple(r.name for r in graph.results)
+def numbers_and_tensors(epilogue: str, operands: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return an epilogue's operands, given by name, as the operator takes them: the numbers, then the tensors."""
+    return [operands[name] for name in number_names(epilogue)], [operands[name] for name in tensor_names(epilogue)]
 
 
 class ForwardSpec(NamedTuple):
@@ -163,7 +156,7 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
         EpilogueError: a result has no gradient.
         ArgumentError: a kernel of the backward pass would have too many operands.
     """
-    graph = graph_serialization.deserialize(epilogue)
+    graph = deserialize(epilogue)
     for r in graph.results:
         if r.dtype is not None and r.dtype.bits < 16:
             raise epilogue_error(
@@ -172,14 +165,15 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     extended = graph
     saved_outputs: Names = ()
     if not recompute:
-        graph_with_saved, names = with_saved_values(graph, _wrt_with_accumulator(wrt), _default_dtype(dtype))
+        graph_with_saved, names = with_saved_values(graph, _wrt_with_accumulator(wrt), graph_dtype(dtype))
         if len(graph_with_saved.results) <= MAX_RESULTS:
             extended, saved_outputs = graph_with_saved, names
-    user_outputs = _result_names(graph)
+    user_outputs = graph.result_names
     has_gradient = nodes_with_gradient(extended, _wrt_with_accumulator(wrt))
     nondifferentiable = tuple(i for i, r in enumerate(extended.results) if not has_gradient[r.node])
     differentiable_outputs = tuple(name for i, name in enumerate(user_outputs) if i not in nondifferentiable)
-    reductions, kernels, _ = _plan_grad_kernels(extended, saved_outputs, differentiable_outputs, wrt, dtype)
+    serialized = serialize(extended)
+    reductions, kernels, _ = make_grad_kernels(serialized, saved_outputs, differentiable_outputs, wrt, dtype)
     for kernel in kernels:
         op_signature(kernel.epilogue)
     grad_kernels = [*kernels, *(r.tie_count_kernel for r in reductions if r.tie_count_kernel)]
@@ -187,13 +181,13 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     reads_accumulator = any(kernel.reads_accumulator for kernel in grad_kernels)
     read_names |= {A} if reads_accumulator or B in wrt else set()
     read_names |= {B} if reads_accumulator or A in wrt else set()
-    inputs = [A, B, *(INPUT_PREFIX + name for name in _tensor_names(extended))]
-    saveable = [*inputs, *(OUTPUT_PREFIX + name for name in _result_names(extended))]
+    inputs = [A, B, *(INPUT_PREFIX + name for name in extended.tensor_names)]
+    saveable = [*inputs, *(OUTPUT_PREFIX + name for name in extended.result_names)]
     saved = [(i, name) for i, name in enumerate(saveable) if name in read_names]
     return ForwardSpec(
-        graph_serialization.serialize(extended), saved_outputs, user_outputs,
-        tuple(_tensor_names(graph).index(name) for name in _tensor_names(extended)),
-        tuple(_number_names(graph).index(name) for name in _number_names(extended)),
+        serialized, saved_outputs, user_outputs,
+        tuple(graph.tensor_names.index(name) for name in extended.tensor_names),
+        tuple(graph.number_names.index(name) for name in extended.number_names),
         tuple(name for _, name in saved), tuple(i for i, _ in saved), nondifferentiable,
     )  # fmt: skip
 
@@ -208,13 +202,8 @@ def make_grad_kernels(
         The results that are reductions, whose gradients are expanded first; the kernels; and the name of the result
         whose gradient is also the accumulator's, so that it needs no kernel, or "".
     """
-    return _plan_grad_kernels(graph_serialization.deserialize(epilogue), saved_outputs, outputs, wrt, dtype)
-
-
-def _plan_grad_kernels(
-    graph: EpilogueGraph, saved_outputs: Names, outputs: Names, wrt: Names, dtype: str
-) -> tuple[tuple[ReductionResult, ...], tuple[GradKernel, ...], str]:
-    default_dtype, passthrough_grad_output = _default_dtype(dtype), ""
+    graph = deserialize(epilogue)
+    default_dtype, passthrough_grad_output = graph_dtype(dtype), ""
     reductions = tuple(
         _reduction_result(graph, r, saved_outputs, outputs, default_dtype)
         for r in graph.results if graph.is_reduction(r)
@@ -244,8 +233,8 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
     The accumulator of that GEMM is the gradient of "out", the only result that users see. `wrt`: the gradients to
     compute.
     """
-    graph = graph_serialization.deserialize(epilogue)
-    derivative_graph = derivative(graph, ["out"], _wrt_with_accumulator(wrt), saved_outputs, _default_dtype(dtype))
+    graph = deserialize(epilogue)
+    derivative_graph = derivative(graph, ["out"], _wrt_with_accumulator(wrt), saved_outputs, graph_dtype(dtype))
     if any(node.op == "accumulator" for node in derivative_graph.nodes):
         raise epilogue_error(
             "out: its gradient needs A @ B, which is not saved; save it, or call gemmsmith.torch.gemm for each GEMM"
@@ -262,7 +251,7 @@ def _reduction_result(
     tie_count_kernel = None
     if r in minmax_results(graph) and r.name in outputs:
         tie_count_kernel = _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
-    divisor = graph.broadcast_dims()[inner].column_divisor
+    divisor = graph.broadcast_dims[inner].column_divisor
     return ReductionResult(r.name, reduced_dims(axis), r.keepdim, REDUCTIONS[kind].divides, divisor, tie_count_kernel)
 
 
@@ -274,15 +263,11 @@ def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] =
         if o.dtype is not None:
             is_expanded = o.name in reduced_grads and o.broadcast_dims.is_matrix and o.broadcast_dims.batch
             tensors.append((o.name, o.broadcast_dims.columns_per_value if is_expanded else 0))
-    serialized = graph_serialization.serialize(graph)
-    return GradKernel(serialized, reads_accumulator, tuple(tensors), _number_names(graph), _result_names(graph))
+    serialized = serialize(graph)
+    return GradKernel(serialized, reads_accumulator, tuple(tensors), graph.number_names, graph.result_names)
 
 
 def _wrt_with_accumulator(names: Names) -> Names:
     """Return the names for `derivative`: the accumulator's gradient stands for those of A and B."""
     accumulator = (ACCUMULATOR,) if A in names or B in names else ()
     return (*accumulator, *(name for name in names if name not in (A, B)))
-
-
-def _default_dtype(dtype: str) -> DType:
-    return FP32 if dtype == "torch.float64" else as_dtype(dtype.removeprefix("torch."))

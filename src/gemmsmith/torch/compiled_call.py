@@ -70,14 +70,14 @@ class CompiledCall:
         """Call the operator, and keep its launches."""
         results, run = record_run(lambda: self._op(*arguments))
         graph, offsets = graph_serialization.deserialize(arguments[5]), ["offsets"] * (arguments[3] is not None)
-        names = [o.name for o in graph.operands if o.dtype is not None]
         is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)
-        if run is not None and runs_kernels(tensors[0]) and is_aligned and not (offsets and "offsets" in names):
+        is_unique = not (offsets and "offsets" in graph.tensor_names)
+        if run is not None and runs_kernels(tensors[0]) and is_aligned and is_unique:
             launches = _Launches(
                 matches(tensors),
                 multiplies_in_tf32() if tensors[0].dtype == torch.float32 else None,
-                ("a", "b", *map(operand_argument, offsets + names)),
-                tuple([operand_argument(o.name) for o in graph.operands if o.dtype is None]),
+                ("a", "b", *map(operand_argument, (*offsets, *graph.tensor_names))),
+                tuple(map(operand_argument, graph.number_names)),
                 run.launches.for_one_call().run,
             )
             self._launches = (launches, *self._launches[: MAX_LAYOUTS - 1])

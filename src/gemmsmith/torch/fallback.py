@@ -63,7 +63,7 @@ def evaluate_graph(graph: EpilogueGraph, accumulator: Any, operands: Mapping[str
         DeviceError: the graph has an operation whose record refuses torch's, as quantize and top_k_softmax do.
     """
     arrays = _Tensors(graph, accumulator, operands)
-    values, dims, results = arrays.compute(), graph.broadcast_dims(), {}
+    values, dims, results = arrays.compute(), graph.broadcast_dims, {}
     for r in graph.results:
         value = values[r.node]
         if not graph.is_reduction(r):

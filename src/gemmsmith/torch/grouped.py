@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -17,21 +17,20 @@ from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch.api import (
     autocast,
-    check_operand,
     check_operands_are_read,
     check_tensor,
     combine_two,
-    extent_of,
     is_fast_path,
+    read_operands,
 )
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
-from gemmsmith.torch.backward_plan import number_names, result_names, tensor_names
+from gemmsmith.torch.backward_plan import numbers_and_tensors, result_names
 from gemmsmith.torch.cached_call import cache_call
 from gemmsmith.torch.fallback import FLOAT_DTYPES
 from gemmsmith.torch.graph_serialization import ENTRY_SEPARATOR
 from gemmsmith.torch.ops import by_rows, fp32_precision, rows_shape, slices_shape
 from gemmsmith.torch.plain_tensors import in_groups, read_arguments, run_cached_call, run_or_call, sees_operators
-from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
+from gemmsmith.torch.tracing import serialize_epilogue
 
 
 def grouped_gemm(
@@ -90,10 +89,11 @@ def grouped_gemm(
         request = Request(a, of_two or b, None, values, epilogue, precision=fp32_precision(a), fingerprint=source)
         return run_or_call(arguments, a, partial(run_cached, in_groups(request, offsets)))
     check_operands_are_read(epilogue, values)
-    serialized = _serialize(a, shape, epilogue, values, None if arguments is None else arguments.source)
-    numbers = [float(values[name]) for name in number_names(serialized)]
-    tensors = [values[name] for name in tensor_names(serialized)]
-    run = partial(differentiable_gemm, serialized, a, b, numbers, tensors, recompute, offsets)
+    values, signature = read_operands(values, a, shape)
+    serialized = serialize_epilogue(epilogue, shape, signature, (), None if arguments is None else arguments.source)
+    if f"{ENTRY_SEPARATOR}reduce " in serialized:
+        raise ArgumentError("epilogue: got a reduction, which has no gradient here; use gemmsmith.grouped_gemm")
+    run = partial(differentiable_gemm, serialized, a, b, *numbers_and_tensors(serialized, values), recompute, offsets)
     results, runs = (run(), []) if arguments is None else record_runs(run)
     names = result_names(serialized)
     if arguments is not None and arguments.call.needs_grad:
@@ -110,18 +110,3 @@ def _check_tensors(a: Any, b: Any, offsets: Any) -> None:
     for name, x in (("a", a), ("b", b)):
         if x.dtype not in FLOAT_DTYPES or x.dtype != a.dtype:
             raise ArgumentError(f"{name}: got {x.dtype}; use bf16, fp16 or fp32, the same for a and b")
-
-
-def _serialize(a: Any, shape: tuple[Any, ...], epilogue: Any, operands: Mapping[str, Any], source: Hashable) -> str:
-    """Return the serialized epilogue, of fingerprint `source` if it has one, after checks of its operands."""
-    signature: OperandSignature = ()
-    for name, x in operands.items():
-        if isinstance(x, (int, float)):
-            signature = (*signature, (name, (0, 0, 0), ""))
-            continue
-        check_operand(name, x, a)
-        signature = (*signature, (name, extent_of(name, x, shape), str(x.dtype)))
-    serialized = serialize_epilogue(epilogue, shape, signature, (), source)
-    if f"{ENTRY_SEPARATOR}reduce " in serialized:
-        raise ArgumentError("epilogue: got a reduction, which has no gradient here; use gemmsmith.grouped_gemm")
-    return serialized

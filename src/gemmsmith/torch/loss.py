@@ -22,10 +22,9 @@ from gemmsmith.torch.autograd_state import (
     operators_record_gradients,
 )
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.graph_serialization import deserialize, serialize
+from gemmsmith.torch.graph_serialization import deserialize, graph_dtype, serialize
 from gemmsmith.torch.ops import as_request, call_op, define_op, result_dtype
 from gemmsmith.torch.plain_tensors import runs_kernels, sees_operators
-from gemmsmith.torch.tracing import dtype_from_name
 
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Dtypes of targets."""
@@ -219,7 +218,7 @@ def _forward(
         grad_logits = _call_in_place(gradient_epilogue, *empty, logits, of_rows)
         del logits
         if needs_x and i + 1 < count:
-            grad_x.append(call_op(PLAIN_GEMM, grad_logits, weight, [], []))
+            grad_x.append(call_op(PLAIN_GEMM, grad_logits, weight))
         if needs_weight and i + 1 < count:
             grad_weight = _sum(grad_weight, grad_logits.mT, x_chunk, is_fp32=not low_memory)
     return (
@@ -295,15 +294,14 @@ def _count_flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
     return 6 * int(x[0]) * int(x[1]) * int(weight[0])
 
 
-_GRADIENTS = "Tensor grad_x, Tensor grad_weight, Tensor grad_logits, Tensor g"
 _FORWARD = define_op(
-    "cross_entropy", "(Tensor x, Tensor weight, Tensor labels, Tensor weights, int chunks, bool low_memory, "
-    "bool needs_x, bool needs_weight) -> (Tensor, Tensor, Tensor, Tensor)", _fake_forward, _count_flops,
-    CPU=_forward, CUDA=_forward,
+    "cross_entropy(Tensor x, Tensor weight, Tensor labels, Tensor weights, int chunks, bool low_memory, "
+    "bool needs_x, bool needs_weight) -> (Tensor, Tensor, Tensor, Tensor)", _fake_forward, _forward,
+    count_flops=_count_flops,
 )  # fmt: skip
 _BACKWARD = define_op(
-    "cross_entropy_backward", f"(Tensor x, Tensor weight, {_GRADIENTS}, bool needs_x, bool needs_weight) -> "
-    "(Tensor, Tensor)", _fake_backward, lambda *_, **__: 0, CPU=_backward, CUDA=_backward,
+    "cross_entropy_backward(Tensor x, Tensor weight, Tensor grad_x, Tensor grad_weight, Tensor grad_logits, Tensor g, "
+    "bool needs_x, bool needs_weight) -> (Tensor, Tensor)", _fake_backward, _backward,
 )  # fmt: skip
 
 
@@ -337,7 +335,7 @@ def _call_in_place(epilogue: str, a: Any, b: Any, c: Any, operands: list[Any]) -
 @dynamo_constant
 def _sum_epilogue(c: str, is_scaled: bool, is_fp32: bool) -> str:
     """Return the serialized epilogue that adds c, of this dtype, and multiplies by g."""
-    operands = {"c": (BroadcastDims(True, 1, 1), dtype_from_name(c))} if c else {}
+    operands = {"c": (BroadcastDims(True, 1, 1), graph_dtype(c))} if c else {}
     operands |= {"g": (BroadcastDims(), FP32)} if is_scaled else {}
 
     def scaled_sum(acc: Any, **others: Any) -> Any:
@@ -351,7 +349,7 @@ def _sum_epilogue(c: str, is_scaled: bool, is_fp32: bool) -> str:
 @dynamo_constant
 def _row_dot_epilogue(dtype: str) -> str:
     """Return the serialized epilogue that multiplies two matrices of this dtype row by row."""
-    matrix = BroadcastDims(True, 1, 1), dtype_from_name(dtype)
+    matrix = BroadcastDims(True, 1, 1), graph_dtype(dtype)
     return serialize(trace(lambda acc, x, y: (x * y).sum(-1, keepdim=True), (2, 2), {"x": matrix, "y": matrix}))
 
 
@@ -392,7 +390,7 @@ def _fp16_logits_grad(acc: Any, c: Any, labels: Any, lse: Any, weights: Any, max
 def _serialized_epilogues(classes: int, labels_dtype: str, is_16bit: bool = False) -> tuple[str, str, str]:
     """Return `_losses`, what returns logits, too, and their gradient, serialized, for this number of classes."""
     column, matrix = BroadcastDims(rows_per_value=1), BroadcastDims(True, 1, 1)
-    labels = {"labels": (column, dtype_from_name(labels_dtype))}
+    labels = {"labels": (column, graph_dtype(labels_dtype))}
     c, others = {"c": (matrix, FP16 if is_16bit else FP32)}, {"lse": (column, FP32), "weights": (column, FP32)}
 
     def serialized(function: Any, operands: Any) -> str:

@@ -45,6 +45,7 @@ from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.autograd_state import records_now
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
+    TENSOR_TYPES,
     in_groups,
     multiplies_in_tf32,
     read_arguments,
@@ -59,11 +60,8 @@ MAX_RESULTS = 4
 """Results that an epilogue may have, at most. Chosen; not measured."""
 
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
 def call_op(
-    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float] = (), operands: Sequence[Any] = (), offsets: Any = None
 ) -> Any:
     """Return the results of the operator for an epilogue: a tensor or a tuple of tensors.
 
@@ -82,7 +80,7 @@ def run_or_dispatch(
     if sees_operators() or not runs_kernels(a):
         return dispatch()
     if isinstance(b, tuple):
-        is_plain = _PLAIN.issuperset(map(type, (a, *b, *operands)))
+        is_plain = TENSOR_TYPES.issuperset(map(type, (a, *b, *operands)))
         return _launch(epilogue, a, b, numbers, operands, offsets) if is_plain else dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
     arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
@@ -113,7 +111,7 @@ def op_signature(epilogue: str) -> tuple[int, int]:
 def _op_signature(epilogue: str) -> tuple[int, int]:
     """Return the number of results of a serialized epilogue, and its digest. Raises ArgumentError beyond the limits."""
     graph = graph_serialization.deserialize(epilogue)
-    num_inputs, num_outputs = sum(o.dtype is not None for o in graph.operands), len(graph.results)
+    num_inputs, num_outputs = len(graph.tensor_names), len(graph.results)
     if num_inputs > MAX_OPERANDS:
         raise ArgumentError(f"operands: got {num_inputs} tensors; use at most {MAX_OPERANDS}")
     if num_outputs > MAX_RESULTS:
@@ -336,16 +334,21 @@ def _count_flops(a: Any, b: Any, b2: Any = None, offsets: Any = None, *_: Any, *
 LIBRARY = torch.library.Library("gemmsmith", "DEF")
 
 
-def define_op(name: str, signature: str, fake: Any, count_flops: Any, **kernels: Any) -> Any:
-    """Define an operator with a kernel for each dispatch key, and return its overload.
+def define_op(schema: str, fake: Any, kernel: Any, cuda: Any = None, count_flops: Any = lambda *_, **__: 0) -> Any:
+    """Define an operator, and return its overload.
 
-    `signature`: its arguments and results; `fake`: what infers its results; `count_flops`: of the arguments' shapes.
+    Args:
+        schema: its name, arguments and results.
+        fake: returns tensors of its results' shapes and dtypes.
+        kernel: computes the results.
+        cuda: computes them on a GPU; by default `kernel`.
+        count_flops: returns the FLOPs of arguments of these shapes.
     """
     # flexible_layout: passes that insert the operator do not record its inputs' strides, and any strides work.
-    LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+    name = LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
     op = getattr(torch.ops.gemmsmith, name).default
-    for key, kernel in kernels.items():
-        LIBRARY.impl(name, _on_one_device(op, kernel), key)
+    LIBRARY.impl(name, _on_one_device(op, kernel), "CPU")
+    LIBRARY.impl(name, _on_one_device(op, cuda or kernel), "CUDA")
     torch.library.register_fake(f"gemmsmith::{name}", _on_one_device(op, fake), lib=LIBRARY)
     register_flop_formula(op.overloadpacket)(count_flops)
     return op
@@ -396,11 +399,10 @@ def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _define_gemm(results: int) -> Any:
     returns = ", ".join(["Tensor"] * results)
     op = define_op(
-        f"gemm_{results}", "(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
-        f"Tensor[] operands) -> {returns if results == 1 else f'({returns})'}", _fake_kernel, _count_flops,
-        CPU=_cpu_kernel, CUDA=_cuda_kernel,
+        f"gemm_{results}(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
+        f"Tensor[] operands) -> {returns if results == 1 else f'({returns})'}", _fake_kernel, _cpu_kernel, _cuda_kernel,
+        _count_flops,
     )  # fmt: skip
-
     _define_batching(op)
     return op
 
@@ -446,10 +448,6 @@ OPERATORS = {results: _define_gemm(results) for results in range(1, MAX_RESULTS 
 
 
 # -- along K ---------------------------------------------------------------------------------------------------------
-def _fake_slices(a: Any, b: Any, offsets: Any) -> Any:
-    return a.new_empty(slices_shape(a.shape, b.shape, offsets.shape))
-
-
 def _slices_by_groups(a: Any, b: Any, offsets: Any) -> Any:
     """Compute the result by PyTorch's operations, one group after the other."""
     slices_shape(a.shape, b.shape, offsets.shape)
@@ -465,16 +463,13 @@ def _kernels_multiply_slices(a: Any) -> bool:
 def _slices_cuda(a: Any, b: Any, offsets: Any) -> Any:
     if not _kernels_multiply_slices(a):
         return _slices_by_groups(a, b, offsets)
-    return run_cached(_slices_request(a, b, offsets))
-
-
-def _slices_request(a: Any, b: Any, offsets: Any) -> Request:
-    return in_groups(Request(a, b, precision=fp32_precision(a)), offsets, "k")
+    return run_cached(in_groups(Request(a, b, precision=fp32_precision(a)), offsets, "k"))
 
 
 SLICES = define_op(
-    "grouped_gemm_k", "(Tensor a, Tensor b, Tensor offsets) -> Tensor", _fake_slices,
-    lambda a, b, *_, **__: _count_flops(a, b), CPU=_slices_by_groups, CUDA=_slices_cuda,
+    "grouped_gemm_k(Tensor a, Tensor b, Tensor offsets) -> Tensor",
+    lambda a, b, offsets: a.new_empty(slices_shape(a.shape, b.shape, offsets.shape)), _slices_by_groups, _slices_cuda,
+    lambda a, b, *_, **__: _count_flops(a, b),
 )  # fmt: skip
 """The operator along K."""
 

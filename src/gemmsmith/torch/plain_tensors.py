@@ -24,7 +24,7 @@ from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.host.cached_run import record_run
 from gemmsmith.torch import fallback
 
-_TENSOR_TYPES, _NUMBER_TYPES = frozenset({torch.Tensor, torch.nn.Parameter}), frozenset({float, int})
+TENSOR_TYPES, NUMBER_TYPES = frozenset({torch.Tensor, torch.nn.Parameter}), frozenset({float, int})
 
 
 @dataclass(slots=True, eq=False)
@@ -113,14 +113,14 @@ def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> 
     tensors, numbers, addresses = [], [], 0
     try:
         for name, x in arrays.items():
-            if type(x) in _TENSOR_TYPES:
+            if type(x) in TENSOR_TYPES:
                 arrays[name] = address = x.data_ptr()
                 # The check of a nested tensor's layout would end the process.
                 if x.is_nested or (address < MAX_OFFSET_BYTES and has_no_memory(x, address)):
                     return None
                 tensors.append(x)
                 addresses |= address
-            elif type(x) in _NUMBER_TYPES:
+            elif type(x) in NUMBER_TYPES:
                 arrays[name] = float(x)
                 numbers.append(name)
             else:

@@ -34,7 +34,6 @@ def shardings(
     if b2 is not None or offsets is not None:
         raise NotImplementedError("b, offsets: got DTensors with two arrays b, or with groups; use local tensors")
     graph, rank = graph_serialization.deserialize(epilogue), max(a.ndim, b.ndim)
-    tensor_names = [o.name for o in graph.operands if o.dtype is not None]
     operand_dims = [o.broadcast_dims for o in graph.operands if o.dtype is not None]
     no_placements = [None] * 3
 
@@ -62,11 +61,9 @@ def shardings(
     if len(batches) == 1 and batches != {1}:
         shardings_ += split("batch", *(Shard(0) if x.ndim == 3 else Replicate() for x in (a, b)))
     if (partial_operands := partial_sum_operands(graph)) is not None:
-        operand_placements = [Partial("sum") if name in partial_operands else Replicate() for name in tensor_names]
-        result_placements = [Partial("sum")] * len(graph.results)
-        shardings_.append(
-            (result_placements, [Shard(a.ndim - 1), Shard(b.ndim - 2), *no_placements, *operand_placements])
-        )
+        of_operands = [Partial("sum") if name in partial_operands else Replicate() for name in graph.tensor_names]
+        of_arguments = [Shard(a.ndim - 1), Shard(b.ndim - 2), *no_placements, *of_operands]
+        shardings_.append(([Partial("sum")] * len(graph.results), of_arguments))
     return shardings_
 
 

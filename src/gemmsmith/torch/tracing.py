@@ -10,14 +10,14 @@ import torch
 from gemmsmith.binding.graphs import build_source_graph
 from gemmsmith.binding.scaling import multiply_by_scales
 from gemmsmith.core.bounded_cache import BoundedCache
-from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, identity_graph
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.recording import Tape, replay
-from gemmsmith.torch.recording import encode_argument as encode_argument
+from gemmsmith.torch.graph_serialization import graph_dtype
+from gemmsmith.torch.recording import Tape, encode_argument, replay
 
 OperandSignature = tuple[tuple[str, tuple[Any, ...], str], ...]
 """For each operand its name, its extent (batch, rows, columns), and its dtype or "" for a number."""
@@ -109,13 +109,6 @@ def _serialize_scaled(graph: EpilogueGraph, scales: OperandSignature) -> str:
 
 def _operands(signature: OperandSignature) -> Mapping[str, tuple[BroadcastDims, DType | None]]:
     return {
-        name: (BroadcastDims(bool(batch), rows, columns), dtype_from_name(dtype))
+        name: (BroadcastDims(bool(batch), rows, columns), graph_dtype(dtype) if dtype else None)
         for name, (batch, rows, columns), dtype in signature
     }
-
-
-def dtype_from_name(name: str) -> DType | None:
-    """Return the dtype of a tensor by the name of its torch dtype; torch.float64 stands for fp32."""
-    if not name:
-        return None
-    return FP32 if name == "torch.float64" else as_dtype(name.removeprefix("torch."), allow_integers=True)

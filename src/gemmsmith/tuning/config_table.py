@@ -115,7 +115,7 @@ class ConfigTable:
             numbers.append((
                 *c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits, c.raster_group,
                 *(cluster_tile[::-1] if c.swap_ab else cluster_tile), size, get_max_active_clusters(size),
-                num_reducing_ctas(c, graph.transposed() if c.swap_ab else graph),
+                num_reducing_ctas(c, graph.transposed if c.swap_ab else graph),
                 count_aliased_stages(c, epilogue) if epilogue else 0,
                 *(epilogue_buffers(c, epilogue) if epilogue else (1, 1, 1)),
             ))  # fmt: skip

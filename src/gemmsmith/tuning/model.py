@@ -63,7 +63,7 @@ class EpilogueCost(NamedTuple):
     def from_epilogue(epilogue: EpilogueSpec) -> EpilogueCost:
         """Return the cost of an epilogue."""
         graph = epilogue.graph
-        dims = graph.broadcast_dims()
+        dims = graph.broadcast_dims
         arrays = [(o.broadcast_dims, o.dtype) for o in graph.operands]
         arrays += [(dims[r.node], FP32 if graph.is_reduction(r) else r.dtype) for r in graph.results]
         bytes_per_element = sum(

@@ -67,6 +67,6 @@ def transposed_epilogue(epilogue: EpilogueSpec) -> EpilogueSpec:
     columns = {r.name for r in epilogue.graph.results if r.dtype and r.dtype.bits < 16} & epilogue.column_major
     bools = {o.name for o in epilogue.graph.operands if o.dtype and o.dtype.bits < 16}
     return replace(
-        epilogue, graph=epilogue.graph.transposed(), tma_eligible=epilogue.tma_eligible | columns,
+        epilogue, graph=epilogue.graph.transposed, tma_eligible=epilogue.tma_eligible | columns,
         column_major=epilogue.column_major - bools,
     )  # fmt: skip

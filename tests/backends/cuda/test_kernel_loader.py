@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gemmsmith.backends.cuda import kernel_loader, launch_template
+from gemmsmith.backends.cuda.cuda_graph import time_calls
 from gemmsmith.backends.cuda.driver import DeviceAttributes, check, device_attributes
 from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.backends.cuda.launch_template import LaunchTemplate
 from gemmsmith.backends.cuda.memory import DeviceArray
+from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.core.pointer import Pointer
@@ -67,7 +69,14 @@ def test_cubins_are_for_a_gpus_own_capability(
     )
     monkeypatch.setattr(kernel_loader, "compile_source", lambda *given: SimpleNamespace(cubin=b"cubin"))
     monkeypatch.setattr(kernel_loader, "compile_ptx", lambda *given: "ptx")
-    assert kernel_loader._build_image("", "k", 0, target) == {"cubin": b"cubin", "ptx": b"ptx\0"}[loaded]
+    of = recorded("", "k", (), chip=CHIPS[target.removesuffix("a")])
+    assert kernel_loader._build_image(of, 0) == {"cubin": b"cubin", "ptx": b"ptx\0"}[loaded]
+
+
+def recorded(source: str, name: str, kinds: tuple[str, ...], **changes: Any) -> Any:
+    """What the loader reads of a recorded kernel."""
+    shape = {"threads": 256, "cluster": (1, 1, 1), "shared_bytes": 0, "chip": HOPPER}
+    return SimpleNamespace(source=source, name=name, parameter_kinds=kinds, **(shape | changes))
 
 
 def kernel(kinds: tuple[str, ...]) -> LoadedKernel:
@@ -248,17 +257,14 @@ def test_loading_in_a_capture_is_refused(
     assert kernel_loader.is_capturing(5) is expected
     if expected:
         with pytest.raises(DeviceError, match="unseen is not loaded yet.*captured.*before the capture"):
-            kernel_loader.load_kernel(
-                "// unseen", "unseen", 0, 5, threads=1, cluster=(1, 1, 1), shared_bytes=0, parameter_kinds=()
-            )
+            load("// unseen", "unseen", (), 5)
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------
 
 
 def load(source: str, name: str, kinds: tuple[str, ...], stream: int = 0, **changes: Any) -> LoadedKernel:
-    choices: dict[str, Any] = {"threads": 256, "cluster": (1, 1, 1), "shared_bytes": 0, **changes}
-    return kernel_loader.load_kernel(source, name, 0, stream, parameter_kinds=kinds, **choices)
+    return kernel_loader.load_kernel(recorded(source, name, kinds, **changes), 0, stream)
 
 
 def matrix(rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -374,7 +380,7 @@ def test_loading_while_a_graph_is_captured() -> None:
         check(cu.cuGraphLaunch(replay, stream))
         check(cu.cuStreamSynchronize(stream))
         assert out.numpy().tolist() == [0, 1]
-        assert kernel_loader.time_launches(lambda: launch(k, 2, [out.address], int(stream)), int(stream), 20) > 0
+        assert time_calls(lambda: launch(k, 2, [out.address], int(stream)), int(stream), 20) > 0
         check(cu.cuGraphExecDestroy(replay))
         check(cu.cuGraphDestroy(graph))
         check(cu.cuStreamDestroy(stream))

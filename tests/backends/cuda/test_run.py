@@ -20,6 +20,7 @@ from gemmsmith.binding import request
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.host import cached_run, output_kernels, packing, plans
+from gemmsmith.lang.kernel import Kernel
 
 READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
         "f32": ctypes.c_float, "pointer": ctypes.c_uint64, "fast_divmod": ctypes.c_uint64}  # fmt: skip
@@ -98,11 +99,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     Encoded.all = {}
     loaded: dict[str, LoadedKernel] = {}
 
-    def load(source: str, name: str, device: int, stream: int, **shape: Any) -> LoadedKernel:
+    def load(of: Kernel, device: int, stream: int) -> LoadedKernel:
         assert stream == 7
+        source = of.source
         if source not in loaded:
-            c, s = shape["cluster"], shape["shared_bytes"]
-            loaded[source] = kernel = LoadedKernel(name, 1, device, shape["threads"], c, s, shape["parameter_kinds"])
+            kernel = LoadedKernel(of.name, 1, device, of.threads, of.cluster, of.shared_bytes, of.parameter_kinds)
+            loaded[source] = kernel
             kernel._driver = Driver(kernel, found)
             kernel.launch = lambda grid, arguments, stream, pdl: kernel._driver.read(grid, arguments)  # type: ignore
             kernel.max_active_clusters = lambda: 66  # type: ignore[method-assign]

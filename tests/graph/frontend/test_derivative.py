@@ -50,7 +50,7 @@ def gradients(graph: EpilogueGraph, product: Any, operands: Values, of: Values, 
             value, g = np.expand_dims(value, axis), np.expand_dims(g, axis)
         given[f"y_{r.name}"] = value
         if node.op == "reduce" and node.attribute[0] == "mean":
-            g = g * (np.size(g) / product.size * (graph.broadcast_dims()[node.inputs[0]].columns_per_value or 1))
+            g = g * (np.size(g) / product.size * (graph.broadcast_dims[node.inputs[0]].columns_per_value or 1))
         given[f"d_{r.name}"] = g
     for r in graph.results:
         node = graph.nodes[r.node]

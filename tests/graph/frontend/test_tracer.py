@@ -374,14 +374,14 @@ def test_halves_and_casts(rng: np.random.Generator) -> None:
     gate, up = (groups[..., s].reshape(M, -1) for s in (slice(8), slice(8, 16)))
     close(evaluate(graph, x, bias=bias, half_row=half)[0], up / (1 + np.exp(-gate)) + half)
     assert graph.results[0].dtype == FP16
-    assert graph.broadcast_dims()[-1] == BroadcastDims(True, 1, 2)
+    assert graph.broadcast_dims[-1] == BroadcastDims(True, 1, 2)
 
 
 def test_one_hot(rng: np.random.Generator) -> None:
     x, labels = rng.normal(size=PRODUCT), rng.integers(N, size=(M, 1)).astype(np.float64)
     graph = traced(lambda acc, labels: (acc * labels.one_hot(N)).sum(-1), labels=labels)
     close(evaluate(graph, x, labels=labels)[0], np.take_along_axis(x, labels.astype(int), 1)[:, 0])
-    assert traced(lambda acc, labels: acc + labels.one_hot(num_classes=N), labels=labels).broadcast_dims()[2].is_matrix
+    assert traced(lambda acc, labels: acc + labels.one_hot(num_classes=N), labels=labels).broadcast_dims[2].is_matrix
     assert traced(lambda acc, x: acc * x.one_hot(1), (M, 1), x=labels).nodes[3].op == "eq"  # a column is all of it
     for bad, message in (
         (lambda acc, labels: acc + labels.one_hot(7), "num_classes: got 7; use 32"),

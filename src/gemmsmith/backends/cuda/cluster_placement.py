@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.cuda_graph import Stream
-from gemmsmith.backends.cuda.driver import check, device_attributes
+from gemmsmith.backends.cuda.driver import bindings, check, device_attributes, launch_config, load_function
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.hw.cluster import MAX_CLUSTERS
@@ -78,40 +78,23 @@ def _gpc_of_sm(device: int) -> Array:
 
 def _probe_sms(device: int, cluster: int, clusters: int) -> Array:
     """Return the SM id of each CTA, with one CTA per SM. Raises DeviceError."""
-    from cuda.bindings import driver as cu
-
-    function = _load_probe(device)
-    if clusters * cluster > device_attributes(device).sm_count:
+    function, gpu = _load_probe(device), device_attributes(device)
+    if clusters * cluster > gpu.sm_count:
         raise DeviceError("more CTAs than SMs")
     stream = Stream()  # the default stream would wait for other streams, which may be being captured
     out = DeviceArray(4 * clusters * cluster, (clusters * cluster,), (4,), np.uint32, stream.handle)
-    config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
-    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    dimension = attribute.value.clusterDim
-    dimension.x, dimension.y, dimension.z = cluster, 1, 1
-    config.gridDimX, config.gridDimY, config.gridDimZ = clusters * cluster, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
-    config.sharedMemBytes = device_attributes(device).max_shared_bytes_per_cta
-    config.attrs, config.numAttrs = [attribute], 1
-    arguments = ((out.address,), (ctypes.c_uint64,))
+    config = launch_config(clusters * cluster, 32, gpu.max_shared_bytes_per_cta, (cluster, 1, 1))
     config.hStream = stream.handle
-    check(cu.cuLaunchKernelEx(config, function, arguments, 0), f"the probe with clusters of {cluster}")
+    arguments = ((out.address,), (ctypes.c_uint64,))
+    check(bindings().cuLaunchKernelEx(config, function, arguments, 0), f"the probe with clusters of {cluster}")
     return out.numpy().astype(int)
 
 
 @lru_cache(maxsize=64)
 def _load_probe(device: int) -> object:
-    from cuda.bindings import driver as cu
-
-    module = check(cu.cuModuleLoadData(compile_source(_PROBE, "probe").cubin), "cuModuleLoadData(probe)")
-    function = check(cu.cuModuleGetFunction(module, b"probe"), "cuModuleGetFunction(probe)")
-    names = cu.CUfunction_attribute
-    shared = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    check(
-        cu.cuFuncSetAttribute(function, shared, device_attributes(device).max_shared_bytes_per_cta),
-        "cuFuncSetAttribute(probe)",
-    )
-    large = names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    cu, shared_bytes = bindings(), device_attributes(device).max_shared_bytes_per_cta
+    function = load_function(compile_source(_PROBE, "probe").cubin, "probe", shared_bytes)
+    large = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     check(cu.cuFuncSetAttribute(function, large, 1), "cuFuncSetAttribute(probe)")
     return function
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from gemmsmith.backends.cuda.driver import check
+from gemmsmith.backends.cuda.driver import bindings, check
 
 
 class Stream:
@@ -50,18 +51,24 @@ class CudaGraph:
 
     def time_replays(self, count: int) -> float:
         """Return the total microseconds of `count` replays."""
-        begin, end = events = [check(self._driver.cuEventCreate(0), "cuEventCreate") for _ in range(2)]
-        try:
-            check(self._driver.cuEventRecord(begin, self.stream.handle), "cuEventRecord")
-            for _ in range(count):
-                self.launch(self.stream.handle)
-            check(self._driver.cuEventRecord(end, self.stream.handle), "cuEventRecord")
-            check(self._driver.cuEventSynchronize(end), "cuEventSynchronize")
-            return 1e3 * float(check(self._driver.cuEventElapsedTime(begin, end), "cuEventElapsedTime"))
-        finally:
-            for event in events:
-                self._driver.cuEventDestroy(event)
+        return time_calls(partial(self.launch, self.stream.handle), self.stream.handle, count)
 
     def __del__(self) -> None:
         if hasattr(self, "_graph"):
             self._driver.cuGraphExecDestroy(self._graph)
+
+
+def time_calls(call: Callable[[], Any], stream: int, count: int) -> float:
+    """Return the total microseconds that what `count` calls launch takes on a stream, whose device is current."""
+    cu = bindings()
+    begin, end = events = [check(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2)]
+    try:
+        check(cu.cuEventRecord(begin, stream), "cuEventRecord")
+        for _ in range(count):
+            call()
+        check(cu.cuEventRecord(end, stream), "cuEventRecord")
+        check(cu.cuEventSynchronize(end), "cuEventSynchronize")  # raises errors of the kernels
+        return 1e3 * float(check(cu.cuEventElapsedTime(begin, end), "cuEventElapsedTime"))
+    finally:
+        for event in events:
+            cu.cuEventDestroy(event)

@@ -1,4 +1,4 @@
-"""Access to the CUDA driver: GPUs and their attributes, and the encoding of tensor maps."""
+"""Access to the CUDA driver: GPUs and their attributes, loading and launches of kernels, encoding of tensor maps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from gemmsmith.backends.cuda.compiler import nvrtc_version
 from gemmsmith.core.chip import CHIPS, HOPPER, Chip
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import DeviceError
@@ -123,6 +124,49 @@ def bindings() -> Any:
     from cuda.bindings import driver
 
     return driver
+
+
+DEFAULT_DYNAMIC_SHARED_BYTES = 48 * 1024
+"""Above this size dynamic shared memory needs CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES (CUDA programming guide).
+"""
+
+
+def load_function(image: bytes, name: str, shared_bytes: int) -> Any:
+    """Load a cubin or PTX on the current device, and return its kernel `name`. Raises DeviceError.
+
+    `shared_bytes`: the dynamic shared memory that the kernel is launched with.
+    """
+    cu = bindings()
+    module = check(cu.cuModuleLoadData(image), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
+    function = check(cu.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction({name})")
+    if shared_bytes > DEFAULT_DYNAMIC_SHARED_BYTES:
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(
+            cu.cuFuncSetAttribute(function, attribute, shared_bytes),
+            f"cuFuncSetAttribute({name}, dynamic shared memory, {shared_bytes} bytes)",
+        )
+    return function
+
+
+def launch_config(ctas: int, threads: int, shared_bytes: int, cluster: tuple[int, int, int] | None) -> Any:
+    """Return a CUlaunchConfig of a grid along x with one attribute: the shape of a cluster.
+
+    Without `cluster` it is programmatic dependent launch.
+    """
+    cu = bindings()
+    config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
+    if cluster:
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimension = attribute.value.clusterDim
+        dimension.x, dimension.y, dimension.z = cluster
+    else:
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 MAX_TENSOR_MAP_RANK = 5

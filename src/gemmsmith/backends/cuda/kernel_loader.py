@@ -11,19 +11,23 @@ from functools import lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda.cluster_placement import cluster_permutation
-from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source, nvrtc_version
-from gemmsmith.backends.cuda.driver import bindings, check, device_attributes, newest_supported_chip
-from gemmsmith.core.chip import HOPPER
+from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
+from gemmsmith.backends.cuda.driver import (
+    bindings,
+    check,
+    device_attributes,
+    launch_config,
+    load_function,
+    newest_supported_chip,
+)
 from gemmsmith.core.errors import ArgumentError, DeviceError
+from gemmsmith.lang.kernel import Kernel
 
 _FORMATS = {
     "i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x", "pointer": "Q", "fast_divmod": "Q",
     "tensor_map": "", "cluster_permutation": "",
 }  # fmt: skip
 """Format characters of `struct` by parameter kind, padded to 8 bytes; empty for kinds passed by their own address."""
-DEFAULT_DYNAMIC_SHARED_BYTES = 48 * 1024
-"""Above this size dynamic shared memory needs CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES (CUDA programming guide).
-"""
 
 
 @dataclass(eq=False)
@@ -76,7 +80,7 @@ class LoadedKernel:
         if pdl:
             config = getattr(self._pdl_configs, "config", None)
             if config is None:
-                config = self._pdl_configs.config = _launch_config(self, "PROGRAMMATIC_STREAM_SERIALIZATION")
+                config = self._pdl_configs.config = launch_config(1, self.threads, self.shared_bytes, None)
             config.gridDimX, config.hStream = grid, stream
             result = self._driver.cuLaunchKernelEx(config, self.function, arguments, 0)
         else:
@@ -99,15 +103,12 @@ _LOAD_LOCKS: dict[tuple[str, int], threading.Lock] = {}
 """One lock per kernel, so that threads can compile different kernels concurrently."""
 
 
-def load_kernel(
-    source: str, name: str, device: int, stream: int, *, target: str = HOPPER.target,
-    threads: int, cluster: tuple[int, int, int], shared_bytes: int, parameter_kinds: tuple[str, ...],
-) -> LoadedKernel:  # fmt: skip
+def load_kernel(kernel: Kernel, device: int, stream: int) -> LoadedKernel:
     """Return the kernel on `device`, which is current; it is compiled and loaded at its first use there.
 
     Raises DeviceError if it is not loaded yet and `stream` is being captured into a graph.
     """
-    key = (source, device)
+    key, name, shared_bytes = (kernel.source, device), kernel.name, kernel.shared_bytes
     cached = _LOADED.get(key)
     if cached is not None:
         return cached
@@ -115,33 +116,25 @@ def load_kernel(
         raise DeviceError(
             f"{name} is not loaded yet and the stream is being captured into a graph; call it once before the capture"
         )
-    from cuda.bindings import driver
-
     with _LOAD_LOCKS.setdefault(key, threading.Lock()), relaxed_capture_mode():
         if key not in _LOADED:
-            image = _build_image(source, name, device, target)
-            module = check(driver.cuModuleLoadData(image), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
-            function = check(driver.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction({name})")
-            if shared_bytes > DEFAULT_DYNAMIC_SHARED_BYTES:
-                attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                check(
-                    driver.cuFuncSetAttribute(function, attribute, shared_bytes),
-                    f"cuFuncSetAttribute({name}, dynamic shared memory, {shared_bytes} bytes)",
-                )
-            loaded = LoadedKernel(name, function, device, threads, cluster, shared_bytes, parameter_kinds)
-            if "cluster_permutation" in parameter_kinds:
+            function = load_function(_build_image(kernel, device), name, shared_bytes)
+            loaded = LoadedKernel(
+                name, function, device, kernel.threads, kernel.cluster, shared_bytes, kernel.parameter_kinds
+            )
+            if "cluster_permutation" in kernel.parameter_kinds:
                 loaded.cluster_permutation(1)  # cached: a capturing stream cannot run the probe later
             _LOADED[key] = loaded
     return _LOADED[key]
 
 
-def _build_image(source: str, name: str, device: int, target: str) -> bytes:
+def _build_image(kernel: Kernel, device: int) -> bytes:
     """Return the image that the driver loads: a cubin, or PTX if the kernel is for an earlier chip than the device."""
-    gpu = device_attributes(device)
+    gpu, target = device_attributes(device), kernel.chip.target
     chip = newest_supported_chip(gpu)
     if chip is not None and chip.target == target and chip.capability // 10 == gpu.capability[0]:
-        return compile_source(source, name, target).cubin
-    return compile_ptx(source, name, target).encode() + b"\0"
+        return compile_source(kernel.source, kernel.name, target).cubin
+    return compile_ptx(kernel.source, kernel.name, target).encode() + b"\0"
 
 
 def _query_max_active_clusters(kernel: LoadedKernel) -> int:
@@ -153,28 +146,10 @@ def _query_max_active_clusters(kernel: LoadedKernel) -> int:
             f"cuOccupancyMaxActiveBlocksPerMultiprocessor({kernel.name})",
         )
         return int(per_sm) * device_attributes(kernel.device).sm_count
-    config = _launch_config(kernel, "CLUSTER_DIMENSION")
+    config = launch_config(1, kernel.threads, kernel.shared_bytes, kernel.cluster)
     config.gridDimX, config.gridDimY, config.gridDimZ = kernel.cluster
     result = driver.cuOccupancyMaxActiveClusters(kernel.function, config)
     return int(check(result, f"cuOccupancyMaxActiveClusters({kernel.name}, {kernel.cluster})"))
-
-
-def _launch_config(kernel: LoadedKernel, name: str) -> Any:
-    """Return a CUlaunchConfig with one attribute: CLUSTER_DIMENSION or PROGRAMMATIC_STREAM_SERIALIZATION."""
-    from cuda.bindings import driver
-
-    config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-    attribute.id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
-    if name == "CLUSTER_DIMENSION":
-        dimension = attribute.value.clusterDim
-        dimension.x, dimension.y, dimension.z = kernel.cluster
-    else:
-        attribute.value.programmaticStreamSerializationAllowed = 1
-    config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
-    config.sharedMemBytes = kernel.shared_bytes
-    config.attrs, config.numAttrs = [attribute], 1
-    return config
 
 
 def is_capturing(stream: int) -> bool:
@@ -246,22 +221,3 @@ class device_guard:  # noqa: N801 - named as contextlib names its own
 
             self._pushed = False
             check(driver.cuCtxPopCurrent(), "cuCtxPopCurrent()")
-
-
-def time_launches(call: Callable[[], Any], stream: int, repeats: int) -> float:
-    """Return the mean microseconds of `repeats` back-to-back calls after a warm-up. The stream's device is current."""
-    from cuda.bindings import driver
-
-    begin, end = (check(driver.cuEventCreate(0), "cuEventCreate(0)") for _ in range(2))
-    try:
-        for _ in range(max(1, repeats // 5)):
-            call()
-        check(driver.cuEventRecord(begin, stream), "cuEventRecord")
-        for _ in range(repeats):
-            call()
-        check(driver.cuEventRecord(end, stream), "cuEventRecord")
-        check(driver.cuEventSynchronize(end), "cuEventSynchronize")  # raises errors of the kernel
-        return float(check(driver.cuEventElapsedTime(begin, end), "cuEventElapsedTime")) * 1e3 / repeats
-    finally:
-        for event in (begin, end):
-            driver.cuEventDestroy(event)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
 from gemmsmith.backends.cuda.disassembler import disassemble
@@ -32,76 +34,43 @@ class Loop:
 
 
 def find_loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
-    """Return all loops reachable from instruction 0, in the order of their first instructions."""
-    order = _postorder(successors)
-    postorder_index = {node: i for i, node in enumerate(order)}
-    predecessors: dict[int, list[int]] = {node: [] for node in order}
-    for node in order:
-        for successor in successors[node]:
-            predecessors[successor].append(node)
-    dominator = _immediate_dominators(order, postorder_index, predecessors)
-    latches: dict[int, list[int]] = {}
-    for node in order:
-        for successor in successors[node]:
-            if successor in _dominator_chain(dominator, node):
-                latches.setdefault(successor, []).append(node)
+    """Return all loops reachable from instruction 0, in the order of their first instructions.
+
+    A loop's first instruction dominates its latches, the instructions that jump back to it.
+    """
+    dominators = _dominators(successors)
+    edges = [(node, x) for node, mask in enumerate(dominators) if mask != -1 for x in successors[node]]
+    predecessors, latches = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for node, successor in edges:
+        predecessors[successor].append(node)
+        if dominators[node] >> successor & 1:
+            latches[successor].append(node)
     result = []
-    for header, header_latches in sorted(latches.items()):
-        body, todo = {header}, list(header_latches)
+    for header, own_latches in sorted(latches.items()):
+        body, todo = {header}, list(own_latches)
         while todo:
             if (node := todo.pop()) not in body:
                 body.add(node)
                 todo += predecessors[node]
-        unconditional = set.intersection(*(set(_dominator_chain(dominator, x)) for x in header_latches)) & body
-        result.append(Loop(frozenset(body), frozenset(unconditional)))
+        in_each_iteration = reduce(and_, (dominators[x] for x in own_latches))
+        result.append(Loop(frozenset(body), frozenset(x for x in body if in_each_iteration >> x & 1)))
     return result
 
 
-def _postorder(successors: Sequence[Sequence[int]]) -> list[int]:
-    """Return the instructions reachable from 0, in postorder of a depth-first search."""
-    order, seen, stack = [], {0}, [(0, iter(successors[0]))]
-    while stack:
-        node, rest = stack[-1]
-        successor = next((x for x in rest if x not in seen), None)
-        if successor is None:
-            order.append(node)
-            stack.pop()
-        else:
-            seen.add(successor)
-            stack.append((successor, iter(successors[successor])))
-    return order
+def _dominators(successors: Sequence[Sequence[int]]) -> list[int]:
+    """Return, for each instruction, those that every path from instruction 0 to it executes, itself among them.
 
-
-def _immediate_dominators(
-    order: list[int], postorder_index: dict[int, int], predecessors: dict[int, list[int]]
-) -> dict[int, int]:
-    """Return the immediate dominator of each instruction.
-
-    Source: Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm".
+    They are the bits of an integer; -1, all bits, for an instruction that no path reaches.
     """
-    dominator, changed = {0: 0}, True
+    masks, changed = [1] + [-1] * (len(successors) - 1), True
     while changed:
         changed = False
-        for node in reversed(order[:-1]):
-            first, *others = (x for x in predecessors[node] if x in dominator)
-            for other in others:
-                while first != other:
-                    if postorder_index[first] < postorder_index[other]:
-                        first = dominator[first]
-                    else:
-                        other = dominator[other]
-            if dominator.get(node) != first:
-                dominator[node], changed = first, True
-    return dominator
-
-
-def _dominator_chain(dominator: dict[int, int], node: int) -> list[int]:
-    """Return an instruction and its dominators."""
-    chain = [node]
-    while node:
-        node = dominator[node]
-        chain.append(node)
-    return chain
+        for node, mask in enumerate(masks):
+            for successor in successors[node] if mask != -1 else ():
+                common = masks[successor] & (mask | 1 << successor)
+                changed |= common != masks[successor]
+                masks[successor] = common
+    return masks
 
 
 @dataclass(frozen=True)

@@ -188,11 +188,7 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
     results (griddepcontrol.wait).
     """
     kernel = launch.kernel
-    loaded = kernel_loader.load_kernel(
-        kernel.source, kernel.name, device, stream, target=kernel.chip.target,
-        threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
-        parameter_kinds=kernel.parameter_kinds,
-    )  # fmt: skip
+    loaded = kernel_loader.load_kernel(kernel, device, stream)
     clusters = min(launch.work_clusters, loaded.max_active_clusters()) if kernel.persistent else launch.work_clusters
     arguments = dict(launch.arguments)
     if "cluster_permutation" in arguments:

@@ -16,7 +16,7 @@ from gemmsmith.backends.sim.report.hazards import Hazard, Hazards, SimulationAbo
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.report.verdict import TimeDependence, Verdict
 from gemmsmith.backends.sim.state.cta import Cta
-from gemmsmith.backends.sim.state.grid_state import H200_COST_MODEL, CostModel, GridState
+from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.core.tensor_map import TensorMap
@@ -58,7 +58,7 @@ Argument = int | float | TensorMap | tuple[int, ...]
 
 def simulate(
     kernel: Kernel, grid: int, arguments: Mapping[str, Argument], memory: GlobalMemory, *,
-    seed: int = 0, cost_model: CostModel = H200_COST_MODEL, max_hazards: int = 20, is_dependent_launch: bool = False,
+    seed: int = 0, max_hazards: int = 20, is_dependent_launch: bool = False,
     on_mma_cycles: Callable[[float], None] = lambda cycles: None, counters: Counters | None = None,
     record: bool = False,
 ) -> SimulationResult:  # fmt: skip
@@ -75,7 +75,6 @@ def simulate(
         arguments: Kernel arguments, by parameter name.
         memory: Global memory, which the kernel reads and writes.
         seed: Schedule of the execution.
-        cost_model: Durations in cycles, for seed 0 and for the timeline.
         max_hazards: Number of hazards after which the execution stops.
         is_dependent_launch: Whether the prerequisite grids may still be running (programmatic dependent launch), so
             that griddepcontrol.wait must precede accesses to global memory.
@@ -91,7 +90,7 @@ def simulate(
     for buffer in memory.buffers:
         buffer.shadow.begin_launch()
     state = GridState(
-        kernel, memory, cost_model, seed, Hazards(max_hazards, kernel), dict(arguments), grid, Operations(on_mma_cycles)
+        kernel, memory, seed, Hazards(max_hazards, kernel), dict(arguments), grid, Operations(on_mma_cycles)
     )
     records = (state.observe(),) if record else ()
     by_cta = create_ctas(state, is_dependent_launch=is_dependent_launch)

@@ -121,7 +121,7 @@ def with_saved_values(
     graph = _with_minmax_inputs(cse(fold(graph)), wrt)
     cost, saved = _choose_saved(graph, wrt, default_dtype)
     if cost.recomputes_gemm:
-        broadcast_dims = graph.broadcast_dims()
+        broadcast_dims = graph.broadcast_dims
         matrices = [
             i
             for i, n in enumerate(graph.nodes)
@@ -148,8 +148,7 @@ def _round_before_reductions(graph: EpilogueGraph, saved: Collection[str], defau
     def rule(editor: Editor, node: Node) -> int | None:
         if stored.get(editor.index, FP32) == FP32:
             return None
-        editor.nodes.append(node)
-        return editor.add("cast", len(editor.nodes) - 1, attribute=stored[editor.index])
+        return editor.add("cast", editor.keep(node), attribute=stored[editor.index])
 
     return cse(fold(rewrite(graph, rule)))
 
@@ -214,7 +213,7 @@ class _DerivativeBuilder:
         self.saved = saved
         self.default_dtype = default_dtype
         self.full_matrix_grads = full_matrix_grads
-        self.broadcast_dims = graph.broadcast_dims()
+        self.broadcast_dims = graph.broadcast_dims
         self.tracer = Tracer(())
         self.operands: dict[str, Operand] = {}
         self.values: list[Traced] = []
@@ -351,7 +350,7 @@ def _reduced_axis(broadcast_dims: BroadcastDims) -> str:
 def _input_dims(graph: EpilogueGraph, result: Result) -> BroadcastDims:
     """Return the broadcast dims of the node that a result stores or reduces."""
     node = graph.nodes[result.node]
-    return graph.broadcast_dims()[node.inputs[0] if node.op == "reduce" else result.node]
+    return graph.broadcast_dims[node.inputs[0] if node.op == "reduce" else result.node]
 
 
 def _rounding_equivalent_nodes(graph: EpilogueGraph, result: Result) -> list[int]:

@@ -9,10 +9,9 @@ tensors. `NAMED_FUSIONS` maps CUTLASS's names to these functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial, wraps
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import EpilogueError
@@ -38,48 +37,40 @@ def _method(name: str, **arguments: Any) -> EpilogueFunction:
     return call
 
 
-def _derivative_rule(name: str, forward: EpilogueFunction, *parameters: float) -> EpilogueFunction:
-    """Return the function (dy, z) -> dy * forward'(z), by the rule of the functions' table."""
-    rule = FUNCTIONS[name].gradient
-    assert callable(rule)
-
-    def derivative(dy: Any, z: Any) -> Any:
-        grads = rule(dy, forward(z), z, *parameters)
-        return grads[0] if parameters else grads
-
-    return derivative
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An activation: `forward(z)`, `derivative(dy, z)` = dy * forward'(z), and the source of its definition."""
+class Activation(NamedTuple):
+    """An activation: `forward(z)`, and `derivative(dy, z)` = dy * forward'(z)."""
 
     forward: EpilogueFunction
     derivative: EpilogueFunction
-    source: str
 
 
-def _activation(forward: EpilogueFunction, source: str, name: str, *parameters: float) -> Activation:
-    return Activation(forward, _derivative_rule(name, forward, *parameters), source)
+def _activation(name: str, forward: EpilogueFunction | None = None, **parameters: float) -> Activation:
+    """Return the activation of a function's record: by default the method of its name with these arguments."""
+    forward, rule = forward or _method(name, **parameters), FUNCTIONS[name].gradient
+    assert callable(rule)
+
+    def derivative(dy: Any, z: Any) -> Any:
+        grads = rule(dy, forward(z), z, *parameters.values())
+        return grads[0] if parameters else grads
+
+    return Activation(forward, derivative)
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "identity": Activation(lambda z: z, lambda dy, z: dy, "none"),
-    "relu": _activation(_method("relu"), "Nair and Hinton, ICML 2010; the derivative at 0 is 0, as in torch", "relu"),
-    "leaky_relu": _activation(_method("leaky_relu", negative_slope=0.01),
-                              "Maas, Hannun and Ng, ICML 2013; slope 0.01", "leaky_relu", 0.01),
-    "elu": _activation(_method("elu", alpha=1.0),
-                       "Clevert, Unterthiner and Hochreiter, ICLR 2016; alpha 1", "elu", 1.0),
-    "gelu": _activation(_method("gelu"), "Hendrycks and Gimpel, arXiv:1606.08415, by erf", "gelu"),
-    "gelu_tanh": _activation(_method("gelu", approximate="tanh"), "Hendrycks and Gimpel, arXiv:1606.08415, by tanh; "
-                             "CUTLASS's GELU_taylor and dGELU", "gelu_tanh"),
-    "silu": _activation(_method("silu"), "Elfwing, Uchibe and Doya, Neural Networks 107, 2018; swish", "silu"),
-    "sigmoid": _activation(_method("sigmoid"), "the logistic function", "sigmoid"),
-    "tanh": _activation(_method("tanh"), "the hyperbolic tangent", "tanh"),
-    "hardswish": _activation(_method("hardswish"), "Howard et al., MobileNetV3, ICCV 2019", "hardswish"),
-    "mish": _activation(_method("mish"), "Misra, BMVC 2020", "mish"),
-    "softplus": _activation(_method("softplus"), "Dugas et al., NIPS 2000", "softplus"),
-}  # fmt: skip
+    "identity": Activation(lambda z: z, lambda dy, z: dy),
+    "relu": _activation("relu"),  # Nair and Hinton, ICML 2010; the derivative at 0 is 0, as in torch
+    "leaky_relu": _activation("leaky_relu", negative_slope=0.01),  # Maas, Hannun and Ng, ICML 2013
+    "elu": _activation("elu", alpha=1.0),  # Clevert, Unterthiner and Hochreiter, ICLR 2016
+    "gelu": _activation("gelu"),  # Hendrycks and Gimpel, arXiv:1606.08415, by erf
+    # by tanh (same source); CUTLASS's GELU_taylor and dGELU
+    "gelu_tanh": _activation("gelu_tanh", _method("gelu", approximate="tanh")),
+    "silu": _activation("silu"),  # Elfwing, Uchibe and Doya, Neural Networks 107, 2018; swish
+    "sigmoid": _activation("sigmoid"),
+    "tanh": _activation("tanh"),
+    "hardswish": _activation("hardswish"),  # Howard et al., MobileNetV3, ICCV 2019
+    "mish": _activation("mish"),  # Misra, BMVC 2020
+    "softplus": _activation("softplus"),  # Dugas et al., NIPS 2000
+}
 
 
 def resolve_activation(activation: str | EpilogueFunction | None) -> EpilogueFunction:
@@ -119,21 +110,13 @@ def _source_unless_beta_zero(c: Any, beta: Any) -> Any:
 def scaled_acc(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
     """Return the epilogue activation(alpha * acc)."""
     act = resolve_activation(activation)
-
-    def epilogue(acc: Any, alpha: Any = 1.0) -> Any:
-        return act(acc * alpha)
-
-    return epilogue
+    return lambda acc, alpha=1.0: act(acc * alpha)
 
 
 def linear_combination(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
     """Return the epilogue activation(alpha * acc + beta * c)."""
     act = resolve_activation(activation)
-
-    def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return act(acc * alpha + _source_unless_beta_zero(c, beta) * beta)
-
-    return epilogue
+    return lambda acc, c, alpha=1.0, beta=1.0: act(acc * alpha + _source_unless_beta_zero(c, beta) * beta)
 
 
 def linear_combination_bias(
@@ -157,20 +140,12 @@ def linear_combination_bias(
 def residual_add_bias(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
     """Return the epilogue activation(alpha * acc + bias) + beta * c."""
     act = resolve_activation(activation)
-
-    def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return act(acc * alpha + bias) + _source_unless_beta_zero(c, beta) * beta
-
-    return epilogue
+    return lambda acc, c, bias, alpha=1.0, beta=1.0: act(acc * alpha + bias) + _source_unless_beta_zero(c, beta) * beta
 
 
 def linear_combination_top_k_softmax(k: int) -> EpilogueFunction:
     """Return the epilogue top_k_softmax(alpha * acc + beta * c, k). N must fit one tile."""
-
-    def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return top_k_softmax(acc * alpha + _source_unless_beta_zero(c, beta) * beta, k)
-
-    return epilogue
+    return lambda acc, c, alpha=1.0, beta=1.0: top_k_softmax(acc * alpha + _source_unless_beta_zero(c, beta) * beta, k)
 
 
 def scaled_linear_combination_bias(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
@@ -232,31 +207,19 @@ def linear_combination_gradient(activation: str | EpilogueFunction, *, bias_grad
 def bias_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
     """Return the epilogue activation(acc + bias)."""
     act = resolve_activation(activation)
-
-    def epilogue(acc: Any, bias: Any) -> Any:
-        return act(acc + bias)
-
-    return epilogue
+    return lambda acc, bias: act(acc + bias)
 
 
 def residual_pre_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
     """Return the epilogue activation(acc + bias + residual)."""
     act = resolve_activation(activation)
-
-    def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
-        return act(acc + bias + residual)
-
-    return epilogue
+    return lambda acc, residual, bias=0.0: act(acc + bias + residual)
 
 
 def residual_post_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
     """Return the epilogue activation(acc + bias) + residual."""
     act = resolve_activation(activation)
-
-    def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
-        return act(acc + bias) + residual
-
-    return epilogue
+    return lambda acc, residual, bias=0.0: act(acc + bias) + residual
 
 
 def gated(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
@@ -333,106 +296,66 @@ drelu_dbias, dgelu_dbias, dgelu_tanh_dbias, dsilu_dbias = (
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NamedFusion:
-    """A named fusion: `make(...)` returns the epilogue function; `operands` and `results` map names to kinds.
+class NamedFusion(NamedTuple):
+    """A named fusion: `make(...)` returns the epilogue function; `operands` maps the names of its operands to kinds.
 
-    A kind is "scalar", "row" (N,), "column" (M, 1), "matrix" (M, N) or "half" (M, N/2); a reduced column is (M,).
+    A kind is "scalar", "row" (N,), "column" (M, 1) or "matrix" (M, N).
     """
 
     make: Callable[..., EpilogueFunction]
-    formula: str
     operands: Mapping[str, str]
-    results: Mapping[str, str]
 
 
-_SOURCE_OPERANDS = {"c": "matrix", "alpha": "scalar", "beta": "scalar"}
-_SCALE_OPERANDS = {f"scale_{x}": "scalar" for x in "abcd"}
+_SOURCE = {"c": "matrix", "alpha": "scalar", "beta": "scalar"}
+_SCALES = {f"scale_{x}": "scalar" for x in "abcd"}
+_AUX = {**_SOURCE, "aux": "matrix"}
 _BIAS = {"bias": "row"}
-_RESIDUAL = {"residual": "matrix", "bias": "row"}
+_RESIDUAL = {"residual": "matrix", **_BIAS}
 _Z = {"z": "matrix"}
-_D = {"D": "matrix"}
-_D_AUX = {"D": "matrix", "aux": "matrix"}
-_D_AMAX = {"D": "matrix", "amax_d": "scalar"}
 
 
 def _vector_fusions(vector_kind: str, shape_kind: str) -> dict[str, NamedFusion]:
     """Return CUTLASS's fusions with PerRow (one value per row: column vectors) or PerCol (row vectors)."""
-    bias = {**_SOURCE_OPERANDS, "bias": shape_kind}
-    z, scaled = "alpha * acc + beta * c + bias", "scale_a * scale_b * alpha * acc + scale_c * beta * c + bias"
+    biased = {**_SOURCE, "bias": shape_kind}
+    scaled = {**biased, **_SCALES}
     return {
-        f"LinComb{vector_kind}Bias": NamedFusion(linear_combination_bias, z, bias, _D),
-        f"LinComb{vector_kind}BiasEltAct": NamedFusion(linear_combination_bias, f"activation({z})", bias, _D),
-        f"LinComb{vector_kind}BiasEltActAux": NamedFusion(
-            partial(linear_combination_bias, aux=True), f"D = activation(aux), aux = {z}", bias, _D_AUX
-        ),
+        f"LinComb{vector_kind}Bias": NamedFusion(partial(linear_combination_bias, None), biased),
+        f"LinComb{vector_kind}BiasEltAct": NamedFusion(linear_combination_bias, biased),
+        f"LinComb{vector_kind}BiasEltActAux": NamedFusion(partial(linear_combination_bias, aux=True), biased),
         f"{vector_kind}LinComb{vector_kind}BiasEltAct": NamedFusion(
-            linear_combination_bias, f"activation({z})", {**bias, "alpha": shape_kind, "beta": shape_kind}, _D
+            linear_combination_bias, {**biased, "alpha": shape_kind, "beta": shape_kind}
         ),
-        f"ScaledLinComb{vector_kind}BiasEltAct": NamedFusion(
-            scaled_linear_combination_bias, f"scale_d * activation({scaled})", {**bias, **_SCALE_OPERANDS}, _D
-        ),
+        f"ScaledLinComb{vector_kind}BiasEltAct": NamedFusion(scaled_linear_combination_bias, scaled),
         f"ScaledLinComb{vector_kind}BiasEltActAmaxAux": NamedFusion(
-            scaled_linear_combination_bias_amax_aux,
-            f"D = scale_d * y, aux = scale_aux * z, max |y|, max |z|; y = activation(z), z = {scaled}",
-            {**bias, **_SCALE_OPERANDS, "scale_aux": "scalar"},
-            {**_D_AUX, "amax_d": "scalar", "amax_aux": "scalar"},
+            scaled_linear_combination_bias_amax_aux, {**scaled, "scale_aux": "scalar"}
         ),
     }
 
 
 NAMED_FUSIONS: dict[str, NamedFusion] = {
-    "ScaledAcc": NamedFusion(scaled_acc, "alpha * acc", {"alpha": "scalar"}, _D),
-    "LinearCombination": NamedFusion(linear_combination, "alpha * acc + beta * c", _SOURCE_OPERANDS, _D),
-    "LinCombEltAct": NamedFusion(linear_combination, "activation(alpha * acc + beta * c)", _SOURCE_OPERANDS, _D),
-    "LinCombTopKSoftmaxCol": NamedFusion(
-        linear_combination_top_k_softmax, "softmax over the k largest elements of each row of alpha * acc + beta * c",
-        _SOURCE_OPERANDS, _D,
-    ),
+    "ScaledAcc": NamedFusion(partial(scaled_acc, None), {"alpha": "scalar"}),
+    "LinearCombination": NamedFusion(partial(linear_combination, None), _SOURCE),
+    "LinCombEltAct": NamedFusion(linear_combination, _SOURCE),
+    "LinCombTopKSoftmaxCol": NamedFusion(linear_combination_top_k_softmax, _SOURCE),
     **_vector_fusions("PerRow", "column"),
     **_vector_fusions("PerCol", "row"),
     "PerColResAddPerColBiasEltAct": NamedFusion(
-        residual_add_bias, "activation(alpha * acc + bias) + beta * c",
-        {"c": "matrix", "alpha": "row", "beta": "row", "bias": "row"}, _D,
+        residual_add_bias, {"c": "matrix", **dict.fromkeys(("alpha", "beta", "bias"), "row")}
     ),
-    "LinCombDeEltAct": NamedFusion(
-        linear_combination_gradient, "(alpha * acc + beta * c) * activation'(aux)",
-        {**_SOURCE_OPERANDS, "aux": "matrix"}, _D,
-    ),
-    "LinCombDeEltActDePerRowBias": NamedFusion(
-        partial(linear_combination_gradient, bias_gradient=True),
-        "D = (alpha * acc + beta * c) * activation'(aux), dbias = row sums of D",
-        {**_SOURCE_OPERANDS, "aux": "matrix"}, {**_D, "dbias": "column"},
-    ),
-    "bias_residual": NamedFusion(residual_pre_activation, "acc + bias + residual", _RESIDUAL, _D),
-    "residual_pre_activation": NamedFusion(residual_pre_activation, "activation(acc + bias + residual)", _RESIDUAL, _D),
-    "residual_post_activation": NamedFusion(
-        residual_post_activation, "activation(acc + bias) + residual", _RESIDUAL, _D
-    ),
-    "amax": NamedFusion(lambda: amax, "D = acc, max |acc|", {}, _D_AMAX),
-    "quantized": NamedFusion(quantized, "scale_d * activation(acc + bias)", {**_BIAS, "scale_d": "scalar"}, _D),
-    "block_quantized": NamedFusion(
-        block_quantized, "another epilogue with D quantized to fp8, one scale per row and 128 columns",
-        {}, {**_D, "scale": "matrix (M, N/128)"},
-    ),
+    "LinCombDeEltAct": NamedFusion(linear_combination_gradient, _AUX),
+    "LinCombDeEltActDePerRowBias": NamedFusion(partial(linear_combination_gradient, bias_gradient=True), _AUX),
+    "bias_residual": NamedFusion(partial(residual_pre_activation, None), _RESIDUAL),
+    "residual_pre_activation": NamedFusion(residual_pre_activation, _RESIDUAL),
+    "residual_post_activation": NamedFusion(residual_post_activation, _RESIDUAL),
+    "amax": NamedFusion(lambda: amax, {}),
+    "quantized": NamedFusion(quantized, {**_BIAS, "scale_d": "scalar"}),
+    "block_quantized": NamedFusion(block_quantized, {}),
+    **{f"bias_{name}": NamedFusion(partial(bias_activation, name), _BIAS) for name in _NAMED_ACTIVATIONS},
+    **{glu: NamedFusion(partial(gated, name), _BIAS) for glu, name in GATED.items()},
+    **{f"d{name}": NamedFusion(partial(activation_gradient, name), _Z) for name in _NAMED_ACTIVATIONS},
     **{
-        f"bias_{name}": NamedFusion(partial(bias_activation, name), f"{name}(acc + bias)", _BIAS, _D)
+        f"d{name}_dbias": NamedFusion(partial(activation_gradient, name, bias_gradient=True), _Z)
         for name in _NAMED_ACTIVATIONS
     },
-    **{
-        glu: NamedFusion(partial(gated, name), f"{name}(gate) * up of acc + bias", _BIAS, {"D": "half"})
-        for glu, name in GATED.items()
-    },
-    **{
-        f"d{name}": NamedFusion(partial(activation_gradient, name), f"acc * {name}'(z)", _Z, _D)
-        for name in _NAMED_ACTIVATIONS
-    },
-    **{
-        f"d{name}_dbias": NamedFusion(
-            partial(activation_gradient, name, bias_gradient=True),
-            f"D = acc * {name}'(z), dbias = column sums of D", _Z, {**_D, "dbias": "row"},
-        )
-        for name in _NAMED_ACTIVATIONS
-    },
-}  # fmt: skip
+}
 """Fusions by CUTLASS's names, then by common names; those without parameters are also functions of this module."""

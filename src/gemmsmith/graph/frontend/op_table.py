@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmsmith.core.graph import OPERATIONS
+from gemmsmith.core.records import Records
 from gemmsmith.graph.functions import Function
 from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error
@@ -204,7 +205,7 @@ METHODS: dict[str, OpLowering] = {
 }
 """Methods whose argument order differs from that of the function of the same name."""
 
-EPILOGUE_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+EPILOGUE_FUNCTIONS: Records[Callable[..., Any]] = Records("a function of epilogues")
 """Functions of epilogues that are not torch's or numpy's, by name; see `epilogue_function` in values.py."""
 
 

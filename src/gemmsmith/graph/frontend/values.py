@@ -54,6 +54,9 @@ def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
 
     Its first argument is a traced value. The function never changes, so that epilogues that call it are traced once,
     and torch.compile records its calls. `num_results`: how many values it returns.
+
+    Raises EpilogueError if another function has this name, but for one of the same qualified name in the same module,
+    which the function replaces.
     """
 
     def decorate(function: F) -> F:
@@ -65,8 +68,7 @@ def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
                 return x.record(name, num_results, (x, *args), kwargs)
             return function(x, *args, **kwargs)
 
-        if EPILOGUE_FUNCTIONS.setdefault(name, called) is not called:
-            raise EpilogueError(f"{name}: there is a function of epilogues of this name; use another")
+        EPILOGUE_FUNCTIONS.register(name, called, f"{function.__module__}.{function.__qualname__}")
         return called  # type: ignore[return-value]
 
     return decorate

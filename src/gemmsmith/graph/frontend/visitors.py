@@ -56,7 +56,7 @@ class Visitor(ABC):
         if not self.discards_d:
             builder.results.insert(0, Result(D_NAME, root))
         graph = EpilogueGraph(tuple(builder.nodes), tuple(builder.operands.values()), tuple(builder.results))
-        broadcast_dims, needed = graph.broadcast_dims(), graph.reachable()
+        broadcast_dims, needed = graph.broadcast_dims, graph.reachable()
         for i, node in enumerate(graph.nodes):
             if node.op == "operand" and i not in needed:
                 raise epilogue_error(f"{node.attribute!r}: no result needs it; leave it out", node.location)

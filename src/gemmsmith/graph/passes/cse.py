@@ -12,14 +12,12 @@ from hashlib import sha256
 from typing import Any
 
 from gemmsmith.core.graph import EpilogueGraph, Node
-from gemmsmith.graph.passes.rewrite import Editor, rewrite
-
-COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"})
+from gemmsmith.graph.passes.rewrite import COMMUTATIVE, Editor, rewrite
 
 
 def _sorted_inputs(node: Node, key: Callable[[int], Any]) -> list[int]:
     """Return a node's inputs, with interchangeable ones sorted by a key."""
-    count = len(node.inputs) if node.op in COMMUTATIVE else 2 if node.op == "fma" else 0
+    count = 2 if node.op in COMMUTATIVE else 0
     return [*sorted(node.inputs[:count], key=key), *node.inputs[count:]]
 
 
@@ -34,8 +32,7 @@ def _merge_equal_nodes(graph: EpilogueGraph) -> EpilogueGraph:
     def rule(editor: Editor, node: Node) -> int:
         node = replace(node, inputs=tuple(_sorted_inputs(node, int)))
         if node not in canonical:
-            editor.nodes.append(node)
-            canonical[node] = len(editor.nodes) - 1
+            canonical[node] = editor.keep(node)
         return canonical[node]
 
     return rewrite(graph, rule)

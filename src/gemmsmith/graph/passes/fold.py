@@ -12,11 +12,36 @@ import numpy as np
 from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.graph import EpilogueGraph, Node
 from gemmsmith.graph.functions import Function
+from gemmsmith.graph.passes.patterns import pattern_table, replace_by_pattern
 from gemmsmith.graph.passes.rewrite import Editor, rewrite
 
 _IDEMPOTENT = {"abs", "relu", "floor", "round", "sign"}
 """Functions with f(f(x)) = f(x)."""
 _NEVER_NEGATIVE = {"abs", "relu", "exp", "exp2", "sqrt", "sigmoid", "softplus", "ndtr"}
+_PATTERNS = pattern_table(
+    [
+        (("neg", ("neg", "x")), "x"),
+        (("not", ("not", "x")), "x"),
+        (("abs", ("neg", "x")), ("abs", "x")),
+        (("add", "x", 0), "x"),
+        (("sub", "x", 0), "x"),
+        (("sub", 0, "x"), ("neg", "x")),
+        (("mul", "x", 1), "x"),
+        (("mul", "x", -1), ("neg", "x")),
+        (("div", "x", 1), "x"),
+        (("maximum", "x", "x"), "x"),
+        (("minimum", "x", "x"), "x"),
+        (("gt", ("relu", "x"), 0), ("gt", "x", 0)),
+        (("le", ("relu", "x"), 0), ("le", "x", 0)),
+        (("pow", "x", 0), 1),
+        (("pow", "x", 1), "x"),
+        (("pow", "x", 2), ("mul", "x", "x")),
+        (("pow", "x", 3), ("mul", ("mul", "x", "x"), "x")),
+        (("pow", "x", -1), ("reciprocal", "x")),  # pow(x, 0.5) is not sqrt(x): pow(-Inf, 0.5) is Inf
+        (("where", "condition", "x", "x"), "x"),
+        (("fma", "x", 1, "y"), ("add", "x", "y")),
+    ]
+)
 
 
 def fold(graph: EpilogueGraph) -> EpilogueGraph:
@@ -35,17 +60,28 @@ def _rule(editor: Editor, node: Node) -> int | None:
 def _fold_once(editor: Editor, node: Node) -> int | None:
     function = node.operation
     if not isinstance(function, Function):
-        return _cast(editor, node) if node.op == "cast" else None
+        is_exact = node.op == "cast" and _is_exact_in(editor, node.attribute, node.inputs[0])
+        return node.inputs[0] if is_exact else None
     constants = [editor.constant_value(i) for i in node.inputs]
     if all(x is not None for x in constants):
         with np.errstate(all="ignore"):
             return editor.constant(float(function.reference(*(np.float64(x) for x in constants if x is not None))))
-    return _unary(editor, node) if len(node.inputs) == 1 else _binary(editor, node, constants)
+    folded = _fold_of_input(editor, node, constants)
+    return replace_by_pattern(_PATTERNS, editor, node) if folded is None else folded
 
 
-def _cast(editor: Editor, node: Node) -> int | None:
-    """Remove a cast of values that are exact in its dtype."""
-    return node.inputs[0] if _is_exact_in(editor, node.attribute, node.inputs[0]) else None
+def _fold_of_input(editor: Editor, node: Node, constants: list[float | None]) -> int | None:
+    """Fold what depends on more of the first input, or of a constant, than a pattern says."""
+    x, inner, b = node.inputs[0], editor.nodes[node.inputs[0]], constants[-1]
+    if (node.op == inner.op and node.op in _IDEMPOTENT) or (node.op in ("abs", "relu") and inner.op in _NEVER_NEGATIVE):
+        return x
+    if node.op == "div" and b and abs(math.frexp(b)[0]) == 0.5 and overflow_as_fp32(1 / b) == 1 / b != 1:
+        return editor.add("mul", x, editor.constant(1 / b))  # a power of two: exact
+    if node.op in ("ne", "eq") and b == 0 and inner.operation.is_predicate:
+        return x if node.op == "ne" else editor.add("not", x)
+    if node.op == "where" and constants[0] is not None:
+        return node.inputs[1 if constants[0] else 2]
+    return None
 
 
 def _is_exact_in(editor: Editor, dtype: DType, x: int) -> bool:
@@ -56,68 +92,3 @@ def _is_exact_in(editor: Editor, dtype: DType, x: int) -> bool:
     if node.op == "operand":
         return editor.old.operand(node.attribute).dtype == dtype
     return node.op == "cast" and bool(node.attribute == dtype)
-
-
-def _unary(editor: Editor, node: Node) -> int | None:
-    x = node.inputs[0]
-    inner = editor.nodes[x]
-    if node.op == inner.op == "neg" or (node.op == inner.op == "not"):
-        return inner.inputs[0]
-    if node.op == inner.op and node.op in _IDEMPOTENT:
-        return x
-    if node.op == "abs" and inner.op == "neg":
-        return editor.add("abs", inner.inputs[0])
-    if node.op in ("abs", "relu") and inner.op in _NEVER_NEGATIVE:
-        return x
-    return None
-
-
-def _binary(editor: Editor, node: Node, constants: list[float | None]) -> int | None:
-    x, y = node.inputs[0], node.inputs[1]
-    a, b = constants[0], constants[1]
-    match node.op:
-        case "add":
-            return x if b == 0 else y if a == 0 else None
-        case "sub":
-            return x if b == 0 else editor.add("neg", y) if a == 0 else None
-        case "mul":
-            factor, other = (x, b) if b is not None else (y, a)
-            return factor if other == 1 else editor.add("neg", factor) if other == -1 else None
-        case "div":
-            if b is not None and b != 0 and math.frexp(b)[0] in (0.5, -0.5) and overflow_as_fp32(1 / b) == 1 / b:
-                return x if b == 1 else editor.add("mul", x, editor.constant(1 / b))  # a power of two: exact
-            return None
-        case "maximum" | "minimum":
-            return x if x == y else None
-        case "gt" | "le":
-            return (
-                editor.add(node.op, editor.nodes[x].inputs[0], y) if b == 0 and editor.nodes[x].op == "relu" else None
-            )
-        case "ne" | "eq":
-            if b == 0 and editor.nodes[x].operation.is_predicate:
-                return x if node.op == "ne" else editor.add("not", x)
-            return None
-        case "pow":
-            return _power(editor, x, b)
-        case "where":
-            condition = editor.constant_value(x)
-            if condition is not None:
-                return y if condition else node.inputs[2]
-            return y if y == node.inputs[2] else None
-        case "fma":
-            return editor.add("add", x, node.inputs[2]) if b == 1 else None
-    return None
-
-
-def _power(editor: Editor, x: int, exponent: float | None) -> int | None:
-    if exponent == 0:
-        return editor.constant(1.0)
-    if exponent == 1:
-        return x
-    if exponent == 2:
-        return editor.add("mul", x, x)
-    if exponent == 3:
-        return editor.add("mul", editor.add("mul", x, x), x)
-    if exponent == -1:
-        return editor.add("reciprocal", x)
-    return None  # pow(x, 0.5) is not replaced by sqrt: pow(-Inf, 0.5) is Inf

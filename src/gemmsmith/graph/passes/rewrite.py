@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from gemmsmith.core.graph import EpilogueGraph, Node
 
+COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or", "fma"})
+"""Operations whose first two inputs are interchangeable."""
 Rule = Callable[["Editor", Node], int | None]
 """(editor, node with inputs in the new graph) -> index of the new node that replaces it, or None to keep it."""
 
@@ -18,12 +20,21 @@ class Editor:
     def __init__(self, old: EpilogueGraph) -> None:
         self.old = old
         self.nodes: list[Node] = []
-        self.index = 0
-        """Index of the old node being visited."""
+        self.new: list[int] = []
+        """Indices of the new nodes that replace the old ones visited so far."""
 
-    def add(self, op: str, *inputs: int, attribute: object = None, location: str = "") -> int:
-        """Add a node, by default at the visited node's source location, and return its index."""
-        self.nodes.append(Node(op, inputs, attribute, location or self.old.nodes[self.index].location))
+    @property
+    def index(self) -> int:
+        """Index of the old node being visited."""
+        return len(self.new)
+
+    def add(self, op: str, *inputs: int, attribute: object = None) -> int:
+        """Add a node at the visited node's source location, and return its index."""
+        return self.keep(Node(op, inputs, attribute, self.old.nodes[self.index].location))
+
+    def keep(self, node: Node) -> int:
+        """Add a node as it is, and return its index."""
+        self.nodes.append(node)
         return len(self.nodes) - 1
 
     def constant(self, x: float) -> int:
@@ -38,16 +49,12 @@ class Editor:
 
 def rewrite(graph: EpilogueGraph, rule: Rule) -> EpilogueGraph:
     """Replace each node by the rule's result, then eliminate dead code."""
-    editor, new = Editor(graph), list[int]()
-    for i, node in enumerate(graph.nodes):
-        editor.index = i
-        remapped = replace(node, inputs=tuple(new[j] for j in node.inputs))
+    editor = Editor(graph)
+    for node in graph.nodes:
+        remapped = replace(node, inputs=tuple(editor.new[j] for j in node.inputs))
         replacement = rule(editor, remapped)
-        if replacement is None:
-            editor.nodes.append(remapped)
-            replacement = len(editor.nodes) - 1
-        new.append(replacement)
-    results = tuple(replace(r, node=new[r.node]) for r in graph.results)
+        editor.new.append(editor.keep(remapped) if replacement is None else replacement)
+    results = tuple(replace(r, node=editor.new[r.node]) for r in graph.results)
     return eliminate_dead_code(replace(graph, nodes=tuple(editor.nodes), results=results))
 
 

@@ -19,11 +19,11 @@ def share(graph: EpilogueGraph) -> EpilogueGraph:
     def rule(editor: Editor, node: Node) -> int | None:
         if node.op != "softplus":
             return None
-        old_x, _ = _split(graph.nodes, graph.nodes[editor.index].inputs[0])
-        if old_x not in signs_of_sigmoid:
+        x, _ = _split(graph.nodes, graph.nodes[editor.index].inputs[0])
+        if x not in signs_of_sigmoid:
             return None
-        argument, _ = _split(editor.nodes, node.inputs[0])
-        for op in signs_of_sigmoid[old_x]:
+        argument = editor.new[x]
+        for op in signs_of_sigmoid[x]:
             argument = editor.add(op, argument)
         return editor.add("softplus_of_sigmoid", node.inputs[0], editor.add("sigmoid", argument))
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from gemmsmith.core.dtypes import FP32, DType, as_dtype, overflow_as_fp32
+from gemmsmith.core.dtypes import DType, overflow_as_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
 from gemmsmith.graph.frontend.values import Traced, Tracer, call
@@ -28,6 +28,7 @@ from gemmsmith.torch.compiler.nodes import (
     statically_equal,
 )
 from gemmsmith.torch.compiler.traffic import InductorTraffic, total_bytes
+from gemmsmith.torch.graph_serialization import graph_dtype
 
 REDUCTIONS = {"amax": "max", "amin": "min"} | {kind: kind for kind in ("sum", "mean", "max", "min", "logsumexp")}
 """Epilogue reductions by the names of aten's."""
@@ -98,7 +99,7 @@ class FxEpilogueTracer(Tracer):
         self.inputs_read[self.matmul.node] = frozenset(self.operands)
         for r in graph.results:
             if r.name in self.matmul.results:
-                value = Traced(self, r.node, graph.broadcast_dims()[r.node])
+                value = Traced(self, r.node, graph.broadcast_dims[r.node])
                 value.keepdim = r.keepdim
                 self._record_fused(self.matmul.results[r.name], value)
         self.fused.add(self.matmul.node)
@@ -366,11 +367,6 @@ def strip_views_and_widening(node: Node) -> Node:
 def is_widening(node: Node) -> bool:
     """Return whether a node is a cast to a wider dtype."""
     return op_name(node) == "convert_element_type" and dtype(node).itemsize > dtype(node.args[0]).itemsize
-
-
-def graph_dtype(dtype_: torch.dtype) -> DType:
-    """Return the dtype of a tensor as epilogue graphs name it: float64 takes the place of fp32 if a is float64."""
-    return FP32 if dtype_ == torch.float64 else as_dtype(dtype_, allow_integers=True)
 
 
 def is_integer(node: Node) -> bool:

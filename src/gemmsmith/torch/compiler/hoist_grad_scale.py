@@ -15,7 +15,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
 from gemmsmith.core.graph import Node as EpilogueNode
-from gemmsmith.torch.compiler.fx_epilogue import graph_dtype
 from gemmsmith.torch.compiler.matmuls import MM_OPS, match_matmul, op_call, unsupported_reason
 from gemmsmith.torch.compiler.nodes import (
     Emitter,
@@ -28,6 +27,7 @@ from gemmsmith.torch.compiler.nodes import (
     shape,
     strip_views,
 )
+from gemmsmith.torch.graph_serialization import graph_dtype
 
 aten = torch.ops.aten
 

@@ -19,8 +19,7 @@ from gemmsmith.graph.frontend.interleave import deinterleave
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.graph.functions import Function
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, serialize
-from gemmsmith.torch.tracing import dtype_from_name
+from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, graph_dtype, serialize
 
 HALVES = ("gate", "up")
 """Names of a gate's operands."""
@@ -90,9 +89,7 @@ def backward(activation: str, acc: Any, **halves: Any) -> tuple[Any, ...]:
     """Return the gradients of the halves."""
     graph = _derivative(activation)
     values = {INPUT_PREFIX + name: x for name, x in halves.items()}
-    grads = dict(
-        zip([r.name for r in graph.results], _replay(graph, values | {f"{GRAD_OUTPUT_PREFIX}out": acc}), strict=True)
-    )
+    grads = dict(zip(graph.result_names, _replay(graph, values | {f"{GRAD_OUTPUT_PREFIX}out": acc}), strict=True))
     return tuple(grads.get(GRAD_PREFIX + name, acc.where(False, 0.0)) for name in halves)
 
 
@@ -187,6 +184,6 @@ def epilogue_of(
         names = HALVES[:count]
     else:
         kind = BroadcastDims(True, 0, count) if name == "gated" else BroadcastDims(False, 1, count)
-    operands = {"weight": (_COLUMN, dtype_from_name(weight_dtype))} if name.startswith("weighted") else {}
-    operands |= {x: (kind, dtype_from_name(dtype)) for x in names}
+    operands = {"weight": (_COLUMN, graph_dtype(weight_dtype))} if name.startswith("weighted") else {}
+    operands |= {x: (kind, graph_dtype(dtype)) for x in names}
     return serialize(trace(partial(_EPILOGUES[name], activation), (2, 2 * INTERLEAVE_COLUMNS), operands))

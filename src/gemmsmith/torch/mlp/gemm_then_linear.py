@@ -41,13 +41,13 @@ from gemmsmith.torch.backward_plan import (
     dynamo_constant,
     make_forward_spec,
     number_names,
+    numbers_and_tensors,
     result_names,
     tensor_names,
 )
-from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.graph_serialization import graph_dtype, serialize
 from gemmsmith.torch.mlp.gated_epilogues import HALVES, epilogue_of
 from gemmsmith.torch.ops import as_tuple, call_op
-from gemmsmith.torch.tracing import dtype_from_name
 
 
 def gemm_then_linear(
@@ -77,7 +77,7 @@ def gemm_then_linear(
         EpilogueError: the function is not a valid epilogue, or has no gradient.
     """
     (recompute,) = as_bools(recompute=recompute)
-    (a, b), (_, weight2) = autocast(a, b), autocast(a, weight2)
+    a, b, weight2 = autocast(a, b, weight2)
     for name, x in (("a", a), ("weight2", weight2), *[("bias", bias)] * (bias is not None)):
         check_tensor(name, x, a)
     serialized, a, b, operand_values, leading_shape, shape = prepare(
@@ -91,9 +91,7 @@ def gemm_then_linear(
         raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(weight2.shape[1:])}")
     if len(result_names(serialized)) != 1:
         raise ArgumentError(f"epilogue: got a function with {len(result_names(serialized))} results; use one")
-    numbers = [operand_values[name] for name in number_names(serialized)]
-    tensors = [operand_values[name] for name in tensor_names(serialized)]
-    y = _run(serialized, a, b, numbers, tensors, weight2, bias, recompute)
+    y = _run(serialized, a, b, *numbers_and_tensors(serialized, operand_values), weight2, bias, recompute)
     return y.reshape(*leading_shape, shape[-2], y.shape[-1])
 
 
@@ -130,14 +128,14 @@ def gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str, recompute:
         activation: silu, gelu, gelu_tanh or relu.
         recompute: save no products; backward multiplies by gate and up again.
     """
-    (x, gate), (_, up), (_, down) = autocast(x, gate), autocast(x, up), autocast(x, down)
+    x, gate, up, down = autocast(x, gate, up, down)
     rows, weights = x.flatten(0, -2), (transposed(gate), transposed(up))
     if needs_grad(x, gate, up, down):
         plan = _gated_plan(activation, str(rows.dtype))
         y = _GemmThenLinear.apply(plan, recompute, (), rows, transposed(down), None, *weights)[0]
     else:
-        h = call_op(epilogue_of("gated", activation, str(rows.dtype)), rows, weights, [], [])
-        y = call_op(PLAIN_GEMM, h, transposed(down), [], [])
+        h = call_op(epilogue_of("gated", activation, str(rows.dtype)), rows, weights)
+        y = call_op(PLAIN_GEMM, h, transposed(down))
     return y.view(*x.shape[:-1], down.shape[0])
 
 
@@ -266,12 +264,12 @@ def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
 def _second(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:
     """Return the arguments of `call_op` for h @ weight, plus a row, or a matrix, if it is not None."""
     if addend is None:
-        return PLAIN_GEMM, h, weight, [], []
+        return PLAIN_GEMM, h, weight
     return _sum_epilogue(str(addend.dtype), addend.dim() == 2), h, weight, [], [addend]
 
 
 @dynamo_constant
 def _sum_epilogue(dtype: str, is_matrix: bool) -> str:
     """Return the serialized epilogue that adds a row or a matrix of this dtype."""
-    operands = {"c": (BroadcastDims(False, int(is_matrix), 1), dtype_from_name(dtype))}  # type: ignore[arg-type]
+    operands = {"c": (BroadcastDims(False, int(is_matrix), 1), graph_dtype(dtype))}  # type: ignore[arg-type]
     return serialize(trace(lambda acc, c: acc + c, (2, 2), operands))

@@ -77,7 +77,7 @@ def gated_experts(
             raise ArgumentError("biases, post: got one with weights that are DTensors; use None")
         function = partial(gated_experts, activation=activation, interleaved=interleaved)
         return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
-    (x, gate_up), (_, down) = autocast(x, gate_up), autocast(x, down)
+    x, gate_up, down = autocast(x, gate_up, down)
     count, hidden = checked_shape(x, experts, weights, gate_up, down, width(activation))
     for name, bias, weight in (("gate_up", gate_up_bias, gate_up), ("down", down_bias, down)):
         if bias is not None and bias.shape != weight.shape[:2]:
@@ -157,9 +157,8 @@ def _run_inference(
 
 
 define_op(
-    "gated_experts", "(Tensor x, Tensor[] order, Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? addend, "
-    "str activation, bool all_present) -> Tensor",
-    lambda x, *_: x.new_empty(x.shape), lambda *_, **__: 0, CUDA=_run_inference,
+    "gated_experts(Tensor x, Tensor[] order, Tensor gate_up, Tensor down, Tensor? gate_up_bias, Tensor? addend, "
+    "str activation, bool all_present) -> Tensor", lambda x, *_: x.new_empty(x.shape), _run_inference,
 )  # fmt: skip
 
 
@@ -197,7 +196,7 @@ class _Experts(torch.autograd.Function):
     ) -> tuple[Any, ...]:  # fmt: skip
         rows = x.index_select(0, token_of_row)
         h, *halves = _multiply_by_gate_and_up(rows, gate_up, bias, offsets, row_weights, activation, interleaved)
-        y = call_op(PLAIN_GEMM, h, down.mT, [], [], offsets)
+        y = call_op(PLAIN_GEMM, h, down.mT, offsets=offsets)
         return SUM_ROWS(y, row_of_slot, x.shape[0]) if sums else y, *halves
 
     @staticmethod
@@ -220,7 +219,7 @@ class _Experts(torch.autograd.Function):
         )
         grad_x = grad_weights = grad_gate_up = grad_down = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_rows = call_op(PLAIN_GEMM, grad_both, gate_up, [], [], offsets)
+            grad_rows = call_op(PLAIN_GEMM, grad_both, gate_up, offsets=offsets)
             grad_x = SUM_ROWS(grad_rows, row_of_slot, x.shape[0])
         if ctx.needs_input_grad[1] and ctx.sums:
             grad_weights = grad_row_weights.index_select(0, row_of_slot).view(-1, ctx.top_k).to(ctx.dtype)
@@ -249,9 +248,9 @@ def _fake_gathered(gradient: Any, x: Any, token_of_row: Any, offsets: Any, swapp
 
 
 GATHERED_SLICES = define_op(
-    "gathered_slices", "(Tensor gradient, Tensor x, Tensor token_of_row, Tensor offsets, bool swapped) -> Tensor",
-    _fake_gathered, lambda gradient, x, *_, **__: 2 * gradient[0] * gradient[1] * x[1],
-    CPU=_multiply_gathered, CUDA=_multiply_gathered,
+    "gathered_slices(Tensor gradient, Tensor x, Tensor token_of_row, Tensor offsets, bool swapped) -> Tensor",
+    _fake_gathered, _multiply_gathered,
+    count_flops=lambda gradient, x, *_, **__: 2 * gradient[0] * gradient[1] * x[1],
 )  # fmt: skip
 """The operator of gate_up's gradient. It gathers x's rows itself, since compiled code would save those of forward."""
 
@@ -317,10 +316,9 @@ def _backward_fake(
 
 
 define_op(
-    "gated_experts_backward", "(Tensor gradient, Tensor down, Tensor[] halves, Tensor row_weights, Tensor offsets, "
-    "str activation, bool interleaved) -> (Tensor, Tensor, Tensor)", _backward_fake,
-    lambda gradient, down, *_, **__: 2 * gradient[0] * gradient[1] * down[2],
-    CPU=_backward, CUDA=_backward,
+    "gated_experts_backward(Tensor gradient, Tensor down, Tensor[] halves, Tensor row_weights, Tensor offsets, "
+    "str activation, bool interleaved) -> (Tensor, Tensor, Tensor)", _backward_fake, _backward,
+    count_flops=lambda gradient, down, *_, **__: 2 * gradient[0] * gradient[1] * down[2],
 )  # fmt: skip
 
 

@@ -217,15 +217,14 @@ def _fake(x: Any, *_: Any) -> Any:
     return x.new_empty(x.shape)
 
 
-_OPERATORS = {
+define_op(
     "fp8_experts(Tensor x, Tensor[] order, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
-    "Tensor? addend, str activation, bool all_present) -> Tensor": _run,
+    "Tensor? addend, str activation, bool all_present) -> Tensor", _fake, _run,
+)  # fmt: skip
+define_op(
     "fp8_mlp(Tensor x, Tensor gate, Tensor gate_scale, Tensor up, Tensor up_scale, Tensor down, Tensor down_scale, "
-    "str activation) -> Tensor": _run_mlp,
-}
-for _signature, _kernel in _OPERATORS.items():
-    _name, _, _rest = _signature.partition("(")
-    define_op(_name, f"({_rest}", _fake, lambda *_, **__: 0, CPU=_kernel, CUDA=_kernel)
+    "str activation) -> Tensor", _fake, _run_mlp,
+)  # fmt: skip
 
 
 def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> None:

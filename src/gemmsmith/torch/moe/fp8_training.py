@@ -65,7 +65,7 @@ def gated_experts_in_fp8(
     if is_dtensor(gate_up):
         function = partial(gated_experts_in_fp8, activation=activation)
         return sharded_experts(function, x, experts, weights, gate_up, down, order, addend)
-    x, _ = autocast(x, x)
+    (x,) = autocast(x)
     for name, array in (("x", x), ("gate_up", gate_up), ("down", down)):
         if array.dtype not in DTYPES:
             raise ArgumentError(f"{name}: got {array.dtype}; use one of {', '.join(map(str, DTYPES))}")
@@ -222,14 +222,13 @@ def _count_flops(rows: Any, gate_up: Any, *, products: int) -> int:
 
 
 FORWARD = define_op(
-    "fp8_experts_forward", f"(Tensor x, {_ARRAYS}) -> (Tensor, Tensor, Tensor)", _fake_forward,
-    lambda x, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=1), CPU=_forward, CUDA=_forward,
+    f"fp8_experts_forward(Tensor x, {_ARRAYS}) -> (Tensor, Tensor, Tensor)", _fake_forward, _forward,
+    count_flops=lambda x, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=1),
 )  # fmt: skip
 BACKWARD = define_op(
-    "fp8_experts_backward", f"(Tensor gradient, Tensor x, Tensor gate, Tensor up, {_ARRAYS}, bool[] needs) -> "
-    "(Tensor, Tensor, Tensor, Tensor)", _fake_backward,
-    lambda gradient, x, gate, up, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=2),
-    CPU=_backward, CUDA=_backward,
+    f"fp8_experts_backward(Tensor gradient, Tensor x, Tensor gate, Tensor up, {_ARRAYS}, bool[] needs) -> "
+    "(Tensor, Tensor, Tensor, Tensor)", _fake_backward, _backward,
+    count_flops=lambda gradient, x, gate, up, table, rows, gate_up, *_, **__: _count_flops(rows, gate_up, products=2),
 )  # fmt: skip
 
 

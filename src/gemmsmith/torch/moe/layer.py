@@ -93,7 +93,7 @@ class Router(nn.Module):
         """Return what forward does, and the slots in the order of their experts. No gradients."""
         is_16bit = x.dtype == self.weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
         if self.scores == "sigmoid" and is_16bit:  # products are exact in fp32, so x and weight need no copies in fp32
-            logits = call_op(FP32_GEMM, as_batched_input(x, self.weight), self.weight.mT, [], [])
+            logits = call_op(FP32_GEMM, as_batched_input(x, self.weight), self.weight.mT)
         else:
             logits = self._logits(x)
         experts, weights, *order = ROUTE(logits, *self._options)

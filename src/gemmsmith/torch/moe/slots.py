@@ -91,8 +91,8 @@ def fake_sort(experts: Any, weights: Any, count: int) -> SortedSlots:
 
 
 _SORT = define_op(
-    "sort_by_expert", "(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    fake_sort, lambda *_, **__: 0, CPU=sort_by_torch, CUDA=sort_on_gpu,
+    "sort_by_expert(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake_sort, sort_by_torch, sort_on_gpu,
 )  # fmt: skip
 
 
@@ -184,9 +184,8 @@ def _fake(logits: Any, bias: Any, top_k: int, *_: Any) -> tuple[Any, ...]:
 
 
 ROUTE = define_op(
-    "route", "(Tensor logits, Tensor? bias, int top_k, str scores, bool normalize, float scale, int groups, "
-    "int top_k_groups) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _fake, lambda *_, **__: 0,
-    CPU=_by_torch, CUDA=_on_gpu,
+    "route(Tensor logits, Tensor? bias, int top_k, str scores, bool normalize, float scale, int groups, "
+    "int top_k_groups) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _fake, _by_torch, _on_gpu,
 )  # fmt: skip
 """The operator."""
 
@@ -221,9 +220,8 @@ def _sum_rows(rows: Any, row_of_slot: Any, tokens: int) -> Any:
 
 
 SUM_ROWS = define_op(
-    "sum_rows", "(Tensor rows, Tensor row_of_slot, SymInt tokens) -> Tensor",
-    lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]), lambda *_, **__: 0,
-    CPU=_sum_rows, CUDA=_sum_rows,
+    "sum_rows(Tensor rows, Tensor row_of_slot, SymInt tokens) -> Tensor",
+    lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]), _sum_rows,
 )  # fmt: skip
 """The operator: the sums of each token's rows, in the order of its slots."""
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from gemmsmith.backends.sim.execute.values import ValueTable
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
-from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64, ScalarType
-from gemmsmith.lang.values import Operation
+from gemmsmith.lang.types import F32, PRED, ScalarType
+from gemmsmith.lang.values import OPERATIONS, Operation
 
 
 def _select(c: Any, a: Any, b: Any) -> Any:
@@ -22,24 +22,13 @@ def _minimum(x: Any) -> Any:
     return np.minimum.reduce(x) if isinstance(x, np.ndarray) else x
 
 
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv, "%": operator.mod,
-    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-    "neg": operator.neg, "~": operator.invert, "!": np.logical_not, "select": _select,
-    "min": np.fmin, "max": np.fmax, "cast": lambda a: a,
+_OPERATIONS: dict[str, Callable[..., Any]] = OPERATIONS | {
+    "!": np.logical_not, "select": _select, "min": np.fmin, "max": np.fmax,
     "slot": lambda smem, slot, slot_bytes, offset, nbytes=0: smem + slot * slot_bytes + nbytes + offset,
 }  # fmt: skip
-
+"""The operations on numbers and on arrays."""
 _CLOSED_OPERATIONS = ("/", "%", ">>", "&", "|", "^", "select", "min", "max")
 """Operations whose result is in the range of the operands' integer type."""
-
-
-_RANGES = {
-    type: range(-(1 << type.bits - 1), 1 << type.bits - 1) if type.signed else range(1 << type.bits)
-    for type in (U16, I32, U32, I64, U64)
-}
-"""Range of each integer type."""
 
 
 def _cast(x: np.ndarray, type: ScalarType) -> np.ndarray:
@@ -47,10 +36,7 @@ def _cast(x: np.ndarray, type: ScalarType) -> np.ndarray:
     if not type.is_integer:
         return x.astype(bool if type == PRED else np.float32)
     x = x.astype(np.int64)
-    if type.bits == 64:
-        return x
-    wrapped = x & ((1 << type.bits) - 1)
-    return np.where(wrapped >> (type.bits - 1), wrapped - (1 << type.bits), wrapped) if type.signed else wrapped
+    return x if type.bits == 64 else np.asarray(type.wrap(x))
 
 
 class Context(Protocol):
@@ -64,7 +50,7 @@ def compile_operation(operation: Operation) -> Callable[[Context, Operation], No
     """Return the function that computes an operation and stores the result in the table of values."""
     op, kind, operands = operation.op, operation.type, operation.operands
     evaluate = operator.truediv if op == "/" and kind == F32 else _OPERATIONS[op]
-    valid = _RANGES.get(kind, range(0))
+    valid = kind.range if kind.is_integer else range(0)
     low, high, is_closed = valid.start, valid.stop, op in _CLOSED_OPERATIONS or not kind.is_integer or kind.bits == 64
 
     def store(context: Context, x: Operation, result: Any) -> None:
@@ -107,32 +93,20 @@ def _check_divisor(group: LockstepGroup, numerator: Any, divisor: Any) -> Any:
 
 
 def _wrap_array(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: str) -> np.ndarray:
+    """Wrap integers of the threads; report an overflow of a signed one in an active thread."""
     if op == "cast":
         return _cast(result, type)
-    return _check_overflow(group, result, type, op) if type.signed else result & ((1 << type.bits) - 1)
+    outside = (result - type.range.start) >> type.bits
+    if type.signed and np.count_nonzero(outside) and outside[group.active].any():
+        value = int(result[group.active & (outside != 0)][0])
+        group.report("overflow", f"{op}: {value} overflows {type}")
+    return np.asarray(type.wrap(result))
 
 
 def _wrap_scalar(group: LockstepGroup, result: Any, type: ScalarType, op: str) -> Any:
     if not type.is_integer:
         return bool(result) if type == PRED else np.float32(result)
-    result = int(result)
-    if not type.signed:
-        return result & ((1 << type.bits) - 1)
-    limit = 1 << (type.bits - 1)
-    if -limit <= result < limit:
-        return result
-    if op != "cast":
-        group.report("overflow", f"{op}: {result} overflows {type}")
-    return (result + limit) % (2 * limit) - limit
-
-
-def _check_overflow(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: str) -> np.ndarray:
-    """Wrap signed integers of the threads; report an overflow in an active thread."""
-    shift, limit = type.bits, 1 << (type.bits - 1)
-    outside = (result + limit) >> shift
-    if not np.count_nonzero(outside):
-        return result
-    if outside[group.active].any():
-        value = int(result[group.active & (outside != 0)][0])
-        group.report("overflow", f"{op}: {value} overflows {type}")
-    return np.asarray(_cast(result, type))
+    exact = int(result)
+    if type.signed and op != "cast" and exact not in type.range:
+        group.report("overflow", f"{op}: {exact} overflows {type}")
+    return type.wrap(exact)

@@ -13,6 +13,7 @@ from gemmsmith.backends.sim.execute.registers import RegisterFile
 from gemmsmith.backends.sim.memory.clocks import MBARRIER_INIT_FENCED, VectorClock
 from gemmsmith.backends.sim.memory.events import Event, LaneAccesses
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
+from gemmsmith.backends.sim.state.grid_state import INSTRUCTION_CYCLES, STORE_LATENCY, TMA_BYTES_PER_CYCLE, TMA_LATENCY
 from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup, Wait
 from gemmsmith.backends.sim.state.operations import InFlightOperation
 from gemmsmith.machine import Access, AsyncGroupKind, AsyncOperation, Blocking
@@ -21,99 +22,25 @@ Key = AsyncGroupKind | tuple[AsyncGroupKind, int]
 """Key of a list of groups: one per lockstep group for wgmma and cp.async, one per thread (its row) for bulk stores."""
 
 
-class AsyncGroups:
-    """The lockstep group's asynchronous groups.
-
-    `uncommitted`: operations that no commit_group has put into a group yet; `committed`: groups that a wait_group may
-    still wait for, oldest first.
-    """
-
-    def __init__(self, lockstep_group: LockstepGroup, registers: RegisterFile) -> None:
-        self.lockstep_group, self.registers = lockstep_group, registers
-        self.uncommitted: dict[Key, list[InFlightOperation]] = {}
-        self.committed: dict[Key, list[list[InFlightOperation]]] = {}
-
-    def add(self, kind: AsyncGroupKind, operation: InFlightOperation) -> None:
-        """Add an operation that has been issued to the uncommitted ones."""
-        key: Key = (kind, int(self.lockstep_group.active_lanes[0].thread_indices[0])) if kind == "bulk" else kind
-        self.uncommitted.setdefault(key, []).append(operation)
-
-    def commit(self, kind: AsyncGroupKind) -> None:
-        if kind == "wgmma":
-            self.lockstep_group.require_converged("wgmma.commit_group")
-        lockstep = self.lockstep_group
-        for key in self._keys_of_active_threads(kind):
-            group = self.uncommitted.pop(key, [])
-            self.committed.setdefault(key, []).append(group)
-            if lockstep.state.observer is not None:
-                operations = [x.operation for x in group]
-                lockstep.state.observer.commit(lockstep, f"{kind} group", operations)
-
-    def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
-        lockstep = self.lockstep_group
-        if kind == "wgmma":
-            lockstep.require_converged("wgmma.wait_group")
-        waited = {
-            key: committed[: max(0, len(committed) - pending)]
-            for key in self._keys_of_active_threads(kind)
-            if (committed := self.committed.get(key, []))
-        }
-        members = {key: [operation for group in groups for operation in group] for key, groups in waited.items()}
-        operations = [operation for group in members.values() for operation in group]
-        if not all(operation.finished for operation in operations):
-            yield Wait(
-                lambda: all(operation.finished for operation in operations),
-                lambda: f"{sum(not x.finished for x in operations)} operations of {kind} groups",
-                f"{kind} group", pending=pending,
-            )  # fmt: skip
-        start = lockstep.time
-        for operation in operations:
-            lockstep.time = max(lockstep.time, operation.end)
-            self.registers.release_from(operation)
-        for key, group in members.items():
-            self._join_completion(key, group, read)
-            if not read and not any(operation.copy_writes for operation in group):
-                del self.committed[key][: len(waited[key])]
-        lockstep.time += lockstep.state.cost_model.instruction
-        lockstep.record_wait(start, f"{kind} group", pending=pending, operations=[x.operation for x in operations])
-
-    def _keys_of_active_threads(self, kind: AsyncGroupKind) -> list[Key]:
-        """Return the keys of the active threads' lists of groups."""
-        if kind != "bulk":
-            return [kind]
-        keys = dict.fromkeys(key for key in (*self.uncommitted, *self.committed) if isinstance(key, tuple))
-        return [key for key in keys if self.lockstep_group.active[key[1]]]
-
-    def _join_completion(self, key: Key, operations: list[InFlightOperation], read: bool) -> None:
-        """Set the operations' completion bits in the clocks of the threads that waited for them."""
-        lockstep, bits = self.lockstep_group, 0
-        for operation in operations:
-            bits |= operation.bits[0] if read else operation.bits[0] | operation.bits[1]
-        if isinstance(key, tuple):  # bulk stores: only the thread that issued them
-            lockstep.warps[key[1] // 32].agent(1 << key[1] % 32).clock.completed_bits |= bits
-            return
-        for lanes in lockstep.active_lanes:
-            agent = lanes.agent()
-            agent.clock.completed_bits |= bits
-            for operation in operations:
-                if lanes.warp in operation.copy_writes:  # from here on a cp.async counts as a store of this warp
-                    event = operation.copy_writes.pop(lanes.warp)
-                    event.agent, event.count = agent.index, agent.next_event
-
-
 ENGINE_ROWS = {"tma": "TMA", "tensor": "tensor core", "copy": "copy"}
 """Row of the timeline, by engine."""
 
 
-class AsyncIssuer(AsyncGroups):
-    """Issues TMA copies, wgmmas and cp.asyncs: checks them, records their accesses and schedules them on an engine."""
+class AsyncIssuer:
+    """Issues a lockstep group's TMA copies, wgmmas and cp.asyncs, and waits for the groups that it commits.
+
+    Issue checks an operation, records its accesses and schedules it on an engine. `uncommitted`: operations that no
+    commit_group has put into a group yet; `committed`: groups that a wait_group may still wait for, oldest first.
+    """
 
     def __init__(
         self, group: LockstepGroup, registers: RegisterFile, memory: CheckedMemory, mbarriers: Mbarriers,
         counter: AccessCounter | None,
     ) -> None:  # fmt: skip
-        super().__init__(group, registers)
-        self.group, self.memory, self.mbarriers, self.counter = group, memory, mbarriers, counter
+        self.group, self.registers, self.memory = group, registers, memory
+        self.mbarriers, self.counter = mbarriers, counter
+        self.uncommitted: dict[Key, list[InFlightOperation]] = {}
+        self.committed: dict[Key, list[list[InFlightOperation]]] = {}
         self.last_wgmma: InFlightOperation | None = None
         self.copies: list[tuple[np.ndarray, InFlightOperation]] = []
 
@@ -150,7 +77,9 @@ class AsyncIssuer(AsyncGroups):
             self.copies.append((group.active.copy(), in_flight))
         operations.add(in_flight)
         if operation.group:
-            self.add(operation.group, in_flight)
+            issuer = int(group.active_lanes[0].thread_indices[0])
+            key: Key = (operation.group, issuer) if operation.group == "bulk" else operation.group
+            self.uncommitted.setdefault(key, []).append(in_flight)
 
     def _copies_covered_by(self, threads: np.ndarray) -> tuple[InFlightOperation, ...]:
         """Return the cp.asyncs issued only by these threads since their last cp.async.mbarrier.arrive."""
@@ -213,25 +142,21 @@ class AsyncIssuer(AsyncGroups):
     def _record_copies(self, in_flight: InFlightOperation) -> None:
         """Record cp.async writes per warp, since wait_group covers only the waiting thread's own copies."""
         (access,) = in_flight.operation.writes
-        first = 0
-        for lanes in self.group.active_lanes:
-            addresses = access.addresses[first : first + len(lanes.thread_indices)]
-            in_flight.copy_writes[lanes.warp] = self._record(
-                in_flight, replace(access, addresses=addresses), write=True, lanes=lanes
-            )
-            first += len(lanes.thread_indices)
+        for lanes, part in self.group.active_lanes.slices:
+            own = replace(access, addresses=access.addresses[part])
+            in_flight.copy_writes[lanes.warp] = self._record(in_flight, own, write=True, lanes=lanes)
 
     def _schedule(self, operation: AsyncOperation) -> int:
         """Reserve the operation's engine and return the time at which the operation completes, in cycles."""
         group, state, engines = self.group, self.group.state, self.group.cta.engines
-        group.time += state.cost_model.instruction
+        group.time += INSTRUCTION_CYCLES
         row = "TMA store" if operation.group == "bulk" else ENGINE_ROWS[operation.engine]
         begin = max(group.time, engines.get(row, 0))
         if operation.engine == "tensor":
             duration, latency = int(operation.tensor_cycles), 0
         else:
-            duration = int(operation.nbytes / state.cost_model.tma_bytes_per_cycle)
-            latency = state.cost_model.store_latency if operation.group == "bulk" else state.cost_model.tma_latency
+            duration = int(operation.nbytes / TMA_BYTES_PER_CYCLE)
+            latency = STORE_LATENCY if operation.group == "bulk" else TMA_LATENCY
         engines[row] = begin + duration
         start, end = begin + latency, begin + latency + duration
         if state.observer is not None:
@@ -244,3 +169,64 @@ class AsyncIssuer(AsyncGroups):
         if address is None and operation.engine == "tensor":
             address = int(operation.reads[-1].addresses[0])
         return None if address is None else self.group.state.describe_address(address)[1]
+
+    # -- groups ------------------------------------------------------------------------------------
+    def commit(self, kind: AsyncGroupKind) -> None:
+        if kind == "wgmma":
+            self.group.require_converged("wgmma.commit_group")
+        for key in self._keys_of_active_threads(kind):
+            members = self.uncommitted.pop(key, [])
+            self.committed.setdefault(key, []).append(members)
+            if (observer := self.group.state.observer) is not None:
+                observer.commit(self.group, f"{kind} group", [x.operation for x in members])
+
+    def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
+        lockstep = self.group
+        if kind == "wgmma":
+            lockstep.require_converged("wgmma.wait_group")
+        waited = {
+            key: committed[: max(0, len(committed) - pending)]
+            for key in self._keys_of_active_threads(kind)
+            if (committed := self.committed.get(key, []))
+        }
+        members = {key: [operation for group in groups for operation in group] for key, groups in waited.items()}
+        operations = [operation for group in members.values() for operation in group]
+        if not all(operation.finished for operation in operations):
+            yield Wait(
+                lambda: all(operation.finished for operation in operations),
+                lambda: f"{sum(not x.finished for x in operations)} operations of {kind} groups",
+                f"{kind} group", pending=pending,
+            )  # fmt: skip
+        start = lockstep.time
+        for operation in operations:
+            lockstep.time = max(lockstep.time, operation.end)
+            self.registers.release_from(operation)
+        for key, group in members.items():
+            self._join_completion(key, group, read)
+            if not read and not any(operation.copy_writes for operation in group):
+                del self.committed[key][: len(waited[key])]
+        lockstep.time += INSTRUCTION_CYCLES
+        lockstep.record_wait(start, f"{kind} group", pending=pending, operations=[x.operation for x in operations])
+
+    def _keys_of_active_threads(self, kind: AsyncGroupKind) -> list[Key]:
+        """Return the keys of the active threads' lists of groups."""
+        if kind != "bulk":
+            return [kind]
+        keys = dict.fromkeys(key for key in (*self.uncommitted, *self.committed) if isinstance(key, tuple))
+        return [key for key in keys if self.group.active[key[1]]]
+
+    def _join_completion(self, key: Key, operations: list[InFlightOperation], read: bool) -> None:
+        """Set the operations' completion bits in the clocks of the threads that waited for them."""
+        lockstep, bits = self.group, 0
+        for operation in operations:
+            bits |= operation.bits[0] if read else operation.bits[0] | operation.bits[1]
+        if isinstance(key, tuple):  # bulk stores: only the thread that issued them
+            lockstep.warps[key[1] // 32].agent(1 << key[1] % 32).clock.completed_bits |= bits
+            return
+        for lanes in lockstep.active_lanes:
+            agent = lanes.agent()
+            agent.clock.completed_bits |= bits
+            for operation in operations:
+                if lanes.warp in operation.copy_writes:  # from here on a cp.async counts as a store of this warp
+                    event = operation.copy_writes.pop(lanes.warp)
+                    event.agent, event.count = agent.index, agent.next_event

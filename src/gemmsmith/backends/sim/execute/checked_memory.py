@@ -14,7 +14,7 @@ from gemmsmith.backends.sim.memory.clocks import (
 )
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK, SHARED_BASE, Buffer, gather, scatter, widest_word
-from gemmsmith.backends.sim.memory.shadow import MAX_ACCESS_BYTES
+from gemmsmith.backends.sim.memory.shadow import MAX_ACCESS_BYTES, CheckedAccess
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.machine import Access
 
@@ -89,10 +89,15 @@ class CheckedMemory:
         self, resolved: ResolvedAccess, write: bool, event: Event, clock: VectorClock, *, is_async: bool = False,
         part: slice = slice(None),
     ) -> None:  # fmt: skip
-        """Report an access (of the addresses in `part`) that is not allowed or is in a race, and record it.
+        """Report that an access is not allowed, or not ordered after an earlier one; later ones are checked against it.
 
-        The shadow memory of a CTA, or of a buffer, knows all earlier accesses. `clock`: what happens before `event`.
-        `is_async`: the access is through the async proxy.
+        Args:
+            resolved: the access.
+            write: whether it writes.
+            event: what made it.
+            clock: the events that happen before.
+            is_async: whether it is through the async proxy.
+            part: the part of its addresses that `event` accesses.
         """
         access, buffer = resolved.access, resolved.buffer
         if buffer is None:
@@ -108,8 +113,8 @@ class CheckedMemory:
             return buffer.name if buffer else state.describe_address(int(access.addresses[part][0]))[0]
 
         shadow.access(
-            resolved.offsets[part], access.width, resolved.aligned, write, event, clock,
-            fenced_row if is_async else None, name, state.hazards,
+            CheckedAccess(resolved.offsets[part], access.width, resolved.aligned, write, event, clock,
+                          fenced_row if is_async else None, name, state.hazards)
         )  # fmt: skip
 
     def _check_buffer(self, buffer: Buffer, write: bool, event: Event, clock: VectorClock) -> None:

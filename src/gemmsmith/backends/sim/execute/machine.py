@@ -19,6 +19,7 @@ from gemmsmith.backends.sim.memory.clocks import (
     PREREQUISITE_GRIDS_BIT,
 )
 from gemmsmith.backends.sim.memory.scopes import scope_of
+from gemmsmith.backends.sim.state.grid_state import INSTRUCTION_CYCLES
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 
 FENCED_ROWS = {
@@ -27,6 +28,13 @@ FENCED_ROWS = {
     "mbarrier_init": MBARRIER_INIT_FENCED,
 }
 """Row of a clock that a fence advances, by its kind."""
+
+ELECTED_LANE = 13
+"""The lane that elect.sync elects in the schedule of seed 0.
+
+No kernel singles it out otherwise: were it lane 0, `lane == 0` would be the same thread, and its program order would
+hide that a barrier is missing between the two. Chosen; the hardware's choice is unspecified.
+"""
 
 
 class LockstepMachine:
@@ -42,7 +50,7 @@ class LockstepMachine:
         self.threads, self.seed = group.threads, group.state.seed
         self.block_index, self.grid_size = group.cta.index, group.state.grid
         self.rank, self.cluster_size = group.cta.rank, len(group.cta.cluster.ctas)
-        self.elected = group.state.random.randrange(32) if group.state.seed else 0
+        self.elected = group.state.random.randrange(32) if group.state.seed else ELECTED_LANE
         self.registers: machine.Registers = registers
         self.memory: machine.Memory = memory
         self.mbarriers: machine.Mbarriers = mbarriers
@@ -59,7 +67,7 @@ class LockstepMachine:
         self._group.set_active(active)
 
     def fence(self, kind: str, scope: str = "gpu") -> None:
-        self._group.time += self._group.state.cost_model.instruction
+        self._group.time += INSTRUCTION_CYCLES
         if kind == "wgmma":
             self._group.require_converged("wgmma.fence")
             self._registers.fence()

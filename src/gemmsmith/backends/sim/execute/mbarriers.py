@@ -20,6 +20,7 @@ from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.memory.shadow import MBARRIER_BYTES
 from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.cta import Cta
+from gemmsmith.backends.sim.state.grid_state import BARRIER_CYCLES, INSTRUCTION_CYCLES
 from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, LockstepGroup, Wait, mask_of
 from gemmsmith.machine import Blocking
 
@@ -70,9 +71,9 @@ class Mbarriers:
         cta.shadow.add_barrier(offset)
         self._observe_state("init", cta, cta.mbarriers[offset], count)
 
-    def arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:
+    def arrive(self, address: Any, *, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:
         group = self.group
-        group.time += group.state.cost_model.instruction
+        group.time += INSTRUCTION_CYCLES
         at_cluster_scope = scope_of(scope) >= ScopeLevel.CLUSTER
         bytes_ = group.broadcast(expect_tx)
         for part in group.active_lanes:
@@ -87,15 +88,14 @@ class Mbarriers:
                     cta.remote.append(event)
                 released, nbytes = part.warp.release(lanes), int(np.add.reduce(bytes_[rows]))
                 if not barrier.arrive(
-                    arrival, arrivals * count, nbytes, released, group.time, at_cta_scope=own,
-                    at_cluster_scope=at_cluster_scope,
+                    arrival, arrivals, nbytes, released, group.time, at_cta_scope=own, at_cluster_scope=at_cluster_scope
                 ):  # fmt: skip
                     raise group.fatal(
                         "over-arrival",
                         f"{barrier.name} phase {barrier.phase} expects {barrier.count} arrivals, "
                         f"got {barrier.count - barrier.pending} [{group.title}]",
                     )
-                self._observe_state("arrive", cta, barrier, arrivals * count)
+                self._observe_state("arrive", cta, barrier, arrivals)
 
     def _observe_state(self, kind: str, cta: Cta, barrier: Mbarrier, amount: int) -> None:
         """Tell the observer of the state of a barrier of a CTA after an instruction."""
@@ -170,4 +170,4 @@ class Mbarriers:
             # Parity names a phase: a later one than the last completed is that one.
             observed_phase = min(phase, barrier.phase - 1)
             barrier.record_wait(group, lanes.agent(), observed_phase, group.title, group.location)
-        group.time = max(group.time, barrier.completed_at) + group.state.cost_model.barrier
+        group.time = max(group.time, barrier.completed_at) + BARRIER_CYCLES

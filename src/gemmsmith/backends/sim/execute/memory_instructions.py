@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from gemmsmith.backends.sim.memory.clocks import EXECUTED
 from gemmsmith.backends.sim.memory.events import Event, LaneAccesses
 from gemmsmith.backends.sim.memory.scopes import ScopeLevel, scope_of
 from gemmsmith.backends.sim.memory.sync_variables import ReleasedClock, synchronizing_scope
+from gemmsmith.backends.sim.state.grid_state import BARRIER_CYCLES, MEMORY_INSTRUCTION_CYCLES, STORE_LATENCY
 from gemmsmith.backends.sim.state.lockstep_group import ActiveLanes, ActiveWarps, LockstepGroup, Wait
 from gemmsmith.machine import Access, Blocking, Space
 
@@ -41,17 +42,8 @@ class MemoryInstructions(CheckedMemory):
     def _load(
         self, space: Space, address: Any, nbytes: int, rank: Any, order: str, scope: str, mask: Any
     ) -> np.ndarray:
-        if self.counter:
-            self.counter.count(space, address, nbytes, mask)
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
-        self.group.time += self.group.state.cost_model.memory_instruction
-        strong = None if order == "weak" else scope_of(scope)
-        for access, thread_indices, by_warp in self._accesses(space, address, nbytes, rank, mask):
-            resolved = self.resolve(access)
-            for lanes, warp_slice in by_warp:
-                self._record(access, thread_indices, lanes, warp_slice, resolved, "read", strong)
-                if strong is not None:
-                    self._strong_read(lanes, access.addresses[warp_slice], strong, acquires=order == "acquire")
+        for _, thread_indices, resolved in self._accesses("read", space, address, nbytes, order, scope, rank, mask):
             if resolved:
                 result[thread_indices] = resolved.read()
         return result
@@ -65,44 +57,25 @@ class MemoryInstructions(CheckedMemory):
         Weak stores of two threads to one address are a race (PTX ISA, "Data races"). A read gets one of their values,
         so within one instruction it is reported only if the values differ.
         """
-        if self.counter:
-            self.counter.count(space, address, data.shape[1], mask)
-        self.group.time += self.group.state.cost_model.memory_instruction
-        strong_scope = None if order == "weak" else scope_of(scope)
-        for access, thread_indices, by_warp in self._accesses(space, address, data.shape[1], rank, mask):
-            resolved = self.resolve(access)
-            for lanes, warp_slice in by_warp:
-                event = self._record(access, thread_indices, lanes, warp_slice, resolved, "write", strong_scope)
-                if strong_scope is not None:
-                    part = replace(access, addresses=access.addresses[warp_slice])
-                    self._strong_write(lanes, part, event, order, strong_scope)
+        nbytes = data.shape[1]
+        for _, thread_indices, resolved in self._accesses("write", space, address, nbytes, order, scope, rank, mask):
             if resolved:
                 values = data[thread_indices]
                 resolved.write(values)
-                if strong_scope is None and resolved.read().tobytes() != values.tobytes():
+                if order == "weak" and resolved.read().tobytes() != values.tobytes():
                     self.group.report("race", "threads store different values to one address in one instruction")
 
     def atomic(
-        self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
+        self, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: str = "relaxed", scope: str = "gpu", returns: bool = True, rounds: bool = False,
     ) -> np.ndarray:  # fmt: skip
-        kind = np.dtype(dtype)
-        if self.counter:
-            self.counter.count(space, address, kind.itemsize)
-        old = np.zeros(len(self.group.threads), kind)
         if returns:
             self.group.depends_on_time("an atomic returns what has been written by then")
-        self.group.time += self.group.state.cost_model.memory_instruction
-        strong = scope_of(scope)
-        for access, thread_indices, by_warp in self._accesses(space, address, kind.itemsize, None, None):
-            resolved = self.resolve(access)
-            for lanes, warp_slice in by_warp:
-                event = self._record(access, thread_indices, lanes, warp_slice, resolved, "atomic", strong)
-                if returns:
-                    acquires = order in ("acquire", "acq_rel")
-                    self._strong_read(lanes, access.addresses[warp_slice], strong, acquires=acquires)
-                part = replace(access, addresses=access.addresses[warp_slice])
-                self._strong_write(lanes, part, event, order, strong, rounds=rounds)
+        kind = np.dtype(dtype)
+        old = np.zeros(len(self.group.threads), kind)
+        for access, thread_indices, _ in self._accesses(
+            "atomic", "global", address, kind.itemsize, order, scope, returns=returns, rounds=rounds
+        ):
             for row, at in zip(thread_indices, access.addresses.reshape(-1, 1), strict=True):
                 one = replace(access, addresses=at)
                 old[row] = self.peek(one).view(kind)[0, 0]
@@ -142,7 +115,7 @@ class MemoryInstructions(CheckedMemory):
         group.time = max(group.time, word_state.visible_at)
         self._load("global", address, 4, None, order, scope, None)
         word_state.spins += [(lanes.agent().index, lanes.agent().next_event) for lanes in group.active_lanes]
-        group.time += group.state.cost_model.barrier
+        group.time += BARRIER_CYCLES
         group.record_wait(start, "another CTA")
         return word()
 
@@ -169,6 +142,31 @@ class MemoryInstructions(CheckedMemory):
                 )
 
     def _accesses(
+        self, kind: Literal["read", "write", "atomic"], space: Space, address: Any, width: int, order: str, scope: str,
+        rank: Any = None, mask: Any = None, *, returns: bool = True, rounds: bool = False,
+    ) -> Iterator[tuple[Access, np.ndarray, ResolvedAccess | None]]:  # fmt: skip
+        """Check and record what an instruction of the active threads accesses; yield its parts, still to be performed.
+
+        Each is (access, thread indices, resolved access). `returns`, `rounds`: of an atomic, see `Memory.atomic`.
+        """
+        if self.counter:
+            self.counter.count(space, address, width, mask)
+        self.group.time += MEMORY_INSTRUCTION_CYCLES
+        strong = None if order == "weak" else scope_of(scope)
+        for access, thread_indices, by_warp in self._split(space, address, width, rank, mask):
+            resolved = self.resolve(access)
+            for lanes, warp_slice in by_warp:
+                event = self._record(access, thread_indices, lanes, warp_slice, resolved, kind, strong)
+                if strong is None:
+                    continue
+                part = replace(access, addresses=access.addresses[warp_slice])
+                if kind != "write" and returns:
+                    self._strong_read(lanes, part.addresses, strong, acquires=order in ("acquire", "acq_rel"))
+                if kind != "read":
+                    self._strong_write(lanes, part, event, order, strong, rounds=rounds)
+            yield access, thread_indices, resolved
+
+    def _split(
         self, space: Space, address: Any, width: int, rank: Any, mask: Any
     ) -> Iterator[tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]]:
         """Split the active threads' access by target CTA, or by warp if warps access different buffers.
@@ -266,4 +264,4 @@ class MemoryInstructions(CheckedMemory):
                 group.report("race", f"{event} of a word is not ordered after {racing}", racing.place)
             if not rounds:
                 word.previous = int(self.peek(replace(access, addresses=np.array([x]), width=4)).view(np.uint32)[0, 0])
-            word.visible_at = group.time + group.state.cost_model.store_latency
+            word.visible_at = group.time + STORE_LATENCY

@@ -7,6 +7,7 @@ from typing import Any
 from gemmsmith.backends.sim.memory.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.memory.scopes import ScopeLevel
 from gemmsmith.backends.sim.state.barriers import ThreadBarrier
+from gemmsmith.backends.sim.state.grid_state import BARRIER_CYCLES, INSTRUCTION_CYCLES
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup, Wait
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA
 from gemmsmith.machine import Blocking
@@ -91,7 +92,7 @@ class ThreadBarriers:
                 lanes.warp.sync()
                 arrivals.append((agent.index, agent.next_event))
                 clock.join(lanes.release())
-        group.time += group.state.cost_model.instruction
+        group.time += INSTRUCTION_CYCLES
         is_within_count = barrier.arrive(int(group.active.sum()), clock, arrivals, group.time)
         if (observer := group.state.observer) is not None:
             observer.barrier("arrive", group, group.cta.index, barrier, int(group.active.sum()))
@@ -108,7 +109,7 @@ class ThreadBarriers:
                 barrier.name, generation,
             )  # fmt: skip
         start = group.time
-        group.time = max(group.time, barrier.opened_at) + group.state.cost_model.barrier
+        group.time = max(group.time, barrier.opened_at) + BARRIER_CYCLES
         assert barrier.released_clock is not None
         for lanes in group.active_lanes:
             lanes.acquire(barrier.released_clock)

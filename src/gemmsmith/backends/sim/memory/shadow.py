@@ -32,6 +32,71 @@ class CellState(NamedTuple):
     barriers: tuple[int, ...] = ()
 
 
+@dataclass(slots=True)
+class CheckedAccess:
+    """The access that `event` is, of `width` bytes at each of `offsets`, and its check against earlier ones.
+
+    `aligned`: all offsets are multiples of it. `clock`: what happens before the event. `fenced_row`: the row of `clock`
+    that counts fenced accesses, if the access is through the async proxy; else None. `describe`: returns the memory's
+    name for messages.
+    """
+
+    offsets: np.ndarray
+    width: int
+    aligned: int
+    write: bool
+    event: Event
+    clock: VectorClock
+    fenced_row: int | None
+    describe: Callable[[], str]
+    hazards: Hazards
+
+    def check(self, state: CellState, cells: np.ndarray, granule: int) -> CellState:
+        """Check the access against cells, of `granule` bytes, of one state; return their next state."""
+        event, (writer, readers, strong, initialized, barriers) = self.event, state
+        for first in barriers:
+            if ((self.offsets < first + MBARRIER_BYTES) & (self.offsets + self.width > first)).any():
+                message = f"{event} overlaps the mbarrier {self.describe()}"
+                self.hazards.report("barrier", message, event.place)
+        earlier_reads = readers if self.write else ()
+        ordered_reads = [x for x in earlier_reads if self._check_order(x, cells, granule, "write after read")]
+        if writer is None:
+            if (not self.write or event.is_atomic) and not initialized:
+                message = f"{event} of uninitialized memory in {self.describe()}"
+                self.hazards.report("uninitialized read", message, event.place)
+        elif not any(x.agent < 0 for x in ordered_reads):  # an asynchronous read was checked against the last write
+            self._check_order(writer, cells, granule, "write after write" if self.write else "read after write")
+        for x in strong:
+            if not x.morally_strong_with(event) and (self.write or not x.is_read):
+                kind = f"{'write' if self.write else 'read'} after {'read' if x.is_read else 'write'}"
+                self._check_order(x, cells, granule, kind)
+        if event.strong is not None:
+            strong = self._append_event(strong, cells, granule)
+            return CellState(writer, readers, strong, initialized or self.write, barriers)
+        if self.write:
+            return CellState(event, (), (), initialized, barriers)
+        return CellState(writer, self._append_event(readers, cells, granule), strong, initialized, barriers)
+
+    def _check_order(self, earlier: Event, cells: np.ndarray, granule: int, kind: str) -> bool:
+        """Return whether an earlier access is ordered before this one; report a race or a missing proxy fence."""
+        event = self.event
+        if not earlier.ordered_before(event, self.clock, cells, granule):
+            message = f"{kind} of {self.describe()}: {event} is not ordered after {earlier}"
+            self.hazards.report("race", message, event.place, others=(earlier.place,))
+            return False
+        if self.fenced_row is not None and not earlier.visible_to_async_proxy(self.clock, self.fenced_row):
+            message = f"{kind} of {self.describe()}: {event} is not separated from {earlier} by fence.proxy.async"
+            self.hazards.report("missing proxy fence", message, event.place, others=(earlier.place,))
+        return True
+
+    def _append_event(self, others: tuple[Event, ...], cells: np.ndarray, granule: int) -> tuple[Event, ...]:
+        """Append the event and drop those ordered before it."""
+        if not others:
+            return (self.event,)
+        unordered = (x for x in others if not x.ordered_before(self.event, self.clock, cells, granule))
+        return *unordered, self.event
+
+
 class Shadow:
     """Shadow of one memory of `size` bytes; `initialized`: it holds data before the kernel.
 
@@ -55,23 +120,15 @@ class Shadow:
         self.state_ids = {state: i for i, state in enumerate(self.states)}
         self.cells = initialized.astype(np.int32)
 
-    def access(
-        self, offsets: np.ndarray, width: int, aligned: int, write: bool, event: Event, clock: VectorClock,
-        fenced_row: int | None, describe: Callable[[], str], hazards: Hazards,
-    ) -> None:  # fmt: skip
-        """Check and record an event that accesses `width` bytes at each of `offsets`, all multiples of `aligned`.
-
-        `fenced_row`: the row of `clock` that counts fenced accesses, if this one is through the async proxy; else None.
-        `describe` returns the memory's name for messages.
-        """
-        if aligned % self.granule:
-            self._refine_cells(aligned)
-        cells = offsets // self.granule
-        if width > self.granule:
-            cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)
-        check = _Check(self, event, offsets, width, write, clock, fenced_row, describe, hazards)
+    def access(self, access: CheckedAccess) -> None:
+        """Check an access against the earlier ones, and record it."""
+        if access.aligned % self.granule:
+            self._refine_cells(access.aligned)
+        cells = access.offsets // self.granule
+        if access.width > self.granule:
+            cells = (cells[:, None] + np.arange(access.width // self.granule)).reshape(-1)
         for state, own in _cells_by_state(self.cells[cells], cells):
-            self.cells[own] = self._intern(check.check(self.states[state], own))
+            self.cells[own] = self._intern(access.check(self.states[state], own, self.granule))
 
     def allow_uninitialized_reads(self, first: int, nbytes: int) -> None:
         """Allow reads of these bytes, which have not been accessed yet, without a write before."""
@@ -95,90 +152,6 @@ class Shadow:
         while multiple % self.granule:
             self.granule //= 2
             self.cells = np.repeat(self.cells, 2)[: ceil_div(self.size, self.granule)]
-
-
-@dataclass(slots=True)
-class _Check:
-    """Check of one access, `event`, against the earlier ones."""
-
-    shadow: Shadow
-    event: Event
-    offsets: np.ndarray
-    width: int
-    write: bool
-    clock: VectorClock
-    fenced_row: int | None
-    describe: Callable[[], str]
-    hazards: Hazards
-
-    @property
-    def name(self) -> str:
-        return self.describe()
-
-    def check(self, state: CellState, cells: np.ndarray) -> CellState:
-        """Check the access against cells of one state; return their next state."""
-        for first in state.barriers:
-            if ((self.offsets < first + MBARRIER_BYTES) & (self.offsets + self.width > first)).any():
-                message = f"{self.event} overlaps the mbarrier {self.name}"
-                self.hazards.report("barrier", message, self.event.place)
-        if not (self.write and self._check_readers(state, cells)):
-            self._check_writer(state, cells)
-        if state.strong:
-            self._check_strong(state, cells)
-        writer, readers, strong, initialized, barriers = state
-        if self.event.strong is not None:
-            return CellState(writer, readers, self._append_event(strong, cells), initialized or self.write, barriers)
-        if self.write:
-            return CellState(self.event, (), (), initialized, barriers)
-        return CellState(writer, self._append_event(readers, cells), strong, initialized, barriers)
-
-    def _check_readers(self, state: CellState, cells: np.ndarray) -> bool:
-        """Check write-after-read. Returns True if an ordered read was asynchronous.
-
-        The last write then needs no further check, since that read was checked against it.
-        """
-        superseded = False
-        for reader in state.readers:
-            if self._check_ordered(reader, cells, "write after read") and reader.agent < 0:
-                superseded = True
-        return superseded
-
-    def _check_writer(self, state: CellState, cells: np.ndarray) -> None:
-        report = self.hazards.report
-        writer = state.writer
-        if writer is None:
-            if (not self.write or self.event.is_atomic) and not state.initialized:
-                message = f"{self.event} of uninitialized memory in {self.name}"
-                report("uninitialized read", message, self.event.place)
-            return
-        self._check_ordered(writer, cells, "write after write" if self.write else "read after write")
-
-    def _check_strong(self, state: CellState, cells: np.ndarray) -> None:
-        """Check against atomics and other strong accesses."""
-        for earlier in state.strong:
-            if earlier.morally_strong_with(self.event) or (earlier.is_read and not self.write):
-                continue
-            kind = f"{'write' if self.write else 'read'} after {'read' if earlier.is_read else 'write'}"
-            self._check_ordered(earlier, cells, kind)
-
-    def _check_ordered(self, earlier: Event, cells: np.ndarray, kind: str) -> bool:
-        event = self.event
-        if earlier.ordered_before(event, self.clock, cells, self.shadow.granule):
-            if self.fenced_row is not None and not earlier.visible_to_async_proxy(self.clock, self.fenced_row):
-                message = f"{kind} of {self.name}: {event} is not separated from {earlier} by fence.proxy.async"
-                self.hazards.report("missing proxy fence", message, event.place, others=(earlier.place,))
-            return True
-        message = f"{kind} of {self.name}: {event} is not ordered after {earlier}"
-        self.hazards.report("race", message, event.place, others=(earlier.place,))
-        return False
-
-    def _append_event(self, others: tuple[Event, ...], cells: np.ndarray) -> tuple[Event, ...]:
-        """Append the event and drop those ordered before it."""
-        if not others:
-            return (self.event,)
-        granule = self.shadow.granule
-        unordered = (x for x in others if not x.ordered_before(self.event, self.clock, cells, granule))
-        return *unordered, self.event
 
 
 def _cells_by_state(state_ids: np.ndarray, cells: np.ndarray) -> list[tuple[int, np.ndarray]]:

@@ -231,10 +231,9 @@ class ThreadBarrier:
 
     def arrive(self, threads: int, clock: VectorClock, arrivals: list[tuple[int, int]], time: int) -> bool:
         """Record arrivals; return False if more threads arrive than expected."""
-        if self.clock is None:
-            self.clock = clock
-        else:
-            self.clock.join(clock)
+        if self.clock is not None:
+            clock.join(self.clock)
+        self.clock = clock
         self.arrived += threads
         self.current.arrivals += arrivals
         is_within_count = self.arrived <= self.expected

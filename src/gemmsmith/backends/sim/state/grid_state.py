@@ -18,25 +18,15 @@ from gemmsmith.core.chip import occupancy
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.machine import Access
 
-
-@dataclass(frozen=True)
-class CostModel:
-    """Latencies (cycles) and bandwidths (bytes per cycle) of one SM.
-
-    The cycles of a wgmma are given by each operation (N / 2 for m64nNk16: 4096 dense 16-bit FMAs per cycle, from
-    NVIDIA's 989 TFLOP/s at 1.83 GHz); TMA latency and L2 bandwidth are from micro-benchmarks of H100 (Luo et al.,
-    2024).
-    """
-
-    instruction: int = 4
-    memory_instruction: int = 20
-    tma_latency: int = 700
-    tma_bytes_per_cycle: int = 64
-    store_latency: int = 500
-    barrier: int = 20
-
-
-H200_COST_MODEL = CostModel()
+# Latencies (cycles) and bandwidths (bytes per cycle) of one SM. The cycles of a wgmma are given by each operation
+# (N / 2 for m64nNk16: 4096 dense 16-bit FMAs per cycle, NVIDIA's 989 TFLOP/s at 1.83 GHz). TMA latency and L2
+# bandwidth are from micro-benchmarks of H100 (Luo et al., 2024).
+INSTRUCTION_CYCLES = 4
+MEMORY_INSTRUCTION_CYCLES = 20
+BARRIER_CYCLES = 20
+TMA_LATENCY = 700
+TMA_BYTES_PER_CYCLE = 64
+STORE_LATENCY = 500
 
 
 @dataclass(eq=False)
@@ -49,7 +39,6 @@ class GridState:
 
     kernel: Kernel
     memory: GlobalMemory
-    cost_model: CostModel
     seed: int
     hazards: Hazards
     arguments: dict[str, object]

@@ -1,0 +1,26 @@
+"""Base class of instructions that compute a result from each thread's own operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gemmsmith.lang.instruction import Instruction
+from gemmsmith.machine import Machine
+
+Array = np.ndarray[Any, Any]
+
+
+class Elementwise(Instruction):
+    """A pure function of the operands, which `compute` evaluates for arrays of one element per thread.
+
+    They are int64, float32 or bool, as the result, fp32 or integers, is.
+    """
+
+    pure = True
+    compute: ClassVar[Callable[..., Array]]
+
+    def simulate(self, m: Machine) -> Array:
+        return self.compute(*(m.per_thread(getattr(self, name)) for name in self.operand_types))
