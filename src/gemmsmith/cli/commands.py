@@ -22,6 +22,7 @@ from gemmsmith.cli.group import FAILED, ErrorReportingGroup
 from gemmsmith.cli.ladder import ladder
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.raster import raster
+from gemmsmith.cli.tables import print_outcome
 from gemmsmith.cli.tune import tune
 from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
@@ -144,7 +145,7 @@ def show(kind: str, annotate: bool, as_json: bool, **choices: Any) -> None:
     else:
         text = getattr(plan, kind)
         fields_for_json = {kind: text}
-    click.echo(json.dumps(fields_for_json, indent=2) if as_json else text)
+    print_outcome(fields_for_json, text, None, as_json)
 
 
 def _execute_and_report(

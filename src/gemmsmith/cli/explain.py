@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import gemmsmith
 from gemmsmith.arrays import Spec
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
+from gemmsmith.cli.tables import print_outcome
 from gemmsmith.core.errors import EpilogueError, GemmsmithError
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS, amax
 from gemmsmith.graph.frontend.show import format_tree, plot_graphs
@@ -68,14 +68,9 @@ def explain(
     graphs = [("as written", source_graph), *trace_passes(source_graph)]
     if picture:
         plot_graphs([graphs[0], ("after the passes", optimize(source_graph))], picture)
-    if as_json:
-        click.echo(json.dumps([{"step": name, "tree": format_tree(graph)} for name, graph in graphs], indent=2))
-        return
-    for name, graph in graphs:
-        click.secho(f"{name}:", bold=True)
-        click.echo(format_tree(graph) + "\n")
-    if picture:
-        click.echo(f"picture: {picture}")
+    steps = [{"step": name, "tree": format_tree(graph)} for name, graph in graphs]
+    text = "\n".join(f"{click.style(x['step'] + ':', bold=True)}\n{x['tree']}\n" for x in steps)
+    print_outcome(steps, text, picture, as_json)
 
 
 def _parse_operand(text: str) -> tuple[str, str]:
