@@ -98,8 +98,8 @@ def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
     try:
         if source.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-            assert spec is not None
-            assert spec.loader is not None
+            assert spec
+            assert spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules.setdefault(module.__name__, module)
             spec.loader.exec_module(module)

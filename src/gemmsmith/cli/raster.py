@@ -26,10 +26,8 @@ from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.host.plans import Plan
 from gemmsmith.tuning.config_table import get_max_active_clusters
-from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, cluster_tile, plot_waves, simulate_traffic, tile_order
+from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, MAX_LABELS, cluster_tile, plot_waves, simulate_traffic, tile_order
 
-MAX_LABELS = 1024
-"""Tiles of a picture that are labeled."""
 MAX_GROUP_LABELS = 32
 
 

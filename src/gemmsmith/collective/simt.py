@@ -11,7 +11,15 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.core.mma import FMA, FRAGMENT_HALF_ROWS, FRAGMENT_ROWS_PER_WARP, LANES_PER_QUAD, N8_COLUMNS, WGMMA_M
+from gemmsmith.core.mma import (
+    FMA,
+    FRAGMENT_HALF_ROWS,
+    FRAGMENT_ROWS_PER_WARP,
+    LANES_PER_QUAD,
+    N8_COLUMNS,
+    WARP_THREADS,
+    WGMMA_M,
+)
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.register_budgets import MAX_DOUBLE_BUFFERED_REGISTERS
 from gemmsmith.core.spec import KernelSpec
@@ -26,8 +34,6 @@ VECTOR_ELEMENTS = 4
 """Elements of a thread's shared memory load."""
 WORD_BYTES = 4
 """Bytes of an element."""
-WARP_THREADS = 32
-"""Threads of a warp."""
 K_PER_BANK_PERIOD = 8
 """Indices along K after which the elements of one smem index are in the same banks again."""
 MAX_COPY_LANES_ALONG_K = 16

@@ -15,6 +15,7 @@ from gemmsmith.collective.row_indices import RowIndices
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.grouping import GATHER
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import WARP_THREADS
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, operand_getter
 from gemmsmith.core.product import Role
@@ -27,9 +28,6 @@ from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32, I64, U32, U64, ScalarType
 from gemmsmith.lang.values import Constant, RegisterArray, Value
 from gemmsmith.tile_scheduler.tiles import WorkTile
-
-WARP_THREADS = 32
-"""Threads of a warp."""
 
 
 class StagedScales:

@@ -169,7 +169,7 @@ class TileEpilogue:
         self, warpgroup: WarpgroupEpilogue, work: WorkTile, wg_tile: WarpgroupTile, inputs: Mapping[str, TileInput],
         tma_loads: TileAuxLoad | None,
     ) -> None:  # fmt: skip
-        self._warpgroup, self._epilogue, self._leader = warpgroup, warpgroup.epilogue, warpgroup.leader
+        self._epilogue, self._leader = warpgroup.epilogue, warpgroup.leader
         self._work, self._wg_tile, self._inputs, self._tma_loads = work, wg_tile, inputs, tma_loads
 
     def store(self, accumulator: Accumulator) -> None:

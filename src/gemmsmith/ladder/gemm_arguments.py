@@ -20,6 +20,8 @@ from gemmsmith.lang.values import Constant, RegisterArray, RegisterArray2D, Valu
 hide_frames(__file__)
 ZERO = Constant(I32, 0)
 """The batch index: the ladder's kernels have no batch."""
+GROUP_SIZE_N = 8
+"""Tiles along N per group of the tile order (Triton: GROUP_SIZE_M)."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,16 @@ class GemmArguments:
         """Return the first row and column of the tile at tile coordinates (m, n)."""
         return (m * self._rows).named("first_row"), (n * self._columns).named("first_column")
 
-    def use_grouped_order(self, group_size: int) -> None:
-        """Order the tiles in groups of `group_size` columns of tiles.
+    def use_grouped_order(self) -> None:
+        """Order the tiles in groups of GROUP_SIZE_N columns of tiles.
 
         So CTAs that run at the same time share rows of A and columns of B.
         """
-        group_tiles = (self.tiles_m * group_size).named("group_tiles")
+        group_tiles = (self.tiles_m * GROUP_SIZE_N).named("group_tiles")
         group_index = (hw.block_index() // group_tiles).named("group_index")
         offset_in_group = (hw.block_index() % group_tiles).named("offset_in_group")
-        width = current_builder().minimum(self.tiles_n - group_index * group_size, group_size).named("group_width")
-        m, n = offset_in_group // width, group_index * group_size + offset_in_group % width
+        width = current_builder().minimum(self.tiles_n - group_index * GROUP_SIZE_N, GROUP_SIZE_N).named("group_width")
+        m, n = offset_in_group // width, group_index * GROUP_SIZE_N + offset_in_group % width
         self.row, self.column = self._origin(m, n)
 
     def locate(self, operand: Role, mn: Value, k_index: Value) -> tuple[Value, Value]:

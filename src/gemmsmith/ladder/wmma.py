@@ -35,8 +35,6 @@ WARPS_N = TILE_N // WARP_TILE
 """Warps along N."""
 FRAGMENTS_PER_WARP = WARP_TILE // FRAGMENT
 """Fragments per warp along M, and along N."""
-GROUP_SIZE_N = 8
-"""Tiles along N per group of the tile order (Triton: GROUP_SIZE_M)."""
 
 
 def wmma(dtype: DType, chip: Chip) -> Kernel:
@@ -53,7 +51,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
     vectors_per_row, k_steps = tile_k // 8, tile_k // FRAGMENT
     with Builder(f"wmma_{dtype}", threads=32 * WARPS, chip=chip) as k:
         gemm = GemmArguments(dtype, FP32, TILE_M, TILE_N)
-        gemm.use_grouped_order(GROUP_SIZE_N)
+        gemm.use_grouped_order()
         a_stages = k.shared(TILE_M * pitch, stages=stages, alignment=128, name="A")
         b_stages = k.shared(TILE_N * pitch, stages=stages, alignment=128, name="B")
         row = (k.warp_index // WARPS_N * WARP_TILE).named("row")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.mma import WARP_THREADS
 from gemmsmith.core.problem import Problem, operand_getter
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import I32, PRED, U32, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, Variable
 
-WARP_THREADS = 32
 READING_WARP = 2
 """The warp that reads the table; meanwhile warp 0 initializes barriers and warp 1 prefetches tensor maps."""
 MAX_SUM = 2**31 - 1

@@ -14,26 +14,24 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
-from gemmsmith.collective.simt import MAX_COPY_LANES_ALONG_K, VECTOR_ELEMENTS, WARP_THREADS, WORD_BYTES
+from gemmsmith.collective.simt import MAX_COPY_LANES_ALONG_K, VECTOR_ELEMENTS, WORD_BYTES
 from gemmsmith.core.chip import Chip, occupancy
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.mma import N8_COLUMNS, THREADS_PER_WARPGROUP, WGMMA_M
+from gemmsmith.core.mma import N8_COLUMNS, THREADS_PER_WARPGROUP, WARP_THREADS, WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.register_budgets import MAX_REDUCTIONS, REGISTERS_PER_SUBTILE_MATRIX, SM80_REGISTER_BUDGET
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
-from gemmsmith.tuning.gpus import H100
+from gemmsmith.tuning.gpus import H100, SCHEDULERS_PER_SM
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
 from gemmsmith.tuning.tuned_table import user_table
 
-SCHEDULERS_PER_SM = 4
-"""Instructions that an SM issues per cycle."""
 INSTRUCTIONS_PER_COPIED_WORD = {"K": 3.0, "MN": 1.5}
 """Instructions to copy a word, with its address, by the operand's major dimension. This and the next from SASS by NVRTC
 13 for sm_90a; ten tiles in four layouts deviate by at most 3.4 %."""
