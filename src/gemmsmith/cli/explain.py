@@ -76,9 +76,8 @@ def explain(
 def _parse_operand(text: str) -> tuple[str, str]:
     name, _, kind = text.partition("=")
     if not name.isidentifier() or kind not in OPERAND_KINDS:
-        raise click.BadParameter(
-            f"{text!r}: use name=kind with a kind of {', '.join(OPERAND_KINDS)}", param_hint="--operand"
-        )
+        expected = f"use name=kind with a kind of {', '.join(OPERAND_KINDS)}"
+        raise click.BadParameter(f"{text!r}: {expected}", param_hint="--operand")
     return name, kind
 
 
@@ -91,10 +90,8 @@ def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
         return fusion.make(**{name: DEFAULT_FACTORY_ARGUMENTS[name] for name in names}), dict(fusion.operands)
     source, _, name = text.rpartition(":")
     if not source:
-        raise click.BadParameter(
-            f"{text!r}: use module:function, file.py:function, or one of {', '.join(NAMED_FUSIONS)}",
-            param_hint="--epilogue",
-        )
+        expected = f"use module:function, file.py:function, or one of {', '.join(NAMED_FUSIONS)}"
+        raise click.BadParameter(f"{text!r}: {expected}", param_hint="--epilogue")
     try:
         if source.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(source).stem, source)

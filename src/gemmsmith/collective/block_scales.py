@@ -231,11 +231,11 @@ class ThreadScales:
         """Yield the scales of the `mma_m`-th 64 rows and of `columns` columns from `column` on."""
         groups, first_n8 = columns // N8_COLUMNS, column // N8_COLUMNS
         if columns_of_b := self._columns:
-            yield (
-                0,
-                groups,
-                lambda n8, half, i: _multiply(self._row(half + mma_m * 2), columns_of_b[(n8 + first_n8) * 2 + i]),
-            )
+
+            def of_column(n8: Value, half: Value, i: RegisterIndex) -> Value:
+                return _multiply(self._row(half + mma_m * 2), columns_of_b[(n8 + first_n8) * 2 + i])
+
+            yield 0, groups, of_column
         elif not self._blocks:
             yield 0, groups, lambda n8, half, i: self._row(half + mma_m * 2)
         else:

@@ -78,11 +78,8 @@ class SmemVectorLayout:
         `unit_idx`: index of the lane's warp in its warpgroup for A, of its warpgroup for B.
         """
         lane_along_mn = lane // LANES_PER_QUAD if self.is_a else lane % LANES_PER_QUAD
-        return (
-            unit_idx * (self.lanes_along_mn * self.elements_per_thread)
-            + vector_idx * (self.lanes_along_mn * self.vector_elements)
-            + lane_along_mn * self.vector_elements
-        )
+        per_unit, per_row = (self.lanes_along_mn * x for x in (self.elements_per_thread, self.vector_elements))
+        return unit_idx * per_unit + vector_idx * per_row + lane_along_mn * self.vector_elements
 
     def xor_mask(self, tile: Tile, k: Value) -> Value:
         """Return the mask that smem indices at element `k` of K are xor-ed with.

@@ -125,11 +125,9 @@ class TmaKMajorScales(TmaScales):
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int) -> None:
         super().__init__(role, scale, rows, stages)
+        box_bytes = SCALES_PER_TMA_BOX * self.num_scales * 4
         self.pipeline = PipelineTmaAsync(
-            self.num_stages,
-            transaction_bytes=SCALES_PER_TMA_BOX * self.num_scales * 4,
-            consumer_groups=consumer_groups,
-            name=self.name,
+            self.num_stages, transaction_bytes=box_bytes, consumer_groups=consumer_groups, name=self.name
         )
 
     def stage_bytes(self, p: BoundProblem) -> int:

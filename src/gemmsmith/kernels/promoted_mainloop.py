@@ -98,9 +98,8 @@ class PromotedMainloop:
                 if is_first:
                     self._loads.consumer_wait(self._read, None if i else self._next_stage_is_full.get())
                     stages.append(self._read.index.named("stage"))
-                    promotion.set_scales(
-                        i, self._scales.read(stages[i])
-                    )  # before wgmma, during which shared memory is slow
+                    # before wgmma, during which shared memory is slow
+                    promotion.set_scales(i, self._scales.read(stages[i]))
                     self._read.advance()
                 a, b = self._loads.stage(stages[i])
                 promotion.multiply(i, subtile, a.rows(*self._rows), b)

@@ -80,9 +80,8 @@ class ReduceSpec:
     @property
     def name(self) -> str:
         """The part of the kernel's symbol."""
-        return f"{self.kind.name}_{self.dtype}_{self.columns}x{self.lanes}{'_split' * self.is_split}" + (
-            "_of_groups" * self.has_ranges
-        )
+        suffix = "_split" * self.is_split + "_of_groups" * self.has_ranges
+        return f"{self.kind.name}_{self.dtype}_{self.columns}x{self.lanes}{suffix}"
 
     @property
     def is_contiguous(self) -> bool:

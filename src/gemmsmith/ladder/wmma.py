@@ -134,7 +134,9 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
             with k.unroll(FRAGMENT * FRAGMENT // 32, name="copy_iter") as copy_iter:
                 element = (copy_iter * 32 + k.lane).named("element")
                 value = hw.load_shared_word(results.address + (element * 4).to(U32), F32, "result")
-                gemm.store(
-                    gemm.row + out_row + element // FRAGMENT, gemm.column + out_column + element % FRAGMENT, value
+                d_row, d_column = (
+                    gemm.row + out_row + element // FRAGMENT,
+                    gemm.column + out_column + element % FRAGMENT,
                 )
+                gemm.store(d_row, d_column, value)
         return k.finish()

@@ -130,9 +130,8 @@ class KGroupedTileScheduler(TileScheduler):
     def __init__(self, spec: KernelSpec) -> None:
         assert spec.grouping
         super().__init__(spec)
-        self.table = self._table = GroupTable(
-            spec.grouping, spec.config.tile[2], spec.grouping.end_multiple(spec.mma.a)
-        )
+        end_multiple = spec.grouping.end_multiple(spec.mma.a)
+        self.table = self._table = GroupTable(spec.grouping, spec.config.tile[2], end_multiple)
 
     finish_prologue = RowGroupedTileScheduler.finish_prologue
     first_work_tile = RowGroupedTileScheduler.first_work_tile

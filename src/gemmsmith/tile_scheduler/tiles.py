@@ -158,9 +158,8 @@ class TileScheduler:
             "cluster_permutation", CLUSTER_PERMUTATION, lambda p: IDENTITY_PERMUTATION
         )
         k.work_clusters, k.persistent = self.clusters_of, True
-        self.cluster_idx = hw.load_cluster_permutation(
-            self.cluster_permutation, hw.block_index() // spec.cluster_size
-        ).named("cluster_idx")
+        launched_idx = hw.block_index() // spec.cluster_size
+        self.cluster_idx = hw.load_cluster_permutation(self.cluster_permutation, launched_idx).named("cluster_idx")
         self.cluster_count = (hw.grid_size() // spec.cluster_size).named("cluster_count")
         self.position = self._position()
         self.cluster_sync = None

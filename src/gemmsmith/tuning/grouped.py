@@ -61,10 +61,8 @@ def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]
     if not covers(problem.a.dtype, chip):
         ranked, origin = rank_sm80(problem, binding.spec, chip), f"chosen for {chip} and equal groups"
     elif grouping.along == "k":
-        ranked, origin = (
-            rank_configs(problem, binding.spec, MAX_CONFIGS, gpu=gpu),
-            "chosen by the model for equal groups",
-        )
+        origin = "chosen by the model for equal groups"
+        ranked = rank_configs(problem, binding.spec, MAX_CONFIGS, gpu=gpu)
     else:
         is_swapped = grouping.role == "b"  # a fixed order of rows needs D, not D^T
         swap_ab = is_swapped if binding.spec.reductions_in_order("n" if is_swapped else "m") else None
