@@ -92,10 +92,8 @@ class Outcome:
         }
         if self.backend != "reference":
             r = resources(plan)
-            rows["resources"] = (
-                f"{r['registers']} registers, {r['spill_bytes']} bytes spilled, "
-                f"{r['shared_bytes']} bytes of shared memory"
-            )
+            spilled, shared = f"{r['spill_bytes']} bytes spilled", f"{r['shared_bytes']} bytes of shared memory"
+            rows["resources"] = f"{r['registers']} registers, {spilled}, {shared}"
         if self.backend == "sim":
             rows["hazards"] = "\n".join(map(str, self.hazards)) or "none"
         if self.verdict:
@@ -133,10 +131,7 @@ class RandomOperands:
 
         def matrix(rows: int, columns: int, order: str, dtype: DType) -> Any:
             shape = (rows, columns) if order == "n" else (columns, rows)
-            if dtype.is_integer:
-                x: Any = rng.integers(-128, 128, shape)
-            else:
-                x = rng.standard_normal(shape, dtype=np.float32)
+            x: Any = rng.integers(-128, 128, shape) if dtype.is_integer else rng.standard_normal(shape, np.float32)
             return x.astype(dtype.numpy) if order == "n" else x.astype(dtype.numpy).T
 
         a, b = matrix(m, k, self.layout[0], mma.a), matrix(k, n, self.layout[1], mma.b)
@@ -167,8 +162,8 @@ def execute(
     """Run the plan, compare with float64, and write the CUDA file and the timeline.
 
     `counters`, if given, count what the simulated instructions of each source line do. `schedules`: the most that are
-    simulated. Raises ArgumentError if the
-    problem needs more memory than there is, OSError if the files cannot be written.
+    simulated. Raises ArgumentError if the problem needs more memory than there is, OSError if the files cannot be
+    written.
     """
     _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
@@ -179,9 +174,7 @@ def execute(
         files["source"] = str(source)
     progress("generating operands")
     (a, b, out), scales = operands.make(plan, sizes)
-    hazards: list[Any] = []
-    verdict = None
-    timings: dict[str, float] = {}
+    hazards, verdict, timings = list[Any](), None, dict[str, float]()
     if backend == "reference":
         progress("multiplying in float64")
         plan.run(a, b, out, **scales)
@@ -194,9 +187,10 @@ def execute(
             small, small_scales = operands.make(plan, (m, n, k))
             simulation = plan.simulate(*small, **small_scales, progress=on_progress, record=True)
         else:
-            options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters,
-                                       "record": True, "schedules": schedules}  # fmt: skip
-            simulation = plan.simulate(a, b, out, **scales, **options)
+            simulation = plan.simulate(
+                a, b, out, **scales, seed=operands.seed, progress=on_progress, counters=counters, record=True,
+                schedules=schedules,
+            )  # fmt: skip
             hazards, verdict, timings = simulation.hazards, simulation.verdict, {"cycles": simulation.cycles}
         progress("plotting the timeline")
         picture, trace = folder / "timeline.png", folder / "timeline.json"
@@ -209,9 +203,7 @@ def execute(
         out, a, b, plan.accumulator_dtype, plan.out_dtype, promoted=problem.promoted,
         on_cuda_cores=problem.a.dtype == FP32, **scales,
     )  # fmt: skip
-    counts: tuple[KernelCounts, ...] = ()
-    if counters:
-        counts = tuple(KernelCounts.from_kernel(kernel, counters.lines(kernel)) for kernel in counters.kernels)
+    counts = tuple(KernelCounts.from_kernel(x, counters.lines(x)) for x in counters.kernels) if counters else ()
     return Outcome(sizes, backend, report, hazards, timings, files, counts, verdict)
 
 

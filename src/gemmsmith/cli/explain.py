@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import gemmsmith
 from gemmsmith.arrays import Spec
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
+from gemmsmith.cli.tables import print_outcome
 from gemmsmith.core.errors import EpilogueError, GemmsmithError
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS, amax
 from gemmsmith.graph.frontend.show import format_tree, plot_graphs
@@ -68,22 +68,16 @@ def explain(
     graphs = [("as written", source_graph), *trace_passes(source_graph)]
     if picture:
         plot_graphs([graphs[0], ("after the passes", optimize(source_graph))], picture)
-    if as_json:
-        click.echo(json.dumps([{"step": name, "tree": format_tree(graph)} for name, graph in graphs], indent=2))
-        return
-    for name, graph in graphs:
-        click.secho(f"{name}:", bold=True)
-        click.echo(format_tree(graph) + "\n")
-    if picture:
-        click.echo(f"picture: {picture}")
+    steps = [{"step": name, "tree": format_tree(graph)} for name, graph in graphs]
+    text = "\n".join(f"{click.style(x['step'] + ':', bold=True)}\n{x['tree']}\n" for x in steps)
+    print_outcome(steps, text, picture, as_json)
 
 
 def _parse_operand(text: str) -> tuple[str, str]:
     name, _, kind = text.partition("=")
     if not name.isidentifier() or kind not in OPERAND_KINDS:
-        raise click.BadParameter(
-            f"{text!r}: use name=kind with a kind of {', '.join(OPERAND_KINDS)}", param_hint="--operand"
-        )
+        expected = f"use name=kind with a kind of {', '.join(OPERAND_KINDS)}"
+        raise click.BadParameter(f"{text!r}: {expected}", param_hint="--operand")
     return name, kind
 
 
@@ -96,15 +90,13 @@ def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
         return fusion.make(**{name: DEFAULT_FACTORY_ARGUMENTS[name] for name in names}), dict(fusion.operands)
     source, _, name = text.rpartition(":")
     if not source:
-        raise click.BadParameter(
-            f"{text!r}: use module:function, file.py:function, or one of {', '.join(NAMED_FUSIONS)}",
-            param_hint="--epilogue",
-        )
+        expected = f"use module:function, file.py:function, or one of {', '.join(NAMED_FUSIONS)}"
+        raise click.BadParameter(f"{text!r}: {expected}", param_hint="--epilogue")
     try:
         if source.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-            assert spec is not None
-            assert spec.loader is not None
+            assert spec
+            assert spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules.setdefault(module.__name__, module)
             spec.loader.exec_module(module)

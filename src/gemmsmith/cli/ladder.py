@@ -10,7 +10,7 @@ import click
 
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table
+from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table, print_outcome
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase, Sizes, simulate_rung
 from gemmsmith.tuning.roofline import RESOURCES, compute_roofline
@@ -47,34 +47,20 @@ def ladder(
     \b
     Example: gemmsmith ladder --rung naive --rung cooperative
     """
-    measurements = load_measurements(measured_file, (m, n, k)) if measured_file else {}
-    names = names or tuple(RUNG_NAMES)
+    sizes, names = (m, n, k), names or tuple(RUNG_NAMES)
+    measurements = load_measurements(measured_file, sizes) if measured_file else {}
     if counts_file:
-        rows = _load_counts(counts_file, (m, n, k))
+        rows = _load_rows("--from-json", counts_file, (*COUNT_KEYS, *ACCESS_COUNTS), sizes)
     else:
-        rows = _count_rungs((m, n, k), [x for x in RUNG_CASES if x.name in names])
+        cases, rows = [x for x in RUNG_CASES if x.name in names], []
+        with progress_bar() as progress:
+            for i, case in enumerate(cases):
+                progress("counting", i / len(cases))
+                rows.append(count_rung(case, sizes))
     rows = [x | measurements.get((x["rung"], x["dtype"]), {}) for x in rows if x["rung"] in names]
     if picture:
         plot(rows, picture)
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    click.echo(format_rows(rows))
-    if picture:
-        click.echo(f"picture: {picture}")
-
-
-def _count_rungs(sizes: Sizes, cases: list[RungCase]) -> list[dict[str, Any]]:
-    rows = []
-    with progress_bar() as progress:
-        for i, case in enumerate(cases):
-            progress("counting", i / len(cases))
-            rows.append(count_rung(case, sizes))
-    return rows
-
-
-def _load_counts(path: Path, sizes: Sizes) -> list[dict[str, Any]]:
-    return _load_rows("--from-json", path, (*COUNT_KEYS, *ACCESS_COUNTS), sizes)
+    print_outcome(rows, format_rows(rows), picture, as_json)
 
 
 def count_rung(case: RungCase, sizes: Sizes) -> dict[str, Any]:
@@ -152,13 +138,11 @@ def format_measurements(x: dict[str, Any]) -> tuple[str, ...]:
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Plot a bar per rung, the bound, colored by the limiting resource; and a dot per measurement."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.32 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(9, 1 + 0.32 * len(rows)), layout="constrained")
+    axes = figure.subplots()
     positions = range(len(rows))[::-1]
     axes.barh(positions, [x["bound_tflops"] for x in rows], color=[COLORS[x["limit"]] for x in rows], height=0.7)
     dots = [(x["tflops"], y) for x, y in zip(rows, positions, strict=True) if "us" in x]
@@ -169,7 +153,5 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("TFLOP/s that the counts allow on an H200, colored by the limiting resource")
     axes.legend(handles=legend, loc="upper right", frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)

@@ -16,38 +16,33 @@ PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Positive integers joined by x: 128x256x64."""
+class Integers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Integers joined by a separator, for which `is_valid` holds; `expected` describes them."""
 
-    name = "sizes"
+    name = "integers"
 
-    def __init__(self, count: int, example: str) -> None:
-        self.count, self.example = count, example
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text, as click requires."""
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).lower().split("x")
-        if len(parts) != self.count or not all(p.isdecimal() and len(p) < 20 and int(p) for p in parts):
-            expected = f"{self.count} integers joined by x, at least 1 each, such as {self.example}"
-            self.fail(f"{value!r} is not {expected}", param, ctx)
-        return tuple(int(p) for p in parts)
-
-
-class GroupSizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Rows of groups: 100,0,257."""
-
-    name = "group sizes"
+    def __init__(self, separator: str, expected: str, is_valid: Callable[[tuple[int, ...]], bool]) -> None:
+        self.separator, self.expected, self.is_valid = separator, expected, is_valid
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse the text, as click requires."""
         if isinstance(value, tuple):
             return value
-        parts = str(value).split(",")
-        if not all(p.isdecimal() and len(p) < 20 for p in parts) or not any(int(p) for p in parts):
-            self.fail(f"{value!r} is not integers joined by commas, not all 0, such as 100,0,257", param, ctx)
-        return tuple(int(p) for p in parts)
+        parts = str(value).lower().split(self.separator)
+        numbers = tuple(int(p) for p in parts if p.isdecimal() and len(p) < 20)
+        if len(numbers) < len(parts) or not self.is_valid(numbers):
+            self.fail(f"{value!r} is not {self.expected}", param, ctx)
+        return numbers
+
+
+def joined_sizes(count: int, example: str) -> Integers:
+    """Return the type of `count` positive integers joined by x: 128x256x64."""
+    expected = f"{count} integers joined by x, at least 1 each, such as {example}"
+    return Integers("x", expected, lambda numbers: len(numbers) == count and all(numbers))
+
+
+GROUP_SIZES = Integers(",", "integers joined by commas, not all 0, such as 100,0,257", any)
+"""Rows of groups: 100,0,257."""
 
 
 class Picture(click.Path):
@@ -118,10 +113,10 @@ problem = combine_options(
     click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                  help="A and B: n row-major, t column-major."),
     click.option("--design", type=click.Choice(design_names()), help="The kernel's design."),
-    click.option("--tile", type=Sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
+    click.option("--tile", type=joined_sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
     click.option("--stages", type=int, help="Pipeline stages."),
     click.option("--consumers", type=int, help="Math warpgroups."),
-    click.option("--cluster", type=Sizes(2, "2x1"), metavar="MxN", help="CTAs of a cluster."),
+    click.option("--cluster", type=joined_sizes(2, "2x1"), metavar="MxN", help="CTAs of a cluster."),
     click.option("--raster", type=click.Choice(["m", "n"]), help="Dimension along which consecutive tiles run."),
     click.option("--raster-group", type=int, help="Width of a raster band, in tiles."),
     click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),

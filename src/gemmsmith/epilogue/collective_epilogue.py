@@ -136,7 +136,7 @@ class WarpgroupEpilogue:
         if epilogue.reductions:
             hw.launch_dependent_grids()  # CTAs of the second step may start early: they wait for this grid's end
         self._load_parity = epilogue.tma_loads.start_parity() if epilogue.tma_loads else None
-        self.tiles_sent = epilogue.split_reduction.consumer_start_state()
+        epilogue.split_reduction.start()
 
     def load(self, tile: WorkTile) -> TileEpilogue:
         """Issue the loads of the operands that the tile's epilogue reads."""
@@ -156,7 +156,7 @@ class WarpgroupEpilogue:
         if e.stores and e.stores.maps and not e.alias_epilogue:
             with current_builder().when(self.leader):
                 hw.bulk_wait_read(0)
-        e.split_reduction.tail(self.warpgroup, self.tiles_sent)
+        e.split_reduction.tail(self.warpgroup)
         if e.row_fill:
             e.row_fill.store(self.warpgroup)
 
@@ -168,7 +168,7 @@ class TileEpilogue:
         self, warpgroup: WarpgroupEpilogue, work: WorkTile, wg_tile: WarpgroupTile, inputs: Mapping[str, TileInput],
         tma_loads: TileAuxLoad | None,
     ) -> None:  # fmt: skip
-        self._warpgroup, self._epilogue, self._leader = warpgroup, warpgroup.epilogue, warpgroup.leader
+        self._epilogue, self._leader = warpgroup.epilogue, warpgroup.leader
         self._work, self._wg_tile, self._inputs, self._tma_loads = work, wg_tile, inputs, tma_loads
 
     def store(self, accumulator: Accumulator) -> None:
@@ -179,9 +179,7 @@ class TileEpilogue:
         split_reduction = self._epilogue.split_reduction
         with (
             self._rematerialized_thread_ids(),
-            split_reduction.reduced_accumulator(
-                accumulator, self._work, self._wg_tile.warpgroup, self._warpgroup.tiles_sent
-            ) as reduced,
+            split_reduction.reduced_accumulator(accumulator, self._work, self._wg_tile.warpgroup) as reduced,
         ):
             self._store(reduced)
 
