@@ -26,7 +26,7 @@ COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78
 
 
 @click.command()
-@options.sizes(minimum=1, m=4096, n=4096, k=4096)
+@options.sizes(1, "default: 4096")
 @click.option("--rung", "names", multiple=True, type=click.Choice(RUNG_NAMES), help="Show only this rung (repeatable).")
 @click.option("--measured", "measured_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Show measurements, as benchmarks/ladder/speed.py writes them, next to the counts.")  # fmt: skip
@@ -35,7 +35,7 @@ COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78
 @options.picture
 @options.as_json
 def ladder(
-    m: int, n: int, k: int, names: tuple[str, ...], measured_file: Path | None, counts_file: Path | None,
+    sizes: options.PartialSizes, names: tuple[str, ...], measured_file: Path | None, counts_file: Path | None,
     picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every rung of the ladder, from one result per thread to Hopper's designs.
@@ -47,12 +47,13 @@ def ladder(
     \b
     Example: gemmsmith ladder --rung naive --rung cooperative
     """
-    measurements = load_measurements(measured_file, (m, n, k)) if measured_file else {}
+    m_n_k = options.complete_sizes(sizes, (4096, 4096, 4096))
+    measurements = load_measurements(measured_file, m_n_k) if measured_file else {}
     names = names or tuple(RUNG_NAMES)
     if counts_file:
-        rows = _load_counts(counts_file, (m, n, k))
+        rows = _load_counts(counts_file, m_n_k)
     else:
-        rows = _count_rungs((m, n, k), [x for x in RUNG_CASES if x.name in names])
+        rows = _count_rungs(m_n_k, [x for x in RUNG_CASES if x.name in names])
     rows = [x | measurements.get((x["rung"], x["dtype"]), {}) for x in rows if x["rung"] in names]
     if picture:
         plot(rows, picture)

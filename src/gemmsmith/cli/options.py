@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,20 +18,22 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Positive integers joined by x: 128x256x64."""
+    """Integers joined by x, each at least `minimum`: 128x256x64."""
 
     name = "sizes"
 
-    def __init__(self, count: int, example: str) -> None:
-        self.count, self.example = count, example
+    def __init__(self, count: int, example: str, minimum: int = 1) -> None:
+        self.count, self.example, self.minimum = count, example, minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse the text, as click requires."""
         if isinstance(value, tuple):
             return value
         parts = str(value).lower().split("x")
-        if len(parts) != self.count or not all(p.isdecimal() and len(p) < 20 and int(p) for p in parts):
-            expected = f"{self.count} integers joined by x, at least 1 each, such as {self.example}"
+        if len(parts) != self.count or not all(p.isdecimal() and len(p) < 20 for p in parts) or (
+            min(map(int, parts)) < self.minimum
+        ):  # fmt: skip
+            expected = f"{self.count} integers joined by x, at least {self.minimum} each, such as {self.example}"
             self.fail(f"{value!r} is not {expected}", param, ctx)
         return tuple(int(p) for p in parts)
 
@@ -78,16 +81,40 @@ def combine_options(*options: Decorator) -> Decorator:
     return decorate
 
 
-def sizes(minimum: int = 0, **defaults: int) -> Decorator:
-    """Return the options --m, --n, --k."""
-    descriptions = {"m": "Rows of A and D.", "n": "Columns of B and D.", "k": "Columns of A, rows of B."}
-    return combine_options(
+def sizes(minimum: int, default: str) -> Decorator:
+    """Return the argument MxNxK and its parts as --m, --n, --k; the command receives `sizes`, None where not given.
+
+    `default`: what a part is that is not given, in words.
+    """
+    argument = click.argument("shape", required=False, type=Sizes(3, "512x4096x4096", minimum), metavar="[MxNxK]")
+    descriptions = {"m": "Rows of A and D", "n": "Columns of B and D", "k": "Columns of A, rows of B"}
+    parts = combine_options(
         *(
-            click.option(f"--{name}", type=click.IntRange(min=minimum), default=defaults.get(name),
-                         show_default=name in defaults, help=text)
+            click.option(f"--{name}", type=click.IntRange(min=minimum), help=f"{text}, part of MxNxK.  [{default}]")
             for name, text in descriptions.items()
         )
-    )  # fmt: skip
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_sizes(*args: Any, shape: PartialSizes | None, m: Any, n: Any, k: Any, **options: Any) -> Any:
+            if shape and (m, n, k) != (None, None, None):
+                raise click.UsageError("MxNxK: got it beside --m, --n or --k; use either")
+            return command(*args, sizes=shape or (m, n, k), **options)
+
+        return parts(argument(with_sizes))
+
+    return decorate
+
+
+PartialSizes = tuple[int | None, int | None, int | None]
+"""M, N and K of a command line; None where it leaves the command's default."""
+
+
+def complete_sizes(sizes: PartialSizes, default: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return sizes, with those of the default where there are none."""
+    m, n, k = (x if given is None else given for given, x in zip(sizes, default, strict=True))
+    return m, n, k
 
 
 OPERANDS = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp32")
@@ -106,7 +133,7 @@ picture = click.option("--picture", type=Picture(), help=f"Plot into a file: {',
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, errors included.")
 
 problem = combine_options(
-    sizes(),
+    sizes(0, "default: 8192; 512 where the simulator executes it"),
     dtype,
     click.option("--dtype-b", type=click.Choice(OPERANDS), help="Data type of B if it differs from A (fp8 only)."),
     click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32", "int32"]),
@@ -117,6 +144,9 @@ problem = combine_options(
       for x, y in (("a", "A"), ("b", "B, seen as N x K"))),
     click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                  help="A and B: n row-major, t column-major."),
+    click.option("--config", "config_base", type=click.Choice(["auto", "default"]), default="auto", show_default=True,
+                 help="What the options below change. auto: the config that gemm takes, or the default one if there is "
+                      "a --tile; default: gemmsmith.Config()."),
     click.option("--design", type=click.Choice(design_names()), help="The kernel's design."),
     click.option("--tile", type=Sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
     click.option("--stages", type=int, help="Pipeline stages."),
