@@ -24,7 +24,7 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.execute import Outcome
-from gemmsmith.cli.options import Sizes
+from gemmsmith.cli.options import Integers
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
 from gemmsmith.tuning.search import Measured
@@ -491,7 +491,7 @@ def values(option: click.Parameter) -> st.SearchStrategy[list[str]]:
     )
     if isinstance(option.type, click.Choice):
         word = st.sampled_from([*option.type.choices, "fp8"])
-    elif isinstance(option.type, Sizes):
+    elif isinstance(option.type, Integers):
         word = SIZES
     elif option.type.name.startswith("integer"):
         word = NUMBERS

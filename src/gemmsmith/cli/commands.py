@@ -23,6 +23,7 @@ from gemmsmith.cli.ladder import ladder
 from gemmsmith.cli.options import PartialSizes, complete_sizes
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.raster import raster
+from gemmsmith.cli.tables import print_outcome
 from gemmsmith.cli.tune import tune
 from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
@@ -147,7 +148,7 @@ def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choice
     else:
         text = getattr(plan, kind)
         fields_for_json = {kind: text}
-    click.echo(json.dumps(fields_for_json, indent=2) if as_json else text)
+    print_outcome(fields_for_json, text, None, as_json)
 
 
 def _execute_and_report(
@@ -201,10 +202,10 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
     config: Config = config_for_dtype(Config(), a.dtype) if from_defaults else Plan(request).config
     fixed_fields, candidate = set(fixed), config.replace(**fixed)
     if "tile" not in fixed and not covers_config(candidate):
-        from gemmsmith.tuning.choose_sm80 import choose_sm80
+        from gemmsmith.tuning.choose_sm80 import rank_sm80
 
         binding = bind(request)
-        config = choose_sm80(binding.problem, binding.spec, get_chip(candidate.chip))
+        config = rank_sm80(binding.problem, binding.spec, get_chip(candidate.chip))[0]
         fixed_fields |= {"design", "tile", "cluster", "consumers"}
     if fixed:
         config = complete_config(replace(config, **fixed), fixed_fields)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 import traceback
 from collections import Counter
@@ -19,6 +18,7 @@ import gemmsmith
 from gemmsmith.arrays import Spec
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
+from gemmsmith.cli.tables import print_outcome
 from gemmsmith.core.errors import EpilogueError, GemmsmithError
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS, amax
 from gemmsmith.graph.frontend.show import format_tree, plot_graphs
@@ -35,7 +35,7 @@ DEFAULT_FACTORY_ARGUMENTS: dict[str, Any] = {"activation": "gelu", "k": 2, "epil
 @click.option("--epilogue", required=True, help="module:function or file.py:function; or the name of a predefined one.")
 @click.option("--operand", "operands", multiple=True,
               help=f"name=kind, repeatable; a kind is {', '.join(OPERAND_KINDS)}.")  # fmt: skip
-@options.sizes(0, "default: 4096x256x4096")
+@options.sizes(0)
 @options.dtype
 @options.picture
 @options.as_json
@@ -46,7 +46,7 @@ def explain(
     """Show an epilogue as a visitor tree, pass by pass.
 
     It is printed as written, and after each pass that changes it; the picture shows it before and after all passes. A
-    predefined epilogue has its own operands, and gelu if it takes an activation.
+    predefined epilogue has its own operands, and gelu if it takes an activation. The default sizes are 4096x256x4096.
 
     \b
     Example: gemmsmith explain --epilogue LinCombPerColBiasEltAct --operand beta=row
@@ -73,14 +73,9 @@ def explain(
     graphs = [("as written", source_graph), *trace_passes(source_graph)]
     if picture:
         plot_graphs([graphs[0], ("after the passes", optimize(source_graph))], picture)
-    if as_json:
-        click.echo(json.dumps([{"step": name, "tree": format_tree(graph)} for name, graph in graphs], indent=2))
-        return
-    for name, graph in graphs:
-        click.secho(f"{name}:", bold=True)
-        click.echo(format_tree(graph) + "\n")
-    if picture:
-        click.echo(f"picture: {picture}")
+    steps = [{"step": name, "tree": format_tree(graph)} for name, graph in graphs]
+    text = "\n".join(f"{click.style(x['step'] + ':', bold=True)}\n{x['tree']}\n" for x in steps)
+    print_outcome(steps, text, picture, as_json)
 
 
 def _parse_operand(text: str) -> tuple[str, str]:

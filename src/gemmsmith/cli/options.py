@@ -17,40 +17,33 @@ PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Integers joined by x, each at least `minimum`: 128x256x64."""
+class Integers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Integers joined by a separator, for which `is_valid` holds; `expected` describes them."""
 
-    name = "sizes"
+    name = "integers"
 
-    def __init__(self, count: int, example: str, minimum: int = 1) -> None:
-        self.count, self.example, self.minimum = count, example, minimum
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text, as click requires."""
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).lower().split("x")
-        if len(parts) != self.count or not all(p.isdecimal() and len(p) < 20 for p in parts) or (
-            min(map(int, parts)) < self.minimum
-        ):  # fmt: skip
-            expected = f"{self.count} integers joined by x, at least {self.minimum} each, such as {self.example}"
-            self.fail(f"{value!r} is not {expected}", param, ctx)
-        return tuple(int(p) for p in parts)
-
-
-class GroupSizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Rows of groups: 100,0,257."""
-
-    name = "group sizes"
+    def __init__(self, separator: str, expected: str, is_valid: Callable[[tuple[int, ...]], bool]) -> None:
+        self.separator, self.expected, self.is_valid = separator, expected, is_valid
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse the text, as click requires."""
         if isinstance(value, tuple):
             return value
-        parts = str(value).split(",")
-        if not all(p.isdecimal() and len(p) < 20 for p in parts) or not any(int(p) for p in parts):
-            self.fail(f"{value!r} is not integers joined by commas, not all 0, such as 100,0,257", param, ctx)
-        return tuple(int(p) for p in parts)
+        parts = str(value).lower().split(self.separator)
+        numbers = tuple(int(p) for p in parts if p.isdecimal() and len(p) < 20)
+        if len(numbers) < len(parts) or not self.is_valid(numbers):
+            self.fail(f"{value!r} is not {self.expected}", param, ctx)
+        return numbers
+
+
+def joined_sizes(count: int, example: str, minimum: int = 1) -> Integers:
+    """Return the type of `count` integers joined by x: 128x256x64."""
+    expected = f"{count} integers joined by x, at least {minimum} each, such as {example}"
+    return Integers("x", expected, lambda numbers: len(numbers) == count and min(numbers) >= minimum)
+
+
+GROUP_SIZES = Integers(",", "integers joined by commas, not all 0, such as 100,0,257", any)
+"""Rows of groups: 100,0,257."""
 
 
 class Picture(click.Path):
@@ -81,18 +74,13 @@ def combine_options(*options: Decorator) -> Decorator:
     return decorate
 
 
-def sizes(minimum: int, default: str) -> Decorator:
-    """Return the argument MxNxK and its parts as --m, --n, --k; the command receives `sizes`, None where not given.
-
-    `default`: what a part is that is not given, in words.
-    """
-    argument = click.argument("shape", required=False, type=Sizes(3, "512x4096x4096", minimum), metavar="[MxNxK]")
-    descriptions = {"m": "Rows of A and D", "n": "Columns of B and D", "k": "Columns of A, rows of B"}
+def sizes(minimum: int) -> Decorator:
+    """Return the argument MxNxK, or its parts as --m, --n, --k; the command receives `sizes`, None where not given."""
+    type_ = joined_sizes(3, "512x4096x4096", minimum)
+    argument = click.argument("shape", required=False, type=type_, metavar="[MxNxK]")
+    descriptions = {"m": "Rows of A and D.", "n": "Columns of B and D.", "k": "Columns of A, rows of B."}
     parts = combine_options(
-        *(
-            click.option(f"--{name}", type=click.IntRange(min=minimum), help=f"{text}, part of MxNxK.  [{default}]")
-            for name, text in descriptions.items()
-        )
+        *(click.option(f"--{name}", type=click.IntRange(min=minimum), help=x) for name, x in descriptions.items())
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +121,7 @@ picture = click.option("--picture", type=Picture(), help=f"Plot into a file: {',
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, errors included.")
 
 problem = combine_options(
-    sizes(0, "default: 8192; 512 where the simulator executes it"),
+    sizes(0),
     dtype,
     click.option("--dtype-b", type=click.Choice(OPERANDS), help="Data type of B if it differs from A (fp8 only)."),
     click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32", "int32"]),
@@ -148,10 +136,10 @@ problem = combine_options(
                  help="What the options below change. auto: the config that gemm takes, or the default one if there is "
                       "a --tile; default: gemmsmith.Config()."),
     click.option("--design", type=click.Choice(design_names()), help="The kernel's design."),
-    click.option("--tile", type=Sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
+    click.option("--tile", type=joined_sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
     click.option("--stages", type=int, help="Pipeline stages."),
     click.option("--consumers", type=int, help="Math warpgroups."),
-    click.option("--cluster", type=Sizes(2, "2x1"), metavar="MxN", help="CTAs of a cluster."),
+    click.option("--cluster", type=joined_sizes(2, "2x1"), metavar="MxN", help="CTAs of a cluster."),
     click.option("--raster", type=click.Choice(["m", "n"]), help="Dimension along which consecutive tiles run."),
     click.option("--raster-group", type=int, help="Width of a raster band, in tiles."),
     click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),

@@ -19,7 +19,7 @@ from gemmsmith.tuning.tuned_table import user_table
 
 
 @click.command()
-@click.argument("shapes", nargs=-1, required=True, type=options.Sizes(3, "512x4096x4096"), metavar="MxNxK...")
+@click.argument("shapes", nargs=-1, required=True, type=options.joined_sizes(3, "512x4096x4096"), metavar="MxNxK...")
 @options.dtype
 @options.accumulate
 @click.option("--max-configs", type=click.IntRange(min=1), default=HALVING_ROUNDS[0][0], show_default=True,
