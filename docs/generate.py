@@ -32,6 +32,7 @@ from docs import figures, results  # noqa: E402
 
 from gemmsmith import Config, Spec, plan  # noqa: E402
 from gemmsmith.cli import main  # noqa: E402
+from gemmsmith.cli.group import COMMANDS, find_command  # noqa: E402
 from gemmsmith.graph.frontend import op_table  # noqa: E402
 from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
@@ -167,7 +168,8 @@ MIN_SHARED = 6
 def command_line() -> str:
     """Return docs/reference/cli.md."""
     sections, written = [CLI], {}
-    for name, command in main.commands.items():
+    for name in COMMANDS:
+        command = find_command(name)
         rows = list(_options(command))
         sections.append(f"## gemmsmith {name}\n\n{_line(command)}\n")
         base = max(written, key=lambda x: len(written[x] & set(rows)), default="")

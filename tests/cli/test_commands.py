@@ -24,6 +24,7 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.execute import Outcome
+from gemmsmith.cli.group import COMMANDS, find_command
 from gemmsmith.cli.options import Integers
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
@@ -439,7 +440,7 @@ def test_every_ready_made_epilogue_is_explained(call) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [None, *sorted(main.commands)])
+@pytest.mark.parametrize("name", [None, *sorted(COMMANDS)])
 def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) -> None:
     text = good(call(*filter(None, [name]), "--help"))
     example = re.search(r"Example: gemmsmith (.*)", text)
@@ -502,8 +503,8 @@ def values(option: click.Parameter) -> st.SearchStrategy[list[str]]:
 
 @st.composite
 def commands_with_options(draw: st.DrawFn) -> list[str]:
-    name = draw(st.sampled_from(sorted(main.commands)))
-    options = [p for p in main.commands[name].params if p.name not in ("m", "n", "k")]
+    name = draw(st.sampled_from(sorted(COMMANDS)))
+    options = [p for p in find_command(name).params if p.name not in ("m", "n", "k")]
     words = [name]
     if name != "tune":
         for size in "mnk":  # or a run would take long

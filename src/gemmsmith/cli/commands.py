@@ -17,14 +17,10 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import RandomOperands, execute, resources, scale_shapes
-from gemmsmith.cli.explain import explain
-from gemmsmith.cli.group import FAILED, ErrorReportingGroup
-from gemmsmith.cli.ladder import ladder
+from gemmsmith.cli.group import FAILED
 from gemmsmith.cli.options import PartialSizes, complete_sizes
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tables import print_outcome
-from gemmsmith.cli.tune import tune
 from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.host.plans import Plan
@@ -36,31 +32,7 @@ CPU_SIZES = (512, 512, 512)
 """Default m, n, k elsewhere: a GEMM that the simulator finishes in seconds."""
 
 
-@click.group(
-    "gemmsmith",
-    cls=ErrorReportingGroup,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.version_option(package_name="gemmsmith")
-@click.pass_context
-def main(ctx: click.Context) -> None:
-    """Make GEMM kernels for Hopper GPUs, and execute them on any machine.
-
-    \b
-    Example: gemmsmith run 256x256x256 --backend sim
-    """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-main.add_command(explain)
-main.add_command(ladder)
-main.add_command(raster)
-main.add_command(tune)
-
-
-@main.command()
+@click.command()
 @options.problem
 @click.option(
     "--backend",
@@ -82,7 +54,7 @@ def run(sizes: PartialSizes, backend: str, seed: int, output: Path, as_json: boo
     _execute_and_report(_resolve_backend(backend), sizes, seed, output, as_json, choices)
 
 
-@main.command()
+@click.command()
 @options.problem
 @click.option("--counters", is_flag=True, help="Count memory accesses by source line, and show the occupancy.")
 @click.option(
@@ -111,7 +83,7 @@ def simulate(
     _execute_and_report("sim", sizes, seed, output, as_json, choices, Counters() if counters else None, schedules)
 
 
-@main.command()
+@click.command()
 @options.problem
 @click.option("--source", "kind", flag_value="source", default=True, help="The CUDA C++ file.  [default]")
 @click.option("--ptx", "kind", flag_value="ptx", help="PTX, compiled by NVRTC.")
@@ -212,6 +184,13 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
     if "stages" not in fixed:
         config = fit_stages(Plan(request._replace(config=config)).spec)
     return Plan(request._replace(config=config))
+
+
+def plan_of_words(words: list[str]) -> Plan:
+    """Return the plan of a command line of `gemmsmith show`, without its name. Raises UsageError."""
+    chosen = show.make_context("show", words).params
+    shape = chosen.pop("shape") or tuple(chosen[name] for name in "mnk")
+    return _make_plan(chosen, complete_sizes(shape, GPU_SIZES))
 
 
 def operand_specs(

@@ -125,7 +125,7 @@ def format_counts(x: dict[str, Any]) -> tuple[str, ...]:
     million = 2e-6 * x["m"] * x["n"] * x["k"]
     counts = (f"{x[name] / million:.0f}" for name in (*ACCESS_COUNTS[1:], "multiplications"))
     values = (f"{x[name]}" for name in ("rung", "dtype", "ctas", "warps", "registers"))
-    bound = f"{x['bound_us']:.0f}", f"{x['bound_tflops']:.1f}", f"{x['bound_of_roofline']:.0%}"
+    bound = f"{x['bound_us']:.3g}", f"{x['bound_tflops']:.1f}", f"{x['bound_of_roofline']:.0%}"
     return *values, *counts, *bound, x["limit"], f"{x['line']} {x['access']}"
 
 
@@ -133,7 +133,7 @@ def format_measurements(x: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a row's measurement, empty if it has none."""
     if "us" not in x:
         return ("",) * len(MEASURED_KEYS)
-    return f"{x['us']:.0f}", f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_roofline']:.0%}"
+    return f"{x['us']:.3g}", f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_roofline']:.0%}"
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
