@@ -20,7 +20,7 @@ from gemmsmith.cli.execute import RandomOperands, execute, resources, scale_shap
 from gemmsmith.cli.group import FAILED
 from gemmsmith.cli.options import PartialSizes, complete_sizes
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.cli.tables import print_outcome
+from gemmsmith.cli.tables import print_outcome, wrapped
 from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.host.plans import Plan
@@ -119,7 +119,7 @@ def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choice
         text += "".join(f"\nadvisory {line}" for line in r.advisories)
     else:
         text = getattr(plan, kind)
-        fields_for_json = {kind: text}
+        fields_for_json, text = {kind: text}, wrapped(text) if kind == "why" else text
     print_outcome(fields_for_json, text, None, as_json)
 
 
@@ -137,7 +137,9 @@ def _execute_and_report(
         click.echo(json.dumps(outcome.to_json(plan), indent=2))
     else:
         for name, value in outcome.to_rows(plan).items():
-            click.echo(click.style(f"{name:<9} ", bold=True) + value)
+            click.echo(click.style(f"{name:<9} ", bold=True) + wrapped(value, 10))
+        for name, path in outcome.files.items():
+            click.echo(click.style(f"{name:<9} ", bold=True) + path)
         for counts in outcome.kernel_counts:
             click.echo(f"\n{counts.to_text()}")
     if not outcome.ok:

@@ -120,12 +120,16 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
     return format_table([COUNT_TITLES + MEASURED_TITLES, *(format_counts(x) + format_measurements(x) for x in rows)])
 
 
+def _microseconds(us: float) -> str:
+    return f"{us:.0f}" if us >= 100 else f"{us:.3g}"
+
+
 def format_counts(x: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a row's counts."""
     million = 2e-6 * x["m"] * x["n"] * x["k"]
     counts = (f"{x[name] / million:.0f}" for name in (*ACCESS_COUNTS[1:], "multiplications"))
     values = (f"{x[name]}" for name in ("rung", "dtype", "ctas", "warps", "registers"))
-    bound = f"{x['bound_us']:.3g}", f"{x['bound_tflops']:.1f}", f"{x['bound_of_roofline']:.0%}"
+    bound = _microseconds(x["bound_us"]), f"{x['bound_tflops']:.1f}", f"{x['bound_of_roofline']:.0%}"
     return *values, *counts, *bound, x["limit"], f"{x['line']} {x['access']}"
 
 
@@ -133,7 +137,7 @@ def format_measurements(x: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a row's measurement, empty if it has none."""
     if "us" not in x:
         return ("",) * len(MEASURED_KEYS)
-    return f"{x['us']:.3g}", f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_roofline']:.0%}"
+    return _microseconds(x["us"]), f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_roofline']:.0%}"
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
