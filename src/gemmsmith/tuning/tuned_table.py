@@ -87,6 +87,9 @@ class TunedTable:
         for entries in self._entries.values():
             entries.sort(key=lambda entry: entry.m)
 
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values()))
+
     def get(self, problem: Problem, chip: Chip = HOPPER, gpu: Gpu = H200) -> Config | None:
         """Return the chip's config for the problem's N and K and the next tuned M, up to twice the problem's, or None.
 
