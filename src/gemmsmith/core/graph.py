@@ -118,6 +118,7 @@ class Node:
     """
 
     def __post_init__(self) -> None:
+        """Set the key by which nodes are compared."""
         comparison_key = self.attribute
         if self.op == "constant":
             attribute = overflow_as_fp32(self.attribute)

@@ -52,6 +52,7 @@ class Reduction:
         self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan,
         table: GroupTable | None = None,
     ) -> None:  # fmt: skip
+        """Declare the kernel arguments. `kind`, `axis`: the node's attribute; `input_dims`: of the reduced value."""
         k, shape_of = current_builder(), partial(partials_shape, result, spec)
         self.result, self.spec, self.plan = result, spec, plan
         self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
@@ -195,6 +196,7 @@ class TileReduction:
     """A reduction of a tile's elements: over columns or over everything in states of the tile, over rows per range."""
 
     def __init__(self, reduction: Reduction, wg_tile: WarpgroupTile) -> None:
+        """Clear the states of a reduction over columns or everything; one over rows has states by range."""
         self.reduction, self.wg_tile = reduction, wg_tile
         counts = {"n": reduction.halves * reduction.plan.subtiles_m, "mn": 1}
         self.states = reduction.make_states(counts[reduction.axis]) if reduction.axis in counts else None
@@ -231,6 +233,7 @@ class RangeReduction:
     """A reduction of a range of a subtile's columns: groups of 8 columns, counted in the reduced value's columns."""
 
     def __init__(self, tile: TileReduction, first: int, stop: int) -> None:
+        """Clear the states of a reduction over rows. `first`, `stop`: the range in groups of 8 accumulator columns."""
         self.reduction, self.wg_tile, self._first_row_group = tile.reduction, tile.wg_tile, tile.first_row_group
         columns_per_value = tile.reduction.columns_per_value
         self.first_n8, self.n8_count = first // columns_per_value, (stop - first) // columns_per_value
