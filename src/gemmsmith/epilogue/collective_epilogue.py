@@ -33,7 +33,7 @@ from gemmsmith.epilogue.inputs import (
 )
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.partials import shared_partials
-from gemmsmith.epilogue.reductions import Reduction
+from gemmsmith.epilogue.reductions import Reduction, TileReduction
 from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.store_strategies import (
     ClippedTmaStores,
@@ -207,7 +207,7 @@ class TileEpilogue:
             x.stage_to_smem()
         if e.interleave_order:
             e.interleave_order.restore(accumulator)
-        parts = TileParts(wg_tile, self._inputs, self._tma_loads, [x.begin_tile(wg_tile) for x in e.reductions])
+        parts = TileParts(wg_tile, self._inputs, self._tma_loads, [TileReduction(x, wg_tile) for x in e.reductions])
         stores = self._store_strategy(barrier)
         stores.begin_tile()
         with self._groups(accumulator) as group, stores.when_inside(group):

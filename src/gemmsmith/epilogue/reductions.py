@@ -135,10 +135,6 @@ class Reduction:
             return Constant(I32, 0)
         return wg_tile.work.group if self._by_group else wg_tile.work.batch
 
-    def begin_tile(self, wg_tile: WarpgroupTile) -> TileReduction:
-        """Return the reduction of a tile's elements; clears the states of reductions over a whole tile."""
-        return TileReduction(self, wg_tile)
-
     def make_states(self, count: int) -> ReductionState:
         """Return `count` states of no elements."""
         return ReductionState(self.monoid, count, self.result.name)
@@ -262,11 +258,7 @@ class RangeReduction:
                 of_states.setdefault(state, []).append(masked)
         for state, elements in of_states.items():
             self.states.accumulate(self._state_index(coord, *state), elements)
-
-    def fence(self) -> None:
-        """Force the additions so far to be done here."""
-        if self.states:
-            self.states.fence()
+        self.states.fence()
 
     def end(self, epi_m: Value, column: Value) -> None:
         """Reduce the range's columns over a warp's 16 rows, and write the partials. `column`: the subtile's first."""

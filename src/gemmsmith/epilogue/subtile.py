@@ -226,7 +226,6 @@ class EpilogueSubtile:
             index = self.graph.nodes[x.reduction.result.node].inputs[0]
             coord = self._visit_coord(n8, x.reduction.columns_per_value)
             x.add(coord, partial(values.pair, index))
-            x.fence()
 
 
 def _accumulator_pair(
