@@ -170,6 +170,8 @@ def encode_argument(x: Any) -> tuple[Any, ...]:
         return "int", float(x).hex()
     if isinstance(x, (tuple, list)):
         return "tuple", tuple([encode_argument(y) for y in x])
+    if isinstance(x, dict):
+        return "dict", tuple([(key, encode_argument(y)) for key, y in x.items()])
     if isinstance(x, torch.dtype):
         return "constant", str(x).removeprefix("torch.")
     if isinstance(x, torch.Tensor):
@@ -178,15 +180,14 @@ def encode_argument(x: Any) -> tuple[Any, ...]:
 
 
 def replay(
-    entries: tuple[Entry, ...], results: tuple[tuple[str, Any], ...], form: str, shape: tuple[int, ...],
+    entries: tuple[Entry, ...], returned: tuple[Any, ...], shape: tuple[int, ...],
     operands: Mapping[str, tuple[BroadcastDims, DType | None]],
 ) -> EpilogueGraph:  # fmt: skip
     """Replay recorded calls on the tracer and return the epilogue's graph.
 
     Args:
         entries: the recorded calls.
-        results: names of the results and their encoded values.
-        form: what the function returned: "one" value, a "tuple" or a "dict".
+        returned: what the function returned, encoded.
         shape: the shape of a @ b.
         operands: extents and dtypes of the operands by name.
 
@@ -200,8 +201,7 @@ def replay(
         for entry in entries:
             new_values = _replay_entry(entry, values)
             values += new_values if isinstance(new_values, tuple) else (new_values,)
-        values_ = {name: _decode_argument(x, values) for name, x in results}
-        return values_ if form == "dict" else tuple(values_.values()) if form == "tuple" else values_[results[0][0]]
+        return _decode_argument(returned, values)
 
     return trace(function, shape, operands)
 
@@ -238,6 +238,8 @@ def _decode_argument(x: tuple[Any, ...], values: list[Any]) -> Any:
             return int(float.fromhex(encoded))
         case "tuple":
             return tuple(_decode_argument(y, values) for y in encoded)
+        case "dict":
+            return {key: _decode_argument(y, values) for key, y in encoded}
         case "error":
             raise EpilogueError(f"epilogue: {encoded}")
     return encoded
