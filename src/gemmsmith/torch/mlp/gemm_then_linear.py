@@ -90,11 +90,11 @@ def gemm_then_linear(
         raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(weight2.shape[1:])}")
     if len(result_names(serialized)) != 1:
         raise ArgumentError(f"epilogue: got a function with {len(result_names(serialized))} results; use one")
-    y = _run(serialized, a, b, *numbers_and_tensors(serialized, operand_values), weight2, bias, recompute)
+    y = _run_both(serialized, a, b, *numbers_and_tensors(serialized, operand_values), weight2, bias, recompute)
     return y.reshape(*leading_shape, shape[-2], y.shape[-1])
 
 
-def _run(
+def _run_both(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], weight2: Any, bias: Any,
     recompute: bool,
 ) -> Any:  # fmt: skip
@@ -103,7 +103,7 @@ def _run(
     has_gradient = wrt and torch.is_grad_enabled() and 0 not in spec.nondifferentiable
     if not has_gradient or in_functorch_transform() or operators_record_gradients():  # has second derivatives, too
         (h,) = differentiable_gemm(epilogue, a, b, numbers, operands, recompute)
-        return differentiable_gemm(*_second(h, weight2, bias))[0]
+        return differentiable_gemm(*_product_arguments(h, weight2, bias))[0]
     plan = _plan(epilogue, wrt, str(a.dtype))
     return _GemmThenLinear.apply(plan, recompute, tuple(numbers), a, weight2, bias, b, *operands)[0]
 
@@ -179,7 +179,7 @@ class _GemmThenLinear(torch.autograd.Function):
         plan: _Plan, recompute: bool, numbers: Any, a: Any, weight2: Any, bias: Any, *arrays: Any
     ) -> tuple[Any, ...]:
         outputs = _multiply_first(plan, plan.shorter if recompute else plan.epilogue, numbers, a, arrays)
-        y = call_op(*_second(outputs[0], weight2, bias))
+        y = call_op(*_product_arguments(outputs[0], weight2, bias))
         return (y,) if recompute else (y, *outputs)
 
     @staticmethod
@@ -255,11 +255,11 @@ def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
     total = None
     for g, b in zip(gradients, weights, strict=True):
         if g is not None:
-            total = call_op(*_second(g, transposed(b), total))
+            total = call_op(*_product_arguments(g, transposed(b), total))
     return total
 
 
-def _second(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:
+def _product_arguments(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:
     """Return the arguments of `call_op` for h @ weight, plus a row, or a matrix, if it is not None."""
     if addend is None:
         return PLAIN_GEMM, h, weight
