@@ -66,11 +66,10 @@ class FxEpilogueTracer(Tracer):
         matmul, graph = self.matmul, self.matmul.epilogue
         if graph is not None:
             return self._resume(graph)
-        value = self.add("accumulator", BroadcastDims(True, 1, 1))
+        value = self.add("accumulator")
         if matmul.second:
             for i, node in enumerate(matmul.nodes):
-                dims = value.broadcast_dims._replace(columns_per_value=2)
-                self._record_fused(node, self.add("chunk", dims, value, attribute=(i, "n")))
+                self._record_fused(node, self.add("chunk", value, attribute=(i, "n")))
             return
         self.inputs_read[matmul.node] = frozenset()
         if matmul.bias_term:
@@ -260,7 +259,7 @@ class FxEpilogueTracer(Tracer):
             raise epilogue_error(f"{node.name}: it is {fake.dtype} on {fake.device}")
         self.inputs_read[node] = frozenset({node})
         operand = self._operand(node, dims, graph_dtype(dtype(node)))
-        value = self.add("operand", dims, attribute=operand.name)
+        value = self.add("operand", attribute=operand.name, dims=dims)
         value.is_bool = dtype(node) == torch.bool
         return value
 
