@@ -42,7 +42,7 @@ class Event:
     `engine`: what accesses memory (see Place). `bits`: the operation's bits in a clock once it has completed. `row`:
     the row of a clock that orders the event. `warp`, `lanes`: set for accesses by threads. `strong`: (scope, CTA) of a
     strong access (atomic, relaxed, acquire, release). `is_read`: whether it only reads. `is_atomic`: whether it reads
-    and writes. `proxy`: the one that an operation writes through.
+    and writes. `proxy`: the one that it accesses memory through.
     """
 
     agent: int
