@@ -58,7 +58,7 @@ class CheckedMemory:
             resolved.write(values)
 
     def resolve(self, access: Access) -> ResolvedAccess | None:
-        """Resolve the addresses. Returns None for an empty access, and for one out of bounds, which is reported."""
+        """Return the bytes that an access means; None if it is empty, or out of bounds, which is reported."""
         if not len(access.addresses) or not access.width:
             return None
         if access.space == "shared":

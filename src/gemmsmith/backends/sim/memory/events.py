@@ -61,7 +61,10 @@ class Event:
     proxy: Proxy = "generic"
 
     def happens_before(self, clock: VectorClock) -> bool:
-        """Return whether this event happens before the events at `clock`."""
+        """Return whether this event happens before the events at `clock`: its agent's count there includes it.
+
+        An asynchronous operation's does if its completion has been observed.
+        """
         if self.agent < 0:
             return clock.completed_bits & self.bits == self.bits
         return clock.event_counts.item(self.row, self.agent) >= self.count
