@@ -13,7 +13,7 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.collective import block_scales, pipeline, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.block_scales import BlockScales, ColumnBlocks, WarpgroupScales
+from gemmsmith.collective.block_scales import ColumnBlocks, WarpgroupScales
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.staged_scales import KMajorScaleReader, LaneCopies, TmaKMajorScales, TmaScales
 from gemmsmith.collective.tma_mainloop import TmaMainloop
@@ -163,8 +163,8 @@ def the_rows_of_the_other_half(p: Patch) -> None:
 
 
 def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
-    start = BlockScales.start
-    p.setattr(BlockScales, "start", lambda self, row: start(self, row - row))
+    start = WarpgroupScales.__init__
+    p.setattr(WarpgroupScales, "__init__", lambda self, scales, row: start(self, scales, row - row))
 
 
 def rows_beyond_the_last(p: Patch) -> None:

@@ -21,6 +21,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.host.plans import Plan
+from gemmsmith.tuning.model import covers_config
 
 MAX_SIMULATED_SIZE = 512
 """Largest M, N and K of the problem whose timeline is simulated in addition to a run on the GPU."""
@@ -30,7 +31,8 @@ MAX_SIMULATED_SIZE = 512
 class Outcome:
     """The outcome of an execution.
 
-    `timings`: time_us and tflops, or cycles (simulator), or empty. `files`: paths by kind: source, timeline, trace.
+    `timings`: time_us and tflops (GPU), or cycles and the ctas that took them (simulator), or empty. `files`: paths by
+    kind: source, timeline, trace.
     `kernel_counts`: one per kernel if counters were requested. `verdict`: the simulator's.
     """
 
@@ -77,6 +79,8 @@ class Outcome:
         if self.verdict:
             result |= self.verdict.to_json()
         result |= self.timings
+        if self.backend != "reference" and covers_config(plan.config):
+            result["estimated_us"] = plan.estimated_us
         if self.kernel_counts:
             result["counters"] = [x.to_json() for x in self.kernel_counts]
         return result | {"files": self.files}
@@ -84,7 +88,7 @@ class Outcome:
     def to_rows(self, plan: Plan) -> dict[str, str]:
         """Return the outcome as lines of text: value by title, in order."""
         rows = {
-            "problem": f"{plan.problem}",
+            "problem": f"{plan.problem.T if plan.binding.swapped else plan.problem}",
             "config": f"{plan.config}",
             "backend": self.backend,
             "result": "pass" if self.ok else "FAIL",
@@ -92,19 +96,21 @@ class Outcome:
         }
         if self.backend != "reference":
             r = resources(plan)
-            rows["resources"] = (
-                f"{r['registers']} registers, {r['spill_bytes']} bytes spilled, "
-                f"{r['shared_bytes']} bytes of shared memory"
-            )
+            spilled, shared = f"{r['spill_bytes']} bytes spilled", f"{r['shared_bytes']} bytes of shared memory"
+            rows["resources"] = f"{r['registers']} registers, {spilled}, {shared}"
         if self.backend == "sim":
             rows["hazards"] = "\n".join(map(str, self.hazards)) or "none"
         if self.verdict:
             rows["verdict"] = f"{self.verdict}"
-        rows["speed"] = {
-            "cuda": "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)",
-            "sim": "{cycles} simulated cycles",
-        }.get(self.backend, "not timed (float64 reference)").format(**self.timings)
-        return rows | self.files
+        if self.backend == "sim":
+            rows["schedule"] = "{cycles} simulated cycles on {ctas} CTAs; no speed".format(**self.timings)
+        if self.backend == "cuda":
+            rows["speed"] = "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)".format(**self.timings)
+        if self.backend != "reference" and covers_config(plan.config):
+            rows["estimate"] = f"{plan.estimated_us:.1f} us on an H200, by the model that chooses configs"
+        if self.backend == "reference":
+            rows["speed"] = "not timed (float64 reference)"
+        return rows
 
 
 def resources(plan: Plan) -> dict[str, int]:
@@ -133,10 +139,7 @@ class RandomOperands:
 
         def matrix(rows: int, columns: int, order: str, dtype: DType) -> Any:
             shape = (rows, columns) if order == "n" else (columns, rows)
-            if dtype.is_integer:
-                x: Any = rng.integers(-128, 128, shape)
-            else:
-                x = rng.standard_normal(shape, dtype=np.float32)
+            x: Any = rng.integers(-128, 128, shape) if dtype.is_integer else rng.standard_normal(shape, np.float32)
             return x.astype(dtype.numpy) if order == "n" else x.astype(dtype.numpy).T
 
         a, b = matrix(m, k, self.layout[0], mma.a), matrix(k, n, self.layout[1], mma.b)
@@ -167,8 +170,8 @@ def execute(
     """Run the plan, compare with float64, and write the CUDA file and the timeline.
 
     `counters`, if given, count what the simulated instructions of each source line do. `schedules`: the most that are
-    simulated. Raises ArgumentError if the
-    problem needs more memory than there is, OSError if the files cannot be written.
+    simulated. Raises ArgumentError if the problem needs more memory than there is, OSError if the files cannot be
+    written.
     """
     _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
@@ -179,9 +182,7 @@ def execute(
         files["source"] = str(source)
     progress("generating operands")
     (a, b, out), scales = operands.make(plan, sizes)
-    hazards: list[Any] = []
-    verdict = None
-    timings: dict[str, float] = {}
+    hazards, verdict, timings = list[Any](), None, dict[str, float]()
     if backend == "reference":
         progress("multiplying in float64")
         plan.run(a, b, out, **scales)
@@ -194,24 +195,26 @@ def execute(
             small, small_scales = operands.make(plan, (m, n, k))
             simulation = plan.simulate(*small, **small_scales, progress=on_progress, record=True)
         else:
-            options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters,
-                                       "record": True, "schedules": schedules}  # fmt: skip
-            simulation = plan.simulate(a, b, out, **scales, **options)
-            hazards, verdict, timings = simulation.hazards, simulation.verdict, {"cycles": simulation.cycles}
-        progress("plotting the timeline")
-        picture, trace = folder / "timeline.png", folder / "timeline.json"
-        simulation.timeline.plot(picture)
-        simulation.timeline.write_trace(trace)
-        files |= {"timeline": str(picture), "trace": str(trace)}
+            simulation = plan.simulate(
+                a, b, out, **scales, seed=operands.seed, progress=on_progress, counters=counters, record=True,
+                schedules=schedules,
+            )  # fmt: skip
+            ctas = simulation.record.grid if simulation.record else 0
+            timings = {"cycles": simulation.cycles, "ctas": ctas}
+            hazards, verdict = simulation.hazards, simulation.verdict
+        if simulation.record:  # an empty D needs no kernel
+            progress("plotting the timeline")
+            picture, trace = folder / "timeline.png", folder / "timeline.json"
+            simulation.timeline.plot(picture)
+            simulation.timeline.write_trace(trace)
+            files |= {"timeline": str(picture), "trace": str(trace)}
     progress("comparing with float64")
     problem = plan.problem
     report = bounds.check(
         out, a, b, plan.accumulator_dtype, plan.out_dtype, promoted=problem.promoted,
         on_cuda_cores=problem.a.dtype == FP32, **scales,
     )  # fmt: skip
-    counts: tuple[KernelCounts, ...] = ()
-    if counters:
-        counts = tuple(KernelCounts.from_kernel(kernel, counters.lines(kernel)) for kernel in counters.kernels)
+    counts = tuple(KernelCounts.from_kernel(x, counters.lines(x)) for x in counters.kernels) if counters else ()
     return Outcome(sizes, backend, report, hazards, timings, files, counts, verdict)
 
 

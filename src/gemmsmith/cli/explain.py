@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import gemmsmith
 from gemmsmith.arrays import Spec
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
+from gemmsmith.cli.tables import print_outcome
 from gemmsmith.core.errors import EpilogueError, GemmsmithError
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS, amax
 from gemmsmith.graph.frontend.show import format_tree, plot_graphs
@@ -34,24 +35,28 @@ DEFAULT_FACTORY_ARGUMENTS: dict[str, Any] = {"activation": "gelu", "k": 2, "epil
 @click.option("--epilogue", required=True, help="module:function or file.py:function; or the name of a predefined one.")
 @click.option("--operand", "operands", multiple=True,
               help=f"name=kind, repeatable; a kind is {', '.join(OPERAND_KINDS)}.")  # fmt: skip
-@options.sizes(m=4096, n=256, k=4096)
+@options.sizes(0)
 @options.dtype
 @options.picture
 @options.as_json
 def explain(
-    epilogue: str, operands: tuple[str, ...], m: int, n: int, k: int, dtype: str, precision: str | None,
+    sizes: options.PartialSizes, epilogue: str, operands: tuple[str, ...], dtype: str, precision: str | None,
     picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show an epilogue as a visitor tree, pass by pass.
 
     It is printed as written, and after each pass that changes it; the picture shows it before and after all passes. A
-    predefined epilogue has its own operands, and gelu if it takes an activation.
+    predefined epilogue has its own operands, and gelu if it takes an activation. The default sizes are 4096x256x4096.
 
     \b
     Example: gemmsmith explain --epilogue LinCombPerColBiasEltAct --operand beta=row
     """
     function, kinds = _load_epilogue(epilogue)
-    kinds |= dict(_parse_operand(text) for text in operands)
+    given = [_parse_operand(text) for text in operands]
+    if twice := [name for name, count in Counter(name for name, _ in given).items() if count > 1]:
+        raise click.BadParameter(f"{twice[0]} is given twice; use one kind", param_hint="--operand")
+    kinds |= dict(given)
+    m, n, k = options.complete_sizes(sizes, (4096, 256, 4096))
     shapes = {"scalar": (), "row": (n,), "column": (m, 1), "matrix": (m, n)}
     a, b = Spec((m, k), dtype), Spec((k, n), dtype)
     operand_dtype = dtype if a.dtype.bits > 8 else "bf16"
@@ -68,22 +73,16 @@ def explain(
     graphs = [("as written", source_graph), *trace_passes(source_graph)]
     if picture:
         plot_graphs([graphs[0], ("after the passes", optimize(source_graph))], picture)
-    if as_json:
-        click.echo(json.dumps([{"step": name, "tree": format_tree(graph)} for name, graph in graphs], indent=2))
-        return
-    for name, graph in graphs:
-        click.secho(f"{name}:", bold=True)
-        click.echo(format_tree(graph) + "\n")
-    if picture:
-        click.echo(f"picture: {picture}")
+    steps = [{"step": name, "tree": format_tree(graph)} for name, graph in graphs]
+    text = "\n".join(f"{click.style(x['step'] + ':', bold=True)}\n{x['tree']}\n" for x in steps)
+    print_outcome(steps, text, picture, as_json)
 
 
 def _parse_operand(text: str) -> tuple[str, str]:
     name, _, kind = text.partition("=")
     if not name.isidentifier() or kind not in OPERAND_KINDS:
-        raise click.BadParameter(
-            f"{text!r}: use name=kind with a kind of {', '.join(OPERAND_KINDS)}", param_hint="--operand"
-        )
+        expected = f"use name=kind with a kind of {', '.join(OPERAND_KINDS)}"
+        raise click.BadParameter(f"{text!r}: {expected}", param_hint="--operand")
     return name, kind
 
 
@@ -96,15 +95,13 @@ def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
         return fusion.make(**{name: DEFAULT_FACTORY_ARGUMENTS[name] for name in names}), dict(fusion.operands)
     source, _, name = text.rpartition(":")
     if not source:
-        raise click.BadParameter(
-            f"{text!r}: use module:function, file.py:function, or one of {', '.join(NAMED_FUSIONS)}",
-            param_hint="--epilogue",
-        )
+        expected = f"use module:function, file.py:function, or one of {', '.join(NAMED_FUSIONS)}"
+        raise click.BadParameter(f"{text!r}: {expected}", param_hint="--epilogue")
     try:
         if source.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-            assert spec is not None
-            assert spec.loader is not None
+            assert spec
+            assert spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules.setdefault(module.__name__, module)
             spec.loader.exec_module(module)

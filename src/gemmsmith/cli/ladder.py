@@ -10,7 +10,7 @@ import click
 
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table
+from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table, print_outcome
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase, Sizes, simulate_rung
 from gemmsmith.tuning.roofline import RESOURCES, compute_roofline
@@ -26,7 +26,7 @@ COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78
 
 
 @click.command()
-@options.sizes(minimum=1, m=4096, n=4096, k=4096)
+@options.sizes(1)
 @click.option("--rung", "names", multiple=True, type=click.Choice(RUNG_NAMES), help="Show only this rung (repeatable).")
 @click.option("--measured", "measured_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Show measurements, as benchmarks/ladder/speed.py writes them, next to the counts.")  # fmt: skip
@@ -35,46 +35,32 @@ COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78
 @options.picture
 @options.as_json
 def ladder(
-    m: int, n: int, k: int, names: tuple[str, ...], measured_file: Path | None, counts_file: Path | None,
+    sizes: options.PartialSizes, names: tuple[str, ...], measured_file: Path | None, counts_file: Path | None,
     picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every rung of the ladder, from one result per thread to Hopper's designs.
 
     The simulator counts the accesses and instructions of a tile; wavefronts, sectors and multiplications (warp
     instructions) are per million FLOPs. The bound on the time on an H200 is not a prediction: it assumes the peak rate
-    of each resource, and includes neither latency nor power.
+    of each resource, and includes neither latency nor power. The default sizes are 4096.
 
     \b
     Example: gemmsmith ladder --rung naive --rung cooperative
     """
-    measurements = load_measurements(measured_file, (m, n, k)) if measured_file else {}
-    names = names or tuple(RUNG_NAMES)
+    m_n_k, names = options.complete_sizes(sizes, (4096, 4096, 4096)), names or tuple(RUNG_NAMES)
+    measurements = load_measurements(measured_file, m_n_k) if measured_file else {}
     if counts_file:
-        rows = _load_counts(counts_file, (m, n, k))
+        rows = _load_rows("--from-json", counts_file, (*COUNT_KEYS, *ACCESS_COUNTS), m_n_k)
     else:
-        rows = _count_rungs((m, n, k), [x for x in RUNG_CASES if x.name in names])
+        cases, rows = [x for x in RUNG_CASES if x.name in names], []
+        with progress_bar() as progress:
+            for i, case in enumerate(cases):
+                progress("counting", i / len(cases))
+                rows.append(count_rung(case, m_n_k))
     rows = [x | measurements.get((x["rung"], x["dtype"]), {}) for x in rows if x["rung"] in names]
     if picture:
         plot(rows, picture)
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    click.echo(format_rows(rows))
-    if picture:
-        click.echo(f"picture: {picture}")
-
-
-def _count_rungs(sizes: Sizes, cases: list[RungCase]) -> list[dict[str, Any]]:
-    rows = []
-    with progress_bar() as progress:
-        for i, case in enumerate(cases):
-            progress("counting", i / len(cases))
-            rows.append(count_rung(case, sizes))
-    return rows
-
-
-def _load_counts(path: Path, sizes: Sizes) -> list[dict[str, Any]]:
-    return _load_rows("--from-json", path, (*COUNT_KEYS, *ACCESS_COUNTS), sizes)
+    print_outcome(rows, format_rows(rows), picture, as_json)
 
 
 def count_rung(case: RungCase, sizes: Sizes) -> dict[str, Any]:
@@ -134,12 +120,16 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
     return format_table([COUNT_TITLES + MEASURED_TITLES, *(format_counts(x) + format_measurements(x) for x in rows)])
 
 
+def _microseconds(us: float) -> str:
+    return f"{us:.0f}" if us >= 100 else f"{us:.3g}"
+
+
 def format_counts(x: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a row's counts."""
     million = 2e-6 * x["m"] * x["n"] * x["k"]
     counts = (f"{x[name] / million:.0f}" for name in (*ACCESS_COUNTS[1:], "multiplications"))
     values = (f"{x[name]}" for name in ("rung", "dtype", "ctas", "warps", "registers"))
-    bound = f"{x['bound_us']:.0f}", f"{x['bound_tflops']:.1f}", f"{x['bound_of_roofline']:.0%}"
+    bound = _microseconds(x["bound_us"]), f"{x['bound_tflops']:.1f}", f"{x['bound_of_roofline']:.0%}"
     return *values, *counts, *bound, x["limit"], f"{x['line']} {x['access']}"
 
 
@@ -147,18 +137,16 @@ def format_measurements(x: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a row's measurement, empty if it has none."""
     if "us" not in x:
         return ("",) * len(MEASURED_KEYS)
-    return f"{x['us']:.0f}", f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_roofline']:.0%}"
+    return _microseconds(x["us"]), f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_roofline']:.0%}"
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Plot a bar per rung, the bound, colored by the limiting resource; and a dot per measurement."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.32 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(9, 1 + 0.32 * len(rows)), layout="constrained")
+    axes = figure.subplots()
     positions = range(len(rows))[::-1]
     axes.barh(positions, [x["bound_tflops"] for x in rows], color=[COLORS[x["limit"]] for x in rows], height=0.7)
     dots = [(x["tflops"], y) for x, y in zip(rows, positions, strict=True) if "us" in x]
@@ -169,7 +157,5 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("TFLOP/s that the counts allow on an H200, colored by the limiting resource")
     axes.legend(handles=legend, loc="upper right", frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)

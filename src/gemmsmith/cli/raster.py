@@ -5,31 +5,28 @@ Those whose rows are divided are in the order of RowGroupedTileScheduler.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from click.core import ParameterSource
 
 from gemmsmith.arrays import Spec
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
+from gemmsmith.cli.tables import format_table, print_outcome
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.host.plans import Plan
 from gemmsmith.tuning.config_table import get_max_active_clusters
-from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, cluster_tile, plot_waves, simulate_traffic, tile_order
+from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, MAX_LABELS, cluster_tile, plot_waves, simulate_traffic, tile_order
 
-MAX_LABELS = 1024
-"""Tiles of a picture that are labeled."""
 MAX_GROUP_LABELS = 32
 
 
@@ -64,38 +61,30 @@ def group_tiles(sizes: Sequence[int], n: int, config: Config) -> Iterator[GroupT
         for coord in tile_order(*(grid[::-1] if config.swap_ab else grid), config.raster, config.raster_group):
             i, j = coord[::-1] if config.swap_ab else coord
             row, column = begin + i * rows, j * columns
-            yield GroupTile(
-                group, number % clusters, row, min(rows, end - row), column, min(columns, n - column)
-            )  # fmt: skip
+            height, width = min(rows, end - row), min(columns, n - column)
+            yield GroupTile(group, number % clusters, row, height, column, width)
             number += 1
         begin = end
 
 
 def plot_group_tiles(sizes: Sequence[int], m: int, n: int, config: Config, path: Path) -> None:
     """Plot D to a file: its tiles, colored by group, and labeled with their clusters if they are not too many."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    tiles, ends = list(group_tiles(sizes, n, config)), [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    figure, axes = plt.subplots(figsize=(10, 7))
-    colors = plt.get_cmap("Pastel1").colors  # type: ignore[attr-defined]
+    tiles, ends = list(group_tiles(sizes, n, config)), list(accumulate(sizes))
+    figure = Figure(figsize=(10, 7), layout="tight")
+    axes, centered = figure.subplots(), dict[str, Any](ha="center", va="center")
+    colors = colormaps["Pastel1"].colors  # type: ignore[attr-defined]
     for x in tiles:
-        color = colors[x.group % len(colors)]
-        axes.add_patch(
-            Rectangle((x.column, x.row), x.columns, x.rows, facecolor=color, edgecolor="gray", linewidth=0.5)
-        )
+        style = {"facecolor": colors[x.group % len(colors)], "edgecolor": "gray", "linewidth": 0.5}
+        axes.add_patch(Rectangle((x.column, x.row), x.columns, x.rows, **style))
         if len(tiles) <= MAX_LABELS:
-            axes.text(
-                x.column + x.columns / 2, x.row + x.rows / 2, str(x.cluster), ha="center", va="center", fontsize=7
-            )
+            axes.text(x.column + x.columns / 2, x.row + x.rows / 2, str(x.cluster), fontsize=7, **centered)
     if m > ends[-1]:
         axes.add_patch(Rectangle((0, ends[-1]), n, m - ends[-1], facecolor="white", edgecolor="gray", hatch="//"))
-        axes.text(
-            n / 2, (ends[-1] + m) / 2, "rows of no group: zeros", ha="center", va="center", backgroundcolor="white"
-        )
+        axes.text(n / 2, (ends[-1] + m) / 2, "rows of no group: zeros", backgroundcolor="white", **centered)
     for end in ends:
         axes.axhline(end, color="black", linewidth=1.5)
     sides = axes.secondary_yaxis("right")
@@ -108,9 +97,7 @@ def plot_group_tiles(sizes: Sequence[int], m: int, n: int, config: Config, path:
     axes.set_ylabel("rows of D")
     axes.set_yticks(sorted({0, *ends, m}) if labels else [0, m])
     axes.set_title(f"the cluster that computes each tile\n{config}")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 RASTER_GROUPS = (1, 2, 4, 8, 16, 32)
@@ -120,30 +107,28 @@ MAX_TILE_READS = 1 << 25
 
 
 @click.command()
-@options.sizes(minimum=1, m=4096, n=4096, k=4096)
+@options.sizes(1)
 @click.option(
     "--groups",
-    type=options.GroupSizes(),
+    type=options.GROUP_SIZES,
     metavar="M,M,...",
-    help="Show the tiles of a grouped GEMM instead, by the rows of its groups; --m is their sum unless given.",
+    help="Show the tiles of a grouped GEMM instead, by the rows of its groups; M is their sum unless given.",
 )
 @options.picture
 @options.as_json
-@click.pass_context
-def raster(
-    ctx: click.Context, m: int, n: int, k: int, groups: tuple[int, ...] | None, picture: Path | None, as_json: bool
-) -> None:
+def raster(sizes: options.PartialSizes, groups: tuple[int, ...] | None, picture: Path | None, as_json: bool) -> None:
     """Show the DRAM reads of each raster order, from a model of the L2.
 
     "selected" is the order of a plan, for bf16 operands and a column-major B. The picture numbers the tiles and colors
-    them by waves. With --groups, it labels the tiles with their clusters and colors them by groups.
+    them by waves. With --groups, it labels the tiles with their clusters and colors them by groups. The
+    default sizes are 4096.
 
     \b
-    Example: gemmsmith raster --m 4096 --n 14336 --picture raster.png
+    Example: gemmsmith raster 4096x14336x4096 --picture raster.png
     """
+    m, n, k = options.complete_sizes(sizes, (4096 if groups is None else sum(groups), 4096, 4096))
     if groups is not None:
-        is_default = ctx.get_parameter_source("m") is ParameterSource.DEFAULT
-        _show_groups(groups, sum(groups) if is_default else m, n, k, picture, as_json)
+        _show_groups(groups, m, n, k, picture, as_json)
         return
     plan = Plan(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, max(k, 1)))))
     steps = (*plan.config.tile[:2], L2_MODEL_K_STEP)
@@ -152,36 +137,29 @@ def raster(
         raise ArgumentError(
             f"--m, --n, --k: {m} x {n} x {k} is too large for the L2 model; use smaller ones, such as 32768"
         )
-    choices = [(order, group) for order in "mn" for group in RASTER_GROUPS]
     rows: list[dict[str, Any]] = []
     with progress_bar() as progress:
 
-        def on_progress(i: int, fraction: float) -> None:
-            progress("simulating the L2", (i + fraction) / len(choices))
+        def on_progress(fraction: float) -> None:
+            progress("simulating the L2", (len(rows) + fraction) / (2 * len(RASTER_GROUPS)))
 
-        for i, (order, group) in enumerate(choices):
+        for order, group in product("mn", RASTER_GROUPS):
             # (A, B): the operand that is read once is evicted first; in the other raster order that is the other one.
             evict = plan.config.evict if order == plan.config.raster else plan.config.evict[::-1]
             config: Config = plan.config.replace(raster=order, raster_group=group, evict=evict)
-            traffic = simulate_traffic(plan.problem, config, on_progress=partial(on_progress, i))
+            traffic = simulate_traffic(plan.problem, config, on_progress=on_progress)
             rows.append({"raster": order, "raster_group": group, "dram_bytes": traffic.dram_bytes,
                          "l2_bytes": traffic.l2_bytes, "hit_rate": traffic.hit_rate,
                          "selected": config == plan.config})  # fmt: skip
         if picture:
             progress("plotting")
             plot_waves(plan.problem, plan.config, picture)
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    click.echo(f"{plan.config}\n")
-    click.echo("raster  group of  MB from DRAM  MB from the L2  hit rate")
-    for row in rows:
-        click.echo(
-            f"{row['raster']:<6}  {row['raster_group']:<8}  {row['dram_bytes'] / 1e6:<12.0f}"
-            f"  {row['l2_bytes'] / 1e6:<14.0f}  {row['hit_rate']:<8.1%}" + ("  selected" if row["selected"] else "")
-        )
-    if picture:
-        click.echo(f"picture: {picture}")
+    cells = [("raster", "group of", "MB from DRAM", "MB from the L2", "hit rate", "")]
+    for x in rows:
+        megabytes = (f"{x[name] / 1e6:.0f}" for name in ("dram_bytes", "l2_bytes"))
+        selected = "selected" * x["selected"]
+        cells.append((x["raster"], str(x["raster_group"]), *megabytes, f"{x['hit_rate']:.1%}", selected))
+    print_outcome(rows, f"{plan.config}\n\n{format_table(cells)}", picture, as_json)
 
 
 def _show_groups(sizes: tuple[int, ...], m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
@@ -197,12 +175,6 @@ def _show_groups(sizes: tuple[int, ...], m: int, n: int, k: int, picture: Path |
         begin += size
     if picture:
         plot_group_tiles(sizes, m, n, config, picture)
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    click.echo(f"{config}\n")
-    click.echo("group  first row  rows    tiles of clusters  rows of a tile")
-    for x in rows:
-        click.echo(f"{x['group']:<5}  {x['first_row']:<9}  {x['rows']:<6}  {x['tiles']:<17}  {x['tile_rows']}")
-    if picture:
-        click.echo(f"picture: {picture}")
+    titles = "group", "first row", "rows", "tiles of clusters", "rows of a tile"
+    text = format_table([titles, *([str(x) for x in row.values()] for row in rows)])
+    print_outcome(rows, f"{config}\n\n{text}", picture, as_json)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import click
 
 from gemmsmith.backends.cuda.listing import Listing
 from gemmsmith.backends.cuda.mnemonics import INSTRUCTION_CLASSES, UNANNOTATED_CLASSES
@@ -21,6 +26,27 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     justify = [str.ljust if text else str.rjust for text in is_text]
     lines = ([f(cell, width) for f, cell, width in zip(justify, row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+MAX_COLUMNS = 100
+"""Longest line of text that is printed, but for tables, listings and paths."""
+
+
+def wrapped(text: str, indentation: int = 0) -> str:
+    """Return text in lines of MAX_COLUMNS, where its first is printed after `indentation` columns, the others below."""
+    width, below = MAX_COLUMNS - indentation, " " * indentation
+    lines = (textwrap.wrap(x, width, subsequent_indent="  ", break_long_words=False) or [""] for x in text.split("\n"))
+    return f"\n{below}".join(x for parts in lines for x in parts)
+
+
+def print_outcome(value: Any, text: str, picture: Path | None, as_json: bool) -> None:
+    """Print what a command has found: `value` as JSON, or `text` and the path of the picture if there is one."""
+    if as_json:
+        click.echo(json.dumps(value, indent=2))
+        return
+    click.echo(text)
+    if picture:
+        click.echo(f"picture: {picture}")
 
 
 ACCESS_COUNTS = ("instructions", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
@@ -96,14 +122,10 @@ def format_listing(listing: Listing) -> str:
 def listing_to_json(listing: Listing) -> dict[str, Any]:
     """Return what `format_listing` prints, as a dict that can be written as JSON."""
     instructions = [
-        {
-            "address": x.address,
-            "class": x.kind,
-            "text": f"{x.guard} {x.text}".strip(),
-            "line": x.location and str(x.location),
-        }
+        {"address": x.address, "class": x.kind, "text": f"{x.guard} {x.text}".strip(),
+         "line": x.location and str(x.location)}
         for x in listing.instructions
-    ]
+    ]  # fmt: skip
     mainloops = [
         {"each_k_tile": listing.count(loop.unconditional), "some_k_tiles": listing.count(loop.conditional)}
         for loop in listing.mainloops

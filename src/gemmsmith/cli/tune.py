@@ -19,7 +19,7 @@ from gemmsmith.tuning.tuned_table import user_table
 
 
 @click.command()
-@click.argument("shapes", nargs=-1, required=True, type=options.Sizes(3, "512x4096x4096"), metavar="MxNxK...")
+@click.argument("shapes", nargs=-1, required=True, type=options.joined_sizes(3, "512x4096x4096"), metavar="MxNxK...")
 @options.dtype
 @options.accumulate
 @click.option("--max-configs", type=click.IntRange(min=1), default=HALVING_ROUNDS[0][0], show_default=True,
@@ -55,9 +55,8 @@ def tune(
         elif before:
             click.echo(f"{shape_label}: {before}, tuned before")
         elif rows:
-            click.echo(
-                f"{shape_label}: {rows[0]['time_us']:.1f} us, {rows[0]['tflops']:.0f} TFLOP/s, {rows[0]['name']}"
-            )
+            best = rows[0]
+            click.echo(f"{shape_label}: {best['time_us']:.1f} us, {best['tflops']:.0f} TFLOP/s, {best['name']}")
 
 
 def _tune_shape(a: Spec, b: Spec, precision_options: dict[str, Any], max_configs: int, shape_label: str) -> Any:

@@ -86,10 +86,7 @@ class Accumulator:
 
     def wait(self, pending: int) -> None:
         """Wait until at most `pending` wgmma groups are in flight. With 0 the accumulator can be read."""
-        if pending == 0:
-            self.wait_complete()
-        else:
-            hw.wgmma_wait(pending)
+        hw.wgmma_wait(pending) if pending else self.wait_complete()
 
     def wait_complete(self, pending: int = 0) -> None:
         """Wait for this accumulator's last wgmma group, after which it can be read.
@@ -121,10 +118,8 @@ class Accumulator:
 
     def add_into_and_clear(self, target: Accumulator) -> None:
         """Add the elements to `target`'s, and set them to zero."""
-        with (
-            current_builder().unroll(len(self.fragments), name="mma_m") as mma_m,
-            current_builder().unroll(self.fragments.count) as i,
-        ):
+        k = current_builder()
+        with k.unroll(len(self.fragments), name="mma_m") as mma_m, k.unroll(self.fragments.count) as i:
             fragment = self.fragments[mma_m]
             self.add(target.fragments[mma_m], i, fragment[i])
             fragment[i] = 0

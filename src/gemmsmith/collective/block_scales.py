@@ -13,7 +13,6 @@ from gemmsmith import hw
 from gemmsmith.collective.accumulator import ColumnScales, RegisterIndex, ScaleFactor
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.collective.staged_scales import (
-    WARP_THREADS,
     LaneCopiedScales,
     LaneCopies,
     TmaKMajorScales,
@@ -24,6 +23,7 @@ from gemmsmith.core.mma import (
     FRAGMENT_HALF_ROWS,
     LANES_PER_QUAD,
     N8_COLUMNS,
+    WARP_THREADS,
     WGMMA_M,
     fragment_column,
     fragment_row,
@@ -39,7 +39,7 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 class BlockScales:
-    """The block scales of both operands: `start_copies` in the warp that copies, `start` in a consumer warpgroup."""
+    """The block scales of both operands, in stages: `start_copies` in the warp that copies, WarpgroupScales reads."""
 
     def __init__(self, spec: KernelSpec, consumer_groups: int = 1) -> None:
         """Allocate the stages. `consumer_groups`: consumer warpgroups that take stages in turn."""
@@ -77,10 +77,6 @@ class BlockScales:
 
         return copy_next
 
-    def start(self, warpgroup_row: Value | int) -> WarpgroupScales:
-        """Declare a consumer warpgroup's state. `warpgroup_row`: its first row in the CTA's tile."""
-        return WarpgroupScales(self, warpgroup_row)
-
 
 ReadScales = Callable[[Value, RegisterArray, Value, int], None]
 """(first, registers, index, count): load `count` scales of a k-tile, from `first` on, into registers from `index`."""
@@ -90,6 +86,7 @@ class WarpgroupScales:
     """The block scales in a consumer warpgroup."""
 
     def __init__(self, scales: BlockScales, warpgroup_row: Value | int) -> None:
+        """Declare the warpgroup's state. `warpgroup_row`: its first row in the CTA's tile."""
         self._scales, self._warpgroup_row = scales, warpgroup_row
         self._readers = [(x, x.start_reader()) for x in scales.scaled_operands]
 
@@ -234,11 +231,11 @@ class ThreadScales:
         """Yield the scales of the `mma_m`-th 64 rows and of `columns` columns from `column` on."""
         groups, first_n8 = columns // N8_COLUMNS, column // N8_COLUMNS
         if columns_of_b := self._columns:
-            yield (
-                0,
-                groups,
-                lambda n8, half, i: _multiply(self._row(half + mma_m * 2), columns_of_b[(n8 + first_n8) * 2 + i]),
-            )
+
+            def of_column(n8: Value, half: Value, i: RegisterIndex) -> Value:
+                return _multiply(self._row(half + mma_m * 2), columns_of_b[(n8 + first_n8) * 2 + i])
+
+            yield 0, groups, of_column
         elif not self._blocks:
             yield 0, groups, lambda n8, half, i: self._row(half + mma_m * 2)
         else:

@@ -110,9 +110,8 @@ class CpAsyncMainloop:
         can be interleaved with MMAs. `copy(slice_idx, num_slices)` issues a slice of the copies of a k-tile.
         """
         k = current_builder()
-        full_k_tiles = k.maximum(k.minimum(k_tiles, self._full_k_tiles_remaining.get()), 0).named(
-            "k_tiles_with_unpredicated_copies"
-        )
+        full_k_tiles = k.maximum(k.minimum(k_tiles, self._full_k_tiles_remaining.get()), 0)
+        full_k_tiles.named("k_tiles_with_unpredicated_copies")
         self._advance(full_k_tiles)
         yield 0, full_k_tiles, self._copy_unpredicated
         yield full_k_tiles, k_tiles, lambda slice_idx, _: self.copy_k_tile() if slice_idx == 0 else None

@@ -61,13 +61,10 @@ class Fragments:
         else:
             self._b_smem_row = row_of_16
             self._b_smem_vector = (warpgroup_column // N8_COLUMNS + matrix_pair).named("b_smem_vector")
-        # A and B may share these: they are not named after one of them.
-        for x in (self._a_smem_row, self._b_smem_row):
-            if x is row_of_8_8 or x is row_of_16:
-                x.named("ldmatrix_row")
-        for x in (self._a_smem_vector, self._b_smem_vector):
-            if x is matrix_of_pair or x is matrix_pair:
-                x.named("ldmatrix_vector")
+        # The others, which A and B may share, are not named after one of them.
+        for row, vector in (self._a_smem_row, self._a_smem_vector), (self._b_smem_row, self._b_smem_vector):
+            row.named("ldmatrix_row")
+            vector.named("ldmatrix_vector")
 
     def load_first_group(self, stage: list[SharedView]) -> None:
         """Load the fragments of a k-tile's first MMA group."""

@@ -48,17 +48,10 @@ class GlobalArray:
         if self.dtype == UE8M0:
             return hw.unpack_ue8m0(hw.load_global_u8_or_u16(address, in_bounds, 8).to(U32))
         if self.dtype.bytes == 2:
-            return _as_fp32(hw.load_global_u8_or_u16(address, in_bounds, 16).to(U32), self.dtype)
+            bits = hw.load_global_u8_or_u16(address, in_bounds, 16).to(U32)
+            return hw.as_float(bits << 16) if self.dtype == BF16 else hw.unpack(bits, 0, FP16)
         words = current_builder().registers(F32 if self.dtype == FP32 else U32, self.dtype.bytes // 4, "element")
         hw.load_global(words, address, in_bounds)
         if self.dtype == INT64:
             return (words[1].to(U64) << 32 | words[0].to(U64)).to(I64).to(F32)
         return words[0].to(I32).to(F32) if self.dtype == INT32 else words[0]
-
-
-def _as_fp32(bits: Value, dtype: DType) -> Value:
-    """Convert 16 bits in a u32 to fp32."""
-    if dtype == BF16:
-        return hw.as_float(bits << 16)
-    assert dtype == FP16, dtype
-    return hw.unpack(bits, 0, FP16)

@@ -41,9 +41,8 @@ class RaggedK:
                 with k.range(k_valid, self._tile_k, rows, name="first_row") as first_row:
                     row = first_row + thread // per_row
                     with k.when(row < self._tile_k), k.unroll(operand.boxes, name="box") as box:
-                        vector = (
-                            view.at(box, operand.box_bytes).at(row, operand.pitch).at(thread % per_row, VECTOR_BYTES)
-                        )
+                        row_in_box = view.at(box, operand.box_bytes).at(row, operand.pitch)
+                        vector = row_in_box.at(thread % per_row, VECTOR_BYTES)
                         zeros = k.registers(U32, 4, "zeros")
                         with k.unroll(4) as i:
                             zeros[i] = Constant(U32, 0)

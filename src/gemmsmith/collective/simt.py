@@ -11,7 +11,15 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.core.mma import FMA, FRAGMENT_HALF_ROWS, FRAGMENT_ROWS_PER_WARP, LANES_PER_QUAD, N8_COLUMNS, WGMMA_M
+from gemmsmith.core.mma import (
+    FMA,
+    FRAGMENT_HALF_ROWS,
+    FRAGMENT_ROWS_PER_WARP,
+    LANES_PER_QUAD,
+    N8_COLUMNS,
+    WARP_THREADS,
+    WGMMA_M,
+)
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.register_budgets import MAX_DOUBLE_BUFFERED_REGISTERS
 from gemmsmith.core.spec import KernelSpec
@@ -26,8 +34,6 @@ VECTOR_ELEMENTS = 4
 """Elements of a thread's shared memory load."""
 WORD_BYTES = 4
 """Bytes of an element."""
-WARP_THREADS = 32
-"""Threads of a warp."""
 K_PER_BANK_PERIOD = 8
 """Indices along K after which the elements of one smem index are in the same banks again."""
 MAX_COPY_LANES_ALONG_K = 16
@@ -72,11 +78,8 @@ class SmemVectorLayout:
         `unit_idx`: index of the lane's warp in its warpgroup for A, of its warpgroup for B.
         """
         lane_along_mn = lane // LANES_PER_QUAD if self.is_a else lane % LANES_PER_QUAD
-        return (
-            unit_idx * (self.lanes_along_mn * self.elements_per_thread)
-            + vector_idx * (self.lanes_along_mn * self.vector_elements)
-            + lane_along_mn * self.vector_elements
-        )
+        per_unit, per_row = (self.lanes_along_mn * x for x in (self.elements_per_thread, self.vector_elements))
+        return unit_idx * per_unit + vector_idx * per_row + lane_along_mn * self.vector_elements
 
     def xor_mask(self, tile: Tile, k: Value) -> Value:
         """Return the mask that smem indices at element `k` of K are xor-ed with.
@@ -127,20 +130,18 @@ class SimtCopies:
         """Declare which element of a k-tile the thread copies first."""
         k, tile, name, threads = current_builder(), operand.tile, operand.name, operand.threads
         self._operand, self._tile, self._layout = operand, tile, operand.layout
-        k.comment(
-            f"shared memory has {name.upper()}'s {'rows' if name == 'a' else 'columns'} in the order of fragments"
-        )
-        is_k_major = tile.major == "K"
-        inner_threads = (
-            min(tile.k, MAX_COPY_LANES_ALONG_K) if is_k_major else min(max(WARP_THREADS, threads // tile.k), tile.mn)
-        )
-        inner_idx = k.thread % inner_threads
-        outer_idx, outer_threads = k.thread // inner_threads, threads // inner_threads
+        line, is_k_major = "row" if self._layout.is_a else "column", tile.major == "K"
+        k.comment(f"shared memory has {name.upper()}'s {line}s in the order of fragments")
+        inner_threads = min(max(WARP_THREADS, threads // tile.k), tile.mn)
+        if is_k_major:
+            inner_threads = min(tile.k, MAX_COPY_LANES_ALONG_K)
+        inner_idx, outer_idx = k.thread % inner_threads, k.thread // inner_threads
+        outer_threads = threads // inner_threads
         smem_index, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
         self._mn_and_k_per_iter = (outer_threads, inner_threads) if is_k_major else (inner_threads, outer_threads)
         """Rows, and elements of K, that the threads copy per iteration."""
         self._thread_mn = self._layout.mn_of_smem_index(smem_index).named(f"{name}_thread_mn")
-        smem_index.named(f"{name}_smem_{'row' if self._layout.is_a else 'column'}")
+        smem_index.named(f"{name}_smem_{line}")
         self._thread_k.named(f"{name}_thread_k")
         swizzled_index = smem_index ^ self._layout.xor_mask(tile, self._thread_k)
         smem_offset = self._thread_k * _smem_k_stride_bytes(tile) + swizzled_index * WORD_BYTES
@@ -199,23 +200,17 @@ class SimtFragments:
         self._layouts = SmemVectorLayout(spec, "a"), SmemVectorLayout(spec, "b")
         a, b = self._layouts
         self.double_buffered = a.elements_per_thread + b.elements_per_thread <= MAX_DOUBLE_BUFFERED_REGISTERS
-        self._a, self._b = (
-            k.registers_2d(F32, 1 + self.double_buffered, count, f"{name}_frag")
-            for count, name in (
-                (a.elements_per_thread, "a"),
-                (b.elements_per_thread if self.double_buffered else b.vector_elements, "b"),
-            )
-        )
+        count_b = b.elements_per_thread if self.double_buffered else b.vector_elements
+        self._a = k.registers_2d(F32, 1 + self.double_buffered, a.elements_per_thread, "a_frag")
+        self._b = k.registers_2d(F32, 1 + self.double_buffered, count_b, "b_frag")
         self._unit_indices, lane = ((k.warp_index % 4).with_name_hint("warp_in_group"), warpgroup), k.lane
         self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("lane_bits_1_2_swapped")
 
     def load(self, stage: list[SharedView], k_idx: Value, buffer: ValueLike) -> None:
         """Load the fragments at index `k_idx` of a stage's K into a buffer."""
-        for operand, fragments in enumerate((self._a, self._b)):
-            layout = self._layouts[operand]
-            with current_builder().unroll(
-                layout.elements_per_thread // layout.vector_elements, name="vector"
-            ) as vector:
+        for operand, (fragments, layout) in enumerate(zip((self._a, self._b), self._layouts, strict=True)):
+            vectors = layout.elements_per_thread // layout.vector_elements
+            with current_builder().unroll(vectors, name="vector") as vector:
                 self._load(operand, stage, k_idx, vector, fragments[buffer], vector)
 
     def load_and_multiply(self, accumulator: Accumulator, stage: list[SharedView], k_idx: Value) -> None:

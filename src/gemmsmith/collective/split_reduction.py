@@ -20,56 +20,63 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, U32, U64
-from gemmsmith.lang.values import Constant, RegisterArray, Value, Variable
+from gemmsmith.lang.values import Constant, RegisterArray, Value
 from gemmsmith.tile_scheduler.tiles import ClusterPosition, Split, TileScheduler, WorkTile
 
 VectorCopy = Callable[[RegisterArray, Value], object]
 """(registers, byte offset) -> None: copies a vector between registers and memory."""
 
 
-class GlobalSplitReduction:
-    """The reduction of the partial sums of a tile's splits; without splits it does nothing.
+class SplitReduction:
+    """The reduction of the partial sums of a tile's splits; of a tile without splits: none."""
 
-    Kernel arguments, with splits: `partials`, a slot for the accumulator of each warpgroup of each CTA, and `flags`, a
-    word for each of them.
-    """
-
-    def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
-        k = current_builder()
-        self.spec, self.cta_rank = spec, scheduler.position.cta_rank
-        if spec.config.splits != 1:
-            self._barriers = k.named_barriers(spec.config.consumers)
-
-            def slots(p: Problem) -> int:
-                return scheduler.clusters_of(p) * spec.cluster_size * spec.config.consumers
-
-            self.partials = k.scratch("partials", lambda p: slots(p) * self._slot_bytes)
-            self.flags = k.scratch("flags", lambda p: slots(p) * 4, zero_initialized=True)
+    def __init__(self, spec: KernelSpec) -> None:
+        self.spec = spec
 
     @property
     def pipelines(self) -> tuple[HasBarriers, ...]:
-        """The objects whose barriers must be initialized: none."""
+        """The objects whose barriers must be initialized."""
         return ()
 
     def output_tile(self, tile: WorkTile) -> WorkTile:
-        """Return what this CTA reduces and stores of a tile: all of it."""
+        """Return what this CTA, if it reduces, stores of a tile: all of it, or its slice of the columns."""
         return tile
 
-    def consumer_start_state(self) -> None:
-        """Return a consumer warpgroup's state: none."""
-
-    def tail(self, warpgroup: Value, tiles_sent: Variable | None) -> None:
-        """Do nothing."""
+    def start(self) -> None:
+        """Declare a consumer warpgroup's state, before its first tile."""
 
     @contextmanager
-    def reduced_accumulator(
-        self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value, tiles_sent: Variable | None
-    ) -> Iterator[Accumulator]:
+    def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
         """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
+        yield accumulator
+
+    def tail(self, warpgroup: Value) -> None:
+        """Wait for peers after a consumer warpgroup's last tile."""
+
+
+class GlobalSplitReduction(SplitReduction):
+    """The reduction of the partial sums of several clusters.
+
+    Kernel arguments: `partials`, a slot for the accumulator of each warpgroup of each CTA, and `flags`, a word for each
+    of them.
+    """
+
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
+        super().__init__(spec)
+        k, self.cta_rank = current_builder(), scheduler.position.cta_rank
+        self._slot_bytes = spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
+        self._barriers = k.named_barriers(spec.config.consumers)
+
+        def slots(p: Problem) -> int:
+            return scheduler.clusters_of(p) * spec.cluster_size * spec.config.consumers
+
+        self.partials = k.scratch("partials", lambda p: slots(p) * self._slot_bytes)
+        self.flags = k.scratch("flags", lambda p: slots(p) * 4, zero_initialized=True)
+
+    @contextmanager
+    def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
         k, split = current_builder(), tile.split
-        if split is None:
-            yield accumulator
-            return
+        assert split is not None
         leader = (k.thread % THREADS_PER_WARPGROUP == 0).named("is_reduction_leader")
         with k.when(~split.runs_epilogue):
             self._store(accumulator, split, warpgroup, leader)
@@ -88,10 +95,6 @@ class GlobalSplitReduction:
         """Return the address of this thread's first vector in a slot."""
         offset = current_builder().thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))
         return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("thread_partials_ptr")
-
-    @property
-    def _slot_bytes(self) -> int:
-        return self.spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
 
     def _store(self, accumulator: Accumulator, split: Split, warpgroup: Value, leader: Value) -> None:
         k = current_builder()
@@ -150,7 +153,7 @@ WARPS_PER_WARPGROUP = 4
 """Warps of a warpgroup, each of which releases a slot with one lane."""
 
 
-class ClusterSplitReduction:
+class ClusterSplitReduction(SplitReduction):
     """The reduction of the partial sums of the CTAs of a cluster that split a tile's K.
 
     Each warpgroup sends its partial accumulator to the same warpgroup of the CTAs that reduce the tile: all of them,
@@ -161,8 +164,9 @@ class ClusterSplitReduction:
     """
 
     def __init__(self, spec: KernelSpec, position: ClusterPosition) -> None:
+        super().__init__(spec)
         assert isinstance(position.split_idx, Value)
-        self.spec, self.position, self.split_idx = spec, position, position.split_idx
+        self.position, self.split_idx = position, position.split_idx
         self.num_slices, self.consumers = spec.num_reducing_ctas, spec.config.consumers
         self.num_peers = spec.config.cluster_splits - 1
         num_slots = self.num_peers * self.consumers
@@ -174,8 +178,7 @@ class ClusterSplitReduction:
         self.empty = k.shared(8, stages=self.consumers, alignment=8, name=f"{name} empty barrier")
 
     @property
-    def pipelines(self) -> tuple[ClusterSplitReduction, ...]:
-        """The objects whose barriers must be initialized."""
+    def pipelines(self) -> tuple[HasBarriers, ...]:
         return (self,)
 
     def init(self) -> None:
@@ -186,36 +189,29 @@ class ClusterSplitReduction:
             hw.mbarrier_init(self.empty[consumer], WARPS_PER_WARPGROUP * max(self.num_slices - 1, 1))
 
     def output_tile(self, tile: WorkTile) -> WorkTile:
-        """Return what this CTA, if it reduces, stores of a tile: all of it, or its slice of the columns."""
         if self.num_slices == 1:
             return tile
         return replace(tile, n=(tile.n + self.split_idx * self.spec.slice_columns).named("split_n_offset"))
 
+    def start(self) -> None:
+        self._tiles_sent = current_builder().var(I32, 0, "tiles_sent")
+
     @contextmanager
-    def reduced_accumulator(
-        self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value, tiles_sent: Variable | None
-    ) -> Iterator[Accumulator]:
-        """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
+    def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
         k, split = current_builder(), tile.split
         assert split is not None
-        assert tiles_sent is not None
         with k.when(~split.runs_epilogue) if self.num_slices == 1 else nullcontext():
             self._send(accumulator, split, warpgroup)
-            tiles_sent.set(split.tile_ordinal + 1)
+            self._tiles_sent.set(split.tile_ordinal + 1)
         with k.when(split.runs_epilogue):
             own_columns = self._own_columns(accumulator)
-            self._receive(own_columns, tile, warpgroup)
+            self._receive(own_columns, tile, split, warpgroup)
             yield own_columns
 
-    def consumer_start_state(self) -> Variable:
-        """Declare a consumer warpgroup's state, before its first tile: how many tiles it has sent."""
-        return current_builder().var(I32, 0, "tiles_sent")
-
-    def tail(self, warpgroup: Value, tiles_sent: Variable | None) -> None:
+    def tail(self, warpgroup: Value) -> None:
         """Wait until the receivers have released the last slots: no CTA may exit while a peer still arrives on it."""
-        assert tiles_sent is not None
-        with current_builder().when(tiles_sent.get() > 0):
-            hw.mbarrier_wait(self.empty[warpgroup], ((tiles_sent.get() + 1) % 2).to(U32))
+        with current_builder().when(self._tiles_sent.get() > 0):
+            hw.mbarrier_wait(self.empty[warpgroup], ((self._tiles_sent.get() + 1) % 2).to(U32))
 
     def _rank(self, split_idx: Value | int) -> Value:
         """Return the cluster rank of the CTA with the same tile and another split."""
@@ -251,10 +247,9 @@ class ClusterSplitReduction:
                         own[i] = full[i + slice_idx * len(own)]
         return own_columns
 
-    def _receive(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> None:
+    def _receive(self, accumulator: Accumulator, tile: WorkTile, split: Split, warpgroup: Value) -> None:
         """Add the partial sums that the other CTAs send to `accumulator`."""
-        k, split = current_builder(), tile.split
-        assert split is not None
+        k = current_builder()
         assert tile.has_next is not None
         thread_offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))).to(U32)
         thread_offset.with_name_hint("thread_offset")
@@ -279,8 +274,8 @@ def _store_remote(address: Value, full_barrier: Value, values: RegisterArray, of
     hw.store_async(values, address + offset.to(U32), full_barrier)
 
 
-def make_split_reduction(spec: KernelSpec, scheduler: TileScheduler) -> GlobalSplitReduction | ClusterSplitReduction:
+def make_split_reduction(spec: KernelSpec, scheduler: TileScheduler) -> SplitReduction:
     """Return the reduction of partial sums for a config."""
     if spec.config.cluster_splits > 1:
         return ClusterSplitReduction(spec, scheduler.position)
-    return GlobalSplitReduction(spec, scheduler)
+    return SplitReduction(spec) if spec.config.splits == 1 else GlobalSplitReduction(spec, scheduler)

@@ -15,6 +15,7 @@ from gemmsmith.collective.row_indices import RowIndices
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.grouping import GATHER
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import WARP_THREADS
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, operand_getter
 from gemmsmith.core.product import Role
@@ -27,9 +28,6 @@ from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32, I64, U32, U64, ScalarType
 from gemmsmith.lang.values import Constant, RegisterArray, Value
 from gemmsmith.tile_scheduler.tiles import WorkTile
-
-WARP_THREADS = 32
-"""Threads of a warp."""
 
 
 class StagedScales:
@@ -127,11 +125,9 @@ class TmaKMajorScales(TmaScales):
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int) -> None:
         super().__init__(role, scale, rows, stages)
+        box_bytes = SCALES_PER_TMA_BOX * self.num_scales * 4
         self.pipeline = PipelineTmaAsync(
-            self.num_stages,
-            transaction_bytes=SCALES_PER_TMA_BOX * self.num_scales * 4,
-            consumer_groups=consumer_groups,
-            name=self.name,
+            self.num_stages, transaction_bytes=box_bytes, consumer_groups=consumer_groups, name=self.name
         )
 
     def stage_bytes(self, p: BoundProblem) -> int:

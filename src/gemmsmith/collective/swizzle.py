@@ -54,8 +54,8 @@ class ThreadCopyPartition:
 
     def __init__(self, tile: Tile, thread: Value, threads: int, name: str) -> None:
         per_row = tile.pitch // VECTOR_BYTES
-        if threads % per_row:
-            raise KernelError(f"{name}: {threads} threads copy whole rows; got rows of {per_row} vectors")
+        if not has_whole_steps(tile, threads):
+            raise KernelError(f"{name}: {threads} threads copy whole rows of whole boxes; got {tile}")
         self.tile, self._thread, self._threads = tile, thread, threads
         self._rows_per_step = threads // per_row
         """Rows, of all boxes, that the threads copy in one step."""
@@ -76,7 +76,6 @@ class ThreadCopyPartition:
         for first in range(0, vectors, self._threads):
             rows = first // self._threads * self._rows_per_step
             row, box = rows % tile.outer, rows // tile.outer
-            assert has_whole_steps(tile, self._threads)
             pred = None if first + self._threads <= vectors else self._thread < vectors - first
             steps.append(CopyStep(self._offset + first * VECTOR_BYTES, row, box, pred))
         return steps

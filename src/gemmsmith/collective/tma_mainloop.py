@@ -135,23 +135,24 @@ class TmaMainloop:
         self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
         self._operands, self._tma_operands = stages.operands, stages.tma_operands
         self.gathered_operand = next((x for x in stages.operands if isinstance(x, GatheredOperand)), None)
-        self.ragged_k = (
-            RaggedK(spec) if spec.grouping and spec.grouping.along == "k" and spec.mma.a.bits == 16 else None
-        )
+        has_ragged_k = spec.grouping is not None and spec.grouping.along == "k" and spec.mma.a.bits == 16
+        self.ragged_k = RaggedK(spec) if has_ragged_k else None
         self._first_work_tile = tile = self.scheduler.first_work_tile()
+
+        def stage_bytes(p: BoundProblem) -> int:
+            return sum(x.stage_bytes(p) for x in self._tma_operands) + sum(x.stage_bytes(p) for x in scales)
+
         self.pipeline = PipelineTmaAsync(
-            spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32, self._stage_bytes),
-            peers=peers, consumer_groups=stages.consumer_groups,
-            scope="cluster" if spec.releases_stages_to_peers else "cta",
+            spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32, stage_bytes), peers=peers,
+            consumer_groups=stages.consumer_groups, scope="cluster" if spec.releases_stages_to_peers else "cta",
             # Zeros that consumers have written come before what peers multicast to the stage.
             acquire_scope="cluster" if self.ragged_k and peers.count > 1 else None, name="mainloop",
         )  # fmt: skip
         self.stages_released_barrier = (
             StagesReleasedBarrier("epilogue smem barrier", peers) if spec.config.alias_epilogue else None
         )
-        limit = min(
-            MAX_PROLOGUE_K_TILES, max(1, MAX_PROLOGUE_TMA_LOADS // self._tma_loads_per_k_tile), spec.config.stages - 1
-        )
+        tma_loads = sum(x.loads_per_tile for x in self._tma_operands) + len(scales)  # of a k-tile, without multicast
+        limit = min(MAX_PROLOGUE_K_TILES, max(1, MAX_PROLOGUE_TMA_LOADS // tma_loads), spec.config.stages - 1)
         prologue_k_tiles: ValueLike = 0
         if tile is not None:
             prologue_k_tiles = k.minimum(tile.k_tiles, limit)
@@ -175,7 +176,8 @@ class TmaMainloop:
                 self.load(k_tile, tile, k_tile, [None] * len(self.scales), multicast=False)
 
         own = (self.pipeline, released) if released else (self.pipeline,)
-        init_barriers(*own, *others, prefetch=(*self._maps, *prefetch), after_init=issue_loads if tile else None)
+        maps = *(map for x in self._tma_operands for map in x.maps), *(x.map for x in self.scales)
+        init_barriers(*own, *others, prefetch=(*maps, *prefetch), after_init=issue_loads if tile else None)
         hw.grid_dependency_wait()
         self.scheduler.finish_prologue()
 
@@ -217,19 +219,6 @@ class TmaMainloop:
         if self.stages_released_barrier:
             with current_builder().when(next_tile_loads_stages(tile)):
                 self.stages_released_barrier.consumer_release()
-
-    # -- computed by the host for a problem ----------------------------------------------------------------
-    def _stage_bytes(self, p: BoundProblem) -> int:
-        return sum(x.stage_bytes(p) for x in self._tma_operands) + sum(x.stage_bytes(p) for x in self.scales)
-
-    @property
-    def _tma_loads_per_k_tile(self) -> int:
-        """TMA loads of a k-tile without multicast."""
-        return sum(x.loads_per_tile for x in self._tma_operands) + len(self.scales)
-
-    @property
-    def _maps(self) -> list[Value]:
-        return [map for x in self._tma_operands for map in x.maps] + [x.map for x in self.scales]
 
 
 class TmaProducer:

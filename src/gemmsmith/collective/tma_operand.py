@@ -39,9 +39,9 @@ class TmaOperand:
         self.name, self.role, self.tile, self._source = name, operand.role, operand.tile, operand.source
         self._policy, self._interleaved = EVICTION_POLICIES[operand.evict], operand.interleaved
         self.map = k.tensor_map(name, partial(self._tensor_map, operand.source))
-        self.tf32_residual_map = (
-            k.tensor_map(f"{name}_residual", partial(self._tensor_map, operand.residual)) if operand.residual else None
-        )
+        self.tf32_residual_map = None
+        if operand.residual:
+            self.tf32_residual_map = k.tensor_map(f"{name}_residual", partial(self._tensor_map, operand.residual))
         self.stages = k.shared(operand.tile, stages=stages, name=name.upper(), allow_uninitialized_reads=True)
         self._multicast_ctas = 1
         self._multicast_slice: Value | int = 0
@@ -56,7 +56,8 @@ class TmaOperand:
         if ctas > 1:
             self._multicast_ctas, self._multicast_slice, self._mask = ctas, slice_idx, cta_mask
             self._multicast_slice_extent = current_builder().parameter(
-                f"{self.name}_multicast_slice_{self._slice_dim}", compute=self._slice_rows
+                f"{self.name}_multicast_slice_{self._slice_dim}",
+                compute=lambda p: self._multicast_slice_rows(self._source(p)[0]),
             )
 
     @property
@@ -125,9 +126,6 @@ class TmaOperand:
         """Return the bytes that the loads of all slices write to a stage."""
         rows = self._box_rows(self._source(p)[0])
         return rows * self.tile.pitch * self.loads_per_tile if p.k else 0
-
-    def _slice_rows(self, p: BoundProblem) -> int:
-        return self._multicast_slice_rows(self._source(p)[0])
 
     def _multicast_slice_rows(self, matrix: Matrix) -> int:
         rows = INTERLEAVED_ROWS if self._interleaved else ATOM_ROWS

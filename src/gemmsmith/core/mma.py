@@ -12,6 +12,8 @@ from gemmsmith.core.errors import ConfigError
 
 Major = Literal["K", "MN"]
 """Major-ness of an operand: the dimension with unit stride."""
+WARP_THREADS = 32
+"""Threads of a warp."""
 THREADS_PER_WARPGROUP = 128
 """Four warps."""
 WGMMA_M = 64

@@ -91,9 +91,8 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
                     scale_address = scales.element_address(batch, row >> log2_m, col0 + c >> log2_n)
                     vector_scales.append(load_scale(scale_address, scale_in_bounds, spec.scale_dtype).named("scale"))
                 for first, words in _scaled_vectors(tile, vector_scales, vector, spec.out_dtype):
-                    hw.store_global(
-                        words, address.get() + first * spec.out_dtype.bytes, in_bounds & (col0 + first < columns)
-                    )
+                    place = address.get() + first * spec.out_dtype.bytes
+                    hw.store_global(words, place, in_bounds & (col0 + first < columns))
                 address.set(address.get() + row_pitch_bytes(out))
         return k.finish()
 

@@ -84,21 +84,17 @@ class Packing:
     @property
     def tiles(self) -> tuple[int, int]:
         """Number of tiles of `transpose` along the rows and along the columns of the copy."""
-        return ceil_div(self.source.rows, TILE_ROWS), ceil_div(
-            self.source.cols * self.source.dtype.bytes, 4 * TILE_WORDS
-        )
+        row_bytes = self.source.cols * self.source.dtype.bytes
+        return ceil_div(self.source.rows, TILE_ROWS), ceil_div(row_bytes, 4 * TILE_WORDS)
 
     def make_kernel(self) -> Kernel:
         """Return the kernel that makes the copy with coalesced reads."""
-        s = self.source
-        transposes = s.row_stride < s.col_stride and s.rows > 1
-        inner_stride, count, outer_stride = (
-            (s.row_stride, s.rows, s.col_stride) if transposes else (s.col_stride, s.cols, s.row_stride)
-        )
-        per_word = 4 // s.dtype.bytes
-        must_be_word_multiples = [count, outer_stride, s.batch_stride, s.alignment // s.dtype.bytes]
-        vectorized = inner_stride == 1 and all(step % per_word == 0 for step in must_be_word_multiples)
-        return (transpose if transposes else strided_copy)(s.dtype.bits, vectorized, self.tf32_residual, self.chip)
+        s, make = self.source, strided_copy
+        if s.row_stride < s.col_stride and s.rows > 1:
+            s, make = s.T, transpose
+        must_be_word_multiples = [s.cols, s.row_stride, s.batch_stride, s.alignment // s.dtype.bytes]
+        vectorized = s.col_stride == 1 and all(x * s.dtype.bytes % 4 == 0 for x in must_be_word_multiples)
+        return make(s.dtype.bits, vectorized, self.tf32_residual, self.chip)
 
 
 def operand_packings(problem: Problem, design: Design | None = None) -> list[Packing | None]:
@@ -139,8 +135,7 @@ def with_packed_operands(problem: Problem, config: Config | None = None) -> Prob
 
 def replace_packed_operands(problem: Problem, packings: Sequence[Packing | None]) -> Problem:
     """Return the problem with the packed copies of its operands that have any."""
-    packing_a, packing_b = packings
-    if not packing_a and not packing_b:
+    if not any(packings):
         return problem
     a, b = (p.packed if p else x for p, x in zip(packings, problem.operands, strict=True))
     return problem.with_matrices(a, b.T, problem.d, problem.scales)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from gemmsmith.collective.block_scales import BlockScales
+from gemmsmith.collective.block_scales import BlockScales, WarpgroupScales
 from gemmsmith.collective.pipeline import OrderedSequenceBarrier
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.tma_mainloop import TmaMainloop
@@ -32,7 +32,7 @@ class PromotedMainloop:
     ) -> None:  # fmt: skip
         """Declare the consumer's variables. `scales`: those of A and B; the others as for WgmmaMainloop."""
         k, self._loads, self._order = current_builder(), loads, order
-        self._rows, self._scales = (warpgroup_row, spec.warpgroup_rows), scales.start(warpgroup_row)
+        self._rows, self._scales = (warpgroup_row, spec.warpgroup_rows), WarpgroupScales(scales, warpgroup_row)
         self._read, self._promotion = loads.pipeline.consumer_start_state(), Promotion(spec)
         self.accumulator = self._promotion.accumulator
         self._next_stage_is_full = k.var(PRED, False, "next_stage_is_full")
@@ -98,9 +98,8 @@ class PromotedMainloop:
                 if is_first:
                     self._loads.consumer_wait(self._read, None if i else self._next_stage_is_full.get())
                     stages.append(self._read.index.named("stage"))
-                    promotion.set_scales(
-                        i, self._scales.read(stages[i])
-                    )  # before wgmma, during which shared memory is slow
+                    # before wgmma, during which shared memory is slow
+                    promotion.set_scales(i, self._scales.read(stages[i]))
                     self._read.advance()
                 a, b = self._loads.stage(stages[i])
                 promotion.multiply(i, subtile, a.rows(*self._rows), b)

@@ -122,11 +122,8 @@ class BoundQuantize(BoundTiles):
     def grid(self) -> tuple[int, int, int]:
         """Batches, and units of work along M and along N; a unit is all tiles of the serial axis."""
         tiles_m, tiles_n = self.tiles
-        return (
-            self.source.batch,
-            1 if self.serial_axis == "rows" else tiles_m,
-            1 if self.serial_axis == "columns" else tiles_n,
-        )
+        units_m, units_n = 1 if self.serial_axis == "rows" else tiles_m, 1 if self.serial_axis == "columns" else tiles_n
+        return self.source.batch, units_m, units_n
 
 
 @lru_cache(maxsize=256)

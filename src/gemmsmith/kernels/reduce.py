@@ -6,9 +6,9 @@ chunk to finish its slice, which a counter tells, combines the states of the sli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from gemmsmith import hw
@@ -24,7 +24,7 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.shared import SharedBuffer
-from gemmsmith.lang.types import F32, I32, I64, PRED, U32, U64
+from gemmsmith.lang.types import F32, I32, I64, PRED, U32, U64, ScalarType
 from gemmsmith.lang.values import Constant, RegisterArray, Value
 
 THREADS = 256
@@ -80,9 +80,8 @@ class ReduceSpec:
     @property
     def name(self) -> str:
         """The part of the kernel's symbol."""
-        return f"{self.kind.name}_{self.dtype}_{self.columns}x{self.lanes}{'_split' * self.is_split}" + (
-            "_of_groups" * self.has_ranges
-        )
+        suffix = "_split" * self.is_split + "_of_groups" * self.has_ranges
+        return f"{self.kind.name}_{self.dtype}_{self.columns}x{self.lanes}{suffix}"
 
     @property
     def is_contiguous(self) -> bool:
@@ -160,13 +159,13 @@ def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
     name = "_".join(["reduce", *(spec.name for spec in specs)])
     with Builder(name, threads=THREADS, chip=chip) as k:
         k.header += [f"gemmsmith: {name}", "combines partials (batch, partials, outputs) in order"]
-        k.work_clusters = lambda reductions: sum(r.ctas for r in reductions)
+        k.work_clusters = partial(_ctas_before, len(specs))
         components = max(len(spec.kind.monoid.identity) for spec in specs)
         states = k.shared(4 * THREADS, stages=components, name="reduction_state")
         last_flag = k.shared(4, name="is_last_slice") if any(spec.is_split for spec in specs) else None
         steps = [_SecondStep(spec, i, f"_{i}" if len(specs) > 1 else "", states, last_flag)
                  for i, spec in enumerate(specs)]  # fmt: skip
-        first_ctas = [k.parameter(f"first_cta_{i}", compute=_ctas_before(i)) for i in range(1, len(specs))]
+        first_ctas = [k.parameter(f"first_cta_{i}", compute=partial(_ctas_before, i)) for i in range(1, len(specs))]
         cta = hw.block_index().with_name_hint("cta")
         for step, first, stop in zip(steps, [None, *first_ctas], [*first_ctas, None], strict=True):
             is_here: Value = Constant(PRED, True)
@@ -179,9 +178,9 @@ def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
         return k.finish()
 
 
-def _ctas_before(index: int) -> Callable[[Any], int]:
-    """Return a function that computes the CTAs of the first `index` results."""
-    return lambda reductions: sum(r.ctas for r in reductions[:index])
+def _ctas_before(index: int, reductions: Sequence[BoundReduction]) -> int:
+    """Return the CTAs of the first `index` results."""
+    return sum(r.ctas for r in reductions[:index])
 
 
 class _SecondStep:
@@ -203,29 +202,27 @@ class _SecondStep:
         def of(compute: Callable[[BoundReduction], Any]) -> Callable[[Any], Any]:
             return lambda reductions: compute(reductions[index])
 
+        def parameter(name: str, compute: Callable[[BoundReduction], Any], type: ScalarType = I32) -> Value:
+            return k.parameter(f"{name}{suffix}", type, of(compute))
+
         self.source = k.pointer(f"partials{suffix}", of(lambda r: r.source))
         self.out = k.pointer(f"out{suffix}", of(lambda r: r.out))
-        self.num_partials = k.parameter(f"num_partials{suffix}", compute=of(lambda r: r.partials.num_partials))
-        self.num_outputs = k.parameter(f"num_outputs{suffix}", compute=of(lambda r: r.partials.num_outputs))
-        self.chunks = k.parameter(f"chunks{suffix}", compute=of(lambda r: r.chunks))
-        self.component_stride = k.parameter(f"component_stride{suffix}", I64, of(lambda r: r.partials.component_stride))
-        self.scale = k.parameter(f"scale{suffix}", F32, of(lambda r: r.scale))
-        self.affine_offset = k.parameter(f"affine_offset{suffix}", F32, of(lambda r: r.offset))
+        self.num_partials = parameter("num_partials", lambda r: r.partials.num_partials)
+        self.num_outputs = parameter("num_outputs", lambda r: r.partials.num_outputs)
+        self.chunks = parameter("chunks", lambda r: r.chunks)
+        self.component_stride = parameter("component_stride", lambda r: r.partials.component_stride, I64)
+        self.scale = parameter("scale", lambda r: r.scale, F32)
+        self.affine_offset = parameter("affine_offset", lambda r: r.offset, F32)
         if spec.has_ranges:
             self.ranges = k.pointer(f"ranges{suffix}", of(lambda r: r.ranges))
         if spec.is_split:
-            self.slices = k.parameter(f"slices{suffix}", compute=of(lambda r: r.slices))
-            self.partials_per_slice = k.parameter(
-                f"partials_per_slice{suffix}", compute=of(lambda r: r.partials_per_slice)
-            )
-            self.slice_component_stride = k.parameter(
-                f"slice_component_stride{suffix}", I64, of(lambda r: r.slice_states)
-            )
-            components = len(self.monoid.identity)
-            self.slice_states = k.scratch(f"slice_states{suffix}", of(lambda r: 4 * components * r.slice_states))
-            self.arrivals = k.scratch(
-                f"arrivals{suffix}", of(lambda r: 4 * r.batches * r.chunks), zero_initialized=True
-            )
+            self.slices = parameter("slices", lambda r: r.slices)
+            self.partials_per_slice = parameter("partials_per_slice", lambda r: r.partials_per_slice)
+            self.slice_component_stride = parameter("slice_component_stride", lambda r: r.slice_states, I64)
+            state_bytes, counter_bytes = 4 * len(self.monoid.identity), 4
+            self.slice_states = k.scratch(f"slice_states{suffix}", of(lambda r: state_bytes * r.slice_states))
+            counters = of(lambda r: counter_bytes * r.batches * r.chunks)
+            self.arrivals = k.scratch(f"arrivals{suffix}", counters, zero_initialized=True)
 
     def run(self, cta: Value) -> None:
         """Combine the partials of the result's CTA `cta`."""

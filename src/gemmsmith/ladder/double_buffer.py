@@ -8,7 +8,7 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
-from gemmsmith.ladder.gemm_arguments import GemmArguments, SharedMatrix, zeros
+from gemmsmith.ladder.gemm_arguments import GROUP_SIZE_N, GemmArguments, SharedMatrix, zeros
 from gemmsmith.ladder.vectorized import (
     THREAD_TILE,
     THREADS,
@@ -23,9 +23,6 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32
 
-GROUP_SIZE_N = 8
-"""Tiles along N per group of the tile order (Triton: GROUP_SIZE_M)."""
-
 
 def double_buffer(dtype: DType, chip: Chip) -> Kernel:
     """Build the kernel: `vectorized` with two stages.
@@ -36,7 +33,7 @@ def double_buffer(dtype: DType, chip: Chip) -> Kernel:
     min_ctas_per_sm = 2 if chip.supports("sm_90") else 1  # for earlier chips ptxas spills with 128 registers
     with Builder(f"double_buffer_{GROUP_SIZE_N}", threads=THREADS, chip=chip, min_ctas_per_sm=min_ctas_per_sm) as k:
         gemm = GemmArguments(dtype, dtype, TILE_MN, TILE_MN)
-        gemm.use_grouped_order(GROUP_SIZE_N)
+        gemm.use_grouped_order()
         a, b = (SharedMatrix(name, TILE_K, TILE_MN, stages=2) for name in "AB")
         vector_k, vector_mn = thread_vector()
         stage, accumulators = k.var(I32, 0, "stage"), zeros(THREAD_TILE, THREAD_TILE)

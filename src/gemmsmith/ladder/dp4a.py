@@ -37,11 +37,8 @@ def dp4a(dtype: DType, chip: Chip) -> Kernel:
         with k.range(0, gemm.k, TILE_K_WORDS * WORD_BYTES, name="k0") as k0:
             with k.unroll(TILE_MN * TILE_K_WORDS // THREADS, name="copy_iter") as copy_iter:
                 smem_row, word = (k.thread + copy_iter * THREADS) // TILE_K_WORDS, k.thread % TILE_K_WORDS
-                k_index, a_word, b_word = (
-                    k0 + word * WORD_BYTES,
-                    k.registers(U32, 1, "a_word"),
-                    k.registers(U32, 1, "b_word"),
-                )
+                k_index = k0 + word * WORD_BYTES
+                a_word, b_word = (k.registers(U32, 1, name) for name in ("a_word", "b_word"))
                 m, n, in_bounds = gemm.row + smem_row, gemm.column + smem_row, k_index < gemm.k
                 hw.load_global(a_word, gemm.a.element_address(ZERO, m, k_index), in_bounds & (m < gemm.m))
                 hw.load_global(b_word, gemm.b.element_address(ZERO, k_index, n), in_bounds & (n < gemm.n))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Matrix
+from gemmsmith.core.product import Role
 from gemmsmith.epilogue.outputs import store_rounded
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.location import hide_frames
@@ -20,6 +20,8 @@ from gemmsmith.lang.values import Constant, RegisterArray, RegisterArray2D, Valu
 hide_frames(__file__)
 ZERO = Constant(I32, 0)
 """The batch index: the ladder's kernels have no batch."""
+GROUP_SIZE_N = 8
+"""Tiles along N per group of the tile order (Triton: GROUP_SIZE_M)."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +29,6 @@ class GemmArrays:
     """Launch arguments: the matrices "a" (m, k), "b" (k, n) and "d" (m, n), each stored at the Pointer of its name."""
 
     arrays: Mapping[str, Matrix]
-
-    @property
-    def m(self) -> int:
-        """Rows of A and D."""
-        return self.arrays["d"].rows
-
-    @property
-    def n(self) -> int:
-        """Columns of B and D."""
-        return self.arrays["d"].cols
-
-    @property
-    def k(self) -> int:
-        """Columns of A, rows of B."""
-        return self.arrays["a"].cols
 
 
 class GemmArguments:
@@ -53,8 +40,10 @@ class GemmArguments:
 
     def __init__(self, dtype: DType, output: DType, rows: int, columns: int) -> None:
         k = current_builder()
-        k.work_clusters = lambda p: ceil_div(p.m, rows) * ceil_div(p.n, columns)
-        self.m, self.n, self.k = (k.parameter(x, compute=attrgetter(x)) for x in "mnk")
+        k.work_clusters = lambda p: ceil_div(p.arrays["d"].rows, rows) * ceil_div(p.arrays["d"].cols, columns)
+        self.m = k.parameter("m", compute=lambda p: p.arrays["d"].rows)
+        self.n = k.parameter("n", compute=lambda p: p.arrays["d"].cols)
+        self.k = k.parameter("k", compute=lambda p: p.arrays["a"].cols)
         self.a, self.b = GlobalArray("a", "a", dtype), GlobalArray("b", "b", dtype)
         self.d = GlobalArray("d", "d", output)
         hw.grid_dependency_wait()
@@ -66,17 +55,23 @@ class GemmArguments:
         """Return the first row and column of the tile at tile coordinates (m, n)."""
         return (m * self._rows).named("first_row"), (n * self._columns).named("first_column")
 
-    def use_grouped_order(self, group_size: int) -> None:
-        """Order the tiles in groups of `group_size` columns of tiles.
+    def use_grouped_order(self) -> None:
+        """Order the tiles in groups of GROUP_SIZE_N columns of tiles.
 
         So CTAs that run at the same time share rows of A and columns of B.
         """
-        group_tiles = (self.tiles_m * group_size).named("group_tiles")
+        group_tiles = (self.tiles_m * GROUP_SIZE_N).named("group_tiles")
         group_index = (hw.block_index() // group_tiles).named("group_index")
         offset_in_group = (hw.block_index() % group_tiles).named("offset_in_group")
-        width = current_builder().minimum(self.tiles_n - group_index * group_size, group_size).named("group_width")
-        m, n = offset_in_group // width, group_index * group_size + offset_in_group % width
+        width = current_builder().minimum(self.tiles_n - group_index * GROUP_SIZE_N, GROUP_SIZE_N).named("group_width")
+        m, n = offset_in_group // width, group_index * GROUP_SIZE_N + offset_in_group % width
         self.row, self.column = self._origin(m, n)
+
+    def locate(self, operand: Role, mn: Value, k_index: Value) -> tuple[Value, Value]:
+        """Return the address of an element of A or B in row (column) `mn` of the CTA's tile, and if the row exists."""
+        if operand == "a":
+            return self.a.element_address(ZERO, self.row + mn, k_index), self.row + mn < self.m
+        return self.b.element_address(ZERO, k_index, self.column + mn), self.column + mn < self.n
 
     def load_a(self, row: Value, k_index: Value) -> Value:
         """Load element (row, k_index) of A as fp32; zero if out of bounds."""

@@ -79,11 +79,10 @@ def ladder_launches(name: str, a: Matrix, b: Matrix, d: Matrix, chip: Chip) -> L
     kernel = LADDER_KERNELS[name]
     if a.dtype not in kernel.dtypes:
         raise ArgumentError(f"{name}: got {a.dtype}; use {' or '.join(map(str, kernel.dtypes))}")
-    strides_of_matrices = (a.row_stride, a.col_stride), (b.row_stride, b.col_stride), (d.row_stride, d.col_stride)
+    along_rows = [a, b.T, d]  # what is row-major
+    must_be_multiples = [a.rows, b.cols, a.cols, *(max(x.row_stride, x.col_stride) for x in along_rows)]
     if kernel.multiple_of > 1 and (
-        any(x % kernel.multiple_of for x in (a.rows, b.cols, a.cols))
-        or (a.col_stride, b.row_stride, d.col_stride) != (1, 1, 1)
-        or any(max(strides) % kernel.multiple_of for strides in strides_of_matrices)
+        any(x % kernel.multiple_of for x in must_be_multiples) or any(x.col_stride != 1 for x in along_rows)
     ):
         raise ArgumentError(
             f"{name}: got {a.rows}x{b.cols}x{a.cols}; use multiples of {kernel.multiple_of}, A and D row-major, B "

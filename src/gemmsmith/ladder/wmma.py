@@ -6,6 +6,7 @@ from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.mma import MMA_SYNC, select_mma
+from gemmsmith.core.product import ROLES
 from gemmsmith.hw.wmma import TILE_MN as FRAGMENT
 from gemmsmith.hw.wmma import fragment_registers
 from gemmsmith.ladder.gemm_arguments import ZERO, GemmArguments, zeros
@@ -34,8 +35,6 @@ WARPS_N = TILE_N // WARP_TILE
 """Warps along N."""
 FRAGMENTS_PER_WARP = WARP_TILE // FRAGMENT
 """Fragments per warp along M, and along N."""
-GROUP_SIZE_N = 8
-"""Tiles along N per group of the tile order (Triton: GROUP_SIZE_M)."""
 
 
 def wmma(dtype: DType, chip: Chip) -> Kernel:
@@ -52,11 +51,9 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
     vectors_per_row, k_steps = tile_k // 8, tile_k // FRAGMENT
     with Builder(f"wmma_{dtype}", threads=32 * WARPS, chip=chip) as k:
         gemm = GemmArguments(dtype, FP32, TILE_M, TILE_N)
-        gemm.use_grouped_order(GROUP_SIZE_N)
-        a_stages, b_stages = (
-            k.shared(tile_rows * pitch, stages=stages, alignment=128, name=name)
-            for name, tile_rows in zip("AB", (TILE_M, TILE_N), strict=True)
-        )
+        gemm.use_grouped_order()
+        a_stages = k.shared(TILE_M * pitch, stages=stages, alignment=128, name="A")
+        b_stages = k.shared(TILE_N * pitch, stages=stages, alignment=128, name="B")
         row = (k.warp_index // WARPS_N * WARP_TILE).named("row")
         column = (k.warp_index % WARPS_N * WARP_TILE).named("column")
         a = k.registers_2d(U32, 2 * FRAGMENTS_PER_WARP, fragment_registers(mma, "a"), "a_fragments")
@@ -65,7 +62,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
 
         def copy(k_tile: Value, slice_idx: int = 0, num_slices: int = 1) -> None:
             """Issue a slice of this thread's copies of a k-tile, which form one group; zeros beyond K."""
-            for tile, tile_rows, operand in (a_stages, TILE_M, "a"), (b_stages, TILE_N, "b"):
+            for operand, tile, tile_rows in zip(ROLES, (a_stages, b_stages), (TILE_M, TILE_N), strict=True):
                 copy_iters = tile_rows * vectors_per_row // (32 * WARPS)
                 begin, end = (i * copy_iters // num_slices for i in (slice_idx, slice_idx + 1))
                 with k.unroll(begin, end, name="copy_iter") as copy_iter:
@@ -76,12 +73,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
                     smem_row = vector_index // vectors_per_row // 8 * 8 + row_in_8 // 2 + row_in_8 % 2 * 4
                     smem_row = smem_row.named("smem_row")
                     k_offset = vector * 8
-                    if operand == "a":
-                        source = gemm.a.element_address(ZERO, gemm.row + smem_row, k_offset)
-                        in_bounds = gemm.row + smem_row < gemm.m
-                    else:
-                        source = gemm.b.element_address(ZERO, k_offset, gemm.column + smem_row)
-                        in_bounds = gemm.column + smem_row < gemm.n
+                    source, in_bounds = gemm.locate(operand, smem_row, k_offset)
                     nbytes = k.select(in_bounds & (k_offset < gemm.k - k_tile * tile_k), Constant(U32, 16), 0)
                     destination = tile[k_tile % stages].address + (smem_row * pitch + vector * 16).to(U32)
                     hw.cp_async_copy(destination, source + (k_tile * (2 * tile_k)).to(U64), nbytes, 16)
@@ -90,14 +82,13 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
 
         def load(k_tile: Value, step: Value, buffer: Value) -> None:
             """Load a step's fragments of a k-tile into one of two buffers."""
-            with k.unroll(FRAGMENTS_PER_WARP, name="n") as n:
-                offset = ((row + n * FRAGMENT) * pitch + step * (2 * FRAGMENT)).to(U32)
-                fragment = a[buffer * FRAGMENTS_PER_WARP + n].slice(0, a.count)
-                hw.wmma_load(fragment, a_stages[k_tile % stages].address + offset, pitch // 2, "a", "row", mma)
-            with k.unroll(FRAGMENTS_PER_WARP, name="n") as n:
-                offset = ((column + n * FRAGMENT) * pitch + step * (2 * FRAGMENT)).to(U32)
-                fragment = b[buffer * FRAGMENTS_PER_WARP + n].slice(0, b.count)
-                hw.wmma_load(fragment, b_stages[k_tile % stages].address + offset, pitch // 2, "b", "col", mma)
+            operands = zip(ROLES, (a, b), (a_stages, b_stages), (row, column), strict=True)
+            for operand, fragments, tile, first in operands:
+                with k.unroll(FRAGMENTS_PER_WARP, name="n") as n:
+                    offset = ((first + n * FRAGMENT) * pitch + step * (2 * FRAGMENT)).to(U32)
+                    fragment = fragments[buffer * FRAGMENTS_PER_WARP + n].slice(0, fragments.count)
+                    address = tile[k_tile % stages].address + offset
+                    hw.wmma_load(fragment, address, pitch // 2, operand, "row" if operand == "a" else "col", mma)
 
         def wait_stage(groups_in_flight: int) -> None:
             """Wait for the oldest k-tile in flight, and until all threads have read the stage that is filled next."""
@@ -143,7 +134,9 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
             with k.unroll(FRAGMENT * FRAGMENT // 32, name="copy_iter") as copy_iter:
                 element = (copy_iter * 32 + k.lane).named("element")
                 value = hw.load_shared_word(results.address + (element * 4).to(U32), F32, "result")
-                gemm.store(
-                    gemm.row + out_row + element // FRAGMENT, gemm.column + out_column + element % FRAGMENT, value
+                d_row, d_column = (
+                    gemm.row + out_row + element // FRAGMENT,
+                    gemm.column + out_column + element % FRAGMENT,
                 )
+                gemm.store(d_row, d_column, value)
         return k.finish()

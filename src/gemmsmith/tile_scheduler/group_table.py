@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.mma import WARP_THREADS
 from gemmsmith.core.problem import Problem, operand_getter
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import I32, PRED, U32, U64
 from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, Variable
 
-WARP_THREADS = 32
 READING_WARP = 2
 """The warp that reads the table; meanwhile warp 0 initializes barriers and warp 1 prefetches tensor maps."""
 MAX_SUM = 2**31 - 1
@@ -70,21 +70,22 @@ class GroupTable:
         begin, first_tile = k.var(U32, 0, "group_begin"), k.var(U32, 0, "first_tile")
         with k.unroll(per_lane, name="i") as i:
             begin.set(_saturated_sum(begin.get(), sizes[i]))
-            first_tile.set(first_tile.get() + self._tiles(sizes[i]))
+            first_tile.set(first_tile.get() + _ceil_div(sizes[i], self._tile_rows))
         for total in (begin, first_tile):
             total.set(hw.sum_of_lanes_before(total.get(), _saturated_sum))
         with k.unroll(per_lane, name="i") as i:
             begin.set(_saturated_sum(begin.get(), sizes[i]))
-            tiles = self._tiles(sizes[i])
+            tiles = _ceil_div(sizes[i], self._tile_rows)
             first_tile.set(first_tile.get() + tiles)
             if self._tile_heights:
                 height = _ceil_div(sizes[i], k.maximum(tiles * (8 * self._even_tiles), 1)) * 8
                 _store(self._tile_heights, first + i, height)
-            is_misaligned = begin.get() % self._end_multiple != 0 if self._end_multiple > 1 else Constant(PRED, False)
-            is_outside = (
-                is_misaligned if self._grouping.is_masked else is_misaligned | (begin.get() > self._extent.to(U32))
-            )
-            _flag(invalid, is_outside)
+            is_wrong: Value = Constant(PRED, False)
+            if self._end_multiple > 1:
+                is_wrong = begin.get() % self._end_multiple != 0
+            if not self._grouping.is_masked:
+                is_wrong = is_wrong | (begin.get() > self._extent.to(U32))
+            _flag(invalid, is_wrong)
             for sums, value in ((self._begins, begin), (self._first_tiles, first_tile)):
                 _store(sums, first + i + 1, value.get())
         for mask in (1, 2, 4, 8, 16):
@@ -111,10 +112,6 @@ class GroupTable:
             else:
                 _flag(invalid, is_group & ((size < 0) | (size > self._extent)))
             sizes[i] = k.select(is_group, k.maximum(size, 0), 0).to(U32)
-
-    def _tiles(self, size: Value) -> Value:
-        """Return the tiles of a group."""
-        return _ceil_div(size, self._tile_rows)
 
     # -- in every role, once all threads have waited for one another -----------------------------------------
     @property

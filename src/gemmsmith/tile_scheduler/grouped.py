@@ -13,8 +13,7 @@ from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import I32
-from gemmsmith.lang.values import Constant, Value
+from gemmsmith.lang.values import Value
 from gemmsmith.tile_scheduler.group_table import GroupTable, group_extent
 from gemmsmith.tile_scheduler.tiles import ZERO, OperandCoord, TileScheduler, WorkRange, WorkTile
 
@@ -77,23 +76,24 @@ class RowGroupedTileScheduler(TileScheduler):
 
     def work_tile(self, tile: Value) -> WorkTile:
         """Return a tile of a group, which ends where the group ends."""
-        zero, axis, (tile_m, tile_n, _) = Constant(I32, 0), self._axis, self.spec.config.tile
+        axis, (tile_m, tile_n, _) = self._axis, self.spec.config.tile
         group = self._table.group_of((tile // self._other_tiles).named("tile_along_groups"))
         first_tile, begin = self._table.first_tile(group), self._table.begin(group)
         end, group_tiles = self._table.begin(group + 1), self._table.first_tile(group + 1) - first_tile
         index = (tile - first_tile * self._other_tiles).named("tile_in_group")
         tiles = (group_tiles, self._other_tiles) if axis == 0 else (self._other_tiles, group_tiles)
-        minor, major = (1, 0) if self.spec.config.raster == "m" else (0, 1)
-        coord: list[Value] = [zero, zero]
-        coord[minor], coord[major] = self._in_bands(index, tiles[minor], tiles[major])
+        if self.spec.config.raster == "m":
+            coord = self._in_bands(index, *tiles[::-1])[::-1]
+        else:
+            coord = self._in_bands(index, *tiles)
         cluster, position = self.spec.config.cluster, (self.position.m, self.position.n)
         heights: list[Value | int] = [tile_m, tile_n]
         if self.grouping.has_even_tiles:
             heights[axis] = self._table.tile_height(group)
         m, n = ((coord[i] * cluster[i] + position[i]) * height for i, height in enumerate(heights))
-        batch = group if self.grouping.is_masked else zero
+        batch: Value = ZERO
         if self.grouping.is_masked:
-            end = end - begin
+            batch, end = group, end - begin
         elif axis == 0:
             m = m + begin
         else:
@@ -101,9 +101,11 @@ class RowGroupedTileScheduler(TileScheduler):
         if self.grouping.has_even_tiles:
             end = current_builder().minimum(end, (m, n)[axis] + heights[axis])
         m, n, end = m.named("m_offset"), n.named("n_offset"), end.named("tile_end")
-        a, b = (
-            OperandCoord(x, batch, group_end=end) if i == axis else OperandCoord(x, group) for i, x in enumerate((m, n))
-        )
+        a, b = OperandCoord(m, group), OperandCoord(n, group)
+        if axis == 0:
+            a = OperandCoord(m, batch, group_end=end)
+        else:
+            b = OperandCoord(n, batch, group_end=end)
         return WorkTile(a, b, m, n, batch, group, self.k_tiles)
 
     def _in_bands(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
@@ -128,9 +130,8 @@ class KGroupedTileScheduler(TileScheduler):
     def __init__(self, spec: KernelSpec) -> None:
         assert spec.grouping
         super().__init__(spec)
-        self.table = self._table = GroupTable(
-            spec.grouping, spec.config.tile[2], spec.grouping.end_multiple(spec.mma.a)
-        )
+        end_multiple = spec.grouping.end_multiple(spec.mma.a)
+        self.table = self._table = GroupTable(spec.grouping, spec.config.tile[2], end_multiple)
 
     finish_prologue = RowGroupedTileScheduler.finish_prologue
     first_work_tile = RowGroupedTileScheduler.first_work_tile
@@ -142,19 +143,15 @@ class KGroupedTileScheduler(TileScheduler):
 
     def work_tile(self, tile: Value) -> WorkTile:
         """Return a tile, with the slice of K of its group."""
-        work, zero = self._work_tile(tile, self.k_tiles), Constant(I32, 0)
-        group = work.batch
-        begin = self._table.begin(group)
-        k_extent = (self._table.begin(group + 1) - begin).named("k_extent")
+        work = self._work_tile(tile, self.k_tiles)
+        begin = self._table.begin(work.batch)
+        k_extent = (self._table.begin(work.batch + 1) - begin).named("k_extent")
         k_tiles = (k_extent + (self.spec.config.tile[2] - 1)) // self.spec.config.tile[2]
         if not self.spec.design.uses_tma:  # whose copies run ahead across tiles, and need a k-tile, of zeros, for each
             k_tiles = current_builder().maximum(k_tiles, 1)
         k_tiles = k_tiles.named("group_k_tiles")
+        first_k_tile, k_begin = ZERO, begin
         if self.spec.promoted and "block_scales" in self.spec.design.supported_options:  # which are by k-tile
             first_k_tile, k_begin = (begin // self.spec.config.tile[2]).named("first_k_tile"), ZERO
-        else:
-            first_k_tile, k_begin = ZERO, begin
-        a, b = (OperandCoord(x, zero, k_begin) for x in (work.m, work.n))
-        return replace(
-            work, a=a, b=b, k_tiles=k_tiles, k_tile_begin=first_k_tile, group_k_extent=k_extent
-        )  # fmt: skip
+        a, b = (OperandCoord(x, ZERO, k_begin) for x in (work.m, work.n))
+        return replace(work, a=a, b=b, k_tiles=k_tiles, k_tile_begin=first_k_tile, group_k_extent=k_extent)

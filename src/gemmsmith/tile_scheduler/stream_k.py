@@ -97,9 +97,8 @@ class StreamKTileScheduler(TileScheduler):
         cluster_idx, cluster_count = self.cluster_idx, self.cluster_count
         waves = (self.tiles // cluster_count).named("full_waves")
         tail_tiles = k.select(self.k_tiles == 0, 0, self.tiles - waves * cluster_count).named("tail_tiles")
-        splits_per_tile = k.minimum(
-            k.minimum(cluster_count // k.maximum(tail_tiles, 1), self.k_tiles), MAX_SPLITS_PER_TILE
-        ).named("splits_per_tile")
+        max_splits = k.minimum(cluster_count // k.maximum(tail_tiles, 1), self.k_tiles)
+        splits_per_tile = k.minimum(max_splits, MAX_SPLITS_PER_TILE).named("splits_per_tile")
         idle_clusters = cluster_count - tail_tiles * splits_per_tile
         too_idle = idle_clusters * INVERSE_MAX_IDLE_FRACTION > cluster_count * splits_per_tile * waves
         uniform_splits = ((waves > 0) & (tail_tiles > 0) & (splits_per_tile > 1) & ~too_idle).named("uniform_splits")
@@ -125,14 +124,12 @@ class StreamKTileScheduler(TileScheduler):
         k, own = current_builder(), self._assignments[current_builder().current_role]
         is_sk_tile = (tile >= own.dp_work_tiles).named("is_sk_tile")
         sk_tile_idx = (own.last_sk_tile - (tile - own.dp_work_tiles)).named("sk_tile_idx")
-        index = k.select(is_sk_tile, own.dp_tiles + sk_tile_idx, self.cluster_idx + tile * self.cluster_count).named(
-            "cluster_tile"
-        )
+        index = k.select(is_sk_tile, own.dp_tiles + sk_tile_idx, self.cluster_idx + tile * self.cluster_count)
+        index.named("cluster_tile")
         tile_iter_begin = k.select(is_sk_tile, sk_tile_idx * self.k_tiles, 0).named("tile_iter_begin")
         begin = k.select(is_sk_tile, k.maximum(own.iter_begin - tile_iter_begin, 0), 0).named("k_tile_begin")
-        end = k.select(is_sk_tile, k.minimum(own.iter_end - tile_iter_begin, self.k_tiles), self.k_tiles).named(
-            "k_tile_end"
-        )
+        end = k.select(is_sk_tile, k.minimum(own.iter_end - tile_iter_begin, self.k_tiles), self.k_tiles)
+        end.named("k_tile_end")
         # The last cluster c with c * sk_iters / sk_units <= tile_iter_begin.
         first_peer = (((tile_iter_begin + 1) * own.sk_units - 1) // k.maximum(own.sk_iters, 1)).named("first_peer")
         split = Split((end == self.k_tiles).named("runs_epilogue"), self.cluster_idx, first_peer, tile)

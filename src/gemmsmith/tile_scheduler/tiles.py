@@ -158,9 +158,8 @@ class TileScheduler:
             "cluster_permutation", CLUSTER_PERMUTATION, lambda p: IDENTITY_PERMUTATION
         )
         k.work_clusters, k.persistent = self.clusters_of, True
-        self.cluster_idx = hw.load_cluster_permutation(
-            self.cluster_permutation, hw.block_index() // spec.cluster_size
-        ).named("cluster_idx")
+        launched_idx = hw.block_index() // spec.cluster_size
+        self.cluster_idx = hw.load_cluster_permutation(self.cluster_permutation, launched_idx).named("cluster_idx")
         self.cluster_count = (hw.grid_size() // spec.cluster_size).named("cluster_count")
         self.position = self._position()
         self.cluster_sync = None
@@ -214,9 +213,7 @@ class TileScheduler:
     def _position(self) -> ClusterPosition:
         """Return this CTA's position; ranks run along M first."""
         (cluster_m, cluster_n), splits = self.spec.config.cluster, self.spec.config.cluster_splits
-        rank: Value = Constant(I32, 0)
-        if cluster_m * cluster_n * splits > 1:
-            rank = hw.cluster_rank().named("cta_rank")
+        rank = hw.cluster_rank().named("cta_rank") if cluster_m * cluster_n * splits > 1 else ZERO
         split_idx: Value | int = 0
         base_rank: Value | int = 0
         rank_in_split = rank
@@ -301,7 +298,6 @@ class TileScheduler:
             return group, offset_in_group
         minor_tiles_remaining = (minor_tiles - group * width).named("minor_tiles_remaining")
         is_full_group = (minor_tiles_remaining >= width).named("is_full_group")
-        major = k.select(is_full_group, offset_in_group // width, self.last_group_divmod.divide(offset_in_group)).named(
-            "cluster_tile_major"
-        )
+        last_major = self.last_group_divmod.divide(offset_in_group)
+        major = k.select(is_full_group, offset_in_group // width, last_major).named("cluster_tile_major")
         return group * width + offset_in_group - major * k.select(is_full_group, width, minor_tiles_remaining), major

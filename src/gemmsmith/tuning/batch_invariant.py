@@ -125,21 +125,16 @@ def _best_config_for_all_m(
 
     # Configs and the model are those of 16-bit operands (dtype_equivalence.py).
     all_configs, matrices = configs_for_epilogue(epilogue, promoted, False), frozenset(epilogue.graph.matrix_names)
-    supported_tile_n = {n: supports_tile_n(epilogue.graph, matrices, int(n)) for n in set(all_configs.tile_n.tolist())}
     problems = [problem(m) for m in REPRESENTATIVE_M]
-    is_valid = (
-        all_configs.valid_for(as_16bit_problem(problems[-1]))
-        & all_configs.fixed_k_order
-        & ~all_configs.swap_ab
-        & [supported_tile_n[n] for n in all_configs.tile_n.tolist()]
-    )
+    is_valid = all_configs.valid_for(as_16bit_problem(problems[-1])) & all_configs.fixed_k_order & ~all_configs.swap_ab
+    is_valid &= [supports_tile_n(epilogue.graph, matrices, c.tile[1]) for c in all_configs.configs]
     valid_configs = all_configs.select(np.flatnonzero(is_valid))
     log_cycles = [np.log(estimate(as_16bit_problem(p), valid_configs, epilogue, gpu).cycles) for p in problems]
     for i in np.argsort(np.sum(log_cycles, axis=0), kind="stable"):
         config = config_for_dtype(valid_configs.configs[i], b.dtype)
         try:
-            make_spec(with_packed_operands(problem(REPRESENTATIVE_M[-1])), config, epilogue)
+            make_spec(with_packed_operands(problems[-1]), config, epilogue)
+            return config
         except ConfigError:
             continue
-        return config
     return config_for_dtype(Config(), b.dtype)

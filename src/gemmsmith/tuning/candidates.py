@@ -74,24 +74,32 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
     """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation."""
     needs_many_registers = not budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)][-1]
     cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (needs_many_registers or promoted)
-    tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
-    if promoted:  # no pingpong: the model's promotion constants are not fitted to it
-        tiles = [t for t in tiles if _promotion_fits_registers(*t)]
-        tiles = [t for t in tiles if _max_accumulator_fraction(*t[:2], t[3], epilogue, data_parallel=False)]
-    else:
+    tiles = [("cooperative", *t) for t in cooperative]
+    if not promoted:  # the model's promotion constants are not fitted to pingpong
         is_long = epilogue_cost(epilogue.graph, epilogue.fast_math).instructions > MIN_INSTRUCTIONS_FOR_THREE_WARPGROUPS
         tiles += [("pingpong", *t) for t in PINGPONG_TILES + PINGPONG_THREE_WARPGROUP_TILES * is_long]
+    configs = [
+        Config(design, (m, n, 64), consumers=consumers, stages=MAX_STAGES, swap_ab=swap)
+        for design, m, n, consumers in tiles
+    ]
+    if promoted:
+        configs = [c for c in configs if _promotion_fits_registers(c)]
+        configs = [c for c in configs if _max_accumulator_fraction(c, epilogue, data_parallel=False)]
     if swap:
-        tiles = [t for t in tiles if not _spills_transposed(*t[:3], epilogue.graph)]
-    within_register_budget = [t for t in tiles if _tile_fits_registers(*t, epilogue)]
-    within_register_budget = [t for t in within_register_budget if _is_short(*t, epilogue)] or within_register_budget
-    supported = [t for t in tiles if supports_tile_n(epilogue.graph, epilogue.tma_eligible, t[2])]
-    for design, m, n, consumers in within_register_budget or supported:
-        tile_ks = (64, 128) if (m == 64 or m + n <= 256) and not promoted else (64,)
-        for k in (
-            (*tile_ks, TILE_K_FOR_SMALL_M) if swap and n <= MAX_SWAPPED_TILE_N_FOR_SMALL_M and not promoted else tile_ks
-        ):
-            tiled = Config(design, (m, n, k), consumers=consumers, stages=MAX_STAGES, swap_ab=swap)
+        configs = [c for c in configs if not _spills_transposed(c, epilogue.graph)]
+    within_register_budget = [c for c in configs if _tile_fits_registers(c, epilogue)]
+    within_instruction_cache = [
+        c for c in within_register_budget if is_short(epilogue, c.tile[0] // _warpgroups_along_m(c), c.tile[1])
+    ]
+    supported = [c for c in configs if supports_tile_n(epilogue.graph, epilogue.tma_eligible, c.tile[1])]
+    for config in within_instruction_cache or within_register_budget or supported:
+        m, n, _ = config.tile
+        tile_ks = [64]
+        if not promoted:
+            tile_ks += [128] * (m == 64 or m + n <= 256)
+            tile_ks += [TILE_K_FOR_SMALL_M] * (swap and n <= MAX_SWAPPED_TILE_N_FOR_SMALL_M)
+        for k in tile_ks:
+            tiled = config.replace(tile=(m, n, k))
             stages = stages_that_fit(_spec_16bit(tiled, epilogue))
             for cluster in CLUSTER_SHAPES:
                 if stages < 3 or n % (8 * cluster[0]):
@@ -103,10 +111,11 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
                     yield from _split_variants(c, epilogue, SPLITS if splits else ())
 
 
-def _promotion_fits_registers(name: str, m: int, n: int, consumers: int) -> bool:
+def _promotion_fits_registers(config: Config) -> bool:
     """Return whether a tile has registers for both accumulators of promotion."""
-    registers = plan_promotion(Config(name, (m, n, SCALE_BLOCK), consumers=consumers)).registers_per_thread
-    return registers <= get_design(name).max_promoted_registers.get(consumers, 0)
+    m, n, _ = config.tile
+    registers = plan_promotion(config.replace(tile=(m, n, SCALE_BLOCK))).registers_per_thread
+    return registers <= get_design(config.design).max_promoted_registers.get(config.consumers, 0)
 
 
 def promotion_leaves_registers(spec: KernelSpec) -> bool:
@@ -129,29 +138,32 @@ def promotion_leaves_registers(spec: KernelSpec) -> bool:
 
 def _stores_32_bit_matrix(graph: EpilogueGraph) -> bool:
     """Return whether some result is a matrix of 32-bit elements."""
-    return any(r.dtype and r.dtype.bits == 32 and r.name in graph.matrix_result_names for r in graph.results)
+    return any(r.dtype and r.dtype.bits == 32 for r in graph.matrix_results)
 
 
-def _tile_fits_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
-    """Return whether an epilogue supports a tile, and its registers fit with the accumulators."""
-    design = get_design(name)
+def _warpgroups_along_m(config: Config) -> int:
+    """Return the consumer warpgroups among which the rows of a tile are divided."""
+    return get_design(config.design).warpgroups(config.consumers)[0]
+
+
+def _tile_fits_registers(config: Config, epilogue: EpilogueSpec) -> bool:
+    """Return whether an epilogue supports a config's tile, and its registers fit with the accumulators."""
+    m, n, _ = config.tile
     if not supports_tile_n(epilogue.graph, epilogue.tma_eligible, n):
         return False
     extra = extra_registers(epilogue.graph, choose_epi_tile_n(epilogue.graph, epilogue.tma_eligible, n))
-    accumulator = m // WGMMA_M // design.warpgroups(consumers)[0] * n / 2
-    limit = _max_accumulator_fraction(name, m, consumers, epilogue)
-    return (accumulator + extra) / design.max_accumulator_registers[consumers] <= limit
+    accumulator = m // WGMMA_M // _warpgroups_along_m(config) * n / 2
+    registers = get_design(config.design).max_accumulator_registers[config.consumers]
+    return (accumulator + extra) / registers <= _max_accumulator_fraction(config, epilogue)
 
 
-def _max_accumulator_fraction(
-    design: str, tile_m: int, consumers: int, epilogue: EpilogueSpec, *, data_parallel: bool = True
-) -> float:
+def _max_accumulator_fraction(config: Config, epilogue: EpilogueSpec, *, data_parallel: bool = True) -> float:
     """Return the fraction of a design's accumulator registers that a tile may take; 0: none may.
 
     Without `data_parallel` K is split, or sums are promoted.
     """
     up_to_64_rows, more_rows, more_rows_of_splits = budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)]
-    if tile_m <= WGMMA_M * get_design(design).warpgroups(consumers)[0]:
+    if config.tile[0] <= WGMMA_M * _warpgroups_along_m(config):
         return up_to_64_rows
     return more_rows if data_parallel else more_rows_of_splits
 
@@ -180,16 +192,12 @@ def epilogue_class(epilogue: EpilogueSpec) -> str:
     return "plain, 32 bits stored by threads" if by_threads and _stores_32_bit_matrix(graph) else "plain"
 
 
-def _is_short(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
-    """Return whether the code of a tile's epilogue fits the instruction cache."""
-    return is_short(epilogue, m // get_design(name).warpgroups(consumers)[0], n)
-
-
-def _spills_transposed(design: str, tile_m: int, tile_n: int, graph: EpilogueGraph) -> bool:
+def _spills_transposed(config: Config, graph: EpilogueGraph) -> bool:
     """Return whether a tile spills that stores 32-bit elements along columns."""
-    is_wide_and_odd = tile_n > budgets.MAX_ODD_TRANSPOSED_COLUMNS and tile_n % 16 > 0
-    is_wide = is_wide_and_odd or (tile_n > budgets.MAX_TRANSPOSED_COLUMNS_WITH_OPERANDS and bool(graph.operands))
-    return is_wide and design == "pingpong" and tile_m == 128 and _stores_32_bit_matrix(graph)
+    m, n, _ = config.tile
+    is_wide = n > budgets.MAX_ODD_TRANSPOSED_COLUMNS and n % 16 > 0
+    is_wide |= n > budgets.MAX_TRANSPOSED_COLUMNS_WITH_OPERANDS and bool(graph.operands)
+    return is_wide and config.design == "pingpong" and m == 128 and _stores_32_bit_matrix(graph)
 
 
 def _stores_without_tma(epilogue: EpilogueSpec) -> bool:
@@ -235,14 +243,13 @@ def _spec_16bit(config: Config, epilogue: EpilogueSpec) -> KernelSpec:
 
 def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[int]) -> Iterator[Config]:
     """Yield a config's variants with these values of `splits`, and with `cluster_splits`."""
-    m, n, _ = base.tile
     if "splits" not in get_design(base.design).supported_options or base.consumers == 3:  # three have few registers
         return
-    if not _max_accumulator_fraction(base.design, m, base.consumers, epilogue, data_parallel=False):
+    if not _max_accumulator_fraction(base, epilogue, data_parallel=False):
         return
     for splits in splits_of_k:
         yield base.replace(splits=splits)
-    if n > budgets.MAX_EXCHANGED_COLUMNS and row_function_inputs(epilogue.graph):
+    if base.tile[1] > budgets.MAX_EXCHANGED_COLUMNS and row_function_inputs(epilogue.graph):
         return
     for splits in CLUSTER_SPLITS:
         split_config = base.replace(cluster_splits=splits, stages=MAX_STAGES)
@@ -253,11 +260,10 @@ def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[
 
 def fits_registers(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
     """Return whether a config whose stages are fitted to an epilogue has three stages, and registers for it."""
-    m, n, _ = config.tile
     data_parallel = not promoted and config.splits == config.cluster_splits == 1
-    if not _max_accumulator_fraction(config.design, m, config.consumers, epilogue, data_parallel=data_parallel):
+    if config.stages < 3 or not _max_accumulator_fraction(config, epilogue, data_parallel=data_parallel):
         return False
-    return config.stages >= 3 and _tile_fits_registers(config.design, m, n, config.consumers, epilogue)
+    return _tile_fits_registers(config, epilogue)
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from gemmsmith.binding.binding import Binding
 from gemmsmith.core.chip import Chip
@@ -21,7 +20,7 @@ from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N, check_quantize_blocks, 
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.tuning.batch_invariant import batch_invariant_config
 from gemmsmith.tuning.choose import choose
-from gemmsmith.tuning.choose_sm80 import choose_sm80, lookup_sm80
+from gemmsmith.tuning.choose_sm80 import lookup_sm80, rank_sm80
 from gemmsmith.tuning.gpus import Gpu
 from gemmsmith.tuning.grouped import choose_grouped
 from gemmsmith.tuning.model import covers
@@ -47,13 +46,14 @@ def check_full_rows_fit(spec: KernelSpec) -> None:
             )
 
 
+CostModel = Callable[[Problem, EpilogueSpec], Config]
+"""Returns the config with the least estimated time."""
+
+
 def explain_full_row_limit(
-    error: ConfigError,
-    problem: Problem,
-    epilogue: EpilogueSpec,
-    choose_config: Callable[[Problem, EpilogueSpec], Config],
-) -> ConfigError:
-    """Return the error for a GEMM whose chosen config was rejected.
+    error: ConfigError, problem: Problem, epilogue: EpilogueSpec, model: CostModel
+) -> ConfigError:  # fmt: skip
+    """Return the error for a GEMM for which the config that `model` chose was rejected.
 
     If its epilogue has row functions (which need all columns of a row, or of a block of it), the error says how many
     columns work instead; else it is `error`.
@@ -63,9 +63,9 @@ def explain_full_row_limit(
     if not names:
         return error
     needs_full_rows = graph.requires_full_rows
-    requested = (
-        problem.n if needs_full_rows else max(node.attribute[1] for node in graph.nodes if node.op == "quantize")
-    )
+    requested = problem.n
+    if not needs_full_rows:
+        requested = max(node.attribute[1] for node in graph.nodes if node.op == "quantize")
     for columns in range(min(MAX_TILE_N, (requested - 1) // TILE_N_STEP * TILE_N_STEP), 0, -TILE_N_STEP):
         narrow = problem
         if needs_full_rows:
@@ -74,7 +74,7 @@ def explain_full_row_limit(
             epilogue = epilogue.with_graph(_with_block_columns(graph, columns))
         try:
             check_quantize_blocks(epilogue.graph)
-            check_full_rows_fit(spec_for(choose_config(narrow, epilogue), narrow, epilogue))
+            check_full_rows_fit(spec_for(model(narrow, epilogue), narrow, epilogue))
         except (ArgumentError, ConfigError):
             continue
         what = f"rows of {requested} columns" if needs_full_rows else f"blocks of {requested} columns"
@@ -90,10 +90,6 @@ def _with_block_columns(graph: EpilogueGraph, columns: int) -> EpilogueGraph:
     """Return the graph with quantization blocks of `columns` columns."""
     nodes = (replace(x, attribute=(x.attribute[0], columns)) if x.op == "quantize" else x for x in graph.nodes)
     return replace(graph, nodes=tuple(nodes))
-
-
-CostModel = Callable[[Problem, EpilogueSpec], Config]
-"""Returns the config with the least estimated time."""
 
 
 @dataclass(frozen=True)
@@ -127,37 +123,35 @@ def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bo
     """
     if binding.grouping:
         return Choice.of(binding, *choose_grouped(binding, chip, gpu))
-    problem, epilogue = binding.problem, binding.spec
-    is_sm80 = not covers(problem.a.dtype, chip)
-    model: CostModel = partial(choose, gpu=gpu)
-    if is_sm80:
-        model = partial(choose_sm80, chip=chip, invariant=batch_invariant)
+    is_covered = covers(binding.problem.a.dtype, chip)
+
+    def model(problem: Problem, epilogue: EpilogueSpec) -> Config:
+        if is_covered:
+            return choose(problem, epilogue, gpu=gpu)
+        return rank_sm80(problem, epilogue, chip, invariant=batch_invariant)[0]
+
     try:
-        if is_sm80:
-            config, origin = _sm80_config(binding, chip, model, batch_invariant)
-        elif batch_invariant:
-            config, origin = batch_invariant_config(binding, gpu), "batch-invariant"
-        else:
-            config, origin = _hopper_config(binding, gpu, model)
+        config, origin = _config_and_origin(binding, chip, gpu, model, batch_invariant)
         choice = Choice.of(binding, config, origin)
         if (fitted := fit_stages(choice.spec)) != config:
             choice = Choice.of(binding, fitted, origin)
         check_full_rows_fit(choice.spec)
     except ConfigError as error:
-        raise explain_full_row_limit(error, problem, epilogue, model) from None
+        raise explain_full_row_limit(error, binding.problem, binding.spec, model) from None
     return choice
 
 
-def _hopper_config(binding: Binding, gpu: Gpu, model: CostModel) -> tuple[Config, str]:
-    """Return a wgmma config and its origin."""
-    if tuned := lookup_tuned(binding.problem, binding.spec, gpu):
+def _config_and_origin(
+    binding: Binding, chip: Chip, gpu: Gpu, model: CostModel, batch_invariant: bool
+) -> tuple[Config, str]:
+    """Return a tuned config if there is one, else the model's, and where it comes from, in words."""
+    problem, epilogue = binding.problem, binding.spec
+    if not covers(problem.a.dtype, chip):
+        if not batch_invariant and (tuned := lookup_sm80(problem, epilogue, chip)):
+            return tuned, f"tuned for {chip}"
+        return model(problem, epilogue), f"chosen for {chip}"
+    if batch_invariant:
+        return batch_invariant_config(binding, gpu), "batch-invariant"
+    if tuned := lookup_tuned(problem, epilogue, gpu):
         return tuned, "tuned" if binding.graph.is_identity else "tuned without its epilogue"
-    return model(binding.problem, binding.spec), "chosen by the model"
-
-
-def _sm80_config(binding: Binding, chip: Chip, model: CostModel, batch_invariant: bool) -> tuple[Config, str]:
-    """Return a config without wgmma, and its origin."""
-    tuned = None if batch_invariant else lookup_sm80(binding.problem, binding.spec, chip)
-    if tuned:
-        return tuned, f"tuned for {chip}"
-    return model(binding.problem, binding.spec), f"chosen for {chip}"
+    return model(problem, epilogue), "chosen by the model"

@@ -83,9 +83,9 @@ def rank_configs(
     problem_16bit = as_16bit_problem(problem)
     all_configs = configs_for(epilogue, problem_16bit, any_splits or splits_pay(problem))
     is_valid = all_configs.valid_for(problem_16bit)
-    valid_configs = all_configs.select(
-        np.flatnonzero(is_valid & all_configs.fixed_k_order if fixed_k_order else is_valid)
-    )
+    if fixed_k_order:
+        is_valid &= all_configs.fixed_k_order
+    valid_configs = all_configs.select(np.flatnonzero(is_valid))
     is_single_wave = valid_configs.is_single_wave(problem_16bit)
     alias_epilogue = is_single_wave & (valid_configs.aliased_stages > 0)
     stages = np.where(alias_epilogue, valid_configs.aliased_stages, valid_configs.stages)

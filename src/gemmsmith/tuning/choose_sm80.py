@@ -14,26 +14,24 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
-from gemmsmith.collective.simt import MAX_COPY_LANES_ALONG_K, VECTOR_ELEMENTS, WARP_THREADS, WORD_BYTES
+from gemmsmith.collective.simt import MAX_COPY_LANES_ALONG_K, VECTOR_ELEMENTS, WORD_BYTES
 from gemmsmith.core.chip import Chip, occupancy
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.mma import N8_COLUMNS, THREADS_PER_WARPGROUP, WGMMA_M
+from gemmsmith.core.mma import N8_COLUMNS, THREADS_PER_WARPGROUP, WARP_THREADS, WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.register_budgets import MAX_REDUCTIONS, REGISTERS_PER_SUBTILE_MATRIX, SM80_REGISTER_BUDGET
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
-from gemmsmith.tuning.gpus import H100
+from gemmsmith.tuning.gpus import H100, SCHEDULERS_PER_SM
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
 from gemmsmith.tuning.tuned_table import user_table
 
-SCHEDULERS_PER_SM = 4
-"""Instructions that an SM issues per cycle."""
 INSTRUCTIONS_PER_COPIED_WORD = {"K": 3.0, "MN": 1.5}
 """Instructions to copy a word, with its address, by the operand's major dimension. This and the next from SASS by NVRTC
 13 for sm_90a; ten tiles in four layouts deviate by at most 3.4 %."""
@@ -89,9 +87,8 @@ def _kernel_cost(spec: KernelSpec, chip: Chip) -> _KernelCost:
     loads = ceil(rows / VECTOR_ELEMENTS) + ceil(columns / VECTOR_ELEMENTS)
     copies = sum(INSTRUCTIONS_PER_COPIED_WORD[tile.major] * tile.mn / threads for tile in spec.tiles)
     instructions = tile_k * (rows * columns + loads + copies) + INSTRUCTIONS_PER_K_TILE
-    lines = 0.0
-    for tile in spec.tiles:
-        lines += tile.mn * tile_k / (min(tile_k, MAX_COPY_LANES_ALONG_K) if tile.major == "K" else WARP_THREADS)
+    lanes_per_line = {"K": min(tile_k, MAX_COPY_LANES_ALONG_K), "MN": WARP_THREADS}
+    lines = sum(tile.mn * tile_k / lanes_per_line[tile.major] for tile in spec.tiles)
     other_registers = OTHER_REGISTERS + SPLIT_REGISTERS * (spec.config.splits != 1)
     registers = min(rows * columns + 2 * (rows + columns) + other_registers, MAX_REGISTERS)
     shared = min(spec.config.stages * spec.stage_bytes + m * n * WORD_BYTES, chip.max_shared_bytes_per_cta)
@@ -167,11 +164,6 @@ SPLIT_REDUCTION_COST = 64
 """Factor of the cost of a tile's split-K reduction, 4 * m * n * this * COPY_COST_PER_ROW; chosen, not measured."""
 
 
-def choose_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> Config:
-    """Return the first config of `rank_sm80`."""
-    return rank_sm80(problem, epilogue, chip, invariant=invariant)[0]
-
-
 def rank_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> list[Config]:
     """Return the configs by estimated time, fastest first, with those that spill last.
 
@@ -181,19 +173,15 @@ def rank_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant
         ConfigError: No config works; the last one's error.
     """
     rejection, rows = ConfigError("no tile"), BATCH_INVARIANT_M if invariant else problem.m
-    configs = _sgemm_configs(problem, epilogue, rows, chip) if problem.a.dtype == FP32 else _mma_configs(problem, chip)
-    ranking: list[tuple[bool, float, Config]] = []
-    for config in configs:
+    is_sgemm, ranking = problem.a.dtype == FP32, list[tuple[bool, float, Config]]()
+    for config in _sgemm_configs(problem, epilogue, rows, chip) if is_sgemm else _mma_configs(problem, chip):
         if invariant and (config.splits != 1 or config.swap_ab):
             continue
         try:
             fitted = _with_fitted_stages(config, problem, epilogue)
             if fitted.stages > 2:
                 spec = spec_for(fitted, problem, epilogue)
-                if not spec.design.mma_op.uses_tensor_cores:
-                    time = sgemm_cycles(problem, rows, spec, chip)
-                else:
-                    time = _estimated_time(problem, rows, config, chip)
+                time = (sgemm_cycles if is_sgemm else _mma_time)(problem, rows, spec, chip)
                 ranking.append((_spills(spec), time, fitted))
         except ConfigError as error:
             rejection = error
@@ -234,12 +222,9 @@ def _spills(spec: KernelSpec) -> bool:
 
 
 def _mma_configs(problem: Problem, chip: Chip) -> Iterator[Config]:
-    dtype = problem.a.dtype
-    for m, n, consumers in MMA_TILES:
-        for splits in (1, 0):
-            for row_bytes, stages in ROW_BYTES_AND_STAGES:
-                tile = m, n, row_bytes // dtype.bytes
-                yield Config("mma_multistage", tile, (1, 1), stages, consumers, splits=splits, chip=chip.name)
+    for (m, n, consumers), splits, (row_bytes, stages) in product(MMA_TILES, (1, 0), ROW_BYTES_AND_STAGES):
+        tile = m, n, row_bytes // problem.a.dtype.bytes
+        yield Config("mma_multistage", tile, (1, 1), stages, consumers, splits=splits, chip=chip.name)
 
 
 def _sgemm_configs(problem: Problem, epilogue: EpilogueSpec, rows: int, chip: Chip) -> Iterator[Config]:
@@ -254,22 +239,21 @@ def _sgemm_configs(problem: Problem, epilogue: EpilogueSpec, rows: int, chip: Ch
         problem_m, problem_n = (problem.n, rows) if swap else (rows, problem.n)
         tiles = max(ceil_div(problem_m, m) * ceil_div(problem_n, n) * problem.batch, 1)
         splits_per_tile = {ctas_per_sm * chip.sm_count // tiles for ctas_per_sm in (1, 2)}
-        splits_of_k = (1, 0, *sorted(s for s in splits_per_tile if 1 < s <= MAX_SPLITS))
-        if graph.requires_full_rows:
-            splits_of_k = (1,)
+        splits_of_k = [1]
+        if not graph.requires_full_rows:
+            splits_of_k += [0, *sorted(s for s in splits_per_tile if 1 < s <= MAX_SPLITS)]
         tile_ks = [SGEMM_TILE_K_AND_STAGES]
-        if (m, n, consumers) in LARGE_TILE_K_TILES:
-            tile_ks.append(SGEMM_LARGE_TILE_K_AND_STAGES)
+        tile_ks += [SGEMM_LARGE_TILE_K_AND_STAGES] * ((m, n, consumers) in LARGE_TILE_K_TILES)
         for (k, stages), splits in product(tile_ks, splits_of_k):
             tile = m, n, k
             yield Config("sgemm", tile, (1, 1), stages, consumers, splits=splits, swap_ab=swap, chip=chip.name)
 
 
-def _estimated_time(problem: Problem, rows: int, config: Config, chip: Chip) -> float:
+def _mma_time(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
     """Return the time in multiply-adds of one SM: waves of tiles, or equal splits and their reduction."""
-    m, n, _ = config.tile
+    m, n, _ = spec.config.tile
     tiles = ceil_div(rows, m) * ceil_div(problem.n, n) * problem.batch
     tile_time = (m * n + COPY_COST_PER_ROW * (m + n)) * max(problem.k, 1)
-    if config.splits == 1:
+    if spec.config.splits == 1:
         return ceil_div(tiles, chip.sm_count) * tile_time
     return tiles * tile_time / chip.sm_count + 4 * m * n * SPLIT_REDUCTION_COST * COPY_COST_PER_ROW

@@ -41,11 +41,8 @@ def explain_config(
     table = ConfigTable.from_configs([config_for_16bit(c, problem.a.dtype) for c in (config, *alternatives)], epilogue)
     e = estimate(problem, table, epilogue, gpu)
     math, copies, k_tile = (float(x[0]) for x in (e.math_cycles, e.copy_cycles, e.k_tile_cycles))
-    bounds = {
-        "compute": float(e.work_cycles[0]),
-        "memory": float(e.memory_cycles[0]),
-        "power": float(e.power_limited_cycles[0]),
-    }
+    cycles_of_bounds = e.work_cycles[0], e.memory_cycles[0], e.power_limited_cycles[0]
+    bounds = dict(zip(("compute", "memory", "power"), map(float, cycles_of_bounds), strict=True))
     each_bound = ", ".join(f"{name} bound alone {x:.0f}" for name, x in bounds.items())
     limit = "math" if math >= copies else "copies"
     if k_tile > 1.2 * max(math, copies):
@@ -82,9 +79,9 @@ def _mn_major_line(name: str, operand: Matrix, width: int) -> str:
     nbytes, slowdown = tile_bytes(operand, np.array([float(width)]), np.ones(1))
     used = min(width, operand.rows) * operand.dtype.bytes
     line = f"{name} is MN-major: its k-tiles read {nbytes[0]:.0f} bytes per row, {used} of them used"
-    return line + f"; L2 reads take {slowdown[0]:.2f} times as long, since rows begin within lines" * bool(
-        slowdown[0] > 1
-    )
+    if slowdown[0] > 1:
+        line += f"; L2 reads take {slowdown[0]:.2f} times as long, since rows begin within lines"
+    return line
 
 
 def _packing_line(name: str, packing: Packing, problem: Problem) -> str:

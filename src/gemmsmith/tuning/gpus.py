@@ -28,6 +28,8 @@ H100 = Gpu("H100", 3.35e12, 1895, 32_500_000)
 """SXM, 80 GB, an L2 of 50 MB. Fitted to survey-nn-h100, survey-tn-h100 and survey-tt-h100."""
 H200 = Gpu("H200", 4.8e12, 2707, 39_000_000)
 """An L2 of 60 MB. Fitted to survey-h200."""
+SCHEDULERS_PER_SM = 4
+"""Instructions that an SM issues per cycle."""
 GPUS = (H100, H200)
 """All measured GPUs."""
 

@@ -61,10 +61,8 @@ def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]
     if not covers(problem.a.dtype, chip):
         ranked, origin = rank_sm80(problem, binding.spec, chip), f"chosen for {chip} and equal groups"
     elif grouping.along == "k":
-        ranked, origin = (
-            rank_configs(problem, binding.spec, MAX_CONFIGS, gpu=gpu),
-            "chosen by the model for equal groups",
-        )
+        origin = "chosen by the model for equal groups"
+        ranked = rank_configs(problem, binding.spec, MAX_CONFIGS, gpu=gpu)
     else:
         is_swapped = grouping.role == "b"  # a fixed order of rows needs D, not D^T
         swap_ab = is_swapped if binding.spec.reductions_in_order("n" if is_swapped else "m") else None
@@ -97,10 +95,10 @@ def _rank(
     """
     largest = as_16bit_problem(_with_rows(problem, 2 * problem.m))
     table = configs_for(epilogue, largest, splits=False)
-    is_unsplit = (table.splits == 1) & (table.cluster_splits == 1)
+    is_valid = table.valid_for(largest) & table.fixed_k_order
     if swap_ab is not None:
-        is_unsplit &= table.swap_ab == swap_ab
-    table = table.select(np.flatnonzero(is_unsplit & table.valid_for(largest)))
+        is_valid &= table.swap_ab == swap_ab
+    table = table.select(np.flatnonzero(is_valid))
     best = np.argsort(total_cycles(problem, table, epilogue, gpu, gathers), kind="stable")[:MAX_CONFIGS]
     configs = (table.configs[i].replace(stages=int(table.stages[i])) for i in best)
     return tuple(config_for_dtype(config, problem.a.dtype) for config in configs)

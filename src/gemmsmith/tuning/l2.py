@@ -33,6 +33,9 @@ GPC_MERGED_READ_FRACTIONS = {False: 0.4, True: 0.65}
 """Fraction of the repeated reads of a panel by the clusters of a GPC that the chip merges, without and with
 `sync_clusters`; by the counters in counters-h200 and lockstep-h200."""
 
+MAX_LABELS = 1024
+"""Tiles of a picture that are labeled, at most."""
+
 
 class L2Traffic(NamedTuple):
     """Bytes that are read from DRAM, and from the L2 by SMs."""
@@ -87,9 +90,8 @@ def prefers_streaming_stores(problem: Problem, epilogue: EpilogueSpec, gpu: Gpu)
     written to DRAM in about the order in which they are computed. Such GEMMs are 2 to 13 % faster
     (tries-stores-h100), while others are 0.5 % slower (sweep-layouts-h100).
     """
-    stored = sum(
-        r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.graph.matrix_result_names
-    )
+    matrices = epilogue.graph.matrix_result_names
+    stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in matrices)
     larger = problem.batch * problem.m * problem.n * stored > gpu.l2_bytes
     return larger and 2 * problem.k < FLOPS_PER_STORED_BYTE * stored
 
@@ -152,43 +154,33 @@ def l2_rows_read(wave: list[tuple[int, int]], config: Config, tile: tuple[int, i
     for i in range(0, len(wave), clusters_per_gpc):
         ms, ns = zip(*wave[i : i + clusters_per_gpc], strict=True)
         for panels, extent, multicast in ((ms, tile[0], cluster_n > 1), (ns, tile[1], cluster_m > 1)):
-            repeated = len(panels) - len(set(panels))
-            rows += extent * (
-                len(panels) - repeated * GPC_MERGED_READ_FRACTIONS[config.sync_clusters] * (not multicast)
-            )
+            merged = 0.0 if multicast else GPC_MERGED_READ_FRACTIONS[config.sync_clusters]
+            rows += extent * (len(panels) - (len(panels) - len(set(panels))) * merged)
     return round(rows)
 
 
 def plot_waves(problem: Problem, config: Config, path: str | Path) -> None:
-    """Plot the tiles of D to a file, colored by wave, and numbered if there are at most 1024."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    """Plot the tiles of D to a file, colored by wave, and numbered if there are at most MAX_LABELS."""
     import numpy as np
+    from matplotlib.figure import Figure
 
     tile_m, tile_n = cluster_tile(config)
     tiles_m, tiles_n = ceil_div(problem.m, tile_m), ceil_div(problem.n, tile_n)
-    tile_number = np.zeros((tiles_m, tiles_n), np.int32)
+    tiles = [(wave_index, m, n) for wave_index, wave in enumerate(waves(problem, config)) for m, n in wave]
     wave_of = np.zeros((tiles_m, tiles_n), np.int32)
-    count = last = 0
-    for last, wave in enumerate(waves(problem, config)):
-        for m, n in wave:
-            wave_of[m, n], tile_number[m, n] = last, count
-            count += 1
-    figure, axes = plt.subplots(figsize=(min(12, 3 + tiles_n / 2.5), min(12, 2 + tiles_m / 3.5)))
+    for wave_index, m, n in tiles:
+        wave_of[m, n] = wave_index
+    figure = Figure(figsize=(min(12, 3 + tiles_n / 2.5), min(12, 2 + tiles_m / 3.5)), layout="tight")
+    axes = figure.subplots()
     axes.imshow(wave_of, cmap="tab20", aspect="auto", interpolation="nearest")
-    if count <= 1024:
-        for m in range(tiles_m):
-            for n in range(tiles_n):
-                axes.text(n, m, str(tile_number[m, n]), ha="center", va="center", fontsize=7)
+    if len(tiles) <= MAX_LABELS:
+        for number, (_, m, n) in enumerate(tiles):
+            axes.text(n, m, str(number), ha="center", va="center", fontsize=7)
     traffic = simulate_traffic(problem, config)
     axes.set_xlabel("tiles along N")
     axes.set_ylabel("tiles along M")
     axes.set_title(
-        f"raster {config.raster}, groups of {config.raster_group}: {last + 1} waves, "
+        f"raster {config.raster}, groups of {config.raster_group}: {wave_of.max() + 1} waves, "
         f"{traffic.dram_bytes / 1e6:.0f} MB from DRAM, L2 hit rate {traffic.hit_rate:.1%}"
     )
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -347,9 +347,8 @@ def _promotion_parameters(problem: Problem, table: ConfigTable) -> tuple[Array, 
     """Return the columns of a promotion subtile, the k-tiles in flight, and the columns per block scale (0: none)."""
     scale_a, scale_b = (scale.granularity if scale else 0 for scale in problem.scales)
     columns_per_scale = np.where(table.swap_ab, scale_a, scale_b)
-    columns, k_tiles_in_flight = np.where(
-        (columns_per_scale == 1)[:, None], table.promotion_shapes[:, 1], table.promotion_shapes[:, 0]
-    ).T
+    per_column, shapes = (columns_per_scale == 1)[:, None], table.promotion_shapes
+    columns, k_tiles_in_flight = np.where(per_column, shapes[:, 1], shapes[:, 0]).T
     return columns, k_tiles_in_flight, columns_per_scale
 
 
@@ -424,9 +423,8 @@ def _schedule_waves(
     splits = np.minimum(np.minimum(np.floor(capacity / np.maximum(sk_tiles, 1)), k_tiles), MAX_SPLITS_PER_TILE)
     wastes = (capacity - sk_tiles * splits) * INVERSE_MAX_IDLE_FRACTION > capacity * splits * full_waves
     uniform = (sk_tiles > 0) & (splits > 1) & ~wastes
-    split_k_tiles = np.where(
-        uniform, full_waves * k_tiles + np.ceil(k_tiles / splits), np.ceil(tiles * k_tiles / clusters)
-    )
+    equal_splits = full_waves * k_tiles + np.ceil(k_tiles / splits)
+    split_k_tiles = np.where(uniform, equal_splits, np.ceil(tiles * k_tiles / clusters))
     peers = np.where(stream_k, np.where(uniform, splits - 1, 1), np.ceil(clusters / np.maximum(tiles, 1)) - 1)
     last_fraction = np.where(is_split, 0.0, last_tiles / np.maximum(tiles, 1))
     split_stores = np.maximum(1, np.floor(tiles / clusters)) * store

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gemmsmith.backends.sim.execute.counters import WAVEFRONT_BYTES, Count
 from gemmsmith.core.tile import SECTOR_BYTES
 from gemmsmith.tuning.config_table import NUM_SMS
-from gemmsmith.tuning.gpus import H200
+from gemmsmith.tuning.gpus import H200, SCHEDULERS_PER_SM
 from gemmsmith.tuning.model import FLOPS_PER_CYCLE
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
@@ -23,8 +23,6 @@ L2_TO_SM_BYTES_PER_CYCLE = 100
 """Maximum bytes per cycle from the L2 to one SM (survey-h200)."""
 SMEM_FILL_BYTES_PER_CYCLE = 110
 """Maximum bytes per cycle into one SM's shared memory, including multicast (survey-h200)."""
-SCHEDULERS_PER_SM = 4
-"""Instructions that an SM issues per cycle."""
 L1_SECTORS_PER_CYCLE = 4
 """Sectors that an SM's L1 looks up per cycle: 128 bytes, as a wavefront."""
 TFLOPS = {

@@ -54,11 +54,9 @@ def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = N
     Raises:
         ConfigError: The config does not suit the problem.
     """
-    if not config.swap_ab:
-        return make_spec(with_packed_operands(problem, config), config, epilogue)
-    return make_spec(
-        with_packed_operands(problem.T, config), config, transposed_epilogue(epilogue) if epilogue else None
-    )
+    if config.swap_ab:
+        problem, epilogue = problem.T, transposed_epilogue(epilogue) if epilogue else None
+    return make_spec(with_packed_operands(problem, config), config, epilogue)
 
 
 @lru_cache(maxsize=64)

@@ -80,12 +80,15 @@ class TunedTable:
         self._entries: dict[tuple[int, int, str, str], list[Entry]] = {}
         for row in rows:
             m, n, k = (index(row[name]) for name in "mnk")
-            config = Config.from_table_row(row["config"])
+            config = Config(**row["config"])
             check_config(config)
             entry = Entry(m, config, row.get("layout", "nt"), find_gpu(row.get("gpu", H200.name)))
             self._entries.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append(entry)
         for entries in self._entries.values():
             entries.sort(key=lambda entry: entry.m)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values()))
 
     def get(self, problem: Problem, chip: Chip = HOPPER, gpu: Gpu = H200) -> Config | None:
         """Return the chip's config for the problem's N and K and the next tuned M, up to twice the problem's, or None.
@@ -119,7 +122,7 @@ def _next_config(entries: list[Entry], problem: Problem, gpu: Gpu) -> Config | N
     try:
         spec_for(config, problem)
     except ConfigError as error:
-        _warn_skipped(config, operand_class(problem), str(error))
+        _warn_once(f"ignoring tuned config for {operand_class(problem)}, {config}: {error}; tune again")
         return None
     return config
 
@@ -173,15 +176,9 @@ def lookup_tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gp
     if config.swap_ab:
         return None
     problem = round_up_m(problem)
-    fused = adapt_config(config, problem, epilogue, gpu)
-    fused = fused or adapt_config(_with_tile_n_multiple_of_16(config), problem, epilogue, gpu)
+    (m, n, k), fused = config.tile, adapt_config(config, problem, epilogue, gpu)
+    fused = fused or adapt_config(config.replace(tile=(m, round_up(n, 16), k)), problem, epilogue, gpu)
     return fused if fused and fits_registers(fused, epilogue, problem.promoted) else None
-
-
-def _with_tile_n_multiple_of_16(config: Config) -> Config:
-    """Return the config with tile N rounded up to 16, so that stores of 16 bytes cover half of the tile."""
-    m, n, k = config.tile
-    return config.replace(tile=(m, round_up(n, 16), k))
 
 
 def save_tuned(problem: Problem, config: Config, us: float, gpu: str) -> None:
@@ -233,23 +230,16 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        _warn_corrupt(file, f"{type(error).__name__}: {error}")
+        why = f"{type(error).__name__}: {error}"
+        _warn_once(f"ignoring corrupt tuning cache {file}: {why}; delete it to silence this warning")
         return []
     return rows
 
 
 @lru_cache(maxsize=64)
-def _warn_corrupt(file: Path, why: str) -> None:
-    """Warn of a corrupt table, once per file and reason."""
-    warnings.warn(
-        f"gemmsmith: ignoring corrupt tuning cache {file}: {why}; delete it to silence this warning", stacklevel=2
-    )
-
-
-@lru_cache(maxsize=64)
-def _warn_skipped(config: Config, kind: str, why: str) -> None:
-    """Warn of a row that does not suit its operand class, once per row and reason."""
-    warnings.warn(f"gemmsmith: ignoring tuned config for {kind}, {config}: {why}; tune again", stacklevel=2)
+def _warn_once(message: str) -> None:
+    """Warn of a file or a row that is ignored, once."""
+    warnings.warn(f"gemmsmith: {message}", stacklevel=2)
 
 
 def _user_table_file() -> Path:
