@@ -211,6 +211,7 @@ def amax(source: DType, vectorizable: bool) -> Kernel:
 
 
 def _make_group(granularity: ScaleGranularity, layout: ThreadLayout) -> ScaleGroup:
+    """Return a thread's groups of elements that share a scale."""
     if granularity == "column":
         return ColumnScaleGroup()
     if granularity == "row":
@@ -258,6 +259,7 @@ class QuantizedOutput:
     def __init__(
         self, orientation: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
     ) -> None:
+        """Declare the arguments of the arrays. `extents`: rows and columns of the matrix."""
         self.orientation, self.granularity, self.spec, self.extents = orientation, granularity, spec, extents
         self.values = GlobalArray(orientation, orientation, spec.value_dtype)
         self.scales = GlobalArray(f"{orientation}_scales", f"{orientation}_scales", spec.scale_dtype)

@@ -196,6 +196,15 @@ class _SecondStep:
     def __init__(
         self, spec: ReduceSpec, index: int, suffix: str, buffers: SharedBuffer, last_flag: SharedBuffer | None
     ) -> None:
+        """Declare the arguments.
+
+        Args:
+            spec: The result's second step.
+            index: Index of the result's BoundReduction in the launch.
+            suffix: Suffix of the arguments' names.
+            buffers: Shared memory for a state of each thread, component by component.
+            last_flag: Shared memory for a word; needed if CTAs share an output.
+        """
         k = current_builder()
         self.spec, self.monoid, self._buffers, self._last_flag = spec, spec.kind.monoid, buffers, last_flag
 
