@@ -53,10 +53,8 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-main.add_command(explain)
-main.add_command(ladder)
-main.add_command(raster)
-main.add_command(tune)
+for command in (explain, ladder, raster, tune):
+    main.add_command(command)
 
 
 @main.command()
