@@ -32,6 +32,7 @@ from docs import figures, results  # noqa: E402
 
 from gemmsmith import Config, Spec, plan  # noqa: E402
 from gemmsmith.cli import main  # noqa: E402
+from gemmsmith.cli.group import COMMANDS, find_command  # noqa: E402
 from gemmsmith.graph.frontend import op_table  # noqa: E402
 from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
@@ -95,9 +96,16 @@ parentheses those of the special-function unit, in the default and in the approx
 CLI = """\
 # Command line
 
-Look up a command's options here, or with `gemmsmith COMMAND --help`. `gemmsmith run` prints the problem, the config,
-the error against float64, registers and spills, and where it wrote the CUDA file and the timeline. Errors are one line
-on stderr; with `--json`, one object on stdout. This page is generated from the commands by `python docs/generate.py`.
+Look up a command's options here, or with `gemmsmith COMMAND --help`. Sizes are M, N and K joined by x, such as
+`gemmsmith show 512x4096x4096`, or `--m`, `--n` and `--k`. All commands take the config that `gemm` takes. Errors are
+one line on stderr; with `--json`, one object on stdout. This page is generated from the commands by
+`python docs/generate.py`.
+
+| exit code | meaning |
+| --- | --- |
+| 0 | done |
+| 1 | the result is wrong, a hazard was found, or `doctor` found something broken |
+| 2 | the request cannot be served |
 """
 
 
@@ -167,7 +175,8 @@ MIN_SHARED = 6
 def command_line() -> str:
     """Return docs/reference/cli.md."""
     sections, written = [CLI], {}
-    for name, command in main.commands.items():
+    for name in COMMANDS:
+        command = find_command(name)
         rows = list(_options(command))
         sections.append(f"## gemmsmith {name}\n\n{_line(command)}\n")
         base = max(written, key=lambda x: len(written[x] & set(rows)), default="")

@@ -20,6 +20,7 @@ from PIL import Image
 import gemmsmith
 from benchmarks.rows import find, load, names
 from gemmsmith.cli import ladder, main
+from gemmsmith.cli.group import COMMANDS, find_command
 from gemmsmith.ladder.rungs import RUNG_CASES, RungCase
 from gemmsmith.tuning import roofline
 from gemmsmith.tuning.gpus import H200
@@ -153,8 +154,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         _, name, *_ = command.split()
         if name == "COMMAND":
             continue
-        assert name in main.commands, name
-        options = {opt for p in main.commands[name].params for opt in (*p.opts, *p.secondary_opts)} | {"--help"}
+        assert name in COMMANDS, name
+        options = {opt for p in find_command(name).params for opt in (*p.opts, *p.secondary_opts)} | {"--help"}
         assert set(re.findall(r"--[a-z-]+", command)) <= options, command
 
 

@@ -100,7 +100,6 @@ WRONG_TYPES: list[tuple[Callable[[], Any], str]] = [
       for call in (lambda plan: plan.run, lambda plan: plan.prepare)),
     *((lambda text=text: Config.parse(text), "text: got .*; use that of a Config, such as 'cooperative 128x256x64")
       for text in (None, 3, b"cooperative", "cooperative", ARRAY)),
-    (lambda: Config.from_table_row([]), "row: got .*; use a dict of a Config's fields"),
     (lambda: gemmsmith.Plan("x"), r"request: got str; use gemmsmith.plan\(a, b\)"),
     (lambda: Spec((3, 3), "bf16", 3), "Spec.strides: got 3; use 2 integers, in elements"),
     *((lambda name=name, x=x: gemmsmith.gemm(A, B, **{name: x}), f"{name}: got ")

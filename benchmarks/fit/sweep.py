@@ -140,7 +140,7 @@ def enter(sweep: Path, table: Path) -> None:
         timed = {Config.parse(r["config"]): r for r in group if r["ratio"]}
         timed = {config: r for config, r in timed.items() if is_candidate(shape, config)}
         chosen = max(timed, key=lambda config: timed[config]["ratio"])
-        current = Config.from_table_row(rows[shape]["config"]) if shape in rows else chosen
+        current = Config(**rows[shape]["config"]) if shape in rows else chosen
         if current in timed and timed[chosen]["ratio"] < timed[current]["ratio"] * BETTER:
             chosen = current
         best = timed[chosen]

@@ -1,5 +1,5 @@
 """`python -m gemmsmith`: the command."""
 
-from gemmsmith.cli.commands import main
+from gemmsmith.cli import main
 
 main()

@@ -281,8 +281,7 @@ def tune(
     """
     from gemmsmith.tuning.search import tune as tune_on_gpu
 
-    if (max_configs := as_integer("max_configs", max_configs)) < 1:
-        raise ArgumentError(f"max_configs: got {max_configs}; use at least 1")
+    max_configs = as_integer("max_configs", max_configs, least=1)
     if not callable(on_progress):
         raise ArgumentError(f"on_progress: got {on_progress!r}; use a function of the stage")
     return tune_on_gpu(Request(a, b, accumulate=accumulate, precision=precision), Plan, max_configs, on_progress)

@@ -11,24 +11,30 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gemmsmith
 from gemmsmith import Config, Plan, Spec
+from gemmsmith.backends.cuda import compiler
 from gemmsmith.backends.reference.bounds import Report
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.execute import Outcome
+from gemmsmith.cli.group import COMMANDS, find_command
 from gemmsmith.cli.options import Integers
 from gemmsmith.core.chip import HOPPER
+from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
 from gemmsmith.tuning.search import Measured
-from gemmsmith.tuning.tuned_table import save_tuned
+from gemmsmith.tuning.tuned_table import builtin_table, save_tuned
 
 FAULT = "internal error in gemmsmith"
 
@@ -106,7 +112,7 @@ def test_json(call) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "kind", "message"),
     [
-        (["run", "--stages", "0"], 1, "ConfigError", "stages: got 0; use at least 2"),
+        (["run", "--stages", "0"], 2, "ConfigError", "stages: got 0; use at least 2"),
         (["raster", "--m", "0"], 2, "BadParameter", "0 is not in the range x>=1"),
         (["tune", "1x2"], 2, "BadParameter", "such as 512x4096x4096"),
         (["simulate", "--nosuch"], 2, "NoSuchOption", "gemmsmith simulate --help"),
@@ -137,6 +143,99 @@ def test_tiles_of_groups(call) -> None:
     assert [(x["group"], x["first_row"], x["rows"]) for x in rows] == [(0, 0, 1000), (1, 1000, 0), (2, 1000, 2300)]
     assert all((x["tiles"] == 0) == (x["rows"] == 0) for x in rows)
     assert "rows of a tile" in good(call("raster", "--groups", "100,0,257", "--m", "400", "--n", "64"))
+
+
+PROBLEMS = [
+    (m, n, k, *options)
+    for m, n, k in ((1, 512, 256), (64, 192, 128), (130, 96, 200), (512, 64, 1024), (300, 300, 64))
+    for options in (
+        (), ("--dtype", "fp8_e4m3"), ("--dtype", "fp16", "--layout", "tn"), ("--dtype", "fp32", "--precision", "tf32"),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_every_command_takes_the_config_of_gemm(
+    call, problem: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, n, k, *words = problem
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    dtype, layout = options.get("--dtype", "bf16"), options.get("--layout", "nt")
+    a = np.zeros((m, k) if layout[0] == "n" else (k, m), as_dtype(dtype).numpy)
+    b = np.zeros((n, k) if layout[1] == "t" else (k, n), a.dtype)
+    a, b = a if layout[0] == "n" else a.T, b.T if layout[1] == "t" else b
+    precision = {"precision": options["--precision"]} if "--precision" in options else {}
+    want = gemmsmith.plan(a, b, **precision).config
+    sizes, planned = f"{m}x{n}x{k}", []
+    init = Plan.__init__
+    monkeypatch.setattr(Plan, "__init__", lambda self, request: (init(self, request), planned.append(self.config))[0])
+    gemmsmith.gemm(a, b, backend="reference", **precision)
+    assert {*planned} <= {want}
+    for command in (["run", "--backend", "reference"], ["simulate"]):
+        found = json.loads(good(call(*command, sizes, *words, "--json")))
+        assert found["config"] == json.loads(json.dumps(vars(want)))
+    assert good(call("show", sizes, *words, "--why")).startswith(f"{want}:")
+
+
+def test_sizes_are_one_word_or_three_options(call) -> None:
+    source = good(call("show", "200x136x96"))
+    assert source == good(call("show", "--m", "200", "--n", "136", "--k", "96"))
+    assert source != good(call("show", "200x136x96", "--config", "default"))
+    assert "128x256x64" in good(call("show", "200x136x96", "--config", "default"))
+
+
+@pytest.mark.parametrize("sizes", ["0x128x64", "128x0x64", "0x0x0"])
+def test_an_empty_result(call, sizes: str) -> None:
+    rows = good(call("run", sizes, "--backend", "sim")).splitlines()
+    assert rows[0].split() == ["problem", sizes, "bf16", "->", "bf16"]
+    assert "result    pass" in rows
+
+
+def test_a_swapped_problem_is_printed_as_it_was_given(call) -> None:
+    assert "100x128x64 bf16" in good(call("run", "100x128x64", "--swap-ab", "--backend", "sim")).splitlines()[0]
+
+
+@pytest.mark.parametrize("words", [["run", "--backend", "sim"], ["simulate"], ["show", "--why"], ["doctor"]])
+def test_lines_have_100_columns(call, words: list[str]) -> None:
+    lines = good(call(*words, *(["100x128x64"] if words[0] != "doctor" else []))).splitlines()
+    paths = ("source", "timeline", "trace", "ok")
+    assert all(len(x) <= 100 for x in lines if x.split()[0] not in paths)
+    assert all(len(x) <= 100 for x in good(call(words[0], "--help")).splitlines())
+
+
+def test_doctor(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is found; a folder that cannot be written, and a compiler that is not there, are broken."""
+    found = {x["what"]: x for x in json.loads(good(call("doctor", "--json")))}
+    assert {found[x]["state"] for x in ("gemmsmith", "compiler", "nvdisasm", "cache", "tables")} == {"ok"}
+    assert found["tables"]["found"].startswith(f"{len(builtin_table())} configs shipped")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "file"))
+
+    def broken(*args: object, **options: object) -> None:
+        raise gemmsmith.CompileError("NVRTC was not found")
+
+    monkeypatch.setattr(compiler, "compile_source", broken)
+    result = call("doctor")
+    assert result.exit_code == 1
+    assert [x.split()[1] for x in result.stdout.splitlines() if x.startswith("broken")] == ["compiler", "cache"]
+    assert "set GEMMSMITH_CACHE_DIR to a folder that can be written" in result.stdout
+
+
+def test_cache(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled ahead is not compiled again."""
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    assert good(call("cache")) == f"0 kernels, 0 bytes, in {tmp_path / 'cache'}\n"
+    (tmp_path / "problems.txt").write_text("# two\n64x64x64 --tile 64x64x64 # small\n\n64x64x64 --tile 64x32x64\n")
+    assert good(call("cache", "--warm", str(tmp_path / "problems.txt"))).startswith("2 kernels, ")
+    monkeypatch.setattr(compiler, "_compile", None)
+    assert "registers" in good(call("show", "64x64x64", "--tile", "64x64x64", "--resources"))
+    rows = good(call("cache", "--list")).splitlines()
+    assert [x.endswith(".cubin") for x in rows] == [True, True, False]
+    listed = json.loads(good(call("cache", "--list", "--json")))
+    assert listed["bytes"] == sum(Path(x["file"]).stat().st_size for x in listed["entries"])
+    assert good(call("cache", "--clear")).startswith("0 kernels")
+    assert not [*(tmp_path / "cache").glob("**/*.cubin")]
 
 
 def test_reference(call) -> None:
@@ -241,7 +340,7 @@ def test_ladder(call, tmp_path: Path) -> None:
     beside = good(call(*words, "--measured", "rows.json", "--picture", "ladder.svg")).splitlines()
     assert beside[1].split()[-4:] == ["10", "0.4", "50%", "25%"]
     refused = call("ladder", "--rung", "naive", "--measured", "rows.json")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "rows.json has no rows of 4096x4096x4096; use --m, --n, --k of one of 64x64x512" in refused.output
 
 
@@ -255,7 +354,7 @@ def test_all_rungs_of_the_ladder(call) -> None:
 def test_ladder_refuses_other_files(call, option: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(text)
     refused = call("ladder", "--rung", "naive", "--m", "16", "--n", "16", "--k", "16", option, "other.json")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert f"{option}: other.json is not a results file: " in refused.output
 
 
@@ -312,6 +411,11 @@ def test_an_annotated_listing(call, code: str, tensor: str) -> None:
         (["show", "--dtype", "fp8_e4m3", "--tile", "128x128x64"], 'tile K: got 64 with accumulate="promoted"; use 128'),
         (["show", "--dtype", "int8", "--out-dtype", "int32", "--scale-a", "tensor"], "out_dtype: got 'int32'; use one"),
         (["tune", "--dtype", "int8", "--accumulate", "fast", "64x64x64"], "operands of int8; use int32"),
+        (["show", "512x512x512", "--m", "4"], "MxNxK: got it beside --m, --n or --k; use either"),
+        (["show", "512x512"], "'512x512' is not 3 integers joined by x, at least 0 each, such as 512x4096x4096"),
+        (["cache", "--list", "--clear"], "--list, --clear, --warm: got several; use one"),
+        (["cache", "--warm", "problems.txt"], "problems.txt, line 2: Invalid value for '--dtype': 'fp7' is not one of"),
+        (["explain", "--epilogue", "amax", "--operand", "x=row", "--operand", "x=column"], "x is given twice; use one"),
         (["run", "--m", "-1"], "'--m': -1 is not in the range x>=0"),
         (["run", "--seed", "-1"], "'--seed': -1 is not in the range x>=0"),
         (["run", "--output", "file"], "'file' is a file"),
@@ -343,12 +447,13 @@ def test_an_annotated_listing(call, code: str, tensor: str) -> None:
 )
 def test_errors_are_one_clear_line(call, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "problems.txt").write_text("64x64x64\n64x64x64 --dtype fp7\n")
     (tmp_path / "wrong.py").write_text("def f(")
     (tmp_path / "raises.py").write_text("1 / 0\n")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")
     (tmp_path / "good.py").write_text("def late(acc):\n    return [][3]\nnumber = 7\n")
     result = call(*words)
-    assert result.exit_code == (2 if "--help" in result.stderr else 1)
+    assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
@@ -362,7 +467,7 @@ def test_a_folder_that_cannot_be_written(call, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "write_text", refused)
     result = call("run", *SMALL, "--backend", "sim")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert ".cu: Permission denied; use a writable file or folder" in result.stderr
 
 
@@ -372,7 +477,7 @@ def test_a_fault_of_the_library_is_one_line_too(call, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(commands, "execute", broken)
     result = call("run", *SMALL)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "KeyError: 'nothing there' at " in result.stderr
     assert FAULT in result.stderr
@@ -439,7 +544,7 @@ def test_every_ready_made_epilogue_is_explained(call) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [None, *sorted(main.commands)])
+@pytest.mark.parametrize("name", [None, *sorted(COMMANDS)])
 def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) -> None:
     text = good(call(*filter(None, [name]), "--help"))
     example = re.search(r"Example: gemmsmith (.*)", text)
@@ -502,10 +607,11 @@ def values(option: click.Parameter) -> st.SearchStrategy[list[str]]:
 
 @st.composite
 def commands_with_options(draw: st.DrawFn) -> list[str]:
-    name = draw(st.sampled_from(sorted(main.commands)))
-    options = [p for p in main.commands[name].params if p.name not in ("m", "n", "k")]
+    name = draw(st.sampled_from(sorted(COMMANDS)))
+    parameters = find_command(name).params
+    options = [p for p in parameters if p.name not in ("shape", "m", "n", "k")]
     words = [name]
-    if name != "tune":
+    if len(options) < len(parameters):
         for size in "mnk":  # or a run would take long
             words += [f"--{size}", draw(NUMBERS if name in ("show", "explain") else st.integers(-1, 130).map(str))]
     for option in draw(st.lists(st.sampled_from(options), max_size=5)):

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from tests.torch.fp8_bounds import OF_RECIPE, OF_ROUNDING, relative_errors, trained_in_float64, trained_in_fp8  # noqa: E402
 
 from gemmsmith.torch import FusedMoE  # noqa: E402
-from gemmsmith.torch.moe.fp8_training import gated_experts_in_fp8  # noqa: E402
+from gemmsmith.torch.moe.experts import gated_experts  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +32,7 @@ def test_results_and_gradients(dim: int, hidden: int, tokens: int, dtype: Any) -
     weights = torch.rand(tokens, top_k, device="cuda") + 0.1
     leaves = [t.clone().requires_grad_() for t in (x, weights, gate_up, down)]
     for _ in range(2):
-        y = gated_experts_in_fp8(leaves[0], experts, *leaves[1:])
+        y = gated_experts(leaves[0], experts, *leaves[1:], in_fp8=True)
         got = [y.detach(), *torch.autograd.grad(y, leaves, gradient)]
         arrays = x, experts, weights, gate_up, down, gradient
         for errors in relative_errors(got, trained_in_fp8(*arrays)):

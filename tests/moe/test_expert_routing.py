@@ -16,7 +16,7 @@ from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.moe.launch import MAX_ROUTED_TOKENS, route
-from gemmsmith.moe.route import MAX_GROUPS, MAX_TOP_K, BoundRoute, RouteSpec
+from gemmsmith.moe.route import MAX_GROUPS, MAX_TOP_K, BoundRoute, RouteSpec, check_counts
 from gemmsmith.moe.route import route as route_kernel
 from gemmsmith.moe.sort_by_expert import MAX_EXPERTS, MAX_ROUTED_EXPERTS, MAX_SLOTS, BoundSort, SortSpec
 from gemmsmith.moe.sort_by_expert import sort_by_expert as sort_kernel
@@ -150,7 +150,7 @@ def test_nan(rng: np.random.Generator, scores: Any, groups: int) -> None:
 )
 def test_what_cannot_be_selected_is_refused(top_k: int, groups: int, top_k_groups: int, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        RouteSpec(8, top_k, "softmax", True, groups, top_k_groups, FP32)
+        check_counts(8, top_k, groups, top_k_groups)
 
 
 SPEC = RouteSpec(24, 3, "sigmoid", True, 4, 2, BF16)

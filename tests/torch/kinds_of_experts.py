@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gemmsmith.torch.graph_serialization import serialize
-from gemmsmith.torch.mlp.gated_epilogues import HALVES, trace_gate, width
+from gemmsmith.torch.mlp.gated_epilogues import HALVES, Gate, trace_gate, width
 from gemmsmith.torch.moe.experts import gated_experts
 
 OAI = serialize(
@@ -40,8 +40,8 @@ class KindOfExperts(torch.nn.Module):
     def forward(self, x: Any, experts: Any, weights: Any) -> Any:
         gate_up, down, *biases = self.arrays
         return gated_experts(
-            x, experts, weights, gate_up, down, self.gate, biases=tuple(biases) or (None, None),
-            interleaved=self.interleaved, post=self.post,
+            x, experts, weights, gate_up, down, Gate(self.gate, self.interleaved), biases=tuple(biases) or (None, None),
+            post=self.post,
         )  # fmt: skip
 
     def one_at_a_time(self, x: Any, experts: Any, weights: Any, saved: torch.dtype = torch.float64) -> Any:

@@ -11,8 +11,11 @@ from tests.torch.fp8_bounds import OF_RECIPE, OF_ROUNDING, relative_errors, trai
 
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE  # noqa: E402
-from gemmsmith.torch.moe.fp8_training import BACKWARD, FORWARD, _backward, _forward, gated_experts_in_fp8  # noqa: E402
-from gemmsmith.torch.moe.slots import sort_slots  # noqa: E402
+from gemmsmith.torch.mlp.gated_epilogues import Gate  # noqa: E402
+from gemmsmith.torch.moe.experts import gated_experts  # noqa: E402
+from gemmsmith.torch.moe.fp8_training import backward_in_fp8, forward_in_fp8  # noqa: E402
+from gemmsmith.torch.moe.slots import sort_slots, sum_slots  # noqa: E402
+from gemmsmith.torch.moe.training import BACKWARD, FORWARD  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2
@@ -45,7 +48,7 @@ def check(got: Any, arrays: Any, activation: str = "silu") -> None:
 def trained(*arrays: Any, activation: str = "silu") -> list[Any]:
     x, experts, weights, gate_up, down, gradient = arrays
     leaves = [t.clone().requires_grad_() for t in (x, weights, gate_up, down)]
-    y = gated_experts_in_fp8(leaves[0], experts, *leaves[1:], activation)
+    y = gated_experts(leaves[0], experts, *leaves[1:], Gate(activation), in_fp8=True)
     return [y.detach(), *torch.autograd.grad(y, leaves, gradient)]
 
 
@@ -80,19 +83,21 @@ def test_the_kernels() -> None:
     arrays = x, experts, weights, gate_up, down, gradient = inputs(23, dim=144, hidden=136)
     order = sort_slots(experts, weights, EXPERTS)
     table = [order.offsets, order.token_of_row, order.row_of_slot], order.row_weights, gate_up, down, "silu"
-    y, gate, up = _forward(x, *table, backend="sim")
-    grad_x, of_rows, *of_weights = _backward(gradient, x, gate, up, *table, [True, True], backend="sim")
+    rows, *halves = forward_in_fp8(x, *table, backend="sim")
+    y = sum_slots(rows, len(x), row_of_slot=order.row_of_slot)
+    grad_x, of_rows, *of_weights = backward_in_fp8(gradient, x, halves, *table, [True] * 3, backend="sim")
     check([y, grad_x, of_rows[order.row_of_slot.long()].view(-1, TOP_K), *of_weights], arrays)
 
 
 def test_the_operators() -> None:
     x, experts, weights, gate_up, down, gradient = inputs(9, dim=64, hidden=32)
     order = sort_slots(experts, weights, EXPERTS)
-    table = [order.offsets, order.token_of_row, order.row_of_slot], order.row_weights, gate_up, down, "silu"
-    _, gate, up = FORWARD(x, *table)
-    torch.library.opcheck(FORWARD, (x, *table))
-    for needed in ([True, False], [False, True]):
-        torch.library.opcheck(BACKWARD, (gradient, x, gate, up, *table, needed))
+    arrays = [order.offsets, order.token_of_row, order.row_of_slot], order.row_weights, gate_up, down
+    options = "silu", False, True, True
+    _, halves = FORWARD(x, *arrays, None, *options)
+    torch.library.opcheck(FORWARD, (x, *arrays, None, *options))
+    for needed in ([True, False, True, False], [False, True, False, False]):
+        torch.library.opcheck(BACKWARD, (gradient, x, halves, *arrays, *options, needed))
 
 
 def layer(**options: Any) -> FusedMoE:
@@ -142,14 +147,14 @@ def test_wrong_arguments_are_refused() -> None:
         ("down: got torch.float8_e4m3fn; use one of", (x, experts, weights, gate_up, down.to(torch.float8_e4m3fn))),
         ("hidden: got 4 with experts in fp8; use a multiple of 8",
          (x, experts, weights, gate_up[:, :8], down[:, :, :4])),
-        ("activation: got 'tanh'; use one of silu", (x, experts, weights, gate_up, down, "tanh")),
+        ("activation: got 'tanh'; use one of silu", (x, experts, weights, gate_up, down, Gate("tanh"))),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=match):
-            gated_experts_in_fp8(*arguments)
+            gated_experts(*arguments, in_fp8=True)
     with pytest.raises(ArgumentError, match="hidden: got 100 with experts in fp8"):
         FusedMoE(DIM, 100, EXPERTS, TOP_K, multiply_in_fp8=True)
     with pytest.raises(ArgumentError, match="experts_dtype, multiply_in_fp8: got both; use one"):
         FusedMoE(DIM, HIDDEN, EXPERTS, TOP_K, multiply_in_fp8=True, experts_dtype=torch.float8_e4m3fn)
-    y = gated_experts_in_fp8(x.requires_grad_(), experts, weights, gate_up, down)
+    y = gated_experts(x.requires_grad_(), experts, weights, gate_up, down, in_fp8=True)
     with pytest.raises(ArgumentError, match="create_graph: got True for a function without second derivatives"):
         torch.autograd.grad(y.sum(), x, create_graph=True)

@@ -17,20 +17,16 @@ from gemmsmith.moe.launch import route  # noqa: E402
 from gemmsmith.moe.launch import sort_by_expert as sort_by_expert_kernel  # noqa: E402
 from gemmsmith.moe.route import RouteSpec  # noqa: E402
 from gemmsmith.torch import FusedMoE, fallback, register_experts  # noqa: E402
-from gemmsmith.torch.mlp.gated_epilogues import ACTIVATIONS, width  # noqa: E402
+from gemmsmith.torch.mlp.gated_epilogues import ACTIVATIONS, Gate, width  # noqa: E402
 from gemmsmith.torch.moe import experts as experts_module  # noqa: E402
-from gemmsmith.torch.moe.experts import (  # noqa: E402
-    _backward,
-    _run_inference,
-    gated_experts,
-    sort_by_expert,
-)
+from gemmsmith.torch.moe.experts import _run_inference, gated_experts  # noqa: E402
 from gemmsmith.torch.moe.slots import (  # noqa: E402
     SortedSlots,
     select_experts,
     sort_slots,
     sum_slots,
 )
+from gemmsmith.torch.moe.training import BACKWARD, FORWARD, gate_gradients  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 16, 24, 6, 2
@@ -78,7 +74,7 @@ def test_activations(activation: str) -> None:
     )
     x, experts, weights, gate_up, down = inputs(20)
     arrays = (x, weights, gate_up, down)
-    got = gated_experts(x, experts, weights, gate_up, down, activation)
+    got = gated_experts(x, experts, weights, gate_up, down, Gate(activation))
     want = one_at_a_time(x, experts, weights, gate_up, down, act)
     torch.testing.assert_close(got, want)
     for a, b in zip(torch.autograd.grad(got.sum(), arrays), torch.autograd.grad(want.sum(), arrays), strict=True):
@@ -97,10 +93,10 @@ def test_experts_of_other_ranks_count_for_nothing(absent: int) -> None:
 
 
 def test_sorting_is_stable() -> None:
-    order, ends = sort_by_expert(torch.tensor([[2, 0], [0, -1], [2, 5]]), 4)
-    assert order.tolist() == [1, 2, 0, 4, 3, 5]
-    assert ends.tolist() == [2, 2, 4, 4]
-    assert ends.dtype == torch.int32
+    order = sort_slots(torch.tensor([[2, 0], [0, -1], [2, 5]]), torch.ones(3, 2), 4)
+    assert order.slot_of_row.tolist() == [1, 2, 0, 4, 3, 5]
+    assert order.offsets.tolist() == [2, 2, 4, 4]
+    assert order.offsets.dtype == torch.int32
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
@@ -654,15 +650,20 @@ def test_dynamo_warns_of_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recwa
     assert not [x for x in recwarn if "lru_cache" in str(x.message)]
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_the_operator_of_a_gradient(swapped: bool) -> None:
-    gradient, x, rows = torch.randn(9, 24).double(), torch.randn(5, DIM).double(), torch.randint(0, 5, (9,)).int()
-    arguments = gradient, x, rows, torch.tensor([2, 2, 7], dtype=torch.int32), swapped
-    torch.library.opcheck(torch.ops.gemmsmith.gathered_slices.default, arguments)
-    got = torch.ops.gemmsmith.gathered_slices(*arguments)
-    for group, (begin, end) in enumerate(((0, 2), (2, 2), (2, 7))):
-        want = gradient[begin:end].T @ x[rows[begin:end]]
-        torch.testing.assert_close(got[group], want.T if swapped else want)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_operators_of_training(transposed: bool, interleaved: bool) -> None:
+    x, experts, weights, gate_up, down = (t.detach() for t in inputs(9))
+    if transposed:
+        gate_up, down = (w.mT.contiguous().mT for w in (gate_up, down))
+    order, bias = sort_slots(experts, weights, EXPERTS), torch.randn(EXPERTS, 2 * HIDDEN).double()
+    arrays = [order.offsets, order.token_of_row, order.row_of_slot], order.row_weights, gate_up, down
+    for sums in (False, True):
+        options = "silu", interleaved, sums, False
+        torch.library.opcheck(FORWARD, (x, *arrays, bias, *options))
+        y, halves = FORWARD(x, *arrays, bias, *options)
+        for needs in ([True, False, True, False], [False, True, False, True]):
+            torch.library.opcheck(BACKWARD, (torch.randn_like(y), x, halves, *arrays, *options, needs))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -677,7 +678,7 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
     gate_up, down, order = gate_up * dim**-0.5, down * hidden**-0.5, sort_slots(experts, weights, EXPERTS)
     got = _run_inference(x, order, gate_up, down, bias if biased else None, None, gate, False, "sim")
     want = gated_experts(
-        x.double(), experts, weights.double(), gate_up.double(), down.double(), gate,
+        x.double(), experts, weights.double(), gate_up.double(), down.double(), Gate(gate),
         biases=(bias.double() if biased else None, None),
     )  # fmt: skip
     assert (got.double() - want).norm() <= 0.01 * want.norm()
@@ -685,21 +686,13 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
     for interleaved in (False, True)[: count if biased else 1]:
         shapes = [(tokens * TOP_K, count * hidden)] if interleaved else [(tokens * TOP_K, hidden)] * count
         halves, end = [torch.randn(shape).bfloat16() for shape in shapes], order.offsets[-1]
-        of_kernel = _backward(
+        of_kernel = gate_gradients(
             gradient, down, halves, order.row_weights, order.offsets, gate, interleaved, backend="sim"
         )
         exact = [x.double() for x in halves]
-        arguments = (
-            gradient.double(),
-            down.double(),
-            exact,
-            order.row_weights.double(),
-            order.offsets,
-            gate,
-            interleaved,
+        wanted = gate_gradients(
+            gradient.double(), down.double(), exact, order.row_weights.double(), order.offsets, gate, interleaved
         )
-        wanted = _backward(*arguments)
-        torch.library.opcheck(torch.ops.gemmsmith.gated_experts_backward.default, arguments)
         for a, b in zip(of_kernel, wanted, strict=True):
             assert (a[:end].double() - b[:end]).norm() <= 0.01 * b.norm()
 

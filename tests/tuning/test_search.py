@@ -32,7 +32,7 @@ def test_tuning_needs_a_gpu() -> None:
     with pytest.raises(gemmsmith.DeviceError, match="tune: this machine has no GPU to measure on; use"):
         gemmsmith.tune(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
     done = CliRunner().invoke(main, ["tune", "64x64x64"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "Error: tune: this machine has no GPU" in done.output
     assert "backend=" not in done.output
     assert CliRunner().invoke(main, ["tune", "64x64"]).exit_code == 2

@@ -88,6 +88,7 @@ so concurrently, both write equal adapters."""
 
 
 def _adapter_for(x: Any, argument: str) -> Adapter:
+    """Return the adapter of x's type, from now on in `_ADAPTERS`. Raises ArgumentError for what is not an array."""
     if type(x) is tuple and argument in _PAIRS:
         return _PAIRS[argument]
     torch = sys.modules.get("torch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,19 +36,17 @@ def make_adapter(
     empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] | None = None,
 ) -> Adapter:
     """Return an adapter; without `empty`, it allocates arrays on the CPU only."""
-    allocate = empty or partial(_empty_on_cpu, array_info)
-    return Adapter(array_info, cache_key_and_address, lambda x: array_info(x).address, stream, allocate)
 
+    def empty_on_cpu(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
+        """Allocate a numpy array, if x is on the CPU. Raises ArgumentError if it is not."""
+        if array_info(x).device == "cpu":
+            memory = np.empty(storage_elements(shape, strides), dtype.numpy)
+            return np.ndarray(shape, dtype.numpy, memory, 0, byte_strides(strides, dtype))
+        raise ArgumentError(
+            f"out: cannot allocate an array of type {type(x).__module__}.{type(x).__qualname__}; pass `out`"
+        )
 
-def _empty_on_cpu(
-    array_info: Callable[[Any], ArrayInfo], x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]
-) -> Any:
-    if array_info(x).device == "cpu":
-        memory = np.empty(storage_elements(shape, strides), dtype.numpy)
-        return np.ndarray(shape, dtype.numpy, memory, 0, byte_strides(strides, dtype))
-    raise ArgumentError(
-        f"out: cannot allocate an array of type {type(x).__module__}.{type(x).__qualname__}; pass `out`"
-    )
+    return Adapter(array_info, cache_key_and_address, lambda x: array_info(x).address, stream, empty or empty_on_cpu)
 
 
 def storage_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

@@ -60,6 +60,7 @@ def interface_stream(x: Any) -> int:
 
 
 def _device_of(x: Any, address: int) -> int:
+    """Return the index of the CUDA device that has an array: by DLPack, or by asking the driver for the address."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     if not address:

@@ -19,6 +19,10 @@ INTERLEAVE_COLUMNS = N8_COLUMNS
 
 
 def _describe_pair(describe: Callable[[Any], ArrayInfo], group: int, arrays: Any) -> ArrayInfo:
+    """Describe two arrays of equal layouts as one, whose columns are theirs in turns, `group` at a time.
+
+    Raises UnsupportedArrayError if they are not two, or differ in more than their addresses.
+    """
     if len(arrays) != 2:
         raise UnsupportedArrayError(f"got a tuple of {len(arrays)} arrays; use one array, or a tuple of two")
     first, second = map(describe, arrays)

@@ -31,6 +31,7 @@ def make_torch_adapter(torch: Any) -> Adapter:
     strided = torch.strided
 
     def array_info(x: Any) -> ArrayInfo:
+        """Describe a tensor. Raises UnsupportedArrayError for one that kernels cannot read, and says what to do."""
         dtype = dtypes.get(x.dtype)
         if x.is_nested:
             raise UnsupportedArrayError(
@@ -60,6 +61,7 @@ def make_torch_adapter(torch: Any) -> Adapter:
     get_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def stream(x: Any) -> int:
+        """Return the handle of the current CUDA stream of a tensor's device; 0 on the CPU."""
         if not x.is_cuda:
             return 0
         return int(
@@ -78,6 +80,7 @@ def make_torch_adapter(torch: Any) -> Adapter:
     grad_enabled = torch.is_grad_enabled
 
     def cache_key_and_address(x: Any) -> tuple[Hashable, int]:
+        """Return what calls are told apart by, and the address; faster than `array_info`."""
         if x.requires_grad and grad_enabled():
             raise UnsupportedArrayError(
                 "got a tensor that requires grad, and this function computes no gradients; "

@@ -166,6 +166,7 @@ def _unread_operands(operands: Mapping[str, Any]) -> ArgumentError:
 
 
 def _describe_operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
+    """Return an epilogue's operand as a number or an ArrayInfo. Raises ArgumentError if kernels cannot read it."""
     if isinstance(x, Real):
         return validate_fp32_scalar(name, x)
     info = describe(x, name)

@@ -114,12 +114,6 @@ class Binding:
             raise ConfigError(f"swap_ab: got True for a of {a} and b of {b}; use False")
         if not self.graph.is_transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs full rows; use False")
-        p = self.problem
-        if len(self.shape) == 2 and (p.m > 1) + (p.n > 1) + (p.k > 1) > 1:
-            # No batch was folded, and canonical strides stay canonical, since no matrix has one element.
-            arrays = {name: x.T for name, x in self.arrays.items()}
-            spec = self.spec.with_graph(self.spec.graph.transposed).for_arrays(arrays)
-            return changed(self, problem=p.T, swapped=not self.swapped, spec=spec, arrays=arrays)
         spec = self.spec.with_graph(self.graph)
         oriented = orient_problem(
             spec, self.arguments, self.shape, self.out_dtype, self.multiplication, self.scale_granularity,

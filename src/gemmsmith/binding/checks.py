@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from keyword import kwlist
 from typing import Any, NamedTuple
 
-from gemmsmith.arrays import ArrayInfo, arrays_overlap
+from gemmsmith.arrays import ArrayInfo, arrays_overlap, row_major
 from gemmsmith.core.design import Design, designs_that, join_alternatives
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
@@ -287,9 +287,4 @@ def check_workspace(workspace: Any) -> None:
 
 def is_contiguous(x: ArrayInfo) -> bool:
     """Return whether the strides are those of a contiguous array; a dimension of length 1 may have any."""
-    step = 1
-    for extent, stride in zip(reversed(x.shape), reversed(x.strides), strict=True):
-        if extent > 1 and stride != step:
-            return False
-        step *= max(extent, 1)
-    return True
+    return all(n < 2 or s == expected for n, s, expected in zip(x.shape, x.strides, row_major(x.shape), strict=True))

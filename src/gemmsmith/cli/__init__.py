@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gemmsmith.cli.commands import main
+from gemmsmith.cli.group import main
 
 __all__ = ["main"]

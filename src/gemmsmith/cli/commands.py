@@ -17,13 +17,10 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import RandomOperands, execute, resources, scale_shapes
-from gemmsmith.cli.explain import explain
-from gemmsmith.cli.group import FAILED, ErrorReportingGroup
-from gemmsmith.cli.ladder import ladder
+from gemmsmith.cli.group import FAILED
+from gemmsmith.cli.options import PartialSizes, complete_sizes
 from gemmsmith.cli.progress import progress_bar
-from gemmsmith.cli.raster import raster
-from gemmsmith.cli.tables import print_outcome
-from gemmsmith.cli.tune import tune
+from gemmsmith.cli.tables import print_outcome, wrapped
 from gemmsmith.core.chip import get_chip
 from gemmsmith.core.config import Config
 from gemmsmith.host.plans import Plan
@@ -35,29 +32,7 @@ CPU_SIZES = (512, 512, 512)
 """Default m, n, k elsewhere: a GEMM that the simulator finishes in seconds."""
 
 
-@click.group(
-    "gemmsmith",
-    cls=ErrorReportingGroup,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.version_option(package_name="gemmsmith")
-@click.pass_context
-def main(ctx: click.Context) -> None:
-    """Make GEMM kernels for Hopper GPUs, and execute them on any machine.
-
-    \b
-    Example: gemmsmith run --m 256 --n 256 --k 256 --backend sim
-    """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-for command in (explain, ladder, raster, tune):
-    main.add_command(command)
-
-
-@main.command()
+@click.command()
 @options.problem
 @click.option(
     "--backend",
@@ -67,19 +42,19 @@ for command in (explain, ladder, raster, tune):
     help="auto: the GPU if there is one, else the simulator.",
 )
 @options.execution
-def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
+def run(sizes: PartialSizes, backend: str, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
     """Execute a kernel, and compare D with float64.
 
     The operands are random, from a normal distribution. The default sizes are 8192 on a GPU and 512 elsewhere. The exit
     code is 1 if D is wrong.
 
     \b
-    Example: gemmsmith run --m 200 --n 136 --k 96 --tile 64x64x32 --backend sim
+    Example: gemmsmith run 200x136x96 --tile 64x64x32 --backend sim
     """
-    _execute_and_report(_resolve_backend(backend), seed, output, as_json, choices)
+    _execute_and_report(_resolve_backend(backend), sizes, seed, output, as_json, choices)
 
 
-@main.command()
+@click.command()
 @options.problem
 @click.option("--counters", is_flag=True, help="Count memory accesses by source line, and show the occupancy.")
 @click.option(
@@ -90,7 +65,9 @@ def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) ->
     help="The most schedules to run, if one does not speak for all.",
 )
 @options.execution
-def simulate(counters: bool, schedules: int, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
+def simulate(
+    sizes: PartialSizes, counters: bool, schedules: int, seed: int, output: Path, as_json: bool, **choices: Any
+) -> None:
     """Execute a kernel on the CPU and report hazards.
 
     Every barrier and every memory access is checked; the timeline is plotted, and written as a trace for
@@ -101,12 +78,12 @@ def simulate(counters: bool, schedules: int, seed: int, output: Path, as_json: b
     sectors of global memory (32 bytes).
 
     \b
-    Example: gemmsmith simulate --m 256 --n 256 --k 128 --design pingpong --seed 3
+    Example: gemmsmith simulate 256x256x128 --design pingpong --seed 3
     """
-    _execute_and_report("sim", seed, output, as_json, choices, Counters() if counters else None, schedules)
+    _execute_and_report("sim", sizes, seed, output, as_json, choices, Counters() if counters else None, schedules)
 
 
-@main.command()
+@click.command()
 @options.problem
 @click.option("--source", "kind", flag_value="source", default=True, help="The CUDA C++ file.  [default]")
 @click.option("--ptx", "kind", flag_value="ptx", help="PTX, compiled by NVRTC.")
@@ -115,19 +92,19 @@ def simulate(counters: bool, schedules: int, seed: int, output: Path, as_json: b
 @click.option("--why", "kind", flag_value="why", help="How its config was chosen, and the cost of repacking.")
 @click.option("--annotate", is_flag=True, help="With --ptx, --sass: instruction classes and counts, Python lines.")
 @options.as_json
-def show(kind: str, annotate: bool, as_json: bool, **choices: Any) -> None:
+def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choices: Any) -> None:
     """Print a kernel's source, PTX, SASS or resources; needs no GPU.
 
-    The default sizes are 8192; the kernel is the one that would run on a GPU. An annotated listing marks tensor
-    instructions, loads, stores and barriers, and counts them in the whole kernel and in the mainloop.
+    The default sizes are 8192. An annotated listing marks tensor instructions, loads, stores and barriers, and counts
+    them in the whole kernel and in the mainloop.
 
     \b
-    Example: gemmsmith show --m 512 --n 4096 --k 4096 --resources
+    Example: gemmsmith show 512x4096x4096 --resources
     """
     code: Code = "ptx" if kind == "ptx" else "sass"
     if annotate and kind != code:
         raise click.UsageError(f"--annotate: got --{kind}; use --ptx or --sass")
-    plan, _ = _make_plan(choices, GPU_SIZES)
+    plan = _make_plan(choices, complete_sizes(sizes, GPU_SIZES))
     if annotate:
         from gemmsmith.backends.cuda.listing import build_listing
         from gemmsmith.cli.tables import format_listing, listing_to_json
@@ -142,16 +119,17 @@ def show(kind: str, annotate: bool, as_json: bool, **choices: Any) -> None:
         text += "".join(f"\nadvisory {line}" for line in r.advisories)
     else:
         text = getattr(plan, kind)
-        fields_for_json = {kind: text}
+        fields_for_json, text = {kind: text}, wrapped(text) if kind == "why" else text
     print_outcome(fields_for_json, text, None, as_json)
 
 
 def _execute_and_report(
-    backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any], counters: Counters | None = None,
-    schedules: int = 1,
+    backend: str, partial_sizes: PartialSizes, seed: int, output: Path, as_json: bool, choices: dict[str, Any],
+    counters: Counters | None = None, schedules: int = 1,
 ) -> None:  # fmt: skip
     """Execute the kernel, and print the outcome."""
-    plan, sizes = _make_plan(choices, GPU_SIZES if backend == "cuda" else CPU_SIZES)
+    sizes = complete_sizes(partial_sizes, GPU_SIZES if backend == "cuda" else CPU_SIZES)
+    plan = _make_plan(choices, sizes)
     operands = RandomOperands(choices["layout"], (choices["scale_a"], choices["scale_b"]), seed)
     with progress_bar() as progress:
         outcome = execute(plan, sizes, operands, backend, output, progress, counters, schedules)
@@ -159,7 +137,9 @@ def _execute_and_report(
         click.echo(json.dumps(outcome.to_json(plan), indent=2))
     else:
         for name, value in outcome.to_rows(plan).items():
-            click.echo(click.style(f"{name:<9} ", bold=True) + value)
+            click.echo(click.style(f"{name:<9} ", bold=True) + wrapped(value, 10))
+        for name, path in outcome.files.items():
+            click.echo(click.style(f"{name:<9} ", bold=True) + path)
         for counts in outcome.kernel_counts:
             click.echo(f"\n{counts.to_text()}")
     if not outcome.ok:
@@ -175,25 +155,26 @@ def _resolve_backend(backend: str) -> str:
     return "cuda" if driver.is_available() else "sim"
 
 
-def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, tuple[int, int, int]]:
-    """Build a plan from the options, and return it with its sizes.
+def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
+    """Return the plan of the options.
 
-    Missing config fields come from the automatic choice, or from `Config()` for small 16-bit problems or an explicit
-    tile.
+    Its config is the one that `gemm` takes, with the fields that are given, and those that follow from them, in place
+    of its own; it is completed from `Config()` if a tile is given, or with --config default.
     """
-    m, n, k = (choices[name] if choices[name] is not None else size for name, size in zip("mnk", sizes, strict=True))
-    a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"], choices["dtype_b"])
-    shapes = scale_shapes((m, n, k), (choices["scale_a"], choices["scale_b"]))
+    a, b = operand_specs(sizes, choices["layout"], choices["dtype"], choices["dtype_b"])
+    shapes = scale_shapes(sizes, (choices["scale_a"], choices["scale_b"]))
     scales = [shape if shape is None else Spec(shape, "fp32") for shape in shapes]
     names = "out_dtype", "accumulate", "precision", "batch_invariant"
     request = Request(a, b, scale_a=scales[0], scale_b=scales[1], **{name: choices[name] for name in names})
     fixed = {f.name: choices[f.name] for f in fields(Config) if choices[f.name] is not None}
-    choose_automatically = "tile" not in fixed and (sizes == GPU_SIZES or a.dtype.bits != 16)
-    if choose_automatically and not fixed:
-        return Plan(request), (m, n, k)
+    from_defaults = choices["config_base"] == "default" or "tile" in fixed
+    if not fixed and not from_defaults:
+        return Plan(request)
+    from gemmsmith.tuning.choose import complete_config
     from gemmsmith.tuning.dtype_equivalence import config_for_dtype
+    from gemmsmith.tuning.stage_count import fit_stages
 
-    config: Config = Plan(request).config if choose_automatically else config_for_dtype(Config(), a.dtype)
+    config: Config = config_for_dtype(Config(), a.dtype) if from_defaults else Plan(request).config
     fixed_fields, candidate = set(fixed), config.replace(**fixed)
     if "tile" not in fixed and not covers_config(candidate):
         from gemmsmith.tuning.choose_sm80 import rank_sm80
@@ -202,13 +183,17 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Pl
         config = rank_sm80(binding.problem, binding.spec, get_chip(candidate.chip))[0]
         fixed_fields |= {"design", "tile", "cluster", "consumers"}
     if fixed:
-        from gemmsmith.tuning.choose import complete_config
-        from gemmsmith.tuning.stage_count import fit_stages
-
         config = complete_config(replace(config, **fixed), fixed_fields)
-        if "stages" not in fixed:
-            config = fit_stages(Plan(request._replace(config=config)).spec)
-    return Plan(request._replace(config=config)), (m, n, k)
+    if "stages" not in fixed:
+        config = fit_stages(Plan(request._replace(config=config)).spec)
+    return Plan(request._replace(config=config))
+
+
+def plan_of_words(words: list[str]) -> Plan:
+    """Return the plan of a command line of `gemmsmith show`, without its name. Raises UsageError."""
+    chosen = show.make_context("show", words).params
+    shape = chosen.pop("shape") or tuple(chosen[name] for name in "mnk")
+    return _make_plan(chosen, complete_sizes(shape, GPU_SIZES))
 
 
 def operand_specs(

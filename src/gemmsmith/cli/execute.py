@@ -21,6 +21,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.host.plans import Plan
+from gemmsmith.tuning.model import covers_config
 
 MAX_SIMULATED_SIZE = 512
 """Largest M, N and K of the problem whose timeline is simulated in addition to a run on the GPU."""
@@ -30,7 +31,8 @@ MAX_SIMULATED_SIZE = 512
 class Outcome:
     """The outcome of an execution.
 
-    `timings`: time_us and tflops, or cycles (simulator), or empty. `files`: paths by kind: source, timeline, trace.
+    `timings`: time_us and tflops (GPU), or cycles and the ctas that took them (simulator), or empty. `files`: paths by
+    kind: source, timeline, trace.
     `kernel_counts`: one per kernel if counters were requested. `verdict`: the simulator's.
     """
 
@@ -77,6 +79,8 @@ class Outcome:
         if self.verdict:
             result |= self.verdict.to_json()
         result |= self.timings
+        if self.backend != "reference" and covers_config(plan.config):
+            result["estimated_us"] = plan.estimated_us
         if self.kernel_counts:
             result["counters"] = [x.to_json() for x in self.kernel_counts]
         return result | {"files": self.files}
@@ -84,7 +88,7 @@ class Outcome:
     def to_rows(self, plan: Plan) -> dict[str, str]:
         """Return the outcome as lines of text: value by title, in order."""
         rows = {
-            "problem": f"{plan.problem}",
+            "problem": f"{plan.problem.T if plan.binding.swapped else plan.problem}",
             "config": f"{plan.config}",
             "backend": self.backend,
             "result": "pass" if self.ok else "FAIL",
@@ -98,11 +102,15 @@ class Outcome:
             rows["hazards"] = "\n".join(map(str, self.hazards)) or "none"
         if self.verdict:
             rows["verdict"] = f"{self.verdict}"
-        rows["speed"] = {
-            "cuda": "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)",
-            "sim": "{cycles} simulated cycles",
-        }.get(self.backend, "not timed (float64 reference)").format(**self.timings)
-        return rows | self.files
+        if self.backend == "sim":
+            rows["schedule"] = "{cycles} simulated cycles on {ctas} CTAs; no speed".format(**self.timings)
+        if self.backend == "cuda":
+            rows["speed"] = "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)".format(**self.timings)
+        if self.backend != "reference" and covers_config(plan.config):
+            rows["estimate"] = f"{plan.estimated_us:.1f} us on an H200, by the model that chooses configs"
+        if self.backend == "reference":
+            rows["speed"] = "not timed (float64 reference)"
+        return rows
 
 
 def resources(plan: Plan) -> dict[str, int]:
@@ -191,12 +199,15 @@ def execute(
                 a, b, out, **scales, seed=operands.seed, progress=on_progress, counters=counters, record=True,
                 schedules=schedules,
             )  # fmt: skip
-            hazards, verdict, timings = simulation.hazards, simulation.verdict, {"cycles": simulation.cycles}
-        progress("plotting the timeline")
-        picture, trace = folder / "timeline.png", folder / "timeline.json"
-        simulation.timeline.plot(picture)
-        simulation.timeline.write_trace(trace)
-        files |= {"timeline": str(picture), "trace": str(trace)}
+            ctas = simulation.record.grid if simulation.record else 0
+            timings = {"cycles": simulation.cycles, "ctas": ctas}
+            hazards, verdict = simulation.hazards, simulation.verdict
+        if simulation.record:  # an empty D needs no kernel
+            progress("plotting the timeline")
+            picture, trace = folder / "timeline.png", folder / "timeline.json"
+            simulation.timeline.plot(picture)
+            simulation.timeline.write_trace(trace)
+            files |= {"timeline": str(picture), "trace": str(trace)}
     progress("comparing with float64")
     problem = plan.problem
     report = bounds.check(

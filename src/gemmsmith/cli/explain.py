@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,24 +35,28 @@ DEFAULT_FACTORY_ARGUMENTS: dict[str, Any] = {"activation": "gelu", "k": 2, "epil
 @click.option("--epilogue", required=True, help="module:function or file.py:function; or the name of a predefined one.")
 @click.option("--operand", "operands", multiple=True,
               help=f"name=kind, repeatable; a kind is {', '.join(OPERAND_KINDS)}.")  # fmt: skip
-@options.sizes(m=4096, n=256, k=4096)
+@options.sizes(0)
 @options.dtype
 @options.picture
 @options.as_json
 def explain(
-    epilogue: str, operands: tuple[str, ...], m: int, n: int, k: int, dtype: str, precision: str | None,
+    sizes: options.PartialSizes, epilogue: str, operands: tuple[str, ...], dtype: str, precision: str | None,
     picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show an epilogue as a visitor tree, pass by pass.
 
     It is printed as written, and after each pass that changes it; the picture shows it before and after all passes. A
-    predefined epilogue has its own operands, and gelu if it takes an activation.
+    predefined epilogue has its own operands, and gelu if it takes an activation. The default sizes are 4096x256x4096.
 
     \b
     Example: gemmsmith explain --epilogue LinCombPerColBiasEltAct --operand beta=row
     """
     function, kinds = _load_epilogue(epilogue)
-    kinds |= dict(_parse_operand(text) for text in operands)
+    given = [_parse_operand(text) for text in operands]
+    if twice := [name for name, count in Counter(name for name, _ in given).items() if count > 1]:
+        raise click.BadParameter(f"{twice[0]} is given twice; use one kind", param_hint="--operand")
+    kinds |= dict(given)
+    m, n, k = options.complete_sizes(sizes, (4096, 256, 4096))
     shapes = {"scalar": (), "row": (n,), "column": (m, 1), "matrix": (m, n)}
     a, b = Spec((m, k), dtype), Spec((k, n), dtype)
     operand_dtype = dtype if a.dtype.bits > 8 else "bf16"

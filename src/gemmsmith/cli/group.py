@@ -1,4 +1,4 @@
-"""The command group, which reports every exception in one line."""
+"""The command `gemmsmith`: its subcommands, imported when they are needed; every exception is one line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+from importlib import import_module
 from typing import Any
 
 import click
@@ -13,9 +14,21 @@ import click
 from gemmsmith.core.errors import GemmsmithError
 
 FAILED = 1
-"""Exit code for a wrong result or an error."""
-USAGE = 2
-"""Exit code for a command line that cannot be parsed."""
+"""Exit code for a wrong result or a hazard."""
+REFUSED = 2
+"""Exit code for a request that cannot be served, and for any other error."""
+
+
+COMMANDS = {"run": "commands", "simulate": "commands", "show": "commands", **{
+    name: name for name in ("cache", "doctor", "explain", "ladder", "raster", "tune")
+}}  # fmt: skip
+"""The module of gemmsmith.cli of each command."""
+
+
+def find_command(name: str) -> click.Command:
+    """Return a command of COMMANDS."""
+    command: click.Command = getattr(import_module(f"gemmsmith.cli.{COMMANDS[name]}"), name)
+    return command
 
 
 class ErrorReportingGroup(click.Group):
@@ -24,6 +37,14 @@ class ErrorReportingGroup(click.Group):
     The object is {"error": {"type": …, "message": …}}.
     """
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, in order."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, whose module is imported now."""
+        return find_command(cmd_name) if cmd_name in COMMANDS else None
+
     def main(self, args: Any = None, *others: Any, **named: Any) -> Any:
         """Run a command and exit with its code; raises only SystemExit."""
         words = list(sys.argv[1:] if args is None else args)
@@ -31,7 +52,7 @@ class ErrorReportingGroup(click.Group):
             code = super().main(words, *others, **{**named, "standalone_mode": False})
         except Exception as error:
             _print_error(error, "--json" in words)
-            code = USAGE if isinstance(error, click.UsageError) else FAILED
+            code = REFUSED
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -68,3 +89,21 @@ def _describe_error(error: Exception) -> tuple[str, str]:
             location = f"{last.filename}:{last.lineno}"
             message = f"{kind}: {message} at {location}; internal error in gemmsmith; please report it"
     return kind, " ".join(message.split())
+
+
+@click.group(
+    "gemmsmith",
+    cls=ErrorReportingGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="gemmsmith")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Make GEMM kernels for Hopper GPUs, and execute them on any machine.
+
+    \b
+    Example: gemmsmith run 256x256x256 --backend sim
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -26,7 +26,7 @@ COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78
 
 
 @click.command()
-@options.sizes(minimum=1, m=4096, n=4096, k=4096)
+@options.sizes(1)
 @click.option("--rung", "names", multiple=True, type=click.Choice(RUNG_NAMES), help="Show only this rung (repeatable).")
 @click.option("--measured", "measured_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Show measurements, as benchmarks/ladder/speed.py writes them, next to the counts.")  # fmt: skip
@@ -35,28 +35,28 @@ COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78
 @options.picture
 @options.as_json
 def ladder(
-    m: int, n: int, k: int, names: tuple[str, ...], measured_file: Path | None, counts_file: Path | None,
+    sizes: options.PartialSizes, names: tuple[str, ...], measured_file: Path | None, counts_file: Path | None,
     picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every rung of the ladder, from one result per thread to Hopper's designs.
 
     The simulator counts the accesses and instructions of a tile; wavefronts, sectors and multiplications (warp
     instructions) are per million FLOPs. The bound on the time on an H200 is not a prediction: it assumes the peak rate
-    of each resource, and includes neither latency nor power.
+    of each resource, and includes neither latency nor power. The default sizes are 4096.
 
     \b
     Example: gemmsmith ladder --rung naive --rung cooperative
     """
-    sizes, names = (m, n, k), names or tuple(RUNG_NAMES)
-    measurements = load_measurements(measured_file, sizes) if measured_file else {}
+    m_n_k, names = options.complete_sizes(sizes, (4096, 4096, 4096)), names or tuple(RUNG_NAMES)
+    measurements = load_measurements(measured_file, m_n_k) if measured_file else {}
     if counts_file:
-        rows = _load_rows("--from-json", counts_file, (*COUNT_KEYS, *ACCESS_COUNTS), sizes)
+        rows = _load_rows("--from-json", counts_file, (*COUNT_KEYS, *ACCESS_COUNTS), m_n_k)
     else:
         cases, rows = [x for x in RUNG_CASES if x.name in names], []
         with progress_bar() as progress:
             for i, case in enumerate(cases):
                 progress("counting", i / len(cases))
-                rows.append(count_rung(case, sizes))
+                rows.append(count_rung(case, m_n_k))
     rows = [x | measurements.get((x["rung"], x["dtype"]), {}) for x in rows if x["rung"] in names]
     if picture:
         plot(rows, picture)
@@ -120,12 +120,16 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
     return format_table([COUNT_TITLES + MEASURED_TITLES, *(format_counts(x) + format_measurements(x) for x in rows)])
 
 
+def _microseconds(us: float) -> str:
+    return f"{us:.0f}" if us >= 100 else f"{us:.3g}"
+
+
 def format_counts(x: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a row's counts."""
     million = 2e-6 * x["m"] * x["n"] * x["k"]
     counts = (f"{x[name] / million:.0f}" for name in (*ACCESS_COUNTS[1:], "multiplications"))
     values = (f"{x[name]}" for name in ("rung", "dtype", "ctas", "warps", "registers"))
-    bound = f"{x['bound_us']:.0f}", f"{x['bound_tflops']:.1f}", f"{x['bound_of_roofline']:.0%}"
+    bound = _microseconds(x["bound_us"]), f"{x['bound_tflops']:.1f}", f"{x['bound_of_roofline']:.0%}"
     return *values, *counts, *bound, x["limit"], f"{x['line']} {x['access']}"
 
 
@@ -133,7 +137,7 @@ def format_measurements(x: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a row's measurement, empty if it has none."""
     if "us" not in x:
         return ("",) * len(MEASURED_KEYS)
-    return f"{x['us']:.0f}", f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_roofline']:.0%}"
+    return _microseconds(x["us"]), f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_roofline']:.0%}"
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:

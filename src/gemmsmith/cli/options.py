@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,10 +36,10 @@ class Integers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return numbers
 
 
-def joined_sizes(count: int, example: str) -> Integers:
-    """Return the type of `count` positive integers joined by x: 128x256x64."""
-    expected = f"{count} integers joined by x, at least 1 each, such as {example}"
-    return Integers("x", expected, lambda numbers: len(numbers) == count and all(numbers))
+def joined_sizes(count: int, example: str, minimum: int = 1) -> Integers:
+    """Return the type of `count` integers joined by x: 128x256x64."""
+    expected = f"{count} integers joined by x, at least {minimum} each, such as {example}"
+    return Integers("x", expected, lambda numbers: len(numbers) == count and min(numbers) >= minimum)
 
 
 GROUP_SIZES = Integers(",", "integers joined by commas, not all 0, such as 100,0,257", any)
@@ -73,16 +74,35 @@ def combine_options(*options: Decorator) -> Decorator:
     return decorate
 
 
-def sizes(minimum: int = 0, **defaults: int) -> Decorator:
-    """Return the options --m, --n, --k."""
+def sizes(minimum: int) -> Decorator:
+    """Return the argument MxNxK, or its parts as --m, --n, --k; the command receives `sizes`, None where not given."""
+    type_ = joined_sizes(3, "512x4096x4096", minimum)
+    argument = click.argument("shape", required=False, type=type_, metavar="[MxNxK]")
     descriptions = {"m": "Rows of A and D.", "n": "Columns of B and D.", "k": "Columns of A, rows of B."}
-    return combine_options(
-        *(
-            click.option(f"--{name}", type=click.IntRange(min=minimum), default=defaults.get(name),
-                         show_default=name in defaults, help=text)
-            for name, text in descriptions.items()
-        )
-    )  # fmt: skip
+    parts = combine_options(
+        *(click.option(f"--{name}", type=click.IntRange(min=minimum), help=x) for name, x in descriptions.items())
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_sizes(*args: Any, shape: PartialSizes | None, m: Any, n: Any, k: Any, **options: Any) -> Any:
+            if shape and (m, n, k) != (None, None, None):
+                raise click.UsageError("MxNxK: got it beside --m, --n or --k; use either")
+            return command(*args, sizes=shape or (m, n, k), **options)
+
+        return parts(argument(with_sizes))
+
+    return decorate
+
+
+PartialSizes = tuple[int | None, int | None, int | None]
+"""M, N and K of a command line; None where it leaves the command's default."""
+
+
+def complete_sizes(sizes: PartialSizes, default: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return sizes, with those of the default where there are none."""
+    m, n, k = (x if given is None else given for given, x in zip(sizes, default, strict=True))
+    return m, n, k
 
 
 OPERANDS = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp32")
@@ -101,7 +121,7 @@ picture = click.option("--picture", type=Picture(), help=f"Plot into a file: {',
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, errors included.")
 
 problem = combine_options(
-    sizes(),
+    sizes(0),
     dtype,
     click.option("--dtype-b", type=click.Choice(OPERANDS), help="Data type of B if it differs from A (fp8 only)."),
     click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32", "int32"]),
@@ -112,6 +132,9 @@ problem = combine_options(
       for x, y in (("a", "A"), ("b", "B, seen as N x K"))),
     click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                  help="A and B: n row-major, t column-major."),
+    click.option("--config", "config_base", type=click.Choice(["auto", "default"]), default="auto", show_default=True,
+                 help="What the options below change. auto: the config that gemm takes, or the default one if there is "
+                      "a --tile; default: gemmsmith.Config()."),
     click.option("--design", type=click.Choice(design_names()), help="The kernel's design."),
     click.option("--tile", type=joined_sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
     click.option("--stages", type=int, help="Pipeline stages."),

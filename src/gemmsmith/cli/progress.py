@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 
 class ProgressCallback(Protocol):
     """Progress callback: the current step, and the completed fraction if known."""
@@ -21,6 +18,9 @@ class ProgressCallback(Protocol):
 @contextmanager
 def progress_bar() -> Iterator[ProgressCallback]:
     """Display one line per step, with its percentage; nothing if stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as display:

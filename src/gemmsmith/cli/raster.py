@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from click.core import ParameterSource
 
 from gemmsmith.arrays import Spec
 from gemmsmith.binding.request import Request
@@ -108,30 +107,28 @@ MAX_TILE_READS = 1 << 25
 
 
 @click.command()
-@options.sizes(minimum=1, m=4096, n=4096, k=4096)
+@options.sizes(1)
 @click.option(
     "--groups",
     type=options.GROUP_SIZES,
     metavar="M,M,...",
-    help="Show the tiles of a grouped GEMM instead, by the rows of its groups; --m is their sum unless given.",
+    help="Show the tiles of a grouped GEMM instead, by the rows of its groups; M is their sum unless given.",
 )
 @options.picture
 @options.as_json
-@click.pass_context
-def raster(
-    ctx: click.Context, m: int, n: int, k: int, groups: tuple[int, ...] | None, picture: Path | None, as_json: bool
-) -> None:
+def raster(sizes: options.PartialSizes, groups: tuple[int, ...] | None, picture: Path | None, as_json: bool) -> None:
     """Show the DRAM reads of each raster order, from a model of the L2.
 
     "selected" is the order of a plan, for bf16 operands and a column-major B. The picture numbers the tiles and colors
-    them by waves. With --groups, it labels the tiles with their clusters and colors them by groups.
+    them by waves. With --groups, it labels the tiles with their clusters and colors them by groups. The
+    default sizes are 4096.
 
     \b
-    Example: gemmsmith raster --m 4096 --n 14336 --picture raster.png
+    Example: gemmsmith raster 4096x14336x4096 --picture raster.png
     """
+    m, n, k = options.complete_sizes(sizes, (4096 if groups is None else sum(groups), 4096, 4096))
     if groups is not None:
-        is_default = ctx.get_parameter_source("m") is ParameterSource.DEFAULT
-        _show_groups(groups, sum(groups) if is_default else m, n, k, picture, as_json)
+        _show_groups(groups, m, n, k, picture, as_json)
         return
     plan = Plan(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, max(k, 1)))))
     steps = (*plan.config.tile[:2], L2_MODEL_K_STEP)

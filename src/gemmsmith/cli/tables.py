@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,17 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     justify = [str.ljust if text else str.rjust for text in is_text]
     lines = ([f(cell, width) for f, cell, width in zip(justify, row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+MAX_COLUMNS = 100
+"""Longest line of text that is printed, but for tables, listings and paths."""
+
+
+def wrapped(text: str, indentation: int = 0) -> str:
+    """Return text in lines of MAX_COLUMNS, where its first is printed after `indentation` columns, the others below."""
+    width, below = MAX_COLUMNS - indentation, " " * indentation
+    lines = (textwrap.wrap(x, width, subsequent_indent="  ", break_long_words=False) or [""] for x in text.split("\n"))
+    return f"\n{below}".join(x for parts in lines for x in parts)
 
 
 def print_outcome(value: Any, text: str, picture: Path | None, as_json: bool) -> None:

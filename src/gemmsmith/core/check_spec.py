@@ -22,8 +22,7 @@ def check_spec(spec: KernelSpec) -> None:
     check_config(spec.config)
     _check_supported(spec)
     _check_tile(spec)
-    _check_multicast(spec)
-    _check_majors(spec)
+    _check_slices_and_majors(spec)
     _check_conversions(spec)
     if spec.grouping:
         _check_grouping(spec, spec.grouping)
@@ -51,6 +50,7 @@ def _check_supported(spec: KernelSpec) -> None:
 
 
 def _check_tile(spec: KernelSpec) -> None:
+    """Raise ConfigError if the instruction, or the design's threads, cannot divide the tile."""
     c, op, bits = spec.config, spec.design.mma_op, spec.mma.a.bits
     for dtype in dict.fromkeys(tile.dtype for tile in spec.tiles):
         if not fills_swizzle_rows(c.tile[2], dtype.bits):
@@ -75,7 +75,8 @@ def _check_tile(spec: KernelSpec) -> None:
         )
 
 
-def _check_multicast(spec: KernelSpec) -> None:
+def _check_slices_and_majors(spec: KernelSpec) -> None:
+    """Raise ConfigError if a tile of A or B cannot be sliced for the CTAs that share it, or its layout not be read."""
     for role, tile, ctas in zip(ROLES, spec.tiles, spec.multicast_ctas, strict=True):
         slice_rows = INTERLEAVED_ROWS if role == spec.interleaved else ATOM_ROWS
         if tile.outer % (slice_rows * ctas):
@@ -83,10 +84,6 @@ def _check_multicast(spec: KernelSpec) -> None:
                 f"cluster: {ctas} CTAs share the {role.upper()} tile, whose {tile.outer} rows do not split into "
                 f"multicast slices of {slice_rows}; use a larger tile or a smaller cluster"
             )
-
-
-def _check_majors(spec: KernelSpec) -> None:
-    for role, tile in zip(ROLES, spec.tiles, strict=True):
         majors = spec.design.readable_majors(role, spec.mma, promoted=spec.promoted, grouping=spec.grouping)
         if tile.major not in majors:
             raise ConfigError(
@@ -96,6 +93,7 @@ def _check_majors(spec: KernelSpec) -> None:
 
 
 def _check_conversions(spec: KernelSpec) -> None:
+    """Raise ConfigError if the chip cannot convert a dtype of the epilogue."""
     graph = spec.epilogue.graph
     named = [(x.name, x.dtype) for x in graph.operands] + [(x.name, x.dtype) for x in graph.results]
     named += [("cast", node.attribute) for node in graph.nodes if node.op == "cast"]
@@ -136,6 +134,7 @@ def _check_grouping(spec: KernelSpec, grouping: Grouping) -> None:
 
 
 def _check_promotion(spec: KernelSpec) -> None:
+    """Raise ConfigError if the design does not promote sums, or not with this tile."""
     c, mma, block = spec.config, spec.mma, spec.design.mma_op.promotion_k_bytes // spec.mma.a.bytes
     argument, value = ("precision", "3xtf32") if spec.is_3xtf32 else ("accumulate", "promoted")
     if c.consumers not in spec.design.max_promoted_registers:
@@ -147,6 +146,7 @@ def _check_promotion(spec: KernelSpec) -> None:
 
 
 def _check_registers(spec: KernelSpec) -> None:
+    """Raise ConfigError if a thread's accumulator and fragments do not fit in its registers."""
     design, needed = spec.design, spec.accumulator_registers + spec.a_registers
     consumers = spec.config.consumers
     limit = design.max_accumulator_registers[consumers]

@@ -5,6 +5,7 @@ Also the CTAs of a kernel that are resident per SM, and what limits them, as in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemmsmith.core.errors import ConfigError
@@ -90,24 +91,11 @@ RESERVED_SHARED_BYTES_PER_CTA = 1024
 
 @dataclass(frozen=True)
 class Occupancy:
-    """CTAs per SM as limited by each resource; and warps per CTA and per SM."""
+    """How many CTAs are resident per SM. `limits`: CTAs per SM that each resource allows."""
 
-    ctas_by_threads: int
-    ctas_by_registers: int
-    ctas_by_shared_memory: int
-    max_ctas_per_sm: int
+    limits: Mapping[str, int]
     warps_per_cta: int
     max_warps_per_sm: int
-
-    @property
-    def limits(self) -> dict[str, int]:
-        """CTAs per SM that each resource allows."""
-        return {
-            "threads": self.ctas_by_threads,
-            "registers": self.ctas_by_registers,
-            "shared memory": self.ctas_by_shared_memory,
-            "CTAs": self.max_ctas_per_sm,
-        }
 
     @property
     def ctas_per_sm(self) -> int:
@@ -117,7 +105,7 @@ class Occupancy:
     @property
     def limit(self) -> str:
         """The resource that allows the fewest CTAs."""
-        return min(self.limits, key=self.limits.__getitem__)
+        return min(self.limits, key=lambda resource: self.limits[resource])
 
     @property
     def warps_per_sm(self) -> int:
@@ -136,10 +124,12 @@ def occupancy(chip: Chip, threads: int, registers: int, shared_bytes: int) -> Oc
     warps_by_registers = REGISTERS_PER_SM // SM_SUBPARTITIONS // registers_per_warp * SM_SUBPARTITIONS
     shared_bytes_per_cta = round_up(shared_bytes + RESERVED_SHARED_BYTES_PER_CTA, SHARED_ALLOCATION_BYTES)
     return Occupancy(
-        ctas_by_threads=chip.max_warps_per_sm // warps,
-        ctas_by_registers=warps_by_registers // warps,
-        ctas_by_shared_memory=chip.shared_bytes_per_sm // shared_bytes_per_cta,
-        max_ctas_per_sm=chip.max_ctas_per_sm,
-        warps_per_cta=warps,
-        max_warps_per_sm=chip.max_warps_per_sm,
+        {
+            "threads": chip.max_warps_per_sm // warps,
+            "registers": warps_by_registers // warps,
+            "shared memory": chip.shared_bytes_per_sm // shared_bytes_per_cta,
+            "CTAs": chip.max_ctas_per_sm,
+        },
+        warps,
+        chip.max_warps_per_sm,
     )

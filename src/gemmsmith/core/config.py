@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
@@ -73,13 +73,6 @@ class Config:
         return super().__new__(cls)
 
     @classmethod
-    def from_table_row(cls, row: Mapping[str, Any]) -> Config:
-        """Return the Config of a stored table row, which holds fields by name. Raises ConfigError."""
-        if not isinstance(row, Mapping):
-            raise ConfigError(f"row: got {row!r}; use a dict of a Config's fields")
-        return cls(**row)
-
-    @classmethod
     def parse(cls, text: str) -> Config:
         """Return the Config whose `str` is `text`. Raises ConfigError."""
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
@@ -116,22 +109,18 @@ class Config:
         return changed(self, **{name: _parse_field(name, x) for name, x in changes.items()})  # thousands for tuning
 
     def __str__(self) -> str:
-        parts = [
-            f"{self.design} {'x'.join(map(str, self.tile))} cluster {'x'.join(map(str, self.cluster))}",
-            f"stages {self.stages} consumers {self.consumers} raster {self.raster}{self.raster_group}",
-        ]
-        if self.splits != 1:
-            parts.append(f"splits {self.splits}" if self.splits else "stream-K")
-        if self.cluster_splits > 1:
-            parts.append(f"cluster splits {self.cluster_splits}")
-        if self.swap_ab:
-            parts.append("swap_ab")
-        if self.evict != ("normal", "normal"):
-            parts.append(f"evict {' '.join(self.evict)}")
-        parts += [name for name in _BOOL_FIELDS if name != "swap_ab" and getattr(self, name)]
-        if self.chip != HOPPER.name:
-            parts.append(f"chip {self.chip}")
-        return " ".join(parts)
+        parts = (
+            (True, f"{self.design} {'x'.join(map(str, self.tile))} cluster {'x'.join(map(str, self.cluster))}"),
+            (True, f"stages {self.stages} consumers {self.consumers} raster {self.raster}{self.raster_group}"),
+            (self.splits > 1, f"splits {self.splits}"),
+            (not self.splits, "stream-K"),
+            (self.cluster_splits > 1, f"cluster splits {self.cluster_splits}"),
+            (self.swap_ab, "swap_ab"),
+            (self.evict != ("normal", "normal"), f"evict {' '.join(self.evict)}"),
+            *((getattr(self, name), name) for name in _BOOL_FIELDS if name != "swap_ab"),
+            (self.chip != HOPPER.name, f"chip {self.chip}"),
+        )
+        return " ".join(text for is_shown, text in parts if is_shown)
 
 
 def _parse_int(x: Any) -> int:
@@ -145,6 +134,7 @@ def _parse_bool(x: Any) -> bool:
 
 
 def _parse_tuple(x: Any, parse: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
+    """Return a tuple of `count` values. Raises TypeError, ValueError or KeyError for anything else."""
     values = tuple(map(parse, x))
     if len(values) != count:
         raise ValueError

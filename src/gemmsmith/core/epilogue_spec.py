@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.frozen import changed
 from gemmsmith.core.graph import EpilogueGraph, Result, identity_graph
 from gemmsmith.core.problem import Matrix
 from gemmsmith.core.product import Role
@@ -36,13 +37,11 @@ class EpilogueSpec:
 
     def for_arrays(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
         """Return the spec for matrices with these strides and alignments. Integers of 64 bits are not loaded by TMA."""
-        operands = [o.name for o in self.graph.operands if o.broadcast_dims.is_matrix and o.dtype and o.dtype.bits < 64]
-        tma_eligible = [name for name in operands if arrays[name].is_tma_compatible]
+        loadable = [o.name for o in self.graph.matrix_operands if o.dtype and o.dtype.bits < 64]
+        tma_eligible = [name for name in loadable if arrays[name].is_tma_compatible]
         tma_eligible += [name for name in self.graph.matrix_result_names if arrays[name].can_tma_store]
         column_major = [name for name in self.graph.matrix_names if arrays[name].is_column_major]
-        return EpilogueSpec(
-            self.graph, frozenset(tma_eligible), frozenset(column_major), self.fast_math, self.deterministic
-        )
+        return changed(self, tma_eligible=frozenset(tma_eligible), column_major=frozenset(column_major))
 
     def with_clipped_rows(self, role: Role = "a") -> EpilogueSpec:
         """Return the spec for tiles whose rows (columns, with role "b") begin and end anywhere.
@@ -73,4 +72,4 @@ class EpilogueSpec:
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
-        return EpilogueSpec(graph, self.tma_eligible, self.column_major, self.fast_math, self.deterministic)
+        return changed(self, graph=graph)

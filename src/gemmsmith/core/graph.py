@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -159,11 +159,16 @@ class Operation(ABC):
     """Whether the derivative may differ from 0."""
     known_afterwards: str = ""
     """What messages call the value, if it is only known after the kernel: then only results can be it."""
+    label_format: str = ""
+    """What plots and trees call a node with parts of an attribute; by default CUTLASS's name and the parts."""
     style: Literal["input", "compute", "special", "reduce"] = "compute"
     """How plots show it; "special": it takes operations of the special-function unit."""
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
-        """Return the dims of a node with such inputs, which broadcast unless the operation says otherwise."""
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+        """Return the dims of a node with such inputs, which broadcast unless the operation says otherwise.
+
+        Those of an operand are in the graph.
+        """
         return broadcast(inputs)
 
     def transposed(self, attribute: Any) -> Any:
@@ -206,6 +211,8 @@ class Operation(ABC):
 
     def label(self, graph: EpilogueGraph, node: Node) -> str:
         """Return the node's name as a CUTLASS visitor, with its attribute."""
+        if self.label_format:
+            return self.label_format.format(*attribute_parts(node.attribute))
         parts = ", ".join(map(str, attribute_parts(node.attribute)))
         return self.name.title().replace("_", "") + (f"({parts})" if parts else "")
 
@@ -268,12 +275,15 @@ class EpilogueGraph:
         """The dims of every node."""
         result: list[BroadcastDims] = []
         for node in self.nodes:
-            result.append(node.operation.dims(self, node, [result[i] for i in node.inputs]))
+            if node.op == "operand":
+                result.append(self.operand(node.attribute).broadcast_dims)
+            else:
+                result.append(node.operation.dims(node, [result[i] for i in node.inputs]))
         return tuple(result)
 
-    def reachable(self) -> set[int]:
-        """Return the indices of the nodes that some result needs."""
-        needed = {r.node for r in self.results}
+    def nodes_needed_by(self, nodes: Iterable[int]) -> set[int]:
+        """Return these nodes, and all from which they are computed, as indices."""
+        needed = set(nodes)
         for i in range(len(self.nodes) - 1, -1, -1):
             if i in needed:
                 needed.update(self.nodes[i].inputs)
@@ -293,6 +303,16 @@ class EpilogueGraph:
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
     @cached_property
+    def matrix_operands(self) -> list[Operand]:
+        """The operands that are matrices."""
+        return [o for o in self.operands if o.broadcast_dims.is_matrix]
+
+    @cached_property
+    def matrix_results(self) -> list[Result]:
+        """The results that are matrices; reductions are not, whatever their shape."""
+        return [r for r in self.results if self.broadcast_dims[r.node].is_matrix and not self.is_reduction(r)]
+
+    @cached_property
     def tensor_names(self) -> tuple[str, ...]:
         """Names of the operands that are arrays."""
         return tuple(o.name for o in self.operands if o.dtype is not None)
@@ -309,13 +329,18 @@ class EpilogueGraph:
 
     @cached_property
     def matrix_result_names(self) -> list[str]:
-        """Names of the results that are matrices; reductions are not, whatever their shape."""
-        return [r.name for r in self.results if self.broadcast_dims[r.node].is_matrix and not self.is_reduction(r)]
+        """Names of the results that are matrices."""
+        return [r.name for r in self.matrix_results]
+
+    @property
+    def matrices(self) -> list[Operand | Result]:
+        """The operands and results that are matrices."""
+        return [*self.matrix_operands, *self.matrix_results]
 
     @cached_property
     def matrix_names(self) -> list[str]:
         """Names of the operands and results that are matrices."""
-        return [o.name for o in self.operands if o.broadcast_dims.is_matrix] + self.matrix_result_names
+        return [x.name for x in self.matrices]
 
     def is_reduction(self, result: Result) -> bool:
         """Return whether a result is a reduction."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
@@ -188,18 +188,13 @@ class Problem:
     @property
     def T(self) -> Problem:
         """The transposed problem, D^T = B^T @ A^T: makes a column-major D row-major."""
+        extents, grouping = self.extents and self.extents[::-1], self.grouping and self.grouping.transposed()
         swapped = self.with_matrices(self.b.T, self.a.T, self.d.T, self.scales[::-1])
-        if not (self.grouping or self.extents):
-            return swapped
-        grouping = self.grouping.transposed() if self.grouping else None
-        return replace(swapped, extents=self.extents and self.extents[::-1], grouping=grouping)
+        return replace(swapped, extents=extents, grouping=grouping) if extents or grouping else swapped
 
     def with_matrices(self, a: Matrix, b: Matrix, d: Matrix, scales: Scales) -> Problem:
         """Return the same problem with other matrices."""
-        return Problem(
-            a, b, d, self.accumulator_dtype, self.promoted, scales, self.is_3xtf32, self.extents, self.grouping,
-            self.groups,
-        )  # fmt: skip
+        return replace(self, a=a, b=b, d=d, scales=scales)
 
     def with_degenerate_strides_of(self, other: Problem) -> Problem:
         """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`."""
@@ -242,10 +237,7 @@ class BoundProblem(Problem):
         bound = dict(zip("ab", zip(p.operands, (a, b), strict=True), strict=True))
         bound |= {f"scale_{role}": (x.matrix, Pointer(x.name)) for role, x in zip("ab", p.scales, strict=True) if x}
         bound |= others or {}
-        return cls(
-            p.a, p.b, p.d, p.accumulator_dtype, p.promoted, p.scales, p.is_3xtf32, p.extents, p.grouping, p.groups,
-            bound_operands=bound, arrays=arrays,
-        )  # fmt: skip
+        return cls(**{f.name: getattr(p, f.name) for f in fields(Problem)}, bound_operands=bound, arrays=arrays)
 
 
 OperandFn = Callable[[BoundProblem], tuple[Matrix, Pointer]]

@@ -22,7 +22,7 @@ from gemmsmith.core.mma import (
 )
 from gemmsmith.core.operand import MmaOperand
 from gemmsmith.core.problem import operand_getter
-from gemmsmith.core.product import Role
+from gemmsmith.core.product import ROLES, Role
 from gemmsmith.core.promotion_plan import PromotionPlan, plan_promotion
 from gemmsmith.core.scale_spec import ScaleSpec
 from gemmsmith.core.tile import SWIZZLE_ALIGNMENT_BYTES, Tile
@@ -85,11 +85,10 @@ class KernelSpec:
     @property
     def operands(self) -> tuple[MmaOperand, ...]:
         """The operands of the mainloop, A and B."""
-        (a, b), (evict_a, evict_b) = self.tiles, self.config.evict
-        residuals = [operand_getter(f"{name}_residual") if self.is_3xtf32 else None for name in "ab"]
-        return (
-            MmaOperand("a", "a", a, operand_getter("a"), evict_a, residuals[0], self.interleaved == "a"),
-            MmaOperand("b", "b", b, operand_getter("b"), evict_b, residuals[1], self.interleaved == "b"),
+        residuals = [operand_getter(f"{name}_residual") if self.is_3xtf32 else None for name in ROLES]
+        return tuple(
+            MmaOperand(role, role, tile, operand_getter(role), evict, residual, self.interleaved == role)
+            for role, tile, evict, residual in zip(ROLES, self.tiles, self.config.evict, residuals, strict=True)
         )
 
     def gathers_rows_of(self, role: Role) -> bool:
@@ -140,7 +139,7 @@ class KernelSpec:
         None if the chip does not support it, or if the design clips rows, which TMA does not do; no results whose rows
         are scattered.
         """
-        if not self.chip.supports("sm_90") or get_design(self.config.design).clips_rows:
+        if not self.chip.supports("sm_90") or self.design.clips_rows:
             return frozenset()
         scatters = self.grouping is not None and self.grouping.scatters
         return self.epilogue.tma_eligible - frozenset(self.epilogue.graph.matrix_result_names if scatters else ())

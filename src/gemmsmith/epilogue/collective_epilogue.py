@@ -18,7 +18,6 @@ from gemmsmith.collective.pipeline import HasBarriers
 from gemmsmith.collective.row_indices import Scatter
 from gemmsmith.collective.split_reduction import make_split_reduction
 from gemmsmith.core.graph import Operand
-from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import plan_epilogue
@@ -37,7 +36,6 @@ from gemmsmith.epilogue.partials import shared_partials
 from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.store_strategies import (
-    AliasedStores,
     ClippedTmaStores,
     NoStores,
     StoreGroup,
@@ -97,6 +95,7 @@ class Epilogue:
         self.row_fill = RowFill(spec, table, self.stores, scale_stores, self.reductions) if table else None
 
     def _make_input(self, operand: Operand) -> ScalarBroadcast | VectorBroadcast | GmemAuxLoad:
+        """Return the way in which an operand is loaded that TMA does not load."""
         if operand.broadcast_dims.is_matrix:
             return GmemAuxLoad(operand)
         count = dict(self.plan.broadcasts).get(operand.name)
@@ -198,6 +197,7 @@ class TileEpilogue:
         )
 
     def _store(self, accumulator: Accumulator) -> None:
+        """Compute and store the tile, subtile by subtile, from the final accumulator."""
         k, e, wg_tile = current_builder(), self._epilogue, self._wg_tile
         barrier = (wg_tile.warpgroup + e.warpgroup_barriers).named("epilogue_barrier")
         k.comment("epilogue")
@@ -236,14 +236,12 @@ class TileEpilogue:
             yield StoreGroup(plan, e.stores, self._wg_tile, index, epi_m)
             accumulator.shift(epi_m, plan.epi_tile_n)
 
-    def _store_strategy(self, barrier: Value) -> NoStores | AliasedStores:
+    def _store_strategy(self, barrier: Value) -> NoStores:
         """Return how the tile's results are stored; the warpgroup's threads wait for one another at `barrier`."""
         e, parts = self._epilogue, (self._epilogue.plan, self._wg_tile, barrier, self._leader, self._tma_loads)
         if not e.stores:
             return NoStores(*parts)
-        stores: ThreadStores = (TmaStores if e.stores.maps else ThreadStores)(*parts, e.stores)
+        strategy: type[ThreadStores] = TmaStores if e.stores.maps else ThreadStores
         if e.stores.maps and e.spec.grouping and e.spec.grouping.clips_rows:
-            stores = ClippedTmaStores(*parts, e.stores)
-        if not e.alias_epilogue:
-            return stores
-        return AliasedStores(stores, e.all_math_barrier, THREADS_PER_WARPGROUP * e.spec.config.consumers)
+            strategy = ClippedTmaStores
+        return strategy(*parts, e.stores, e.all_math_barrier)

@@ -78,7 +78,7 @@ class EpiloguePlan:
 
 
 def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> int:
-    """Return the columns of a subtile of a tile that is `n` columns wide: the widest of `subtile_widths`.
+    """Return the width in columns of the subtiles of a tile with `n` columns: the widest of `subtile_widths`.
 
     Raises ConfigError if there is none.
     """
@@ -94,7 +94,7 @@ def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -
 
 
 def subtile_widths(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> list[int]:
-    """Return the columns that subtiles of a tile may have that is `n` columns wide, widest first, but `n` last.
+    """Return the possible widths of the subtiles of a tile with `n` columns, in columns: widest first, but `n` last.
 
     They are all `n` if the epilogue needs full rows, else its quantization block, else those of (128, 64, 32, 16) with
     interleaved columns and of (64, 32, 16, n) without that divide `n`, and are multiples of the minimum for fragments
@@ -106,6 +106,7 @@ def subtile_widths(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> l
 
 
 def _possible_widths(graph: EpilogueGraph, n: int) -> tuple[int, ...]:
+    """Return the widths from which `subtile_widths` selects, in their order."""
     if graph.requires_full_rows:
         return (n,)
     if blocks := _quantize_blocks(graph):
@@ -114,7 +115,7 @@ def _possible_widths(graph: EpilogueGraph, n: int) -> tuple[int, ...]:
 
 
 def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
-    """Return what a subtile's columns are a multiple of."""
+    """Return the number of columns of which a subtile's width is a multiple."""
     broadcast_dims = graph.broadcast_dims
     matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma_names]
     matrices += [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in tma_names]
@@ -126,7 +127,7 @@ def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
 
 
 def _quantize_blocks(graph: EpilogueGraph) -> dict[int, tuple[Node, int]]:
-    """Map accumulator columns that are quantized together to (a node that does so, columns per value of the node)."""
+    """Return the quantize nodes by block size in accumulator columns, each as (node, its columns per value)."""
     nodes = zip(graph.broadcast_dims, graph.nodes, strict=True)
     quantized = [(node, dims.column_divisor) for dims, node in nodes if node.op == "quantize"]
     return {columns_per_value * node.attribute[1]: (node, columns_per_value) for node, columns_per_value in quantized}
@@ -150,22 +151,17 @@ def check_quantize_blocks(graph: EpilogueGraph) -> None:
 
 def supports_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> bool:
     """Return whether a tile that is `n` columns wide supports this epilogue."""
-    try:
-        return choose_epi_tile_n(graph, tma_names, n) > 0
-    except ConfigError:
-        return False
+    return bool(subtile_widths(graph, tma_names, n))
 
 
 def has_32bit_matrix(graph: EpilogueGraph) -> bool:
     """Return whether a matrix that the epilogue reads or stores has 32-bit elements."""
-    dtypes = [o.dtype for o in graph.operands if o.broadcast_dims.is_matrix]
-    dtypes += [r.dtype for r in graph.results if r.name in graph.matrix_result_names]
-    return any(dtype and dtype.bits == 32 for dtype in dtypes)
+    return any(x.dtype and x.dtype.bits == 32 for x in graph.matrices)
 
 
 @lru_cache(maxsize=1024)
 def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
-    """Plan a spec's epilogue, with the widest subtiles of which shared memory has two buffers, else the narrowest.
+    """Plan a spec's epilogue: with the widest subtiles that shared memory can hold twice, else with the narrowest.
 
     Raises ConfigError if the tile does not support the epilogue.
     """
@@ -211,9 +207,9 @@ def is_short(epilogue: EpilogueSpec, rows: int, n: int) -> bool:
 
 
 def _unrolled_columns(epilogue: EpilogueSpec, rows: int, n: int) -> int:
-    """Return of how many of a tile's `n` columns the code is unrolled: all, or the widest subtile whose code is short.
+    """Return the columns, of a tile's `n`, whose code is unrolled.
 
-    If none is, the narrowest.
+    That is all of them if the code is short enough, else the widest subtile for which it is, else the narrowest.
     """
     if count_instructions(epilogue, rows, n) <= MAX_UNROLLED_INSTRUCTIONS:
         return n
@@ -228,11 +224,10 @@ def row_major_names(epilogue: EpilogueSpec) -> frozenset[str]:
 
 
 def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:
-    """Return the matrices that are loaded, and those that are stored, through shared memory, with their subtiles."""
+    """Return (name, layout of a subtile) of the matrices that shared memory holds: those loaded, and those stored."""
     graph, epilogue = spec.epilogue.graph, spec.epilogue
     operands = [(o.name, o.dtype, o.broadcast_dims) for o in graph.operands if o.name in spec.tma_names]
-    dims, names = graph.broadcast_dims, graph.matrix_result_names
-    results = [(r.name, r.dtype, dims[r.node]) for r in graph.results if r.name in names]
+    results = [(r.name, r.dtype, graph.broadcast_dims[r.node]) for r in graph.matrix_results]
     return tuple(
         tuple((name, _subtile(epilogue, name, dtype, dims, epi_tile_n)) for name, dtype, dims in x if dtype)
         for x in (operands, results)
@@ -250,14 +245,11 @@ def _subtile(epilogue: EpilogueSpec, name: str, dtype: DType, dims: BroadcastDim
 
 def _broadcast_sizes(graph: EpilogueGraph, columns: int, rows: int) -> tuple[tuple[str, int], ...]:
     """Return (name, elements per warpgroup tile) of each row and column broadcast."""
-    sizes = []
-    for operand in graph.operands:
-        dims = operand.broadcast_dims
-        if dims.columns_per_value and not dims.is_matrix:
-            sizes.append((operand.name, columns // dims.columns_per_value))
-        elif dims.rows_per_value and not dims.is_matrix:
-            sizes.append((operand.name, rows // dims.rows_per_value))
-    return tuple(sizes)
+    rows_and_columns = ((o.name, o.broadcast_dims) for o in graph.operands if not o.broadcast_dims.is_matrix)
+    return tuple(
+        (name, columns // dims.columns_per_value if dims.columns_per_value else rows // dims.rows_per_value)
+        for name, dims in rows_and_columns if dims.varies_along_m or dims.varies_along_n
+    )  # fmt: skip
 
 
 def _choose_stages(
@@ -308,6 +300,7 @@ def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
     widest, widths = choose_epi_tile_n(graph, names, n), subtile_widths(graph, names, n)
 
     def reserved(epi_tile_n: int) -> int:
+        """Return the bytes for subtiles of this width, for all warpgroups, without broadcasts."""
         loads, stores = _staged_subtiles(spec, epi_tile_n)
         load_bytes, store_bytes = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
         subtiles_n = n // epi_tile_n

@@ -17,9 +17,8 @@ Source = Callable[[int, int], tuple[Value, Value]]
 
 def select_lowerings(graph: EpilogueGraph, fast_math: bool) -> dict[int, Lowering]:
     """Select each elementwise node's lowering, in the precision that `select_precisions` states."""
-    functions = {i: node.operation for i, node in enumerate(graph.nodes)}
-    precisions = select_precisions(graph, fast_math)
-    return {i: f.lowerings[precisions[i]] for i, f in functions.items() if isinstance(f, Function)}
+    precisions = ((graph.nodes[i].operation, i, x) for i, x in select_precisions(graph, fast_math).items())
+    return {i: f.lowerings[precision] for f, i, precision in precisions if isinstance(f, Function)}
 
 
 class Evaluation:
@@ -74,6 +73,7 @@ class Evaluation:
         return [self._key(*coord) for coord in node.operation.input_coords(node, n8_offset, row_half)]
 
     def _compute(self, index: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
+        """Compute a pair, whose inputs are computed."""
         if index in self.sources:
             return self.sources[index](n8_offset, row_half)
         operation = self.graph.nodes[index].operation

@@ -60,14 +60,14 @@ def write(
 
 
 def n8_plus(n8: RegisterIndex, offset: int) -> Any:
-    """Return n8 + offset, which the kernel calls so if it is a value of its own."""
+    """Return n8 + offset, with a name for the kernel's text."""
     if isinstance(n8, Value) and offset:
         return (n8 + offset).with_name_hint(f"n8_plus_{offset}")
     return n8 + offset
 
 
 def _store_pair(tile: Tile, buffer: Value, n8: RegisterIndex, row_half: int, pair: Value) -> None:
-    """Store one 8x8 matrix of 16-bit elements without stmatrix."""
+    """Store this lane's pair of 16-bit elements, packed in `pair`, on chips without stmatrix."""
     if tile.major == "MN":
         for i, offset in enumerate(_element_offsets(tile, n8, row_half)):
             hw.store_shared_u16(buffer + offset, (pair >> (16 * i)).to(U16))
@@ -120,7 +120,7 @@ def _bool_as_fp32(bits: Value) -> Value:
 
 
 def pairs_from_registers(registers: RegisterArray, halves: int) -> LoadPair:
-    """Return the pairs of a register array that is ordered by (n8, half of `halves`, element of 2)."""
+    """Return a function that reads pairs from registers, which are ordered by (n8, row half, element of the pair)."""
 
     def pair(n8: Any, row_half: int) -> tuple[Value, Value]:
         index = as_value(n8 * (2 * halves) + 2 * row_half, I32).with_name_hint("index")

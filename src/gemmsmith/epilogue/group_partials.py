@@ -42,14 +42,17 @@ class GroupPartials:
         self._ranges = current_builder().scratch(ranges_argument(name), lambda p: RANGE_BYTES * p.groups)
 
     def block_of(self, wg_tile: WarpgroupTile, row: Value) -> Value:
-        """Return the block that begins at a row of the tile's group."""
+        """Return the number of the block that begins at this row of the tile's group."""
         group = wg_tile.work.group
         begin = self._table.begin(group)
         row_of_group = row if self._grouping.is_masked else row - begin
         return (begin // self._rows + group + row_of_group // self._rows).named("first_block")
 
     def store_ranges(self, thread: Value, threads: int) -> None:
-        """Store which partials each group has; of an invalid table one, which is NaN. A CTA's consumers execute it."""
+        """Store the first partial and the number of partials of each group. All consumer threads of one CTA execute it.
+
+        If the table of groups is invalid, each group has one partial, which is NaN.
+        """
         k, table, is_invalid = current_builder(), self._table, self._table.is_invalid
         with k.range(0, table.groups, threads, name="first_group") as first_group:
             group = (first_group + thread).named("group_of_range")

@@ -64,7 +64,7 @@ class WarpgroupTile:
         return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, row_half, rows_per_value)).named("row")
 
     def row_in_wg_tile(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
-        """Return this thread's row as in `row`, relative to the warpgroup's first one.
+        """Return this thread's row in a half of the warp's rows, counted from the warpgroup's first row.
 
         If rows are paired (`rows_per_value` 2), the warp's rows have values in one half only, so `row_half` is 0.
         """
@@ -73,9 +73,9 @@ class WarpgroupTile:
         row: Value = fragment_row(k.warp_index % 4, k.lane, rows_per_value) + first
         return row
 
-    def columns(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
+    def columns(self, coord: VisitCoord, n8_offset: int) -> tuple[Value, Value]:
         """Return this thread's two columns of group `n8_offset` of a visit."""
-        first = self.first_column(columns_per_value) + coord.column + (coord.n8 + n8_offset) * N8_COLUMNS
+        first = self.first_column(coord.columns_per_value) + coord.column + (coord.n8 + n8_offset) * N8_COLUMNS
         return first.with_name_hint("column"), first + 1
 
     def first_column(self, columns_per_value: int) -> Value:
@@ -83,20 +83,20 @@ class WarpgroupTile:
         column: Value = self.work.n // columns_per_value + fragment_column(current_builder().lane)
         return column
 
-    def columns_in_bounds(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
-        """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
-        if (n8_offset, columns_per_value) in coord.bounds:
-            return coord.bounds[n8_offset, columns_per_value]
-        n8 = fragment.n8_plus(coord.n8, n8_offset)
-        first = (coord.column + n8 * N8_COLUMNS).named("n8_column")
-        columns_remaining = (self.problem_n // columns_per_value - self.first_column(columns_per_value)).named(
-            "columns_remaining"
-        )
-        in_bounds = first < columns_remaining, first + 1 < columns_remaining
-        for x in in_bounds:
-            x.with_name_hint("column_in_bounds")
-        coord.bounds[n8_offset, columns_per_value] = in_bounds
-        return in_bounds
+    def columns_in_bounds(self, coord: VisitCoord, n8_offset: int) -> tuple[Value, Value]:
+        """Return whether each of `columns` is in bounds.
+
+        It compares constants with the number of columns that remain, one value for all columns of the thread.
+        """
+        if n8_offset not in coord.bounds:
+            first = (coord.column + fragment.n8_plus(coord.n8, n8_offset) * N8_COLUMNS).named("n8_column")
+            columns = self.problem_n // coord.columns_per_value
+            columns_remaining = (columns - self.first_column(coord.columns_per_value)).named("columns_remaining")
+            in_bounds = first < columns_remaining, first + 1 < columns_remaining
+            coord.bounds[n8_offset] = in_bounds
+            for x in in_bounds:
+                x.with_name_hint("column_in_bounds")
+        return coord.bounds[n8_offset]
 
     def row_in_bounds(self, epi_m: Value, row_half: int, rows_per_value: int) -> Value:
         """Return whether `row` is in bounds."""
@@ -120,18 +120,19 @@ class SubtileCoord:
 
 @dataclass
 class VisitCoord:
-    """What one step of a subtile visits: `n8_count` groups of 8 columns, from group `n8` of the subtile on.
+    """What one step of a subtile visits: `n8_in_step` groups of 8 columns, from group `n8` of the subtile on.
 
-    `column` is the subtile's first column in the tile. All count the operand's own columns, of which there are half as
-    many if it has one value per two columns.
+    `column` is the subtile's first column in the tile. All count the columns of an operand or result that has one value
+    per `columns_per_value` columns.
     """
 
     epi_m: Value
     column: Value
     n8: Value
     n8_in_step: int
-    bounds: dict[tuple[int, int], tuple[Value, Value]] = field(default_factory=dict)
-    """Results of `WarpgroupTile.columns_in_bounds` for this visit, by its other arguments."""
+    columns_per_value: int
+    bounds: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    """Results of `WarpgroupTile.columns_in_bounds` for this visit, by n8 offset."""
 
 
 def operand_argument(name: str) -> str:
@@ -234,6 +235,7 @@ class VectorBroadcast:
         )
 
     def _stage_to_smem(self, warpgroup: Value, registers: RegisterArray) -> None:
+        """Store this thread's elements in the warpgroup's buffer."""
         k = current_builder()
         with k.unroll(self.loads_per_thread, name="load") as load:
             index, in_tile = self._element(load)
@@ -321,7 +323,7 @@ class TmaAuxLoad:
             hw.mbarrier_init(self.barriers[stage], 1)
 
     def start_parity(self) -> Variable | None:
-        """Declare, before the tile loop, the bit that is xor-ed into the parity of some load stages.
+        """Declare, before the tile loop, a bit that is xor-ed into the parity for which `wait` waits in some stages.
 
         It flips per tile, for the stages that load an odd number of subtiles of a tile; None if there are none.
         """

@@ -61,7 +61,7 @@ class Stores:
 
         `scatter`: which rows of their arrays the results' rows are, which threads store then.
         """
-        k, consumers = current_builder(), spec.config.consumers
+        k, self.consumers = current_builder(), spec.config.consumers
         self.stored_tiles, self.result_dims = plan.stores, result_dims
         self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
         self._streaming = spec.config.streaming_stores
@@ -80,7 +80,7 @@ class Stores:
             if name not in self.maps or is_grouped:
                 argument = f"{result_argument(name)}_ptr" if name in self.maps else result_argument(name)
                 self.arrays[name] = GlobalArray(argument, name, tile.dtype, Pointer(result_argument(name)))
-        buffer_count = self.subtiles_per_store * self.store_stages * consumers
+        buffer_count = self.subtiles_per_store * self.store_stages * self.consumers
         self.buffers = {
             name: k.shared(tile, stages=buffer_count, name=name, over=stages) for name, tile in self.stored_tiles
         }
@@ -95,7 +95,7 @@ class Stores:
         return {name: view.address.named(f"{name}_buffer") for name, view in views.items()}
 
     def acquire(self, store_group: Value, store_groups: int) -> None:
-        """Wait until the earlier TMA stores from the group's stage have read it. Called in the leader.
+        """Wait until the TMA stores from the group's stage have read it: it can be written then. Called in the leader.
 
         If a tile's groups are not a multiple of the stages, it starts with the stage that the previous tile used last.
         """
@@ -128,7 +128,7 @@ class Stores:
         return [name for name in self.arrays if name not in self.maps]
 
     def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord, names: Collection[str]) -> None:
-        """Store, from all threads, the results `names` of a subtile, as far as they are in bounds."""
+        """Store the results `names` of a subtile by all threads, without the elements out of bounds."""
         for name, tile in self.stored_tiles:
             if name in names:
                 is_vectorized = name in self._aligned_names and has_whole_steps(tile, THREADS_PER_WARPGROUP)
@@ -142,7 +142,7 @@ class Stores:
         return m + coord.epi_m * tile.mn, n + coord.column // dims.columns_per_value
 
     def _store_vectors(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
-        """Store 16 bytes per thread and step; rows (columns, if MN-major) are multiples of 16 bytes."""
+        """Store 16 bytes per thread and step. Rows (columns, if MN-major) of the matrix are multiples of 16 bytes."""
         k, dims = current_builder(), self.result_dims[array.name]
         thread = (k.thread % THREADS_PER_WARPGROUP).with_name_hint("warpgroup_thread")
         partition = ThreadCopyPartition(tile, thread, THREADS_PER_WARPGROUP, "out")
@@ -168,7 +168,10 @@ class Stores:
                     hw.store_global(values, address, in_bounds)
 
     def _store_elements(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
-        """Store single elements: each warp a quarter of the rows (columns, if column-major), the lanes along them."""
+        """Store single elements: each warp stores a quarter of the rows, with its lanes along a row.
+
+        In a column-major matrix: of the columns, along a column.
+        """
         k, dims, column_major = current_builder(), self.result_dims[array.name], array.name in self.column_major
         outer_extent, inner_extent = (tile.k, tile.mn) if column_major else (tile.mn, tile.k)
         outer_per_warp = ceil_div(outer_extent, 4)
@@ -189,27 +192,36 @@ class Stores:
                 in_bounds = in_bounds & (row < tile.mn) & (col < tile.k)
             address, in_bounds = _destination(array, self._scatter, wg_tile, m + row, n + col, in_bounds)
             clamped_col = col if inner_extent % 32 == 0 else k.minimum(col, tile.k - 1)
-            move = _add_element if self._adds else _store_element
-            move(buffer + fragment.element_offset(tile, row, clamped_col), address, in_bounds, tile.dtype)
+            source = buffer + fragment.element_offset(tile, row, clamped_col)
+            _move_element(source, address, in_bounds, tile.dtype, self._adds)
 
 
 def _destination(
     array: GlobalArray, scatter: Scatter | None, wg_tile: WarpgroupTile, row: Value, column: Value, in_bounds: Value
 ) -> tuple[Value, Value]:
-    """Return the address of an element of a result, and whether it is stored."""
+    """Return the address of an element of a result, at its scattered row if there are any, and whether to store it."""
     if scatter:
         row, column, in_bounds = scatter.locate(row, column, in_bounds)
     return array.element_address(wg_tile.work.batch, row, column), in_bounds
 
 
-def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
+def _move_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType, adds: bool) -> None:
+    """Copy an element from shared to global memory, or if `adds`, add it to the one there by an atomic."""
+    k = current_builder()
     if dtype.bits == 32:
-        element = current_builder().registers(F32 if dtype == FP32 else I32, 1, "element")
+        element = k.registers(F32 if dtype == FP32 else I32, 1, "element")
         hw.load_shared(element, smem_address)
-        hw.store_global(element, gmem_address, in_bounds)
+        if adds:
+            _add_vector(element, gmem_address, in_bounds, dtype)
+        else:
+            hw.store_global(element, gmem_address, in_bounds)
         return
     value = hw.load_shared_u8_or_u16(smem_address, dtype.bits)
-    hw.store_global_u8_or_u16(gmem_address, value, in_bounds, dtype.bits)
+    if not adds:
+        hw.store_global_u8_or_u16(gmem_address, value, in_bounds, dtype.bits)
+        return
+    with k.when(in_bounds):
+        hw.red_add_16(gmem_address, value, "f16" if dtype == FP16 else "bf16")
 
 
 _ADDED_REGISTERS: dict[DType, Literal["f32", "f16x2", "bf16x2"]] = {FP32: "f32", FP16: "f16x2", BF16: "bf16x2"}
@@ -222,17 +234,6 @@ def _add_vector(values: RegisterArray, address: Value, in_bounds: Value, dtype: 
     with k.when(in_bounds):
         for i in range(0, len(values), step):
             hw.red_add_vector(values.slice(i, step), address + 4 * i, _ADDED_REGISTERS[dtype])
-
-
-def _add_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
-    if dtype == FP32:
-        element = current_builder().registers(F32, 1, "element")
-        hw.load_shared(element, smem_address)
-        _add_vector(element, gmem_address, in_bounds, dtype)
-        return
-    value = hw.load_shared_u8_or_u16(smem_address, 16)
-    with current_builder().when(in_bounds):
-        hw.red_add_16(gmem_address, value, "f16" if dtype == FP16 else "bf16")
 
 
 def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType, name: str = "value") -> None:

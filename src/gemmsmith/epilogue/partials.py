@@ -83,7 +83,7 @@ class PartialsShape:
 
 
 def merge_batches(shape: PartialsShape, axis: str) -> PartialsShape:
-    """Return the shape that the second step reads: if the batch is reduced too, it belongs to the partials."""
+    """Return the shape of partials for the kernel that combines them: a batch that is reduced counts as partials."""
     if "b" not in reduced_dims(axis):
         return shape
     return replace(shape, batch=1, num_partials=shape.batch * shape.num_partials)
@@ -126,6 +126,7 @@ def _tiles_n(spec: KernelSpec, p: Problem) -> int:
 
 
 def _checked_shape(shape: PartialsShape, result: Result, p: Problem) -> PartialsShape:
+    """Return the shape. Raises ArgumentError if it has more partials or outputs than kernels can index."""
     count = max(shape.batch * shape.num_partials, shape.total_outputs)
     if count > MAX_PARTIALS:
         raise ArgumentError(

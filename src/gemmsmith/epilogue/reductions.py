@@ -90,15 +90,16 @@ class Reduction:
             self.columns = k.parameter(f"columns_{result.name}", compute=lambda p: p.n // self.columns_per_value)
 
     def _lines(self, shape: PartialsShape) -> int:
-        """Return by how many lines of `num_outputs` the result, if it is atomic, or its partials are stored."""
+        """Return the number of lines, of `num_outputs` elements each, of the partials, or of an atomic result."""
         if self.atomic:
             return 1 if self._over_batch else shape.batch
         return shape.batch * shape.num_partials
 
     def fill(self, table: GroupTable, thread: Value, threads: int) -> None:
-        """Store what no tile of a group does: NaN in all elements (partials) of an invalid table, else zeros.
+        """Store zeros for the rows of no group, which no tile computes; for an invalid table NaN everywhere.
 
-        Zeros are partials of rows of no group. The `threads` consumer threads of all CTAs execute it.
+        Both are stored in the partials, or in the result if it is atomic. The `threads` consumer threads of all CTAs
+        execute it.
         """
         k, is_invalid, grouping = current_builder(), table.is_invalid, self.spec.grouping
         assert grouping
@@ -119,13 +120,9 @@ class Reduction:
                     address = self.address + ((offset + self.component_stride * i) * 4).to(U64)
                     hw.store_global_word(address, value, index < self.fill_elements, "fill_value")
 
-    def row_is_written(self, wg_tile: WarpgroupTile, row: Value) -> Value:
-        """Return whether a row of the result is one of the tile's."""
-        return row < (wg_tile.problem_m // self.rows_per_value if self._clips else self.num_elements)
-
-    def column_is_written(self, wg_tile: WarpgroupTile, column: Value) -> Value:
-        """Return whether a column of the result is one of the tile's."""
-        return column < (wg_tile.problem_n // self.columns_per_value if self._clips else self.num_elements)
+    def is_written(self, element: Value, end_of_tile: Value) -> Value:
+        """Return whether an element of the result is one of the tile's, whose values end at `end_of_tile`."""
+        return element < (end_of_tile if self._clips else self.num_elements)
 
     def batch_of(self, wg_tile: WarpgroupTile) -> Value:
         """Return the batch at which the tile's results are stored.
@@ -206,7 +203,7 @@ class TileReduction:
             self.first_row_group = reduction.group_partials.block_of(wg_tile, wg_tile.m)
 
     def end(self) -> None:
-        """Reduce rows over quads, or everything over warps, and write the partials."""
+        """Reduce the states of the tile over lanes, those of a row or all of a warp, and write the partials."""
         k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
         if self.states is None:
             return
@@ -225,7 +222,7 @@ class TileReduction:
             index = reduction.state_index(epi_m * reduction.halves + row_half)
             self.states.warp_reduce(index, QUAD_XOR_MASKS)
             row = wg_tile.row(epi_m, row_half, reduction.rows_per_value)
-            is_written = reduction.row_is_written(wg_tile, row)
+            is_written = reduction.is_written(row, wg_tile.problem_m // reduction.rows_per_value)
             in_bounds = (k.lane % LANES_PER_QUAD == 0) & is_written & (tile < reduction.num_partials)
             reduction.write(wg_tile, tile, row, self.states.load(index), in_bounds)
 
@@ -253,7 +250,7 @@ class RangeReduction:
             return
         of_states: dict[tuple[int, ...], list[Value]] = {}
         for n8_offset, row_half in steps:
-            columns = self.wg_tile.columns_in_bounds(coord, n8_offset, reduction.columns_per_value)
+            columns = self.wg_tile.columns_in_bounds(coord, n8_offset)
             row = self.wg_tile.row_in_bounds(coord.epi_m, row_half, reduction.rows_per_value)
             for i, x in enumerate(pair_at(n8_offset, row_half)):
                 in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[reduction.axis]
@@ -269,7 +266,7 @@ class RangeReduction:
             self.states.fence()
 
     def end(self, epi_m: Value, column: Value) -> None:
-        """Reduce the columns of a subtile that starts at `column`, over 8 lanes (16 rows per warp), and write them."""
+        """Reduce the range's columns over a warp's 16 rows, and write the partials. `column`: the subtile's first."""
         k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
         if reduction.axis != "m" or self.states is None:
             return
@@ -288,8 +285,8 @@ class RangeReduction:
                 n_i = (n + i).with_name_hint("column")
                 index = reduction.state_index(n8 * 2 + i)
                 self.states.warp_reduce(index, COLUMN_XOR_MASKS)
-                rows_in_bounds = (k.lane < LANES_PER_QUAD) & is_row_group
-                in_bounds = rows_in_bounds & reduction.column_is_written(wg_tile, n_i)
+                is_written = reduction.is_written(n_i, wg_tile.problem_n // reduction.columns_per_value)
+                in_bounds = (k.lane < LANES_PER_QUAD) & is_row_group & is_written
                 reduction.write(wg_tile, row_group, n_i, self.states.load(index), in_bounds)
 
     def _write_elements(self, coord: VisitCoord, n8_offset: int, row_half: int, pair: tuple[Value, Value]) -> None:
@@ -299,9 +296,8 @@ class RangeReduction:
         """
         reduction, wg_tile = self.reduction, self.wg_tile
         row = wg_tile.row(coord.epi_m, row_half, reduction.rows_per_value)
-        columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset, reduction.columns_per_value)
-        columns = wg_tile.columns(coord, n8_offset, reduction.columns_per_value)
-        for column_in_bounds, column, x in zip(columns_in_bounds, columns, pair, strict=True):
+        columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset)
+        for column_in_bounds, column, x in zip(columns_in_bounds, wg_tile.columns(coord, n8_offset), pair, strict=True):
             in_bounds = column_in_bounds & wg_tile.row_in_bounds(coord.epi_m, row_half, reduction.rows_per_value)
             state = reduction.monoid.state_of_element(x)
             reduction.write(wg_tile, Constant(I32, 0), row * reduction.columns + column, state, in_bounds)

@@ -13,7 +13,7 @@ def row_function_inputs(graph: EpilogueGraph) -> dict[int, int]:
 
 
 def accumulator_consumers(graph: EpilogueGraph) -> set[int]:
-    """Return the nodes through which all reads of the accumulator go: inputs of row functions, or results.
+    """Return the nodes that read the accumulator, directly or not: inputs of row functions, or else results.
 
     If it is a single input of row functions, its elements can be kept in the accumulator's registers.
     """

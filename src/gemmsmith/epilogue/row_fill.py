@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gemmsmith import hw
 from gemmsmith.collective.global_array import GlobalArray
@@ -25,15 +24,6 @@ NAN_BITS = {FP32: 0x7FC00000, BF16: 0x7FC0, FP16: 0x7E00, E4M3: 0x7F, E5M2: 0x7F
 """NaN in each dtype; the least int32, which has none."""
 
 
-@dataclass(frozen=True)
-class _Target:
-    """A result: `columns` elements in each row, of which a thread stores `vector` at once."""
-
-    array: GlobalArray
-    columns: Value
-    vector: int
-
-
 class RowFill:
     """The consumer warpgroups of all CTAs store these rows after their last tiles.
 
@@ -52,16 +42,20 @@ class RowFill:
         self._axis = 0 if spec.grouping.role == "a" else 1
         self._rows = k.parameter("fill_rows", compute=lambda p: p.batch * (p.d.rows, p.d.cols)[self._axis])
         self._rows_of_one = k.parameter("fill_rows_of_one", compute=lambda p: (p.d.rows, p.d.cols)[self._axis])
-        self._targets, self._reductions = [], reductions
+        self._reductions = reductions
+        self._targets: list[tuple[GlobalArray, Value, int]] = []
+        """Results, the elements of a row of each, and how many of them a thread stores at once."""
         if stores:
             for name, array in stores.arrays.items():
                 is_contiguous = (name in spec.epilogue.column_major) == (self._axis == 1)
                 is_vector = name in spec.epilogue.tma_eligible and is_contiguous
                 columns = self._columns_of(name, stores.result_dims[name])
-                self._targets.append(_Target(array, columns, VECTOR_BYTES // array.dtype.bytes if is_vector else 1))
-        self._targets += [_Target(x.array, self._scale_columns(x), 1) for x in scales]
+                self._targets.append((array, columns, VECTOR_BYTES // array.dtype.bytes if is_vector else 1))
+        self._targets += [(x.array, self._scale_columns(x), 1) for x in scales]
 
     def _columns_of(self, name: str, dims: BroadcastDims) -> Value:
+        """Declare the kernel argument that is the number of a result's columns."""
+
         def columns(p: Problem) -> int:
             return p.n // dims.columns_per_value if self._axis == 0 else p.m // dims.rows_per_value
 
@@ -71,7 +65,7 @@ class RowFill:
         return current_builder().parameter(f"fill_columns_{x.array.name}", compute=lambda p: ceil_div(p.n, x.columns))
 
     def store(self, warpgroup: Value) -> None:
-        """Store this CTA's share of the rows. A consumer warpgroup executes it."""
+        """Store this CTA's share of the rows of no group, of all results. Each consumer warpgroup executes it."""
         k, zero_fills = current_builder(), self._grouping.fills_rows
         k.comment("rows of no group")
         is_invalid = self._table.is_invalid
@@ -81,20 +75,20 @@ class RowFill:
         with k.range(first + hw.block_index(), self._rows, hw.grid_size(), name="row") as row:
             batch = (row // self._rows_of_one).named("batch")
             row_in_matrix = (row - batch * self._rows_of_one).named("row_in_matrix")
-            for x in self._targets:
-                bits = NAN_BITS[x.array.dtype]
-                word = sum(bits << shift for shift in range(0, 32, x.array.dtype.bits))
-                with k.range(0, x.columns, threads * x.vector, name="first_column") as first_column:
-                    column = (first_column + thread * x.vector).named("fill_column")
+            for array, columns, vector in self._targets:
+                bits = NAN_BITS[array.dtype]
+                word = sum(bits << shift for shift in range(0, 32, array.dtype.bits))
+                with k.range(0, columns, threads * vector, name="first_column") as first_column:
+                    column = (first_column + thread * vector).named("fill_column")
                     index = (row_in_matrix, column) if self._axis == 0 else (column, row_in_matrix)
-                    address, in_bounds = x.array.element_address(batch, *index), column < x.columns
+                    address, in_bounds = array.element_address(batch, *index), column < columns
                     value = k.select(is_invalid, Constant(U32, word), 0)
-                    if x.vector * x.array.dtype.bytes == VECTOR_BYTES or x.array.dtype.bits == 32:
-                        words = k.registers(U32, max(x.vector * x.array.dtype.bytes // 4, 1), "fill")
+                    if vector * array.dtype.bytes == VECTOR_BYTES or array.dtype.bits == 32:
+                        words = k.registers(U32, max(vector * array.dtype.bytes // 4, 1), "fill")
                         with k.unroll(len(words), name="i") as i:
                             words[i] = value
                         hw.store_global(words, address, in_bounds)
                     else:
-                        hw.store_global_u8_or_u16(address, value.to(U16), in_bounds, x.array.dtype.bits)
+                        hw.store_global_u8_or_u16(address, value.to(U16), in_bounds, array.dtype.bits)
         for reduction in self._reductions:
             reduction.fill(self._table, thread, threads)

@@ -52,6 +52,7 @@ class StoreGroup:
                 yield self._coord(i)
 
     def _coord(self, i: Value) -> SubtileCoord:
+        """Return the position of the group's `i`-th subtile, with its buffers."""
         plan = self._plan
         subtile = (self.index * plan.subtiles_per_store + i).with_name_hint("subtile")
         epi_m: Value = Constant(I32, 0)
@@ -108,9 +109,13 @@ class NoStores:
 
 @dataclass(frozen=True)
 class ThreadStores(NoStores):
-    """All threads store the results. The barriers of a group also separate accesses to the broadcast operands."""
+    """All threads store the results. The barriers of a group also separate accesses to the broadcast operands.
+
+    `all_math_barrier`: 0, or with alias_epilogue that of all warpgroups, since the buffers are the mainloop's stages.
+    """
 
     stores: Stores
+    all_math_barrier: int
 
     @property
     def accessed_by_tma(self) -> bool:
@@ -118,10 +123,28 @@ class ThreadStores(NoStores):
         return self.tma_loads is not None
 
     def begin_tile(self) -> None:
-        """Do nothing: `begin_group` waits for the broadcast operands too."""
+        """Close the hazard of writes to aliased buffers before another warpgroup's wgmma has read the stages.
+
+        `begin_group` waits for the broadcast operands.
+        """
+        if self.all_math_barrier:
+            k = current_builder()
+            k.comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
+            hw.barrier_sync(self.all_math_barrier, THREADS_PER_WARPGROUP * self.stores.consumers)
 
     def begin_group(self, group: StoreGroup) -> None:
-        """Close the hazard of writes to the buffer before its previous store has read it."""
+        """Close the hazard of writes to the buffer before its previous store has read it.
+
+        With aliased buffers `begin_tile` has closed that of the first group.
+        """
+        if not self.all_math_barrier:
+            self.wait_for_buffer(group)
+        elif self.plan.store_groups > 1:
+            with current_builder().when(group.index > 0):
+                self.wait_for_buffer(group)
+
+    def wait_for_buffer(self, group: StoreGroup) -> None:
+        """Wait until the previous store from the group's buffer has read it."""
         self._sync("wait until the buffer may be overwritten: its previous store has read it")
 
     def end_group(self, group: StoreGroup) -> None:
@@ -145,6 +168,12 @@ class ThreadStores(NoStores):
         if self.stores.arrays:
             hw.fence_proxy_async()
 
+    def end_tile(self) -> None:
+        """Close the hazard of the next loads into stages that are buffers, which the warp then releases."""
+        if self.all_math_barrier:
+            self.wait_read()
+            hw.sync_warp()
+
 
 @dataclass(frozen=True)
 class TmaStores(ThreadStores):
@@ -152,11 +181,11 @@ class TmaStores(ThreadStores):
 
     accessed_by_tma = True
 
-    def begin_group(self, group: StoreGroup) -> None:
-        """Close the hazard of writes to the buffer before its TMA store has read it."""
+    def wait_for_buffer(self, group: StoreGroup) -> None:
+        """Wait until the previous TMA store, too, has read the buffer."""
         with current_builder().when(self.leader):
             self.stores.acquire(group.index, self.plan.store_groups)
-        super().begin_group(group)
+        super().wait_for_buffer(group)
 
     def issue(self, group: StoreGroup) -> None:
         """Issue the group's TMA stores too."""
@@ -187,7 +216,7 @@ class ClippedTmaStores(TmaStores):
         if coord is None or self.tma_loads:
             yield
             return
-        with k.when(self._begins_inside(coord)):
+        with k.when(self._is_before_end(coord, whole=False)):
             yield
         with k.otherwise(), k.when(self.leader):  # buffers are acquired by the number of bulk groups since
             hw.bulk_commit()
@@ -195,57 +224,19 @@ class ClippedTmaStores(TmaStores):
     def end_group(self, group: StoreGroup) -> None:
         """Store a group of a clipped tile too."""
         super().end_group(group)
-        with group.subtiles() as coord, current_builder().when(~self._is_inside(coord)):
+        with group.subtiles() as coord, current_builder().when(~self._is_before_end(coord, whole=True)):
             self.stores.store_with_threads(self.wg_tile, coord, self.stores.maps)
 
     def issue_stores(self, group: StoreGroup) -> None:
         """Issue the TMA stores of a group, but those of clipped subtiles."""
-        with group.subtiles() as coord, current_builder().when(self._is_inside(coord)):
+        with group.subtiles() as coord, current_builder().when(self._is_before_end(coord, whole=True)):
             self.stores.issue(self.wg_tile, coord)
 
-    def _begins_inside(self, coord: SubtileCoord) -> Value:
-        """Return whether a subtile begins before the tile ends."""
-        work, wg_tile = self.wg_tile.work, self.wg_tile
+    def _is_before_end(self, coord: SubtileCoord, whole: bool) -> Value:
+        """Return whether a subtile begins before the tile ends, or if `whole`, whether it ends no later."""
+        work = self.wg_tile.work
         if work.a.is_clipped:
-            return (wg_tile.m + coord.epi_m * WGMMA_M < work.a.group_end).named("begins_inside")
-        return (work.n + coord.column < work.b.group_end).named("begins_inside")
-
-    def _is_inside(self, coord: SubtileCoord) -> Value:
-        """Return whether a subtile ends before the tile does."""
-        work, wg_tile = self.wg_tile.work, self.wg_tile
-        if work.a.is_clipped:
-            return (wg_tile.m + (coord.epi_m + 1) * WGMMA_M <= work.a.group_end).named("is_inside")
-        return (work.n + coord.column + self.plan.epi_tile_n <= work.b.group_end).named("is_inside")
-
-
-@dataclass(frozen=True)
-class AliasedStores:
-    """Stores from buffers that alias the mainloop's stages; all warpgroups wait for one another at `barrier`."""
-
-    stores: ThreadStores
-    barrier: int
-    threads: int
-
-    def begin_tile(self) -> None:
-        """Close the hazard of writes to the buffers before another warpgroup's wgmma has read the stages."""
-        current_builder().comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
-        hw.barrier_sync(self.barrier, self.threads)
-
-    def when_inside(self, group: StoreGroup) -> AbstractContextManager[None]:
-        """Open a branch for a group that is not wholly past the tile's end."""
-        return self.stores.when_inside(group)
-
-    def begin_group(self, group: StoreGroup) -> None:
-        """Close the hazard of the other groups; `begin_tile` has closed that of the first."""
-        if self.stores.plan.store_groups > 1:
-            with current_builder().when(group.index > 0):
-                self.stores.begin_group(group)
-
-    def end_group(self, group: StoreGroup) -> None:
-        """Store the group."""
-        self.stores.end_group(group)
-
-    def end_tile(self) -> None:
-        """Close the hazard of the next loads into the stages, which the warp then releases."""
-        self.stores.wait_read()
-        hw.sync_warp()
+            position, end = self.wg_tile.m + (coord.epi_m + int(whole)) * WGMMA_M, work.a.group_end
+        else:
+            position, end = work.n + coord.column + self.plan.epi_tile_n * whole, work.b.group_end
+        return (position <= end).named("is_inside") if whole else (position < end).named("begins_inside")

@@ -18,7 +18,7 @@ from gemmsmith.epilogue.evaluate import Evaluation, Source
 from gemmsmith.epilogue.inputs import SubtileCoord, TileAuxLoad, TileInput, VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.outputs import ScaleStore
 from gemmsmith.epilogue.reductions import RangeReduction, TileReduction
-from gemmsmith.epilogue.register_usage import accumulator_consumers
+from gemmsmith.epilogue.register_usage import accumulator_consumers, row_function_inputs
 from gemmsmith.graph.functions import Lowering
 from gemmsmith.graph.row_functions import QuantizeRows, RowFragment, RowFunction, RowsOfSubtile
 from gemmsmith.lang.current_builder import current_builder
@@ -73,9 +73,7 @@ class EpilogueSubtile:
         self.n8_per_step = next(
             s for s in ((4, 2) if self.graph.has_interleaved_columns else (2, 1)) if self.n8_count % s == 0
         )
-        self._row_function_nodes = [
-            i for i, node in enumerate(self.graph.nodes) if isinstance(node.operation, RowFunction)
-        ]
+        self._row_function_nodes = list(row_function_inputs(self.graph))
         self.row_functions: dict[int, RowsOfSubtile] = {}
         """Functions of whole rows that have been computed, by node."""
         self.row_fragments: dict[int, RowFragment] = {}
@@ -102,10 +100,14 @@ class EpilogueSubtile:
             always_true = wg_tile.problem_n - wg_tile.work.n > self.index * self.n8_count + (first - ALWAYS_TRUE_MARGIN)
             with current_builder().when(always_true) if tile.reductions else nullcontext():
                 self._compute(first, stop)
-        for index, scales in self.epilogue.scale_stores:
-            quantized = self.row_functions[self.graph.nodes[index].inputs[0]]
-            assert isinstance(quantized, QuantizeRows)
-            scales.write(self.wg_tile, self.epi_m, self.column, quantized.scales)
+        for index, store in self.epilogue.scale_stores:
+            store.write(self.wg_tile, self.epi_m, self.column, self._scales(index))
+
+    def _scales(self, index: int) -> list[Value]:
+        """Return the scales of a thread's two rows, which are the node `index`."""
+        quantized = self.row_functions[self.graph.nodes[index].inputs[0]]
+        assert isinstance(quantized, QuantizeRows)
+        return quantized.scales
 
     def _compute(self, first: int, stop: int) -> None:
         """Compute and write the groups of 8 columns from `first` to `stop`."""
@@ -152,31 +154,26 @@ class EpilogueSubtile:
         It counts the columns of an operand (or result) with one value per `columns_per_value` columns.
         """
         operand_n8 = (n8 // columns_per_value).with_name_hint("operand_n8") if columns_per_value > 1 else n8
-        return VisitCoord(
-            self.epi_m, self.column // columns_per_value, operand_n8, self.n8_per_step // columns_per_value
-        )
+        n8_in_step = self.n8_per_step // columns_per_value
+        return VisitCoord(self.epi_m, self.column // columns_per_value, operand_n8, n8_in_step, columns_per_value)
 
     def _evaluate_at(self, n8: Value) -> Evaluation:
         """Return the graph's evaluation in one step: `self.n8_per_step` groups of 8 columns, from group `n8` on."""
+        in_registers = self.operand_fragments | {i: x.pair for i, x in self.row_functions.items()}
+        in_registers |= {i: x.load_pair for i, x in self.row_fragments.items()}
         sources: dict[int, Source] = {}  # of nodes that are not computed from their inputs: functions that load a pair
         for i, node in enumerate(self.graph.nodes):
             first_n8 = self._visit_coord(n8, self.broadcast_dims[i].column_divisor).n8
-            if i in self.row_fragments:
-                sources[i] = partial(_pair_at, self.row_fragments[i].load_pair, first_n8)
+            if i in in_registers:
+                sources[i] = partial(_pair_at, in_registers[i], first_n8)
             elif node.op == "accumulator":
                 first_n8 = (n8 + (self.acc_column // 8).with_name_hint("subtile_n8")).named("acc_n8")
                 sources[i] = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8)
             elif node.op == "group_index":
                 sources[i] = partial(_group_pair, self.wg_tile)
-            elif i in self.operand_fragments:
-                sources[i] = partial(_pair_at, self.operand_fragments[i], first_n8)
-            elif i in self.row_functions:
-                sources[i] = partial(_pair_at, self.row_functions[i].pair, first_n8)
             elif node.op == "scale" and node.inputs[0] in self.row_functions:
-                quantized = self.row_functions[node.inputs[0]]
-                assert isinstance(quantized, QuantizeRows)
-                sources[i] = partial(_scale_pair, quantized)
-        columns = partial(self.wg_tile.columns, self._visit_coord(n8, 1), columns_per_value=1)
+                sources[i] = partial(_scale_pair, self._scales(i))
+        columns = partial(self.wg_tile.columns, self._visit_coord(n8, 1))
         return Evaluation(self.graph, self.epilogue.lowerings, sources, columns)
 
     def _compute_row_function(self, index: int, n8_ranges: list[tuple[int, int]]) -> RowsOfSubtile:
@@ -197,7 +194,7 @@ class EpilogueSubtile:
             with k.unroll(first, stop, self.n8_per_step, name="n8") as n8:
                 values, coord = self._evaluate_at(n8), self._visit_coord(n8, columns_per_value)
                 for n8_offset in range(coord.n8_in_step):
-                    in_bounds = self.wg_tile.columns_in_bounds(coord, n8_offset, columns_per_value)
+                    in_bounds = self.wg_tile.columns_in_bounds(coord, n8_offset)
                     for row_half in range(2):
                         target = fragment.n8_plus(coord.n8, n8_offset)
                         pair = values.pair(source, n8_offset, row_half)
@@ -218,7 +215,7 @@ class EpilogueSubtile:
                     pack: partial[None] = partial(_pack, pair, 2 // e.result_dims[r.name].rows_per_value, r.dtype)
                     if r.dtype == INT32:  # the accumulator itself, not rounded through fp32
                         first_n8 = (n8 + (self.acc_column // 8 + first)).with_name_hint("acc_n8")
-                        pair = partial(_int32_pair, self.accumulator, self.epi_m, first_n8)
+                        pair = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8, as_int32=True)
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_n8 = (n8 + (self.acc_column // 8 + first)).named("acc_n8")
                         pack = partial(_pack_accumulator, self.accumulator, self.epi_m, first_n8, r.dtype)
@@ -232,17 +229,13 @@ class EpilogueSubtile:
 
 
 def _accumulator_pair(
-    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
+    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int, as_int32: bool = False
 ) -> tuple[Value, Value]:
+    """Return two adjacent elements of the accumulator as fp32, or `as_int32` unrounded."""
     i = ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
+    if as_int32:
+        return accumulator.fragments[epi_m][2 * i], accumulator.fragments[epi_m][2 * i + 1]
     return accumulator.element(epi_m, i, 0), accumulator.element(epi_m, i, 1)
-
-
-def _int32_pair(
-    accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int
-) -> tuple[Value, Value]:
-    registers, i = accumulator.fragments[epi_m], ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
-    return registers[2 * i], registers[2 * i + 1]
 
 
 def _pair_in_range(pair: fragment.LoadPair, first_n8: int, n8: Value, row_half: int) -> tuple[Value, Value]:
@@ -258,8 +251,8 @@ def _group_pair(wg_tile: WarpgroupTile, n8_offset: int, row_half: int) -> tuple[
     return index, index
 
 
-def _scale_pair(quantized: QuantizeRows, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-    return quantized.scales[row_half], quantized.scales[row_half]
+def _scale_pair(scales: list[Value], n8_offset: int, row_half: int) -> tuple[Value, Value]:
+    return scales[row_half], scales[row_half]
 
 
 def _value_pair(values: Evaluation, node: int, first: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:

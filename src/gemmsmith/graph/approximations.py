@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.lang.current_builder import current_builder
@@ -60,34 +61,20 @@ def select(condition: Value, a: Value | float, b: Value | float) -> Value:
     return current_builder().select(condition, *(x if isinstance(x, Value) else Constant(F32, x) for x in (a, b)))
 
 
-def absolute(x: Value) -> Value:
-    """Compute |x|."""
-    return hw.math_library_call("fabsf", x)
-
-
-def exp2(x: Value) -> Value:
-    """Compute 2^x."""
-    return hw.sfu_approximation("ex2.approx.ftz", x)
-
-
-def log2(x: Value) -> Value:
-    """Compute the logarithm to base 2."""
-    return hw.sfu_approximation("lg2.approx.ftz", x)
-
-
-def sqrt(x: Value) -> Value:
-    """Compute the square root."""
-    return hw.sfu_approximation("sqrt.approx.ftz", x)
-
-
-def reciprocal(x: Value) -> Value:
-    """Compute 1 / x."""
-    return hw.sfu_approximation("rcp.approx.ftz", x)
-
-
-def tanh_approx(x: Value) -> Value:
-    """Compute tanh(x) to 2^-11."""
-    return hw.sfu_approximation("tanh.approx", x)
+absolute = partial(hw.math_library_call, "fabsf")
+"""|x|."""
+exp2 = partial(hw.sfu_approximation, "ex2.approx.ftz")
+"""2^x."""
+log2 = partial(hw.sfu_approximation, "lg2.approx.ftz")
+"""The logarithm to base 2."""
+sqrt = partial(hw.sfu_approximation, "sqrt.approx.ftz")
+"""The square root."""
+rsqrt = partial(hw.sfu_approximation, "rsqrt.approx.ftz")
+"""1 / sqrt(x)."""
+reciprocal = partial(hw.sfu_approximation, "rcp.approx.ftz")
+"""1 / x."""
+tanh_approx = partial(hw.sfu_approximation, "tanh.approx")
+"""tanh(x), to 2^-11."""
 
 
 def fast_exp(x: Value) -> Value:

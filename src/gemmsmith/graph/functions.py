@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -145,7 +146,7 @@ def gradient_rule(name: str, gradient: Any, node: Node) -> Callable[..., Any]:
 
 
 def _library(name: str) -> Lowering:
-    return lambda x: hw.math_library_call(name, x)
+    return partial(hw.math_library_call, name)
 
 
 def _sigmoid_exact(x: Value) -> Value:
@@ -306,7 +307,7 @@ _TABLE = [
     _function("log1p", 1, np.log1p, approximations.log1p, exact=_library("log1pf"),
              gradient=lambda g, y, x: g / (x + 1)),
     _function("sqrt", 1, np.sqrt, approximations.sqrt, exact=_library("sqrtf"), gradient=lambda g, y, x: g / (y * 2)),
-    _function("rsqrt", 1, lambda x: 1 / np.sqrt(x), lambda x: hw.sfu_approximation("rsqrt.approx.ftz", x),
+    _function("rsqrt", 1, lambda x: 1 / np.sqrt(x), approximations.rsqrt,
              exact=lambda x: 1 / hw.math_library_call("sqrtf", x), gradient=lambda g, y, x: g * (y * y * y * -0.5)),
     _function("reciprocal", 1, lambda x: 1 / x, approximations.reciprocal, exact=lambda x: 1 / x,
              gradient=lambda g, y, x: g * (y * y * -1)),

@@ -85,9 +85,9 @@ class Leaf(Operation):
 class Accumulator(Leaf):
     """A @ B, in fp32."""
 
-    name = "accumulator"
+    name, label_format = "accumulator", "AccFetch"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return BroadcastDims(True, 1, 1)
 
     def leaf_name(self, node: Node) -> str:
@@ -96,14 +96,11 @@ class Accumulator(Leaf):
     def compute(self, arrays: GraphArrays, node: Node) -> Any:
         return arrays.accumulator
 
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return "AccFetch"
-
 
 class ConstantNumber(Leaf):
     """A number; its attribute."""
 
-    name = "constant"
+    name, label_format = "constant", "ScalarBroadcast({:.6g})"
     attribute_type = float
     has_gradient = False
 
@@ -114,18 +111,12 @@ class ConstantNumber(Leaf):
         constant = Constant(F32, float(evaluation.graph.nodes[index].attribute))
         return constant, constant
 
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return f"ScalarBroadcast({node.attribute:.6g})"
-
 
 class OperandOfGraph(Leaf):
     """An operand, converted to fp32; its name is the attribute."""
 
     name = "operand"
     attribute_type = str
-
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
-        return graph.operand(node.attribute).broadcast_dims
 
     def leaf_name(self, node: Node) -> str:
         return str(node.attribute)
@@ -145,7 +136,7 @@ class GroupIndex(Leaf):
     name = "group_index"
     has_gradient = False
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return BroadcastDims(batch=True)
 
     def compute(self, arrays: GraphArrays, node: Node) -> Any:
@@ -162,7 +153,7 @@ class Chunk(Operation):
     attribute_type = (int, str)
     linearity: Linearity = "sum"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return _with_values_per(inputs[0], node.attribute[1], 2)
 
     def transposed(self, attribute: tuple[int, str]) -> tuple[int, str]:
@@ -197,11 +188,11 @@ class HalfGradient:
 class Interleave(Operation):
     """Chunk's inverse: alternating groups of 8 columns (its attribute: "n") or rows ("m") of x and of y."""
 
-    name = "interleave"
+    name, label_format = "interleave", "Interleave"
     attribute_type = str
     linearity: Linearity = "sum"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return _with_values_per(broadcast(inputs), node.attribute, 1)
 
     def transposed(self, attribute: str) -> str:
@@ -221,11 +212,7 @@ class Interleave(Operation):
         return inputs[0]
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-        dims = g.broadcast_dims._replace(columns_per_value=2)
-        return [g.tracer.add("chunk", dims, g, attribute=(i, node.attribute)) for i in range(2)]
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return "Interleave"
+        return [g.tracer.add("chunk", g, attribute=(i, node.attribute)) for i in range(2)]
 
 
 def _with_values_per(dims: BroadcastDims, axis: str, count: Literal[1, 2]) -> BroadcastDims:
@@ -236,11 +223,11 @@ def _with_values_per(dims: BroadcastDims, axis: str, count: Literal[1, 2]) -> Br
 class OneHot(Operation):
     """1 in the column whose index is x, else 0; x has one value per row."""
 
-    name = "one_hot"
+    name, label_format = "one_hot", "Compute(one_hot)"
     is_predicate = depends_on_columns = True
     has_gradient = False
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return inputs[0]._replace(columns_per_value=1)
 
     def compute(self, arrays: GraphArrays, node: Node, *inputs: Any) -> Any:
@@ -250,9 +237,6 @@ class OneHot(Operation):
         label = evaluation.as_float(inputs[0][0])
         low, high = evaluation.columns(n8_offset)
         return low.to(F32) == label, high.to(F32) == label
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return "Compute(one_hot)"
 
 
 class Cast(Operation):
@@ -280,7 +264,7 @@ class Reduce(Operation):
     style: Literal["reduce"] = "reduce"
     known_afterwards = "a reduction's result"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return inputs[0].reduced(node.attribute[1])
 
     def transposed(self, attribute: tuple[str, str]) -> tuple[str, str]:

@@ -15,13 +15,8 @@ def select_precisions(graph: EpilogueGraph, fast_math: bool) -> dict[int, Precis
     Without `fast_math`: exact. With it: approximate if all results that depend on the node are stored in bf16 or fp8.
     A function that has no lowering of its own in that precision is computed in the default one.
     """
-    full_precision: set[int] = set()
-    for result in graph.results:
-        if graph.is_reduction(result) or result.dtype in (FP32, FP16):
-            full_precision.add(result.node)
-    for i in range(len(graph.nodes) - 1, -1, -1):
-        if i in full_precision:
-            full_precision.update(graph.nodes[i].inputs)
+    precise_results = (r.node for r in graph.results if graph.is_reduction(r) or r.dtype in (FP32, FP16))
+    full_precision = graph.nodes_needed_by(precise_results)
     precisions: dict[int, Precision] = {}
     for i, node in enumerate(graph.nodes):
         if isinstance(f := node.operation, Function):
@@ -33,10 +28,7 @@ def select_precisions(graph: EpilogueGraph, fast_math: bool) -> dict[int, Precis
 def reduction_cost(graph: EpilogueGraph) -> Cost:
     """Return the cost of an epilogue's reductions per element of the accumulator, within a thread."""
     kinds = [graph.nodes[r.node].attribute[0] for r in graph.results if graph.is_reduction(r)]
-    total = Cost()
-    for kind in kinds:
-        total = Cost(*(x + y for x, y in zip(total, REDUCTIONS[kind].cost, strict=True)))
-    return total
+    return Cost(*map(sum, zip(Cost(), *(REDUCTIONS[kind].cost for kind in kinds), strict=True)))
 
 
 def epilogue_cost(graph: EpilogueGraph, fast_math: bool, vector_share: float = 0.0) -> Cost:
@@ -56,10 +48,4 @@ def epilogue_cost(graph: EpilogueGraph, fast_math: bool, vector_share: float = 0
 
 def uses_special_functions(graph: EpilogueGraph, node: int) -> bool:
     """Return whether a node is computed with the special-function unit."""
-    needed = {node}
-    for i in range(node, -1, -1):
-        if i in needed:
-            if graph.nodes[i].operation.style == "special":
-                return True
-            needed.update(graph.nodes[i].inputs)
-    return False
+    return any(graph.nodes[i].operation.style == "special" for i in graph.nodes_needed_by([node]))

@@ -12,7 +12,7 @@ import numpy as np
 
 from gemmsmith import hw
 from gemmsmith.core.records import Records
-from gemmsmith.graph.approximations import LN_2, fast_exp
+from gemmsmith.graph.approximations import LN_2, fast_exp, log2
 from gemmsmith.graph.function_costs import Cost
 from gemmsmith.graph.functions import Array, Refused, check_gradient
 from gemmsmith.lang.current_builder import current_builder
@@ -35,7 +35,7 @@ def _merge_logsumexp(a: State, b: State) -> State:
 
 
 def _add_to_logsumexp(state: State, elements: Sequence[Value]) -> State:
-    """Return the state with these elements too: one exponential for each, and one for all others before them.
+    """Add elements to a state, with one exponential for each and one for the state.
 
     A maximum of Inf counts as the largest finite number, of which the exponential of Inf is Inf; no NaN arises.
     """
@@ -137,7 +137,7 @@ def _d_logsumexp(g: Any, y: Any, x: Any) -> Any:
 _SUM = _scalar_state_monoid(0.0, lambda a, b: a + b)
 _LOGSUMEXP = Monoid(
     -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
-    lambda s: hw.fma(hw.sfu_approximation("lg2.approx.ftz", s[1]), LN_2, s[0]), ("max", "sum_exp"), _add_to_logsumexp,
+    lambda s: hw.fma(log2(s[1]), LN_2, s[0]), ("max", "sum_exp"), _add_to_logsumexp,
 )  # fmt: skip
 REDUCTIONS: Records[ReductionKind] = Records("a reduction")
 """All kinds by name."""

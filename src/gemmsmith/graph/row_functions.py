@@ -16,9 +16,9 @@ import numpy as np
 from gemmsmith import hw
 from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE, DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operation, attribute_parts, register_operation
+from gemmsmith.core.graph import BroadcastDims, Node, Operation, attribute_parts, register_operation
 from gemmsmith.core.mma import N8_COLUMNS, QUAD_XOR_MASKS, fragment_column
-from gemmsmith.graph.approximations import fast_exp
+from gemmsmith.graph.approximations import fast_exp, reciprocal
 from gemmsmith.graph.function_costs import Cost, Precision
 from gemmsmith.graph.functions import Array, Refused, check_gradient, gradient_rule
 from gemmsmith.lang.current_builder import current_builder
@@ -193,7 +193,7 @@ class TopKSoftmax:
                 total[0] = total[0] + fast_exp(threshold[0] - row_max)
             assert threshold
             self.row_maxima.append(row_max)
-            self.reciprocals.append(hw.sfu_approximation("rcp.approx.ftz", total[0]).named("reciprocal"))
+            self.reciprocals.append(reciprocal(total[0]).named("reciprocal"))
             self.thresholds.append(threshold)
 
     def _find_next(self, row_half: int, previous: tuple[Value, Value] | None) -> tuple[Value, Value]:
@@ -249,11 +249,10 @@ _NOT_IN_TORCH = Refused("not supported in the PyTorch fallback on GPUs other tha
 class _Quantize(RowFunction):
     """x over its scale, rounded; one scale per row and block of columns. Its attribute: (DType, columns of a block)."""
 
+    label_format = "Quantize({}, {} columns)"
+
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
         return arrays.rounded(super().compute(arrays, node, *inputs), node.attribute[0])
-
-    def label(self, graph: EpilogueGraph, node: Node) -> str:
-        return f"Quantize({node.attribute[0]}, {node.attribute[1]} columns)"
 
 
 class _Scale(Operation):
@@ -263,15 +262,13 @@ class _Scale(Operation):
     depends_on_columns = True
     known_afterwards = "a scale"
 
-    def dims(self, graph: EpilogueGraph, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
+    def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
         return inputs[0]._replace(columns_per_value=0)
 
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
         quantize = arrays.graph.nodes[node.inputs[0]]
         x = arrays.full(arrays.values[quantize.inputs[0]])
-        block = quantize.attribute[1]
-        columns = [_scales(x, *quantize.attribute)[..., first : first + 1] for first in range(0, x.shape[-1], block)]
-        return np.concatenate([x[..., :0], *columns], axis=-1)
+        return _scales(x, *quantize.attribute)[..., :: quantize.attribute[1]]
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         return [gradient_rule(self.name, _NO_GRADIENT, node)(g, y, *inputs)]

@@ -40,6 +40,7 @@ class CachedRun(NamedTuple):
         """Return the run with results in these shapes by name, if they are contiguous and have as many elements."""
 
         def changed_layout(name: str, layout: Any) -> Any:
+            """Return a result's (shape, dtype, strides) with its new shape, or as it is if that is not a reshape."""
             shape, dtype, strides = layout
             other = tuple(shapes.get(name, shape))
             keeps_order = strides == row_major(shape) and prod(other) == prod(shape)

@@ -66,6 +66,7 @@ def pack(b: Any, *, backend: Backend = "auto") -> Any:
         raise ArgumentError(f"b: got shape {tuple(x.shape)}; a copy has at most {MAX_EXTENT} vectors of 16 bytes")
 
     def make_kernels() -> OutputKernels:
+        """Return what copies arrays like x; an array without elements needs no launch."""
         bound = BoundPacking(packing, Pointer("source"), Pointer("packed"))
         launches = (Launch.from_kernel(packing.make_kernel(), bound),) if packing.total_vectors else ()
         packed = OutputSpec.for_tma(tuple(x.shape), x.dtype, column_major=True)

@@ -17,7 +17,7 @@ from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.grouping import Grouping
-from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.integers import as_integer, ceil_div
 from gemmsmith.core.problem import MAX_EXTENT, Matrix
 from gemmsmith.graph.frontend.values import Traced, is_compile_proxy
 from gemmsmith.graph.frontend.values import quantize as quantize_traced
@@ -199,12 +199,8 @@ class _Options:
             raise ArgumentError(
                 f"scale_order: got {scale_order!r}; use 'K' (scales contiguous along K) or 'M' (along M)"
             )
-        if not isinstance(scale_padding, int) or scale_padding < 1:
-            raise ArgumentError(
-                f"scale_padding: got {scale_padding!r}; use a positive int: the stride is padded to a multiple of it"
-            )
         self.x, self.recipe, self.transposed = x, recipe, transposed
-        self.scale_order, self.scale_padding = scale_order, scale_padding
+        self.scale_order, self.scale_padding = scale_order, as_integer("scale_padding", scale_padding, least=1)
 
     def output_specs(self, shape: tuple[int, ...]) -> tuple[OutputSpec, OutputSpec]:
         """Return the specs of the values and the scales of an array of that shape."""
@@ -345,6 +341,7 @@ def _elements_per_scale(x: ArrayInfo, scales: ArrayInfo) -> tuple[int, int]:
 
 
 def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, int], out: DType) -> OutputKernels:
+    """Return what dequantizes arrays like x with scales like s, each for so many rows and columns, to dtype `out`."""
     source = to_canonical_matrix(x)
     output = OutputSpec.for_tma(tuple(x.shape), out, source.is_column_major)
     scales = to_matrix(s, source.batch, broadcast=True)

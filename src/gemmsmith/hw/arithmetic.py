@@ -15,7 +15,7 @@ import numpy as np
 from gemmsmith.core.errors import KernelError
 from gemmsmith.hw.elementwise import Array, Elementwise
 from gemmsmith.lang.instruction import f32, i32, pred, u32
-from gemmsmith.lang.types import F32, I32
+from gemmsmith.lang.types import I32
 
 
 def _round_once_to_fp32(reference_fn: Callable[..., Array], *operands: Array) -> Array:
@@ -34,7 +34,6 @@ class FusedMultiplyAdd(Elementwise):
     a: f32
     b: f32
     c: f32
-    result = F32
     macs_per_thread = 1
     ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
 
@@ -74,7 +73,6 @@ class MaximumNan(Elementwise):
 
     a: f32
     b: f32
-    result = F32
     ptx = "max.NaN.f32 {result}, {a}, {b};"
 
     def compute(self, a: Array, b: Array) -> Array:
@@ -87,7 +85,6 @@ class MinimumNan(Elementwise):
 
     a: f32
     b: f32
-    result = F32
     ptx = "min.NaN.f32 {result}, {a}, {b};"
 
     def compute(self, a: Array, b: Array) -> Array:
@@ -101,7 +98,6 @@ class Select(Elementwise):
     condition: pred
     x: f32
     y: f32
-    result = F32
     ptx = """{
     .reg .pred p;
     setp.ne.b32 p, {condition}, 0;
@@ -119,7 +115,6 @@ class SelectLess(Elementwise):
     b: f32
     x: f32
     y: f32
-    result = F32
     ptx = """{
     .reg .pred less;
     setp.lt.f32 less, {a}, {b};
@@ -135,7 +130,6 @@ class DivideFull(Elementwise):
 
     a: f32
     b: f32
-    result = F32
     ptx = "div.full.f32 {result}, {a}, {b};"
 
     def compute(self, a: Array, b: Array) -> Array:
@@ -162,7 +156,6 @@ class SfuApproximation(Elementwise):
 
     function: str
     x: f32
-    result = F32
     ptx = "{function}.f32 {result}, {x};"
     wrapper = "{function}"
 
@@ -194,7 +187,6 @@ class MathLibraryCall(Elementwise):
 
     function: str
     x: f32
-    result = F32
     cuda = "{function}({x})"
 
     def check(self) -> None:
@@ -210,7 +202,6 @@ class Power(Elementwise):
 
     x: f32
     y: f32
-    result = F32
     cuda = "powf({x}, {y})"
 
     def compute(self, x: Array, y: Array) -> Array:

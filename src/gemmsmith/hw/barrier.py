@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gemmsmith.lang.instruction import Instruction, i32
+from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32
 from gemmsmith.machine import Blocking, Machine, Scope
 
 
@@ -53,13 +53,12 @@ class SyncWarp(Instruction):
         m.barriers.warp_sync()
 
 
-class FenceProxyAsync(Instruction):
+class FenceProxyAsync(Sm90Instruction):
     """fence.proxy.async: orders the thread's prior generic accesses to `space` before those of TMA and WGMMA.
 
     A barrier must follow before another thread issues them.
     """
 
-    required_arch = "sm_90"
     space: Literal["shared::cta", "global"] = "shared::cta"
     ptx = "fence.proxy.async.{space};"
 
@@ -77,20 +76,18 @@ class FenceAcqRel(Instruction):
         m.fence("acq_rel", self.scope)
 
 
-class GridDependencyWait(Instruction):
+class GridDependencyWait(Sm90Instruction):
     """griddepcontrol.wait: waits until the prerequisite grids have completed and their writes are visible."""
 
-    required_arch = "sm_90"
     ptx = "griddepcontrol.wait;"
 
     def simulate(self, m: Machine) -> None:
         m.grid_dependency_wait()
 
 
-class LaunchDependentGrids(Instruction):
+class LaunchDependentGrids(Sm90Instruction):
     """griddepcontrol.launch_dependents: lets dependent grids start."""
 
-    required_arch = "sm_90"
     ptx = "griddepcontrol.launch_dependents;"
 
     def simulate(self, m: Machine) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from gemmsmith.hw.memory import VectorInstruction, register_bytes
-from gemmsmith.lang.instruction import Instruction, i32, registers_in, u32
+from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32, registers_in, u32
 from gemmsmith.lang.types import I32, U32, ScalarType
 from gemmsmith.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
 
@@ -22,10 +22,9 @@ CLUSTER_PERMUTATION = ScalarType(
 """Table passed by value as a kernel parameter: entry c is the raster position of the first tile of cluster c."""
 
 
-class ClusterRank(Instruction):
+class ClusterRank(Sm90Instruction):
     """Rank of the CTA in its cluster."""
 
-    required_arch = "sm_90"
     result = I32
     pure = True
     ptx = "mov.u32 {result}, %%cluster_ctarank;"
@@ -69,34 +68,31 @@ class LoadClusterPermutation(Instruction):
         return int(m.value(self.table)[m.uniform(self.index)])
 
 
-class ClusterArriveRelaxed(Instruction):
+class ClusterArriveRelaxed(Sm90Instruction):
     """barrier.cluster.arrive.relaxed: orders no writes except mbarrier inits covered by fence.mbarrier_init.
 
     As in CUTLASS 3.x, used at kernel start because the release form becomes a MEMBAR.GPU that waits for all memory
     operations in flight, TMA copies included.
     """
 
-    required_arch = "sm_90"
     ptx = "barrier.cluster.arrive.relaxed.aligned;"
 
     def simulate(self, m: Machine) -> None:
         m.barriers.cluster_arrive(relaxed=True)
 
 
-class ClusterWait(Instruction):
+class ClusterWait(Sm90Instruction):
     """barrier.cluster.wait.acquire: waits until every thread of the cluster has arrived."""
 
-    required_arch = "sm_90"
     ptx = "barrier.cluster.wait.acquire.aligned;"
 
     def simulate(self, m: Machine) -> Blocking:
         yield from m.barriers.cluster_wait()
 
 
-class Mapa(Instruction):
+class Mapa(Sm90Instruction):
     """mapa: maps an address of this CTA's shared memory to its shared::cluster address in CTA `rank`."""
 
-    required_arch = "sm_90"
     address: u32
     rank: u32
     result = U32

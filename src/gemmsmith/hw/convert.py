@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmsmith.core.dtypes import E4M3, E5M2, FP16, FP32, MAX_FINITE, TF32_BITS, DType
+from gemmsmith.core.dtypes import E4M3, E5M2, FP16, FP32, INT8, MAX_FINITE, TF32_BITS, DType
 from gemmsmith.hw.elementwise import Array, Elementwise
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import f32, u16, u32
-from gemmsmith.lang.types import F32, U16, U32
+from gemmsmith.lang.types import U16, U32
 from gemmsmith.lang.values import Constant, Value
 
 _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
@@ -38,7 +38,6 @@ class Unpack(Elementwise):
     pair: u32
     half: int
     dtype: DType
-    result = F32
     wrapper = "unpack_{dtype}_{half}"
 
     def text(self) -> str:
@@ -75,7 +74,6 @@ class AsFloat(Elementwise):
     """__uint_as_float: the fp32 with a bit pattern."""
 
     bits: u32
-    result = F32
     cuda = "__uint_as_float({bits})"
 
     def compute(self, bits: Array) -> Array:
@@ -101,12 +99,7 @@ class PackFp8(Elementwise):
     ptx = "cvt.rn.satfinite.{format}x2.f32 {result}, {high}, {low};"
 
     def compute(self, low: Array, high: Array) -> Array:
-        dtype = _FP8[self.format]
-        limit, pair = np.float32(MAX_FINITE[dtype]), np.stack([low, high], axis=-1)
-        with np.errstate(invalid="ignore"):
-            bits = np.clip(pair, -limit, limit).astype(dtype.numpy).view(np.uint8)
-        bits = np.where(np.isnan(pair), np.uint8(0x7F), bits)  # the canonical NaN
-        return np.ascontiguousarray(bits).view(np.uint16)[:, 0].astype(np.int64)
+        return _pack_8_bits(low, high, _FP8[self.format])
 
 
 def unpack_ue8m0(byte: Value) -> Value:
@@ -131,9 +124,24 @@ class PackInt8(Elementwise):
     }"""
 
     def compute(self, low: Array, high: Array) -> Array:
-        pair = np.stack([low, high], axis=-1)
-        integers = np.clip(np.rint(np.nan_to_num(pair)), -128, 127).astype(np.int8)
-        return np.ascontiguousarray(integers).view(np.uint16)[:, 0].astype(np.int64)
+        return _pack_8_bits(low, high, INT8)
+
+
+def round_to_8_bits(x: Array, dtype: DType) -> Array:
+    """Round fp32 to fp8 or int8, to nearest even, saturating; NaN has one representation, and is 0 in int8."""
+    if dtype == INT8:
+        return np.asarray(np.rint(np.clip(np.nan_to_num(x), -128, 127)), np.int8)
+    limit = np.float32(MAX_FINITE[dtype])
+    with np.errstate(invalid="ignore"):
+        bits = np.clip(x, -limit, limit).astype(dtype.numpy).view(np.uint8)
+    rounded: Array = np.where(np.isnan(x), np.uint8(0x7F), bits).view(dtype.numpy)
+    return rounded
+
+
+def _pack_8_bits(low: Array, high: Array, dtype: DType) -> Array:
+    """Return two fp32 per thread rounded to 8 bits, `low` in the low byte."""
+    pair = np.ascontiguousarray(round_to_8_bits(np.stack([low, high], axis=-1), dtype))
+    return pair.view(np.uint16)[:, 0].astype(np.int64)
 
 
 class UnpackFp8(Elementwise):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmsmith.lang.instruction import Instruction
+from gemmsmith.lang.types import F32
 from gemmsmith.machine import Machine
 
 Array = np.ndarray[Any, Any]
@@ -16,9 +17,10 @@ Array = np.ndarray[Any, Any]
 class Elementwise(Instruction):
     """A pure function of the operands, which `compute` evaluates for arrays of one element per thread.
 
-    They are int64, float32 or bool, as the result, fp32 or integers, is.
+    They are int64, float32 or bool. The result is fp32, unless a class has another one.
     """
 
+    result = F32
     pure = True
     compute: ClassVar[Callable[..., Array]]
 

@@ -8,19 +8,26 @@ from __future__ import annotations
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.instruction import Instruction, registers_in, registers_out, u32
-from gemmsmith.lang.values import RegisterArray
+from gemmsmith.lang.instruction import InstructionFamily, registers_in, registers_out, u32
 from gemmsmith.machine import Machine
 
 
-def _check(values: RegisterArray) -> None:
-    if values.count not in (1, 2, 4):
-        raise KernelError(f"ldmatrix/stmatrix: got {values.count} matrices; use 1, 2 or 4")
+class _MatrixInstruction(InstructionFamily):
+    """Common base: `values` holds 1, 2 or 4 matrices, `transposed` or not."""
 
+    def check(self) -> None:
+        if self.values.count not in (1, 2, 4):
+            raise KernelError(f"ldmatrix/stmatrix: got {self.values.count} matrices; use 1, 2 or 4")
 
-def _vector_operand(values: RegisterArray) -> str:
-    """Return the operand placeholder in the PTX. ldmatrix and stmatrix need braces even for one register."""
-    return "{{values}}" if values.count == 1 else "{values}"
+    @property
+    def shape(self) -> str:
+        """The modifiers for the number of matrices, and for transposed ones."""
+        return f"m8n8.x{self.values.count}{'.trans' if self.transposed else ''}"
+
+    @property
+    def vector(self) -> str:
+        """The registers' placeholder, in braces even if it is one."""
+        return "{{values}}" if self.values.count == 1 else "{values}"
 
 
 def _registers_to_matrices(registers: np.ndarray, transposed: bool) -> np.ndarray:
@@ -38,21 +45,14 @@ def _matrices_to_registers(matrices: np.ndarray, transposed: bool) -> np.ndarray
     return pairs.view(np.uint32).reshape(warps * 32, count)
 
 
-class StoreMatrix(Instruction):
+class StoreMatrix(_MatrixInstruction):
     """stmatrix: stores 1, 2 or 4 matrices. Lane 8 j + r supplies the address of row r (16 bytes) of matrix j."""
 
     required_arch = "sm_90"
     values: registers_in
     address: u32
     transposed: bool = False
-
-    def check(self) -> None:
-        _check(self.values)
-
-    def text(self) -> str:
-        trans = ".trans" if self.transposed else ""
-        vector = _vector_operand(self.values)
-        return f"stmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 [{{address}}], {vector};"
+    ptx = "stmatrix.sync.aligned.{shape}.shared.b16 [{address}], {vector};"
 
     def simulate(self, m: Machine) -> None:
         m.require_converged("stmatrix")
@@ -64,7 +64,7 @@ class StoreMatrix(Instruction):
         m.memory.store("shared", m.per_thread(self.address), data.reshape(-1, 16), mask=mask)
 
 
-class LoadMatrix(Instruction):
+class LoadMatrix(_MatrixInstruction):
     """ldmatrix: loads 1, 2 or 4 matrices; each lane receives its pair of elements of each matrix.
 
     Lane 8 j + r supplies the address of row r (16 bytes) of matrix j.
@@ -73,14 +73,7 @@ class LoadMatrix(Instruction):
     values: registers_out
     address: u32
     transposed: bool = False
-
-    def check(self) -> None:
-        _check(self.values)
-
-    def text(self) -> str:
-        trans = ".trans" if self.transposed else ""
-        vector = _vector_operand(self.values)
-        return f"ldmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 {vector}, [{{address}}];"
+    ptx = "ldmatrix.sync.aligned.{shape}.shared.b16 {vector}, [{address}];"
 
     def simulate(self, m: Machine) -> None:
         m.require_converged("ldmatrix")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmsmith.lang.instruction import Instruction, u32
+from gemmsmith.lang.instruction import Instruction, Sm90Instruction, u32
 from gemmsmith.lang.types import PRED
 from gemmsmith.machine import Blocking, Machine, Scope
 
@@ -20,13 +20,12 @@ class MbarrierInit(Instruction):
         m.mbarriers.init(m.uniform(self.barrier), m.uniform(self.count))
 
 
-class FenceMbarrierInit(Instruction):
+class FenceMbarrierInit(Sm90Instruction):
     """fence.mbarrier_init: makes the thread's mbarrier inits visible to the cluster and to the async proxy.
 
     A barrier of the cluster or of the CTA must follow.
     """
 
-    required_arch = "sm_90"
     ptx = "fence.mbarrier_init.release.cluster;"
 
     def simulate(self, m: Machine) -> None:
@@ -43,14 +42,13 @@ class MbarrierArrive(Instruction):
         m.mbarriers.arrive(m.value(self.barrier))
 
 
-class MbarrierArriveRemote(Instruction):
+class MbarrierArriveRemote(Sm90Instruction):
     """Arrives at the barrier at the same address in CTA `rank` of the cluster (which may be this CTA).
 
     `scope` "cta": the peer may overwrite only data that completed wgmmas or TMA copies have read. "cluster" (release,
     costs a MEMBAR.GPU): also data accessed with ld/st.
     """
 
-    required_arch = "sm_90"
     barrier: u32
     rank: u32
     scope: Scope = "cta"
@@ -70,10 +68,9 @@ class MbarrierArriveRemote(Instruction):
         m.mbarriers.arrive(m.value(self.barrier), rank=m.value(self.rank), scope=self.scope)
 
 
-class MbarrierArriveExpectTx(Instruction):
+class MbarrierArriveExpectTx(Sm90Instruction):
     """mbarrier.arrive.expect_tx: adds `tx_bytes` to the pending bytes of the phase, then arrives."""
 
-    required_arch = "sm_90"
     barrier: u32
     tx_bytes: u32
     ptx = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {tx_bytes};"
@@ -82,10 +79,9 @@ class MbarrierArriveExpectTx(Instruction):
         m.mbarriers.arrive(m.value(self.barrier), expect_tx=m.value(self.tx_bytes))
 
 
-class MbarrierExpectTx(Instruction):
+class MbarrierExpectTx(Sm90Instruction):
     """mbarrier.expect_tx: adds `tx_bytes` to the pending bytes of the phase, without an arrival."""
 
-    required_arch = "sm_90"
     barrier: u32
     tx_bytes: u32
     ptx = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{barrier}], {tx_bytes};"
@@ -94,13 +90,12 @@ class MbarrierExpectTx(Instruction):
         m.mbarriers.expect_tx(m.uniform(self.barrier), m.uniform(self.tx_bytes))
 
 
-class MbarrierWait(Instruction):
+class MbarrierWait(Sm90Instruction):
     """Waits until the phase of that parity has completed. On a new barrier parity 1 returns immediately.
 
     With scope "cluster", stores of other CTAs of the cluster become visible.
     """
 
-    required_arch = "sm_90"
     waits_for_threads = True
     barrier: u32
     parity: u32

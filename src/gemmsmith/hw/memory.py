@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
+from gemmsmith.lang.instruction import (
+    Instruction,
+    InstructionFamily,
+    f32,
+    pred,
+    registers_in,
+    registers_out,
+    u16,
+    u32,
+    u64,
+)
 from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
 from gemmsmith.lang.values import RegisterArray, Value, ValueLike
 from gemmsmith.machine import Blocking, Machine, Scope, Space
 
 
-class VectorInstruction(Instruction):
-    """Common base of loads and stores of 1, 2 or 4 registers, `values`, in `space`, perhaps under a `predicate`."""
+class MemoryInstruction(InstructionFamily):
+    """Common base of loads and stores in `space`, perhaps under a `predicate`."""
 
     space: ClassVar[Space] = "shared"
-    if TYPE_CHECKING:  # each instruction declares its fields, in the order of its wrapper's parameters
 
-        def __getattr__(self, name: str) -> Any: ...
+    def mask(self, m: Machine) -> np.ndarray | None:
+        """Return the threads whose predicate holds; None without one."""
+        has_predicate = "predicate" in self.operand_types
+        return np.asarray(m.active & m.per_thread(self.predicate).astype(bool)) if has_predicate else None
+
+
+class VectorInstruction(MemoryInstruction):
+    """Common base of loads and stores of 1, 2 or 4 registers, `values`."""
 
     @property
     def vector(self) -> str:
@@ -29,14 +45,6 @@ class VectorInstruction(Instruction):
         if self.values.count not in (1, 2, 4):
             raise KernelError(f"{self.values.name}: got {self.values.count} registers; loads and stores take 1, 2 or 4")
         return "" if self.values.count == 1 else f".v{self.values.count}"
-
-    def mask(self, m: Machine) -> np.ndarray | None:
-        """Return the threads whose predicate holds; None without one."""
-        return _active_mask(m, self.predicate) if "predicate" in self.operand_types else None
-
-
-def _active_mask(m: Machine, predicate: Any) -> np.ndarray:
-    return np.asarray(m.active & m.per_thread(predicate).astype(bool))
 
 
 def register_bytes(m: Machine, values: RegisterArray) -> np.ndarray:
@@ -112,29 +120,43 @@ def _check_bits(self: Any) -> None:
         )
 
 
-class LoadGlobalU8OrU16(Instruction):
+class _LoadBits(MemoryInstruction):
+    """Common base of loads of `bits`, 8 or 16, zero-extended to 16 bits."""
+
+    result = U16
+    result_name = "loaded"
+    wrapper = "load_{space}_u{bits}"
+    check = _check_bits
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        data = m.memory.load(self.space, m.per_thread(self.address), self.bits // 8, mask=self.mask(m))
+        return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
+
+
+class LoadGlobalU8OrU16(_LoadBits):
     """Loads `bits` (8 or 16), zero-extended to 16 bits, if `predicate` holds; otherwise returns zero."""
 
     address: u64
     predicate: pred
     bits: int
-    result = U16
-    result_name = "loaded"
+    space = "global"
     ptx = """{
     .reg .pred p;
     setp.ne.b32 p, {predicate}, 0;
     mov.b16 {result}, 0;
     @p ld.global.u{bits} {result}, [{address}];
     }"""
-    wrapper = "load_global_u{bits}"
-    check = _check_bits
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        data = m.memory.load("global", m.per_thread(self.address), self.bits // 8, mask=_active_mask(m, self.predicate))
-        return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
 
 
-class StoreGlobalU8OrU16(Instruction):
+class LoadSharedU8OrU16(_LoadBits):
+    """Loads `bits` (8 or 16) from the CTA's shared memory, zero-extended to 16 bits."""
+
+    address: u32
+    bits: int
+    ptx = "ld.shared.u{bits} {result}, [{address}];"
+
+
+class StoreGlobalU8OrU16(MemoryInstruction):
     """Stores the low `bits` (8 or 16) of `value` if `predicate` holds."""
 
     address: u64
@@ -151,23 +173,7 @@ class StoreGlobalU8OrU16(Instruction):
 
     def simulate(self, m: Machine) -> None:
         data = m.per_thread(self.value).astype(f"u{self.bits // 8}")[:, None].view(np.uint8)
-        m.memory.store("global", m.per_thread(self.address), data, mask=_active_mask(m, self.predicate))
-
-
-class LoadSharedU8OrU16(Instruction):
-    """Loads `bits` (8 or 16) from the CTA's shared memory, zero-extended to 16 bits."""
-
-    address: u32
-    bits: int
-    result = U16
-    result_name = "loaded"
-    ptx = "ld.shared.u{bits} {result}, [{address}];"
-    wrapper = "load_shared_u{bits}"
-    check = _check_bits
-
-    def simulate(self, m: Machine) -> np.ndarray:
-        data = m.memory.load("shared", m.per_thread(self.address), self.bits // 8)
-        return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
+        m.memory.store("global", m.per_thread(self.address), data, mask=self.mask(m))
 
 
 class StoreSharedU16(Instruction):
@@ -178,9 +184,8 @@ class StoreSharedU16(Instruction):
     ptx = "st.shared.b16 [{address}], {value};"
 
     def simulate(self, m: Machine) -> None:
-        m.memory.store(
-            "shared", m.per_thread(self.address), m.per_thread(self.value).astype(np.uint16)[:, None].view(np.uint8)
-        )
+        data = m.per_thread(self.value).astype(np.uint16)[:, None].view(np.uint8)
+        m.memory.store("shared", m.per_thread(self.address), data)
 
 
 class StoreStrong(Instruction):
@@ -242,12 +247,10 @@ class SpinUntilAtLeast(Instruction):
 
     def simulate(self, m: Machine) -> Blocking:
         value, address = m.uniform(self.value), m.uniform(self.address)
-        description, max_polls = f"less than {value}", m.uniform(self.max_polls)
-        return (
-            yield from m.memory.spin_wait(
-                address, lambda word: word >= value, description, "relaxed", max_polls=max_polls
-            )
+        result = yield from m.memory.spin_wait(
+            address, lambda word: word >= value, f"less than {value}", "relaxed", max_polls=m.uniform(self.max_polls)
         )
+        return result
 
 
 class AtomAddU32(Instruction):

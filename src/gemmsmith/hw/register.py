@@ -15,7 +15,7 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.hw.convert import AsFloat, AsUnsigned
 from gemmsmith.hw.elementwise import Array, Elementwise
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.instruction import Instruction, i32, i64, u32
+from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32, i64, u32
 from gemmsmith.lang.kernel import Kernel, max_registers_per_thread
 from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.statements import Role, instructions
@@ -60,14 +60,13 @@ def set_registers(count: int | None) -> None:
     SetMaxNReg("dec" if count < max_registers_per_thread(current_builder().threads) else "inc", count).issue()
 
 
-class ElectOne(Instruction):
+class ElectOne(Sm90Instruction):
     """elect.sync: true in exactly one lane per warp, unspecified which.
 
     Under elect.sync ptxas knows that one lane is active; under `thread == 0` it wraps each TMA copy in a loop over the
     lanes (30 cycles).
     """
 
-    required_arch = "sm_90"
     result = PRED
     result_name = "is_elected"
     ptx = """{

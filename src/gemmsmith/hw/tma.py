@@ -13,7 +13,7 @@ from gemmsmith.core.integers import round_up
 from gemmsmith.core.tensor_map import INTERLEAVED_ROWS, TensorMap
 from gemmsmith.core.tile import swizzled
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
+from gemmsmith.lang.instruction import Instruction, Sm90Instruction, i32, tensor_map, u16, u32, u64
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U64
 from gemmsmith.lang.values import Constant, Value, ValueLike
@@ -35,15 +35,6 @@ class Box:
     x: int
     y: int
     z: int
-
-    @property
-    def row_bytes(self) -> int:
-        return self.map.box[0] * self.map.dtype.bytes
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that complete on the mbarrier: always those of the full box."""
-        return self.map.box_bytes
 
     @cached_property
     def in_bounds(self) -> tuple[np.ndarray, slice]:
@@ -89,18 +80,20 @@ class Box:
 
     def shared_access(self, address: int, rank: int | None) -> Access:
         """Return the access to the 16-byte units of the box in shared memory, row by row."""
-        return _shared_access(address, self.bytes, self.map.swizzle, rank)
+        return _shared_access(address, self.map.box_bytes, self.map.swizzle, rank)
 
     def load(self, m: Machine, targets: list[Access]) -> None:
+        """Copy the box from global memory to shared memory, `targets`; elements outside the tensor are zero."""
         rows, part = self.in_bounds
-        data = np.zeros((len(rows), self.row_bytes), np.uint8)
+        data = np.zeros((len(rows), self.map.box_bytes // len(rows)), np.uint8)
         data[rows, part] = m.memory.peek(self.source)
         for target in targets:
             m.memory.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
 
     def store(self, m: Machine, source: Access) -> None:
+        """Copy the box from shared memory, `source`, to global memory."""
         rows, part = self.stored
-        m.memory.poke(self.target, m.memory.peek(source).reshape(len(rows), self.row_bytes)[rows, part])
+        m.memory.poke(self.target, m.memory.peek(source).reshape(len(rows), -1)[rows, part])
 
 
 _box = lru_cache(maxsize=1024)(Box)
@@ -114,6 +107,7 @@ def _shared_access(address: int, nbytes: int, swizzle: int, rank: int | None) ->
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
+    """Start a load into the CTAs of `ranks`, None for the issuing one: `load` is a TmaLoad or a TmaLoadMulticast."""
     map = m.value(load.map)
     y = m.uniform(load.y) * (INTERLEAVED_ROWS if map.interleave_stride else 1)
     box = _box(map, m.uniform(load.x), y, m.uniform(load.z))
@@ -122,9 +116,10 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     if destination % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
         m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: needs 128- and 16-byte alignment")
     targets = [box.shared_access(destination, rank) for rank in ranks]
+    nbytes = box.map.box_bytes  # also if some are out of bounds
     m.async_operations.start(
         AsyncOperation(f"TMA load of {load.map.name}", "tma", lambda: box.load(m, targets), [box.source], targets,
-                       complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks], nbytes=box.bytes,
+                       complete_tx=[MbarrierTx(rank, barrier, nbytes) for rank in ranks], nbytes=nbytes,
                        coordinates=(box.x, box.y, box.z))
     )  # fmt: skip
 
@@ -135,14 +130,13 @@ def _load_text(self: Any) -> str:
     return ptx.replace(".3d", ".5d").replace("{x}, {y}", "{x}, 0, 0, {y}") if self.interleaved else ptx
 
 
-class TmaLoad(Instruction):
+class TmaLoad(Sm90Instruction):
     """Copies the box at (x, y, z) to this CTA's shared memory; its bytes complete on `barrier`.
 
     Elements outside the tensor are zero. `interleaved`: of a map whose rows alternate between two tensors; `y` counts
     groups of 16 rows.
     """
 
-    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -174,13 +168,12 @@ def load(
     TmaLoad(map, x, y, z, destination, barrier, cache_hint, interleaved, space).issue()
 
 
-class TmaLoadMulticast(Instruction):
+class TmaLoadMulticast(Sm90Instruction):
     """Copies the box at (x, y, z) to every CTA of `mask`, at the same shared-memory address.
 
     The bytes complete on the barrier at the same address in each CTA. `interleaved`: as in TmaLoad.
     """
 
-    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -202,13 +195,12 @@ class TmaLoadMulticast(Instruction):
         _start_load(m, self, [rank for rank in range(m.cluster_size) if mask >> rank & 1])
 
 
-class TmaStore(Instruction):
+class TmaStore(Sm90Instruction):
     """Copies the box to (x, y, z), as part of the current bulk group.
 
     Out-of-bounds data are dropped in units of 16 bytes: a row that ends within a unit is written to the unit's end.
     """
 
-    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -230,7 +222,7 @@ class TmaStore(Instruction):
         read = box.shared_access(source, None)
         m.async_operations.start(
             AsyncOperation(f"TMA store of {self.map.name}", "tma", lambda: box.store(m, read), [read],
-                           [box.target], group="bulk", nbytes=box.bytes, coordinates=(box.x, box.y, box.z))
+                           [box.target], group="bulk", nbytes=box.map.box_bytes, coordinates=(box.x, box.y, box.z))
         )  # fmt: skip
 
 
@@ -244,23 +236,21 @@ class TmaStoreHint(TmaStore):
     )
 
 
-class BulkCommit(Instruction):
+class BulkCommit(Sm90Instruction):
     """Commits the thread's prior bulk stores as one group."""
 
-    required_arch = "sm_90"
     ptx = "cp.async.bulk.commit_group;"
 
     def simulate(self, m: Machine) -> None:
         m.async_operations.commit("bulk")
 
 
-class BulkWaitRead(Instruction):
+class BulkWaitRead(Sm90Instruction):
     """Waits until at most `pending` of the thread's bulk groups have not yet read their shared memory.
 
     The shared memory of the other groups may be overwritten.
     """
 
-    required_arch = "sm_90"
     pending: int
     ptx = "cp.async.bulk.wait_group.read {pending};"
 
@@ -268,10 +258,9 @@ class BulkWaitRead(Instruction):
         yield from m.async_operations.wait("bulk", self.pending, read=True)
 
 
-class PrefetchTensorMap(Instruction):
+class PrefetchTensorMap(Sm90Instruction):
     """Prefetches a tensor map into the descriptor cache."""
 
-    required_arch = "sm_90"
     map: tensor_map
     ptx = "prefetch.tensormap [{map}];"
 

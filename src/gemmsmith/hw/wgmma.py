@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import A_FRAGMENT, D_FRAGMENT, MMA_K_BITS, THREADS_PER_WARPGROUP, WGMMA, Fragment, Mma
 from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.hw.mma import decode_elements, multiply, pack_accumulator, unpack_accumulator
-from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
+from gemmsmith.lang.instruction import Instruction, InstructionFamily, pred, registers_in, registers_inout, u64
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Builtin, Constant, Value, ValueLike
@@ -96,13 +95,10 @@ def _fragment_maps(fragment: Fragment, elements: int, columns: int) -> tuple[np.
     return matrix_elements, np.argsort(matrix_elements, axis=None).reshape(-1, columns)
 
 
-class _Wgmma(Instruction):
+class _Wgmma(InstructionFamily):
     """Common base of the SS and RS forms."""
 
     warpgroup_wide = True
-    if TYPE_CHECKING:  # each form declares d, n and mma, in the order of its wrapper's parameters
-
-        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def required_arch(self) -> str:  # type: ignore[override]

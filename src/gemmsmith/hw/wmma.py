@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -18,7 +18,15 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import MMA_SYNC, Mma
 from gemmsmith.hw.memory import numpy_dtype
 from gemmsmith.hw.mma import decode_elements, multiply
-from gemmsmith.lang.instruction import Instruction, registers_in, registers_inout, registers_out, u32, u64
+from gemmsmith.lang.instruction import (
+    Instruction,
+    InstructionFamily,
+    registers_in,
+    registers_inout,
+    registers_out,
+    u32,
+    u64,
+)
 from gemmsmith.lang.values import RegisterArray
 from gemmsmith.machine import Machine, Space
 
@@ -90,34 +98,27 @@ def _pack_fragment(
     return words
 
 
-class _WmmaTransfer(Instruction):
+class _WmmaTransfer(InstructionFamily):
     """Common base of loads and stores of a tile.
 
     `stride`: elements between its rows (columns, if `layout` is "col").
     """
 
     space: ClassVar[Space] = "shared"
-    if TYPE_CHECKING:  # each instruction declares the fields, in the order of its wrapper's parameters
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def check(self) -> None:
         if self.mma not in MMA_SYNC.instructions:
             raise KernelError(f"wmma: got {self.mma}; use one of {', '.join(map(str, MMA_SYNC.instructions))}")
-        expected = fragment_registers(self.mma, self._operand)
+        expected = fragment_registers(self.mma, self.operand)
         if self.values.count != expected:
-            raise KernelError(f"wmma: got {self.values.count} registers of {self._operand}; use {expected}")
-
-    @property
-    def _operand(self) -> Operand:
-        operand: Operand = getattr(self, "operand", "d")
-        return operand
+            raise KernelError(f"wmma: got {self.values.count} registers of {self.operand}; use {expected}")
 
     def _text(self, direction: Literal["load", "store"], operands: str) -> str:
-        shape, name = f"m16n16k{wmma_k(self.mma)}", str(self._operand)
+        """Return the PTX of a load or a store; `operands`: in the order that it takes them."""
+        shape, name = f"m16n16k{wmma_k(self.mma)}", self.operand
         if name == "d" and direction == "load":
             name = "c"  # PTX's name of an accumulator that is loaded
-        dtype = _dtype(self.mma, self._operand).ptx
+        dtype = _dtype(self.mma, self.operand).ptx
         return (
             f"wmma.{direction}.{name}.sync.aligned.{self.layout}.{shape}.{self.space}.{dtype} {operands}, {{stride}};"
         )
@@ -131,7 +132,7 @@ class _WmmaTransfer(Instruction):
         mask, (lanes, rows, vectors)). Rows are columns if `layout` is "col".
         """
         m.require_converged(mnemonic)
-        dtype, (rows, vectors_per_row, vector_bytes) = _dtype(self.mma, self._operand), self._row_vectors()
+        dtype, (rows, vectors_per_row, vector_bytes) = _dtype(self.mma, self.operand), self._row_vectors()
         address, stride = (m.per_thread(x).reshape(-1, 32) for x in (self.address, self.stride))
         if (address != address[:, :1]).any() or (stride != stride[:, :1]).any():
             m.report("uniformity", f"{mnemonic}: the address and the stride must be uniform in each warp")
@@ -152,11 +153,11 @@ class _WmmaTransfer(Instruction):
 
     def _row_vectors(self) -> tuple[int, int, int]:
         """Return the rows (columns, if `layout` is "col") of a tile, the vectors per row, and the bytes of a vector."""
-        dtype, is_ldmatrix = _dtype(self.mma, self._operand), isinstance(self, WmmaLoad) and self.space == "shared"
-        rows, columns = _shape(self.mma, self._operand)
+        dtype, is_ldmatrix = _dtype(self.mma, self.operand), isinstance(self, WmmaLoad) and self.space == "shared"
+        rows, columns = _shape(self.mma, self.operand)
         if self.layout == "col":
             rows, columns = columns, rows
-        vector_bytes = 2 * dtype.bytes if self._operand == "d" else LDMATRIX_ROW_BYTES if is_ldmatrix else 4
+        vector_bytes = 2 * dtype.bytes if self.operand == "d" else LDMATRIX_ROW_BYTES if is_ldmatrix else 4
         return rows, columns * dtype.bytes // vector_bytes, vector_bytes
 
 
@@ -201,6 +202,7 @@ class WmmaStore(_WmmaTransfer):
     stride: u32
     layout: WmmaLayout
     mma: Mma
+    operand = "d"
     wrapper = "wmma_store_{layout}_{mma.d.ptx}_{space}"
 
     def text(self) -> str:

@@ -90,6 +90,7 @@ class Builder:
         return self
 
     def __exit__(self, error_type: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the recording; a KernelError gets the source line at which it was raised."""
         ACTIVE_BUILDER.reset(self._tokens.pop())
         self._recorder.end()
         if isinstance(error, KernelError) and not getattr(error, "has_location", False):
@@ -231,6 +232,7 @@ class Builder:
     # -- control -----------------------------------------------------------------------------------
     @contextmanager
     def _nested(self, block: st.Block) -> Iterator[None]:
+        """Record into a block inside the current one."""
         self._blocks.append(block)
         try:
             yield
@@ -241,6 +243,7 @@ class Builder:
     def _loop(
         self, start: ValueLike, stop: ValueLike | None, step: ValueLike, name: str, unrolled: bool
     ) -> Iterator[LoopIndex]:
+        """Open a loop from `start` to `stop` or, without `stop`, from 0 to `start`; yield its index."""
         if stop is None:
             start, stop = 0, start
         loop = st.Loop(LoopIndex(name, unrolled), as_value(start, I32), as_value(stop, I32), as_value(step, I32))

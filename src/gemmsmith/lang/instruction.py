@@ -90,6 +90,7 @@ class Instruction:
     operand_types: ClassVar[dict[str, ScalarType | RegisterOperand]] = {}
 
     def __init_subclass__(cls) -> None:
+        """Make the class a dataclass, and find which of its fields are operands."""
         dataclass(eq=False)(cls)
         cls.__init__.__annotations__["return"] = "Value" if cls.result else None  # for help() on its `emitter`
         hints = get_type_hints(cls, include_extras=True)
@@ -99,6 +100,7 @@ class Instruction:
         }
 
     def __post_init__(self) -> None:
+        """Convert operands to values of their types; KernelError names one that does not fit."""
         for name, operand_type in self.operand_types.items():
             operand = getattr(self, name)
             if isinstance(operand_type, ScalarType):
@@ -171,6 +173,20 @@ class Instruction:
     def simulate(self, m: Any) -> Any:
         """Execute the instruction on the simulator. Returns the result, or a generator if it may block."""
         raise KernelError(f"{self.mnemonic}: simulate() is not implemented")
+
+
+class Sm90Instruction(Instruction):
+    """Base class of instructions that exist from sm_90 on."""
+
+    required_arch = "sm_90"
+
+
+class InstructionFamily(Instruction):
+    """Base class of several instructions, which declare the fields that it uses, each in its own order."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 def emitter(instruction: Callable[P, Instruction]) -> Callable[P, Value]:

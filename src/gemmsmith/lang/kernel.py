@@ -75,22 +75,17 @@ class Kernel:
         `workspace` and `zeroed_base` are the base addresses of ordinary and of zero-initialized scratch memory.
         """
         arguments = {p.name: p.compute(bound) for p in self.parameters if p.name and p.compute}
-        arguments |= self._scratch_addresses(bound, workspace, zero_initialized=False)
-        return arguments | self._scratch_addresses(bound, zeroed_base, zero_initialized=True)
+        free = {False: workspace, True: zeroed_base}
+        for s in self.scratch_buffers:
+            arguments[s.parameter.name or ""] = free[s.zero_initialized]
+            free[s.zero_initialized] += align_scratch(s.nbytes(bound))
+        return arguments
 
     def scratch_bytes(self, bound: Any, *, zero_initialized: bool = False) -> int:
         """Return the bytes of ordinary or of zero-initialized scratch memory that a launch needs."""
         return sum(
             align_scratch(s.nbytes(bound)) for s in self.scratch_buffers if s.zero_initialized == zero_initialized
         )
-
-    def _scratch_addresses(self, bound: Any, address: Any, *, zero_initialized: bool) -> dict[str, Any]:
-        addresses = {}
-        for s in self.scratch_buffers:
-            if s.zero_initialized == zero_initialized:
-                addresses[s.parameter.name or ""] = address
-                address = address + align_scratch(s.nbytes(bound))
-        return addresses
 
     @cached_property
     def shared_bytes(self) -> int:
@@ -139,6 +134,7 @@ def verify(kernel: Kernel) -> None:
 
 
 def _check_instructions(kernel: Kernel) -> None:
+    """Raise KernelError for an instruction that the chip does not have, or that the kernel cannot have."""
     for block in (kernel.body, *(function.body for function in kernel.functions)):
         for instruction, location in instructions(block):
             if not kernel.chip.supports(instruction.required_arch):
@@ -150,6 +146,7 @@ def _check_instructions(kernel: Kernel) -> None:
 
 
 def _check_shared_memory(kernel: Kernel) -> None:
+    """Raise ConfigError if a CTA of the chip has less shared memory than the kernel needs."""
     limit = kernel.chip.max_shared_bytes_per_cta
     excess = kernel.shared_bytes - limit
     if excess > 0:

@@ -64,6 +64,7 @@ class Launches:
 
 
 def _resolve(argument: Argument, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> Any:
+    """Return an argument with the address that its Pointer, or its tensor map's, stands for."""
     if isinstance(argument, Pointer):
         address, offset = addresses[argument.name], argument.offset
         if argument.reaches_other:

@@ -6,7 +6,7 @@ import contextlib
 import linecache
 import sys
 from collections.abc import Sequence
-from functools import total_ordering
+from functools import cache, total_ordering
 from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -19,14 +19,10 @@ _hidden_paths: tuple[str, ...] = _LANGUAGE
 """Files that start with these are no user's."""
 
 
-class _IsHidden(dict[str, bool]):
-    """Whether each file is hidden, once it has been asked for."""
+@cache
+def _is_hidden(file: str) -> bool:
+    return file.startswith(_hidden_paths)
 
-    def __missing__(self, file: str) -> bool:
-        return self.setdefault(file, file.startswith(_hidden_paths))
-
-
-_is_hidden = _IsHidden()
 
 _Calls = list[CodeType | int]
 """The code and the instruction offset of each function, innermost first."""
@@ -99,7 +95,7 @@ def hide_frames(file: str) -> None:
     """Attribute statements that a module emits, or a package whose `__init__.py` is given, to the lines calling it."""
     global _hidden_paths
     _hidden_paths += (file.removesuffix("__init__.py"),)
-    _is_hidden.clear()
+    _is_hidden.cache_clear()
 
 
 class Recorder:
@@ -129,7 +125,7 @@ class Recorder:
         calls: _Calls = []
         while frame is not None:
             code = frame.f_code
-            if not _is_hidden[code.co_filename]:
+            if not _is_hidden(code.co_filename):
                 break
             calls += code, frame.f_lasti
             frame = frame.f_back  # type: ignore[assignment]
@@ -145,7 +141,7 @@ class Recorder:
         calls: _Calls = []
         while frame is not None and frame.f_code is not self._outermost:
             frame = frame.f_back
-            if frame and not (frame.f_code is self._outermost and _is_hidden[frame.f_code.co_filename]):
+            if frame and not (frame.f_code is self._outermost and _is_hidden(frame.f_code.co_filename)):
                 calls += frame.f_code, frame.f_lasti
         return calls
 
@@ -156,4 +152,4 @@ def error_location(trace: TracebackType | None) -> SourceLocation:
     while trace is not None:
         frames.append(SourceLocation(trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    return ([frame for frame in frames if not _is_hidden[frame.file]] or frames)[-1]
+    return ([frame for frame in frames if not _is_hidden(frame.file)] or frames)[-1]

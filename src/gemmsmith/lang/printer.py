@@ -265,6 +265,7 @@ class Printer:
         self._fold_or_emit(value, self._compose(value), pure)
 
     def _fold_or_emit(self, value: Value, inlinable: _Expression, pure: bool) -> None:
+        """Keep a value's expression to inline it at its use or, if it is used more than once, print its definition."""
         if pure and is_inlined(value, self.uses):
             self.inlinable[value] = replace(inlinable, depth=self.depth, location=self.location)
             return
@@ -345,6 +346,7 @@ class Printer:
                 self.line("}")
 
     def _call(self, call: st.Call) -> None:
+        """Print the call of a device function, or keep it to inline it at the use of its result."""
         if not any(self.uses[r] for r in call.results):
             return
         arguments = [self.expression(v) for v in st.uses(call)]
@@ -357,6 +359,7 @@ class Printer:
             self.line(f"const auto [{', '.join(names)}] = {text};")
 
     def _loop(self, loop: st.Loop) -> None:
+        """Print a loop, after the constants that hold its computed bounds."""
         index = loop.index.name or "i"
         start, stop, step = (
             self._bound(x, f"{index}_{name}")
@@ -432,6 +435,7 @@ def literal(scalar_type: ScalarType, value: object) -> str:
 
 
 def _float(x: float) -> str:
+    """Return the C++ literal of a float."""
     if x != x or x in (float("inf"), float("-inf")):
         bits = {"nan": "0x7fffffff", "inf": "0x7f800000", "-inf": "0xff800000"}[str(x)]
         return f"__int_as_float({bits})"

@@ -57,12 +57,6 @@ def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value
     return uses
 
 
-def _function_names(kernel: Kernel) -> set[str]:
-    """Return the identifiers reserved for instruction wrappers and device functions."""
-    used = {instruction.wrapper_name for instruction, _ in st.instructions(kernel.body)}
-    return used | {function.name for function in kernel.functions}
-
-
 def _all_lines(block: st.Block, printed: dict[int, int], uses_at: dict[object, int], around: int) -> dict[int, int]:
     """Return the line of each statement in a block, by its number.
 
@@ -122,7 +116,8 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> tuple[str, di
         v.name or "": f"const {v.type.cpp} {v.name} = {v.initializer};"
         for v in uses if isinstance(v, Builtin) and v.initializer
     }  # fmt: skip
-    used_names = {*builtins, "shared_memory", kernel.name, *_function_names(kernel)}
+    functions = [x.wrapper_name for x, _ in st.instructions(kernel.body)] + [x.name for x in kernel.functions]
+    used_names = {*builtins, "shared_memory", kernel.name, *functions}
     wrappers: dict[str, None] = {}
     p = Printer(kernel.threads, uses, wrappers, used_names=Counter(used_names), line_directives=line_directives)
     parameters = []
@@ -134,7 +129,7 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> tuple[str, di
     for offset in offsets:
         p.shared_array(offset)
     p.block(merge_statements(kernel.body, uses))
-    functions = [_print_function(f, kernel.threads, wrappers, used_names) for f in kernel.functions]
+    printed = [_print_function(f, kernel.threads, wrappers, used_names) for f in kernel.functions]
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, {kernel.min_ctas_per_sm})\n'
@@ -162,11 +157,11 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> tuple[str, di
     opening_text = (
         "\n".join(map(comment_lines, header))
         + f"\n\n{_PRELUDE}{structs}\n"
-        + join_definitions((*wrappers, *(text for text, _ in functions)))
+        + join_definitions((*wrappers, *(text for text, _ in printed)))
         + f"\n{signature}"
         + "".join(f"    {line}\n" for line in (*constants, *opening))
     )
-    parts = [(opening_text.index(text), lines) for text, lines in functions]
+    parts = [(opening_text.index(text), lines) for text, lines in printed]
     parts.append((len(opening_text), _all_lines(kernel.body, p.first_lines, {}, 0)))
     lines = {n: 1 + opening_text.count("\n", 0, first) + line for first, part in parts for n, line in part.items()}
     return opening_text + "\n".join(p.lines) + "\n}\n", lines

@@ -244,6 +244,7 @@ class LoopIndexedRow(RegisterArray):
 
 
 def _register_index(name: str, index: ValueLike, count: int) -> Value:
+    """Return the index into `count` registers of the array `name`; KernelError unless it is known at build time."""
     value = as_value(index, I32)
     if isinstance(value, Constant):
         if not 0 <= value.value < count:
@@ -259,6 +260,7 @@ def _register_index(name: str, index: ValueLike, count: int) -> Value:
 
 
 def _is_build_time(value: Value) -> bool:
+    """Return whether a value is made of constants and indices of unrolled loops."""
     if isinstance(value, Constant):
         return True
     if isinstance(value, LoopIndex):
@@ -302,24 +304,26 @@ def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:
     return operation(op, PRED if op in COMPARISONS else scalar_type, a, b)
 
 
+_NEUTRAL = {"+": 0, "|": 0, "^": 0, "*": 1}
+"""Constants that leave the other operand as it is, by operator."""
+_NEUTRAL_ON_THE_RIGHT = _NEUTRAL | {"-": 0, "<<": 0, ">>": 0, "/": 1}
+
+
 def operation(op: str, scalar_type: ScalarType, *operands: Value) -> Value:
     """Emit an operation, or fold it if its operands are known at build time."""
-    if all(_is_literal(v) for v in operands):
-        return Constant(scalar_type, evaluate(op, scalar_type, *(v.value for v in operands)))  # type: ignore[attr-defined]
-    if op == "select" and _is_literal(operands[0]):
-        return operands[1 if operands[0].value else 2]  # type: ignore[attr-defined]
+    known = [x.value if isinstance(x, Constant) and not x.name else None for x in operands]
+    if None not in known:
+        return Constant(scalar_type, evaluate(op, scalar_type, *known))
+    if op == "select" and known[0] is not None:
+        return operands[1 if known[0] else 2]
     if len(operands) == 2:
-        a, b = operands
-        for x, y, constant_is_right in ((a, b, True), (b, a, False)):
-            if isinstance(y, Constant) and not y.name:
-                if y.value == 0 and (op in ("+", "|", "^") or (constant_is_right and op in ("-", "<<", ">>"))):
-                    return x
-                if y.value == 1 and (op == "*" or (constant_is_right and op == "/")):
-                    return x
-                if y.value == 1 and constant_is_right and op == "%":
-                    return Constant(scalar_type, 0)
-                if y.value == 0 and op == "*" and scalar_type.is_integer:
-                    return y
+        left, right = known
+        if right is not None and right == _NEUTRAL_ON_THE_RIGHT.get(op):
+            return operands[0]
+        if left is not None and left == _NEUTRAL.get(op):
+            return operands[1]
+        if (op == "%" and right == 1) or (op == "*" and 0 in known and scalar_type.is_integer):
+            return Constant(scalar_type, 0)
     return define(Operation(op, scalar_type, operands))
 
 
@@ -330,10 +334,6 @@ def shared_slot(smem: Value, slot: Value, slot_bytes: int, offset: Constant, nby
     """
     operands = (smem, slot, Constant(U32, slot_bytes), offset)
     return define(Operation("slot", U32, operands if nbytes is None else (*operands, nbytes)))
-
-
-def _is_literal(value: Value) -> bool:
-    return isinstance(value, Constant) and not value.name
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

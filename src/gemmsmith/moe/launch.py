@@ -72,6 +72,7 @@ def _make_sort(experts: ArrayInfo, count: int) -> OutputKernels:
 
 
 def _make_route(tokens: int, spec: RouteSpec, scale: float) -> OutputKernels:
+    """Return the kernels that select the experts of so many tokens and, if there are few enough slots, sort them."""
     outputs = {name: OutputSpec((tokens, spec.top_k), x) for name, x in (("experts", INT32), ("weights", FP32))}
     is_one_kernel = tokens <= MAX_ROUTED_TOKENS and spec.experts <= MAX_ROUTED_EXPERTS
     launches = [] if is_one_kernel else [Launch.from_kernel(route_kernel(spec), BoundRoute(tokens, scale))]
@@ -116,6 +117,7 @@ def slot_sum(slots: Any, rows: int, addend: Any, backend: str, row_of_slot: Any 
 
 
 def _make_sum(slots: Any, rows: int, has_addend: bool, gathers: bool) -> OutputKernels:
+    """Return the kernel that sums each token's rows of arrays like these."""
     info = describe(slots)
     tokens, columns = info.shape[0] // rows, info.shape[1]
     bound = BoundSlotSum(tokens, columns // VECTOR_ELEMENTS)

@@ -57,7 +57,7 @@ def check_counts(experts: int, top_k: int, groups: int, top_k_groups: int) -> No
 
 @dataclass(frozen=True)
 class RouteSpec:
-    """How experts are selected, see gemmsmith.torch.FusedMoE.
+    """How experts are selected, see gemmsmith.torch.FusedMoE. `check_counts` accepts the counts.
 
     Attributes:
         experts: Number of experts.
@@ -67,9 +67,6 @@ class RouteSpec:
         groups: Groups of at least two experts, at most MAX_GROUPS.
         top_k_groups: Groups that a token's experts are in.
         dtype: Dtype of the logits: bf16, fp16 or fp32.
-
-    Raises:
-        ArgumentError: See `check_counts`.
     """
 
     experts: int
@@ -79,9 +76,6 @@ class RouteSpec:
     groups: int
     top_k_groups: int
     dtype: DType
-
-    def __post_init__(self) -> None:
-        check_counts(self.experts, self.top_k, self.groups, self.top_k_groups)
 
     @property
     def name(self) -> str:
@@ -172,6 +166,7 @@ class TokenRouter:
         return self._expert(i) < self.spec.experts if self.spec.experts % 32 else Constant(PRED, True)
 
     def _logit(self, token: Value, expert: Value, exists: Value) -> Value:
+        """Load a token's logit of an expert as fp32; 0 if it does not exist."""
         dtype = self.spec.dtype
         element = token.to(U64) * self.spec.experts + expert.to(U64)
         address = self._arrays["logits"] + element * dtype.bytes

@@ -1,5 +1,6 @@
 """gemmsmith for PyTorch: GEMMs with fused epilogues that are differentiable and can be compiled."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.torch.api import gemm
@@ -22,12 +23,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import `explain` and `options` on first use: they import Inductor, which takes seconds."""
-    if name == "explain":
-        from gemmsmith.torch.compiler.explain import explain
-
-        return explain
-    if name == "options":
-        from gemmsmith.torch.compiler.backend import options
-
-        return options
+    if name in ("explain", "options"):
+        return getattr(import_module(f"gemmsmith.torch.compiler.{'explain' if name == 'explain' else 'backend'}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,6 +37,7 @@ from gemmsmith.torch.backward_plan import (
     tensor_names,
 )
 from gemmsmith.torch.fallback import FLOAT_DTYPES
+from gemmsmith.torch.graph_serialization import PLAIN_GEMM
 from gemmsmith.torch.ops import (
     LIBRARY,
     OPERATORS,
@@ -49,9 +50,6 @@ from gemmsmith.torch.ops import (
     record_gradients,
     run_or_dispatch,
 )
-
-PLAIN_GEMM = " | accumulator | out 0"
-"""The serialized epilogue that returns the accumulator in a's dtype."""
 
 
 def differentiable_gemm(
@@ -81,10 +79,7 @@ def run_forward(
     if apply is None:
         slow = torch.compiler.is_dynamo_compiling() or in_functorch_transform()
         apply = GemmFunction.apply if slow else fast_apply
-    outputs = apply(
-        spec, wrt, tuple([numbers[i] for i in spec.number_indices]), offsets, a, b,
-        *[operands[i] for i in spec.tensor_indices],
-    )  # fmt: skip
+    outputs = apply(spec, wrt, tuple(numbers), offsets, a, b, *operands)
     return outputs[: len(spec.user_outputs)]  # type: ignore[no-any-return]
 
 
@@ -354,6 +349,7 @@ def _autograd_kernel(op: Any) -> Callable[..., Any]:
     def kernel(
         a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
     ) -> Any:  # fmt: skip
+        """Compute the operator's results, and record their gradients if autograd or a transform asks for them."""
         inputs = (a, b, *operands) if b2 is None else (a, b, b2, *operands)
         if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
             raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")

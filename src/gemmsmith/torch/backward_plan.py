@@ -51,6 +51,7 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
 
     @torch.compiler.assume_constant_result
     def outcome(*args: Any, **kwargs: Any) -> tuple[Any, type[GemmsmithError] | None, str]:
+        """Return the function's value, or the type and the message of its error: Dynamo takes constants only."""
         try:
             return cached(*args, **kwargs), None, ""
         except GemmsmithError as error:
@@ -58,6 +59,7 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function; while Dynamo compiles, as a constant."""
         if not torch.compiler.is_dynamo_compiling():
             return cached(*args, **kwargs)  # type: ignore[no-any-return]
         value, error, message = outcome(*args, **kwargs)
@@ -126,17 +128,14 @@ def numbers_and_tensors(epilogue: str, operands: Mapping[str, Any]) -> tuple[lis
 class ForwardSpec(NamedTuple):
     """Forward plan: the epilogue extended by the outputs that backward needs, and what to save.
 
-    `user_outputs` are the results that the user sees, `saved_outputs` those that backward reads. `tensor_indices` and
-    `number_indices` select this epilogue's operands among those of the original one. `saved_names` and `saved_indices`
-    are what backward reads, by name and by position among a, b, the tensors and the results. `nondifferentiable` are
-    the positions of results without a gradient.
+    `user_outputs` are the results that the user sees, `saved_outputs` those that backward reads. `saved_names` and
+    `saved_indices` are what backward reads, by name and by position among a, b, the tensors and the results.
+    `nondifferentiable` are the positions of results without a gradient.
     """
 
     epilogue: str
     saved_outputs: Names
     user_outputs: Names
-    tensor_indices: tuple[int, ...]
-    number_indices: tuple[int, ...]
     saved_names: Names
     saved_indices: tuple[int, ...]
     nondifferentiable: tuple[int, ...]
@@ -167,7 +166,8 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     if not recompute:
         graph_with_saved, names = with_saved_values(graph, _wrt_with_accumulator(wrt), graph_dtype(dtype))
         if len(graph_with_saved.results) <= MAX_RESULTS:
-            extended, saved_outputs = graph_with_saved, names
+            # with all operands, also those that nothing reads
+            extended, saved_outputs = replace(graph_with_saved, operands=graph.operands), names
     user_outputs = graph.result_names
     has_gradient = nodes_with_gradient(extended, _wrt_with_accumulator(wrt))
     nondifferentiable = tuple(i for i, r in enumerate(extended.results) if not has_gradient[r.node])
@@ -185,10 +185,8 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     saveable = [*inputs, *(OUTPUT_PREFIX + name for name in extended.result_names)]
     saved = [(i, name) for i, name in enumerate(saveable) if name in read_names]
     return ForwardSpec(
-        serialized, saved_outputs, user_outputs,
-        tuple(graph.tensor_names.index(name) for name in extended.tensor_names),
-        tuple(graph.number_names.index(name) for name in extended.number_names),
-        tuple(name for _, name in saved), tuple(i for i, _ in saved), nondifferentiable,
+        serialized, saved_outputs, user_outputs, tuple(name for _, name in saved), tuple(i for i, _ in saved),
+        nondifferentiable,
     )  # fmt: skip
 
 
@@ -247,6 +245,7 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
 def _reduction_result(
     graph: EpilogueGraph, r: Result, saved_outputs: Names, outputs: Names, default: DType
 ) -> ReductionResult:
+    """Describe a result that is a reduction, for the computation of its gradient."""
     (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].attribute
     tie_count_kernel = None
     if r in minmax_results(graph) and r.name in outputs:

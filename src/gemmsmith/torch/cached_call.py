@@ -198,11 +198,9 @@ def cache_call(
     """
     numbers, tensors = number_names(epilogue), tensor_names(epilogue)
     spec, wrt = plan_forward(epilogue, a, b, [operands[name] for name in tensors], recompute)
-    tensors = tuple([tensors[i] for i in spec.tensor_indices])
     shapes = tuple([x.shape for x in (a, b, *[operands[name] for name in tensors])])
     arguments.call.run = CachedCall(
         runs[0] if len(runs) == 1 and runs_kernels(a) else None, spec, wrt,
-        CachedBackward(spec, wrt, a.dtype, shapes, is_column_major(b)),
-        tuple([numbers[i] for i in spec.number_indices]), tensors, folds_batch,
+        CachedBackward(spec, wrt, a.dtype, shapes, is_column_major(b)), numbers, tensors, folds_batch,
         tuple([x.shape for x in results]) if folds_batch else None, names,
     )  # fmt: skip

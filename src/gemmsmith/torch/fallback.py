@@ -89,6 +89,7 @@ class _Tensors(GraphArrays):
         return x.to(self.accumulator) if isinstance(x, torch.Tensor) else self.accumulator.new_tensor(x)
 
     def implementation(self, operation: Any) -> Callable[..., Any]:
+        """Return torch's function for an operation. Raises DeviceError if its record refuses torch's."""
         function = operation.torch
         if isinstance(function, Refused):
             raise DeviceError(f"{operation.name}: {function.reason}")

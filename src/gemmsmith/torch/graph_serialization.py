@@ -26,6 +26,8 @@ ENTRY_SEPARATOR = "; "
 NUMBER = "number"
 SCALAR = "one"
 KEEPDIM = "keepdim"
+PLAIN_GEMM = " | accumulator | out 0"
+"""The epilogue that returns the accumulator in a's dtype."""
 
 
 @lru_cache(maxsize=1024)
@@ -79,6 +81,7 @@ def _read_operand(name: str, dims: str, dtype: str) -> Operand:
 
 
 def _read_node(entry: str) -> Node:
+    """Return a node from its text, such as "reduce 1: sum m"."""
     call, _, value = entry.partition(": ")
     op, *inputs = call.split()
     op, _, _ = op.partition("~")

@@ -8,13 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.core.integers import as_integer
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch.api import as_batched_input, autocast, expect_tensor
-from gemmsmith.torch.autograd import PLAIN_GEMM, differentiable_gemm
+from gemmsmith.torch.autograd import differentiable_gemm
 from gemmsmith.torch.autograd_state import (
     check_once_differentiable,
     in_functorch_transform,
@@ -22,7 +24,7 @@ from gemmsmith.torch.autograd_state import (
     operators_record_gradients,
 )
 from gemmsmith.torch.backward_plan import dynamo_constant
-from gemmsmith.torch.graph_serialization import deserialize, graph_dtype, serialize
+from gemmsmith.torch.graph_serialization import PLAIN_GEMM, deserialize, graph_dtype, serialize
 from gemmsmith.torch.ops import as_request, call_op, define_op, result_dtype
 from gemmsmith.torch.plain_tensors import runs_kernels, sees_operators
 
@@ -71,13 +73,9 @@ class FusedLinearCrossEntropy(nn.Module):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
-        if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-            raise ArgumentError(f"ignore_index: got {ignore_index!r}; use an integer, -1 to ignore no label")
-        if chunks is not None and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
-            raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on, or None")
-        if not isinstance(low_memory, bool):  # the device, from a caller that passes it by position
-            raise ArgumentError(f"low_memory: got {low_memory!r}; use True or False")
-        self.ignore_index, self.reduction, self.chunks, self.low_memory = ignore_index, reduction, chunks, low_memory
+        self.ignore_index, self.reduction = as_integer("ignore_index", ignore_index), reduction
+        self.chunks = None if chunks is None else as_integer("chunks", chunks, least=1)
+        (self.low_memory,) = as_bools(low_memory=low_memory)  # the device, from a caller that passes it by position
         self.weight = nn.Parameter(torch.empty(classes, dim, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -128,6 +126,7 @@ def cross_entropy(
 
 
 def _check_target(target: Any, shape: tuple[Any, ...]) -> None:
+    """Raise ArgumentError for targets that are not integers of this shape."""
     expect_tensor("target", target)
     if tuple(target.shape) != tuple(shape) or target.dtype not in LABEL_DTYPES:
         raise ArgumentError(
@@ -271,6 +270,7 @@ def _backward(
 def _fake_forward(
     x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool, needs_x: bool, needs_weight: bool
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Return empty tensors of the shapes and dtypes of what `_forward` returns."""
     (rows, dim), classes = x.shape, weight.shape[0]
     count = _chunk_count(rows, dim, x.dtype.itemsize, chunks, low_memory)
     last, is_sum = rows // count, torch.sym_min(count - 1, 1)
@@ -285,6 +285,7 @@ def _fake_forward(
 def _fake_backward(
     x: Any, weight: Any, grad_x: Any, grad_weight: Any, grad_logits: Any, g: Any, needs_x: bool, needs_weight: bool
 ) -> tuple[Any, Any]:  # fmt: skip
+    """Return empty tensors of the shapes and dtypes of what `_backward` returns."""
     (rows, dim), classes = x.shape, weight.shape[0]
     return x.new_empty((rows if needs_x else 0, dim)), weight.new_empty((classes if needs_weight else 0, dim))
 

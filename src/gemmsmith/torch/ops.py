@@ -81,7 +81,7 @@ def run_or_dispatch(
         return dispatch()
     if isinstance(b, tuple):
         is_plain = TENSOR_TYPES.issuperset(map(type, (a, *b, *operands)))
-        return _launch(epilogue, a, b, numbers, operands, offsets) if is_plain else dispatch()
+        return _launch(epilogue, a, b, offsets, numbers, operands) if is_plain else dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
     arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
     return as_outputs(run_or_call(arguments, a, dispatch))
@@ -168,31 +168,30 @@ def _default_matrix_dtype(graph: EpilogueGraph, a: DType) -> DType:
     return a if a in (BF16, FP16, FP32) else BF16
 
 
-def _fake_kernel(
-    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
-) -> Any:  # fmt: skip
+def _fake_kernel(a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, *_: Any) -> Any:
+    """Return empty tensors like the operator's results."""
     graph, b = graph_serialization.deserialize(epilogue), _interleaved(b, b2)
     shape = matmul_shape(a.shape, b.shape) if offsets is None else rows_shape(a.shape, b.shape, offsets.shape)
-    return _one_or_tuple([_empty_result(a, graph, r, result_shape(graph, r, shape)) for r in graph.results])
-
-
-def _empty_result(a: Any, graph: EpilogueGraph, result: Result, shape: tuple[Any, ...]) -> Any:
-    """Allocate a result on a's device."""
-    dtype, strides = result_dtype(graph, result, a.dtype), result_strides(graph, result, shape)
-    return a.new_empty_strided(shape, strides, dtype=dtype) if strides else a.new_empty(shape, dtype=dtype)
+    results = []
+    for r in graph.results:
+        of_result, dtype = result_shape(graph, r, shape), result_dtype(graph, r, a.dtype)
+        strides = result_strides(graph, r, of_result)
+        results.append(
+            a.new_empty_strided(of_result, strides, dtype=dtype) if strides else a.new_empty(of_result, dtype=dtype)
+        )
+    return _one_or_tuple(results)
 
 
 def _cpu_kernel(
-    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
+    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, *numbers_and_operands: Any
 ) -> Any:  # fmt: skip
-    if offsets is not None:
-        return run_by_torch(epilogue, a, _interleaved(b, b2), numbers, operands, offsets)
+    """Compute the operator's results in float64 by the reference, and round them."""
     graph, b = graph_serialization.deserialize(epilogue), _interleaved(b, b2)
-    results = _fake_kernel(a, b, None, None, key, epilogue, numbers, operands)
-    operand_values = {
-        name: x if isinstance(x, float) else _as_float64(x)
-        for name, x in operands_by_name(graph, numbers, operands).items()
-    }
+    if offsets is not None:
+        return run_by_torch(epilogue, a, b, offsets, *numbers_and_operands)
+    results = _fake_kernel(a, b, None, None, key, epilogue)
+    by_name = operands_by_name(graph, *numbers_and_operands)
+    operand_values = {name: x if isinstance(x, float) else _as_float64(x) for name, x in by_name.items()}
     accumulator = matmul_float64(_as_float64(a), _as_float64(b))
     values = execute(graph, wrap_int32(accumulator) if a.dtype == torch.int8 else accumulator, operand_values)
     for r, out in zip(graph.results, as_tuple(results), strict=True):
@@ -203,15 +202,13 @@ def _cpu_kernel(
     return results
 
 
-def _cuda_kernel(
-    a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
-) -> Any:  # fmt: skip
+def _cuda_kernel(a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, *numbers_and_operands: Any) -> Any:
     if fallback.kernels_unsupported(a.get_device()):
-        return run_by_torch(epilogue, a, _interleaved(b, b2), numbers, operands, offsets)
-    return _launch(epilogue, a, b if b2 is None else (b, b2), numbers, operands, offsets)
+        return run_by_torch(epilogue, a, _interleaved(b, b2), offsets, *numbers_and_operands)
+    return _launch(epilogue, a, b if b2 is None else (b, b2), offsets, *numbers_and_operands)
 
 
-def _launch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:
+def _launch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
     """Return the results of the operator by gemmsmith.gemm, or grouped_gemm."""
     b = read_together(*b) if isinstance(b, tuple) else b
     graph = graph_serialization.deserialize(epilogue)
@@ -231,9 +228,7 @@ def _matmul(a: Any, b: Any) -> Any:
     return a.double() @ b.double() if a.device.type == "cpu" else fallback.matmul(a, b)
 
 
-def run_by_torch(
-    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
-) -> Any:  # fmt: skip
+def run_by_torch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
     """Return the results of the operator by PyTorch's operations; of groups of rows one after the other."""
     graph, end = graph_serialization.deserialize(epilogue), None
     if offsets is None:
@@ -397,6 +392,7 @@ def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _define_gemm(results: int) -> Any:
+    """Define the operator with so many results."""
     returns = ", ".join(["Tensor"] * results)
     op = define_op(
         f"gemm_{results}(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
@@ -419,6 +415,7 @@ def _define_batching(op: Any) -> None:
         return _one_or_tuple(results), _one_or_tuple([0] * len(results))
 
     def in_batched_backward(*arguments: Any) -> Any:  # of autograd's is_grads_batched, which has a vmap of its own
+        """Run the operator in a backward pass of a batch of gradients, whose tensors torch wraps."""
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         is_batched = torch._C._functorch.is_legacy_batchedtensor

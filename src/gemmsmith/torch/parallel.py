@@ -83,6 +83,7 @@ class ExpertParallel(parallel.ParallelStyle):
             module.register_parameter(name, nn.Parameter(sharded, x.requires_grad))
 
     def _inputs(self, module: Any, inputs: Any, mesh: Any) -> Any:
+        """Make DTensors of the inputs x, experts and weights, after equal numbers of tokens are ensured."""
         module.local_tokens = None
         if not any(isinstance(x, DTensor) for x in inputs) and self._exchanges_counts(mesh):
             inputs = self._even(module, inputs, mesh)

@@ -22,7 +22,7 @@ from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.graph.frontend.values import Traced
 
 Entry = tuple[Any, ...]
-"""Kind of call ("function", "epilogue_function", "method", "operator", "attribute", "item", "error"), name, encoded
+"""Kind of call ("function", "epilogue_function", "method", "operator", "attribute", "error"), name, encoded
 arguments, encoded keyword arguments."""
 ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "indices"})
 """Attributes that the tracer rejects, and that are not methods."""
@@ -85,7 +85,7 @@ class Proxy:
         return self.tape.add("attribute", "values", (self,), {})
 
     def __getitem__(self, key: Any) -> Any:
-        return self.tape.add("item", "", (self, key), {})
+        return self.tape.add("operator", "getitem", (self, key), {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -135,6 +135,8 @@ class Proxy:
 
 
 def _operator(name: str, reflected: bool = False) -> Callable[..., Any]:
+    """Return a method of Proxy that records a call of the function `name` of the module operator."""
+
     def method(self: Proxy, *other: Any) -> Any:
         return self.tape.add("operator", name, (*other, self) if reflected else (self, *other), {})
 
@@ -193,6 +195,7 @@ def replay(
     """
 
     def function(acc: Any, **named: Any) -> Any:
+        """Repeat the recorded calls, and return what the epilogue returned."""
         values = [acc, *(named[name] for name in operands)]
         for entry in entries:
             new_values = _replay_entry(entry, values)
@@ -219,13 +222,12 @@ def _replay_entry(entry: Entry, values: list[Any]) -> Any:
             return getattr(operator, name)(*args)
         case "attribute":
             return getattr(args[0], name)
-        case "item":
-            return args[0][args[1]]
     assert how == "error"
     raise EpilogueError(f"epilogue: {name}")  # then the name is the message
 
 
 def _decode_argument(x: tuple[Any, ...], values: list[Any]) -> Any:
+    """Return the argument that `encode_argument` encoded; `values` are those of the replay."""
     kind, encoded = x
     match kind:
         case "value":

@@ -35,25 +35,21 @@ def shardings(
         raise NotImplementedError("b, offsets: got DTensors with two arrays b, or with groups; use local tensors")
     graph, rank = graph_serialization.deserialize(epilogue), max(a.ndim, b.ndim)
     operand_dims = [o.broadcast_dims for o in graph.operands if o.dtype is not None]
-    no_placements = [None] * 3
 
-    def split(axis: str, a_placement: Any, b_placement: Any) -> list[Sharding]:
+    def sharding(of_results: list[Any], of_a: Any, of_b: Any, of_operands: list[Any]) -> Sharding:
+        return of_results, [of_a, of_b, None, None, None, *of_operands]
+
+    def split(axis: str, of_a: Any, of_b: Any) -> list[Sharding]:
+        """Return the sharding of results along "m", "n" or "batch", given those of a and b; [] if it is impossible."""
         results = [_sharded_result(graph, r, axis, rank) for r in graph.results]
         if any(isinstance(x, bool) for x in results):
             return []
-        result_placements = [Shard(x) if isinstance(x, int) else Partial(x) for x in results]
         dims = [_sharded_dim(dims_, axis, x.ndim) for dims_, x in zip(operand_dims, operands, strict=True)]
-        return [
-            (
-                result_placements,
-                [a_placement, b_placement, *no_placements, *(Replicate() if d is None else Shard(d) for d in dims)],
-            )
-        ]
+        of_operands = [Replicate() if dim is None else Shard(dim) for dim in dims]
+        return [sharding([Shard(x) if isinstance(x, int) else Partial(x) for x in results], of_a, of_b, of_operands)]
 
-    replicated = (
-        [Replicate()] * len(graph.results),
-        [Replicate(), Replicate(), *no_placements, *[Replicate()] * len(operand_dims)],
-    )
+    whole = Replicate()
+    replicated = sharding([whole] * len(graph.results), whole, whole, [whole] * len(operand_dims))
     shardings_: list[Sharding] = [replicated, *split("m", Shard(a.ndim - 2), Replicate())]
     if not graph.has_interleaved_columns and not any(n.operation.depends_on_columns for n in graph.nodes):
         shardings_ += split("n", Replicate(), Shard(b.ndim - 1))
@@ -62,18 +58,18 @@ def shardings(
         shardings_ += split("batch", *(Shard(0) if x.ndim == 3 else Replicate() for x in (a, b)))
     if (partial_operands := partial_sum_operands(graph)) is not None:
         of_operands = [Partial("sum") if name in partial_operands else Replicate() for name in graph.tensor_names]
-        of_arguments = [Shard(a.ndim - 1), Shard(b.ndim - 2), *no_placements, *of_operands]
-        shardings_.append(([Partial("sum")] * len(graph.results), of_arguments))
+        of_results = [Partial("sum")] * len(graph.results)
+        shardings_.append(sharding(of_results, Shard(a.ndim - 1), Shard(b.ndim - 2), of_operands))
     return shardings_
 
 
 def _sharded_dim(dims: BroadcastDims, axis: str, rank: int) -> int | None:
     """Return the dimension of an operand that is sharded with the result's "m" (rows), "n" (columns) or "batch"."""
-    if axis == "batch":
-        return 0 if dims.batch and rank == 3 else None
-    if axis == "m":
-        return rank - 2 if dims.varies_along_m and rank > 1 else None
-    return rank - 1 if dims.varies_along_n else None
+    dim, varies = {
+        "batch": (0, dims.batch and rank == 3), "m": (rank - 2, dims.varies_along_m and rank > 1),
+        "n": (rank - 1, dims.varies_along_n),
+    }[axis]  # fmt: skip
+    return dim if varies else None
 
 
 def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> int | str | bool:

@@ -10,9 +10,9 @@ import torch
 from gemmsmith.binding.graphs import build_source_graph
 from gemmsmith.binding.scaling import multiply_by_scales
 from gemmsmith.core.bounded_cache import BoundedCache
-from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, identity_graph
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.backward_plan import dynamo_constant
@@ -95,9 +95,7 @@ def _replay_and_serialize(
 
 @dynamo_constant
 def _serialize_plain_gemm(scales: OperandSignature) -> str:
-    graph = identity_graph(FP32)
-    graph = EpilogueGraph(graph.nodes, (), tuple(r.__class__(r.name, r.node) for r in graph.results))
-    return _serialize_scaled(graph, scales)
+    return _serialize_scaled(graph_serialization.deserialize(graph_serialization.PLAIN_GEMM), scales)
 
 
 def _serialize_scaled(graph: EpilogueGraph, scales: OperandSignature) -> str:
@@ -108,6 +106,7 @@ def _serialize_scaled(graph: EpilogueGraph, scales: OperandSignature) -> str:
 
 
 def _operands(signature: OperandSignature) -> Mapping[str, tuple[BroadcastDims, DType | None]]:
+    """Return the dims and dtypes of a signature's operands by name, as the tracer takes them."""
     return {
         name: (BroadcastDims(bool(batch), rows, columns), graph_dtype(dtype) if dtype else None)
         for name, (batch, rows, columns), dtype in signature

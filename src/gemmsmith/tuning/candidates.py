@@ -138,7 +138,7 @@ def promotion_leaves_registers(spec: KernelSpec) -> bool:
 
 def _stores_32_bit_matrix(graph: EpilogueGraph) -> bool:
     """Return whether some result is a matrix of 32-bit elements."""
-    return any(r.dtype and r.dtype.bits == 32 and r.name in graph.matrix_result_names for r in graph.results)
+    return any(r.dtype and r.dtype.bits == 32 for r in graph.matrix_results)
 
 
 def _warpgroups_along_m(config: Config) -> int:

@@ -80,12 +80,15 @@ class TunedTable:
         self._entries: dict[tuple[int, int, str, str], list[Entry]] = {}
         for row in rows:
             m, n, k = (index(row[name]) for name in "mnk")
-            config = Config.from_table_row(row["config"])
+            config = Config(**row["config"])
             check_config(config)
             entry = Entry(m, config, row.get("layout", "nt"), find_gpu(row.get("gpu", H200.name)))
             self._entries.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append(entry)
         for entries in self._entries.values():
             entries.sort(key=lambda entry: entry.m)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values()))
 
     def get(self, problem: Problem, chip: Chip = HOPPER, gpu: Gpu = H200) -> Config | None:
         """Return the chip's config for the problem's N and K and the next tuned M, up to twice the problem's, or None.

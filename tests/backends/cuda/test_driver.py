@@ -45,7 +45,7 @@ def test_without_a_driver_every_call_says_so() -> None:
 @pytest.mark.usefixtures("forgotten")
 def test_a_driver_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_driver_error", lambda: "")
-    monkeypatch.setattr(driver, "_device_count", lambda: 0)
+    monkeypatch.setattr(driver, "device_count", lambda: 0)
     assert not driver.is_available()
     with pytest.raises(DeviceError, match="device: got 0, this process sees 0 GPU"):
         driver.require_chip(0)
@@ -55,7 +55,7 @@ def test_a_driver_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", [-1, 2])
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, device: int) -> None:
     monkeypatch.setattr(driver, "_driver_error", lambda: "")
-    monkeypatch.setattr(driver, "_device_count", lambda: 2)
+    monkeypatch.setattr(driver, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match=f"device: got {device}, this process sees 2 GPU"):
         driver.require_chip(device)
 

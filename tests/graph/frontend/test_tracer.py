@@ -295,7 +295,7 @@ def test_random_expressions(f: Callable[[dict[str, Any]], Any], seed: int, produ
     close(one(epilogue, acc, **operands), epilogue(acc, **operands))
     graph = traced(epilogue, product, **operands)
     assert [o.name for o in graph.operands] == ["row", "column", "matrix", "scalar"]
-    assert graph.reachable() == set(range(len(graph.nodes)))
+    assert graph.nodes_needed_by(r.node for r in graph.results) == set(range(len(graph.nodes)))
     assert all(i < at for at, node in enumerate(graph.nodes) for i in node.inputs)
 
 

@@ -16,9 +16,9 @@ def regions(monkeypatch):
     recorded = []
 
     def record(region, candidate):
-        recorded.append(
-            (region, candidate, kernel_choice.fused_plan(region, candidate), kernel_choice.unfused_plan(region))
-        )
+        fused = kernel_choice.plan_operator(region.epilogue, candidate.outputs)
+        unfused = kernel_choice.plan_operator(*kernel_choice.unfused_epilogue(region))
+        recorded.append((region, candidate, fused, unfused))
         return known(region, candidate)
 
     known = fuse.insert_fused_op

@@ -8,8 +8,10 @@ import stat
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -55,6 +57,24 @@ def store(key: str, cubin: bytes, log: str) -> None:
     """Store an entry. Warn, and store nothing, if the folder is not writable."""
     body = len(cubin).to_bytes(8, "little") + cubin + log.encode()
     write_atomically(_path(key), hashlib.sha256(body).digest() + body)
+
+
+class Entry(NamedTuple):
+    """A compiled kernel in the folder: its file, bytes, and when it was written, in seconds since the epoch."""
+
+    path: Path
+    bytes: int
+    written: float
+
+
+def entries() -> list[Entry]:
+    """Return the compiled kernels in the folder, the oldest first."""
+    found = []
+    for path in directory().glob("??/*.cubin"):
+        with suppress(OSError):  # another process may delete it
+            status = path.stat()
+            found.append(Entry(path, status.st_size, status.st_mtime))
+    return sorted(found, key=lambda entry: entry.written)
 
 
 def read_regular_file(path: Path) -> bytes:

@@ -39,6 +39,7 @@ _PROBE_CLUSTER_SIZES = (16, 12, 10, 8, 6, 4)
 """Cluster sizes with which the probe determines the SMs of a GPC: the CTAs of a cluster always run on one GPC."""
 
 
+@cache
 def cluster_permutation(device: int, cluster: int, resident: int, clusters: int) -> tuple[int, ...]:
     """Return a permutation: the raster position at which each of `clusters` clusters starts.
 
@@ -52,7 +53,7 @@ def cluster_permutation(device: int, cluster: int, resident: int, clusters: int)
     return tuple(positions.tolist())
 
 
-@lru_cache(maxsize=64)
+@cache
 def _gpc_of_cluster(device: int, cluster: int, resident: int) -> Array:
     """Return the GPC of each cluster, by index; empty (launch order) if the device cannot be probed."""
     try:
@@ -92,6 +93,7 @@ def _probe_sms(device: int, cluster: int, clusters: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _load_probe(device: int) -> object:
+    """Return the probe kernel, loaded on a device; clusters of up to 16 CTAs may launch it."""
     cu, shared_bytes = bindings(), device_attributes(device).max_shared_bytes_per_cta
     function = load_function(compile_source(_PROBE, "probe").cubin, "probe", shared_bytes)
     large = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED

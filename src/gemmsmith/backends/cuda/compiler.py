@@ -102,6 +102,7 @@ def compile_ptx(source: str, name: str, target: str = HOPPER.target, *, line_inf
 
 
 def _compile(source: str, name: str, target: str, output: str, line_info: bool) -> tuple[bytes, str]:
+    """Compile a kernel by NVRTC; return the cubin or, if `output` is "ptx", the PTX, and the compiler's log."""
     nvrtc = _nvrtc()
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))[0]
     try:

@@ -30,10 +30,17 @@ def _driver_error() -> str:
 
 def is_available() -> bool:
     """Return whether there is a driver and at least one GPU."""
-    return not _driver_error() and _device_count() > 0
+    return not _driver_error() and device_count() > 0
 
 
-def _device_count() -> int:
+def driver_version() -> str:
+    """Return the newest CUDA version that the driver supports, such as "13.0"."""
+    version = int(check(bindings().cuDriverGetVersion(), "cuDriverGetVersion()"))
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def device_count() -> int:
+    """Return the number of GPUs that this process sees."""
     return int(check(bindings().cuDeviceGetCount(), "cuDeviceGetCount()"))
 
 
@@ -94,8 +101,8 @@ class DeviceAttributes:
 def device_attributes(device: int) -> DeviceAttributes:
     """Return the attributes of a device, queried once. Raises DeviceError if there is no driver or no such device."""
     _require_driver()
-    if not 0 <= device < _device_count():
-        raise DeviceError(f"device: got {device}, this process sees {_device_count()} GPU(s)")
+    if not 0 <= device < device_count():
+        raise DeviceError(f"device: got {device}, this process sees {device_count()} GPU(s)")
     from cuda.bindings import driver
 
     handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")

@@ -31,6 +31,7 @@ class _Blocks:
     rest: int = 0
 
     def allocate(self, nbytes: int) -> int:
+        """Return the address of `nbytes` zeroed bytes that nobody else has."""
         nbytes = round_up(nbytes, FLAG_ALIGNMENT_BYTES)
         if nbytes > self.rest:
             size = max(POOL_BLOCK_BYTES, nbytes)

@@ -42,7 +42,6 @@ class LoadedKernel:
     shared_bytes: int
     parameter_kinds: tuple[str, ...]
     _max_active_clusters: int = field(default=0, init=False)
-    _permutations: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         from cuda.bindings import driver
@@ -54,11 +53,8 @@ class LoadedKernel:
 
     def cluster_permutation(self, clusters: int) -> tuple[int, ...]:
         """Return the cluster permutation for a grid size: consecutive tiles go to clusters of the same GPC."""
-        if clusters not in self._permutations:
-            sms = device_attributes(self.device).sm_count
-            resident = min(self.max_active_clusters(), sms // self.cluster[0])
-            self._permutations[clusters] = cluster_permutation(self.device, self.cluster[0], resident, clusters)
-        return self._permutations[clusters]
+        resident = min(self.max_active_clusters(), device_attributes(self.device).sm_count // self.cluster[0])
+        return cluster_permutation(self.device, self.cluster[0], resident, clusters)
 
     def max_active_clusters(self) -> int:
         """Return the number of resident clusters on the device, from the driver. Raises DeviceError if it is 0."""
@@ -123,7 +119,7 @@ def load_kernel(kernel: Kernel, device: int, stream: int) -> LoadedKernel:
                 name, function, device, kernel.threads, kernel.cluster, shared_bytes, kernel.parameter_kinds
             )
             if "cluster_permutation" in kernel.parameter_kinds:
-                loaded.cluster_permutation(1)  # cached: a capturing stream cannot run the probe later
+                loaded.cluster_permutation(1)  # probes the device, which a stream that is captured later cannot
             _LOADED[key] = loaded
     return _LOADED[key]
 
@@ -138,6 +134,7 @@ def _build_image(kernel: Kernel, device: int) -> bytes:
 
 
 def _query_max_active_clusters(kernel: LoadedKernel) -> int:
+    """Return how many clusters of a kernel are resident on its device at once, as the driver computes it."""
     from cuda.bindings import driver
 
     if kernel.cluster == (1, 1, 1):
@@ -180,6 +177,7 @@ def relaxed_capture_mode() -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _primary_context(device: int) -> Any:
+    """Return the context that the CUDA runtime, and so torch, uses on a device; it is created if it does not exist."""
     from cuda.bindings import driver
 
     device_attributes(device)  # raises DeviceError if there is no such device

@@ -92,7 +92,8 @@ class LaunchTemplate:
             map_address = addresses[name] + offset
             encoded_map = encoded.get(map_address)
             if encoded_map is None:
-                encoded_map = self._encode(template, map_address, encoded)
+                tensor_map = encode_tensor_map(replace(template, address=map_address))
+                encoded_map = encoded[map_address] = tensor_map, int(tensor_map.getPtr())
             block[entry] = encoded_map[1]
             maps.append(encoded_map)
         return maps
@@ -106,14 +107,9 @@ class LaunchTemplate:
             block[entry] = address + 8 * slot
         return block, address
 
-    @staticmethod
-    def _encode(template: TensorMap, address: int, encoded: dict[int, Any]) -> tuple[Any, int]:
-        tensor_map = encode_tensor_map(replace(template, address=address))
-        entry = encoded[address] = tensor_map, int(tensor_map.getPtr())
-        return entry
-
 
 def _write_fp32(address: int, name: str, value: float) -> None:
+    """Write a number at a host address; ArgumentError names the argument if fp32 cannot hold it."""
     try:
         packed = struct.pack("<f", value)
     except OverflowError:

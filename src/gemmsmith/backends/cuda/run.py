@@ -174,6 +174,7 @@ class PreparedRun:
         return self._results
 
     def _replay(self) -> None:
+        """Launch the graph on the current stream or, while that is being captured, the launches themselves."""
         stream = current_stream(self._array)
         if kernel_loader.is_capturing(stream):
             self._launch_on(stream, self._given_workspace)
@@ -202,6 +203,7 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
 
 
 def _workspace_address(workspace: Any, required_bytes: int, device: int) -> int:
+    """Return the address of the caller's workspace, after a check of its device, size and alignment."""
     if hasattr(workspace, "data_ptr"):
         if workspace.get_device() != device or not workspace.is_contiguous():
             raise ArgumentError(f"workspace: got a tensor on {workspace.device}; use a contiguous one on cuda:{device}")

@@ -170,17 +170,15 @@ def check(
         scale_b if scale_b is None or scale_b.ndim < 2 else scale_b.swapaxes(-1, -2), b.shape[-1], k
     )
     a, b = (truncate_to_tf32(x) if mma.a == TF32 and not is_3xtf32 else x for x in (a, b))
+    normals = _smallest_normal(a), _smallest_normal(b)
+    a, b, blocks_a, blocks_b = (np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b, blocks_a, blocks_b))
     rows = max(1, PANEL_ELEMENTS // max(1, *b.shape[-2:]))
     for batch in np.ndindex(*shape[:-2]):
-        right = b[_batch_index(batch, b)].astype(np.float64)
+        right = b[batch].astype(np.float64)
         for row in range(0, shape[-2], rows):
-            left, panel = a[_batch_index(batch, a)][row : row + rows], out[batch][row : row + rows]
-            scales = (
-                blocks_a[_batch_index(batch, blocks_a)][row : row + rows],
-                blocks_b[_batch_index(batch, blocks_b)].T,
-            )
-            factors = Factors(left.astype(np.float64), right, scales if scaled else None)
-            errors.update(panel, factors, (_smallest_normal(a), _smallest_normal(b)), (*batch, row))
+            left, panel, scales = (x[batch][row : row + rows] for x in (a, out, blocks_a))
+            factors = Factors(left.astype(np.float64), right, (scales, blocks_b[batch].T) if scaled else None)
+            errors.update(panel, factors, normals, (*batch, row))
     return errors.report()
 
 
@@ -287,8 +285,3 @@ def _expand_scales(scale: Array | None, rows: int, k: int) -> Array:
     if x.shape[-2] not in (1, rows):  # one per 128 rows
         x = np.repeat(x, SCALE_BLOCK, axis=-2)[..., :rows, :]
     return np.broadcast_to(x, (*x.shape[:-2], rows, ceil_div(k, SCALE_BLOCK)))
-
-
-def _batch_index(batch: tuple[int, ...], x: Array) -> tuple[Any, ...]:
-    """Return the batch index into an operand whose batch may be missing or 1."""
-    return tuple(0 if n == 1 else i for i, n in zip(batch[len(batch) - (x.ndim - 2) :], x.shape[:-2], strict=True))

@@ -32,6 +32,11 @@ def group_slices(grouping: Grouping, table: Array, extent: int, end_multiple: in
     return [slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)] if is_valid else None
 
 
+def group_rows(grouping: Grouping, groups: list[slice]) -> list[Any]:
+    """Return the index of each group's rows, in (m, ...) or, if masked, (groups, m, ...)."""
+    return list(enumerate(groups)) if grouping.is_masked else groups
+
+
 def accumulate(
     grouping: Grouping, groups: list[slice], multiply: Multiply, a: Array, b: Array, scale_a: Array | None,
     scale_b: Array | None,
@@ -39,16 +44,14 @@ def accumulate(
     """Return the products of all groups, (m, n) or (groups, m, n), with zeros in rows of no group."""
     count, m, n = len(groups), a.shape[-2], b.shape[-1]
     accumulator = np.zeros((count, m, n) if grouping.has_batch else (m, n))
-    for g, group in enumerate(groups):
+    for g, (group, rows) in enumerate(zip(groups, group_rows(grouping, groups), strict=True)):
         if grouping.along == "k":
             blocks = slice(group.start // SCALE_BLOCK, ceil_div(group.stop, SCALE_BLOCK))
             part_a, part_b = _part(scale_a, g, -1, blocks), _part(scale_b, g, -2, blocks)
             accumulator[g] = multiply(a[:, group], b[group], part_a, part_b)
         else:
-            rows = (g, group) if grouping.is_masked else group
-            part_a = (
-                _part(scale_a, g, -2, group) if scale_a is not None and scale_a.shape[-2] == m else _part(scale_a, g)
-            )
+            has_row_scales = scale_a is not None and scale_a.shape[-2] == m
+            part_a = _part(scale_a, g, -2, group) if has_row_scales else _part(scale_a, g)
             accumulator[rows] = multiply(a[rows], b[g], part_a, _part(scale_b, g))
     return accumulator
 
@@ -82,11 +85,10 @@ def rows_of(groups: list[slice], operands: Mapping[str, Any]) -> dict[str, Any]:
 
 def reduced_by_group(grouping: Grouping, groups: list[slice], x: Array, kind: str, axis: str) -> Array:
     """Return a reduction of the rows of groups, (m, n) or (groups, m, n); of rows of no group it is zero."""
-    parts = [x[(g, part) if grouping.is_masked else part] for g, part in enumerate(groups)]
-    values = [reduced(part, kind, axis) for part in parts]
+    parts = group_rows(grouping, groups)
     if "m" in axis:
-        return np.stack(values)
+        return np.stack([reduced(x[rows], kind, axis) for rows in parts])
     result = np.zeros(x.shape[:-1])
-    for g, part in enumerate(groups):
-        result[(g, part) if grouping.is_masked else part] = values[g]
+    for rows in parts:
+        result[rows] = reduced(x[rows], kind, axis)
     return result

@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 
 from gemmsmith.backends.reference.grouped import group_slices
-from gemmsmith.core.dtypes import FP32, INT8, MAX_FINITE, MIN_SCALE, DType
+from gemmsmith.core.dtypes import FP32, MAX_FINITE, MIN_SCALE, DType
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.hw.convert import round_to_8_bits
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +24,7 @@ def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[A
     if recipe == "tensor":
         scale, inverse = scales_from_amax(np.abs(wide).max(initial=0.0), dtype, scale_dtype)
         with np.errstate(invalid="ignore"):
-            return rounded(wide * inverse, dtype), scale
+            return round_to_8_bits(wide * inverse, dtype), scale
     rows, columns = {"rows": (1, max(k, 1)), "1x128": (1, SCALE_BLOCK), "128x128": (SCALE_BLOCK, SCALE_BLOCK)}[recipe]
     blocks_per_column, blocks_per_row = ceil_div(m, rows), max(ceil_div(k, columns), int(recipe == "rows"))
     padded = np.zeros((*batch, blocks_per_column * rows, blocks_per_row * columns), np.float32)
@@ -34,7 +35,7 @@ def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[A
     scales, inverse = scales_from_amax(amax, dtype, scale_dtype)
     expanded = inverse.repeat(rows, axis=-2).repeat(columns, axis=-1)[..., :m, :k]
     with np.errstate(invalid="ignore"):
-        return rounded(wide * expanded, dtype), scales
+        return round_to_8_bits(wide * expanded, dtype), scales
 
 
 def quantize_groups(
@@ -83,15 +84,3 @@ def scales_from_amax(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Arr
     exponent = np.where(finite, np.ceil(np.log2(np.where(finite, scale, 1).astype(np.float64))), 0)
     powers = np.where(finite, 2.0**exponent, np.nan).astype(ml_dtypes.float8_e8m0fnu)
     return powers, np.where(finite, 2.0**-exponent, 0).astype(np.float32)
-
-
-def rounded(x: Array, dtype: DType) -> Array:
-    """Round fp32 to 8 bits, to nearest even, saturating; NaN has one representation, and is 0 in int8."""
-    limit = np.float32(MAX_FINITE[dtype])
-    if dtype == INT8:
-        bits = np.rint(np.clip(np.nan_to_num(x), -128, 127)).astype(np.int8)
-    else:
-        bits = np.clip(x, -limit, limit).astype(dtype.numpy).view(np.uint8)
-        bits = np.where(np.isnan(x), np.uint8(0x7F), bits)
-    result: Array = bits.view(dtype.numpy)
-    return result

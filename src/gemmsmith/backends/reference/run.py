@@ -14,6 +14,7 @@ from gemmsmith.backends.reference.grouped import (
     Multiply,
     accumulate,
     gathered,
+    group_rows,
     group_slices,
     reduced_by_group,
     rows_of,
@@ -85,6 +86,11 @@ def _run_groups(
     graph: EpilogueGraph, grouping: Grouping, multiply: Multiply, inputs: Sequence[Any],
     product_arrays: Mapping[str, Array], operands: Mapping[str, Any], results: Mapping[str, Array], deterministic: bool,
 ) -> None:  # fmt: skip
+    """Execute a grouped GEMM and its epilogue, and store the rows of the groups.
+
+    `inputs`: a, b and their scales or None. `product_arrays`: the grouping's table and indices. Of an invalid table all
+    results are NaN, or the least integer. The other arguments are those of `run`.
+    """
     a, b, *scales = inputs
     if grouping.gathers:
         indices, rows_of_a, scale = product_arrays[GATHER], len(a), SCALE_NAMES["a"]
@@ -104,13 +110,9 @@ def _run_groups(
     reductions = {r.name for r in graph.results if graph.is_reduction(r)}
     if grouping.has_batch:
         values = execute(graph, accumulator, operands, index, reduce)
-        for name in reductions:
-            _store(results[name], values[name])
         for name, out in results.items():
-            if name in reductions:
-                continue
-            for g, group in enumerate(groups):
-                rows = (g, group) if grouping.is_masked else g
+            masked = grouping.is_masked and name not in reductions
+            for rows in group_rows(grouping, groups) if masked else [...]:
                 _store(out, values[name][rows], rows)
         return
     end = groups[-1].stop

@@ -45,7 +45,8 @@ class SimulationResult:
     @property
     def verdict(self) -> Verdict:
         """What the runs prove."""
-        return Verdict.of(bool(self.hazards), self.time_dependences, self.schedules)
+        why = tuple(self.time_dependences)
+        return Verdict("hazards" if self.hazards else "schedules run" if why else "every schedule", why, self.schedules)
 
     def followed_by(self, other: SimulationResult) -> SimulationResult:
         """Return the result of another schedule, after these, which had no hazards."""
@@ -151,6 +152,7 @@ def _run(state: GridState, groups: list[LockstepGroup], counters: Counters | Non
 def _choose(
     state: GridState, ready: list[LockstepGroup], completable: list[InFlightOperation]
 ) -> LockstepGroup | InFlightOperation:
+    """Return what proceeds next: with seed 0 what comes first in the cost model, else any, at random."""
     if state.seed:
         index = state.random.randrange(len(ready) + len(completable))
         return ready[index] if index < len(ready) else completable[index - len(ready)]
@@ -163,6 +165,7 @@ def _choose(
 
 
 def _deadlock(state: GridState, blocked: dict[LockstepGroup, Wait | None]) -> SimulationAborted:
+    """Report that no group can proceed, and for what each of them waits; return the exception to raise."""
     waits = [(u, w.describe()) for u, w in blocked.items() if w]
     message = "; ".join(f"{u.title} ({u.location}) waits for {reason}" for u, reason in waits)
     first, *others = (u.location.accessed(f"wait for {reason.partition(':')[0]}", "threads") for u, reason in waits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from gemmsmith.backends.sim.memory.clocks import VectorClock
 from gemmsmith.backends.sim.report.hazards import Hazards
 from gemmsmith.backends.sim.state.cta import Cta
@@ -27,10 +29,8 @@ def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) ->
 
 def _check_registers(state: GridState, groups: list[LockstepGroup]) -> None:
     """Check that all warps of a warpgroup have the same register budget."""
-    budgets: dict[int, set[int]] = {}
-    for group in groups:
-        budgets.setdefault(int(group.threads[0]) // 128, set()).add(group.registers_per_thread)
-    for warpgroup, registers in budgets.items():
+    for warpgroup, members in groupby(groups, lambda group: int(group.threads[0]) // 128):
+        registers = {group.registers_per_thread for group in members}
         if len(registers) > 1:
             message = (
                 f"setmaxnreg executed by only some warps of warpgroup {warpgroup}, which have {sorted(registers)} "
@@ -53,6 +53,7 @@ def _check_operations(state: GridState, cta: Cta, clock: VectorClock) -> None:
 
 
 def _check_mbarriers(hazards: Hazards, cta: Cta) -> None:
+    """Check that each mbarrier is between two phases, and that some thread waited for every phase with data."""
     for barrier in cta.mbarriers.values():
         if barrier.pending != barrier.count or barrier.tx_count:
             message = (

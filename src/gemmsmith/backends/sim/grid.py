@@ -48,6 +48,7 @@ def create_ctas(state: GridState, *, is_dependent_launch: bool) -> dict[Cta, lis
 
 
 def _create_cta(state: GridState, cluster: Cluster, index: int, rank: int, is_dependent_launch: bool) -> Cta:
+    """Return a CTA at its start: shared memory is uninitialized, no warp has executed anything."""
     kernel = state.kernel
     shared = np.full(SHARED_BASE + round_up(kernel.shared_bytes, 16), 0xFF, np.uint8)
     shadow = Shadow(len(shared), initialized=False)

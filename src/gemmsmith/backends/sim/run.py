@@ -39,7 +39,8 @@ def run(
     their records if `record` is set. `schedules`: the most seeds that are run, one after the other, until hazards are
     found or a run speaks for every schedule; the results are those of the last one.
     """
-    writable = [_bytes_of(x)[1] for x in arguments.values() if isinstance(x, ArrayInfo) and _is_written(x)]
+    arrays = [x for x in arguments.values() if isinstance(x, ArrayInfo)]
+    writable = [_bytes_of(x)[1] for x in arrays if x.writable and 0 not in x.shape and x.device == "cpu"]
     before = [x.copy() for x in writable] if schedules > 1 else []
     result = _run_schedule(launches, arguments, seed, progress, counters, record)
     while result.verdict.scope == "schedules run" and result.schedules < schedules:
@@ -50,14 +51,11 @@ def run(
     return result
 
 
-def _is_written(info: ArrayInfo) -> bool:
-    return info.writable and 0 not in info.shape and info.device == "cpu"
-
-
 def _run_schedule(
     launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
     progress: Callable[[float], None] | None, counters: Counters | None, record: bool,
 ) -> SimulationResult:  # fmt: skip
+    """Execute the launches with one seed, on memory that holds the arrays, and check the results."""
     if launches.swapped:
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory, are_whole = GlobalMemory(), _are_written_whole(launches.spec)
@@ -134,10 +132,9 @@ def _address(memory: GlobalMemory, info: ArrayInfo, name: str, is_written_whole:
 
 def _are_written_whole(spec: KernelSpec | None) -> bool:
     """Return whether a GEMM's kernels write all of its results: not the rows that a grouping leaves out."""
-    grouping = spec.grouping if spec else None
-    if grouping:
-        return not grouping.is_masked and grouping.zero_fill and not grouping.scatters
-    return spec is not None
+    if spec is None or not (grouping := spec.grouping):
+        return spec is not None
+    return not grouping.is_masked and grouping.zero_fill and not grouping.scatters
 
 
 def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Hazard]:

@@ -37,6 +37,7 @@ def classify(name: str, shape: tuple[int, ...], acc_shape: tuple[int, ...]) -> B
 
 
 def _no_broadcast_message(name: str, shape: tuple[int, ...], acc_shape: tuple[int, ...]) -> str:
+    """Return the message for a shape that does not broadcast, with the shapes that do."""
     *_, m, n = acc_shape
     if tuple(shape) == (m,):
         return f"{name}: got shape {shape}, one value per row of the output {acc_shape}; use ({m}, 1), a column"

@@ -103,7 +103,7 @@ def tie_count_graph(
     result = next(r for r in graph.results if r.name == result_name)
     axis = graph.nodes[result.node].attribute[1]
     equal = d.minmax_mask(result)
-    count = d.tracer.add("reduce", equal.broadcast_dims.reduced(axis), equal, attribute=("sum", axis))
+    count = d.tracer.add("reduce", equal, attribute=("sum", axis))
     return d.build([Result("out", count.node, FP32, keepdim=True)])
 
 
@@ -142,8 +142,9 @@ def _round_before_reductions(graph: EpilogueGraph, saved: Collection[str], defau
     Else exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
     """
     reductions = [r.node for r in graph.results if graph.is_reduction(r)]
-    ancestors = _ancestors(graph, [i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value])
-    stored = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in ancestors}
+    reading = (i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value)
+    reduced = graph.nodes_needed_by(reading)
+    stored = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in reduced}
 
     def rule(editor: Editor, node: Node) -> int | None:
         if stored.get(editor.index, FP32) == FP32:
@@ -151,17 +152,6 @@ def _round_before_reductions(graph: EpilogueGraph, saved: Collection[str], defau
         return editor.add("cast", editor.keep(node), attribute=stored[editor.index])
 
     return cse(fold(rewrite(graph, rule)))
-
-
-def _ancestors(graph: EpilogueGraph, nodes: Collection[int]) -> set[int]:
-    """Return the nodes from which `nodes` are computed."""
-    ancestors: set[int] = set()
-    stack = list(nodes)
-    while stack:
-        inputs = set(graph.nodes[stack.pop()].inputs) - ancestors
-        ancestors |= inputs
-        stack += inputs
-    return ancestors
 
 
 def _with_minmax_inputs(graph: EpilogueGraph, wrt: Collection[str]) -> EpilogueGraph:
@@ -209,6 +199,10 @@ class _DerivativeBuilder:
         self, graph: EpilogueGraph, outputs: Collection[str], saved: Collection[str], default_dtype: DType,
         full_matrix_grads: bool,
     ) -> None:  # fmt: skip
+        """Build the forward nodes, then the gradients of all nodes, from the results back; see `derivative`.
+
+        `full_matrix_grads`: the gradient of a reduction is given for each element, not once for each reduced value.
+        """
         self.forward = graph
         self.saved = saved
         self.default_dtype = default_dtype
@@ -232,7 +226,7 @@ class _DerivativeBuilder:
         for i in range(len(graph.nodes) - 1, -1, -1):
             if half_grads := self.half_grads.get(i):
                 both = [half_grads[which] if which in half_grads else self.tracer.value(0.0) for which in range(2)]
-                self._accumulate(i, self.tracer.add("interleave", self.broadcast_dims[i], *both, attribute="n"))
+                self._accumulate(i, self.tracer.add("interleave", *both, attribute="n"))
             if i in self.grads and has_gradient[i]:
                 self._backpropagate(i, graph.nodes[i])
 
@@ -254,7 +248,7 @@ class _DerivativeBuilder:
             dtype = operand.dtype if operand.dtype in (BF16, FP16) else FP32
             if not operand.broadcast_dims.is_matrix:
                 axis = _reduced_axis(operand.broadcast_dims)
-                total = self.tracer.add("reduce", total.broadcast_dims.reduced(axis), total, attribute=("sum", axis))
+                total = self.tracer.add("reduce", total, attribute=("sum", axis))
             results.append(Result(f"{GRAD_PREFIX}{name}", total.node, dtype, not operand.broadcast_dims.is_matrix))
         return self.build(results)
 
@@ -264,7 +258,7 @@ class _DerivativeBuilder:
 
     def operand(self, name: str, broadcast_dims: BroadcastDims, dtype: DType | None) -> Traced:
         self.operands[name] = Operand(name, broadcast_dims, dtype)
-        return self.tracer.add("operand", broadcast_dims, attribute=name)
+        return self.tracer.add("operand", attribute=name, dims=broadcast_dims)
 
     def dtype(self, result: Result) -> DType:
         return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default_dtype)
@@ -286,17 +280,18 @@ class _DerivativeBuilder:
                 f"{node.attribute[0]}: got values and a result in {listed}; use one dtype, or fp32", node.location
             )
         for dtype in low_precision:
-            x, y = (self.tracer.add("cast", v.broadcast_dims, v, attribute=dtype) for v in (x, y))
+            x, y = (self.tracer.add("cast", v, attribute=dtype) for v in (x, y))
         return self.tracer("eq", x, y)
 
     def _recompute_or_read(self, index: int, node: Node, saved: Result | None) -> Traced:
+        """Return the value of a forward node: read from the result `saved` that has it, else computed again."""
         broadcast_dims = self.broadcast_dims[index]
         if saved:
             return self.operand(OUTPUT_PREFIX + saved.name, broadcast_dims, self.dtype(saved))
         if name := node.operation.leaf_name(node):
             return self.operand(INPUT_PREFIX + name, broadcast_dims, self.forward.operand(name).dtype)
         inputs = [self.values[i] for i in node.inputs]
-        return self.tracer.add(node.op, broadcast_dims, *inputs, attribute=node.attribute, location=node.location)
+        return self.tracer.add(node.op, *inputs, attribute=node.attribute, location=node.location)
 
     def _reduction_value(self, result: Result) -> Traced:
         """Read the value of a reduction."""

@@ -27,7 +27,7 @@ from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant, i
 from gemmsmith.graph.source_location import epilogue_error, format_location, user_stacklevel
 
 _LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
-_SCALAR_TYPES = (bool, int, str, bytes, type(None))
+_SCALAR_TYPES = (bool, int, str, bytes)
 _NUMPY_SCALAR_TYPES = frozenset(x for x in np.sctypeDict.values() if issubclass(x, (np.number, np.bool_)))
 Seen = dict[int, tuple[int, Any]]
 """Functions, lists and dictionaries that a fingerprint has already visited, by id: (number, object, which stays alive).
@@ -98,6 +98,7 @@ def _check_no_torch_function_mode() -> None:
 
 
 def _fingerprint_value(x: Any, seen: Seen) -> Hashable:
+    """Return the fingerprint of an object that an epilogue reads. Raises _CannotFingerprintError if it may change."""
     if known := _STABLE_OBJECTS.get(id(x)):
         return known
     kind: Any = type(x)
@@ -105,6 +106,8 @@ def _fingerprint_value(x: Any, seen: Seen) -> Hashable:
         return kind, repr(x)  # 0.0 and -0.0, NaN
     if kind in _SCALAR_TYPES:
         return kind, x
+    if x is None:
+        return None
     if kind is FunctionType:
         return _fingerprint_function(x, seen)
     if kind is tuple:
@@ -137,13 +140,11 @@ def _restore(key: Any, seen: list[Any]) -> Any:
         return seen[key]
     if type(key) is _IdentityKey:
         return key.thing
-    if type(key) is not tuple:  # a DType, a graph, or None for what a function does not have
+    if type(key) is not tuple:  # a DType, a graph, or None
         return key
     kind, *parts = key
-    if kind is float:
-        return float(parts[0])
-    if kind in _SCALAR_TYPES:
-        return parts[0]
+    if kind is float or kind in _SCALAR_TYPES:
+        return kind(parts[0])
     if kind in _NUMPY_SCALAR_TYPES:
         return np.frombuffer(parts[0], kind)[0]
     if kind is FunctionType:
@@ -242,6 +243,7 @@ def _restore_function(
 
 
 def _restore_module(kind: Any, seen: list[Any], attributes: list[tuple[str, Any]]) -> Any:
+    """Return a torch.nn module of class `kind` with these attributes."""
     module = kind.__new__(kind)
     sys.modules["torch"].nn.Module.__init__(module)  # with the dictionaries that were empty
     vars(module).update({name: _restore(key, seen) for name, key in attributes})
@@ -285,13 +287,14 @@ def _fingerprint_by_identity(x: Any) -> _IdentityKey:
 
 
 def _describe(x: Any) -> str:
+    """Return what a warning calls an object that may change."""
     if isinstance(x, ModuleType):
         return f"the module {x.__name__}"
     name = getattr(x, "__qualname__", "")
     return name if isinstance(name, str) and name else f"an object of type {type(x).__name__}"
 
 
-_NO_EPILOGUE: Hashable = (type(None), None)
+_NO_EPILOGUE: Hashable = _IdentityKey(None)
 _WARNED: dict[Hashable, None] = BoundedCache(4096)
 """(code, reason) of the warnings given so far."""
 

@@ -49,6 +49,7 @@ def _is_number(x: Any, number: float) -> bool:
 
 
 def _clamp(tracer: Any, input: Any, min: Any = None, max: Any = None) -> Any:
+    """Compute torch.clamp, whose bounds are optional."""
     if min is None and max is None:
         raise epilogue_error("clamp: got neither min nor max; pass at least one of them")
     x = input if min is None else tracer("maximum", input, min)
@@ -60,6 +61,8 @@ def _reduction(kind: str) -> OpLowering:
 
 
 def _extremum(kind: str, pairwise: str) -> OpLowering:
+    """Return the lowering of torch.max or min: a reduction, or of two values the elementwise function `pairwise`."""
+
     def lower(tracer: Any, input: Any, dim: Any = None, keepdim: Any = False, other: Any = None) -> Any:
         if other is None and not isinstance(dim, (numbers.Integral, tuple, list, type(None))):
             other = dim  # torch.max(a, b)
@@ -75,6 +78,7 @@ def _gelu(tracer: Any, input: Any, approximate: str = "none") -> Any:
 
 
 def _softplus(tracer: Any, input: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    """Compute log(1 + exp(beta x)) / beta, and x where beta x is above the threshold, as torch does."""
     y = _scaled(tracer, input, beta)
     soft = tracer("softplus", y)
     if not _is_number(beta, 1):
@@ -89,6 +93,7 @@ def _celu(tracer: Any, input: Any, alpha: Any = 1) -> Any:
 
 
 def _div(tracer: Any, input: Any, other: Any, rounding_mode: str | None = None) -> Any:
+    """Compute torch.div, rounded down with rounding_mode="floor"."""
     if rounding_mode not in (None, "floor"):
         raise epilogue_error(f"div: rounding_mode: got {rounding_mode!r}; use None or 'floor'")
     quotient = tracer("div", input, other)
@@ -102,6 +107,7 @@ def _round(tracer: Any, input: Any, decimals: int = 0) -> Any:
 
 
 def _log(tracer: Any, input: Any, base: Any = None) -> Any:
+    """Compute the logarithm: the natural one, or as math.log does that to a base."""
     if base is None:
         return tracer("log", input)
     return tracer(
@@ -220,6 +226,7 @@ def find_op(name: str) -> OpLowering | None:
 
 
 def _elementwise(function: Function) -> OpLowering:
+    """Return the lowering of a record's function, with torch's names of its arguments."""
     match function.arity:
         case 1:
             return lambda tracer, input: tracer(function.name, input)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ def format_tree(graph: EpilogueGraph) -> str:
     printed: set[int] = set()
 
     def visit(root: int) -> None:
+        """Append the lines of a node and, indented, of its inputs. The stack is explicit: trees may be deep."""
         stack = [(root, 1)]
         while stack:
             i, depth = stack.pop()
@@ -73,37 +74,34 @@ def plot_graphs(graphs: Sequence[tuple[str, EpilogueGraph]], path: Path | str) -
     pyplot.close(figure)
 
 
-Item = tuple[str, int]
-"""("node", index), ("result", index), or ("via", n): a point where an arrow crosses a layer."""
+Item = int
+"""What a layer has: a node by its index, then the results; beyond these, points where an arrow crosses the layer."""
 Arrow = list[Item]
 """The items from a node to its user, one per layer."""
 
 
 def _layout(graph: EpilogueGraph) -> tuple[list[list[Item]], list[Arrow]]:
     """Return the items of each layer, and the arrows, which have an item in every layer (Sugiyama et al., 1981)."""
-    depth = [0] * len(graph.nodes)
-    for i, node in enumerate(graph.nodes):
-        depth[i] = max((depth[j] + 1 for j in node.inputs), default=0)
+    count = len(graph.nodes)
+    arrows = dict.fromkeys([*graph.edges(), *((r.node, count + i) for i, r in enumerate(graph.results))])
+    layer_of = [0] * (count + len(graph.results))
+    for source, user in sorted(arrows, key=lambda arrow: arrow[1]):
+        layer_of[user] = max(layer_of[user], layer_of[source] + 1)
     for i, node in enumerate(graph.nodes):  # leaves move down to the layer above their first user
-        users = [depth[u] for source, u in graph.edges() if source == i]
+        users = [layer_of[user] for source, user in graph.edges() if source == i]
         if users and not node.inputs:
-            depth[i] = min(users) - 1
-    rows: list[list[Item]] = [[] for _ in range(max(depth) + 2)]
-    layer_of: dict[Item, int] = {("node", i): d for i, d in enumerate(depth)}
-    layer_of |= {("result", r): depth[result.node] + 1 for r, result in enumerate(graph.results)}
-    for item, d in layer_of.items():
-        rows[d].append(item)
-    arrows: list[tuple[Item, Item]] = [(("node", source), ("node", user)) for source, user in graph.edges()]
-    arrows += [(("node", result.node), ("result", r)) for r, result in enumerate(graph.results)]
+            layer_of[i] = min(users) - 1
+    rows: list[list[Item]] = [[] for _ in range(max(layer_of) + 1)]
+    for item, layer in enumerate(layer_of):
+        rows[layer].append(item)
     paths: list[Arrow] = []
-    vias = 0
-    for source, user in dict.fromkeys(arrows):
-        path = [source]
-        for d in range(layer_of[source] + 1, layer_of[user]):
-            rows[d].append(("via", vias))
-            path.append(("via", vias))
-            vias += 1
-        paths.append([*path, user])
+    crossings = itertools.count(len(layer_of))
+    for source, user in arrows:
+        crossed = rows[layer_of[source] + 1 : layer_of[user]]
+        path = [source, *itertools.islice(crossings, len(crossed)), user]
+        for row, item in zip(crossed, path[1:], strict=False):
+            row.append(item)
+        paths.append(path)
     return _barycenter_ordered(rows, paths), paths
 
 
@@ -112,7 +110,7 @@ def _barycenter_ordered(rows: list[list[Item]], paths: list[Arrow]) -> list[list
     above: dict[Item, list[Item]] = {}
     below: dict[Item, list[Item]] = {}
     for path in paths:
-        for upper, lower in pairwise(path):
+        for upper, lower in itertools.pairwise(path):
             above.setdefault(lower, []).append(upper)
             below.setdefault(upper, []).append(lower)
     for sweep in range(12):
@@ -131,6 +129,7 @@ def _barycenter_ordered(rows: list[list[Item]], paths: list[Arrow]) -> list[list
 def _draw(
     graph: EpilogueGraph, rows: list[list[Item]], paths: list[Arrow], ax: Any, title: str, num_layers: int
 ) -> None:
+    """Draw one graph into the matplotlib axes `ax`, at the height of `num_layers` layers."""
     positions = {
         item: (j - (len(row) - 1) / 2, -float(depth)) for depth, row in enumerate(rows) for j, item in enumerate(row)
     }
@@ -146,11 +145,8 @@ def _draw(
             "", xy=(x1, y1 + 0.24), xytext=(x0, y0), zorder=1,
             arrowprops={"arrowstyle": "-|>", "color": "#777777", "lw": 0.9, "shrinkA": 0, "shrinkB": 0},
         )  # fmt: skip
-    for item, (x, y) in positions.items():
-        if item[0] == "via":
-            continue
-        text, style = _label_and_style(graph, item)
-        color, _ = _NODE_STYLES[style]
+    for item, (text, style) in enumerate(_labels_and_styles(graph)):
+        (x, y), (color, _) = positions[item], _NODE_STYLES[style]
         ax.text(
             x, y, text, ha="center", va="center", fontsize=7.5, zorder=2,
             bbox={"boxstyle": "round,pad=0.35", "facecolor": color, "edgecolor": "#555555", "linewidth": 0.8},
@@ -162,11 +158,7 @@ def _draw(
     ax.axis("off")
 
 
-def _label_and_style(graph: EpilogueGraph, item: Item) -> tuple[str, str]:
-    kind, i = item
-    if kind == "result":
-        result = graph.results[i]
-        return f"{result.name}{f': {result.dtype}' if result.dtype else ''}", "result"
-    node = graph.nodes[i]
-    text = node.operation.label(graph, node).replace("(", "\n(", 1)
-    return text, node.operation.style
+def _labels_and_styles(graph: EpilogueGraph) -> list[tuple[str, str]]:
+    """Return the text and the style of each node and result."""
+    nodes = [(node.operation.label(graph, node).replace("(", "\n(", 1), node.operation.style) for node in graph.nodes]
+    return [*nodes, *((f"{r.name}{f': {r.dtype}' if r.dtype else ''}", "result") for r in graph.results)]

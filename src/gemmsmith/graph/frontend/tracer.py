@@ -63,15 +63,15 @@ def trace_with_shape_dependence(
     location = _definition_location(function)
     parameters = _parameters(function, operands, location, {GROUP} if has_groups else set())
     tracer = Tracer(acc_shape)
-    accumulator = tracer.add("accumulator", BroadcastDims(True, 1, 1), location=location)
+    accumulator = tracer.add("accumulator", location=location)
     values: dict[str, Traced] = {}
     for name in parameters:
         if name not in operands:
             if has_groups and name == GROUP and parameters[name].default is inspect.Parameter.empty:
-                values[name] = tracer.add("group_index", BroadcastDims(batch=True), location=location)
+                values[name] = tracer.add("group_index", location=location)
             continue
-        broadcast_dims, dtype = operands[name]
-        values[name] = tracer.add("operand", broadcast_dims, attribute=name, location=location)
+        dims, dtype = operands[name]
+        values[name] = tracer.add("operand", attribute=name, location=location, dims=dims)
         values[name].is_bool, values[name].is_number = dtype == BOOL, dtype is None
     positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
     keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
@@ -121,6 +121,7 @@ class _PatchedFunctions:
         return clone
 
     def _helper(self, x: Any) -> Any:
+        """Return what replaces an object that a patched function reads: a function a clone, math its traced version."""
         if x is math:
             return self._math
         if isinstance(x, BuiltinFunctionType):
@@ -139,6 +140,7 @@ class _PatchedFunctions:
         return SimpleNamespace(**{name: self._helper(x) for name, x in public.items()})
 
     def _function(self, f: FunctionType) -> FunctionType:
+        """Return the clone of a Python function."""
         if id(f) in self._functions:
             return self._functions[id(f)]
         module = self._globals.setdefault(id(f.__globals__), dict(f.__globals__))

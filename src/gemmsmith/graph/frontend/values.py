@@ -10,13 +10,14 @@ import functools
 import inspect
 import numbers
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError
-from gemmsmith.core.graph import BroadcastDims, Node, Operation, axis_of_dims, broadcast
+from gemmsmith.core.graph import BroadcastDims, Node, Operation, axis_of_dims
 from gemmsmith.graph.frontend.op_table import (
     ARGUMENT_ALIASES,
     DEFAULT_HINT,
@@ -77,7 +78,7 @@ def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
 def call_row_function(function: RowFunction, x: Any, attribute: Any = None) -> Traced:
     """Return a function of the rows of x. Raises EpilogueError if x is not a matrix."""
     tracer = _tracer_of_matrix(function.name, x)
-    return tracer.add(function.name, x.broadcast_dims, tracer.value(x), attribute=attribute)
+    return tracer.add(function.name, tracer.value(x), attribute=attribute)
 
 
 @epilogue_function(num_results=2)
@@ -105,8 +106,8 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
         raise epilogue_error(f"quantize: dtype: got {dtype!r}; use 'fp8_e4m3' or 'fp8_e5m2'")
     if not isinstance(block, int) or block < 1:
         raise epilogue_error(f"quantize: block: got {block!r}; use a number of columns, such as 128")
-    q = tracer.add("quantize", x.broadcast_dims, tracer.value(x), attribute=(quantized_dtype, block))
-    return q.with_pending_cast(quantized_dtype), tracer.add("scale", x.broadcast_dims, q)
+    q = tracer.add("quantize", tracer.value(x), attribute=(quantized_dtype, block))
+    return q.with_pending_cast(quantized_dtype), tracer.add("scale", q)
 
 
 @epilogue_function()
@@ -126,7 +127,7 @@ def top_k_softmax(x: Any, k: int) -> Any:
     tracer = _tracer_of_matrix("top_k_softmax", x)
     if not isinstance(k, int) or not 1 <= k <= x.shape[-1]:
         raise epilogue_error(f"top_k_softmax: k: got {k!r}; use an integer from 1 to {x.shape[-1]}")
-    return tracer.add("top_k_softmax", x.broadcast_dims, tracer.value(x), attribute=k)
+    return tracer.add("top_k_softmax", tracer.value(x), attribute=k)
 
 
 @epilogue_function(num_results=2)
@@ -139,10 +140,7 @@ def deinterleave(packed: Any) -> tuple[Any, Any]:
         raise epilogue_error(
             f"deinterleave: got {received}; use the accumulator, with a multiple of 16 columns (8 of each half)"
         )
-    gate, up = (
-        tracer.add("chunk", x.broadcast_dims._replace(columns_per_value=2), x, attribute=(i, "n")) for i in range(2)
-    )
-    return gate, up
+    return tracer.add("chunk", x, attribute=(0, "n")), tracer.add("chunk", x, attribute=(1, "n"))
 
 
 @epilogue_function()
@@ -154,8 +152,7 @@ def interleave(gate: Any, up: Any) -> Any:
         raise epilogue_error(
             "interleave: got a value with all columns; use the halves that deinterleave returns, or values of them"
         )
-    broadcast_dims = broadcast([x.broadcast_dims for x in halves])._replace(columns_per_value=1)
-    return tracer.add("interleave", broadcast_dims, *halves, attribute="n")
+    return tracer.add("interleave", *halves, attribute="n")
 
 
 class Tracer:
@@ -169,13 +166,14 @@ class Tracer:
         self.nodes: list[Node] = []
 
     def add(
-        self, op: str, broadcast_dims: BroadcastDims, *inputs: Traced, attribute: Any = None,
-        location: str | None = None,
+        self, op: str, *inputs: Traced, attribute: Any = None, location: str | None = None,
+        dims: BroadcastDims | None = None,
     ) -> Traced:  # fmt: skip
-        """Add a node and return its value."""
+        """Add a node and return its value. `dims`: those of an operand; of others they follow from the inputs."""
         node = Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line())
+        dims = dims or node.operation.dims(node, [x.broadcast_dims for x in inputs])
         self.nodes.append(node)
-        return Traced(self, len(self.nodes) - 1, broadcast_dims, is_bool=node.operation.is_predicate)
+        return Traced(self, len(self.nodes) - 1, dims, is_bool=node.operation.is_predicate)
 
     def __call__(self, op: str, *inputs: Any) -> Traced:
         """Add an elementwise node and return its value."""
@@ -190,7 +188,7 @@ class Tracer:
             raise epilogue_error(
                 f"{op}: got {n} and {n // 2} columns; use halves of deinterleave, or all columns, for both{column}"
             )
-        return self.add(op, broadcast([x.broadcast_dims for x in values]), *values)
+        return self.add(op, *values)
 
     def value(self, x: Any) -> Traced:
         """Return x as an input of another node: a number becomes a constant, a pending cast a node."""
@@ -203,14 +201,14 @@ class Tracer:
                 )
             if x.pending_cast in (None, FP32):
                 return x
-            return self.add("cast", x.broadcast_dims, x.with_pending_cast(None), attribute=x.pending_cast)
+            return self.add("cast", x.with_pending_cast(None), attribute=x.pending_cast)
         if is_array(x):
             raise epilogue_error(
                 f"got {type(x).__name__} of shape {tuple(x.shape)}; make it a parameter and pass it as an operand"
             )
         if not isinstance(x, (numbers.Real, np.generic, np.ndarray)):
             raise epilogue_error(f"got {x!r}; use a traced value or a number")
-        return self.add("constant", BroadcastDims(), attribute=x)
+        return self.add("constant", attribute=x)
 
     def expect_bools(self, op: str, inputs: tuple[Any, ...]) -> None:
         """Raise EpilogueError unless all inputs are booleans."""
@@ -242,8 +240,7 @@ class Tracer:
                 "before these, or several"
             )
         axis = "all" if len(reduced) == rank else axis_of_dims(["bmn"[max(d - rank + 3, 0)] for d in reduced])
-        broadcast_dims = x.broadcast_dims.reduced(axis)
-        result = self.add("reduce", broadcast_dims, x, attribute=(kind, axis))
+        result = self.add("reduce", x, attribute=(kind, axis))
         result.keepdim = bool(keepdim)
         return result if dtype is None else result.with_pending_cast(_dtype(dtype))
 
@@ -273,7 +270,7 @@ class Tracer:
             raise epilogue_error(
                 f"one_hot: num_classes: got {num_classes!r}; use {n}, the accumulator's columns, at most 2^24"
             )
-        return self.add("one_hot", x.broadcast_dims._replace(columns_per_value=1), x)
+        return self.add("one_hot", x)
 
 
 def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: bool = False) -> Any:
@@ -320,6 +317,8 @@ def _binary_operator(symbol: str, name: str) -> tuple[Callable[..., Any], Callab
 
 
 def _unsupported(problem: str, instead: str) -> Any:
+    """Return a method that raises EpilogueError: what is the problem, and what to use instead."""
+
     def method(self: Traced, *args: Any, **kwargs: Any) -> Any:
         raise epilogue_error(f"{problem}; {instead}")
 
@@ -337,22 +336,22 @@ class EpilogueAttributeError(EpilogueError, AttributeError):
     """Error for an attribute that traced values do not have; an AttributeError, so that hasattr works."""
 
 
+@dataclass(eq=False, repr=False)
 class Traced:
     """A value of an epilogue function while it is traced.
 
     `pending_cast` is a cast that becomes a node at the value's next use, or the dtype of the result.
+    `keepdim`: for a reduction, whether reduced dimensions are kept, with length 1.
+    `is_number`: whether it is an operand that is passed as a Python number.
     """
 
-    def __init__(
-        self, tracer: Tracer, node: int, broadcast_dims: BroadcastDims, is_bool: bool = False,
-        pending_cast: DType | None = None,
-    ) -> None:  # fmt: skip
-        self.tracer, self.node, self.broadcast_dims = tracer, node, broadcast_dims
-        self.is_bool, self.pending_cast = is_bool, pending_cast
-        self.keepdim = False
-        """True for a reduction whose reduced dimensions are kept, with length 1."""
-        self.is_number = False
-        """True for an operand that is passed as a Python number."""
+    tracer: Tracer
+    node: int
+    broadcast_dims: BroadcastDims
+    is_bool: bool = False
+    pending_cast: DType | None = None
+    keepdim: bool = False
+    is_number: bool = False
 
     @property
     def op(self) -> str:
@@ -366,9 +365,7 @@ class Traced:
 
     def with_pending_cast(self, dtype: DType | None) -> Traced:
         """Return the value, to be cast to a dtype at its next use; it is a number, not a predicate."""
-        cast_value = Traced(self.tracer, self.node, self.broadcast_dims, pending_cast=dtype)
-        cast_value.keepdim = self.keepdim
-        return cast_value
+        return replace(self, is_bool=False, pending_cast=dtype, is_number=False)
 
     dtype = TRACED_DTYPE
 
@@ -403,6 +400,7 @@ class Traced:
         return node.op == "reduce" and REDUCTIONS[node.attribute[0]].selects
 
     def __getattr__(self, name: str) -> Any:
+        """Return the method of an operation's name. Raises EpilogueAttributeError, with a hint, if there is none."""
         if name.startswith("__"):
             raise AttributeError(name)
         if name in METHODS or find_op(name):
@@ -461,6 +459,7 @@ class Traced:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record the call of a function of torch."""
         name = getattr(function, "__name__", str(function))
         if name.startswith("__"):
             name = name.strip("_")
@@ -469,6 +468,7 @@ class Traced:
         return call(f"torch.{name}", name.removeprefix("_").removeprefix("special_"), args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Record the call of a universal function of numpy."""
         if method != "__call__":
             raise epilogue_error(f"numpy.{ufunc.__name__}.{method} cannot be part of an epilogue; use sum, max or min")
         name = ufunc.__name__
@@ -479,6 +479,7 @@ class Traced:
 
 
 def _tracer_of_matrix(name: str, x: Any) -> Tracer:
+    """Return the tracer of a traced matrix. Raises EpilogueError, naming the function `name`, for anything else."""
     if not isinstance(x, Traced) or not x.broadcast_dims.is_matrix:
         description = "a value that is not a matrix" if isinstance(x, Traced) else type(x).__name__
         raise epilogue_error(
@@ -488,6 +489,7 @@ def _tracer_of_matrix(name: str, x: Any) -> Tracer:
 
 
 def _dtype(value: Any) -> DType:
+    """Return the DType that a user's argument means. Raises EpilogueError with the user's line if there is none."""
     try:
         return as_dtype(value)
     except ArgumentError as error:

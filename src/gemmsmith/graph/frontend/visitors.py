@@ -12,6 +12,7 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -39,6 +40,9 @@ class Visitor(ABC):
         self.location = user_source_line()
         return self
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
         """Add the node and return the index of its value."""
@@ -56,7 +60,7 @@ class Visitor(ABC):
         if not self.discards_d:
             builder.results.insert(0, Result(D_NAME, root))
         graph = EpilogueGraph(tuple(builder.nodes), tuple(builder.operands.values()), tuple(builder.results))
-        broadcast_dims, needed = graph.broadcast_dims, graph.reachable()
+        broadcast_dims, needed = graph.broadcast_dims, graph.nodes_needed_by(r.node for r in graph.results)
         for i, node in enumerate(graph.nodes):
             if node.op == "operand" and i not in needed:
                 raise epilogue_error(f"{node.attribute!r}: no result needs it; leave it out", node.location)
@@ -130,9 +134,6 @@ class AccFetch(Visitor):
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
         return builder.node("accumulator", location=self.location)
 
-    def __repr__(self) -> str:
-        return "AccFetch()"
-
 
 @dataclass(eq=False)
 class _Load(Visitor):
@@ -151,21 +152,18 @@ class SrcFetch(_Load):
     broadcast_dims = BroadcastDims(rows_per_value=1, columns_per_value=1)
 
 
-@dataclass(eq=False)
 class AuxLoad(_Load):
     """Another matrix, (M, N)."""
 
     broadcast_dims = BroadcastDims(rows_per_value=1, columns_per_value=1)
 
 
-@dataclass(eq=False)
 class RowBroadcast(_Load):
     """A row, (N,): one value per column."""
 
     broadcast_dims = BroadcastDims(columns_per_value=1)
 
 
-@dataclass(eq=False)
 class ColBroadcast(_Load):
     """A column, (M, 1): one value per row."""
 
@@ -222,19 +220,17 @@ class Compute(Visitor):
             )
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-
-        def add(op: str, *inputs: int) -> int:
-            return builder.node(op, inputs, location=self.location)
-
-        x = [*inputs, *(builder.node("constant", (), p, self.location) for p in self.parameters)]
+        """Add the function's nodes, and those of its numbers."""
+        node = partial(builder.node, location=self.location)
+        x = [*inputs, *(node("constant", value=p) for p in self.parameters)]
         match self.function:
             case "identity":
                 return x[0]
             case "square":
-                return add("mul", x[0], x[0])
+                return node("mul", (x[0], x[0]))
             case "clamp":
-                return add("minimum", add("maximum", x[0], x[1]), x[2])
-        return add(self.function, *x)
+                return node("minimum", (node("maximum", x[:2]), x[2]))
+        return node(self.function, x)
 
     def __repr__(self) -> str:
         return f"Compute({', '.join(map(repr, (self.op, *self.parameters)))})"
@@ -280,31 +276,31 @@ class _Reduction(Visitor):
             raise epilogue_error(f"{self!r}: use a kind of {', '.join(kinds)}", self.location)
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
+        """Add the reduction and its result."""
         (x,), kind = inputs, REDUCTION_SYNONYMS.get(self.kind, self.kind)
+        node = partial(builder.node, location=self.location)
         if kind == "amax":
-            x, kind = builder.node("abs", (x,), location=self.location), "max"
+            reduced = node("reduce", (node("abs", (x,)),), ("max", self.axis))
         elif kind == "sum_of_squares":
-            x, kind = builder.node("mul", (x, x), location=self.location), "sum"
-        reduced = builder.node("reduce", (x,), (kind, self.axis), self.location)
+            reduced = node("reduce", (node("mul", (x, x)),), ("sum", self.axis))
+        else:
+            reduced = node("reduce", (x,), (kind, self.axis))
         builder.result(self.name, reduced, None, self.location)
-        return inputs[0]
+        return x
 
 
-@dataclass(eq=False)
 class RowReduction(_Reduction):
     """Reduction over M, to a row (N,)."""
 
     axis = "m"
 
 
-@dataclass(eq=False)
 class ColReduction(_Reduction):
     """Reduction over N, to a column (M,)."""
 
     axis = "n"
 
 
-@dataclass(eq=False)
 class ScalarReduction(_Reduction):
     """Reduction over M, N and the batch, to a scalar."""
 
@@ -319,34 +315,8 @@ class Void(Visitor):
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
         return inputs[0]
 
-    def __repr__(self) -> str:
-        return "Void()"
-
 
 # -- nesting ----------------------------------------------------------------------------------------------------------
-
-
-class EVT(Visitor):
-    """`node_op` applied to its children's values, in order. Raises EpilogueError if their number is not its arity."""
-
-    def __init__(self, node_op: Visitor, *child_visitors: Visitor) -> None:
-        self.children = (*child_visitors, node_op)
-        _check_visitors("EVT", self.children, self.location)
-        _check_inputs(node_op, len(child_visitors), self.location)
-        for child in child_visitors:
-            if child.arity:
-                message = f"{child!r}, a child, takes {_inputs(child.arity)}; use EVT({child!r}, ...)"
-                raise epilogue_error(message, self.location)
-        _check_void(child_visitors, self.location)
-        self.discards_d = node_op.discards_d
-
-    def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        *child_visitors, node = self.children
-        return node.emit(builder, [child.emit(builder, ()) for child in child_visitors])
-
-    def __repr__(self) -> str:
-        *child_visitors, node = self.children
-        return f"EVT({', '.join(map(repr, (node, *child_visitors)))})"
 
 
 class TopologicalVisitor(Visitor):
@@ -381,7 +351,25 @@ class TopologicalVisitor(Visitor):
         return f"TopologicalVisitor({', '.join(map(repr, (self.edges, *self.children)))})"
 
 
+class EVT(TopologicalVisitor):
+    """`node_op` applied to its children's values, in order. Raises EpilogueError if their number is not its arity."""
+
+    def __init__(self, node_op: Visitor, *child_visitors: Visitor) -> None:
+        _check_visitors("EVT", (*child_visitors, node_op), self.location)
+        _check_inputs(node_op, len(child_visitors), self.location)
+        for child in child_visitors:
+            if child.arity:
+                message = f"{child!r}, a child, takes {_inputs(child.arity)}; use EVT({child!r}, ...)"
+                raise epilogue_error(message, self.location)
+        super().__init__([*[()] * len(child_visitors), range(len(child_visitors))], *child_visitors, node_op)
+
+    def __repr__(self) -> str:
+        *child_visitors, node = self.children
+        return f"EVT({', '.join(map(repr, (node, *child_visitors)))})"
+
+
 def _check_visitors(visitor_name: str, nodes: Sequence[Any], location: str) -> None:
+    """Raise EpilogueError if one of `nodes` is no visitor."""
     for node in nodes:
         if not isinstance(node, Visitor):
             raise epilogue_error(
@@ -390,6 +378,7 @@ def _check_visitors(visitor_name: str, nodes: Sequence[Any], location: str) -> N
 
 
 def _check_inputs(node: Visitor, count: int, location: str, prefix: str = "") -> None:
+    """Raise EpilogueError unless a node takes `count` inputs."""
     if count == node.arity:
         return
     hint = ""

@@ -37,9 +37,11 @@ def trace_passes(graph: EpilogueGraph) -> list[tuple[str, EpilogueGraph]]:
 
 
 def _run(graph: EpilogueGraph) -> tuple[EpilogueGraph, list[tuple[str, EpilogueGraph]]]:
+    """Return the graph after all passes, and (pass name, graph after it) of each pass that changed it."""
     history: list[tuple[str, EpilogueGraph]] = []
 
     def apply(passes: tuple[tuple[str, Pass], ...]) -> bool:
+        """Run passes once; return whether the graph has changed."""
         nonlocal graph
         before = graph
         for name, run_pass in passes:

@@ -27,6 +27,7 @@ def cse(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _merge_equal_nodes(graph: EpilogueGraph) -> EpilogueGraph:
+    """Replace nodes of the same operation, inputs and attribute by one."""
     canonical: dict[Node, int] = {}
 
     def rule(editor: Editor, node: Node) -> int:

@@ -58,6 +58,7 @@ def _rule(editor: Editor, node: Node) -> int | None:
 
 
 def _fold_once(editor: Editor, node: Node) -> int | None:
+    """Return the node that replaces a node by one rule, or None."""
     function = node.operation
     if not isinstance(function, Function):
         is_exact = node.op == "cast" and _is_exact_in(editor, node.attribute, node.inputs[0])
@@ -71,7 +72,7 @@ def _fold_once(editor: Editor, node: Node) -> int | None:
 
 
 def _fold_of_input(editor: Editor, node: Node, constants: list[float | None]) -> int | None:
-    """Fold what depends on more of the first input, or of a constant, than a pattern says."""
+    """Fold by what no pattern says: sets of operations, constants that are powers of two, and predicates."""
     x, inner, b = node.inputs[0], editor.nodes[node.inputs[0]], constants[-1]
     if (node.op == inner.op and node.op in _IDEMPOTENT) or (node.op in ("abs", "relu") and inner.op in _NEVER_NEGATIVE):
         return x

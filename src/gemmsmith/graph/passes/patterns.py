@@ -64,6 +64,7 @@ class _Matcher(NamedTuple):
         return matches
 
     def _input_matches(self, pattern: Pattern, index: int, known: Bindings) -> list[Bindings]:
+        """Return the ways in which the node `index`, an input, matches a pattern."""
         node = self.nodes[index]
         if isinstance(pattern, str):
             return [{**known, pattern: index}] if known.get(pattern, index) == index else []

@@ -60,7 +60,7 @@ def rewrite(graph: EpilogueGraph, rule: Rule) -> EpilogueGraph:
 
 def eliminate_dead_code(graph: EpilogueGraph) -> EpilogueGraph:
     """Remove the nodes and operands that no result needs."""
-    needed = sorted(graph.reachable())
+    needed = sorted(graph.nodes_needed_by(r.node for r in graph.results))
     renumbered = {old: i for i, old in enumerate(needed)}
     live = (graph.nodes[old] for old in needed)
     nodes = tuple(replace(node, inputs=tuple(renumbered[j] for j in node.inputs)) for node in live)

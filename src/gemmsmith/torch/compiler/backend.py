@@ -133,11 +133,6 @@ def _lower(op: Any, *arguments: Any) -> Any:
     return _pytree.tree_map_only(IRNode, TensorBox.create, results)
 
 
-def register_lowerings() -> None:
-    """Register the lowerings of the operators that find their launches in generated code."""
-    for op in OPERATORS.values():
-        if op not in lowerings:
-            register_lowering(op, type_promotion_kind=None, broadcast=False)(partial(_lower, op))
-
-
-register_lowerings()
+for _op in OPERATORS.values():
+    if _op not in lowerings:
+        register_lowering(_op, type_promotion_kind=None, broadcast=False)(partial(_lower, _op))

@@ -91,12 +91,12 @@ def _format_graph(number: int, graph: tuple[Outcome, ...]) -> list[str]:
         times = [_format_us(x.times, name) for name in columns]
         rows.append((f"  {x.matmul}", " x ".join(map(str, size_hints(x.shape))), *times, _describe(x), x.source_line))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_number = [i in range(2, 2 + len(columns)) for i in range(len(widths))]
-    padded = (
-        [x.rjust(w) if right else x.ljust(w) for x, w, right in zip(row, widths, is_number, strict=True)]
-        for row in rows
-    )
-    return ["  ".join(row).rstrip() for row in padded]
+    numbers = range(2, 2 + len(columns))
+
+    def align(i: int, x: str) -> str:
+        return x.rjust(widths[i]) if i in numbers else x.ljust(widths[i])
+
+    return ["  ".join(map(align, range(len(row)), row)).rstrip() for row in rows]
 
 
 def _format_us(times: Times | None, name: str) -> str:
@@ -133,6 +133,7 @@ def explain(model: Callable[..., Any], *inputs: Any, measure: bool = False, **na
     graphs: list[tuple[Outcome, ...]] = []
 
     def compile_graph(module: Any, _: Any, **__: Any) -> Any:
+        """Record what the pass does with a graph, and return a function that returns zeros like its results."""
         graphs.append(tuple(fuse(module.graph, time_on_gpu if measure else configured_timer())))
         results = next(node for node in module.graph.nodes if node.op == "output").args[0]
         fakes = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in results]
@@ -149,6 +150,7 @@ def _explained(
     model: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any], backend: Callable[..., Any],
     graphs: list[tuple[Outcome, ...]],
 ) -> Explanation:  # fmt: skip
+    """Compile and run a model, and its backward pass if it has one, and return what the backend put into `graphs`."""
     outputs = torch.compile(model, backend=backend)(*inputs, **named)
     differentiable = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []

@@ -83,6 +83,7 @@ def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node], timer:
 
 
 def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic, timer: Timer | None) -> Outcome:
+    """Replace one matmul, or a pair of them, if that is faster, and return what was done, or why nothing was."""
     name = ", ".join(x.name for x in matmul.nodes)
     outcome = partial(Outcome, name, matmul.shape, node_source_line(matmul.node))
     if reason := unsupported_reason(matmul):
@@ -132,9 +133,7 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph
     """
     matmul, epilogue, traffic = region.matmul, region.epilogue, region.traffic
     graph, fused = matmul.node.graph, epilogue.graph(candidate.outputs)
-    arguments = epilogue.arguments(fused).values()
-    tensors = [x for x in arguments if isinstance(x, tuple)]
-    numbers = [x for x in arguments if not isinstance(x, tuple)]
+    numbers, tensors = epilogue.arguments(fused)
     for x in candidate.outputs:
         _shape_argument(shape(x), matmul.node)
     move_before([*(x for x, _ in tensors), *matmul.arrays], matmul.node)

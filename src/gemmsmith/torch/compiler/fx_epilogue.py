@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from gemmsmith.torch.compiler.nodes import (
     fill_value,
     node_kind,
     op_name,
+    reduced_dims,
     shape,
     size_bytes,
     statically_equal,
@@ -38,7 +40,6 @@ values beyond its range differently."""
 
 MAX_PRODUCER_DEPTH = 50
 """Longest chain of operations before an input that is recomputed in the epilogue. Chosen; not measured."""
-AXES = {"n": -1, "m": -2, "all": None}
 
 
 class FxEpilogueTracer(Tracer):
@@ -65,10 +66,10 @@ class FxEpilogueTracer(Tracer):
         matmul, graph = self.matmul, self.matmul.epilogue
         if graph is not None:
             return self._resume(graph)
-        value = self.add("accumulator", BroadcastDims(True, 1, 1))
+        value = self.add("accumulator")
         if matmul.second:
-            for half, node in zip(self.deinterleaved(value), matmul.nodes, strict=True):
-                self._record_fused(node, half)
+            for i, node in enumerate(matmul.nodes):
+                self._record_fused(node, self.add("chunk", value, attribute=(i, "n")))
             return
         self.inputs_read[matmul.node] = frozenset()
         if matmul.bias_term:
@@ -79,11 +80,6 @@ class FxEpilogueTracer(Tracer):
                 self.inputs_read[matmul.node] = self._inputs_read_by([term])
                 value = self("add", value, bias if beta == 1 else self("mul", bias, beta))
         self._record_fused(matmul.node, value)
-
-    def deinterleaved(self, value: Traced) -> list[Traced]:
-        """Return the values of both matmuls, whose columns alternate in the accumulator."""
-        dims = value.broadcast_dims._replace(columns_per_value=2)
-        return [self.add("chunk", dims, value, attribute=(i, "n")) for i in range(2)]
 
     def _resume(self, graph: EpilogueGraph) -> None:
         """Continue the epilogue of an operator that is gemmsmith's already."""
@@ -124,6 +120,7 @@ class FxEpilogueTracer(Tracer):
         self.fused.add(node)
 
     def _trace_node(self, node: Node) -> Traced:
+        """Return a node's traced value, in the node's dtype. Raises EpilogueError if an epilogue cannot compute it."""
         if node_kind(node) == "opaque":
             raise epilogue_error(f"{op_name(node) or node.name} is not a pointwise op or a reduction")
         if fake_tensor(node) is None:
@@ -141,6 +138,7 @@ class FxEpilogueTracer(Tracer):
         return value.with_pending_cast(graph_dtype(dtype(node))) if dtype(node).is_floating_point else value
 
     def _evaluate(self, node: Node) -> Traced:
+        """Return a node's traced value, from its inputs'. Raises EpilogueError if an epilogue cannot compute it."""
         if op_name(node) in REDUCTIONS and node_kind(node) == "reduction":
             return self._evaluate_reduction(node)
         if node_kind(node) == "view":
@@ -163,33 +161,21 @@ class FxEpilogueTracer(Tracer):
         return self._read(x, like) if isinstance(x, torch.fx.Node) else x
 
     def _evaluate_reduction(self, node: Node) -> Traced:
+        """Return a reduction's traced value. Raises EpilogueError unless it is one of rows, of columns or of all."""
         x = node.args[0]
         if x not in self.fused:
             raise epilogue_error(f"{op_name(node)}: it does not reduce the matmul's result")
-        axis = self._reduction_axis(node)
-        if axis is None:
-            raise epilogue_error(f"{op_name(node)}: it reduces only some of the dimensions that form M or N")
-        return self.reduce(REDUCTIONS[op_name(node)], self.values[x], AXES[axis], False)
-
-    def _reduction_axis(self, node: Node) -> str | None:
-        """Return what a reduction runs over: "n" (columns), "m" (rows), "all", or None for other dimensions."""
-        input_shape = shape(node.args[0])
-        rank = len(input_shape)
-        dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-        reduced = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
-        groups = self._group_dims(input_shape)
-        if groups is None:
-            return None
-        n, m = groups[-1], groups[-2]
-        all_dims = [d for group in groups for d in group]
-        for axis, axis_dims in (("all", all_dims), ("n", n), ("m", m)):
-            if reduced == set(axis_dims):
-                return axis
-        return None
+        reduced, groups = reduced_dims(node), self._group_dims(shape(x))
+        if groups:
+            for dim, dims in ((None, range(len(shape(x)))), (-1, groups[-1]), (-2, groups[-2])):
+                if reduced == set(dims):
+                    return self.reduce(REDUCTIONS[op_name(node)], self.values[x], dim, False)
+        raise epilogue_error(f"{op_name(node)}: it reduces only some of the dimensions that form M or N")
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     def _check_full_shape(self, node: Node) -> None:
+        """Raise EpilogueError if a node does not have the matmul's shape, but for a split of its leading dimensions."""
         if self._broadcast_dims(shape(node), shape(node)) != self._no_broadcast:
             raise epilogue_error(
                 f"{op_name(node)}: its shape {tuple(shape(node))} is not the matmul's, {self.matmul.shape}"
@@ -210,13 +196,8 @@ class FxEpilogueTracer(Tracer):
             return None
         lead = len(like) - count + 1
         groups = [list(range(lead)), *([d] for d in range(lead, len(like)))]
-        for group, size in zip(groups, self.matmul.shape, strict=True):
-            length = 1
-            for d in group:
-                length *= like[d]
-            if not statically_equal(length, size):
-                return None
-        return groups
+        lengths = [math.prod(like[d] for d in group) for group in groups]
+        return groups if all(map(statically_equal, lengths, self.matmul.shape)) else None
 
     def _broadcast_dims(self, shape_: tuple[Any, ...], like: tuple[Any, ...]) -> BroadcastDims | None:
         """Return along which dimensions a tensor varies that is broadcast to `like`, a shape of the full matmul.
@@ -229,12 +210,10 @@ class FxEpilogueTracer(Tracer):
         padded = (*[1] * (len(like) - len(shape_)), *shape_)
         varies = []
         for group in groups:
-            if all(statically_equal(padded[d], 1) for d in group) and not all(
-                statically_equal(like[d], 1) for d in group
-            ):
-                varies.append(0)
-            elif all(statically_equal(padded[d], like[d]) for d in group):
+            if all(statically_equal(padded[d], like[d]) for d in group):
                 varies.append(1)
+            elif all(statically_equal(padded[d], 1) for d in group):
+                varies.append(0)
             else:
                 return None
         columns = self._columns_per_value if varies[-1] else 0
@@ -273,14 +252,14 @@ class FxEpilogueTracer(Tracer):
         return self.values[node]
 
     def _operand_value(self, node: Node, dims: BroadcastDims) -> Traced:
-        if (
-            not (dtype(node) in OPERAND_DTYPES or self._is_computable_dtype(dtype(node)))
-            or fake_tensor(node).device != fake_tensor(self.matmul.a).device
-        ):
-            raise epilogue_error(f"{node.name}: it is {dtype(node)} on {fake_tensor(node).device}")
+        """Return the traced value of a tensor that is read. Raises EpilogueError if kernels cannot read it."""
+        fake = fake_tensor(node)
+        is_readable = fake.dtype in OPERAND_DTYPES or self._is_computable_dtype(fake.dtype)
+        if not is_readable or fake.device != fake_tensor(self.matmul.a).device:
+            raise epilogue_error(f"{node.name}: it is {fake.dtype} on {fake.device}")
         self.inputs_read[node] = frozenset({node})
         operand = self._operand(node, dims, graph_dtype(dtype(node)))
-        value = self.add("operand", dims, attribute=operand.name)
+        value = self.add("operand", attribute=operand.name, dims=dims)
         value.is_bool = dtype(node) == torch.bool
         return value
 
@@ -313,7 +292,7 @@ class FxEpilogueTracer(Tracer):
         self._cheapest[node] = inputs
         return inputs
 
-    def operand_shape(self, dims: BroadcastDims) -> tuple[Any, ...]:
+    def _operand_shape(self, dims: BroadcastDims) -> tuple[Any, ...]:
         """Return the shape in which an operand with these broadcast dims is passed to the operator."""
         *batch, m, n = self.matmul.shape
         lengths = (m if dims.varies_along_m else 1, n if dims.varies_along_n else 1)
@@ -321,13 +300,14 @@ class FxEpilogueTracer(Tracer):
             return (batch[0], *lengths)
         return lengths if dims.varies_along_m else lengths[1:] if dims.varies_along_n else ()
 
-    def arguments(self, graph: EpilogueGraph) -> dict[str, tuple[Node, tuple[Any, ...]] | float]:
-        """Return the operands of this epilogue's graph by name: nodes with the shapes to pass them in, and numbers."""
+    def arguments(self, graph: EpilogueGraph) -> tuple[list[float], list[tuple[Node, tuple[Any, ...]]]]:
+        """Return the numbers and the tensors that this epilogue's graph reads, in its order.
+
+        A tensor is a node, and the shape in which it is passed to the operator.
+        """
         nodes = {operand.name: x for x, operand in self.operands.items()}
-        return {
-            o.name: (nodes[o.name], self.operand_shape(o.broadcast_dims)) if o.dtype else self.numbers[o.name]
-            for o in graph.operands
-        }
+        tensors = [(nodes[o.name], self._operand_shape(o.broadcast_dims)) for o in graph.operands if o.dtype]
+        return [self.numbers[name] for name in graph.number_names], tensors
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from gemmsmith.torch.compiler.nodes import (
     fill_value,
     node_kind,
     op_name,
-    shape,
     strip_views,
 )
 from gemmsmith.torch.graph_serialization import graph_dtype
@@ -47,11 +46,8 @@ def hoist_scalar_grad(graph: torch.fx.Graph) -> None:
 
 def _is_float_scalar(node: Node) -> bool:
     """Return whether a node is a 0-dimensional tensor of bf16, fp32 or fp64."""
-    return (
-        fake_tensor(node) is not None
-        and shape(node) == ()
-        and dtype(node) in (torch.bfloat16, torch.float32, torch.float64)
-    )
+    fake = fake_tensor(node)
+    return fake is not None and fake.ndim == 0 and fake.dtype in (torch.bfloat16, torch.float32, torch.float64)
 
 
 class _ScalarHoister:
@@ -146,6 +142,7 @@ class _ScalarHoister:
         return self._unscaled[node]
 
     def _remove_scalar(self, node: Node) -> Node | None:
+        """Compute `_without_scalar`, by copies of the nodes between the scalar and this one."""
         if node is self.scalar:
             with self.graph.inserting_after(node):
                 emit = Emitter(self.graph)

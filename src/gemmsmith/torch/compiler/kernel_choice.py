@@ -35,7 +35,7 @@ from gemmsmith.torch.compiler.nodes import (
     size_hints,
 )
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
-from gemmsmith.torch.ops import fp32_precision
+from gemmsmith.torch.ops import as_request, fp32_precision
 
 MIN_PLAIN_US = 100
 """Estimated us from which a matmul without an epilogue is replaced if kernels are not timed. In benchmarks/results
@@ -100,7 +100,7 @@ def choose_kernel(region: Region, candidate: FusionCandidate | None, reason: str
     if candidate is None and _is_plain_faster(matmul, times):
         candidate = region.plain_candidate
     if candidate:
-        compile_async(fused_plan(region, candidate))
+        compile_async(plan_operator(region.epilogue, candidate.outputs))
     return Choice(candidate, reason, times)
 
 
@@ -137,9 +137,9 @@ def _times(region: Region, candidate: FusionCandidate | None, timer: Timer | Non
     Raises GemmsmithError if no kernel supports the matmul.
     """
     matmul, saved = region.matmul, saved_us(candidate) if candidate else 0.0
-    us = {"plain": estimated_us(unfused_plan(region))}
+    us = {"plain": estimated_us(plan_operator(*unfused_epilogue(region)))}
     if candidate:
-        us["fused"] = estimated_us(fused_plan(region, candidate))
+        us["fused"] = estimated_us(plan_operator(region.epilogue, candidate.outputs))
     measured = False
     if timer and _has_hints(matmul):
         calls = {"plain": call_of_epilogue(*unfused_epilogue(region))}
@@ -177,16 +177,6 @@ def saved_us(candidate: FusionCandidate) -> float:
     return saved_bytes / INDUCTOR_BYTES_PER_US + candidate.kernels_saved * LAUNCH_US
 
 
-def fused_plan(region: Region, candidate: FusionCandidate) -> Plan:
-    """Return the plan of the operator that computes a candidate. Raises GemmsmithError if no kernel supports it."""
-    return _plan(region.epilogue, candidate.outputs)
-
-
-def unfused_plan(region: Region) -> Plan:
-    """Return the plan of a region's matmul, or of each of its two, without further fusion."""
-    return _plan(*unfused_epilogue(region))
-
-
 def unfused_epilogue(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
     """Return the epilogue of a region's matmul, or of the first of its two, without further fusion, and its outputs."""
     if region.matmul.second is None:
@@ -194,18 +184,14 @@ def unfused_epilogue(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
     return FxEpilogueTracer(replace(region.matmul, second=None), region.traffic), [region.matmul.node]
 
 
-def _plan(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
+def plan_operator(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
+    """Return the plan of the operator that computes these nodes. Raises GemmsmithError if no kernel supports it."""
     graph = epilogue.graph(outputs)
-    a, *weights = [_spec(fake_tensor(x)) for x in epilogue.matmul.arrays]
-    operands = {
-        name: _spec(fake_tensor(x[0]).reshape(x[1])) if isinstance(x, tuple) else x
-        for name, x in epilogue.arguments(graph).items()
-    }
-    b = tuple(weights) if epilogue.matmul.second else weights[0]
-    precision = fp32_precision(fake_tensor(epilogue.matmul.a))
-    if graph.is_identity:
-        return _cached_plan(Request(a, b, out_dtype=graph.results[0].dtype, precision=precision))
-    return _cached_plan(Request(a, b, operands=operands, epilogue=graph, precision=precision))
+    numbers, tensors = epilogue.arguments(graph)
+    a, *weights = (_spec(fake_tensor(x)) for x in epilogue.matmul.arrays)
+    operands = [_spec(fake_tensor(x).reshape(extents)) for x, extents in tensors]
+    request = as_request(graph, a, tuple(weights) if epilogue.matmul.second else weights[0], numbers, operands)
+    return _cached_plan(request._replace(precision=fp32_precision(fake_tensor(epilogue.matmul.a))))
 
 
 @lru_cache(maxsize=1024)

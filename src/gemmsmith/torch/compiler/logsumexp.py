@@ -64,10 +64,7 @@ def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
         with graph.inserting_before(x.logsumexp):
             emit = Emitter(graph)
             shift = x.shift
-            if (
-                not x.log.users
-            ):  # no shift of the graph is needed: shift by the maximum, or by 0 if it is infinite, since
-                # inf - inf is NaN
+            if not x.log.users:  # any shift will do: the maximum, or 0 if it is infinite, since inf - inf is NaN
                 largest = emit(aten.amax.default, inner, dims, True)
                 zero = emit(aten.full.default, [], 0.0, dtype=dtype(inner), device=fake_tensor(inner).device)
                 infinite = emit(aten.eq.Scalar, emit(aten.abs.default, largest), float("inf"))

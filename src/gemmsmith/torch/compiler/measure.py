@@ -76,11 +76,10 @@ def call_of_node(node: Node) -> Call:
 def call_of_epilogue(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Call:
     """Return the call of the operator that computes these nodes."""
     graph = epilogue.graph(outputs)
-    arguments = epilogue.arguments(graph).values()
-    tensors = [fake_tensor(x[0]).reshape(x[1]) for x in arguments if isinstance(x, tuple)]
-    numbers = tuple(x for x in arguments if not isinstance(x, tuple))
+    numbers, tensors = epilogue.arguments(graph)
     arrays = [TensorSpec.of(fake_tensor(x)) for x in epilogue.matmul.arrays]
-    op, *args = op_call(graph, arrays, numbers, tuple(map(TensorSpec.of, tensors)))
+    operands = tuple(TensorSpec.of(fake_tensor(x).reshape(extents)) for x, extents in tensors)
+    op, *args = op_call(graph, arrays, tuple(numbers), operands)
     return Call(op, tuple(args))
 
 

@@ -53,6 +53,7 @@ target is stored to keep it alive, so that its id stays unique."""
 
 
 def _target_info(node: Node) -> tuple[Any, str, NodeKind]:
+    """Return what a node calls, the operator's name and its kind; computed once for each target."""
     target = node.target if node.op == "call_function" else None
     info = _TARGET_INFO.get(id(target))
     if info is None:
@@ -62,6 +63,7 @@ def _target_info(node: Node) -> tuple[Any, str, NodeKind]:
 
 
 def _classify(target: Any, op: str) -> NodeKind:
+    """Return how Inductor computes calls of a target, an operator of this name."""
     if op in CONTIGUOUS_VIEWS:
         return "view"
     if op in NON_CONTIGUOUS_VIEWS or target is operator.getitem:
@@ -110,6 +112,14 @@ def dtype(node: Node) -> torch.dtype:
     """Return the dtype of a node whose value is a tensor."""
     result: torch.dtype = fake_tensor(node).dtype
     return result
+
+
+def reduced_dims(node: Node) -> set[int]:
+    """Return the dimensions that a reduction reduces."""
+    rank = len(shape(node.args[0]))
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims or range(rank)
+    return {d % rank for d in dims} if rank else set()
 
 
 def is_row_major(node: Node) -> bool:

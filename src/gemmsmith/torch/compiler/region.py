@@ -12,7 +12,7 @@ from gemmsmith.core.errors import EpilogueError
 from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer, is_min_or_max, is_widening, strip_views_and_widening
 from gemmsmith.torch.compiler.matmuls import Matmul
 from gemmsmith.torch.compiler.nodes import Node, dtype, fake_tensor, is_row_major, node_kind, op_name, size_bytes
-from gemmsmith.torch.compiler.traffic import InductorTraffic, reduction_kind, total_bytes
+from gemmsmith.torch.compiler.traffic import InductorTraffic, total_bytes
 from gemmsmith.torch.ops import MAX_OPERANDS, MAX_RESULTS
 
 MIN_SAVED_FRACTION = 1 / 8
@@ -65,6 +65,7 @@ class Region:
         waiting, seen = list[Node](), set(self.epilogue.fused)
 
         def add_users(node: Node) -> None:
+            """Let the users of a fused node wait, those that have not been seen."""
             for user in node.users:
                 if user not in seen:
                     seen.add(user)
@@ -74,7 +75,9 @@ class Region:
             add_users(root)
         while waiting and len(self.nodes) < MAX_REGION_NODES and (end is None or waiting[0] < end):
             node = heapq.heappop(waiting)
-            if node.op == "output" or not self._has_known_inputs(node):
+            # an epilogue can read what does not depend on the matmul
+            is_known = all(x in self.epilogue.fused or not self._depends_on_matmul(x) for x in node.all_input_nodes)
+            if node.op == "output" or not is_known:
                 continue
             try:
                 self.epilogue.fuse(node)
@@ -83,10 +86,6 @@ class Region:
             else:
                 self.nodes.append(node)
                 add_users(node)
-
-    def _has_known_inputs(self, node: Node) -> bool:
-        """Return whether an epilogue can read all inputs of a node, or has computed them."""
-        return all(x in self.epilogue.fused or not self._depends_on_matmul(x) for x in node.all_input_nodes)
 
     def _depends_on_matmul(self, node: Node) -> bool:
         """Return whether a node depends on the matmul. Nodes are ordered as in the graph, in topological order."""
@@ -133,6 +132,7 @@ class Region:
         return best
 
     def _candidate(self, nodes: Sequence[Node]) -> FusionCandidate | None:
+        """Return the fusion of these nodes; None if it is impossible or does not save enough bytes."""
         outputs, recomputed = self._outputs(nodes)
         inputs = {x for node in nodes for x in self.epilogue.inputs_read[node]}
         min_max_nodes = (x for x in nodes if x not in self.roots and is_min_or_max(x))
@@ -149,12 +149,8 @@ class Region:
         matmul_bytes = total_bytes(self.roots)
         if bytes_saved <= matmul_bytes * MIN_SAVED_FRACTION:
             return None
-        extra_bytes = (
-            total_bytes(inputs)
-            + total_bytes(outputs)
-            - matmul_bytes
-            - total_bytes(self.epilogue.inputs_read[self.matmul.node])
-        )
+        without_epilogue = matmul_bytes + total_bytes(self.epilogue.inputs_read[self.matmul.node])
+        extra_bytes = total_bytes(inputs) + total_bytes(outputs) - without_epilogue
         kernels_saved = self.traffic.kernels_saved(set(nodes) - recomputed, inputs)
         return FusionCandidate(
             tuple(nodes), tuple(outputs), frozenset(recomputed), bytes_saved, extra_bytes, kernels_saved
@@ -171,9 +167,9 @@ class Region:
         for node in reversed(nodes):
             if fake_tensor(node) is None or not (node in needed or any(user not in inside for user in node.users)):
                 continue
-            if node not in self.roots and (
-                is_view_or_condition(node) or (is_widening(node) and node not in self.traffic.materialized)
-            ):
+            is_free = node_kind(node) == "view" or (is_widening(node) and node not in self.traffic.materialized)
+            is_condition = not dtype(node).is_floating_point
+            if node not in self.roots and (is_free or is_condition):
                 recomputed.add(node)
                 needed.update(inside.intersection(node.all_input_nodes))
             else:
@@ -188,22 +184,14 @@ class Region:
         kernels_by_input: dict[Node, set[object]] = {}
         for node in nodes:
             for input_ in self.epilogue.inputs_read[node]:
-                kernels_by_input.setdefault(input_, set()).update(self._kernels_computing(node))
+                kernels = ["matmul"] if node in self.roots else self.traffic.kernels_computing(node)
+                kernels_by_input.setdefault(input_, set()).update(kernels)
         total += sum(size_bytes(input_) * len(kernels) for input_, kernels in kernels_by_input.items())
         for x in outputs:
             if x not in self.roots and (x in self.traffic.materialized or node_kind(x) == "reduction"):
-                later_depths = [
-                    depth for _, depth in self.traffic.reader_kernels[x] if depth > self.traffic.opaque_depths[x]
-                ]
-                total += size_bytes(x) * (1 + len(later_depths))
+                depth = self.traffic.opaque_depths[x]
+                total += size_bytes(x) * (1 + sum(later > depth for _, later in self.traffic.reader_kernels[x]))
         return total
-
-    def _kernels_computing(self, node: Node) -> frozenset[object]:
-        if node in self.roots:
-            return frozenset({"matmul"})
-        if node_kind(node) == "reduction":
-            return frozenset({(reduction_kind(node), self.traffic.opaque_depths[node])})
-        return frozenset(self.traffic.kernels_computing(node))
 
     def _bytes_fused(
         self, nodes: Sequence[Node], outputs: Sequence[Node], recomputed: set[Node], inputs: set[Node]
@@ -212,6 +200,7 @@ class Region:
         inside = set(nodes)
 
         def outside_kernels(node: Node) -> set[object]:
+            """Return the kernels of the rest of the graph that read a stored node, also by way of recomputed ones."""
             kernels: set[object] = set()
             for user in node.users:
                 kernels |= outside_kernels(user) if user in recomputed else set()
@@ -251,8 +240,3 @@ def is_returned(node: Node) -> bool:
 def is_transparent(node: Node) -> bool:
     """Return whether a node has the numbers of its input: a view, or a wider dtype."""
     return node_kind(node) == "view" or is_widening(node)
-
-
-def is_view_or_condition(node: Node) -> bool:
-    """Return whether a node is a view or not floating point: such values are not results of an operator."""
-    return node_kind(node) == "view" or not dtype(node).is_floating_point

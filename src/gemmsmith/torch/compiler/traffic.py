@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from gemmsmith.torch.compiler.nodes import Node, is_mutating, node_kind, shape, size_bytes
+from gemmsmith.torch.compiler.nodes import Node, is_mutating, node_kind, reduced_dims, shape, size_bytes
 
 T = TypeVar("T")
 KernelKey = tuple[str, int]
@@ -78,9 +78,8 @@ class InductorTraffic:
     def _update_readers(self, node: Node) -> bool:
         readers = self.kernels_of_users(node.users)
         read_later = any(depth > self.opaque_depths[node] for _, depth in readers)
-        is_materialized = self.must_materialize[node] or (
-            read_later and len(self.materialized_sources[node]) > MAX_READS
-        )
+        is_expensive = len(self.materialized_sources[node]) > MAX_READS
+        is_materialized = self.must_materialize[node] or (read_later and is_expensive)
         changed = is_materialized != (node in self.materialized)
         (self.materialized.add if is_materialized else self.materialized.discard)(node)
         if node_kind(node) in KERNEL_KINDS:
@@ -109,21 +108,21 @@ class InductorTraffic:
             match node_kind(user):
                 case "view" | "strided_view":
                     kernels |= self.reader_kernels[user]
-                case "reduction":
-                    kernels.add((reduction_kind(user), self.opaque_depths[user]))
-                case "pointwise":
+                case "reduction" | "pointwise":
                     kernels |= self.kernels_computing(user)
         return frozenset(kernels)
 
     def kernels_computing(self, node: Node) -> frozenset[KernelKey]:
-        """Return the kernels that compute a pointwise node.
+        """Return the kernels that compute a pointwise node or a reduction.
 
-        These are the kernels that read it, or those of its opaque depth if it is materialized.
+        Those of a pointwise node are the kernels that read it, or those of its opaque depth if it is materialized.
         """
+        if node_kind(node) == "reduction":
+            return frozenset([self.kernel(node)])
         if node not in self.materialized:
             return self.reader_kernels[node]
         kernels = {kernel for kernel in self.reader_kernels[node] if kernel[1] == self.opaque_depths[node]}
-        return frozenset(kernels | {("rows", self.opaque_depths[node])})
+        return frozenset(kernels | {self.kernel(node)})
 
     def is_materialized(self, node: Node) -> bool:
         """Return whether a node, or the node it is a view of, is materialized."""
@@ -162,10 +161,7 @@ def _update(values: dict[Node, T], node: Node, value: T) -> bool:
 
 def reduction_kind(node: Node) -> str:
     """Return what a reduction node reduces over: "rows" (the last dimension), "all" or "columns"."""
-    rank = len(shape(node.args[0]))
-    dims = node.args[1] if len(node.args) > 1 else None
-    dims = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    reduced = {d % rank for d in dims} if rank else set()
+    reduced, rank = reduced_dims(node), len(shape(node.args[0]))
     return "all" if len(reduced) == rank else "rows" if reduced == {rank - 1} else "columns"
 
 

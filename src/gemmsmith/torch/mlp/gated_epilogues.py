@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.core.dtypes import FP32
@@ -33,6 +33,13 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": lambda x: x.relu(),
 }
 """Activations by name, written out so that a gate and its derivative share functions."""
+
+
+class Gate(NamedTuple):
+    """A gate, named or as a serialized graph, and whether rows of gate and up alternate in the weight of both."""
+
+    activation: str = "silu"
+    interleaved: bool = False
 
 
 def check_activation(activation: str) -> None:

@@ -20,7 +20,6 @@ from gemmsmith.graph.frontend.derivative import GRAD_PREFIX, INPUT_PREFIX
 from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.torch.api import autocast, check_tensor, is_autocast, is_dtensor, prepare
 from gemmsmith.torch.autograd import (
-    PLAIN_GEMM,
     differentiable_gemm,
     is_column_major,
     plan_forward,
@@ -45,7 +44,7 @@ from gemmsmith.torch.backward_plan import (
     result_names,
     tensor_names,
 )
-from gemmsmith.torch.graph_serialization import graph_dtype, serialize
+from gemmsmith.torch.graph_serialization import PLAIN_GEMM, graph_dtype, serialize
 from gemmsmith.torch.mlp.gated_epilogues import HALVES, epilogue_of
 from gemmsmith.torch.ops import as_tuple, call_op
 
@@ -105,7 +104,6 @@ def _run(
     if not has_gradient or in_functorch_transform() or operators_record_gradients():  # has second derivatives, too
         (h,) = differentiable_gemm(epilogue, a, b, numbers, operands, recompute)
         return differentiable_gemm(*_second(h, weight2, bias))[0]
-    numbers, operands = [numbers[i] for i in spec.number_indices], [operands[i] for i in spec.tensor_indices]
     plan = _plan(epilogue, wrt, str(a.dtype))
     return _GemmThenLinear.apply(plan, recompute, tuple(numbers), a, weight2, bias, b, *operands)[0]
 

@@ -20,8 +20,9 @@ from gemmsmith.host.quantization import dequantize, quantize
 from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK as BLOCK
 from gemmsmith.torch.autograd_state import needs_grad
 from gemmsmith.torch.mlp.gated_epilogues import check_activation, gate_and_up, gated, width
-from gemmsmith.torch.moe.slots import SortedSlots, checked_shape, sort_slots, sum_slots
-from gemmsmith.torch.ops import by_rows, can_read_together, define_op
+from gemmsmith.torch.moe.experts import sum_down
+from gemmsmith.torch.moe.slots import SortedSlots, check_hidden, checked_shape, sort_slots
+from gemmsmith.torch.ops import can_read_together, define_op
 
 SCALE_SUFFIX = "_scale_inv"
 """What follows a weight's name in that of its scales, in transformers and in DeepSeek-V3's checkpoints."""
@@ -82,15 +83,6 @@ class Fp8MLP(nn.Module):
         layers = [self.gate(), self.up(), self.down()]
         _check([x], {name: w for name, (w, _) in zip(("gate", "up", "down"), layers, strict=True)})
         return torch.ops.gemmsmith.fp8_mlp(x, *[t for layer in layers for t in layer], self.activation)
-
-
-def check_hidden(hidden: int, multiple: int = BLOCK) -> None:
-    """Raise ArgumentError for a size of MLPs in FP8 whose weights or scales kernels cannot read.
-
-    It is a multiple of a scale's 128 rows if one array holds gate and up.
-    """
-    if hidden % multiple:
-        raise ArgumentError(f"hidden: got {hidden} with experts in fp8; use a multiple of {multiple}")
 
 
 def _add_weight(module: nn.Module, name: str, shape: tuple[int, ...], device: Any) -> None:
@@ -155,19 +147,15 @@ def _run(
     activation: str, all_present: bool, backend: Backend = "auto",
 ) -> Any:  # fmt: skip
     """Return the experts' sum."""
-    offsets, slot_of_row, token_of_row, _, row_weights = order
+    offsets, _, token_of_row, *_ = order
     values, scales = quantize(x, "1x128", backend=backend)
     weights = _first_operands(gate_up, gate_up_scale, width(activation))
     h, h_scales = grouped_gemm(
         values, scale_a=scales, **weights, offsets=offsets, gather=token_of_row, epilogue=_gated(activation),
         backend=backend,
     )  # fmt: skip
-    slots = (x.new_empty if all_present else x.new_zeros)((slot_of_row.shape[0], x.shape[1]))
-    grouped_gemm(
-        h, down.mT, scale_a=h_scales, scale_b=down_scale.mT, offsets=offsets, scatter=slot_of_row, out=slots,
-        out_dtype=x.dtype, epilogue=_weighted, weight=by_rows(row_weights.unsqueeze(1)), backend=backend,
-    )  # fmt: skip
-    return sum_slots(slots, x.shape[0], addend)
+    scales = {"scale_a": h_scales, "scale_b": down_scale.mT, "out_dtype": x.dtype}
+    return sum_down(h, down, x, order, addend, activation, all_present, backend, **scales)
 
 
 def _run_mlp(
@@ -209,21 +197,13 @@ def _gated(activation: str) -> Any:
     return lambda acc: quantize_traced(gated(activation, acc))
 
 
-def _weighted(acc: Any, weight: Any) -> Any:
-    return acc * weight
-
-
-def _fake(x: Any, *_: Any) -> Any:
-    return x.new_empty(x.shape)
-
-
 define_op(
     "fp8_experts(Tensor x, Tensor[] order, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
-    "Tensor? addend, str activation, bool all_present) -> Tensor", _fake, _run,
+    "Tensor? addend, str activation, bool all_present) -> Tensor", lambda x, *_: x.new_empty(x.shape), _run,
 )  # fmt: skip
 define_op(
     "fp8_mlp(Tensor x, Tensor gate, Tensor gate_scale, Tensor up, Tensor up_scale, Tensor down, Tensor down_scale, "
-    "str activation) -> Tensor", _fake, _run_mlp,
+    "str activation) -> Tensor", lambda x, *_: x.new_empty(x.shape), _run_mlp,
 )  # fmt: skip
 
 

@@ -19,21 +19,21 @@ from gemmsmith.moe.route import check_counts
 from gemmsmith.torch.api import as_batched_input, expect_tensor, is_dtensor
 from gemmsmith.torch.autograd_state import needs_grad, refuse_transforms
 from gemmsmith.torch.fallback import FLOAT_DTYPES
+from gemmsmith.torch.graph_serialization import PLAIN_GEMM
+from gemmsmith.torch.mlp.gated_epilogues import Gate
 from gemmsmith.torch.mlp.layers import FusedMLP, has_hooks
 from gemmsmith.torch.moe.experts import gated_experts
 from gemmsmith.torch.moe.fp8_experts import (
     SCALE_SUFFIX,
     Fp8Experts,
     Fp8MLP,
-    check_hidden,
     convert_weights,
     dequantize_for,
 )
-from gemmsmith.torch.moe.fp8_training import gated_experts_in_fp8
-from gemmsmith.torch.moe.slots import ROUTE, SortedSlots, select_experts
+from gemmsmith.torch.moe.slots import ROUTE, SortedSlots, check_hidden, select_experts
 from gemmsmith.torch.ops import call_op
 
-FP32_GEMM = " | accumulator | out 0 fp32"
+FP32_GEMM = f"{PLAIN_GEMM} fp32"
 """The serialized epilogue that returns the accumulator in fp32."""
 
 
@@ -136,13 +136,10 @@ class Experts(nn.Module):
 
     def forward(self, x: Any, experts: Any, weights: Any, order: Any = None, addend: Any = None) -> Any:
         """Return the weighted sum of each token's experts, (tokens, dim). See `gated_experts`."""
-        if self.multiply_in_fp8:
-            return gated_experts_in_fp8(
-                x, experts, weights, self.gate_up_proj, self.down_proj, self.activation, order, addend
-            )
+        x = x if self.multiply_in_fp8 else as_batched_input(x, self.gate_up_proj)
         return gated_experts(
-            as_batched_input(x, self.gate_up_proj), experts, weights, self.gate_up_proj, self.down_proj,
-            self.activation, all_present=True, order=order, addend=addend,
+            x, experts, weights, self.gate_up_proj, self.down_proj, Gate(self.activation), True, order, addend,
+            in_fp8=self.multiply_in_fp8,
         )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import torch
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
-from gemmsmith.kernels.register_tile import VECTOR_ELEMENTS
+from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK, VECTOR_ELEMENTS
 from gemmsmith.moe.launch import route, slot_sum, sort_by_expert
 from gemmsmith.moe.route import MAX_GROUPS, MAX_TOP_K, SIGMOID_EPSILON, RouteSpec, check_counts
 from gemmsmith.moe.slot_sum import MAX_ROWS
@@ -109,6 +109,15 @@ def checked_shape(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, w
     return count, hidden
 
 
+def check_hidden(hidden: int, multiple: int = QUANTIZATION_BLOCK) -> None:
+    """Raise ArgumentError for a size of MLPs in FP8 whose weights or scales kernels cannot read.
+
+    It is a multiple of a scale's 128 rows if one array holds gate and up.
+    """
+    if hidden % multiple:
+        raise ArgumentError(f"hidden: got {hidden} with experts in fp8; use a multiple of {multiple}")
+
+
 def select_experts(
     logits: Any, bias: Any, top_k: int, scores: str, normalize: bool, scale: float, groups: int, top_k_groups: int
 ) -> tuple[Any, Any]:  # fmt: skip
@@ -161,6 +170,7 @@ def _by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[Any, .
 def _on_gpu(
     logits: Any, bias: Any, top_k: int, scores: Any, normalize: bool, scale: float, groups: int, top_k_groups: int
 ) -> tuple[Any, ...]:  # fmt: skip
+    """Select and sort the experts by kernels, or by torch where these do not support the sizes."""
     (tokens, count), options = logits.shape, (scores, normalize, scale, groups, top_k_groups)
     is_supported = (
         tokens > 0 and top_k <= MAX_TOP_K and count <= MAX_EXPERTS and groups <= MAX_GROUPS
@@ -215,13 +225,10 @@ def sum_slots(slots: Any, tokens: int, addend: Any = None, row_of_slot: Any = No
     return total if addend is None else (total + addend).to(slots.dtype)
 
 
-def _sum_rows(rows: Any, row_of_slot: Any, tokens: int) -> Any:
-    return sum_slots(rows, tokens, row_of_slot=row_of_slot)
-
-
 SUM_ROWS = define_op(
     "sum_rows(Tensor rows, Tensor row_of_slot, SymInt tokens) -> Tensor",
-    lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]), _sum_rows,
+    lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]),
+    lambda rows, row_of_slot, tokens: sum_slots(rows, tokens, row_of_slot=row_of_slot),
 )  # fmt: skip
 """The operator: the sums of each token's rows, in the order of its slots."""
 

@@ -6,16 +6,16 @@ What a class does between the two products, its `_apply_gate`, is an epilogue fu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import reduce, wraps
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.torch.graph_serialization import serialize
-from gemmsmith.torch.mlp.gated_epilogues import HALVES, trace_gate
+from gemmsmith.torch.mlp.gated_epilogues import HALVES, Gate, trace_gate
 from gemmsmith.torch.moe.experts import gated_experts
 from gemmsmith.torch.moe.fp8_experts import fp8_gated_experts
 from gemmsmith.torch.tracing import serialize_epilogue
@@ -92,8 +92,7 @@ def _experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weig
         gate_up, down = gate_up.mT, down.mT
     biases = (getattr(self, f"{name}_bias"), self.down_proj_bias) if self.has_bias else (None, None)
     y = gated_experts(
-        hidden_states, top_k_index, top_k_weights, gate_up, down, gate.activation, biases=biases,
-        interleaved=gate.interleaved,
+        hidden_states, top_k_index, top_k_weights, gate_up, down, gate, biases=biases,
         post=self.post_expert_norm if getattr(self, "has_post_expert_norm", False) else None,
     )  # fmt: skip
     return y.to(hidden_states.dtype)
@@ -128,13 +127,6 @@ def _first_weight(module: Any) -> str:
     return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
 
 
-class Gate(NamedTuple):
-    """What a module does between the products: a serialized graph, and whether columns of gate and up alternate."""
-
-    activation: str
-    interleaved: bool
-
-
 def gate_of(module: Any) -> Gate:
     """Return a module's gate. Raises ArgumentError, with the class's name, if it cannot be traced."""
     names = HALVES if getattr(module, "has_gate", True) else HALVES[:1]
@@ -145,7 +137,7 @@ def gate_of(module: Any) -> Gate:
     function = getattr(module._apply_gate, "__func__", module._apply_gate)
     known = _GATES.setdefault((type(module), function, names), [])
     for reads, gate in known:
-        if all(_is_same(_attribute(module, path), x) for path, x in reads):
+        if all(_is_same(reduce(lambda x, name: getattr(x, name, None), path, module), x) for path, x in reads):
             return gate
     product, reads = _Product(), []
     try:
@@ -219,12 +211,6 @@ class _Recorder:
                 raise EpilogueError(f"{'.'.join(self._path)} has hooks")
             self._reads.append(((*self._path, name), hooks.copy()))
         return self.forward(*args, **kwargs)
-
-
-def _attribute(module: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        module = getattr(module, name, None)
-    return module
 
 
 def _is_same(x: Any, y: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gemmsmith.backends.sim.execute.values import ValueTable
+from gemmsmith.backends.sim.execute.values import Values
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.lang.types import F32, PRED, ScalarType
 from gemmsmith.lang.values import OPERATIONS, Operation
@@ -43,7 +43,7 @@ class Context(Protocol):
     """A lockstep group with the table of its values: Python numbers, or arrays over the group's threads."""
 
     group: LockstepGroup
-    value_of: ValueTable
+    values: Values
 
 
 def compile_operation(operation: Operation) -> Callable[[Context, Operation], None]:
@@ -59,22 +59,22 @@ def compile_operation(operation: Operation) -> Callable[[Context, Operation], No
                 result = _wrap_scalar(context.group, result, kind, op)
             elif not is_closed or op == "cast":
                 result = _wrap_array(context.group, result, kind, op)
-        context.value_of[x] = result
+        context.values[x] = result
 
     def evaluate_binary(context: Context, x: Operation) -> None:
-        value_of = context.value_of
-        result = evaluate(value_of[first], value_of[second])
+        values = context.values
+        result = evaluate(values[first], values[second])
         if type(result) is int and low <= result < high:
-            value_of[x] = result  # the common case
+            values[x] = result  # the common case
         else:
             store(context, x, result)
 
     def evaluate_any(context: Context, x: Operation) -> None:
-        value_of = context.value_of
-        store(context, x, evaluate(*[value_of[operand] for operand in operands]))
+        values = context.values
+        store(context, x, evaluate(*[values[operand] for operand in operands]))
 
     def evaluate_division(context: Context, x: Operation) -> None:
-        numerator, divisor = context.value_of[first], context.value_of[second]
+        numerator, divisor = context.values[first], context.values[second]
         store(context, x, evaluate(numerator, _check_divisor(context.group, numerator, divisor)))
 
     if len(operands) != 2:
@@ -84,6 +84,7 @@ def compile_operation(operation: Operation) -> Callable[[Context, Operation], No
 
 
 def _check_divisor(group: LockstepGroup, numerator: Any, divisor: Any) -> Any:
+    """Return the divisor of an integer division, at least 1; report operands for which C and Python differ."""
     if _minimum(divisor) <= 0 or _minimum(numerator) < 0:
         active = group.active
         if (group.broadcast(divisor)[active] <= 0).any() or (group.broadcast(numerator)[active] < 0).any():
@@ -104,6 +105,7 @@ def _wrap_array(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: 
 
 
 def _wrap_scalar(group: LockstepGroup, result: Any, type: ScalarType, op: str) -> Any:
+    """Return a result in the range of its type; report the overflow of a signed integer."""
     if not type.is_integer:
         return bool(result) if type == PRED else np.float32(result)
     exact = int(result)

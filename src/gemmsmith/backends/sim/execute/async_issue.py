@@ -45,6 +45,10 @@ class AsyncIssuer:
         self.copies: list[tuple[np.ndarray, InFlightOperation]] = []
 
     def start(self, operation: AsyncOperation) -> None:
+        """Issue an operation: check it, record its accesses, and reserve its engine.
+
+        Its data move when the scheduler completes it.
+        """
         group, operations = self.group, self.group.state.operations
         if self.counter:
             self.counter.count_operation(operation)
@@ -89,6 +93,7 @@ class AsyncIssuer:
         return result
 
     def _check_threads(self, operation: AsyncOperation) -> None:
+        """Report an operation that too many threads issue (TMA), or not a whole warpgroup (wgmma)."""
         threads = int(np.count_nonzero(self.group.active))
         if operation.engine == "tma" and threads != 1:
             self.group.report(
@@ -108,11 +113,8 @@ class AsyncIssuer:
         clock = first.agent().clock.copy()
         for lanes in others:
             other = lanes.agent().clock
-            np.minimum(
-                clock.event_counts[:MBARRIER_INIT_FENCED],
-                other.event_counts[:MBARRIER_INIT_FENCED],
-                out=clock.event_counts[:MBARRIER_INIT_FENCED],
-            )
+            ordered = clock.event_counts[:MBARRIER_INIT_FENCED]
+            np.minimum(ordered, other.event_counts[:MBARRIER_INIT_FENCED], out=ordered)
             clock.join_executed_events(other)
             clock.completed_bits &= other.completed_bits
             clock.fenced_bits &= other.fenced_bits
@@ -172,6 +174,7 @@ class AsyncIssuer:
 
     # -- groups ------------------------------------------------------------------------------------
     def commit(self, kind: AsyncGroupKind) -> None:
+        """Commit the active threads' operations of a kind as one group."""
         if kind == "wgmma":
             self.group.require_converged("wgmma.commit_group")
         for key in self._keys_of_active_threads(kind):
@@ -181,6 +184,10 @@ class AsyncIssuer:
                 observer.commit(self.group, f"{kind} group", [x.operation for x in members])
 
     def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
+        """Wait until at most `pending` groups of a kind are pending, or with `read` until they have read their sources.
+
+        Then the operations happen before what the waiting threads do next.
+        """
         lockstep = self.group
         if kind == "wgmma":
             lockstep.require_converged("wgmma.wait_group")

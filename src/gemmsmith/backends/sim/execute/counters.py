@@ -74,6 +74,11 @@ class Count:
         """The instruction and the buffers, as shown in tables."""
         return f"{self.instruction} {self.memory}".rstrip()
 
+    def add(self, name: str, actual: int, ideal: int) -> None:
+        """Add to wavefronts, sectors or lines, and to the ideal count of the same."""
+        for field, count in ((name, actual), (f"ideal_{name}", ideal)):
+            setattr(self, field, getattr(self, field) + count)
+
     def __add__(self, other: Count) -> Count:
         counts = [name for name, x in vars(self).items() if isinstance(x, int)]
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in counts})
@@ -145,20 +150,13 @@ class AccessCounter:
         if not len(access.addresses) or not access.width:
             return
         count, state = self._count, self._group.state
+        name = state.name_of(access).partition("[")[0]
         if access.space == "shared":
-            name = state.name_of(access).partition("[")[0]
-            actual, ideal = wavefronts(access, neighbors_share=neighbors_share, copy_sources=copy_sources)
-            count.wavefronts += actual
-            count.ideal_wavefronts += ideal
+            count.add("wavefronts", *wavefronts(access, neighbors_share=neighbors_share, copy_sources=copy_sources))
         else:
-            name = state.name_of(access)
-            actual, ideal = sectors(access, copy_destinations)
-            count.sectors += actual
-            count.ideal_sectors += ideal
+            count.add("sectors", *sectors(access, copy_destinations))
             if access.threads is None:
-                actual, ideal = lines(access)
-                count.lines += actual
-                count.ideal_lines += ideal
+                count.add("lines", *lines(access))
         if name not in count.memory.split(", "):
             count.memory = f"{count.memory}, {name}" if count.memory else name
 

@@ -49,7 +49,7 @@ class Interpreter:
         self.group, self.compiled = group, compiled
         self.counter = counters.of(group) if counters else None
         self.values = Values(group)
-        self.value_of, self.registers = self.values.value_of, RegisterFile(group, self.values)
+        self.registers = RegisterFile(group, self.values)
         self.machine: Machine = LockstepMachine(group, self.values, self.registers, self.counter)
 
     def run(self) -> Blocking:
@@ -57,6 +57,7 @@ class Interpreter:
         return self._block(self.group.state.kernel.body)
 
     def _block(self, block: st.Block) -> Blocking:
+        """Execute a block; with other seeds than 0, other groups may run between two of its statements."""
         group, random, seed = self.group, self.group.state.random.random, self.group.state.seed
         statements = self.compiled.get(block)
         if statements is None:
@@ -84,27 +85,27 @@ class Interpreter:
         return result if isinstance(result, GeneratorType) else None
 
     def read(self, x: VariableRead) -> None:
-        self.value_of[x] = self.values.variables[x.variable]
+        self.values[x] = self.values.variables[x.variable]
 
     def read_register(self, x: RegisterRead) -> None:
-        self.value_of[x] = self.registers.read(self.registers.selected_row(x.registers), int(self.value_of[x.index]))
+        self.values[x] = self.registers.read(self.registers.selected_row(x.registers), int(self.values[x.index]))
 
     def result(self, x: Result) -> Blocking | None:
         """Execute an instruction that defines a value; if it may block, return the generator that defines it."""
         result = self.simulate(x.instruction)
         if isinstance(result, GeneratorType):
             return self._define_later(x, result)
-        self.value_of[x] = result
+        self.values[x] = result
         return None
 
     def _define_later(self, x: Value, blocking: Blocking) -> Blocking:
-        self.value_of[x] = yield from blocking
+        self.values[x] = yield from blocking
 
     def call(self, statement: st.Call) -> Blocking:
-        function, value_of = statement.function, self.value_of
-        value_of.update(zip(function.parameters, map(self.values.value, statement.arguments), strict=True))
+        function, value_of = statement.function, self.values.__getitem__
+        self.values.update(zip(function.parameters, map(value_of, statement.arguments), strict=True))
         yield from self._block(function.body)
-        value_of.update(zip(statement.results, map(self.values.value, function.results), strict=True))
+        self.values.update(zip(statement.results, map(value_of, function.results), strict=True))
 
     def declare_registers(self, statement: st.DeclareRegisters) -> None:
         declared = statement.registers
@@ -113,19 +114,21 @@ class Interpreter:
 
     def assign_register(self, statement: st.AssignRegister) -> None:
         """Assign an element of a register array in the active threads."""
-        index, selection = int(self.value_of[statement.index]), self.group.selection
+        index, selection = int(self.values[statement.index]), self.group.selection
         array = self.registers.access(self.registers.selected_row(statement.registers), write=True)
-        new = self.value_of[statement.value]
+        new = self.values[statement.value]
         array[selection, index] = new[selection] if isinstance(new, np.ndarray) else new
 
     def branch(self, branch: st.If) -> Blocking | None:
-        condition = self.value_of[branch.condition]
+        """Execute the branch that the condition chooses; if the threads differ, both, one after the other."""
+        condition = self.values[branch.condition]
         if isinstance(condition, np.ndarray):
             return self._diverge(branch, condition)
         block = branch.then if condition else branch.otherwise
         return self._block(block) if block else None
 
     def _diverge(self, branch: st.If, condition: np.ndarray) -> Blocking:
+        """Execute each branch with the threads that take it; the others are inactive meanwhile."""
         before = self.machine.active
         for block, taken in ((branch.then, condition), (branch.otherwise, ~condition)):
             active = before & taken
@@ -135,9 +138,10 @@ class Interpreter:
         self.machine.active = before
 
     def loop(self, loop: st.Loop) -> Blocking:
+        """Execute a loop, whose bounds all active threads share."""
         around, name = self.group.loops, loop.index.name or "i"
         for i in range(*(int(self.values.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
-            self.value_of[loop.index] = i
+            self.values[loop.index] = i
             self.group.loops = (*around, (name, i))
             yield from self._block(loop.body)
         self.group.loops = around
@@ -164,6 +168,7 @@ _VALUE_HANDLERS: dict[type[Value], Handler] = {
 
 
 def _compile_statement(statement: st.Statement) -> CompiledStatement:
+    """Return a statement with the function that executes it."""
     location, is_preemption_point = statement.location, isinstance(statement, st.IssueInstruction)
     if not isinstance(statement, st.Define):
         return CompiledStatement(location, is_preemption_point, _STATEMENT_HANDLERS[type(statement)], statement)

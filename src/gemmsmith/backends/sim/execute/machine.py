@@ -45,7 +45,7 @@ class LockstepMachine:
     ) -> None:
         memory, mbarriers = MemoryInstructions(group, counter), Mbarriers(group)
         self._group, self._registers = group, registers
-        self.value, self.per_thread, self.uniform = values.value, values.per_thread, values.uniform
+        self.value, self.per_thread, self.uniform = values.__getitem__, values.per_thread, values.uniform
         self.report, self.require_converged = group.report, group.require_converged
         self.threads, self.seed = group.threads, group.state.seed
         self.block_index, self.grid_size = group.cta.index, group.state.grid
@@ -67,6 +67,7 @@ class LockstepMachine:
         self._group.set_active(active)
 
     def fence(self, kind: str, scope: str = "gpu") -> None:
+        """Execute a fence in the active threads; see `machine.Machine`."""
         self._group.time += INSTRUCTION_CYCLES
         if kind == "wgmma":
             self._group.require_converged("wgmma.fence")

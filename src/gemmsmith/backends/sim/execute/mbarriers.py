@@ -54,6 +54,7 @@ class Mbarriers:
         return barrier
 
     def init(self, address: Any, count: int) -> None:
+        """Initialize an mbarrier of this CTA that expects `count` arrivals per phase."""
         group, state, cta = self.group, self.group.state, self.group.cta
         agent = group.active_lanes[0].agent()
         offset = int(address) & OFFSET_MASK
@@ -72,6 +73,10 @@ class Mbarriers:
         self._observe_state("init", cta, cta.mbarriers[offset], count)
 
     def arrive(self, address: Any, *, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:
+        """Arrive once per active thread, which publishes what the thread has done, at `scope`.
+
+        `expect_tx`: bytes that the phase waits for, too. `rank`: the CTA that holds the barrier, None for this one.
+        """
         group = self.group
         group.time += INSTRUCTION_CYCLES
         at_cluster_scope = scope_of(scope) >= ScopeLevel.CLUSTER
@@ -82,7 +87,7 @@ class Mbarriers:
                 agent, own = part.warp.agent(lanes), cta is group.cta
                 barrier = self.at(cta, at, agent.clock)
                 arrival = agent.index, agent.next_event
-                barrier.check_order(agent.clock, "arrival", group.title, group.location)
+                barrier.check_order(agent.clock, "arrival", group.location)
                 if not own:
                     event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)
                     cta.remote.append(event)
@@ -104,9 +109,6 @@ class Mbarriers:
 
     def _targets(self, part: ActiveLanes, rank: Any, address: Any) -> Iterator[tuple[int | None, int, np.ndarray, int]]:
         """Yield (rank, address, rows, lane mask) of the barriers that the active lanes of a warp arrive at."""
-        if not isinstance(rank, np.ndarray) and not isinstance(address, np.ndarray):
-            yield rank, int(address), part.thread_indices, part.mask
-            return
         ranks, addresses = (
             self.group.broadcast(x)[part.thread_indices] for x in (-1 if rank is None else rank, address)
         )
@@ -115,15 +117,17 @@ class Mbarriers:
             yield None if rank is None else target, at, rows, mask_of(rows % 32)
 
     def expect_tx(self, address: Any, nbytes: Any) -> None:
+        """Let the phase in progress wait for `nbytes` more per active thread, without an arrival."""
         group, bytes_ = self.group, self.group.broadcast(nbytes)
         for lanes in group.active_lanes:
             agent = lanes.agent()
             barrier = self.at(group.cta, int(address), agent.clock)
-            barrier.check_order(agent.clock, "expect_tx", group.title, group.location)
-            barrier.expect_tx(agent, int(bytes_[lanes.thread_indices].sum()), group.title, group.location)
+            barrier.check_order(agent.clock, "expect_tx", group.location)
+            barrier.expect_tx(agent, int(bytes_[lanes.thread_indices].sum()), group.location)
             self._observe_state("expect_tx", group.cta, barrier, int(bytes_[lanes.thread_indices].sum()))
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
+        """Return whether the phase of a parity has completed; then what came before it happens before what follows."""
         barrier, phase = self._resolve_phase(int(address), int(parity))
         if not self.group.state.tests_only_skip_waits:
             self.group.depends_on_time("the result of test_wait decides more than whether a wait is executed")
@@ -133,6 +137,7 @@ class Mbarriers:
         return True
 
     def wait(self, address: Any, parity: Any, scope: str = "cta") -> Blocking:
+        """Wait until the phase of a parity has completed; what came before it then happens before what follows."""
         parity = int(parity)
         barrier, phase = self._resolve_phase(int(address), parity)
         if not barrier.is_complete(parity):
@@ -150,6 +155,7 @@ class Mbarriers:
         self.group.record_wait(start, barrier.name, phase)
 
     def _resolve_phase(self, address: int, parity: int) -> tuple[Mbarrier, int]:
+        """Return the mbarrier, and the phase that a wait for `parity` is for; report a parity that is ambiguous."""
         clocks = [lanes.agent().clock for lanes in self.group.active_lanes]
         barrier, *_ = [self.at(self.group.cta, address, clock) for clock in clocks]
         phase = barrier.resolve_phase(self.group, clocks[0], parity)
@@ -162,6 +168,7 @@ class Mbarriers:
         return barrier, phase
 
     def _observe(self, barrier: Mbarrier, phase: int, scope: str) -> None:
+        """Record that the active threads have seen a phase complete: join the clocks that its arrivals published."""
         group = self.group
         for lanes in group.active_lanes:
             lanes.acquire(barrier.completed_clocks.cta)
@@ -169,5 +176,5 @@ class Mbarriers:
                 lanes.acquire(barrier.completed_clocks.cluster)
             # Parity names a phase: a later one than the last completed is that one.
             observed_phase = min(phase, barrier.phase - 1)
-            barrier.record_wait(group, lanes.agent(), observed_phase, group.title, group.location)
+            barrier.record_wait(group, lanes.agent(), observed_phase, group.location)
         group.time = max(group.time, barrier.completed_at) + BARRIER_CYCLES

@@ -35,13 +35,9 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
         mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
+        """Load `nbytes` per active thread, (threads, nbytes); inactive threads get zeros. See `machine.Memory`."""
         if order != "weak":
             self.group.depends_on_time("a strong load reads what has been written by then")
-        return self._load(space, address, nbytes, rank, order, scope, mask)
-
-    def _load(
-        self, space: Space, address: Any, nbytes: int, rank: Any, order: str, scope: str, mask: Any
-    ) -> np.ndarray:
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
         for _, thread_indices, resolved in self._accesses("read", space, address, nbytes, order, scope, rank, mask):
             if resolved:
@@ -69,6 +65,7 @@ class MemoryInstructions(CheckedMemory):
         self, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: str = "relaxed", scope: str = "gpu", returns: bool = True, rounds: bool = False,
     ) -> np.ndarray:  # fmt: skip
+        """Update a word of global memory per active thread, in their order; return the old words."""
         if returns:
             self.group.depends_on_time("an atomic returns what has been written by then")
         kind = np.dtype(dtype)
@@ -87,6 +84,10 @@ class MemoryInstructions(CheckedMemory):
         self, address: Any, ready: Callable[[int], bool], description: str, order: str, scope: str = "gpu",
         max_polls: int | None = None,
     ) -> Blocking:  # fmt: skip
+        """Poll a word of global memory until `ready(word)`, at most `max_polls` times, and return it.
+
+        Only the load that ends the wait is checked and ordered. `description`: what the word is until then.
+        """
         group, address = self.group, int(address)
         polls_left = math.inf if max_polls is None else self._choose_polls(max_polls)
         access = Access("global", np.array([address]), 4)
@@ -113,7 +114,8 @@ class MemoryInstructions(CheckedMemory):
             if word_state.previous is not None and ready(word_state.previous):
                 group.depends_on_time("a spin may end before the last write to its word")
         group.time = max(group.time, word_state.visible_at)
-        self._load("global", address, 4, None, order, scope, None)
+        for _ in self._accesses("read", "global", address, 4, order, scope):
+            pass  # the load that ends the wait
         word_state.spins += [(lanes.agent().index, lanes.agent().next_event) for lanes in group.active_lanes]
         group.time += BARRIER_CYCLES
         group.record_wait(start, "another CTA")

@@ -45,12 +45,12 @@ class RegisterFile:
     def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
         if not isinstance(x, RegisterSlice):
             return self.access(x, write)
-        start = int(self.values.value(x.start))
+        start = int(self.values[x.start])
         return self.access(self.selected_row(x.array), write, slice(start, start + x.count))
 
     def selected_row(self, x: RegisterArray) -> RegisterArray:
         """Return the array, or the row that a loop index selects now."""
-        return x.array.rows[int(self.values.value(x.row))] if isinstance(x, LoopIndexedRow) else x
+        return x.array.rows[int(self.values[x.row])] if isinstance(x, LoopIndexedRow) else x
 
     def access(self, x: RegisterArray, write: bool = False, part: slice = slice(None)) -> np.ndarray:
         """Return a live view (threads, count) of a register array; report hazards."""
@@ -111,6 +111,7 @@ class RegisterFile:
 
     # -- setmaxnreg --------------------------------------------------------------------------------
     def set_budget(self, registers: int, action: str) -> Blocking:
+        """Execute setmaxnreg: wait until the CTA's pool has the registers, and take or return them."""
         group, cta = self.group, self.group.cta
         group.require_converged("setmaxnreg")
         warps, change = len(group.warps), registers - group.registers_per_thread

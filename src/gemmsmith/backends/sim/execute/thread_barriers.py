@@ -37,6 +37,7 @@ class ThreadBarriers:
                 lanes.warp.sync()
 
     def cluster_arrive(self, *, relaxed: bool = False) -> None:
+        """Arrive at the cluster's barrier; `relaxed`: without publishing the threads' accesses."""
         barrier = self.group.cta.cluster.barrier
         for lanes in self.group.active_lanes:
             if lanes.warp in self.cluster_arrivals:
@@ -45,6 +46,7 @@ class ThreadBarriers:
         self._arrive(barrier, relaxed=relaxed)
 
     def cluster_wait(self) -> Blocking:
+        """Wait until all threads of the cluster have arrived at its barrier."""
         self.group.require_converged("barrier.cluster.wait")
         arrivals = {lanes.warp: self.cluster_arrivals.pop(lanes.warp, None) for lanes in self.group.active_lanes}
         generations = [arrival[0] for arrival in arrivals.values() if arrival is not None]
@@ -55,6 +57,7 @@ class ThreadBarriers:
         yield from self._wait(self.group.cta.cluster.barrier, max(generations), relaxed)
 
     def _arrive_at(self, identifier: int, threads: int) -> ThreadBarrier:
+        """Arrive at a named barrier for `threads` threads; return it."""
         group = self.group
         if not 0 <= identifier < NAMED_BARRIERS_PER_CTA or threads % 32:
             group.report(
@@ -73,6 +76,7 @@ class ThreadBarriers:
         return barrier
 
     def _arrive(self, barrier: ThreadBarrier, *, relaxed: bool = False) -> None:
+        """Arrive at a barrier with the active threads' clocks, or with `relaxed` only with what they have executed."""
         group = self.group
         group.require_converged(barrier.name)
         clock, arrivals = VectorClock(group.state.num_agents), []
@@ -84,13 +88,13 @@ class ThreadBarriers:
                     f"{barrier.name}: this arrival is not ordered after the previous generation and may be counted in "
                     "it",
                 )
+            if not relaxed:
+                lanes.warp.sync()
+            arrivals.append((agent.index, agent.next_event))
             if relaxed:
-                arrivals.append((agent.index, agent.next_event))
                 scope, published = lanes.warp.release_for_relaxed_write(lanes.mask)
                 clock.join(published) if scope >= ScopeLevel.CLUSTER else clock.join_executed_events(published)
             else:
-                lanes.warp.sync()
-                arrivals.append((agent.index, agent.next_event))
                 clock.join(lanes.release())
         group.time += INSTRUCTION_CYCLES
         is_within_count = barrier.arrive(int(group.active.sum()), clock, arrivals, group.time)

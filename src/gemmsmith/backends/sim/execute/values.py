@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Parameter
 from gemmsmith.machine import CLUSTER_RANK_SHIFT
 
 
-class ValueTable(dict[Value, Any]):
-    """Simulated values: statements store results; constants, built-ins and parameters are looked up on first use.
+class Values(dict[Value, Any]):
+    """The values of a lockstep group by the kernel's, and its `variables`.
 
-    Each has its type in the kernel: fp32 is np.float32, a predicate is a bool, an integer is a Python int or np.int64.
+    Statements store results; constants, built-ins and parameters are looked up on first use. Each has its type in the
+    kernel: fp32 is np.float32, a predicate is a bool, an integer is a Python int or np.int64.
     """
 
     def __init__(self, group: LockstepGroup) -> None:
@@ -32,8 +32,11 @@ class ValueTable(dict[Value, Any]):
             "smem": SHARED_BASE + (group.cta.rank << CLUSTER_RANK_SHIFT),
             "smem_descriptor_base": SHARED_BASE // 16,
         }
+        self.variables: dict[Variable, Any] = {}
+        self._declared: dict[Variable, np.ndarray] = {}  # variable -> the threads that declared it
 
     def __missing__(self, x: Value) -> Any:
+        """Return a constant, a built-in value or a parameter, and store it."""
         if isinstance(x, (Constant, DeferredConstant)):
             value = x.value
         elif isinstance(x, Builtin):
@@ -44,26 +47,14 @@ class ValueTable(dict[Value, Any]):
         self[x] = value = np.float32(value) if x.type == F32 else bool(value) if x.type == PRED else value
         return value
 
-
-class Values:
-    """The values and variables of a lockstep group. `value(x)` returns the contents of a value."""
-
-    def __init__(self, group: LockstepGroup) -> None:
-        self.group = group
-        self.value_of = ValueTable(group)
-        """Current contents of the kernel's values."""
-        self.value: Callable[[Value], Any] = self.value_of.__getitem__
-        self.variables: dict[Variable, Any] = {}
-        self._declared: dict[Variable, np.ndarray] = {}  # variable -> the threads that declared it
-
     def per_thread(self, x: Value) -> np.ndarray:
         """Return a value as an array over the threads; do not write to it."""
         kind = np.float32 if x.type == F32 else bool if x.type == PRED else np.int64
-        return self.group.broadcast(self.value(x), kind)
+        return self.group.broadcast(self[x], kind)
 
     def uniform(self, x: Value) -> Any:
         """Return the number that all active threads have; report a hazard if they differ."""
-        contents = self.value(x)
+        contents = self[x]
         if not isinstance(contents, np.ndarray):
             return contents
         active = contents[self.group.active]
@@ -73,12 +64,12 @@ class Values:
 
     def declare(self, variable: Variable, initial: Value) -> None:
         """Declare a variable in the active threads."""
-        self.variables[variable] = self.value(initial)
+        self.variables[variable] = self[initial]
         self._declared[variable] = self.group.active
 
     def assign(self, variable: Variable, value: Value) -> None:
         """Assign a variable in the active threads; others keep its value."""
-        new, active, declared = self.value(value), self.group.active, self._declared[variable]
+        new, active, declared = self[value], self.group.active, self._declared[variable]
         if declared is not active and (declared & ~active).any():
             new = np.where(active, new, self.variables[variable])
         self.variables[variable] = new

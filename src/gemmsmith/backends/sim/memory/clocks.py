@@ -63,11 +63,8 @@ class VectorClock:
 
     def join_executed_events(self, other: VectorClock) -> None:
         """Join the EXECUTED and MBARRIER_INIT_FENCED rows: implied by synchronization at too narrow a scope, too."""
-        np.maximum(
-            self.event_counts[MBARRIER_INIT_FENCED:],
-            other.event_counts[MBARRIER_INIT_FENCED:],
-            out=self.event_counts[MBARRIER_INIT_FENCED:],
-        )
+        executed = self.event_counts[MBARRIER_INIT_FENCED:]
+        np.maximum(executed, other.event_counts[MBARRIER_INIT_FENCED:], out=executed)
 
 
 @dataclass(eq=False)
@@ -258,9 +255,8 @@ class Warp:
             acting.clock.fenced_bits |= acting.clock.completed_bits
         if lanes == ALL_LANES:  # includes accesses of subsets before the last __syncwarp
             counts = acting.clock.event_counts
-            counts[row, self.agent_slice] = np.maximum(
-                counts[row, self.agent_slice], counts[HAPPENS_BEFORE, self.agent_slice]
-            )
+            own = counts[row, self.agent_slice]
+            np.maximum(own, counts[HAPPENS_BEFORE, self.agent_slice], out=own)
         for agent in self._agents_within(lanes).values():
             agent.clock.event_counts[row, agent.index] = acting.clock.event_counts[row, agent.index] = agent.next_event
             agent.advance()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sized
 from dataclasses import dataclass, field
+from posixpath import basename
 from typing import Any
 
 from gemmsmith.lang.kernel import Kernel
@@ -132,7 +133,7 @@ class Hazard:
     @property
     def id(self) -> str:
         """The same for all schedules, and after edits elsewhere: a hash of kind, subject, functions and code."""
-        lines = {f"{_base(x.file)} {x.call.function} {x.call.text} {_rule_key(x)}" for x in self.places}
+        lines = {f"{basename(x.file)} {x.call.function} {x.call.text} {_rule_key(x)}" for x in self.places}
         return hashlib.sha256("\n".join([self.kind, self.subject, *sorted(lines)]).encode()).hexdigest()[:8]
 
     @property
@@ -162,6 +163,7 @@ class Hazard:
         }  # fmt: skip
 
     def _describe(self, place: SourceLocation) -> str:
+        """Return a place's line of text: who made which access, where in Python, and in the printed CUDA."""
         who = ""
         if isinstance(place, Place):
             loops = "".join(f", {name} {index}" for name, index in place.loops)
@@ -172,6 +174,7 @@ class Hazard:
         return f"{who}{' < '.join(stack)}{f'; CUDA line {line}' if line else ''}"
 
     def _place_to_json(self, place: SourceLocation) -> dict[str, Any]:
+        """Return a place for JSON: its lines of Python and CUDA, the stack, and who made which access."""
         line = self._cuda_line(place)
         result: dict[str, Any] = {
             "python": place.call._asdict() | {"text": place.call.text},
@@ -186,10 +189,6 @@ class Hazard:
 
     def _cuda_line(self, place: SourceLocation) -> int | None:
         return self.kernel.cuda_lines.get(place.number) if self.kernel else None
-
-
-def _base(file: str) -> str:
-    return file.rsplit("/", 1)[-1]
 
 
 def _rule_key(place: SourceLocation) -> tuple[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from gemmsmith.backends.sim.report.hazards import Hazard, Loops
-from gemmsmith.backends.sim.report.timeline import Idle, Span, Timeline, idle
+from gemmsmith.backends.sim.report.timeline import AFTER_THE_LAST, NO_WAIT, Idle, Span, Timeline
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.location import SourceLocation
@@ -237,17 +238,31 @@ class Record:
         return result
 
     def idle(self) -> list[Idle]:
-        """Return when and why each tensor core is idle."""
-        waits: dict[tuple[int, str], list[tuple[int, int, str]]] = {}
-        for x in self.of_kind("resume"):
-            waits.setdefault(x.agent, []).append((x.amount, x.time, x.object[1].partition("[")[0] if x.object else ""))
-        ends = Counter[int]()
+        """Return when and why each CTA's tensor core is idle.
+
+        The causes are what the warpgroup that issues its next wgmma waits for meanwhile.
+        """
+        waits, ends = defaultdict[tuple[int, str], list[Event]](list), Counter[int]()
         for x in self.of_kind("resume", "exit"):
             ends[x.agent[0]] = max(ends[x.agent[0]], x.time)
-        products = [
-            (x.start, x.end, self._events[x.issue][2]) for x in self.operations if x.route.engine == "tensor core"
-        ]
-        return idle(products, waits, ends)
+            if x.object:
+                waits[x.agent].append(x)
+        products = [(x.start, x.end, self._events[x.issue][2]) for x in self.operations if x.cycles]
+        result, busy_until = [], dict.fromkeys((agent[0] for *_, agent in products), 0)
+        for start, end, agent in sorted(products):
+            cta, own = agent[0], waits[agent]
+            time = busy_until[cta]
+            for wait in own[bisect_right(own, time, key=lambda wait: wait.time) :]:
+                if wait.amount >= start:
+                    break
+                assert wait.object
+                stop, cause = min(start, wait.time), wait.object[1].partition("[")[0]
+                result += [Idle(cta, time, wait.amount, NO_WAIT), Idle(cta, max(time, wait.amount), stop, cause)]
+                time = stop
+            result.append(Idle(cta, time, start, NO_WAIT))
+            busy_until[cta] = end
+        result += [Idle(cta, time, ends[cta], AFTER_THE_LAST) for cta, time in busy_until.items()]
+        return [x for x in result if x.start < x.end]
 
     def columns(self) -> dict[str, Any]:
         """Return all of it for JSON.

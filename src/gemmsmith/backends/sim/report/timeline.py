@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_right
-from collections.abc import Mapping
+from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,15 +73,13 @@ class Timeline:
         position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
         figure = Figure(figsize=(13, 1.3 + 0.55 * len(rows)), layout="constrained")
         axes = figure.subplots()
-        bars: dict[tuple[tuple[int, str], bool, str, str | None], list[tuple[int, int]]] = {}
+        bars = defaultdict[tuple[tuple[int, str], float, str, str | None], list[tuple[int, int]]](list)
+        colors = {"wait": WAIT_COLOR, "busy": BUSY_COLOR, "store": STORE_COLOR}
         for s in spans:
-            color = {"wait": WAIT_COLOR, "busy": BUSY_COLOR, "store": STORE_COLOR}.get(s.kind)
-            if color is None:
-                color = STAGE_COLORS[(s.stage or 0) % len(STAGE_COLORS)]
-            style = (s.cta, s.row), s.kind in ("load", "mma", "store"), color, "////" if s.kind == "wait" else None
-            bars.setdefault(style, []).append((s.start, s.end - s.start))
-        for (row, asynchronous, color, hatch), ranges in bars.items():
-            height = 0.8 if asynchronous else 0.5
+            color = colors.get(s.kind, STAGE_COLORS[(s.stage or 0) % len(STAGE_COLORS)])
+            height, hatch = 0.5 if s.kind in ("wait", "busy") else 0.8, "////" if s.kind == "wait" else None
+            bars[(s.cta, s.row), height, color, hatch].append((s.start, s.end - s.start))
+        for (row, height, color, hatch), ranges in bars.items():
             axes.broken_barh(
                 ranges, (position[row] - height / 2, height), facecolor=color, linewidth=0.3, edgecolor="white",
                 hatch=hatch,
@@ -118,31 +114,6 @@ class Timeline:
             for s in self.spans
         ]  # fmt: skip
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
-
-
-def idle(
-    products: list[tuple[int, int, tuple[int, str]]], waits: Mapping[tuple[int, str], list[tuple[int, int, str]]],
-    ends: Mapping[int, int],
-) -> list[Idle]:  # fmt: skip
-    """Return the idle time of each CTA's tensor core, split by the waits of the warpgroup that issues its next wgmma.
-
-    `products`: start, end and (CTA, name) of the warpgroup, of each wgmma. `waits`: start, end and cause of the waits
-    of each warpgroup, in order. `ends`: when each CTA ends.
-    """
-    result, busy_until = [], dict.fromkeys((agent[0] for *_, agent in products), 0)
-    for start, end, agent in sorted(products):
-        cta, own = agent[0], waits.get(agent, [])
-        time = busy_until[cta]
-        for begin, stop, cause in islice(own, bisect_right(own, time, key=lambda wait: wait[1]), None):
-            if begin >= start:
-                break
-            result.append(Idle(cta, time, begin, NO_WAIT))
-            result.append(Idle(cta, max(time, begin), min(start, stop), cause))
-            time = min(start, stop)
-        result.append(Idle(cta, time, start, NO_WAIT))
-        busy_until[cta] = end
-    result += [Idle(cta, time, ends[cta], AFTER_THE_LAST) for cta, time in busy_until.items()]
-    return [x for x in result if x.start < x.end]
 
 
 def _order(row: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -34,12 +33,6 @@ class Verdict:
     scope: Literal["every schedule", "schedules run", "hazards"]
     time_dependences: tuple[TimeDependence, ...] = ()
     schedules: int = 1
-
-    @classmethod
-    def of(cls, has_hazards: bool, time_dependences: Iterable[TimeDependence], schedules: int) -> Verdict:
-        """Return the verdict on runs."""
-        reasons = tuple(time_dependences)
-        return cls("hazards" if has_hazards else "schedules run" if reasons else "every schedule", reasons, schedules)
 
     def to_json(self) -> dict[str, Any]:
         """Return it for JSON."""

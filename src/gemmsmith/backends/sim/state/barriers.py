@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.memory.clocks import Agent, VectorClock
-from gemmsmith.backends.sim.report.hazards import Hazards
+from gemmsmith.backends.sim.report.hazards import Hazards, Place
 from gemmsmith.lang.location import SourceLocation
 
 
@@ -28,8 +28,7 @@ class FinishedWait:
     phase: int
     agent: int
     count: int
-    issuer: str
-    location: SourceLocation
+    place: Place
 
     def happens_before(self, clock: VectorClock) -> bool:
         """Return whether the wait was executed before the events at `clock`."""
@@ -59,7 +58,7 @@ class Mbarrier:
     `count`: expected arrivals per phase; `pending`: arrivals still missing; `tx_count`: bytes still missing;
     `initializer`: (agent, event count) of its init; `data_phases`: the completed phases that received data;
     `current`, `previous`: contributions to the phase in progress and to the one before; `expects`: (agent, event count,
-    issuer, location) of each expect_tx that no arrival in the phase in progress follows.
+    place) of each expect_tx that no arrival in the phase in progress follows.
     `last_waited_phase`: the last phase that each lockstep group has waited for; `last_waits`: each agent's last wait.
     A parity wait for phase p is correct only if it is ordered before the completion of phase p + 1; otherwise phase
     aliasing is reported.
@@ -84,20 +83,20 @@ class Mbarrier:
     data_phases: list[int] = field(default_factory=list)
     current: Contributions = field(default_factory=Contributions)
     previous: Contributions = field(default_factory=Contributions)
-    expects: list[tuple[int, int, str, SourceLocation]] = field(default_factory=list)
+    expects: list[tuple[int, int, Place]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pending = self.count
         self.current_clocks, self.completed_clocks = ScopedClocks(self.num_agents), ScopedClocks(self.num_agents)
 
-    def check_order(self, clock: VectorClock, label: str, issuer: str, location: SourceLocation) -> None:
-        """Report a contribution at `clock` that may be counted in the previous phase."""
+    def check_order(self, clock: VectorClock, label: str, place: Place) -> None:
+        """Report a contribution at `clock`, made at `place`, that may be counted in the previous phase."""
         if not self.previous.executed_before(clock):
             message = (
                 f"{self.name}: this {label} for phase {self.phase} is not ordered after phase {self.phase - 1} and may "
-                f"be counted in it [{issuer}]"
+                f"be counted in it [{place.agent}]"
             )
-            self.hazards.report("barrier", message, location, self.buffer)
+            self.hazards.report("barrier", message, place, self.buffer)
 
     def arrive(
         self, arrival: tuple[int, int], count: int, expect: int, clock: VectorClock, time: int, *, at_cta_scope: bool,
@@ -146,17 +145,18 @@ class Mbarrier:
         self.time = max(self.time, time)
         self._advance()
 
-    def expect_tx(self, agent: Agent, nbytes: int, issuer: str, location: SourceLocation) -> None:
+    def expect_tx(self, agent: Agent, nbytes: int, place: Place) -> None:
         """Record an expect_tx without an arrival."""
         self.tx_count += nbytes
-        self.expects.append((agent.index, agent.next_event, issuer, location))
+        self.expects.append((agent.index, agent.next_event, place))
 
     def _advance(self) -> None:
+        """Complete the phase if nothing is missing: publish the clocks, and begin the next phase."""
         if self.pending or self.tx_count:
             return
-        for _, _, issuer, location in self.expects:
-            message = f"{self.name}: phase {self.phase} may complete before this expect_tx [{issuer}]"
-            self.hazards.report("barrier", message, location, self.buffer)
+        for _, _, place in self.expects:
+            message = f"{self.name}: phase {self.phase} may complete before this expect_tx [{place.agent}]"
+            self.hazards.report("barrier", message, place, self.buffer)
         if self.received_data:
             self.data_phases.append(self.phase)
         for wait in self.last_waits.values():
@@ -168,10 +168,11 @@ class Mbarrier:
         self.phase, self.pending, self.received_data = self.phase + 1, self.count, False
 
     def _report_overrun(self, wait: FinishedWait) -> None:
+        """Report that a wait may still be polling when the next phase completes."""
         self.hazards.report(
             "phase aliasing",
-            f"a wait for phase {wait.phase} of {self.name} by {wait.issuer} may run after phase {self.phase} "
-            "completes, when the parity has flipped back", wait.location, self.buffer,
+            f"a wait for phase {wait.phase} of {self.name} by {wait.place.agent} may run after phase {self.phase} "
+            "completes, when the parity has flipped back", wait.place, self.buffer,
         )  # fmt: skip
 
     @property
@@ -184,12 +185,10 @@ class Mbarrier:
         """The shared buffer that holds it: its name without the slot."""
         return self.name.partition("[")[0]
 
-    def record_wait(
-        self, lockstep_group: object, agent: Agent, phase: int, issuer: str, location: SourceLocation
-    ) -> None:
+    def record_wait(self, lockstep_group: object, agent: Agent, phase: int, place: Place) -> None:
         """Record that an agent's wait for a phase has finished."""
         self.last_waited_phase[lockstep_group] = phase
-        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.next_event, issuer, location)
+        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.next_event, place)
 
     def resolve_phase(self, lockstep_group: object, clock: VectorClock, parity: int) -> int:
         """Return the phase that a wait for `parity` is for.

@@ -89,6 +89,7 @@ class GridState:
 
 
 def _describe_address(kernel: Kernel, offset: int) -> tuple[str, int | None]:
+    """Return the buffer's name, with its slot, at an offset of shared memory; and the slot if there are several."""
     for buffer in kernel.buffers:
         if buffer.offset <= offset < buffer.offset + buffer.bytes:
             slot = (offset - buffer.offset) // buffer.slot_bytes

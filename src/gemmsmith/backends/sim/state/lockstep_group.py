@@ -92,7 +92,6 @@ class LockstepGroup:
         self.time, self.line = 0, SourceLocation("?", 0)
         self.loops: Loops = ()
         self._places: dict[Warp | None, Place] = {}
-        self._placed: tuple[SourceLocation, Loops] = self.line, self.loops
         self.registers_per_thread = state.kernel.max_registers_per_thread
         self._active_lanes: dict[bytes, ActiveWarps] = {}
         self.set_active(np.ones(count, bool))
@@ -131,11 +130,8 @@ class LockstepGroup:
 
     def location_of(self, warp: Warp | None) -> Place:
         """Return the source line being executed, with a warp of the group (None for all of it) and the iteration."""
-        if self._placed[0] is not self.line or self._placed[1] is not self.loops:
-            self._placed = self.line, self.loops
-            self._places.clear()
         place = self._places.get(warp)
-        if place is None:
+        if place is None or place.number != self.line.number or place.loops is not self.loops:
             name = f" warp {self.warps.index(warp)}" if warp is not None and len(self.warps) > 1 else ""
             place = self._places[warp] = Place(self.line, self.cta.index, self.title + name, self.loops)
         return place

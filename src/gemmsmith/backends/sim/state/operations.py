@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from gemmsmith.backends.sim.memory.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.memory.events import Event
 from gemmsmith.backends.sim.memory.memory import OFFSET_MASK
+from gemmsmith.backends.sim.report.hazards import Place
 from gemmsmith.backends.sim.report.record import Record
-from gemmsmith.backends.sim.state.barriers import Mbarrier
 from gemmsmith.backends.sim.state.cta import Cta
-from gemmsmith.lang.location import SourceLocation
 from gemmsmith.machine import AsyncOperation
 
 
@@ -30,7 +29,7 @@ class InFlightOperation:
     clock: VectorClock
     bits: tuple[int, int]
     end: int
-    location: SourceLocation
+    location: Place
     depends_on: tuple[InFlightOperation, ...] = ()
     finished: bool = False
     issuer_clocks: list[VectorClock] = field(default_factory=list)
@@ -81,22 +80,21 @@ class Operations:
             address, threads = operation.arrive_on
             for copy in in_flight.depends_on:
                 bits |= copy.bits[0] | copy.bits[1]
-            barrier = in_flight.cta.mbarriers[address & OFFSET_MASK]
-            self._check_order(barrier, in_flight, "arrival")
-            barrier.complete(0, in_flight.clock, bits, in_flight.end, at_cta_scope=True, arrivals=threads)
-            if self.observer is not None:
-                self.observer.signal("arrive", operation, in_flight.cta.index, barrier, threads)
+            self._signal(in_flight, in_flight.cta, address, bits, at_cta_scope=True, arrivals=threads)
         for rank, address, nbytes in operation.complete_tx:
             cta = in_flight.cta.peer(rank)
             at_cta_scope = operation.proxy == "async" or cta is in_flight.cta
-            barrier = cta.mbarriers[address & OFFSET_MASK]
-            self._check_order(barrier, in_flight, "complete_tx")
-            barrier.complete(nbytes, in_flight.clock, bits, in_flight.end, at_cta_scope=at_cta_scope)
-            if self.observer is not None:
-                self.observer.signal("complete_tx", operation, cta.index, barrier, nbytes)
+            self._signal(in_flight, cta, address, bits, at_cta_scope=at_cta_scope, nbytes=nbytes)
 
-    @staticmethod
-    def _check_order(barrier: Mbarrier, in_flight: InFlightOperation, label: str) -> None:
-        issuer = f"{in_flight.operation.label} by CTA {in_flight.cta.index}"
+    def _signal(
+        self, in_flight: InFlightOperation, cta: Cta, address: int, bits: int, *, at_cta_scope: bool, nbytes: int = 0,
+        arrivals: int = 0,
+    ) -> None:  # fmt: skip
+        """Signal a CTA's mbarrier by `nbytes` or `arrivals`; the other arguments are those of `Mbarrier.complete`."""
+        operation, barrier = in_flight.operation, cta.mbarriers[address & OFFSET_MASK]
+        kind, label = ("arrive", "arrival") if arrivals else ("complete_tx", f"complete_tx of {operation.label}")
         for clock in in_flight.issuer_clocks:
-            barrier.check_order(clock, label, issuer, in_flight.location)
+            barrier.check_order(clock, label, in_flight.location)
+        barrier.complete(nbytes, in_flight.clock, bits, in_flight.end, at_cta_scope=at_cta_scope, arrivals=arrivals)
+        if self.observer is not None:
+            self.observer.signal(kind, operation, cta.index, barrier, arrivals or nbytes)

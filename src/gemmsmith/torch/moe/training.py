@@ -1,0 +1,238 @@
+"""The experts of a mixture-of-experts layer in training: an operator for the forward pass and one for backward.
+
+    gated_experts_forward(Tensor x, Tensor[] table, Tensor row_weights, Tensor gate_up, Tensor down, Tensor? bias,
+        str activation, bool interleaved, bool sums, bool in_fp8) -> (Tensor, Tensor[])
+    gated_experts_backward(Tensor gradient, Tensor x, Tensor[] halves, Tensor[] table, Tensor row_weights,
+        Tensor gate_up, Tensor down, str activation, bool interleaved, bool sums, bool in_fp8, bool[] needs)
+        -> (Tensor, Tensor, Tensor, Tensor, Tensor)
+
+Rows are slots (token * top_k + i) in the order of their experts; `table`: offsets, token_of_row and row_of_slot of
+`SortedSlots`. Forward returns the sums of the tokens' rows, or with `sums` False the rows, and then the `halves` that
+backward reads: gate and up (rows, hidden), or one matrix of both with gate_up's order of columns. Backward returns the
+gradients of x, row_weights, gate_up, down and bias; without row_weights, `needs` says which of them are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gemmsmith.api import grouped_gemm as launch
+from gemmsmith.arrays import INTERLEAVE_COLUMNS
+from gemmsmith.backends import Backend
+from gemmsmith.torch.autograd import is_column_major, transposed, weight_gradient
+from gemmsmith.torch.autograd_state import check_once_differentiable
+from gemmsmith.torch.graph_serialization import PLAIN_GEMM, deserialize
+from gemmsmith.torch.mlp.gated_epilogues import HALVES, epilogue_of, gate_and_up, width
+from gemmsmith.torch.moe.fp8_training import backward_in_fp8, forward_in_fp8
+from gemmsmith.torch.moe.slots import sum_slots
+from gemmsmith.torch.ops import (
+    by_rows,
+    call_op,
+    define_op,
+    fp32_precision,
+    multiply_slices,
+    record_gradients,
+    run_by_torch,
+)
+from gemmsmith.torch.plain_tensors import runs_kernels
+
+
+class ExpertsFunction(torch.autograd.Function):
+    """What `FORWARD` returns, with gradients of the first result.
+
+    h is weighted before down multiplies it. Backward does not need the result of down: the gradient of a weight is the
+    sum of h times h's gradient (sonic-moe). It reads x, gate and up: it gathers rows, and computes h, again.
+    """
+
+    @staticmethod
+    def forward(
+        x: Any, weights: Any, row_weights: Any, gate_up: Any, down: Any, bias: Any, offsets: Any, token_of_row: Any,
+        row_of_slot: Any, options: tuple[Any, ...],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        table = [offsets, token_of_row, row_of_slot]
+        y, halves = FORWARD(x, table, row_weights, gate_up, down, bias, *options)
+        return y, *halves
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        x, weights, row_weights, gate_up, down, _, *table, ctx.options = inputs
+        ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, row_weights, gate_up, down, *table, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        check_once_differentiable()
+        if gradients[0] is None:
+            return (None,) * 10
+        x, row_weights, gate_up, down, *table_and_halves = ctx.saved_tensors
+        table, halves = table_and_halves[:3], table_and_halves[3:]
+        needs_x, needs_weights, needs_row_weights, *needs = ctx.needs_input_grad[:6]
+        grad_x, of_rows, *others = BACKWARD(
+            gradients[0].contiguous(), x, halves, table, row_weights, gate_up, down, *ctx.options, [needs_x, *needs]
+        )
+        grad_weights = None
+        if needs_weights:
+            grad_weights = of_rows.index_select(0, table[2]).view(-1, ctx.top_k).to(ctx.dtype)
+        return (
+            grad_x if needs_x else None, grad_weights, of_rows if needs_row_weights else None,
+            *[g if is_needed else None for g, is_needed in zip(others, needs, strict=True)], *[None] * 4,
+        )  # fmt: skip
+
+
+def _forward(
+    x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
+) -> tuple[Any, list[Any]]:
+    """Compute the forward pass; see above for arguments and results."""
+    (offsets, token_of_row, row_of_slot), (activation, interleaved, sums, in_fp8) = table, options
+    if in_fp8:
+        y, *halves = forward_in_fp8(x, table, row_weights, gate_up, down, activation)
+    else:
+        rows = x.index_select(0, token_of_row)
+        h, *halves = _multiply_by_gate_and_up(rows, gate_up, bias, offsets, row_weights, activation, interleaved)
+        y = call_op(PLAIN_GEMM, h, down.mT, offsets=offsets)
+    return sum_slots(y, x.shape[0], row_of_slot=row_of_slot) if sums else y, halves
+
+
+def _fake_forward(
+    x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
+) -> tuple[Any, list[Any]]:
+    """Return empty tensors of the shapes and dtypes of what `_forward` returns."""
+    activation, interleaved, sums, in_fp8 = options
+    rows, hidden, count = row_weights.shape[0], down.shape[2], width(activation)
+    widths = [hidden] * count if in_fp8 or _is_separated(count, hidden, interleaved) else [count * hidden]
+    return x.new_empty(x.shape if sums else (rows, x.shape[1])), [x.new_empty(rows, n) for n in widths]
+
+
+def _backward(
+    gradient: Any, x: Any, halves: list[Any], table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
+    *options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Compute the backward pass; a gradient that is not needed is an empty tensor."""
+    (offsets, token_of_row, row_of_slot), (activation, interleaved, sums, in_fp8, needs) = table, options
+    needs_x, needs_gate_up, needs_down, needs_bias = needs
+    grad_x, grad_gate_up, grad_down, grad_bias = (x.new_empty(0) for _ in needs)
+    if in_fp8:
+        grads = backward_in_fp8(gradient, x, halves, table, row_weights, gate_up, down, activation, needs)
+        return *grads, grad_bias
+    gradient = gradient.index_select(0, token_of_row) if sums else gradient
+    grad_both, grad_weights, h = gate_gradients(gradient, down, halves, row_weights, offsets, activation, interleaved)
+    if needs_x:
+        grad_rows = call_op(PLAIN_GEMM, grad_both, gate_up, offsets=offsets)
+        grad_x = sum_slots(grad_rows, x.shape[0], row_of_slot=row_of_slot)
+    if needs_gate_up:
+        rows = x.index_select(0, token_of_row)
+        grad_gate_up = weight_gradient(rows, grad_both, is_column_major(transposed(gate_up)), offsets).mT
+    if needs_down:
+        grad_down = weight_gradient(h, gradient, is_column_major(transposed(down)), offsets).mT
+    if needs_bias:
+        ones = grad_both.new_ones(1, grad_both.shape[0])
+        grad_bias = multiply_slices(ones, grad_both, offsets).squeeze(1)
+    return grad_x, grad_weights, grad_gate_up, grad_down, grad_bias
+
+
+def _fake_backward(
+    gradient: Any, x: Any, halves: list[Any], table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
+    *options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return empty tensors of the shapes, strides and dtypes of what `_backward` returns."""
+    *_, in_fp8, needs = options
+    is_row_major = [in_fp8 or is_column_major(transposed(w)) for w in (gate_up, down)]
+    of_weights = [
+        w.new_empty(w.shape) if row_major else transposed(w.new_empty(transposed(w).shape))
+        for w, row_major in zip((gate_up, down), is_row_major, strict=True)
+    ]
+    grads = x.new_empty(x.shape), *of_weights, x.new_empty(gate_up.shape[:2])
+    grad_x, *others = (g if is_needed else x.new_empty(0) for g, is_needed in zip(grads, needs, strict=True))
+    return grad_x, torch.empty_like(row_weights), *others
+
+
+def _count_flops(row_weights: Any, gate_up: Any, down: Any) -> int:
+    return 2 * int(row_weights[0]) * (int(gate_up[1]) * int(gate_up[2]) + int(down[1]) * int(down[2]))
+
+
+FORWARD = define_op(
+    "gated_experts_forward(Tensor x, Tensor[] table, Tensor row_weights, Tensor gate_up, Tensor down, Tensor? bias, "
+    "str activation, bool interleaved, bool sums, bool in_fp8) -> (Tensor, Tensor[])", _fake_forward, _forward,
+    count_flops=lambda x, table, *weights, **_: _count_flops(*weights[:3]),
+)  # fmt: skip
+BACKWARD = define_op(
+    "gated_experts_backward(Tensor gradient, Tensor x, Tensor[] halves, Tensor[] table, Tensor row_weights, "
+    "Tensor gate_up, Tensor down, str activation, bool interleaved, bool sums, bool in_fp8, bool[] needs) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)", _fake_backward, _backward,
+    count_flops=lambda gradient, x, halves, table, *weights, **_: 2 * _count_flops(*weights[:3]),
+)  # fmt: skip
+
+
+def _record(
+    x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
+) -> tuple[Any, list[Any]]:
+    """Return what `FORWARD` does, with gradients, also of row_weights."""
+    weights = row_weights.detach().unsqueeze(1)
+    y, *halves = ExpertsFunction.apply(x, weights, row_weights, gate_up, down, bias, *table, options)
+    return y, halves
+
+
+record_gradients(FORWARD, _record)
+
+
+def _is_separated(count: int, hidden: int, interleaved: bool) -> bool:
+    """Return whether one kernel computes `count` halves of `hidden` columns as matrices of their own."""
+    return count == 1 or not (interleaved or hidden % INTERLEAVE_COLUMNS)
+
+
+def _multiply_by_gate_and_up(
+    rows: Any, gate_up: Any, bias: Any, offsets: Any, row_weights: Any, activation: str, interleaved: bool
+) -> tuple[Any, ...]:
+    """Return the weighted h (rows, hidden), and gate and up, or one matrix of both with gate_up's order of columns."""
+    weight, dtypes, count = row_weights.unsqueeze(1), (str(rows.dtype), str(row_weights.dtype)), width(activation)
+    biases = () if bias is None else (rows_of_experts(bias, offsets, rows),)
+    hidden = gate_up.shape[1] // count
+    if _is_separated(count, hidden, interleaved):
+        b = gate_and_up(gate_up) if count == 2 else gate_up.mT
+        halves = [half for both in biases for half in both.chunk(count, 1)]
+        epilogue = epilogue_of("weighted_gate_and_halves", activation, *dtypes, bias is not None)
+        return call_op(epilogue, rows, b, [], [weight, *halves], offsets)  # type: ignore[no-any-return]
+    epilogue = PLAIN_GEMM if bias is None else epilogue_of("added", activation, dtypes[0])
+    both = call_op(epilogue, rows, gate_up.mT, [], biases, offsets)
+    a, b = rows.new_empty((rows.shape[0], 0)), rows.new_empty((0, hidden))
+    epilogue = epilogue_of("weighted_gate", activation, *dtypes)
+    return call_op(epilogue, a, b, [], [weight, *_split(both, interleaved)]), both
+
+
+def rows_of_experts(x: Any, offsets: Any, rows: Any) -> Any:
+    """Return the row of x (count, n) that is the expert's of each of the rows; the last one's for rows of none."""
+    experts = torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device), right=True)
+    return x.index_select(0, experts.clamp(max=x.shape[0] - 1))
+
+
+def _split(both: Any, interleaved: bool) -> tuple[Any, Any]:
+    """Return gate and up of a matrix of both."""
+    return (both[:, ::2], both[:, 1::2]) if interleaved else both.chunk(2, 1)
+
+
+def gate_gradients(
+    gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool,
+    backend: Backend = "auto",
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Return the gradients of gate and up, in gate_up's order of columns, those of the rows' weights, and h."""
+    parts = halves if len(halves) == width(activation) else _split(halves[0], interleaved)
+    epilogue = epilogue_of("weighted_backward", activation, str(halves[0].dtype), str(row_weights.dtype))
+    operands = row_weights.unsqueeze(1), *parts
+    if backend == "auto" and not runs_kernels(gradient):
+        *grads, grad_weights, h = run_by_torch(epilogue, gradient, down, offsets, [], operands)
+        return torch.stack(grads, 2).flatten(1) if interleaved else torch.cat(grads, 1), grad_weights, h
+    rows, hidden = gradient.shape[0], down.shape[2]
+    grad_both, h = (halves[0].new_empty(rows, n) for n in (width(activation) * hidden, hidden))
+    grad_weights = torch.empty_like(row_weights)
+    grads = [torch.empty_like(h) for _ in HALVES] if interleaved else grad_both.chunk(width(activation), 1)
+    launch(
+        gradient, down, offsets=offsets, precision=fp32_precision(gradient), epilogue=deserialize(epilogue),
+        operands={name: by_rows(x) for name, x in zip(("weight", *HALVES), operands, strict=False)},
+        out={f"out{i or ''}": x for i, x in enumerate((*grads, grad_weights, h))}, backend=backend,
+    )  # fmt: skip
+    return torch.stack(grads, 2).flatten(1) if interleaved else grad_both, grad_weights, h
