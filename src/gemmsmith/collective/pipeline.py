@@ -147,6 +147,7 @@ class PipelineTmaAsync:
         self._producers, self._consumers = _ArrivalCount(f"{name} full"), _ArrivalCount(f"{name} empty")
 
     def init(self) -> None:
+        """Initialize the barriers. One thread executes it."""
         with current_builder().unroll(self.stages, name="stage") as stage:
             hw.mbarrier_init(self._full[stage], self._producers.count)
             hw.mbarrier_init(self._empty[stage], self._consumers.count)

@@ -273,7 +273,7 @@ def _build_launches(options: _Options, source: Matrix, outputs: dict[str, Output
         source.dtype, options.dtype, options.scale_dtype, rowwise, columnwise, full_rows, tile_columns, vectorized
     )
     arrays = {"source": source, **{name: x.matrix for name, x in outputs.items()}}
-    bound = BoundQuantize(arrays, tile_columns, spec.serial_axis, WORKSPACE)
+    bound = BoundQuantize(arrays, spec, WORKSPACE)
     launches = [Launch.from_kernel(quantize_kernel(spec), bound)]
     if options.recipe != "tensor":
         return Launches(None, False, tuple(launches) if prod(bound.grid) else ())
