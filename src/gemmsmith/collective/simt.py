@@ -212,7 +212,7 @@ class SimtFragments:
         self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("lane_bits_1_2_swapped")
 
     def load(self, stage: list[SharedView], k_idx: Value, buffer: ValueLike) -> None:
-        """Load the fragments at index `k_idx` of a stage's K into a buffer."""
+        """Load the fragments of A and B at index `k_idx` of a stage's K into buffer 0 or 1."""
         for operand, (fragments, layout) in enumerate(zip((self._a, self._b), self._layouts, strict=True)):
             vectors = layout.elements_per_thread // layout.vector_elements
             with current_builder().unroll(vectors, name="vector") as vector:

@@ -329,7 +329,7 @@ class _SecondStep:
                 register[0] = other[0]
 
     def _store_slice(self, state: list[RegisterArray], line: Value, output: Value, is_output: Value) -> None:
-        """Store the states of a slice."""
+        """Store the states of a slice of the partials, number `line` of all batches' slices; the rest as in `_store`."""
         k = current_builder()
         offset = (line.to(I64) * self.num_outputs.to(I64) + output.to(I64)).named("slice_offset")
         is_written = ((k.thread < self.spec.columns) & is_output).named("is_written")
@@ -356,7 +356,10 @@ class _SecondStep:
         return hw.load_shared_word(flag, U32, "last_of_chunk") == 1
 
     def _store(self, state: list[RegisterArray], batch: Value, output: Value, is_output: Value) -> None:
-        """Store the result of each output."""
+        """Store the results of the CTA's outputs of a batch: scale * total + offset, from their merged states.
+
+        `output`: the thread's output; `is_output`: whether there is such an output.
+        """
         k = current_builder()
         total = self.monoid.finish(tuple(register[0] for register in state))
         result = hw.fma(total, self.scale, self.affine_offset)

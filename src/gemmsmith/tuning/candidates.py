@@ -71,7 +71,10 @@ def candidates(epilogue: EpilogueSpec, promoted: bool = False, splits: bool = Tr
 
 
 def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bool, splits: bool) -> Iterator[Config]:
-    """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation."""
+    """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation. The others as for `candidates`.
+
+    Tiles whose epilogue spills registers, or does not fit the instruction cache, are left out if any others remain.
+    """
     needs_many_registers = not budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)][-1]
     cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (needs_many_registers or promoted)
     tiles = [("cooperative", *t) for t in cooperative]
