@@ -262,7 +262,10 @@ def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[
 
 
 def fits_registers(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
-    """Return whether a config whose stages are fitted to an epilogue has three stages, and registers for it."""
+    """Return whether a config has three stages, and registers for an epilogue; its stages are fitted to that.
+
+    `promoted`: sums are promoted to fp32 registers.
+    """
     data_parallel = not promoted and config.splits == config.cluster_splits == 1
     if config.stages < 3 or not _max_accumulator_fraction(config, epilogue, data_parallel=data_parallel):
         return False
