@@ -178,7 +178,8 @@ def epilogue_class(epilogue: EpilogueSpec) -> str:
     An epilogue that loads a matrix is not plain, since it would have too few or too narrow subtiles of it in flight
     (tries-h200).
     """
-    graph, by_threads = epilogue.graph, _stores_without_tma(epilogue)
+    graph = epilogue.graph
+    by_threads = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)  # stores of matrices
     if any(o.broadcast_dims.is_matrix and o.name not in epilogue.tma_eligible for o in graph.operands):
         return "matrix loaded by threads"
     reductions = sum(node.op == "reduce" for node in graph.nodes)
@@ -201,11 +202,6 @@ def _spills_transposed(config: Config, graph: EpilogueGraph) -> bool:
     is_wide = n > budgets.MAX_ODD_TRANSPOSED_COLUMNS and n % 16 > 0
     is_wide |= n > budgets.MAX_TRANSPOSED_COLUMNS_WITH_OPERANDS and bool(graph.operands)
     return is_wide and config.design == "pingpong" and m == 128 and _stores_32_bit_matrix(graph)
-
-
-def _stores_without_tma(epilogue: EpilogueSpec) -> bool:
-    """Return whether threads store a matrix."""
-    return any(name not in epilogue.tma_eligible for name in epilogue.graph.matrix_result_names)
 
 
 def _loads_matrix(epilogue: EpilogueSpec) -> bool:
