@@ -104,6 +104,7 @@ class GemmFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """Keep what backward reads, and the inputs' shapes."""
         spec, wrt, numbers, offsets, *arrays = inputs
         ctx.spec, ctx.wrt, ctx.numbers, ctx.dtype = spec, wrt, numbers, arrays[0].dtype
         ctx.shapes, ctx.b_is_column_major = [x.shape for x in arrays], is_column_major(arrays[1])
@@ -115,6 +116,7 @@ class GemmFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
+        """Run a batch of calls: as one batched GEMM if a and b are matrices, else one after the other."""
         spec, wrt, scalars, offsets, *arrays = inputs
         if offsets is not None:
             raise ArgumentError("offsets: got torch.vmap of a grouped GEMM; use a loop")
@@ -299,6 +301,7 @@ class _SlicesFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        """Return the gradients of a and b, products of groups of rows; offsets have none."""
         (a, b, offsets), grad_a, grad_b = ctx.saved_tensors, None, None
         if ctx.needs_input_grad[0]:  # (k, m), by groups of rows
             (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, transposed(gradient), offsets=offsets)

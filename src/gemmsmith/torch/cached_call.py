@@ -79,6 +79,7 @@ class _CachedGemmFunction(torch.autograd.Function):
     def forward(
         ctx: Any, call: CachedCall, pointers: dict[str, Any], numbers: Any, offsets: Any, *arrays: Any
     ) -> tuple[Any, ...]:
+        """Run the call's launches, and keep what its backward pass reads."""
         ctx.cached_backward, ctx.numbers = call.backward, numbers
         outputs = as_tuple(call.launches(pointers, arrays[0]))  # type: ignore[misc]  # there are launches
         save_for_backward(ctx, call.spec, offsets, arrays, outputs)
