@@ -212,9 +212,10 @@ def save_for_backward(
 def _expand_reduction_grad(
     r: ReductionResult, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any
 ) -> None:
-    """Unsqueeze the reduced dimensions of a reduction's value and gradient.
+    """Let a reduction's value and gradient in `values` broadcast against the matrix of this shape that was reduced.
 
-    Also divides the gradient of a mean by its count, and that of a maximum or minimum by the number of ties.
+    Also divides the gradient of a mean by the number of elements, and that of a maximum or minimum by the number of
+    elements that are equal to it. `dtype` is a's; a new tensor is made like `like`.
     """
     dims = [i for i, index in enumerate("bmn"[3 - len(shape) :]) if index in r.over]
     for name in (GRAD_OUTPUT_PREFIX + r.name, OUTPUT_PREFIX + r.name):
@@ -234,7 +235,10 @@ def _expand_reduction_grad(
 def _run_grad_kernel(
     kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any, offsets: Any = None
 ) -> dict[str, Any]:
-    """Run a kernel of the backward pass and return its results by name."""
+    """Run a kernel of the backward pass on what it reads of `values`, and return its results by name.
+
+    `shape` and `dtype`: of a @ b. A kernel that does not read a @ b gets an empty a and b instead, made like `like`.
+    """
     tensors = [
         values[name].expand(*shape[:-1], shape[-1] // columns_per_value) if columns_per_value else values[name]
         for name, columns_per_value in kernel.tensors

@@ -415,7 +415,7 @@ def _define_batching(op: Any) -> None:
         return _one_or_tuple(results), _one_or_tuple([0] * len(results))
 
     def in_batched_backward(*arguments: Any) -> Any:  # of autograd's is_grads_batched, which has a vmap of its own
-        """Run the operator in a backward pass of a batch of gradients, whose tensors torch wraps."""
+        """Run the operator where autograd.grad(..., is_grads_batched=True) wraps a batch of gradients in one tensor."""
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         is_batched = torch._C._functorch.is_legacy_batchedtensor

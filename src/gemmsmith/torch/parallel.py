@@ -85,7 +85,7 @@ class ExpertParallel(parallel.ParallelStyle):
             module.register_parameter(name, nn.Parameter(sharded, x.requires_grad))
 
     def _inputs(self, module: Any, inputs: Any, mesh: Any) -> Any:
-        """Make DTensors of the inputs x, experts and weights, after equal numbers of tokens are ensured."""
+        """Return x, experts and weights as DTensors; ranks with fewer tokens get rows of no expert first."""
         module.local_tokens = None
         if not any(isinstance(x, DTensor) for x in inputs) and self._exchanges_counts(mesh):
             inputs = self._even(module, inputs, mesh)
