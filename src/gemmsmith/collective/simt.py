@@ -100,6 +100,7 @@ class SimtOperand:
     """
 
     def __init__(self, spec: KernelSpec, operand: MmaOperand, stages: int, threads: int) -> None:
+        """Declare the kernel arguments, and allocate the stages; `threads` threads copy the operand."""
         k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
         self.role, self.tile, self.threads = operand.role, tile, threads
         self.address = k.pointer(name, lambda p: source(p)[1])
@@ -151,6 +152,7 @@ class SimtCopies:
         self._mn_remaining = k.var(I32, 0, f"{name}_mn_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
+        """Move this thread's source address to the tile at `coord`, and to element `first_k` of K."""
         row_offset = (coord.mn + self._thread_mn).to(I64) * self._operand.mn_stride
         offset = row_offset + (first_k + self._thread_k).to(I64) * self._operand.k_stride
         self._gmem_ptr.set(self._operand.address + (coord.batch.to(I64) * self._operand.batch_stride + offset).to(U64))
@@ -169,6 +171,7 @@ class SimtCopies:
         ]
 
     def _copy(self, stage: Value, k_remaining: Value | None, k_offset: int, mn_offset: int) -> None:
+        """Copy a word of a k-tile: `k_offset` elements of K and `mn_offset` smem indices after the thread's first."""
         k, tile = current_builder(), self._tile
         iter_offset = k_offset * _smem_k_stride_bytes(tile) + mn_offset * WORD_BYTES
         destination = self._operand.stages[stage].address + self._thread_smem_offset + iter_offset
@@ -184,6 +187,7 @@ class SimtCopies:
         hw.cp_async_copy(destination, address, nbytes, WORD_BYTES)
 
     def advance(self) -> None:
+        """Move to the next k-tile."""
         self._gmem_ptr.set(self._gmem_ptr.get() + (self._operand.k_stride * self._tile.k).to(U64))
 
 
@@ -196,6 +200,7 @@ class SimtFragments:
     """
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
+        """Declare the registers of warpgroup number `warpgroup`."""
         k, self._tiles = current_builder(), spec.tiles
         self._layouts = SmemVectorLayout(spec, "a"), SmemVectorLayout(spec, "b")
         a, b = self._layouts

@@ -184,7 +184,7 @@ class TmaStores(ThreadStores):
     def wait_for_buffer(self, group: StoreGroup) -> None:
         """Wait until the previous TMA store, too, has read the buffer."""
         with current_builder().when(self.leader):
-            self.stores.acquire(group.index, self.plan.store_groups)
+            self.stores.acquire(group.index)
         super().wait_for_buffer(group)
 
     def issue(self, group: StoreGroup) -> None:

@@ -161,6 +161,7 @@ class _PackArguments:
     """Kernel arguments that both kernels share, and loads of elements of `bits` bits."""
 
     def __init__(self, bits: int) -> None:
+        """Declare the arguments of a launch with a BoundPacking."""
         k, self.bits = current_builder(), bits
         self.source, self.packed = k.pointer("source", lambda p: p.source), k.pointer("packed", lambda p: p.packed)
         self.rows = k.parameter("rows", compute=lambda p: p.packing.source.rows)

@@ -99,7 +99,7 @@ class PromotedMainloop:
                     self._loads.consumer_wait(self._read, None if i else self._next_stage_is_full.get())
                     stages.append(self._read.index.named("stage"))
                     # before wgmma, during which shared memory is slow
-                    promotion.set_scales(i, self._scales.read(stages[i]))
+                    promotion.scales[i] = self._scales.read(stages[i])
                     self._read.advance()
                 a, b = self._loads.stage(stages[i])
                 promotion.multiply(i, subtile, a.rows(*self._rows), b)

@@ -168,11 +168,9 @@ def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
         first_ctas = [k.parameter(f"first_cta_{i}", compute=partial(_ctas_before, i)) for i in range(1, len(specs))]
         cta = hw.block_index().with_name_hint("cta")
         for step, first, stop in zip(steps, [None, *first_ctas], [*first_ctas, None], strict=True):
-            is_here: Value = Constant(PRED, True)
-            if first is not None:
-                is_here = cta >= first
+            is_here: Value = Constant(PRED, True) if first is None else cta >= first
             if stop is not None:
-                is_here = is_here & (cta < stop) if first is not None else cta < stop
+                is_here = cta < stop if first is None else is_here & (cta < stop)
             with k.when(is_here):
                 step.run(cta if first is None else cta - first)
         return k.finish()
@@ -196,6 +194,15 @@ class _SecondStep:
     def __init__(
         self, spec: ReduceSpec, index: int, suffix: str, buffers: SharedBuffer, last_flag: SharedBuffer | None
     ) -> None:
+        """Declare the arguments.
+
+        Args:
+            spec: The result's second step.
+            index: Index of the result's BoundReduction in the launch.
+            suffix: Suffix of the arguments' names.
+            buffers: Shared memory for a state of each thread, component by component.
+            last_flag: Shared memory for a word; needed if CTAs share an output.
+        """
         k = current_builder()
         self.spec, self.monoid, self._buffers, self._last_flag = spec, spec.kind.monoid, buffers, last_flag
 

@@ -82,6 +82,7 @@ class _KernelCost(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _kernel_cost(spec: KernelSpec, chip: Chip) -> _KernelCost:
+    """Return the costs of an sgemm kernel on a chip."""
     (m, n, tile_k), threads, warps = spec.config.tile, spec.threads, spec.threads // WARP_THREADS
     rows, columns = 2 * spec.warpgroup_rows // WGMMA_M, 2 * spec.warpgroup_columns // N8_COLUMNS
     loads = ceil(rows / VECTOR_ELEMENTS) + ceil(columns / VECTOR_ELEMENTS)

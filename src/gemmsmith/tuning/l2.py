@@ -116,6 +116,7 @@ def simulate_traffic(
     dram = l2 = 0
 
     def access(key: tuple[str, int, int], nbytes: int, read: bool) -> None:
+        """Access data (matrix, row or column, k) of so many bytes: count what DRAM reads, and evict the oldest data."""
         nonlocal dram
         policy = policies[key[0]]
         if key in cached[policy]:

@@ -215,7 +215,7 @@ class MemoryInstructions(CheckedMemory):
             lanes=accesses, strong=strong, is_read=label == "read", is_atomic=label == "atomic",
         )  # fmt: skip
         if resolved:
-            self.record(resolved, label != "read", event, agent.clock, part=warp_slice)
+            self.record(resolved, event, agent.clock, warp_slice)
         if cta is not group.cta:
             cta.remote.append(event)
             if not any(agent.clock.event_counts[EXECUTED, warp.first_agent] for warp in cta.warps):
