@@ -211,7 +211,7 @@ class MemoryInstructions(CheckedMemory):
         accesses = LaneAccesses(offsets[warp_slice], access.width, thread_indices[warp_slice])
         strong = None if scope is None else (scope, group.cta)
         event = Event(
-            agent.index, agent.next_event, 0, label, group.title, group.location_of(lanes.warp), warp=lanes.warp,
+            agent.index, agent.next_event, 0, label, group.location_of(lanes.warp), warp=lanes.warp,
             lanes=accesses, strong=strong, is_read=label == "read", is_atomic=label == "atomic",
         )  # fmt: skip
         if resolved:
@@ -250,18 +250,15 @@ class MemoryInstructions(CheckedMemory):
             fenced_scope, clock = lanes.warp.release_for_relaxed_write(lanes.mask)
         released_clock = ReleasedClock(min(scope, fenced_scope), group.cta, clock)
 
-        def is_ordered(earlier: Event) -> bool:
-            return earlier.happens_before(agent.clock)
-
         addresses = np.unique(access.addresses)
         several_lanes = len(addresses) < len(access.addresses)
         for x in addresses:
             word = group.state.sync_variables[int(x)]
-            if rounds and (several_lanes or not all(is_ordered(earlier) for _, earlier in word.writes)):
+            if rounds and (several_lanes or not all(x.happens_before(agent.clock) for _, x in word.writes)):
                 group.depends_on_time("floating-point atomics round in the order in which they are executed")
             if not word.is_spin_free(agent.clock):
                 group.depends_on_time("a word is written again before all that spin on it have read it")
-            racing = word.write(event, released_clock, atomic=event.is_atomic, ordered=is_ordered)
+            racing = word.write(event, released_clock, agent.clock)
             if racing:
                 group.report("race", f"{event} of a word is not ordered after {racing}", racing.place)
             if not rounds:
