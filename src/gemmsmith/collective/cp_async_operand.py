@@ -106,7 +106,10 @@ class CpAsyncCopies:
         return k.select(outer_remaining > step.row, self._bytes_of_vector(step, inner_bytes), 0).to(U32)
 
     def _bytes_along_k(self, k_remaining: Value) -> Value:
-        """Return the bytes of a K-major row that are in bounds, from this thread's first vector on."""
+        """Return the bytes of a K-major row that are in bounds, from this thread's first vector on.
+
+        `k_remaining`: elements of K that are in bounds, from the k-tile's first on.
+        """
         tile, thread = self._tile, self._partition
         line_byte_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
         line_byte_offset.with_name_hint(f"{self._name}_{self._operand.line}_byte_offset")

@@ -107,7 +107,7 @@ class Fragments:
         hw.load_matrix(self._a[mma_m].slice(0, 4), stage[0].address + offset, tile.major == "MN")
 
     def _load_b(self, stage: list[SharedView], group: Value) -> None:
-        """Load B's fragments of an MMA group, into the half of the double buffer that is its."""
+        """Load B's fragments of an MMA group into one half of their double buffer, by turns."""
         tile, k_step = self._b_tile, group // self._groups_per_k_step
         with current_builder().unroll(self._n16_per_group, name="n16") as n16:
             column = (group % self._groups_per_k_step * self._n16_per_group + n16) * N_PER_LDMATRIX_X4

@@ -212,7 +212,7 @@ class SimtFragments:
         self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("lane_bits_1_2_swapped")
 
     def load(self, stage: list[SharedView], k_idx: Value, buffer: ValueLike) -> None:
-        """Load the fragments at index `k_idx` of a stage's K into a buffer."""
+        """Load the fragments of A and B at index `k_idx` of a stage's K into buffer 0 or 1."""
         for operand, (fragments, layout) in enumerate(zip((self._a, self._b), self._layouts, strict=True)):
             vectors = layout.elements_per_thread // layout.vector_elements
             with current_builder().unroll(vectors, name="vector") as vector:
@@ -235,7 +235,10 @@ class SimtFragments:
         self, operand: int, stage: list[SharedView], k_idx: Value, vector_idx: Value, fragment: RegisterArray,
         fragment_vector_idx: ValueLike,
     ) -> None:  # fmt: skip
-        """Load a vector of an operand (0: A, 1: B) into vector `fragment_vector` of the fragment."""
+        """Load the thread's `vector_idx`-th vector of an operand into a vector of a fragment.
+
+        `operand`: 0 for A, 1 for B; `k_idx`: the index along K in the stage.
+        """
         tile, layout, unit_idx = self._tiles[operand], self._layouts[operand], self._unit_indices[operand]
         smem_offset = (
             k_idx * _smem_k_stride_bytes(tile) + layout.vector_smem_index(unit_idx, self._lane, vector_idx) * WORD_BYTES

@@ -101,7 +101,7 @@ class TmaOperand:
     def _load(
         self, stage: Value, barrier: SharedView, coord: OperandCoord, k: Value, map: Value, *, multicast: bool
     ) -> None:
-        """Issue the loads of a tile by a tensor map: a TMA load per slice and box."""
+        """Issue the loads of a tile by tensor map `map`: one per slice and box. The others are `load`'s arguments."""
         tile, unroll = self.tile, current_builder().unroll
         own_slice = nullcontext(self._multicast_slice)
         with own_slice if multicast else unroll(self._multicast_ctas, name="slice") as slice_idx:

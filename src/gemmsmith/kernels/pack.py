@@ -88,7 +88,10 @@ class Packing:
         return ceil_div(self.source.rows, TILE_ROWS), ceil_div(row_bytes, 4 * TILE_WORDS)
 
     def make_kernel(self) -> Kernel:
-        """Return the kernel that makes the copy with coalesced reads."""
+        """Return the kernel that makes the copy with coalesced reads: along the source's contiguous dimension.
+
+        It reads whole words if rows (columns) begin at multiples of 4 bytes, and elements otherwise.
+        """
         s, make = self.source, strided_copy
         if s.row_stride < s.col_stride and s.rows > 1:
             s, make = s.T, transpose
@@ -304,7 +307,7 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
 
 
 def _pack_word(elements: list[Value], bits: int) -> Value:
-    """Pack elements, as u32 each, into one word."""
+    """Pack elements of `bits` bits, as u32 each, into one word, the first in the low bits."""
     word = elements[0]
     for i, x in enumerate(elements[1:], 1):
         word = word | x << (bits * i)

@@ -281,7 +281,7 @@ class QuantizedOutput:
             hw.store_global_u8_or_u16(address, scale.to(U16), predicate, 8)
 
     def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
-        """Store the tile at (row, column), divided by the scales of its groups.
+        """Store the tile that begins at (row, column), divided by the scales of its groups.
 
         Threads store 8-byte vectors; a row's last may overwrite padding.
         """
@@ -309,7 +309,9 @@ class QuantizedOutput:
     def store_transposed(
         self, tile: RegisterTile, group: ScaleGroup, buffer: Value | None, batch: Value, row: Value, column: Value
     ) -> None:
-        """Store the transposed tile through shared memory.
+        """Store the transposed tile, divided by the scales of its groups, through shared memory at `buffer`.
+
+        `batch`, `row`, `column`: where the tile begins in the matrix.
 
         8 rows of a column form a unit of 8 bytes. A unit's index in its column is XORed with the column's vector index,
         so that the threads of a store write to different banks.

@@ -106,7 +106,10 @@ class RowGroupedTileScheduler(TileScheduler):
         return WorkTile(a, b, m, n, batch, group, self.k_tiles)
 
     def _in_bands(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
-        """Return (minor, major) of a group's tile, along the major axis in bands of `raster_group` minors."""
+        """Return (minor, major) of tile `index` of a group's tiles.
+
+        The raster order runs along the major axis, in bands of `raster_group` minors.
+        """
         k, width = current_builder(), self.spec.config.raster_group
         if width == 1:
             minor = (index // major_tiles).named("band")

@@ -228,7 +228,10 @@ class TileScheduler:
 
     @contextmanager
     def tile_loop(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
-        """Loop over this cluster's tiles: over the `first`-th, the `first + step`-th and so on."""
+        """Loop over this cluster's tiles: over the `first`-th, the `first + step`-th and so on.
+
+        With pingpong each of `step` warpgroups has a `first` of its own.
+        """
         work = self.persistent_range()
         start, by = work.start if step == 1 else work.start + first * work.step, work.step * step
         with current_builder().range(start, work.stop, by, name=self.loop_variable) as tile:
