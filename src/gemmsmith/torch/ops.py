@@ -43,6 +43,7 @@ from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.autograd_state import records_now
+from gemmsmith.torch.dynamo import assume_constant_result
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
     TENSOR_TYPES,
@@ -97,7 +98,7 @@ def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands:
     return below_autograd(OPERATORS[num_outputs], *arguments)  # autograd is not needed, or calls this
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def op_signature(epilogue: str) -> tuple[int, int]:
     """Return an epilogue's number of results, which selects its operator, and its key.
 
