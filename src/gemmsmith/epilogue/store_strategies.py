@@ -30,6 +30,7 @@ class StoreGroup:
         self, plan: EpiloguePlan, stores: Stores | None, wg_tile: WarpgroupTile, index: Value,
         epi_m: Value | None = None,
     ) -> None:  # fmt: skip
+        """Locate the group. `stores`: whose buffers its subtiles are written to, if there are any."""
         self.index, self._plan, self._stores, self._wg_tile, self._epi_m = index, plan, stores, wg_tile, epi_m
         self._only_subtile = self._coord(Constant(I32, 0)) if plan.subtiles_per_store == 1 else None
 

@@ -154,6 +154,7 @@ class _CrossEntropyFunction(torch.autograd.Function):
         ctx: Any, x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool,
         needs_x: bool, needs_weight: bool,
     ) -> Any:  # fmt: skip
+        """Return the loss, and keep the gradients of the sum."""
         total, *gradients = (_FORWARD if torch.compiler.is_dynamo_compiling() else _forward)(
             x, weight, labels, weights, chunks, low_memory, needs_x, needs_weight
         )
@@ -163,6 +164,7 @@ class _CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> tuple[Any, ...]:
+        """Return the gradients of x and weight: those that forward kept, times the gradient g of the loss."""
         check_once_differentiable()
         needs_x, needs_weight = ctx.needs
         arguments = *ctx.saved_tensors, g, needs_x, needs_weight

@@ -102,7 +102,10 @@ def read_arguments(
 
 
 def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> Arguments | None:
-    """Return what `read_arguments` does. `arrays`: arrays and numbers by Pointer name; becomes the `pointers`."""
+    """Return the arguments with the call that an earlier one with the same layouts has made, or a new one.
+
+    `arrays`: arrays and numbers by Pointer name; becomes the `pointers`. Else as `read_arguments`.
+    """
     grad_enabled = torch.is_grad_enabled()
     tensors, numbers, addresses = [], [], 0
     try:

@@ -88,6 +88,7 @@ class Proxy:
         return self.tape.add("operator", "getitem", (self, key), {})
 
     def __getattr__(self, name: str) -> Any:
+        """Record the attribute, or return a function that records a call of the method."""
         if name.startswith("__"):
             raise AttributeError(name)
         if name in ATTRIBUTES:
@@ -105,6 +106,7 @@ class Proxy:
         return first.tape.add("function", function.__name__, args, named)
 
     def __bool__(self) -> bool:
+        """Record an error: a traced value is no condition. Returns something, so that tracing goes on."""
         _record_error(
             self,
             "a condition differs from element to element, so if, while, and, or and not cannot ask for it; "
@@ -113,6 +115,7 @@ class Proxy:
         return True
 
     def __float__(self) -> float:
+        """Record an error: a traced value is no number. Returns something, so that tracing goes on."""
         _record_error(
             self, "a value has no number yet; use functions of torch, not of math or numpy, in a compiled epilogue"
         )

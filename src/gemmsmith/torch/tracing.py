@@ -26,10 +26,6 @@ CACHE_SIZE = 1024
 _EPILOGUE_CACHE: dict[Hashable, str] = BoundedCache(CACHE_SIZE)
 """Serialized epilogues of functions that do not read the number of rows."""
 
-if getattr(torch._dynamo.config, "skip_guards_on_constant_func_defaults", False):  # default before torch 2.13
-    # Without these guards compiled code would ignore changed default arguments.
-    torch._dynamo.config.skip_guards_on_constant_func_defaults = False
-
 
 def serialize_epilogue(
     epilogue: Any, shape: tuple[Any, ...], operands: OperandSignature, scales: OperandSignature,

@@ -178,12 +178,14 @@ class _GemmThenLinear(torch.autograd.Function):
     def forward(
         plan: _Plan, recompute: bool, numbers: Any, a: Any, weight2: Any, bias: Any, *arrays: Any
     ) -> tuple[Any, ...]:
+        """Run both GEMMs; with `recompute` the first one without what only backward reads."""
         outputs = _multiply_first(plan, plan.shorter if recompute else plan.epilogue, numbers, a, arrays)
         y = call_op(*_product_arguments(outputs[0], weight2, bias))
         return (y,) if recompute else (y, *outputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """Keep what backward reads: a, the weights, and the operands, or what the plan names."""
         ctx.plan, ctx.recompute, ctx.numbers, a, weight2, bias, *arrays = inputs
         ctx.shapes, ctx.bias_dtype = [x.shape for x in arrays], None if bias is None else bias.dtype
         ctx.weight2_is_column_major, ctx.are_column_major = is_column_major(weight2), [*map(is_column_major, arrays)]
@@ -195,6 +197,7 @@ class _GemmThenLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """Return the gradients, from that of the second GEMM's result: those of operands come from one epilogue."""
         check_once_differentiable()
         gradient, plan, count = gradients[0], ctx.plan, len(ctx.plan.products)
         if gradient is None:

@@ -15,6 +15,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast, is_dtensor
 from gemmsmith.torch.autograd_state import needs_grad, operators_record_gradients
+from gemmsmith.torch.dynamo import assume_constant_result
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.mlp.gated_epilogues import BIASES, Gate, check_activation, epilogue_of, gate_and_up, width
 from gemmsmith.torch.moe.slots import (
@@ -194,7 +195,7 @@ def _can_gather(x: Any, hidden: int) -> bool:
     return is_16bit and x.is_cuda and not (x.shape[1] | hidden) % 8 and _kernels_run(x.get_device())
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _kernels_run(index: int) -> bool:
     return not fallback.kernels_unsupported(index)
 

@@ -245,6 +245,7 @@ class _SumRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        """Return the gradient of the rows: that of each row's token."""
         (row_of_slot,) = ctx.saved_tensors
         top_k = row_of_slot.shape[0] // max(gradient.shape[0], 1)
         of_slots = gradient.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)

@@ -54,12 +54,14 @@ class ExpertsFunction(torch.autograd.Function):
         x: Any, weights: Any, row_weights: Any, gate_up: Any, down: Any, bias: Any, offsets: Any, token_of_row: Any,
         row_of_slot: Any, options: tuple[Any, ...],
     ) -> tuple[Any, ...]:  # fmt: skip
+        """Return the results of `FORWARD` as one tuple; `options`: its last four arguments."""
         table = [offsets, token_of_row, row_of_slot]
         y, halves = FORWARD(x, table, row_weights, gate_up, down, bias, *options)
         return y, *halves
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """Keep what backward reads: x, gate and up, but neither gathered rows nor h."""
         x, weights, row_weights, gate_up, down, _, *table, ctx.options = inputs
         ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
         ctx.mark_non_differentiable(*output[1:])
@@ -68,6 +70,7 @@ class ExpertsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """Return the gradients of the first six inputs, by `BACKWARD`, from that of the first result."""
         check_once_differentiable()
         if gradients[0] is None:
             return (None,) * 10

@@ -129,7 +129,7 @@ class AsyncIssuer:
         label = f"{'write' if write else 'read'} of {operation.label}"
         engine = operation.group if operation.group == "bulk" else operation.engine
         event = Event(
-            -1, 0, in_flight.bits[write], label, group.title, group.location, engine, is_read=not write,
+            -1, 0, in_flight.bits[write], label, group.location, engine, is_read=not write,
             proxy=operation.proxy,
         )  # fmt: skip
         if write and access.threads is not None and len(np.unique(access.addresses)) < len(access.addresses):

@@ -49,7 +49,6 @@ class Event:
     count: int
     bits: int
     label: str
-    issuer: str
     location: Place
     engine: str = "threads"
     row: int = HAPPENS_BEFORE
@@ -106,4 +105,4 @@ class Event:
         return self.location.accessed(self.label, self.engine)
 
     def __str__(self) -> str:
-        return f"{self.label} by {self.issuer} ({self.location})"
+        return f"{self.label} by {self.location.agent} ({self.location})"
