@@ -121,7 +121,7 @@ class SharedMatrix:
 
 
 def zeros(rows: int, count: int, type: ScalarType = F32, name: str = "results") -> RegisterArray2D:
-    """Return a thread's results, set to zero."""
+    """Return a thread's results, `rows` arrays of `count` registers each, set to zero."""
     k = current_builder()
     registers = k.registers_2d(type, rows, count, name)
     with k.unroll(rows, name="i") as i, k.unroll(count, name="j") as j:

@@ -110,7 +110,10 @@ def _rank(
 def total_cycles(
     problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool = False
 ) -> Array:
-    """Return the estimated cycles of each config, added up over groups of SIZES sizes; `problem.m` is their mean."""
+    """Return the estimated cycles of each config, added up over groups of SIZES sizes.
+
+    `problem` is the batched product of groups of their mean; `gathers`: rows are gathered by index.
+    """
     sizes = (max(1, problem.m * (2 * i + 1) // SIZES) for i in range(SIZES))
     return sum((_cycles(problem, table, epilogue, gpu, size, gathers) for size in sizes), np.zeros(1))
 
