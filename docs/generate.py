@@ -97,8 +97,8 @@ CLI = """\
 # Command line
 
 Look up a command's options here, or with `gemmsmith COMMAND --help`. Sizes are M, N and K joined by x, such as
-`gemmsmith show 512x4096x4096`, or `--m`, `--n` and `--k`. All commands take the config that `gemm` takes. Errors are one
-line on stderr; with `--json`, one object on stdout. This page is generated from the commands by
+`gemmsmith show 512x4096x4096`, or `--m`, `--n` and `--k`. All commands take the config that `gemm` takes. Errors are
+one line on stderr; with `--json`, one object on stdout. This page is generated from the commands by
 `python docs/generate.py`.
 
 | exit code | meaning |

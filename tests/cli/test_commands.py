@@ -211,7 +211,11 @@ def test_doctor(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["tables"]["found"].startswith(f"{len(builtin_table())} configs shipped")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(compiler, "compile_source", lambda *args, **options: compiler._check((999,)))
+
+    def broken(*args: object, **options: object) -> None:
+        raise gemmsmith.CompileError("NVRTC was not found")
+
+    monkeypatch.setattr(compiler, "compile_source", broken)
     result = call("doctor")
     assert result.exit_code == 1
     assert [x.split()[1] for x in result.stdout.splitlines() if x.startswith("broken")] == ["compiler", "cache"]

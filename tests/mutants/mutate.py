@@ -19,7 +19,7 @@ from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32, PRED
-from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Operation, Parameter, Value, VariableRead
+from gemmsmith.lang.values import Builtin, Constant, Operation, Parameter, Value, VariableRead
 
 SYNCHRONIZING = (
     mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveRemote, mbarrier.MbarrierArriveExpectTx,
@@ -286,7 +286,7 @@ def _off_by_one(statement: st.Statement, where: str) -> Iterator[Change]:
     i = statement.instruction
     if isinstance(i, mbarrier.MbarrierInit):
         for change in (-1, 1):
-            assert isinstance(i.count, (Constant, DeferredConstant))
+            assert isinstance(i.count, Constant)
             count = (i.count.value or 0) + change
             if count:
                 yield f"{change:+d} arrivals of", i.mnemonic, where, _set(i, "count", Constant(i.count.type, count))

@@ -22,7 +22,7 @@ from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
-from gemmsmith.lang.values import Value, ValueLike, Variable
+from gemmsmith.lang.values import Constant, Value, ValueLike, Variable
 from gemmsmith.machine import Scope
 
 MBARRIER_BYTES = 8
@@ -100,14 +100,19 @@ class _ArrivalCount:
     """The number of arrivals that complete a phase: the sum over the roles that arrive, each counted once."""
 
     def __init__(self, name: str) -> None:
-        self.count = current_builder().deferred_constant(name)
+        self.count = Constant(U32, None)  # set when the roles are recorded
+        self.count.name_hint = self.name = name
         self.roles: dict[object, int] = {}
 
     def add_arrivals(self, arrivals: int, by: str = "") -> None:
-        """Count the role being recorded, which arrives `arrivals` times per phase, apart for each of its means `by`."""
+        """Add the arrivals per phase of the role that is being recorded.
+
+        `by`: how it arrives; a role counts once for each of the ways in which it does. Raises KernelError if the role
+        has arrived another number of times before.
+        """
         role = current_builder().current_role, by
         if self.roles.setdefault(role, arrivals) != arrivals:
-            raise KernelError(f"{self.count.name}: one role arrives {self.roles[role]} and {arrivals} times a phase")
+            raise KernelError(f"{self.name}: one role arrives {self.roles[role]} and {arrivals} times a phase")
         self.count.value = sum(self.roles.values())
 
 
@@ -146,6 +151,7 @@ class PipelineTmaAsync:
         self._producers, self._consumers = _ArrivalCount(f"{name} full"), _ArrivalCount(f"{name} empty")
 
     def init(self) -> None:
+        """Initialize the barriers. One thread executes it."""
         with current_builder().unroll(self.stages, name="stage") as stage:
             hw.mbarrier_init(self._full[stage], self._producers.count)
             hw.mbarrier_init(self._empty[stage], self._consumers.count)

@@ -26,6 +26,7 @@ class CpAsync(Instruction):
         return f"cp.async.{level}.shared.global [{{destination}}], [{{source}}], {self.nbytes}, {{source_bytes}};"
 
     def simulate(self, m: Machine) -> None:
+        """Start a copy by the active threads, of which those with equal `source_bytes` read together."""
         active = m.active
         destination, source = m.per_thread(self.destination)[active], m.per_thread(self.source)[active]
         sizes, threads = m.per_thread(self.source_bytes)[active], np.flatnonzero(active)

@@ -65,7 +65,7 @@ def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:
 def _vector_offsets(rows: int, leading: int, stride: int, swizzle: int, mn_major: bool) -> np.ndarray:
     """Return the offsets of the operand's 16-byte vectors before swizzling: (rows, 2) K-major, (16, rows/8) MN-major.
 
-    Only 16-bit elements may be MN-major.
+    `leading`, `stride`: the descriptor's LBO and SBO in bytes. Only 16-bit elements may be MN-major.
     """
     if not mn_major:
         row = np.arange(rows, dtype=np.int64)[:, None]

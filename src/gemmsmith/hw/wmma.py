@@ -78,10 +78,10 @@ def _fragment_permutation(seed: int, mma: Mma, operand: Operand) -> np.ndarray:
     return permutation
 
 
-def _unpack_fragment(registers: np.ndarray, m: Machine, mma: Mma, operand: Operand) -> np.ndarray:
-    """Return the elements (warps, rows, columns) of a fragment's registers (threads, count)."""
-    dtype, shape = _dtype(mma, operand), _shape(mma, operand)
-    words = registers.astype(np.float32 if registers.dtype == np.float32 else np.uint32)
+def _read_fragment(m: Machine, registers: RegisterArray, mma: Mma, operand: Operand) -> np.ndarray:
+    """Return the elements (warps, rows, columns) of a fragment."""
+    dtype, shape, words = _dtype(mma, operand), _shape(mma, operand), np.asarray(m.registers.view(registers))
+    words = words.astype(np.float32 if words.dtype == np.float32 else np.uint32)
     fragments = np.ascontiguousarray(words).view(dtype.numpy).reshape(len(m.threads) // 32, -1)
     elements = np.zeros((len(fragments), shape[0] * shape[1]), dtype.numpy)
     elements[:, _fragment_permutation(m.seed, mma, operand)] = fragments
@@ -89,13 +89,11 @@ def _unpack_fragment(registers: np.ndarray, m: Machine, mma: Mma, operand: Opera
     return tiles
 
 
-def _pack_fragment(
-    elements: np.ndarray, m: Machine, mma: Mma, operand: Operand, registers: RegisterArray
-) -> np.ndarray:
-    """Return elements (warps, rows, columns) as registers (threads, count), the inverse of `_unpack_fragment`."""
+def _write_fragment(m: Machine, registers: RegisterArray, elements: np.ndarray, mma: Mma, operand: Operand) -> None:
+    """Set a fragment of the active threads to elements (warps, rows, columns)."""
     fragments = elements.reshape(len(elements), -1)[:, _fragment_permutation(m.seed, mma, operand)]
-    words: np.ndarray = np.ascontiguousarray(fragments).view(numpy_dtype(registers)).reshape(len(m.threads), -1)
-    return words
+    words = np.ascontiguousarray(fragments).view(numpy_dtype(registers)).reshape(len(m.threads), -1)
+    m.registers.view(registers, write=True)[m.active] = words[m.active]
 
 
 class _WmmaTransfer(InstructionFamily):
@@ -183,8 +181,7 @@ class WmmaLoad(_WmmaTransfer):
             vectors[:, row, vector] = data[:, in_tile]
         tile = vectors.reshape(len(vectors), rows, -1).view(_dtype(self.mma, self.operand).numpy)
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
-        registers = _pack_fragment(np.ascontiguousarray(tile), m, self.mma, self.operand, self.values)
-        m.registers.view(self.values, write=True)[m.active] = registers[m.active]
+        _write_fragment(m, self.values, np.ascontiguousarray(tile), self.mma, self.operand)
 
 
 class WmmaLoadGlobal(WmmaLoad):
@@ -209,7 +206,7 @@ class WmmaStore(_WmmaTransfer):
         return self._text("store", "[{address}], {values}")
 
     def simulate(self, m: Machine) -> None:
-        tile = _unpack_fragment(np.asarray(m.registers.view(self.values)), m, self.mma, "d")
+        tile = _read_fragment(m, self.values, self.mma, "d")
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
         rows, vectors_per_row, vector_bytes = self._row_vectors()
         vectors = np.ascontiguousarray(tile).view(np.uint8).reshape(-1, rows, vectors_per_row, vector_bytes)
@@ -256,12 +253,9 @@ class WmmaMma(Instruction):
 
     def simulate(self, m: Machine) -> None:
         m.require_converged("wmma.mma")
-        a = _unpack_fragment(np.asarray(m.registers.view(self.a)), m, self.mma, "a")
-        b = _unpack_fragment(np.asarray(m.registers.view(self.b)), m, self.mma, "b")
-        c = _unpack_fragment(np.asarray(m.registers.view(self.d)), m, self.mma, "d")
+        a, b = _read_fragment(m, self.a, self.mma, "a"), _read_fragment(m, self.b, self.mma, "b")
         a, b = (decode_elements(np.ascontiguousarray(x).view(f"u{x.itemsize}"), self.mma.a) for x in (a, b))
-        result, step = c, k_per_hmma(self.mma)
+        result, step = _read_fragment(m, self.d, self.mma, "d"), k_per_hmma(self.mma)
         for k in range(0, wmma_k(self.mma), step):
             result = multiply(a[..., k : k + step], b[:, k : k + step].swapaxes(1, 2), result, self.mma)
-        registers = _pack_fragment(np.ascontiguousarray(result), m, self.mma, "d", self.d)
-        m.registers.view(self.d, write=True)[m.active] = registers[m.active]
+        _write_fragment(m, self.d, np.ascontiguousarray(result), self.mma, "d")

@@ -28,7 +28,6 @@ from gemmsmith.lang.values import (
     ArgumentFn,
     Builtin,
     Constant,
-    DeferredConstant,
     LoopIndex,
     Parameter,
     RegisterArray,
@@ -62,7 +61,6 @@ class Builder:
         self.chip = chip
         self.parameters: list[Parameter] = []
         self.buffers: list[SharedBuffer] = []
-        self.deferred_constants: list[DeferredConstant] = []
         self.scratch_buffers: list[ScratchBuffer] = []
         self.functions: list[st.Function] = []
         self.printer = print_kernel
@@ -205,11 +203,6 @@ class Builder:
                 f"named barriers: got {self._next_barrier - 1}; use at most {NAMED_BARRIERS_PER_CTA - 1} per CTA"
             )
         return first
-
-    def deferred_constant(self, name: str) -> DeferredConstant:
-        """Declare a u32 constant that is set later during recording, before `finish()`."""
-        self.deferred_constants.append(DeferredConstant(U32, name))
-        return self.deferred_constants[-1]
 
     def var(self, scalar_type: ScalarType, initial: ValueLike, name: str) -> Variable:
         """Declare a mutable scalar."""

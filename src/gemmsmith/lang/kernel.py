@@ -13,7 +13,7 @@ from gemmsmith.core.integers import round_up
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.statements import Block, Function, instructions
 from gemmsmith.lang.types import U64
-from gemmsmith.lang.values import ArgumentFn, DeferredConstant, Parameter
+from gemmsmith.lang.values import ArgumentFn, Constant, Parameter
 
 NAMED_BARRIERS_PER_CTA = 16
 """Named barriers per CTA (PTX ISA, "bar")."""
@@ -57,7 +57,6 @@ class Kernel:
     cluster: tuple[int, int, int]
     parameters: list[Parameter]
     buffers: list[SharedBuffer]
-    deferred_constants: list[DeferredConstant]
     body: Block
     header: list[str]
     printer: Callable[[Kernel, bool], tuple[str, dict[int, int]]]
@@ -126,11 +125,6 @@ def verify(kernel: Kernel) -> None:
     """Check a kernel. Raises ConfigError or KernelError if it cannot run."""
     _check_instructions(kernel)
     _check_shared_memory(kernel)
-    for constant in kernel.deferred_constants:
-        if constant.value is None:
-            raise KernelError(
-                f"{kernel.name}: no thread arrives at barrier {constant.name}; its arrival count is undefined"
-            )
 
 
 def _check_instructions(kernel: Kernel) -> None:
@@ -142,6 +136,11 @@ def _check_instructions(kernel: Kernel) -> None:
                     f"{instruction.mnemonic} at {location}: it requires {instruction.required_arch}, the kernel is for "
                     f"{kernel.chip}"
                 )
+            for x in instruction.operands.values():
+                if isinstance(x, Constant) and x.value is None:
+                    raise KernelError(
+                        f"{kernel.name}: no thread arrives at barrier {x.name_hint}; its arrival count is undefined"
+                    )
             instruction.check_kernel(kernel, location)
 
 

@@ -22,7 +22,6 @@ from gemmsmith.lang.types import F32, I64, PRED, U32, U64, ScalarType
 from gemmsmith.lang.values import (
     Builtin,
     Constant,
-    DeferredConstant,
     LoopIndex,
     LoopIndexedRow,
     Operation,
@@ -134,7 +133,7 @@ class Printer:
             return _Expression(self.names[value])
         if isinstance(value, Constant) and value.name:
             return _Expression(self.constant(value))
-        if isinstance(value, (Constant, DeferredConstant)):
+        if isinstance(value, Constant):
             return _Expression(literal(value.type, value.value))
         if isinstance(value, Builtin):
             self.builtins.add(value.name or "")

@@ -88,22 +88,14 @@ class Value:
 
 
 class Constant(Value):
-    """A value known at build time. A named constant is printed as a `constexpr` and is not folded."""
+    """A value known at build time. A named constant is printed as a `constexpr` and is not folded.
+
+    None for a value that is set later during recording, before `Builder.finish`, such as a barrier's arrival count.
+    """
 
     def __init__(self, scalar_type: ScalarType, value: Any, name: str | None = None) -> None:
         super().__init__(scalar_type, name)
         self.value = value
-
-
-class DeferredConstant(Value):
-    """A constant whose value is set later during recording, such as a barrier's arrival count.
-
-    The value must be set before `Builder.finish`.
-    """
-
-    def __init__(self, scalar_type: ScalarType, name: str) -> None:
-        super().__init__(scalar_type, name)
-        self.value: int | None = None
 
 
 ArgumentFn = Callable[[Any], Any]

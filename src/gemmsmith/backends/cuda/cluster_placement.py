@@ -80,8 +80,6 @@ def _gpc_of_sm(device: int) -> Array:
 def _probe_sms(device: int, cluster: int, clusters: int) -> Array:
     """Return the SM id of each CTA, with one CTA per SM. Raises DeviceError."""
     function, gpu = _load_probe(device), device_attributes(device)
-    if clusters * cluster > gpu.sm_count:
-        raise DeviceError("more CTAs than SMs")
     stream = Stream()  # the default stream would wait for other streams, which may be being captured
     out = DeviceArray(4 * clusters * cluster, (clusters * cluster,), (4,), np.uint32, stream.handle)
     config = launch_config(clusters * cluster, 32, gpu.max_shared_bytes_per_cta, (cluster, 1, 1))

@@ -41,7 +41,10 @@ def accumulate(
     grouping: Grouping, groups: list[slice], multiply: Multiply, a: Array, b: Array, scale_a: Array | None,
     scale_b: Array | None,
 ) -> Array:  # fmt: skip
-    """Return the products of all groups, (m, n) or (groups, m, n), with zeros in rows of no group."""
+    """Return the products of all groups, (m, n) or (groups, m, n), with zeros in rows of no group.
+
+    `groups`: the rows, or elements of K, of each. b is (groups, k, n), or (k, n) if groups divide K.
+    """
     count, m, n = len(groups), a.shape[-2], b.shape[-1]
     accumulator = np.zeros((count, m, n) if grouping.has_batch else (m, n))
     for g, (group, rows) in enumerate(zip(groups, group_rows(grouping, groups), strict=True)):

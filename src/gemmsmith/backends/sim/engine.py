@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.execute.interpreter import CompiledStatement, Interpreter
@@ -153,15 +152,10 @@ def _choose(
     state: GridState, ready: list[LockstepGroup], completable: list[InFlightOperation]
 ) -> LockstepGroup | InFlightOperation:
     """Return what proceeds next: with seed 0 what comes first in the cost model, else any, at random."""
+    candidates: list[LockstepGroup | InFlightOperation] = [*ready, *completable]
     if state.seed:
-        index = state.random.randrange(len(ready) + len(completable))
-        return ready[index] if index < len(ready) else completable[index - len(ready)]
-    group = min(ready, key=attrgetter("time"), default=None)
-    operation = min(completable, key=attrgetter("end"), default=None)
-    if group is None or (operation is not None and operation.end <= group.time):
-        assert operation is not None
-        return operation
-    return group
+        return state.random.choice(candidates)
+    return min(candidates, key=lambda x: (x.end, 0) if isinstance(x, InFlightOperation) else (x.time, 1))
 
 
 def _deadlock(state: GridState, blocked: dict[LockstepGroup, Wait | None]) -> SimulationAborted:

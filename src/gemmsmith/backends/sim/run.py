@@ -131,10 +131,11 @@ def _address(memory: GlobalMemory, info: ArrayInfo, name: str, is_written_whole:
 
 
 def _are_written_whole(spec: KernelSpec | None) -> bool:
-    """Return whether a GEMM's kernels write all of its results: not the rows that a grouping leaves out."""
-    if spec is None or not (grouping := spec.grouping):
-        return spec is not None
-    return not grouping.is_masked and grouping.zero_fill and not grouping.scatters
+    """Return whether kernels write all of their results: those of a GEMM, unless its grouping leaves out rows."""
+    if spec is None:
+        return False
+    grouping = spec.grouping
+    return not grouping or (not grouping.is_masked and grouping.zero_fill and not grouping.scatters)
 
 
 def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Hazard]:

@@ -128,7 +128,10 @@ class AsyncIssuer:
         cta = group.peer(access.rank)
         label = f"{'write' if write else 'read'} of {operation.label}"
         engine = operation.group if operation.group == "bulk" else operation.engine
-        event = Event(-1, 0, in_flight.bits[write], label, group.title, group.location, engine, proxy=operation.proxy)
+        event = Event(
+            -1, 0, in_flight.bits[write], label, group.location, engine, is_read=not write,
+            proxy=operation.proxy,
+        )  # fmt: skip
         if write and access.threads is not None and len(np.unique(access.addresses)) < len(access.addresses):
             group.report("race", f"threads write to one address in one instruction: {event}")
         if lanes:
@@ -138,7 +141,7 @@ class AsyncIssuer:
             cta.remote.append(event)
         resolved = self.memory.resolve(access)
         if resolved:
-            self.memory.record(resolved, write, event, in_flight.clock, is_async=operation.proxy == "async")
+            self.memory.record(resolved, event, in_flight.clock)
         return event
 
     def _record_copies(self, in_flight: InFlightOperation) -> None:

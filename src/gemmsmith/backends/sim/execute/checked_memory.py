@@ -58,7 +58,7 @@ class CheckedMemory:
             resolved.write(values)
 
     def resolve(self, access: Access) -> ResolvedAccess | None:
-        """Resolve the addresses. Returns None for an empty access, and for one out of bounds, which is reported."""
+        """Return the bytes that an access means; None if it is empty, or out of bounds, which is reported."""
         if not len(access.addresses) or not access.width:
             return None
         if access.space == "shared":
@@ -85,42 +85,36 @@ class CheckedMemory:
         if access.bits % width:
             self.group.report("alignment", f"misaligned access of {width} bytes")
 
-    def record(
-        self, resolved: ResolvedAccess, write: bool, event: Event, clock: VectorClock, *, is_async: bool = False,
-        part: slice = slice(None),
-    ) -> None:  # fmt: skip
+    def record(self, resolved: ResolvedAccess, event: Event, clock: VectorClock, part: slice = slice(None)) -> None:
         """Report that an access is not allowed, or not ordered after an earlier one; later ones are checked against it.
 
         Args:
             resolved: the access.
-            write: whether it writes.
             event: what made it.
             clock: the events that happen before.
-            is_async: whether it is through the async proxy.
             part: the part of its addresses that `event` accesses.
         """
-        access, buffer = resolved.access, resolved.buffer
+        access, buffer, state = resolved.access, resolved.buffer, self.group.state
         if buffer is None:
             shadow, fenced_row = self.group.peer(access.rank).shadow, ASYNC_PROXY_FENCED
         else:
-            self._check_buffer(buffer, write, event, clock)
+            self._check_buffer(buffer, event, clock)
             if not buffer.writable:  # reads alone are in no race
                 return
             shadow, fenced_row = buffer.shadow, GLOBAL_PROXY_FENCED
-        state = self.group.state
 
         def name() -> str:
             return buffer.name if buffer else state.describe_address(int(access.addresses[part][0]))[0]
 
+        offsets = resolved.offsets[part]
         shadow.access(
-            CheckedAccess(resolved.offsets[part], access.width, resolved.aligned, write, event, clock,
-                          fenced_row if is_async else None, name, state.hazards)
-        )  # fmt: skip
+            CheckedAccess(offsets, access.width, resolved.aligned, event, clock, fenced_row, name, state.hazards)
+        )
 
-    def _check_buffer(self, buffer: Buffer, write: bool, event: Event, clock: VectorClock) -> None:
+    def _check_buffer(self, buffer: Buffer, event: Event, clock: VectorClock) -> None:
         """Report an access to global memory before griddepcontrol.wait, and a write to what is read-only."""
         if not clock.completed_bits & PREREQUISITE_GRIDS_BIT:
             message = f"{event} of {buffer.name} is not ordered after the prerequisite grids"
             self.group.report("race", f"{message}: griddepcontrol.wait must come first")
-        if write and not buffer.writable:
+        if not event.is_read and not buffer.writable:
             self.group.report("out of bounds", f"write to read-only buffer {buffer.name}")

@@ -89,7 +89,7 @@ class Mbarriers:
                 arrival = agent.index, agent.next_event
                 barrier.check_order(agent.clock, "arrival", group.location)
                 if not own:
-                    event = Event(agent.index, agent.next_event, 0, "arrive", group.title, group.location, row=EXECUTED)
+                    event = Event(agent.index, agent.next_event, 0, "arrive", group.location, row=EXECUTED)
                     cta.remote.append(event)
                 released, nbytes = part.warp.release(lanes), int(np.add.reduce(bytes_[rows]))
                 if not barrier.arrive(

@@ -155,10 +155,10 @@ class MemoryInstructions(CheckedMemory):
             self.counter.count(space, address, width, mask)
         self.group.time += MEMORY_INSTRUCTION_CYCLES
         strong = None if order == "weak" else scope_of(scope)
-        for access, thread_indices, by_warp in self._split(space, address, width, rank, mask):
+        for access, warps in self._split(space, address, width, rank, mask):
             resolved = self.resolve(access)
-            for lanes, warp_slice in by_warp:
-                event = self._record(access, thread_indices, lanes, warp_slice, resolved, kind, strong)
+            for lanes, warp_slice in warps.slices:
+                event = self._record(access, resolved, lanes, warp_slice, kind, strong)
                 if strong is None:
                     continue
                 part = replace(access, addresses=access.addresses[warp_slice])
@@ -166,56 +166,47 @@ class MemoryInstructions(CheckedMemory):
                     self._strong_read(lanes, part.addresses, strong, acquires=order in ("acquire", "acq_rel"))
                 if kind != "read":
                     self._strong_write(lanes, part, event, order, strong, rounds=rounds)
-            yield access, thread_indices, resolved
+            yield access, warps.thread_indices, resolved
 
     def _split(
         self, space: Space, address: Any, width: int, rank: Any, mask: Any
-    ) -> Iterator[tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]]:
-        """Split the active threads' access by target CTA, or by warp if warps access different buffers.
-
-        Yields (access, thread indices, slice of the access's addresses per warp).
-        """
+    ) -> Iterator[tuple[Access, ActiveWarps]]:
+        """Split the active threads' access by target CTA, or by warp if warps access different buffers."""
         group, addresses = self.group, self.group.broadcast(address)
         active = group.active_lanes if mask is None else group.active_lanes_of(np.asarray(mask))
         if not active:
             return
+        own, buffer_at = addresses[active.thread_indices], group.state.memory.buffer_at
+        parts: list[tuple[ActiveWarps, int | None]] = [(active, None)]
         if rank is not None:
             ranks = group.broadcast(rank)
-            for r in np.unique(ranks[active.thread_indices]):
-                of_rank = [replace(x, thread_indices=x.thread_indices[ranks[x.thread_indices] == r]) for x in active]
-                of_rank = ActiveWarps(x for x in of_rank if len(x.thread_indices))
-                yield self._make_access(space, addresses, width, of_rank, int(r))
-            return
-        merged = self._make_access(space, addresses, width, active)
-        buffer_at = group.state.memory.buffer_at
-        if space == "shared" or buffer_at(merged[0].first) is buffer_at(merged[0].last):
-            yield merged
-        else:
-            yield from (self._make_access(space, addresses, width, ActiveWarps([one])) for one in active)
-
-    def _make_access(
-        self, space: Space, addresses: np.ndarray, width: int, active: ActiveWarps, rank: int | None = None
-    ) -> tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]:
-        """Check alignment; return (access of these warps' threads, thread indices, each warp's slice of the access)."""
-        access = Access(space, addresses[active.thread_indices], width, rank)
-        self.check_aligned(access, width)
-        return access, active.thread_indices, active.slices
+            of_rank = {
+                int(r): [replace(x, thread_indices=x.thread_indices[ranks[x.thread_indices] == r]) for x in active]
+                for r in np.unique(ranks[active.thread_indices])
+            }
+            parts = [(ActiveWarps(x for x in warps if len(x.thread_indices)), r) for r, warps in of_rank.items()]
+        elif space == "global" and buffer_at(int(own.min())) is not buffer_at(int(own.max())):
+            parts = [(ActiveWarps([one]), None) for one in active]
+        for warps, target in parts:
+            access = Access(space, addresses[warps.thread_indices], width, target)
+            self.check_aligned(access, width)
+            yield access, warps
 
     def _record(
-        self, access: Access, thread_indices: np.ndarray, lanes: ActiveLanes, warp_slice: slice,
-        resolved: ResolvedAccess | None, label: str, scope: ScopeLevel | None,
+        self, access: Access, resolved: ResolvedAccess | None, lanes: ActiveLanes, warp_slice: slice, label: str,
+        scope: ScopeLevel | None,
     ) -> Event:  # fmt: skip
         """Record one warp's share of an access, `warp_slice` of its addresses; `scope`: None for weak accesses."""
         group, agent, cta = self.group, lanes.agent(), self.group.peer(access.rank)
         offsets = resolved.offsets if resolved else access.addresses
-        accesses = LaneAccesses(offsets[warp_slice], access.width, thread_indices[warp_slice])
+        accesses = LaneAccesses(offsets[warp_slice], access.width, lanes.thread_indices)
         strong = None if scope is None else (scope, group.cta)
         event = Event(
-            agent.index, agent.next_event, 0, label, group.title, group.location_of(lanes.warp), warp=lanes.warp,
+            agent.index, agent.next_event, 0, label, group.location_of(lanes.warp), warp=lanes.warp,
             lanes=accesses, strong=strong, is_read=label == "read", is_atomic=label == "atomic",
         )  # fmt: skip
         if resolved:
-            self.record(resolved, label != "read", event, agent.clock, part=warp_slice)
+            self.record(resolved, event, agent.clock, warp_slice)
         if cta is not group.cta:
             cta.remote.append(event)
             if not any(agent.clock.event_counts[EXECUTED, warp.first_agent] for warp in cta.warps):
@@ -250,18 +241,15 @@ class MemoryInstructions(CheckedMemory):
             fenced_scope, clock = lanes.warp.release_for_relaxed_write(lanes.mask)
         released_clock = ReleasedClock(min(scope, fenced_scope), group.cta, clock)
 
-        def is_ordered(earlier: Event) -> bool:
-            return earlier.happens_before(agent.clock)
-
         addresses = np.unique(access.addresses)
         several_lanes = len(addresses) < len(access.addresses)
         for x in addresses:
             word = group.state.sync_variables[int(x)]
-            if rounds and (several_lanes or not all(is_ordered(earlier) for _, earlier in word.writes)):
+            if rounds and (several_lanes or not all(x.happens_before(agent.clock) for _, x in word.writes)):
                 group.depends_on_time("floating-point atomics round in the order in which they are executed")
             if not word.is_spin_free(agent.clock):
                 group.depends_on_time("a word is written again before all that spin on it have read it")
-            racing = word.write(event, released_clock, atomic=event.is_atomic, ordered=is_ordered)
+            racing = word.write(event, released_clock, agent.clock)
             if racing:
                 group.report("race", f"{event} of a word is not ordered after {racing}", racing.place)
             if not rounds:

@@ -31,6 +31,7 @@ class ThreadBarriers:
         self._arrive_at(int(identifier), threads)
 
     def warp_sync(self) -> None:
+        """Execute __syncwarp, which all lanes of a warp must execute."""
         self.group.require_converged("__syncwarp")
         for lanes in self.group.active_lanes:
             if not lanes.is_partial:

@@ -9,7 +9,7 @@ import numpy as np
 from gemmsmith.backends.sim.memory.memory import SHARED_BASE
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 from gemmsmith.lang.types import F32, PRED
-from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Parameter, Value, Variable
+from gemmsmith.lang.values import Builtin, Constant, Parameter, Value, Variable
 from gemmsmith.machine import CLUSTER_RANK_SHIFT
 
 
@@ -37,7 +37,7 @@ class Values(dict[Value, Any]):
 
     def __missing__(self, x: Value) -> Any:
         """Return a constant, a built-in value or a parameter, and store it."""
-        if isinstance(x, (Constant, DeferredConstant)):
+        if isinstance(x, Constant):
             value = x.value
         elif isinstance(x, Builtin):
             value = self.builtins[x.name]

@@ -42,14 +42,13 @@ class Event:
     `engine`: what accesses memory (see Place). `bits`: the operation's bits in a clock once it has completed. `row`:
     the row of a clock that orders the event. `warp`, `lanes`: set for accesses by threads. `strong`: (scope, CTA) of a
     strong access (atomic, relaxed, acquire, release). `is_read`: whether it only reads. `is_atomic`: whether it reads
-    and writes. `proxy`: the one that an operation writes through.
+    and writes. `proxy`: the one that it accesses memory through.
     """
 
     agent: int
     count: int
     bits: int
     label: str
-    issuer: str
     location: Place
     engine: str = "threads"
     row: int = HAPPENS_BEFORE
@@ -61,7 +60,10 @@ class Event:
     proxy: Proxy = "generic"
 
     def happens_before(self, clock: VectorClock) -> bool:
-        """Return whether this event happens before the events at `clock`."""
+        """Return whether this event happens before the events at `clock`: its agent's count there includes it.
+
+        An asynchronous operation's does if its completion has been observed.
+        """
         if self.agent < 0:
             return clock.completed_bits & self.bits == self.bits
         return clock.event_counts.item(self.row, self.agent) >= self.count
@@ -103,4 +105,4 @@ class Event:
         return self.location.accessed(self.label, self.engine)
 
     def __str__(self) -> str:
-        return f"{self.label} by {self.issuer} ({self.location})"
+        return f"{self.label} by {self.location.agent} ({self.location})"

@@ -30,4 +30,5 @@ def narrowest_common_scope(one: HasClusterRank, other: HasClusterRank) -> ScopeL
     """Return the narrowest scope that contains both CTAs."""
     if one is other:
         return ScopeLevel.CTA
-    return ScopeLevel.CLUSTER if one.index - one.rank == other.index - other.rank else ScopeLevel.GPU
+    is_one_cluster = one.index - one.rank == other.index - other.rank  # the index of the cluster's first CTA
+    return ScopeLevel.CLUSTER if is_one_cluster else ScopeLevel.GPU

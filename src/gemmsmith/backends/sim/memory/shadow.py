@@ -37,43 +37,42 @@ class CheckedAccess:
     """The access that `event` is, of `width` bytes at each of `offsets`, and its check against earlier ones.
 
     `aligned`: all offsets are multiples of it. `clock`: what happens before the event. `fenced_row`: the row of `clock`
-    that counts fenced accesses, if the access is through the async proxy; else None. `describe`: returns the memory's
-    name for messages.
+    that counts the accesses to this memory which the async proxy sees. `describe`: returns the memory's name.
     """
 
     offsets: np.ndarray
     width: int
     aligned: int
-    write: bool
     event: Event
     clock: VectorClock
-    fenced_row: int | None
+    fenced_row: int
     describe: Callable[[], str]
     hazards: Hazards
 
     def check(self, state: CellState, cells: np.ndarray, granule: int) -> CellState:
         """Check the access against cells, of `granule` bytes, of one state; return their next state."""
         event, (writer, readers, strong, initialized, barriers) = self.event, state
+        write = not event.is_read
         for first in barriers:
             if ((self.offsets < first + MBARRIER_BYTES) & (self.offsets + self.width > first)).any():
                 message = f"{event} overlaps the mbarrier {self.describe()}"
                 self.hazards.report("barrier", message, event.place)
-        earlier_reads = readers if self.write else ()
+        earlier_reads = readers if write else ()
         ordered_reads = [x for x in earlier_reads if self._check_order(x, cells, granule, "write after read")]
         if writer is None:
-            if (not self.write or event.is_atomic) and not initialized:
+            if (not write or event.is_atomic) and not initialized:
                 message = f"{event} of uninitialized memory in {self.describe()}"
                 self.hazards.report("uninitialized read", message, event.place)
         elif not any(x.agent < 0 for x in ordered_reads):  # an asynchronous read was checked against the last write
-            self._check_order(writer, cells, granule, "write after write" if self.write else "read after write")
+            self._check_order(writer, cells, granule, "write after write" if write else "read after write")
         for x in strong:
-            if not x.morally_strong_with(event) and (self.write or not x.is_read):
-                kind = f"{'write' if self.write else 'read'} after {'read' if x.is_read else 'write'}"
+            if not x.morally_strong_with(event) and (write or not x.is_read):
+                kind = f"{'write' if write else 'read'} after {'read' if x.is_read else 'write'}"
                 self._check_order(x, cells, granule, kind)
         if event.strong is not None:
             strong = self._append_event(strong, cells, granule)
-            return CellState(writer, readers, strong, initialized or self.write, barriers)
-        if self.write:
+            return CellState(writer, readers, strong, initialized or write, barriers)
+        if write:
             return CellState(event, (), (), initialized, barriers)
         return CellState(writer, self._append_event(readers, cells, granule), strong, initialized, barriers)
 
@@ -84,15 +83,13 @@ class CheckedAccess:
             message = f"{kind} of {self.describe()}: {event} is not ordered after {earlier}"
             self.hazards.report("race", message, event.place, others=(earlier.place,))
             return False
-        if self.fenced_row is not None and not earlier.visible_to_async_proxy(self.clock, self.fenced_row):
+        if event.proxy == "async" and not earlier.visible_to_async_proxy(self.clock, self.fenced_row):
             message = f"{kind} of {self.describe()}: {event} is not separated from {earlier} by fence.proxy.async"
             self.hazards.report("missing proxy fence", message, event.place, others=(earlier.place,))
         return True
 
     def _append_event(self, others: tuple[Event, ...], cells: np.ndarray, granule: int) -> tuple[Event, ...]:
         """Append the event and drop those ordered before it."""
-        if not others:
-            return (self.event,)
         unordered = (x for x in others if not x.ordered_before(self.event, self.clock, cells, granule))
         return *unordered, self.event
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,17 +46,15 @@ class SyncVariable:
         """Return whether all spins on the word had ended before the events at `clock`, whatever the schedule."""
         return all(clock.has_executed(agent, count) for agent, count in self.spins)
 
-    def write(
-        self, event: Event, released_clock: ReleasedClock, *, atomic: bool, ordered: Callable[[Event], bool]
-    ) -> Event | None:
-        """Record a store, or an atomic.
+    def write(self, event: Event, released_clock: ReleasedClock, clock: VectorClock) -> Event | None:
+        """Record a store or an atomic, by an agent at `clock`, that publishes `released_clock`.
 
         Returns an earlier write that is neither ordered before the store nor observed by its agent (a race), if any.
         """
         unordered_write = None
-        if not atomic:
+        if not event.is_atomic:
             observed = self.last_observed_write.get(event.agent, 0)
-            unordered_write = next((e for i, e in self.writes if i > observed and not ordered(e)), None)
+            unordered_write = next((e for i, e in self.writes if i > observed and not e.happens_before(clock)), None)
             self.released_clocks, self.writes = [], []
         self.write_count += 1
         self.released_clocks = [*self.released_clocks, released_clock]

@@ -169,7 +169,10 @@ class Record:
     def resume(
         self, threads: _Threads, begin: int, name: str, phase: int, pending: int, operations: Iterable[AsyncOperation]
     ) -> None:
-        """Record the end of a wait that began at `begin`, for `name`; `operations`: those that have completed."""
+        """Record the end of a wait for `name` that began at the cycle `begin`.
+
+        `phase`, `pending`: as in Event. `operations`: those that the threads now know to have completed.
+        """
         self._add("resume", threads, self._object(threads.row[0], name), phase, pending, -1, begin)
         for started, _ in (self._started[id(x)] for x in operations):
             started.wait = len(self._events) - 1 if started.wait < 0 else started.wait
@@ -197,7 +200,7 @@ class Record:
         self._append(kind, threads.time, threads.row, threads.line.number, threads.loops, *fields)
 
     def _append(self, *event: Any) -> None:
-        """Append an event; the first effect of an instruction or a completion stands for it."""
+        """Append an event, or replace the last one by it: an instruction's first effect stands for the instruction."""
         last = self._events[-1] if self._events else event
         if last[0] in _CAUSES and event[0] != "instruction" and last[2:5] == event[2:5]:
             self._events[-1] = event

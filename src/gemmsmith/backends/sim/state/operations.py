@@ -60,10 +60,8 @@ class Operations:
 
     def completable(self) -> list[InFlightOperation]:
         """Return the operations that may complete next: wgmmas complete in order."""
-        return [
-            x for x in self.in_flight
-            if not x.depends_on or (x.depends_on[-1].finished and all(other.finished for other in x.depends_on))
-        ]  # fmt: skip
+        # The last one that an operation depends on is asked first: it is the last to finish.
+        return [x for x in self.in_flight if all(other.finished for other in reversed(x.depends_on))]
 
     def complete(self, in_flight: InFlightOperation) -> None:
         """Complete an operation: move its data and signal its mbarriers."""
