@@ -93,7 +93,7 @@ def gather(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroups(1, 1 + spec.config.consumers, "consumer") as warpgroup:
         hw.set_registers(224)
-        consumer_loop(spec, scheduler, mainloop, epilogue, warpgroup)
+        consumer_loop(mainloop, epilogue, warpgroup)
 
 
 GATHER = gemmsmith.register_design(Design(

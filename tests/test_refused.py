@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, DeviceError, GemmsmithError, Spec
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.cuda import driver
+from gemmsmith.backends.sim import Hazard
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.host import plans
+from gemmsmith.lang.location import SourceLocation
 
 
 def multistage(**changes: Any) -> dict[str, Config]:
@@ -137,3 +140,47 @@ def test_gpus_before_8_0(capability: tuple[int, int], monkeypatch: pytest.Monkey
     message = "device 0 is a Tesla T4 of compute capability 7..; use a GPU of 8.0 or later"
     with pytest.raises(DeviceError, match=message):
         plans.chip_of(here)
+
+
+def bf16(*shape: int) -> np.ndarray:
+    return np.ones(shape, BF16.numpy)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gemmsmith.plan(bf16(8, 16), bf16(16, 8)).run(*[np.ones(x, np.float16) for x in ((8, 16), (16, 8))]),
+         "a, b: got fp16 and fp16, this plan multiplies bf16 and bf16; make a plan from arrays like these"),
+        (lambda: gemmsmith.simulate(Spec((8, 16), "bf16"), Spec((16, 8), "bf16")),
+         "a: got a Spec, which has no data; use an array"),
+        (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8)),
+         "x: got dtype float64; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8 .*may also be int32"),
+        (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8, np.uint8)),
+         "x: got dtype uint8, or ue8m0, which are scales; operands are fp32, fp16, bf16, int32, int64 or bool"),
+        (lambda: gemmsmith.quantize(bf16(8, 128), dtype="fp4"),
+         "dtype: got 'fp4'; use one of fp8_e4m3, fp8_e5m2, int8$"),
+        (lambda: gemmsmith.gemm(bf16(64, 128), bf16(128, 8), scale_a=np.ones(64, np.float32)),
+         r"scale_a: got shape \(64,\); for a of shape \(64, 128\) use one of \(\), \(1, 1\), \(64, 1\)$"),
+    ],
+)  # fmt: skip
+def test_messages_name_what_would_work(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_representations_fit_a_screen(record: bool) -> None:
+    """Of a plan, and of a simulation with and without hazards."""
+    a, b = bf16(256, 512), bf16(512, 512)
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc, bias, s: acc * s + bias, bias=bf16(512), s=2.0)
+    lines = repr(plan).splitlines()
+    assert lines[0] == "Plan of 256x512x512 bf16 -> bf16"
+    assert f"config     {plan.config}" in lines
+    assert "operands   bias, s" in lines
+    simulation = plan.simulate(a, b, bias=bf16(512), s=2.0, record=record)
+    assert "hazards  none" in repr(simulation).splitlines()
+    hazard = Hazard("race", "message\nsecond line", SourceLocation("a.py", 3))
+    text = repr(replace(simulation, hazards=[hazard] * 40))
+    assert "hazards  40, the first:" in text
+    assert len(text.splitlines()) <= 20
+    assert max(map(len, text.splitlines())) <= 200

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 import gemmsmith
 from gemmsmith import ArgumentError, Config
 from gemmsmith.backends.reference import bounds
-from gemmsmith.cli.commands import main
+from gemmsmith.cli import main
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 
 SMALL = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, stages=2)

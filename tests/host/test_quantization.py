@@ -187,7 +187,7 @@ def test_torch_and_numpy_agree(rng: np.random.Generator) -> None:
         ({"recipe": "1x32"}, "recipe: got '1x32'; use one of tensor, rows, 1x128, 128x128, columns, 128x1"),
         ({"recipe": ["rows"]}, r"recipe: got \['rows'\]"),
         ({"dtype": "bf16"}, "dtype: got 'bf16'; use one of fp8_e4m3, fp8_e5m2, int8"),
-        ({"scale_dtype": "fp16"}, "scale_dtype: got 'fp16'; use fp32 or ue8m0"),
+        ({"scale_dtype": "fp16"}, "scale_dtype: got 'fp16'; use one of fp32, ue8m0"),
         ({"scale_order": "N"}, "scale_order: got 'N'; use 'K' .* or 'M'"),
         ({"transposed": [1]}, r"transposed: got \[1\]; use True or False"),
         ({"transposed": "no"}, "transposed: got 'no'; use True or False"),

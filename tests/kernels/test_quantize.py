@@ -101,7 +101,7 @@ def hazards(kernel: Kernel, spec: QuantizeSpec, limit: int = 20) -> list[Hazard]
         pitch = -(-n // 16) * 16
         places[name] = memory.add_buffer(np.zeros((m, pitch), dtype.numpy), name)
         arrays[name] = Matrix(dtype, m, n, pitch, 1)
-    arguments = kernel.arguments(BoundQuantize(arrays, spec.columns, spec.serial_axis))
+    arguments = kernel.arguments(BoundQuantize(arrays, spec))
     arguments |= {name: place for name, place in places.items() if name in arguments}
     return simulate(kernel, 1, arguments, memory, is_dependent_launch=True, max_hazards=limit).hazards
 

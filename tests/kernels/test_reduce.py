@@ -15,6 +15,7 @@ from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.partials import PartialsShape
+from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.kernels.reduce import (
     LOADS_IN_FLIGHT,
     MAX_SLICES,
@@ -47,7 +48,7 @@ class Given(NamedTuple):
         batch, parts, elements = self.states[0].shape
         tiles = parts // 4 if self.is_full else 0
         partials = PartialsShape(self.kind, batch, parts, elements, tiles, tiles)
-        spec = ReduceSpec.from_partials(self.kind, self.dtype, partials)
+        spec = ReduceSpec.from_partials(REDUCTIONS[self.kind], self.dtype, partials)
         return BoundReduction(spec, partials, Pointer(f"partials_{i}"), Pointer(f"out_{i}"), self.scale, self.offset)
 
 
@@ -261,8 +262,8 @@ def test_every_mutant_is_reported(is_full: bool, rng: np.random.Generator) -> No
 def test_threads_and_ctas_of_an_output(parts: int, columns: int, lanes: int, is_split: bool, slices: int) -> None:
     """As many threads as have something to load, then as many CTAs."""
     partials = PartialsShape("sum", 1, parts, 9)
-    spec = ReduceSpec.from_partials("sum", FP32, partials)
+    spec = ReduceSpec.from_partials(REDUCTIONS["sum"], FP32, partials)
     assert (spec.columns, spec.lanes, spec.is_split) == (columns, lanes, is_split)
     assert BoundReduction(spec, partials, 0, Pointer("out")).slices == slices
-    full = ReduceSpec.from_partials("sum", FP32, PartialsShape("sum", 1, parts, 1, parts + 1, 1))
+    full = ReduceSpec.from_partials(REDUCTIONS["sum"], FP32, PartialsShape("sum", 1, parts, 1, parts + 1, 1))
     assert (full.columns, full.is_split) == (1, parts > CONTIGUOUS)

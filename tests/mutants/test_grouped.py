@@ -213,12 +213,18 @@ def test_ends_off_by_one(config: Config, change: int, monkeypatch: Patch) -> Non
 
 
 def tma_stores_that_pass_the_end(p: Patch) -> None:
-    p.setattr(ClippedTmaStores, "_is_inside", lambda self, coord: Constant(PRED, True))
+    of = ClippedTmaStores._is_before_end
+    p.setattr(
+        ClippedTmaStores,
+        "_is_before_end",
+        lambda self, coord, whole: Constant(PRED, True) if whole else of(self, coord, whole),
+    )
 
 
 def tma_stores_of_tiles_that_begin_inside(p: Patch) -> None:
     """As if only subtiles wholly past the end needed care."""
-    p.setattr(ClippedTmaStores, "_is_inside", ClippedTmaStores._begins_inside)
+    of = ClippedTmaStores._is_before_end
+    p.setattr(ClippedTmaStores, "_is_before_end", lambda self, coord, whole: of(self, coord, whole=False))
 
 
 def stores_that_no_end_clips(p: Patch) -> None:
@@ -537,9 +543,9 @@ LONG = replace(ROWS, k=64 * 9)
 
 def skipped_subtiles_without_bulk_groups(p: Patch) -> None:
     def when_inside(self: Any, group: StoreGroup) -> Any:
-        return (
-            current_builder().when(self._begins_inside(group.first_subtile)) if group.first_subtile else nullcontext()
-        )
+        if not group.first_subtile:
+            return nullcontext()
+        return current_builder().when(self._is_before_end(group.first_subtile, whole=False))
 
     p.setattr(ClippedTmaStores, "when_inside", when_inside)
 

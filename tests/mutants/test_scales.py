@@ -94,7 +94,7 @@ def scales_read_after_the_release(p: Patch) -> None:
     add, read = Promotion.add, WarpgroupScales.read
 
     def reads(self: Any, slot: int, subtile: Any) -> None:
-        self._scales[slot] = self._scales[slot]()
+        self.scales[slot] = self.scales[slot]()
         add(self, slot, subtile)
 
     p.setattr(WarpgroupScales, "read", lambda self, stage: lambda: read(self, stage))

@@ -13,7 +13,7 @@ import gemmsmith  # noqa: E402
 from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE, register_experts  # noqa: E402
 from gemmsmith.torch.mlp.gated_epilogues import ACTIVATIONS  # noqa: E402
-from gemmsmith.torch.moe.fp8_experts import Fp8MLP, _run, _run_mlp, fp8_gated_experts  # noqa: E402
+from gemmsmith.torch.moe.fp8_experts import Fp8MLP, _run_experts, _run_mlp, fp8_gated_experts  # noqa: E402
 from gemmsmith.torch.moe.slots import sort_slots  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -61,7 +61,7 @@ def test_the_kernels(absent: int) -> None:
     arrays[1][::3, 0], arrays[1][5] = absent, absent
     x, experts, weights, *scaled = arrays
     order = sort_slots(experts, weights, EXPERTS)
-    got = _run(
+    got = _run_experts(
         x, order, *scaled, None, "silu", False, backend="sim",
     )  # fmt: skip
     check(got, *arrays)

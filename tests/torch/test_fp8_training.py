@@ -13,9 +13,8 @@ from gemmsmith import ArgumentError  # noqa: E402
 from gemmsmith.torch import FusedMoE  # noqa: E402
 from gemmsmith.torch.mlp.gated_epilogues import Gate  # noqa: E402
 from gemmsmith.torch.moe.experts import gated_experts  # noqa: E402
-from gemmsmith.torch.moe.fp8_training import backward_in_fp8, forward_in_fp8  # noqa: E402
 from gemmsmith.torch.moe.slots import sort_slots, sum_slots  # noqa: E402
-from gemmsmith.torch.moe.training import BACKWARD, FORWARD  # noqa: E402
+from gemmsmith.torch.moe.training import BACKWARD, FORWARD, backward_in_fp8, forward_in_fp8  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIM, HIDDEN, EXPERTS, TOP_K = 208, 128, 6, 2

@@ -289,3 +289,11 @@ for function in (lambda x: torch.where(x > 0, x, 0.0), lambda x: torch.pow(x, 2.
 def test_a_function_that_torch_parses_first_in_a_process() -> None:
     """Torch's parser of arguments imports torch at its first use, by the caller's builtins."""
     subprocess.run([sys.executable, "-c", FIRST_IN_A_PROCESS], check=True)
+
+
+def test_dynamo_is_not_imported() -> None:
+    """It takes seconds. Before torch 2.13 a default of its config is changed, so it is."""
+    if torch.__version__ < (2, 13):
+        pytest.skip("its config is changed")
+    code = "import sys, gemmsmith.torch; print({'torch._dynamo', 'torch._inductor', 'matplotlib'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

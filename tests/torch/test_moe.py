@@ -686,13 +686,10 @@ def test_the_kernels_of_gates(gate: str, biased: bool) -> None:
     for interleaved in (False, True)[: count if biased else 1]:
         shapes = [(tokens * TOP_K, count * hidden)] if interleaved else [(tokens * TOP_K, hidden)] * count
         halves, end = [torch.randn(shape).bfloat16() for shape in shapes], order.offsets[-1]
-        of_kernel = gate_gradients(
-            gradient, down, halves, order.row_weights, order.offsets, gate, interleaved, backend="sim"
-        )
-        exact = [x.double() for x in halves]
-        wanted = gate_gradients(
-            gradient.double(), down.double(), exact, order.row_weights.double(), order.offsets, gate, interleaved
-        )
+        others = order.offsets, gate, interleaved
+        of_kernel = gate_gradients({"a": gradient, "b": down}, halves, order.row_weights, *others, backend="sim")
+        exact, arrays = [x.double() for x in halves], {"a": gradient.double(), "b": down.double()}
+        wanted = gate_gradients(arrays, exact, order.row_weights.double(), *others)
         for a, b in zip(of_kernel, wanted, strict=True):
             assert (a[:end].double() - b[:end]).norm() <= 0.01 * b.norm()
 

@@ -17,7 +17,7 @@ from gemmsmith import Config, Plan, Spec
 from gemmsmith.backends.cuda import cuda_graph, driver, kernel_loader, memory
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.cli.commands import main
+from gemmsmith.cli import main
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.host import plans

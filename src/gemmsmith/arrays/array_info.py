@@ -92,6 +92,7 @@ class Spec:
     strides: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        """Check shape and strides, and store them as tuples of int, and the dtype as a DType."""
         shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (None,)
         if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
             raise ArgumentError(f"Spec.shape: got {self.shape!r}; use a tuple of integers >= 0")

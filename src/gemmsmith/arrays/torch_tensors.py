@@ -58,15 +58,11 @@ def make_torch_adapter(torch: Any) -> Adapter:
         return ArrayInfo(dtype, x.shape, x.stride(), address, device, index, True)
 
     # a tenth of the cost of torch.cuda.current_stream(device).cuda_stream; Triton and Inductor use it, too
-    get_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    get_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without CUDA
 
     def stream(x: Any) -> int:
         """Return the handle of the current CUDA stream of a tensor's device; 0 on the CPU."""
-        if not x.is_cuda:
-            return 0
-        return int(
-            get_raw_stream(x.get_device()) if get_raw_stream else torch.cuda.current_stream(x.device).cuda_stream
-        )
+        return int(get_raw_stream(x.get_device())) if x.is_cuda else 0
 
     # a third of the cost of torch.empty, on the current device; Inductor uses it
     fast_empty = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)

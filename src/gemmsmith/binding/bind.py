@@ -82,15 +82,10 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
         checks.check_product_scales(product, factors, block_scales)
     is_fused = epilogue is not None or bool(factors)
     dtype = checks.resolve_out_dtype(multiplication.mma, out_info, request.out_dtype, fused=is_fused)
-    operand_infos = {name: _describe_operand(name, x, a_info) for name, x in operands.items()}
-    if groups:
-        operand_infos = {
-            name: with_group_dimension(name, x, shape, groups) if isinstance(x, ArrayInfo) else x
-            for name, x in operand_infos.items()
-        }
+    operand_infos = {name: _describe_operand(name, x, a_info, shape, groups) for name, x in operands.items()}
     factors_by_name = {SCALE_NAMES[role]: x for role, x in factors.items()}
     source_graph = graph = identity_graph(dtype)
-    if epilogue is not None or factors:
+    if is_fused:
         function, source = (source_graph, source_graph) if epilogue is None else (epilogue, request.fingerprint)
         source_graph, graph = build_graphs(
             function, source, shape, operand_infos, factors_by_name, dtype, grouping, groups,
@@ -113,9 +108,9 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
         others = {other: y for other, y in given_infos.items() if other != name}
         checks.check_no_overlap(name, x, read_before, read_with_result, others)
 
-    arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
     blocks_by_name = {SCALE_NAMES[role]: x for role, x in block_scales.items()}
     inputs_by_name = operand_infos | factors_by_name | blocks_by_name | array_infos
+    arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
     arguments |= {operand_argument(name): x for name, x in inputs_by_name.items()}
     arguments = {name: x._replace(writable=False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
     arguments |= {result_argument(name): x for name, x in result_infos.items()}
@@ -165,13 +160,18 @@ def _unread_operands(operands: Mapping[str, Any]) -> ArgumentError:
     return ArgumentError(f"{', '.join(operands)}: operands need an `epilogue` that reads them{hint}")
 
 
-def _describe_operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
-    """Return an epilogue's operand as a number or an ArrayInfo. Raises ArgumentError if kernels cannot read it."""
+def _describe_operand(
+    name: str, x: Any, a: ArrayInfo, shape: tuple[int, ...], groups: int
+) -> ArrayInfo | float:  # fmt: skip
+    """Return an epilogue's operand, as a number or an ArrayInfo, whose first of three dimensions may be the groups.
+
+    `shape`: the result's. Raises ArgumentError if kernels cannot read it.
+    """
     if isinstance(x, Real):
         return validate_fp32_scalar(name, x)
     info = describe(x, name)
     checks.check_operand(name, info, a)
-    return info
+    return with_group_dimension(name, info, shape, groups) if groups else info
 
 
 def _describe_arrays(dtypes: Mapping[str, DType], operands: Mapping[str, Any], a: ArrayInfo) -> dict[str, ArrayInfo]:

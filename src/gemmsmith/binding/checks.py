@@ -226,7 +226,8 @@ def check_addressable(infos: Infos) -> None:
 def check_operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
     """Check that kernels can read an epilogue operand."""
     if x.dtype.bits == 8 and x.dtype != BOOL:
-        raise ArgumentError(f"{name}: got dtype {x.dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
+        dtype = "uint8, or ue8m0, which are scales" if x.dtype == UE8M0 else x.dtype
+        raise ArgumentError(f"{name}: got dtype {dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
     check_alignment_and_device(name, x, a)
 
 

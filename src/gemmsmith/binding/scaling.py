@@ -52,7 +52,7 @@ def scale_granularity(
         matches = [granularity for shape, granularity in shapes if last_dims == shape]
         if matches:
             return planned_granularity if planned_granularity in matches else matches[0]
-    alternatives = ", ".join(str(shape[::-1] if is_transposed else shape) for shape, _ in shapes)
+    alternatives = ", ".join(dict.fromkeys(str(shape[::-1] if is_transposed else shape) for shape, _ in shapes))
     raise ArgumentError(
         f"scale_{role}: got shape {tuple(x.shape)}; for {role} of shape {tuple(operand.shape)} use one of "
         f"(), {alternatives}"

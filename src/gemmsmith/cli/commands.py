@@ -147,6 +147,7 @@ def _execute_and_report(
 
 
 def _resolve_backend(backend: str) -> str:
+    """Return the backend that "auto" stands for on this machine; others stay."""
     if backend != "auto":
         return backend
     from gemmsmith.backends.cuda import driver

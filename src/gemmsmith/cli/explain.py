@@ -63,10 +63,8 @@ def explain(
     arrays = {name: 1.0 if kind == "number" else Spec(shapes[kind], operand_dtype) for name, kind in kinds.items()}
     try:
         plan = Plan(Request(a, b, operands=arrays, epilogue=function, precision=precision))
-    except GemmsmithError:
-        raise
     except Exception as error:
-        if not _user_frames(error):
+        if isinstance(error, GemmsmithError) or not _user_frames(error):
             raise
         raise _user_error(epilogue, error) from error
     source_graph = plan.binding.source_graph
@@ -79,6 +77,7 @@ def explain(
 
 
 def _parse_operand(text: str) -> tuple[str, str]:
+    """Return the name and the kind of an operand from "name=kind"."""
     name, _, kind = text.partition("=")
     if not name.isidentifier() or kind not in OPERAND_KINDS:
         expected = f"use name=kind with a kind of {', '.join(OPERAND_KINDS)}"

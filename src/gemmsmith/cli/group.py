@@ -57,6 +57,7 @@ class ErrorReportingGroup(click.Group):
 
 
 def _print_error(error: Exception, as_json: bool) -> None:
+    """Print an error in one line on stderr, or as a JSON object on stdout."""
     kind, message = _describe_error(error)
     try:
         if as_json:

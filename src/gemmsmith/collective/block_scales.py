@@ -69,6 +69,7 @@ class BlockScales:
         cp_async, st_shared = (any(x.uses_cp_async == y for x in self.lane_copied_scales) for y in (True, False))
 
         def copy_next(pipeline: PipelineTmaAsync, write: PipelineState) -> None:
+            """Copy the scales of the tile's next k-tile into the stage of `write`."""
             for x in copied:
                 x.copy_next(write.index)
             pipeline.non_tma_producer_commit(

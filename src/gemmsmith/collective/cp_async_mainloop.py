@@ -127,10 +127,12 @@ class CpAsyncMainloop:
             self._commit()
 
     def _free_stage(self) -> Value:
+        """Return the index of the stage before the one that is read: all threads have read it."""
         read_stage, stages = self._read_stage.get(), self.spec.config.stages
         return (current_builder().select(read_stage == 0, stages, read_stage) - 1).named("free_stage")
 
     def _copy_k_tile(self, stage: Value) -> None:
+        """Issue this thread's copies of the next k-tile into a stage, which may be the first of the next tile."""
         k = current_builder()
         with k.when(self._k_tiles_remaining.get() == 0):
             self._begin_tile()
@@ -174,6 +176,7 @@ class CpAsyncMainloop:
         hw.cp_async_wait(0)
 
     def _begin_tile(self) -> None:
+        """Make the next copies those of the next tile's first k-tile, or of zeros after the last tile."""
         k = current_builder()
         with k.when(self._next_tile.get() < self._work.stop):
             tile = self._work.work_tile_at(self._next_tile.get())

@@ -24,6 +24,7 @@ class CpAsyncOperand:
     """
 
     def __init__(self, operand: MmaOperand, stages: int, threads: int) -> None:
+        """Declare the kernel arguments, and allocate the stages."""
         k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
         self.role, self.tile, nbytes = operand.role, tile, tile.dtype.bytes_of
         leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
@@ -50,6 +51,7 @@ class CpAsyncCopies:
     """The copies that a thread issues."""
 
     def __init__(self, operand: CpAsyncOperand) -> None:
+        """Declare this thread's state: its next source address, and how many rows are left from there."""
         k, self._operand, self._tile, self._name = current_builder(), operand, operand.tile, operand.name
         self._partition = ThreadCopyPartition(operand.tile, k.thread, operand.threads, operand.name)
         # The address of this thread's first vector in the next k-tile.
@@ -62,6 +64,7 @@ class CpAsyncCopies:
         self._rows_remaining = current_builder().var(I32, 0, f"{self._name}_{unit}_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
+        """Move this thread's source address to the tile at `coord`, and to element `first_k` of K."""
         operand, thread, tile, nbytes = self._operand, self._partition, self._tile, self._tile.dtype.bytes_of
         outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
         vector_idx, row = hw.opaque(thread.vector_idx), hw.opaque(thread.row)
@@ -103,7 +106,10 @@ class CpAsyncCopies:
         return k.select(outer_remaining > step.row, self._bytes_of_vector(step, inner_bytes), 0).to(U32)
 
     def _bytes_along_k(self, k_remaining: Value) -> Value:
-        """Return the bytes of a K-major row that are in bounds, from this thread's first vector on."""
+        """Return the bytes of a K-major row that are in bounds, from this thread's first vector on.
+
+        `k_remaining`: elements of K that are in bounds, from the k-tile's first on.
+        """
         tile, thread = self._tile, self._partition
         line_byte_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
         line_byte_offset.with_name_hint(f"{self._name}_{self._operand.line}_byte_offset")
@@ -115,6 +121,7 @@ class CpAsyncCopies:
         return k.minimum(k.maximum(inner_bytes - step.box * self._tile.pitch, 0), VECTOR_BYTES)
 
     def advance(self) -> None:
+        """Move to the next k-tile."""
         tile = self._tile
         step = tile.dtype.bytes_of(tile.k) if tile.major == "K" else (self._operand.ld_bytes * tile.k).to(U64)
         self._gmem_ptr.set(self._gmem_ptr.get() + step)

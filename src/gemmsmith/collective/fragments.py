@@ -101,11 +101,13 @@ class Fragments:
         hw.mma_sync(d, self._a[mma_m].slice(0, 4), b, self._mma)
 
     def _load_a(self, stage: list[SharedView], group: Value, mma_m: Value) -> None:
+        """Load A's fragment of the k-step of an MMA group and of the `mma_m`-th 64 rows."""
         tile, k_step = self._a_tile, group // self._groups_per_k_step
         offset = _ldmatrix_offset(tile, self._a_smem_row, self._a_smem_vector, k_step, mma_m * WGMMA_M)
         hw.load_matrix(self._a[mma_m].slice(0, 4), stage[0].address + offset, tile.major == "MN")
 
     def _load_b(self, stage: list[SharedView], group: Value) -> None:
+        """Load B's fragments of an MMA group into one half of their double buffer, by turns."""
         tile, k_step = self._b_tile, group // self._groups_per_k_step
         with current_builder().unroll(self._n16_per_group, name="n16") as n16:
             column = (group % self._groups_per_k_step * self._n16_per_group + n16) * N_PER_LDMATRIX_X4
@@ -125,6 +127,7 @@ class Tf32x3Fragments(Fragments):
         self._b_residual = current_builder().registers_2d(U32, self._n16_per_group, 4, "b_residual")
 
     def _split_tf32(self, group: Value) -> None:
+        """Compute the TF32 residuals of a group's fragments before it is multiplied."""
         k = current_builder()
         with (
             k.when(group % self._groups_per_k_step == 0),

@@ -43,6 +43,7 @@ class GatheredCopies(CpAsyncCopies):
         self._indices = operand.indices
 
     def _declare_rows(self) -> None:
+        """Declare a register for the array's row of each of this thread's rows of a tile."""
         rows = dict.fromkeys(step.row for step in self._partition.copy_steps())  # the same in each box
         self._position = {row: i for i, row in enumerate(rows)}
         self._source_rows = current_builder().registers(I32, len(rows), f"{self._name}_source_rows")
@@ -50,6 +51,7 @@ class GatheredCopies(CpAsyncCopies):
             self._source_rows[i] = Constant(I32, -1)  # there are copies of zeros without a tile, too
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
+        """Load the indices of this thread's rows of the tile at `coord`, and move to element `first_k` of K."""
         thread, tile = self._partition, self._tile
         end = coord.end(self._operand.mn_extent)
         first = (coord.mn + thread.row).named(f"{self._name}_first_row")
@@ -68,6 +70,7 @@ class GatheredCopies(CpAsyncCopies):
         return super().copies(stage, k_remaining)
 
     def _valid_bytes(self, step: CopyStep, k_remaining: Value | None) -> Value:
+        """Return the bytes of a vector that are in bounds: none if there is no such row."""
         valid: Value = Constant(I32, VECTOR_BYTES)
         if k_remaining is not None and step.box not in self._bytes_of_box:
             in_bounds = self._bytes_of_vector(step, self._bytes_along_k(k_remaining))

@@ -21,6 +21,17 @@ class GlobalArray:
         self, argument: str, name: str, dtype: DType, address: Pointer | None = None, *,
         varies_along_m: bool = True, varies_along_n: bool = True,
     ) -> None:  # fmt: skip
+        """Declare the kernel arguments.
+
+        Args:
+            argument: Prefix of their names.
+            name: The array's name in the launch's `arrays`.
+            dtype: Dtype of its elements.
+            address: Where it is; None: at the Pointer `argument`.
+            varies_along_m: Without it all rows are the same.
+            varies_along_n: Without it all columns are the same.
+        """
+
         def stride(along: str, attribute: str) -> Value:
             return k.parameter(f"{argument}_{along}_stride", I64, lambda p: getattr(p.arrays[name], attribute))
 

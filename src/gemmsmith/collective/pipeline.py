@@ -105,7 +105,11 @@ class _ArrivalCount:
         self.roles: dict[object, int] = {}
 
     def add_arrivals(self, arrivals: int, by: str = "") -> None:
-        """Count the role being recorded, which arrives `arrivals` times per phase, apart for each of its means `by`."""
+        """Add the arrivals per phase of the role that is being recorded.
+
+        `by`: how it arrives; a role counts once for each of the ways in which it does. Raises KernelError if the role
+        has arrived another number of times before.
+        """
         role = current_builder().current_role, by
         if self.roles.setdefault(role, arrivals) != arrivals:
             raise KernelError(f"{self.name}: one role arrives {self.roles[role]} and {arrivals} times a phase")
@@ -147,6 +151,7 @@ class PipelineTmaAsync:
         self._producers, self._consumers = _ArrivalCount(f"{name} full"), _ArrivalCount(f"{name} empty")
 
     def init(self) -> None:
+        """Initialize the barriers. One thread executes it."""
         with current_builder().unroll(self.stages, name="stage") as stage:
             hw.mbarrier_init(self._full[stage], self._producers.count)
             hw.mbarrier_init(self._empty[stage], self._consumers.count)

@@ -29,12 +29,14 @@ class Promotion:
     """
 
     def __init__(self, spec: KernelSpec) -> None:
+        """Declare the accumulators, and divide the warpgroup's tile into subtiles."""
         n, (columns, self.k_tiles_in_flight, _) = spec.config.tile[1], spec.promotion
         self.accumulator = Accumulator(spec.mma, spec.warpgroup_rows, n)
         self._accumulator_temps = [
             Accumulator(spec.mma, WGMMA_M, columns, "accumulator_temp") for _ in range(self.k_tiles_in_flight)
         ]
-        self._scales: dict[int, ThreadScales] = {}
+        self.scales: dict[int, ThreadScales] = {}
+        """The thread's scales of each k-tile in flight."""
         mma_ms = range(spec.warpgroup_rows // WGMMA_M)
         self.subtiles = [PromotionSubtile(mma_m, column) for mma_m in mma_ms for column in range(0, n, columns)]
 
@@ -43,10 +45,6 @@ class Promotion:
         temp = self._accumulator_temps[slot]
         temp.multiply(a.rows(subtile.mma_m * WGMMA_M, WGMMA_M), b.rows(subtile.column, temp.n), accumulate=False)
 
-    def set_scales(self, slot: int, scales: ThreadScales) -> None:
-        """Set the thread's scales of the `slot`-th k-tile in flight."""
-        self._scales[slot] = scales
-
     def wait(self, slot: int, pending: int) -> None:
         """Wait for the subtile of the `slot`-th k-tile; up to `pending` later wgmma groups may stay in flight."""
         self._accumulator_temps[slot].wait_complete(pending)
@@ -54,7 +52,7 @@ class Promotion:
     def add(self, slot: int, subtile: PromotionSubtile) -> None:
         """Add the subtile of the `slot`-th k-tile, scaled, to the accumulator."""
         temp = self._accumulator_temps[slot]
-        scales = self._scales[slot].subtile_scales(subtile.mma_m, subtile.column, temp.n)
+        scales = self.scales[slot].subtile_scales(subtile.mma_m, subtile.column, temp.n)
         temp.promote_into(
             self.accumulator.fragments[subtile.mma_m], temp.mma.accumulator_registers(subtile.column), scales
         )

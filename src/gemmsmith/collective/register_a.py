@@ -36,6 +36,7 @@ class RegisterAAccumulator(Accumulator):
     """
 
     def __init__(self, spec: KernelSpec) -> None:
+        """Declare the accumulator, and A's fragments of `spec.a_k_steps` k-steps."""
         super().__init__(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
         k, num_mma_m = current_builder(), len(self.fragments)
         self._a_fragments = [
@@ -87,6 +88,7 @@ class AFragmentLoader:
     """
 
     def __init__(self, spec: KernelSpec) -> None:
+        """Compute the offsets in a tile of the four elements that this thread loads per k-step."""
         lane, warp = current_builder().lane, current_builder().warp_index % 4
         row = (warp * FRAGMENT_ROWS_PER_WARP + lane // LANES_PER_QUAD).with_name_hint("a_row")
         column = (lane % LANES_PER_QUAD).with_name_hint("a_k")

@@ -100,6 +100,7 @@ class SimtOperand:
     """
 
     def __init__(self, spec: KernelSpec, operand: MmaOperand, stages: int, threads: int) -> None:
+        """Declare the kernel arguments, and allocate the stages; `threads` threads copy the operand."""
         k, name, tile, source = current_builder(), operand.name, operand.tile, operand.source
         self.role, self.tile, self.threads = operand.role, tile, threads
         self.address = k.pointer(name, lambda p: source(p)[1])
@@ -151,6 +152,7 @@ class SimtCopies:
         self._mn_remaining = k.var(I32, 0, f"{name}_mn_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
+        """Move this thread's source address to the tile at `coord`, and to element `first_k` of K."""
         row_offset = (coord.mn + self._thread_mn).to(I64) * self._operand.mn_stride
         offset = row_offset + (first_k + self._thread_k).to(I64) * self._operand.k_stride
         self._gmem_ptr.set(self._operand.address + (coord.batch.to(I64) * self._operand.batch_stride + offset).to(U64))
@@ -169,6 +171,7 @@ class SimtCopies:
         ]
 
     def _copy(self, stage: Value, k_remaining: Value | None, k_offset: int, mn_offset: int) -> None:
+        """Copy a word of a k-tile: `k_offset` elements of K and `mn_offset` smem indices after the thread's first."""
         k, tile = current_builder(), self._tile
         iter_offset = k_offset * _smem_k_stride_bytes(tile) + mn_offset * WORD_BYTES
         destination = self._operand.stages[stage].address + self._thread_smem_offset + iter_offset
@@ -184,6 +187,7 @@ class SimtCopies:
         hw.cp_async_copy(destination, address, nbytes, WORD_BYTES)
 
     def advance(self) -> None:
+        """Move to the next k-tile."""
         self._gmem_ptr.set(self._gmem_ptr.get() + (self._operand.k_stride * self._tile.k).to(U64))
 
 
@@ -196,6 +200,7 @@ class SimtFragments:
     """
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
+        """Declare the registers of warpgroup number `warpgroup`."""
         k, self._tiles = current_builder(), spec.tiles
         self._layouts = SmemVectorLayout(spec, "a"), SmemVectorLayout(spec, "b")
         a, b = self._layouts
@@ -207,7 +212,7 @@ class SimtFragments:
         self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("lane_bits_1_2_swapped")
 
     def load(self, stage: list[SharedView], k_idx: Value, buffer: ValueLike) -> None:
-        """Load the fragments at index `k_idx` of a stage's K into a buffer."""
+        """Load the fragments of A and B at index `k_idx` of a stage's K into buffer 0 or 1."""
         for operand, (fragments, layout) in enumerate(zip((self._a, self._b), self._layouts, strict=True)):
             vectors = layout.elements_per_thread // layout.vector_elements
             with current_builder().unroll(vectors, name="vector") as vector:
@@ -230,7 +235,10 @@ class SimtFragments:
         self, operand: int, stage: list[SharedView], k_idx: Value, vector_idx: Value, fragment: RegisterArray,
         fragment_vector_idx: ValueLike,
     ) -> None:  # fmt: skip
-        """Load a vector of an operand (0: A, 1: B) into vector `fragment_vector` of the fragment."""
+        """Load the thread's `vector_idx`-th vector of an operand into a vector of a fragment.
+
+        `operand`: 0 for A, 1 for B; `k_idx`: the index along K in the stage.
+        """
         tile, layout, unit_idx = self._tiles[operand], self._layouts[operand], self._unit_indices[operand]
         smem_offset = (
             k_idx * _smem_k_stride_bytes(tile) + layout.vector_smem_index(unit_idx, self._lane, vector_idx) * WORD_BYTES

@@ -62,6 +62,7 @@ class GlobalSplitReduction(SplitReduction):
     """
 
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
+        """Declare the kernel arguments, and reserve a named barrier per consumer warpgroup."""
         super().__init__(spec)
         k, self.cta_rank = current_builder(), scheduler.position.cta_rank
         self._slot_bytes = spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
@@ -97,6 +98,7 @@ class GlobalSplitReduction(SplitReduction):
         return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("thread_partials_ptr")
 
     def _store(self, accumulator: Accumulator, split: Split, warpgroup: Value, leader: Value) -> None:
+        """Store a warpgroup's partial sums in its slot, and set the slot's flag, in the thread where `leader` holds."""
         k = current_builder()
         slot = self._slot(split.cluster_idx, warpgroup)
         address = self._address(slot, accumulator)
@@ -107,6 +109,7 @@ class GlobalSplitReduction(SplitReduction):
             hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
 
     def _accumulate(self, accumulator: Accumulator, cluster_idx: Value, warpgroup: Value, leader: Value) -> None:
+        """Wait for the flag of another cluster's slot, clear it, and add the slot's partial sums."""
         k = current_builder()
         slot = self._slot(cluster_idx, warpgroup)
         address, flag = self._address(slot, accumulator), (self.flags + (slot * 4).to(U64)).named("flag_ptr")
@@ -164,6 +167,7 @@ class ClusterSplitReduction(SplitReduction):
     """
 
     def __init__(self, spec: KernelSpec, position: ClusterPosition) -> None:
+        """Allocate this CTA's slots and barriers; `position`: its position in the cluster."""
         super().__init__(spec)
         assert isinstance(position.split_idx, Value)
         self.position, self.split_idx = position, position.split_idx
@@ -182,6 +186,7 @@ class ClusterSplitReduction(SplitReduction):
         return (self,)
 
     def init(self) -> None:
+        """Initialize the barriers. One thread executes it."""
         k = current_builder()
         with k.unroll(self.num_peers * self.consumers, name="slot") as slot:
             hw.mbarrier_init(self.full[slot], 1)
@@ -271,6 +276,7 @@ class ClusterSplitReduction(SplitReduction):
 
 
 def _store_remote(address: Value, full_barrier: Value, values: RegisterArray, offset: Value) -> None:
+    """Store a vector `offset` bytes after an address of a peer's shared memory; it completes on the peer's barrier."""
     hw.store_async(values, address + offset.to(U32), full_barrier)
 
 

@@ -34,6 +34,7 @@ class StagedScales:
     """The fp32 scales of the operand of a role, for a tile of `rows` rows, in the mainloop's `stages` stages."""
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int) -> None:
+        """Allocate the stages."""
         self.role, self.scale, self.name = role, scale, f"scale_{role}"
         self.source = operand_getter(self.name)
         self.num_scales, self.num_stages = scale.max_scales(rows), scale.num_stages(stages)
@@ -124,6 +125,7 @@ class TmaKMajorScales(TmaScales):
     """
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int) -> None:
+        """Allocate the stages of boxes and their pipeline."""
         super().__init__(role, scale, rows, stages)
         box_bytes = SCALES_PER_TMA_BOX * self.num_scales * 4
         self.pipeline = PipelineTmaAsync(
@@ -226,6 +228,8 @@ class LaneCopiedScales(StagedScales):
     """
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, gathers: bool) -> None:
+        """Allocate the stages, and declare the kernel arguments."""
+
         def parameter(name: str, attribute: str, scalar_type: ScalarType = I64) -> Value:
             return k.parameter(f"{self.name}_{name}", scalar_type, lambda p: getattr(self.source(p)[0], attribute))
 
@@ -303,6 +307,7 @@ class LaneCopies:
         return row, row >= 0
 
     def _copy(self, destination: SharedView, source: Value, pred: Value) -> None:
+        """Copy one scale; it is zero if `pred` is false."""
         k = current_builder()
         if self._scales.uses_cp_async:
             hw.cp_async_copy(destination.address, source, k.select(pred, 4, 0).to(U32), 4)

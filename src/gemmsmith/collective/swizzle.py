@@ -53,6 +53,7 @@ class ThreadCopyPartition:
     """
 
     def __init__(self, tile: Tile, thread: Value, threads: int, name: str) -> None:
+        """Locate the first vector. Raises KernelError if `threads` threads do not copy whole rows and boxes."""
         per_row = tile.pitch // VECTOR_BYTES
         if not has_whole_steps(tile, threads):
             raise KernelError(f"{name}: {threads} threads copy whole rows of whole boxes; got {tile}")

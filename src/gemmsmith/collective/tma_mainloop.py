@@ -94,6 +94,7 @@ class TmaStages:
         column, row = cluster_m if "b" in roles else 1, cluster_n if "a" in roles else 1
 
         def rank(i: Value) -> Value:
+            """Return the cluster rank of the i-th of these CTAs."""
             if cluster_m == 1 or cluster_n == 1:
                 return i + position.split_base_rank
             # Extents are powers of two: a peer's rank differs in the bits of M or in those of N.
@@ -169,6 +170,7 @@ class TmaMainloop:
         tile, released = self._first_work_tile, self.stages_released_barrier
 
         def issue_loads() -> None:
+            """Load the first k-tiles of the first tile, without multicast."""
             assert tile is not None
             hw.grid_dependency_wait()
             with current_builder().range(self.prologue_k_tiles.get(), name="k_tile") as k_tile:
@@ -225,6 +227,7 @@ class TmaProducer:
     """The producer of a mainloop: which stage it writes next, past the k-tiles that the prologue has loaded."""
 
     def __init__(self, mainloop: TmaMainloop) -> None:
+        """Declare the producer's variables."""
         self._mainloop, k_tiles, released = mainloop, mainloop.prologue_k_tiles, mainloop.stages_released_barrier
         self._released_phase = current_builder().var(U32, 0, "epilogue_smem_phase") if released else None
         self._scale_states = [x.producer_start_state(k_tiles.get()) for x in mainloop.scales]

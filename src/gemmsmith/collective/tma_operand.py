@@ -101,6 +101,7 @@ class TmaOperand:
     def _load(
         self, stage: Value, barrier: SharedView, coord: OperandCoord, k: Value, map: Value, *, multicast: bool
     ) -> None:
+        """Issue the loads of a tile by tensor map `map`: one per slice and box. The others are `load`'s arguments."""
         tile, unroll = self.tile, current_builder().unroll
         own_slice = nullcontext(self._multicast_slice)
         with own_slice if multicast else unroll(self._multicast_ctas, name="slice") as slice_idx:
@@ -128,15 +129,16 @@ class TmaOperand:
         return rows * self.tile.pitch * self.loads_per_tile if p.k else 0
 
     def _multicast_slice_rows(self, matrix: Matrix) -> int:
+        """Return the rows of a tile's boxes that this CTA loads of an operand `matrix`."""
         rows = INTERLEAVED_ROWS if self._interleaved else ATOM_ROWS
         return multicast_slice_rows(self.tile, matrix.rows, self._multicast_ctas, rows)
 
     def _tensor_map(self, source: OperandFn, p: BoundProblem) -> TensorMap:
+        """Return the tensor map of a problem's matrix, which `source` returns with its address."""
         matrix, address = source(p)
         if not p.k:  # no k-tile is ever loaded, and extents of zero cannot be encoded
-            if self._interleaved:
-                return TensorMap(0, matrix.dtype, (16, 16, 1), (64, 0), (16, 16, 1), 0, 64)
-            return TensorMap(0, matrix.dtype, (16, 1, 1), (64, 0), (16, 1, 1), 0)
+            shape, interleave_stride = ((16, 16, 1), 64) if self._interleaved else ((16, 1, 1), 0)
+            return TensorMap(0, matrix.dtype, shape, (64, 0), shape, 0, interleave_stride)
         return make_tensor_map(matrix, self.tile, self._box_rows(matrix), address)
 
     def _box_rows(self, matrix: Matrix) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -97,14 +98,17 @@ def _dtype_named(name: str) -> DType:
     return next(x for x in globals().values() if isinstance(x, DType) and x.name == name)
 
 
-def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False) -> DType:
+def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False, among: Sequence[DType] = ()) -> DType:
     """Return the `DType` for a name ("bf16"), a numpy or ml_dtypes dtype, or a torch dtype.
 
-    `allow_integers`: accept integer types, bool and ue8m0, too. Raises ArgumentError, which names `argument`.
+    `allow_integers`: accept integer types, bool and ue8m0, too. `among`: those that are accepted, if not all. Raises
+    ArgumentError, which names `argument`.
     """
-    if isinstance(value, DType):
+    if isinstance(value, DType) and (not among or value in among):
         return value
-    names = _NAMES | _INTEGERS if allow_integers else _NAMES
+    names = _NAMES | _INTEGERS if allow_integers or among else _NAMES
+    if among:
+        names = {name: dtype for name, dtype in names.items() if dtype in among}
     name = value if isinstance(value, str) else str(value).removeprefix("torch.")
     if name not in names and not isinstance(value, str):
         try:

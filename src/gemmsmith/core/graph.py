@@ -118,6 +118,7 @@ class Node:
     """
 
     def __post_init__(self) -> None:
+        """Set the key by which nodes are compared."""
         comparison_key = self.attribute
         if self.op == "constant":
             attribute = overflow_as_fp32(self.attribute)
@@ -196,8 +197,8 @@ class Operation(ABC):
         return [(i, n8_offset, row_half) for i in node.inputs]
 
     def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-        """Return the two adjacent elements of node `index` in a kernel, from those of its inputs."""
-        raise AssertionError(f"{self.name}: the evaluation has a source for it")
+        """Return the two adjacent elements of node `index` in a kernel, by default those of its first input."""
+        return inputs[0]
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients of the inputs, or None for an input without one, from that of the value y."""

@@ -36,6 +36,7 @@ class Product:
     is_transposable: bool = False
 
     def __post_init__(self) -> None:
+        """Check that the shapes fit the arrays. Raises ConfigError."""
         inputs, _, output = self.shapes.partition("->")
         terms = inputs.split(",")
         fits = len(terms) == 2 + len(self.arrays) and all(x.isalpha() for x in terms) and set(output) <= set(inputs)

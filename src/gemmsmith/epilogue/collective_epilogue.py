@@ -33,7 +33,7 @@ from gemmsmith.epilogue.inputs import (
 )
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.partials import shared_partials
-from gemmsmith.epilogue.reductions import Reduction
+from gemmsmith.epilogue.reductions import Reduction, TileReduction
 from gemmsmith.epilogue.row_fill import RowFill
 from gemmsmith.epilogue.store_strategies import (
     ClippedTmaStores,
@@ -127,6 +127,7 @@ class WarpgroupEpilogue:
     """The epilogue in a consumer warpgroup."""
 
     def __init__(self, epilogue: Epilogue, warpgroup: Value, first_row: Value | int, first_column: Value | int) -> None:
+        """Declare the warpgroup's state. `first_row`, `first_column`: its first row and column in a tile."""
         self.epilogue, self.warpgroup = epilogue, warpgroup
         self._first_row, self._first_column = first_row, first_column
         self.leader: Value = Constant(PRED, False)
@@ -168,6 +169,7 @@ class TileEpilogue:
         self, warpgroup: WarpgroupEpilogue, work: WorkTile, wg_tile: WarpgroupTile, inputs: Mapping[str, TileInput],
         tma_loads: TileAuxLoad | None,
     ) -> None:  # fmt: skip
+        """Take what `WarpgroupEpilogue.load` has begun. `work`: the CTA's tile; `wg_tile`: the warpgroup's part."""
         self._epilogue, self._leader = warpgroup.epilogue, warpgroup.leader
         self._work, self._wg_tile, self._inputs, self._tma_loads = work, wg_tile, inputs, tma_loads
 
@@ -205,7 +207,7 @@ class TileEpilogue:
             x.stage_to_smem()
         if e.interleave_order:
             e.interleave_order.restore(accumulator)
-        parts = TileParts(wg_tile, self._inputs, self._tma_loads, [x.begin_tile(wg_tile) for x in e.reductions])
+        parts = TileParts(wg_tile, self._inputs, self._tma_loads, [TileReduction(x, wg_tile) for x in e.reductions])
         stores = self._store_strategy(barrier)
         stores.begin_tile()
         with self._groups(accumulator) as group, stores.when_inside(group):

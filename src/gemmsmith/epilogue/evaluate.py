@@ -32,6 +32,7 @@ class Evaluation:
         self, graph: EpilogueGraph, lowering_of_node: dict[int, Lowering], sources: dict[int, Source],
         columns: Callable[[int], tuple[Value, Value]],
     ) -> None:  # fmt: skip
+        """Compute nothing yet. `lowering_of_node`: what emits the instructions of each elementwise node."""
         self.graph, self.lowering_of_node, self.sources, self.columns = graph, lowering_of_node, sources, columns
         self.broadcast_dims = graph.broadcast_dims
         self._computed: dict[tuple[int, int, int], tuple[Value, Value]] = {}

@@ -38,6 +38,7 @@ class GroupPartials:
     def __init__(
         self, name: str, grouping: Grouping, table: GroupTable, rows: int, partials_per_block: ValueLike = 1
     ) -> None:
+        """Declare the ranges of the reduction's result `name`. `table`: where each group begins."""
         self._grouping, self._table, self._rows, self._partials_per_block = grouping, table, rows, partials_per_block
         self._ranges = current_builder().scratch(ranges_argument(name), lambda p: RANGE_BYTES * p.groups)
 

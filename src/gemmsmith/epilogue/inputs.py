@@ -160,6 +160,7 @@ class ScalarBroadcast:
     """A Python number, passed as a kernel argument, or an element in global memory, one per batch or one in total."""
 
     def __init__(self, operand: Operand) -> None:
+        """Declare the kernel argument: the number itself, or its address."""
         argument = operand_argument(operand.name)
         self._source: Value | GlobalArray
         if operand.dtype is None:
@@ -243,6 +244,7 @@ class VectorBroadcast:
                 hw.store_shared(registers.slice(load, 1), self.buffer[warpgroup].address + (index * 4).to(U32))
 
     def _load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        """Load this thread's elements of a subtile from shared memory."""
         k, rows_per_value, name = current_builder(), self.dims.rows_per_value, self.name
         address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{name}_buffer")
         if not self.dims.varies_along_n:
@@ -272,6 +274,7 @@ class GmemAuxLoad:
         return TileInput(partial(self._load_fragment, wg_tile))
 
     def _load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        """Load this thread's elements of a subtile from global memory."""
         k, (_, rows_per_value, columns_per_value) = current_builder(), self.dims
         halves = 2 // rows_per_value
         registers = k.registers(F32, 2 * halves * n8_count, f"{self.array.name}_frag")
@@ -308,6 +311,7 @@ class TmaAuxLoad:
     """
 
     def __init__(self, plan: EpiloguePlan, operand_dims: dict[str, BroadcastDims], consumers: int) -> None:
+        """Declare tensor maps, buffers and barriers. `consumers`: math warpgroups of a CTA."""
         k, self.loads, self.operand_dims = current_builder(), plan.loads, operand_dims
         self.load_stages, self.subtiles, self.subtiles_n = plan.load_stages, plan.subtiles, plan.subtiles_n
         self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_tile_boxes, name, tile))

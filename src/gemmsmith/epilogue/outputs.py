@@ -61,18 +61,14 @@ class Stores:
 
         `scatter`: which rows of their arrays the results' rows are, which threads store then.
         """
-        k, self.consumers = current_builder(), spec.config.consumers
-        self.stored_tiles, self.result_dims = plan.stores, result_dims
-        self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
-        self._streaming = spec.config.streaming_stores
-        self.column_major = spec.epilogue.column_major
-        self._aligned_names = spec.epilogue.tma_eligible
+        k, self._spec, self._plan, self.result_dims = current_builder(), spec, plan, result_dims
+        self.consumers = spec.config.consumers
         is_grouped = spec.grouping is not None
         self._scatter, self._adds = scatter, spec.adds_rows
         self.maps: dict[str, Value] = {}
         self.arrays: dict[str, GlobalArray] = {}
         """The results that threads store: those without a tensor map; all of a grouped GEMM, where groups end."""
-        for name, tile in self.stored_tiles:
+        for name, tile in plan.stores:
             if name in spec.tma_names:
                 self.maps[name] = k.tensor_map(
                     result_argument(name), partial(_tensor_map_with_clipped_boxes, name, tile)
@@ -80,44 +76,42 @@ class Stores:
             if name not in self.maps or is_grouped:
                 argument = f"{result_argument(name)}_ptr" if name in self.maps else result_argument(name)
                 self.arrays[name] = GlobalArray(argument, name, tile.dtype, Pointer(result_argument(name)))
-        buffer_count = self.subtiles_per_store * self.store_stages * self.consumers
-        self.buffers = {
-            name: k.shared(tile, stages=buffer_count, name=name, over=stages) for name, tile in self.stored_tiles
-        }
+        count = plan.subtiles_per_store * plan.store_stages * self.consumers
+        self.buffers = {name: k.shared(tile, stages=count, name=name, over=stages) for name, tile in plan.stores}
         needed, given = (sum(x.bytes for x in buffers) for buffers in (self.buffers.values(), stages))
         if stages and needed > given:
             raise ConfigError(f"alias_epilogue: results need {needed} bytes, the stages have {given}; use more stages")
 
     def subtile_buffers(self, wg_tile: WarpgroupTile, index: Value) -> dict[str, Value]:
         """Return the addresses of the warpgroup's buffers `index`, by result."""
-        size = self.subtiles_per_store * self.store_stages  # a warpgroup's buffers
+        size = self._plan.subtiles_per_store * self._plan.store_stages  # a warpgroup's buffers
         views = {name: b[index].at(wg_tile.warpgroup, size * b.slot_bytes) for name, b in self.buffers.items()}
         return {name: view.address.named(f"{name}_buffer") for name, view in views.items()}
 
-    def acquire(self, store_group: Value, store_groups: int) -> None:
+    def acquire(self, store_group: Value) -> None:
         """Wait until the TMA stores from the group's stage have read it: it can be written then. Called in the leader.
 
         If a tile's groups are not a multiple of the stages, it starts with the stage that the previous tile used last.
         """
-        k = current_builder()
-        if store_groups % self.store_stages:
+        k, stages = current_builder(), self._plan.store_stages
+        if self._plan.store_groups % stages:
             with k.when(store_group == 0):
                 hw.bulk_wait_read(0)
             with k.otherwise():
-                hw.bulk_wait_read(self.store_stages - 1)
+                hw.bulk_wait_read(stages - 1)
         else:
-            hw.bulk_wait_read(self.store_stages - 1)
+            hw.bulk_wait_read(stages - 1)
 
     def issue(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
         """Issue the TMA stores of a subtile. Called in the leader."""
-        for name, tile in self.stored_tiles:
+        for name, tile in self._plan.stores:
             if name not in self.maps:
                 continue
             with current_builder().unroll(tile.boxes, name="box") as box:
                 coords = box_at(tile, *self._origin(name, tile, wg_tile, coord), box)
                 buffer = coord.buffers[name] + (box * tile.box_bytes).to(U32)
                 store = self.maps[name], *coords, wg_tile.work.batch, buffer
-                if self._streaming:
+                if self._spec.config.streaming_stores:
                     hw.tma_store_hint(*store, EVICT_FIRST)
                 else:
                     hw.tma_store(*store)
@@ -129,9 +123,11 @@ class Stores:
 
     def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord, names: Collection[str]) -> None:
         """Store the results `names` of a subtile by all threads, without the elements out of bounds."""
-        for name, tile in self.stored_tiles:
+        for name, tile in self._plan.stores:
             if name in names:
-                is_vectorized = name in self._aligned_names and has_whole_steps(tile, THREADS_PER_WARPGROUP)
+                is_vectorized = name in self._spec.epilogue.tma_eligible and has_whole_steps(
+                    tile, THREADS_PER_WARPGROUP
+                )
                 store = self._store_vectors if is_vectorized else self._store_elements
                 store(self.arrays[name], tile, coord, wg_tile)
 
@@ -172,7 +168,8 @@ class Stores:
 
         In a column-major matrix: of the columns, along a column.
         """
-        k, dims, column_major = current_builder(), self.result_dims[array.name], array.name in self.column_major
+        k, dims = current_builder(), self.result_dims[array.name]
+        column_major = array.name in self._spec.epilogue.column_major
         outer_extent, inner_extent = (tile.k, tile.mn) if column_major else (tile.mn, tile.k)
         outer_per_warp = ceil_div(outer_extent, 4)
         first = (k.warp_index % 4) * outer_per_warp

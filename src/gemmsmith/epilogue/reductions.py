@@ -52,6 +52,7 @@ class Reduction:
         self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan,
         table: GroupTable | None = None,
     ) -> None:  # fmt: skip
+        """Declare the kernel arguments. `kind`, `axis`: the node's attribute; `input_dims`: of the reduced value."""
         k, shape_of = current_builder(), partial(partials_shape, result, spec)
         self.result, self.spec, self.plan = result, spec, plan
         self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
@@ -134,10 +135,6 @@ class Reduction:
             return Constant(I32, 0)
         return wg_tile.work.group if self._by_group else wg_tile.work.batch
 
-    def begin_tile(self, wg_tile: WarpgroupTile) -> TileReduction:
-        """Return the reduction of a tile's elements; clears the states of reductions over a whole tile."""
-        return TileReduction(self, wg_tile)
-
     def make_states(self, count: int) -> ReductionState:
         """Return `count` states of no elements."""
         return ReductionState(self.monoid, count, self.result.name)
@@ -195,6 +192,7 @@ class TileReduction:
     """A reduction of a tile's elements: over columns or over everything in states of the tile, over rows per range."""
 
     def __init__(self, reduction: Reduction, wg_tile: WarpgroupTile) -> None:
+        """Clear the states of a reduction over columns or everything; one over rows has states by range."""
         self.reduction, self.wg_tile = reduction, wg_tile
         counts = {"n": reduction.halves * reduction.plan.subtiles_m, "mn": 1}
         self.states = reduction.make_states(counts[reduction.axis]) if reduction.axis in counts else None
@@ -231,6 +229,7 @@ class RangeReduction:
     """A reduction of a range of a subtile's columns: groups of 8 columns, counted in the reduced value's columns."""
 
     def __init__(self, tile: TileReduction, first: int, stop: int) -> None:
+        """Clear the states of a reduction over rows. `first`, `stop`: the range in groups of 8 accumulator columns."""
         self.reduction, self.wg_tile, self._first_row_group = tile.reduction, tile.wg_tile, tile.first_row_group
         columns_per_value = tile.reduction.columns_per_value
         self.first_n8, self.n8_count = first // columns_per_value, (stop - first) // columns_per_value
@@ -259,11 +258,7 @@ class RangeReduction:
                 of_states.setdefault(state, []).append(masked)
         for state, elements in of_states.items():
             self.states.accumulate(self._state_index(coord, *state), elements)
-
-    def fence(self) -> None:
-        """Force the additions so far to be done here."""
-        if self.states:
-            self.states.fence()
+        self.states.fence()
 
     def end(self, epi_m: Value, column: Value) -> None:
         """Reduce the range's columns over a warp's 16 rows, and write the partials. `column`: the subtile's first."""

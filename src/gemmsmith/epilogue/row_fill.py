@@ -37,6 +37,7 @@ class RowFill:
         self, spec: KernelSpec, table: GroupTable, stores: Stores | None, scales: Sequence[ScaleStore],
         reductions: Sequence[Reduction],
     ) -> None:  # fmt: skip
+        """Declare the kernel arguments. `stores`, `scales`, `reductions`: what has rows of no group to be filled."""
         assert spec.grouping
         k, self._grouping, self._table, self._consumers = current_builder(), spec.grouping, table, spec.config.consumers
         self._axis = 0 if spec.grouping.role == "a" else 1

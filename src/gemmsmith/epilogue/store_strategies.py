@@ -30,6 +30,7 @@ class StoreGroup:
         self, plan: EpiloguePlan, stores: Stores | None, wg_tile: WarpgroupTile, index: Value,
         epi_m: Value | None = None,
     ) -> None:  # fmt: skip
+        """Locate the group. `stores`: whose buffers its subtiles are written to, if there are any."""
         self.index, self._plan, self._stores, self._wg_tile, self._epi_m = index, plan, stores, wg_tile, epi_m
         self._only_subtile = self._coord(Constant(I32, 0)) if plan.subtiles_per_store == 1 else None
 
@@ -184,7 +185,7 @@ class TmaStores(ThreadStores):
     def wait_for_buffer(self, group: StoreGroup) -> None:
         """Wait until the previous TMA store, too, has read the buffer."""
         with current_builder().when(self.leader):
-            self.stores.acquire(group.index, self.plan.store_groups)
+            self.stores.acquire(group.index)
         super().wait_for_buffer(group)
 
     def issue(self, group: StoreGroup) -> None:

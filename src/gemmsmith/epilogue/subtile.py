@@ -65,6 +65,7 @@ class EpilogueSubtile:
     def __init__(
         self, epilogue: EpilogueContext, tile: TileParts, accumulator: Accumulator, coord: SubtileCoord
     ) -> None:
+        """Take the subtile at `coord` of a tile; `accumulator`: the warpgroup's."""
         self.epilogue, self.tile, self.accumulator = epilogue, tile, accumulator
         self.graph, self.broadcast_dims, self.wg_tile = epilogue.graph, epilogue.broadcast_dims, tile.wg_tile
         self.index, self.epi_m, self.column, self.buffers = coord.index, coord.epi_m, coord.column, coord.buffers
@@ -225,7 +226,6 @@ class EpilogueSubtile:
             index = self.graph.nodes[x.reduction.result.node].inputs[0]
             coord = self._visit_coord(n8, x.reduction.columns_per_value)
             x.add(coord, partial(values.pair, index))
-            x.fence()
 
 
 def _accumulator_pair(

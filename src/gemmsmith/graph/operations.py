@@ -38,6 +38,7 @@ class GraphArrays(ABC):
     def __init__(
         self, graph: EpilogueGraph, accumulator: Any, operands: Mapping[str, Any], group_index: Any = None
     ) -> None:
+        """Take the accumulator, the operands by name, and in a grouped GEMM the index of each row's group."""
         self.graph, self.accumulator, self.operands, self.group_index = graph, accumulator, operands, group_index
         self.values: list[Any] = []
 
@@ -168,9 +169,6 @@ class Chunk(Operation):
         which, axis = node.attribute
         return [(node.inputs[0], *((2 * n8_offset + which, row_half) if axis == "n" else (n8_offset, which)))]
 
-    def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
-        return inputs[0]
-
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         return [HalfGradient(node.attribute[0], g)]
 
@@ -207,9 +205,6 @@ class Interleave(Operation):
         if node.attribute == "n":
             return [(node.inputs[n8_offset % 2], n8_offset // 2, row_half)]
         return [(node.inputs[row_half], n8_offset, 0)]
-
-    def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[Pair]) -> Pair:
-        return inputs[0]
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         return [g.tracer.add("chunk", g, attribute=(i, node.attribute)) for i in range(2)]

@@ -175,6 +175,7 @@ class ReductionState:
     """`count` states of the result `name` in a thread's registers."""
 
     def __init__(self, monoid: Monoid, count: int, name: str) -> None:
+        """Declare the registers and set all states to that of no elements."""
         self.monoid = monoid
         self.arrays: list[RegisterArray] = [
             current_builder().registers(F32, count, x) for x in monoid.names_of("", "acc", name)

@@ -119,6 +119,7 @@ class RowFunction(Operation):
     depends_on_columns = True
 
     def __post_init__(self) -> None:
+        """Check that nothing is missing. Raises ArgumentError."""
         if self.torch is None:
             raise ArgumentError(f"{self.name}: torch: got none; give a function of tensors, or Refused with the reason")
         if self.cost is None:

@@ -37,7 +37,10 @@ class CachedRun(NamedTuple):
         return self.plan.launch(self.launches, pointers, {}, like)
 
     def with_result_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> CachedRun:
-        """Return the run with results in these shapes by name, if they are contiguous and have as many elements."""
+        """Return the run with results in these shapes by name, such as (n,) for the gradient (1, n) of a bias.
+
+        A result that is not contiguous, or has another number of elements, keeps its shape.
+        """
 
         def changed_layout(name: str, layout: Any) -> Any:
             """Return a result's (shape, dtype, strides) with its new shape, or as it is if that is not a reshape."""

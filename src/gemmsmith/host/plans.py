@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 MAX_CACHED_CALLS = 4096
 """Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""
 _SCALES = "scale_a", "scale_b"
+MAX_LISTED_HAZARDS = 5
+"""Hazards in the representation of a simulation."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ class Simulation:
     cycles: int
     verdict: Verdict
     records: tuple[Record, ...] = ()
+
+    def __repr__(self) -> str:
+        hazards = [f"  {hazard}".split("\n")[0] for hazard in self.hazards[:MAX_LISTED_HAZARDS]]
+        lines = [f"Simulation of {self.cycles} cycles", f"verdict  {self.verdict}"]
+        lines.append(f"hazards  {len(self.hazards) or 'none'}" + ", the first:" * bool(hazards))
+        return "\n".join(lines + hazards)
 
     @property
     def record(self) -> Record | None:
@@ -107,6 +115,14 @@ class Plan:
         EpilogueError: If the epilogue cannot be traced.
         ConfigError: If no config, or not the given one, can compute it.
     """
+
+    def __repr__(self) -> str:
+        problem = self.problem.T if self.binding.swapped else self.problem
+        lines = [f"Plan of {problem}", f"config     {self.config}", f"origin     {self.origin}"]
+        if covers_config(self.config):
+            lines.append(f"estimate   {self.estimated_us:.1f} us, of the kernel alone")
+        names = *self.binding.graph.tensor_names, *self.binding.graph.number_names
+        return "\n".join([*lines, f"operands   {', '.join(names) or 'none'}"])
 
     def __init__(self, request: Request) -> None:
         if not isinstance(request, Request):
@@ -292,7 +308,9 @@ class Plan:
             raise ArgumentError(f"counters: got {counters!r}; use gemmsmith.backends.sim.execute.counters.Counters()")
         inputs = checks.merge_operands(operands, named_operands), scale_a, scale_b
         read_arrays(a, b, self._results(out), *inputs)  # raises for tensors whose gradient would be lost
-        binding = self._bind(a, b, out, *inputs).allocate_results()
+        binding = self._bind(a, b, out, *inputs)
+        resolve_backend("sim", binding.a, "a")  # raises for a Spec, and for an array on a GPU
+        binding = binding.allocate_results()
         result = run_simulation(
             self._launches(binding), binding.arguments, seed, progress, counters, record=record, schedules=schedules
         )
@@ -372,6 +390,11 @@ class Plan:
                 raise ArgumentError(
                     f"{self.spec.grouping.table}: got {binding.problem.groups} groups; this plan has room for "
                     f"{self.spec.grouping.capacity}, make a plan from arrays like these"
+                )
+            if binding.mma != planned.mma:
+                raise ArgumentError(
+                    f"a, b: got {binding.mma.a} and {binding.mma.b}, this plan multiplies {planned.mma.a} and "
+                    f"{planned.mma.b}; make a plan from arrays like these"
                 )
             names = _SCALES[:: -1 if binding.swapped else 1]
             for name, planned_scale, scale in zip(names, self.spec.scales, spec.scales, strict=True):

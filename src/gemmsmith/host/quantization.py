@@ -187,12 +187,8 @@ class _Options:
             raise ArgumentError(f"x: got dtype {x.dtype}; use bf16, fp16 or fp32")
         if not isinstance(recipe, str) or recipe not in (*RECIPES, *TRANSPOSED_RECIPES):
             raise ArgumentError(f"recipe: got {recipe!r}; use one of {', '.join((*RECIPES, *TRANSPOSED_RECIPES))}")
-        self.dtype = as_dtype(dtype, "dtype", allow_integers=True)
-        self.scale_dtype = as_dtype(scale_dtype, "scale_dtype", allow_integers=True)
-        if self.dtype not in VALUE_DTYPES:
-            raise ArgumentError(f"dtype: got {dtype!r}; use one of {', '.join(map(str, VALUE_DTYPES))}")
-        if self.scale_dtype not in (FP32, UE8M0):
-            raise ArgumentError(f"scale_dtype: got {scale_dtype!r}; use fp32 or ue8m0")
+        self.dtype = as_dtype(dtype, "dtype", among=VALUE_DTYPES)
+        self.scale_dtype = as_dtype(scale_dtype, "scale_dtype", among=(FP32, UE8M0))
         default = DEFAULT_SCALE_LAYOUT.get(recipe, ("K", 1)) if scale_order is None else (scale_order, 1)
         scale_order, scale_padding = default[0], default[1] if scale_padding is None else scale_padding
         if not isinstance(scale_order, str) or scale_order not in ("K", "M"):
@@ -273,7 +269,7 @@ def _build_launches(options: _Options, source: Matrix, outputs: dict[str, Output
         source.dtype, options.dtype, options.scale_dtype, rowwise, columnwise, full_rows, tile_columns, vectorized
     )
     arrays = {"source": source, **{name: x.matrix for name, x in outputs.items()}}
-    bound = BoundQuantize(arrays, tile_columns, spec.serial_axis, WORKSPACE)
+    bound = BoundQuantize(arrays, spec, WORKSPACE)
     launches = [Launch.from_kernel(quantize_kernel(spec), bound)]
     if options.recipe != "tensor":
         return Launches(None, False, tuple(launches) if prod(bound.grid) else ())

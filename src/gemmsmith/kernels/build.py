@@ -33,12 +33,8 @@ def build(spec: KernelSpec) -> Kernel:
         return k.finish()
 
 
-_OPTIONS = {
-    "alias_epilogue": "alias_epilogue",
-    "serpentine": "serpentine",
-    "sync_clusters": f"sync_clusters (clusters wait for one another once per {SYNC_INTERVAL_K_TILES} k-tiles)",
-}
 _TF32X3 = " (3xTF32: a_residual x b + a x b_residual + a x b)"
+_SWAPPED = "swap_ab: computes D^T with A and B swapped (A, B, D here: B^T, A^T, D^T of the GEMM with a row-major D)"
 
 
 def _extents(dims: BroadcastDims) -> str:
@@ -70,10 +66,12 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     warpgroups = f"{c.consumers} {role} warpgroup{'s' * (c.consumers > 1)}"
     lines = "columns" if c.raster == "m" else "rows"
     options = [
-        f"raster along {c.raster.upper()}, in groups of {c.raster_group} tile {lines}",
-        *["stream-K, or split-K if the grid is a multiple of the tiles"] * (c.splits != 1),
-        *[f"split-K over {c.cluster_splits} CTAs of a cluster"] * (c.cluster_splits > 1),
-        *[text for name, text in _OPTIONS.items() if getattr(c, name)],
+        (True, f"raster along {c.raster.upper()}, in groups of {c.raster_group} tile {lines}"),
+        (c.splits != 1, "stream-K, or split-K if the grid is a multiple of the tiles"),
+        (c.cluster_splits > 1, f"split-K over {c.cluster_splits} CTAs of a cluster"),
+        (c.alias_epilogue, "alias_epilogue"),
+        (c.serpentine, "serpentine"),
+        (c.sync_clusters, f"sync_clusters (clusters wait for one another once per {SYNC_INTERVAL_K_TILES} k-tiles)"),
     ]
     hints = [f"{name} evict_{policy}" for name, policy in zip("AB", c.evict, strict=True) if policy != "normal"]
     hints += ["stores evict_first"] * c.streaming_stores
@@ -83,18 +81,17 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
             extent = f"{SCALE_BLOCK} {side}s" if scale.granularity > 1 else side
             scales.append(f"{scale.dtype} per {extent} of {name} and {SCALE_BLOCK} of K")
     accesses = {"TMA loads": loads, "TMA stores": stores, "L2 hints": hints}
-    return [
-        f"gemmsmith: {spec.name}",
-        f"D = epilogue(A @ B): {mma.a} x {mma.b} with {mma.d} accumulators, "
-        f"{spec.design.mma_op.mnemonic}{_TF32X3 * spec.is_3xtf32}; "
-        f"results: {', '.join(written) or 'none'}",
-        *[f"fp32 partials of {', '.join(x.name for x in partials)}, which other kernels combine"] * bool(partials),
-        *[f"epilogue operands: {', '.join(f'{x.name} {_extents(x.broadcast_dims)}' for x in graph.operands)}"]
-        * bool(graph.operands),
-        *["swap_ab: computes D^T with A and B swapped (A, B, D here: B^T, A^T, D^T of the GEMM with a row-major D)"]
-        * c.swap_ab,
-        f"{c.design} schedule, tile {tile}, cluster {cluster}, {warpgroups}, {c.stages} stages",
-        ", ".join(options),
-        "; ".join([", ".join(majors), *(f"{name}: {', '.join(x)}" for name, x in accesses.items() if x)]),
-        *[f"block scales: {', '.join(scales)}"] * bool(scales),
+    operands = [f"{x.name} {_extents(x.broadcast_dims)}" for x in graph.operands]
+    kind = f"{mma.a} x {mma.b} with {mma.d} accumulators, {spec.design.mma_op.mnemonic}{_TF32X3 * spec.is_3xtf32}"
+    header = [
+        (True, f"gemmsmith: {spec.name}"),
+        (True, f"D = epilogue(A @ B): {kind}; results: {', '.join(written) or 'none'}"),
+        (partials, f"fp32 partials of {', '.join(x.name for x in partials)}, which other kernels combine"),
+        (operands, f"epilogue operands: {', '.join(operands)}"),
+        (c.swap_ab, _SWAPPED),
+        (True, f"{c.design} schedule, tile {tile}, cluster {cluster}, {warpgroups}, {c.stages} stages"),
+        (True, ", ".join(text for is_set, text in options if is_set)),
+        (True, "; ".join([", ".join(majors), *(f"{name}: {', '.join(x)}" for name, x in accesses.items() if x)])),
+        (scales, f"block scales: {', '.join(scales)}"),
     ]
+    return [line for condition, line in header if condition]

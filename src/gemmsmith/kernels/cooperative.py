@@ -16,7 +16,6 @@ from gemmsmith.kernels.promoted_mainloop import make_consumer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.values import Value
 from gemmsmith.tile_scheduler.make_tile_scheduler import MakeScheduler, make_tile_scheduler
-from gemmsmith.tile_scheduler.tiles import TileScheduler
 
 SETMAXNREG = {2: (40, 232), 3: (32, 160)}
 """setmaxnreg values (producer, consumer) by number of consumer warpgroups; the totals fit the register file of 64 K.
@@ -44,17 +43,17 @@ def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = ma
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
-        producer_warps(k, scheduler, mainloop, scales)
+        producer_warps(k, mainloop, scales)
 
     with k.warpgroups(1, 1 + consumers, "consumer") as warpgroup:
         hw.set_registers(consumer_registers)
-        consumer_loop(spec, scheduler, mainloop, epilogue, warpgroup, scales)
+        consumer_loop(mainloop, epilogue, warpgroup, scales)
 
 
-def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, scales: BlockScales) -> None:
+def producer_warps(k: Builder, mainloop: TmaMainloop, scales: BlockScales) -> None:
     """Record the producer warpgroup: one warp issues TMA loads, another copies the scales that TMA cannot load."""
     if mainloop.gathered_operand:
-        gathering_producer(k, scheduler, mainloop, mainloop.gathered_operand, scales)
+        gathering_producer(k, mainloop, mainloop.gathered_operand, scales)
         return
     with k.warp(0, "producer"), k.when(hw.elect_one()):
         producer = mainloop.start_producer()
@@ -65,7 +64,7 @@ def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, 
     if scales.lane_copied_scales:
         with k.warp(1, "scales"), scales.copying_lanes():
             write = mainloop.pipeline.producer_start_state()
-            with scheduler.tile_loop() as tile:
+            with mainloop.scheduler.tile_loop() as tile:
                 copy_scales = scales.start_copies(tile)
                 with k.range(tile.k_tiles, name="k_tile"):
                     mainloop.pipeline.non_tma_producer_acquire(write)
@@ -74,14 +73,13 @@ def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, 
 
 
 def consumer_loop(
-    spec: KernelSpec, scheduler: TileScheduler, mainloop: TmaMainloop, epilogue: Epilogue, warpgroup: Value,
-    scales: BlockScales | None = None,
+    mainloop: TmaMainloop, epilogue: Epilogue, warpgroup: Value, scales: BlockScales | None = None
 ) -> None:  # fmt: skip
-    """Record a consumer warpgroup."""
-    warpgroup_row = (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
-    consumer = make_consumer(spec, mainloop, warpgroup_row, scales)
+    """Record consumer warpgroup number `warpgroup`, which multiplies and stores its rows of each tile."""
+    warpgroup_row = (warpgroup * mainloop.spec.warpgroup_rows).named("warpgroup_row")
+    consumer = make_consumer(mainloop, warpgroup_row, scales)
     warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
-    with scheduler.tile_loop() as tile:
+    with mainloop.scheduler.tile_loop() as tile:
         tile_epilogue = warpgroup_epilogue.load(tile)
         consumer.begin_tile(tile)
         consumer.mma(tile)

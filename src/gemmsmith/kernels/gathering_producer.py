@@ -10,19 +10,16 @@ from gemmsmith.core.mma import THREADS_PER_WARPGROUP
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant
-from gemmsmith.tile_scheduler.tiles import TileScheduler
 
 SCALE_WARP = 1
 """The warp that copies the scales that TMA cannot load."""
 
 
-def gathering_producer(
-    k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, operand: GatheredOperand, scales: BlockScales
-) -> None:
+def gathering_producer(k: Builder, mainloop: TmaMainloop, operand: GatheredOperand, scales: BlockScales) -> None:
     """Record the producer warpgroup. One thread of warp 0 also issues the TMA loads of the other operand."""
     pipeline, tile_k = mainloop.pipeline, operand.tile.k
     producer, rows, k_remaining = mainloop.start_producer(), operand.start_copies(), k.var(I32, 0, "k_remaining")
-    with scheduler.tile_loop() as tile:
+    with mainloop.scheduler.tile_loop() as tile:
         rows.set_tile(tile.coord(operand.role), Constant(I32, 0))
         k_remaining.set(operand.k_extent)
         copy_scales = scales.start_copies(tile) if scales.lane_copied_scales else None

@@ -88,7 +88,10 @@ class Packing:
         return ceil_div(self.source.rows, TILE_ROWS), ceil_div(row_bytes, 4 * TILE_WORDS)
 
     def make_kernel(self) -> Kernel:
-        """Return the kernel that makes the copy with coalesced reads."""
+        """Return the kernel that makes the copy with coalesced reads: along the source's contiguous dimension.
+
+        It reads whole words if rows (columns) begin at multiples of 4 bytes, and elements otherwise.
+        """
         s, make = self.source, strided_copy
         if s.row_stride < s.col_stride and s.rows > 1:
             s, make = s.T, transpose
@@ -161,6 +164,7 @@ class _PackArguments:
     """Kernel arguments that both kernels share, and loads of elements of `bits` bits."""
 
     def __init__(self, bits: int) -> None:
+        """Declare the arguments of a launch with a BoundPacking."""
         k, self.bits = current_builder(), bits
         self.source, self.packed = k.pointer("source", lambda p: p.source), k.pointer("packed", lambda p: p.packed)
         self.rows = k.parameter("rows", compute=lambda p: p.packing.source.rows)
@@ -303,7 +307,7 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
 
 
 def _pack_word(elements: list[Value], bits: int) -> Value:
-    """Pack elements, as u32 each, into one word."""
+    """Pack elements of `bits` bits, as u32 each, into one word, the first in the low bits."""
     word = elements[0]
     for i, x in enumerate(elements[1:], 1):
         word = word | x << (bits * i)

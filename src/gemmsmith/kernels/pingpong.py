@@ -30,12 +30,12 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
-        producer_warps(k, scheduler, mainloop, scales)
+        producer_warps(k, mainloop, scales)
 
     with k.warpgroups(1, 1 + consumers, "consumer") as warpgroup:
         hw.set_registers(consumer_registers)
         order = OrderedSequenceBarrier(consumers, warpgroup)
-        consumer = make_consumer(spec, mainloop, 0, scales, order)
+        consumer = make_consumer(mainloop, 0, scales, order)
         warpgroup_epilogue = epilogue.start(warpgroup, 0)
         order.prime()
         consumer.skip(warpgroup, scheduler.k_tiles)

@@ -8,7 +8,6 @@ from gemmsmith.collective.block_scales import BlockScales, WarpgroupScales
 from gemmsmith.collective.pipeline import OrderedSequenceBarrier
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.tma_mainloop import TmaMainloop
-from gemmsmith.core.spec import KernelSpec
 from gemmsmith.kernels.wgmma_mainloop import WgmmaMainloop
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, PRED
@@ -27,13 +26,13 @@ class PromotedMainloop:
     """
 
     def __init__(
-        self, spec: KernelSpec, loads: TmaMainloop, scales: BlockScales, warpgroup_row: Value | int,
+        self, loads: TmaMainloop, scales: BlockScales, warpgroup_row: Value | int,
         order: OrderedSequenceBarrier | None = None,
     ) -> None:  # fmt: skip
         """Declare the consumer's variables. `scales`: those of A and B; the others as for WgmmaMainloop."""
         k, self._loads, self._order = current_builder(), loads, order
-        self._rows, self._scales = (warpgroup_row, spec.warpgroup_rows), WarpgroupScales(scales, warpgroup_row)
-        self._read, self._promotion = loads.pipeline.consumer_start_state(), Promotion(spec)
+        self._rows, self._scales = (warpgroup_row, loads.spec.warpgroup_rows), WarpgroupScales(scales, warpgroup_row)
+        self._read, self._promotion = loads.pipeline.consumer_start_state(), Promotion(loads.spec)
         self.accumulator = self._promotion.accumulator
         self._next_stage_is_full = k.var(PRED, False, "next_stage_is_full")
         self._k_tiles_remaining = k.var(I32, 0, "k_tiles_remaining") if order else None
@@ -99,7 +98,7 @@ class PromotedMainloop:
                     self._loads.consumer_wait(self._read, None if i else self._next_stage_is_full.get())
                     stages.append(self._read.index.named("stage"))
                     # before wgmma, during which shared memory is slow
-                    promotion.set_scales(i, self._scales.read(stages[i]))
+                    promotion.scales[i] = self._scales.read(stages[i])
                     self._read.advance()
                 a, b = self._loads.stage(stages[i])
                 promotion.multiply(i, subtile, a.rows(*self._rows), b)
@@ -122,10 +121,13 @@ class PromotedMainloop:
 
 
 def make_consumer(
-    spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int, scales: BlockScales | None = None,
+    loads: TmaMainloop, warpgroup_row: Value | int, scales: BlockScales | None = None,
     order: OrderedSequenceBarrier | None = None,
 ) -> WgmmaMainloop | PromotedMainloop:  # fmt: skip
-    """Return the mainloop of a consumer warpgroup, with promoted sums if the spec asks for them."""
-    if spec.promoted:
-        return PromotedMainloop(spec, loads, scales or BlockScales(spec), warpgroup_row, order)
-    return WgmmaMainloop(spec, loads, warpgroup_row, order)
+    """Return the mainloop of a consumer warpgroup, with promoted sums if the kernel's spec asks for them.
+
+    The arguments are those of WgmmaMainloop, and the block scales of A and B; None: there are none.
+    """
+    if loads.spec.promoted:
+        return PromotedMainloop(loads, scales or BlockScales(loads.spec), warpgroup_row, order)
+    return WgmmaMainloop(loads, warpgroup_row, order)

@@ -104,25 +104,24 @@ class BoundQuantize(BoundTiles):
     Attributes:
         arrays: The matrices "source", "rowwise", "columnwise", "rowwise_scales" and "columnwise_scales", as far as the
             kernel has them.
-        columns: Columns of a tile.
-        serial_axis: `QuantizeSpec.serial_axis`.
+        spec: Compile-time parameters.
         amax_partials: Address of the partial results of `amax`.
     """
 
-    columns: int = QUANTIZATION_BLOCK
-    serial_axis: str | None = None
+    spec: QuantizeSpec
     amax_partials: Pointer | int = 0
 
     @property
     def tiles(self) -> tuple[int, int]:
         """Number of tiles along M and along N."""
-        return ceil_div(self.source.rows, ThreadLayout(self.columns).rows), ceil_div(self.source.cols, self.columns)
+        columns = self.spec.columns
+        return ceil_div(self.source.rows, ThreadLayout(columns).rows), ceil_div(self.source.cols, columns)
 
     @property
     def grid(self) -> tuple[int, int, int]:
         """Batches, and units of work along M and along N; a unit is all tiles of the serial axis."""
-        tiles_m, tiles_n = self.tiles
-        units_m, units_n = 1 if self.serial_axis == "rows" else tiles_m, 1 if self.serial_axis == "columns" else tiles_n
+        (tiles_m, tiles_n), serial_axis = self.tiles, self.spec.serial_axis
+        units_m, units_n = 1 if serial_axis == "rows" else tiles_m, 1 if serial_axis == "columns" else tiles_n
         return self.source.batch, units_m, units_n
 
 
@@ -137,7 +136,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         outputs = [QuantizedOutput(orientation, x, spec, tile.extents) for orientation, x in granularities.items()]
         serial_tiles = None
         if spec.has_scale_per_row_or_column:
-            serial_tiles = k.parameter("serial_tiles", compute=lambda p: p.tiles[p.serial_axis == "columns"])
+            serial_tiles = k.parameter("serial_tiles", compute=lambda p: p.tiles[spec.serial_axis == "columns"])
         groups = {x: _make_group(x, tile.layout) for x in dict.fromkeys(granularities.values())}
         transpose_buffer = None
         if spec.columnwise:
@@ -211,6 +210,7 @@ def amax(source: DType, vectorizable: bool) -> Kernel:
 
 
 def _make_group(granularity: ScaleGranularity, layout: ThreadLayout) -> ScaleGroup:
+    """Return a thread's groups of elements that share a scale."""
     if granularity == "column":
         return ColumnScaleGroup()
     if granularity == "row":
@@ -258,6 +258,7 @@ class QuantizedOutput:
     def __init__(
         self, orientation: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
     ) -> None:
+        """Declare the arguments of the arrays. `extents`: rows and columns of the matrix."""
         self.orientation, self.granularity, self.spec, self.extents = orientation, granularity, spec, extents
         self.values = GlobalArray(orientation, orientation, spec.value_dtype)
         self.scales = GlobalArray(f"{orientation}_scales", f"{orientation}_scales", spec.scale_dtype)
@@ -280,7 +281,7 @@ class QuantizedOutput:
             hw.store_global_u8_or_u16(address, scale.to(U16), predicate, 8)
 
     def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
-        """Store the tile at (row, column), divided by the scales of its groups.
+        """Store the tile that begins at (row, column), divided by the scales of its groups.
 
         Threads store 8-byte vectors; a row's last may overwrite padding.
         """
@@ -308,7 +309,9 @@ class QuantizedOutput:
     def store_transposed(
         self, tile: RegisterTile, group: ScaleGroup, buffer: Value | None, batch: Value, row: Value, column: Value
     ) -> None:
-        """Store the transposed tile through shared memory.
+        """Store the transposed tile, divided by the scales of its groups, through shared memory at `buffer`.
+
+        `batch`, `row`, `column`: where the tile begins in the matrix.
 
         8 rows of a column form a unit of 8 bytes. A unit's index in its column is XORed with the column's vector index,
         so that the threads of a store write to different banks.

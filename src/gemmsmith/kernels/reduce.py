@@ -7,7 +7,7 @@ chunk to finish its slice, which a counter tells, combines the states of the sli
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -74,8 +74,7 @@ class ReduceSpec:
             lanes = 1 << (max(ceil_div(num_partials, LOADS_IN_FLIGHT), 1) - 1).bit_length()
             lanes = min(lanes, MAX_LANES_OF_GROUPS if has_ranges else MAX_LANES)
         spec = cls(kind, dtype, lanes, has_ranges=has_ranges)
-        is_split = not has_ranges and partials.num_partials > spec.min_partials_per_slice
-        return cls(kind, dtype, lanes, is_split, has_ranges)
+        return replace(spec, is_split=not has_ranges and partials.num_partials > spec.min_partials_per_slice)
 
     @property
     def name(self) -> str:
@@ -168,11 +167,9 @@ def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
         first_ctas = [k.parameter(f"first_cta_{i}", compute=partial(_ctas_before, i)) for i in range(1, len(specs))]
         cta = hw.block_index().with_name_hint("cta")
         for step, first, stop in zip(steps, [None, *first_ctas], [*first_ctas, None], strict=True):
-            is_here: Value = Constant(PRED, True)
-            if first is not None:
-                is_here = cta >= first
+            is_here: Value = Constant(PRED, True) if first is None else cta >= first
             if stop is not None:
-                is_here = is_here & (cta < stop) if first is not None else cta < stop
+                is_here = cta < stop if first is None else is_here & (cta < stop)
             with k.when(is_here):
                 step.run(cta if first is None else cta - first)
         return k.finish()
@@ -196,6 +193,15 @@ class _SecondStep:
     def __init__(
         self, spec: ReduceSpec, index: int, suffix: str, buffers: SharedBuffer, last_flag: SharedBuffer | None
     ) -> None:
+        """Declare the arguments.
+
+        Args:
+            spec: The result's second step.
+            index: Index of the result's BoundReduction in the launch.
+            suffix: Suffix of the arguments' names.
+            buffers: Shared memory for a state of each thread, component by component.
+            last_flag: Shared memory for a word; needed if CTAs share an output.
+        """
         k = current_builder()
         self.spec, self.monoid, self._buffers, self._last_flag = spec, spec.kind.monoid, buffers, last_flag
 
@@ -256,7 +262,7 @@ class _SecondStep:
     def _reduce(
         self, first: Value, count: Value, output: Value, is_output: Value, of_slices: bool = False
     ) -> list[RegisterArray]:
-        """Merge the states in lines `first` to `first + count`, of partials or of slices.
+        """Merge the states in lines `first` to `first + count`, of partials or, with `of_slices`, of slices.
 
         The first `columns` threads return those of the CTA's outputs.
         """
@@ -322,7 +328,7 @@ class _SecondStep:
                 register[0] = other[0]
 
     def _store_slice(self, state: list[RegisterArray], line: Value, output: Value, is_output: Value) -> None:
-        """Store the states of a slice."""
+        """Store the states of a slice, number `line` of the slices of all batches; the others as for `_store`."""
         k = current_builder()
         offset = (line.to(I64) * self.num_outputs.to(I64) + output.to(I64)).named("slice_offset")
         is_written = ((k.thread < self.spec.columns) & is_output).named("is_written")
@@ -349,7 +355,10 @@ class _SecondStep:
         return hw.load_shared_word(flag, U32, "last_of_chunk") == 1
 
     def _store(self, state: list[RegisterArray], batch: Value, output: Value, is_output: Value) -> None:
-        """Store the result of each output."""
+        """Store the results of the CTA's outputs of a batch: scale * total + offset, from their merged states.
+
+        `output`: the thread's output; `is_output`: whether there is such an output.
+        """
         k = current_builder()
         total = self.monoid.finish(tuple(register[0] for register in state))
         result = hw.fma(total, self.scale, self.affine_offset)

@@ -75,6 +75,7 @@ class RowScaleGroup(ScaleGroup):
     """Groups of whole rows: every `threads` consecutive threads have `count` groups, rows of the tile or the tile."""
 
     def __init__(self, count: int, threads: int) -> None:
+        """Declare the registers, and shared memory if several warps have elements of a group."""
         super().__init__(count, "row" if count > 1 or threads < THREADS else "tile")
         self.threads, self.lanes_per_warp, self.warps_per_row = threads, min(threads, 32), threads // 32
         self.lanes_per_group = self.lanes_per_warp // count

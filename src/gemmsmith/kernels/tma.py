@@ -29,7 +29,7 @@ def tma(k: Builder, spec: KernelSpec) -> None:
         is_producer = ((k.warp_index == 0) & hw.elect_one()).named("is_producer")
         producer = mainloop.start_producer()
         warpgroup_row = (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
-        consumer = WgmmaMainloop(spec, mainloop, warpgroup_row)
+        consumer = WgmmaMainloop(mainloop, warpgroup_row)
 
         def load_k_tile(tile: WorkTile, k_tile: Value) -> None:
             """Issue the loads of a k-tile, if it exists."""

@@ -9,7 +9,6 @@ from gemmsmith.collective.pipeline import LaggedRelease, OrderedSequenceBarrier
 from gemmsmith.collective.register_a import make_accumulator
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.mma import WGMMA_M
-from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.values import Value
 from gemmsmith.tile_scheduler.tiles import WorkTile
@@ -23,20 +22,18 @@ class WgmmaMainloop:
     """
 
     def __init__(
-        self, spec: KernelSpec, loads: TmaMainloop, warpgroup_row: Value | int,
-        order: OrderedSequenceBarrier | None = None,
-    ) -> None:  # fmt: skip
+        self, loads: TmaMainloop, warpgroup_row: Value | int, order: OrderedSequenceBarrier | None = None
+    ) -> None:
         """Declare the consumer's variables.
 
         Args:
-            spec: The kernel's config, dtypes and layouts.
             loads: The stages.
             warpgroup_row: The warpgroup's first row in the CTA's tile.
             order: The order in which warpgroups with tiles of their own multiply.
         """
-        self._loads, self._rows, self._order = loads, (warpgroup_row, spec.warpgroup_rows), order
+        self._loads, self._rows, self._order = loads, (warpgroup_row, loads.spec.warpgroup_rows), order
         self._read, self._release = loads.pipeline.consumer_start_state(), LaggedRelease(loads.pipeline)
-        self.accumulator = make_accumulator(spec)
+        self.accumulator = make_accumulator(loads.spec)
         self._ragged_k = loads.ragged_k
 
     def skip(self, tiles: Value | int, k_tiles: Value) -> None:

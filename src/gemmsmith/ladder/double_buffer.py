@@ -9,16 +9,8 @@ from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.ladder.gemm_arguments import GROUP_SIZE_N, GemmArguments, SharedMatrix, zeros
-from gemmsmith.ladder.vectorized import (
-    THREAD_TILE,
-    THREADS,
-    TILE_K,
-    TILE_MN,
-    load_vectors,
-    multiply,
-    store,
-    thread_vector,
-)
+from gemmsmith.ladder.thread_tile import THREAD_TILE, THREADS, TILE_K, TILE_MN
+from gemmsmith.ladder.vectorized import load_vectors, multiply, store, thread_vector
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32

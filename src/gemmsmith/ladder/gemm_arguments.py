@@ -39,6 +39,7 @@ class GemmArguments:
     """
 
     def __init__(self, dtype: DType, output: DType, rows: int, columns: int) -> None:
+        """Declare the arguments, and locate the CTA's tile: tiles are numbered row by row."""
         k = current_builder()
         k.work_clusters = lambda p: ceil_div(p.arrays["d"].rows, rows) * ceil_div(p.arrays["d"].cols, columns)
         self.m = k.parameter("m", compute=lambda p: p.arrays["d"].rows)
@@ -93,6 +94,7 @@ class SharedMatrix:
     def __init__(
         self, name: str, rows: int, columns: int, pitch: int = 0, type: ScalarType = F32, stages: int = 1
     ) -> None:
+        """Allocate `stages` such matrices, of which `stage` is accessed; `pitch` 0: that of `columns` words."""
         self._pitch, self._type = pitch or columns, type
         self._buffer = current_builder().shared(4 * rows * self._pitch, stages=stages, name=name)
         self.stage: ValueLike = 0
@@ -119,7 +121,7 @@ class SharedMatrix:
 
 
 def zeros(rows: int, count: int, type: ScalarType = F32, name: str = "results") -> RegisterArray2D:
-    """Return a thread's results, set to zero."""
+    """Return a thread's results, `rows` arrays of `count` registers each, set to zero."""
     k = current_builder()
     registers = k.registers_2d(type, rows, count, name)
     with k.unroll(rows, name="i") as i, k.unroll(count, name="j") as j:

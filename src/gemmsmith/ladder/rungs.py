@@ -115,6 +115,7 @@ def simulate_rung(case: RungCase, sizes: Sizes) -> tuple[Kernel, list[Count]]:
 
 
 def _simulate_tile(case: RungCase, sizes: Sizes, tile: Sizes) -> tuple[Kernel, dict[tuple[Any, str, str], Count]]:
+    """Simulate a GEMM of the `tile`'s (m, n, k), and return the kernel and its counts by line and instruction."""
     counters = Counters()
     arrays = case.arrays(sizes, tile)  # keeps the memory alive that the simulator reads by address
     launches, arguments = case.launches(*arrays)

@@ -6,22 +6,15 @@ from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.ladder.gemm_arguments import ZERO, GemmArguments, SharedMatrix, zeros
+from gemmsmith.ladder.thread_tile import THREAD_TILE, THREADS, TILE_K, TILE_MN
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import RegisterArray, RegisterArray2D, Value
 
-TILE_MN = 128
-"""Rows and columns of a CTA's tile."""
-TILE_K = 8
-"""K of a k-tile."""
 VECTOR_ELEMENTS = 4
 """fp32 elements per 16-byte vector."""
-THREAD_TILE = 8
-"""Rows and columns per thread."""
-THREADS = (TILE_MN // THREAD_TILE) ** 2
-"""Threads per CTA."""
 FRAGMENT_HALF_OFFSETS = (0, TILE_MN // 2)
 """Offsets of a thread's two groups of rows, and of columns."""
 

@@ -122,6 +122,7 @@ class TokenRouter:
     """The selection of a token's experts by a warp. Kernel arguments: logits, bias, scale, experts and weights."""
 
     def __init__(self, spec: RouteSpec) -> None:
+        """Declare the kernel arguments."""
         k, self.spec = current_builder(), spec
         names = ("logits", "experts", "weights", *["bias"] * (spec.scores == "sigmoid"))
         self._arrays = {name: array(name) for name in names}

@@ -46,17 +46,16 @@ class FastDivmod:
     """
 
     def __init__(self, name: str, compute: ArgumentFn) -> None:
-        self.parameter = current_builder().parameter(
-            name, FAST_DIVMOD, lambda p: _pack(*fast_divmod_params(compute(p)))
-        )
+        self.parameter = current_builder().parameter(name, FAST_DIVMOD, lambda p: _pack_divisor(compute(p)))
 
     def divide(self, x: Value) -> Value:
         """Return x / divisor, rounded down."""
         return FastDivide(x, self.parameter).issue()
 
 
-def _pack(multiplier: int, shift: int) -> int:
-    """Return the struct's eight bytes as an integer."""
+def _pack_divisor(divisor: int) -> int:
+    """Return the eight bytes of a divisor's struct as an integer."""
+    multiplier, shift = fast_divmod_params(divisor)
     return multiplier | shift << 32
 
 

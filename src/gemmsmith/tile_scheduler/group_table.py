@@ -70,12 +70,12 @@ class GroupTable:
         begin, first_tile = k.var(U32, 0, "group_begin"), k.var(U32, 0, "first_tile")
         with k.unroll(per_lane, name="i") as i:
             begin.set(_saturated_sum(begin.get(), sizes[i]))
-            first_tile.set(first_tile.get() + _ceil_div(sizes[i], self._tile_rows))
+            first_tile.set(first_tile.get() + self._tiles(sizes[i]))
         for total in (begin, first_tile):
             total.set(hw.sum_of_lanes_before(total.get(), _saturated_sum))
         with k.unroll(per_lane, name="i") as i:
             begin.set(_saturated_sum(begin.get(), sizes[i]))
-            tiles = _ceil_div(sizes[i], self._tile_rows)
+            tiles = self._tiles(sizes[i])
             first_tile.set(first_tile.get() + tiles)
             if self._tile_heights:
                 height = _ceil_div(sizes[i], k.maximum(tiles * (8 * self._even_tiles), 1)) * 8
@@ -112,6 +112,10 @@ class GroupTable:
             else:
                 _flag(invalid, is_group & ((size < 0) | (size > self._extent)))
             sizes[i] = k.select(is_group, k.maximum(size, 0), 0).to(U32)
+
+    def _tiles(self, size: Value) -> Value:
+        """Return the tiles of a group."""
+        return _ceil_div(size, self._tile_rows)
 
     # -- in every role, once all threads have waited for one another -----------------------------------------
     @property

@@ -29,6 +29,7 @@ class RowGroupedTileScheduler(TileScheduler):
     """
 
     def __init__(self, spec: KernelSpec) -> None:
+        """Declare the kernel arguments, and record the reading of the table."""
         assert spec.grouping
         self.grouping, self._axis = spec.grouping, 0 if spec.grouping.role == "a" else 1
         super().__init__(spec)
@@ -90,26 +91,25 @@ class RowGroupedTileScheduler(TileScheduler):
         heights: list[Value | int] = [tile_m, tile_n]
         if self.grouping.has_even_tiles:
             heights[axis] = self._table.tile_height(group)
-        m, n = ((coord[i] * cluster[i] + position[i]) * height for i, height in enumerate(heights))
+        origin = [(coord[i] * cluster[i] + position[i]) * height for i, height in enumerate(heights)]
         batch: Value = ZERO
         if self.grouping.is_masked:
             batch, end = group, end - begin
-        elif axis == 0:
-            m = m + begin
         else:
-            n = n + begin
+            origin[axis] = origin[axis] + begin
         if self.grouping.has_even_tiles:
-            end = current_builder().minimum(end, (m, n)[axis] + heights[axis])
-        m, n, end = m.named("m_offset"), n.named("n_offset"), end.named("tile_end")
-        a, b = OperandCoord(m, group), OperandCoord(n, group)
-        if axis == 0:
-            a = OperandCoord(m, batch, group_end=end)
-        else:
-            b = OperandCoord(n, batch, group_end=end)
+            end = current_builder().minimum(end, origin[axis] + heights[axis])
+        m, n, end = origin[0].named("m_offset"), origin[1].named("n_offset"), end.named("tile_end")
+        operands = [OperandCoord(m, group), OperandCoord(n, group)]
+        operands[axis] = OperandCoord(origin[axis], batch, group_end=end)
+        a, b = operands
         return WorkTile(a, b, m, n, batch, group, self.k_tiles)
 
     def _in_bands(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
-        """Return (minor, major) of a group's tile, along the major axis in bands of `raster_group` minors."""
+        """Return (minor, major) of tile `index` of a group's tiles.
+
+        The raster order runs along the major axis, in bands of `raster_group` minors.
+        """
         k, width = current_builder(), self.spec.config.raster_group
         if width == 1:
             minor = (index // major_tiles).named("band")
@@ -128,6 +128,7 @@ class KGroupedTileScheduler(TileScheduler):
     """
 
     def __init__(self, spec: KernelSpec) -> None:
+        """Declare the kernel arguments, and record the reading of the table."""
         assert spec.grouping
         super().__init__(spec)
         end_multiple = spec.grouping.end_multiple(spec.mma.a)

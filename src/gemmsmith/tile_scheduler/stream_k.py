@@ -149,7 +149,7 @@ class ClusterSplitKTileScheduler(TileScheduler):
 
     @contextmanager
     def tile_loop(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
-        """Loop over this CTA's splits."""
+        """Loop over this CTA's splits of the cluster's tiles."""
         assert step == 1, "only cooperative designs split tiles over a cluster"
         k = current_builder()
         work_k_tiles, split, begin = self._split()

@@ -32,6 +32,7 @@ class ClusterKSync:
     """
 
     def __init__(self, cluster_count: Value, cta_rank: Value) -> None:
+        """Declare the kernel argument."""
         self.cluster_count, self.cta_rank = cluster_count, cta_rank
         self.sync_counter = current_builder().scratch(
             "sync_counter", lambda p: 2 * COUNTER_BYTES, zero_initialized=True
@@ -46,8 +47,8 @@ class ClusterKSync:
     def sync(self, k_tile: Value, is_full_wave: Value) -> None:
         """Wait for all clusters, every SYNC_INTERVAL_K_TILES k-tiles of a full wave.
 
-        The producer calls it at each k-tile. One CTA per cluster takes part, since the pipeline keeps the CTAs of a
-        cluster together.
+        The producer calls it at each k-tile, number `k_tile` of its tile. One CTA per cluster takes part, since the
+        pipeline keeps the CTAs of a cluster together. `is_full_wave`: all clusters have a tile in this wave.
         """
         k = current_builder()
         with k.when((k_tile % SYNC_INTERVAL_K_TILES == 0) & (self.cta_rank == 0)):

@@ -151,6 +151,7 @@ class TileScheduler:
     """The name of the tile loop's variable in the printed CUDA."""
 
     def __init__(self, spec: KernelSpec) -> None:
+        """Declare the kernel arguments, and read this CTA's place in the grid."""
         k, self.spec = current_builder(), spec
         self._declare_grid()
         # After the integers, which then share one line of the constant cache.
@@ -227,7 +228,10 @@ class TileScheduler:
 
     @contextmanager
     def tile_loop(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
-        """Loop over this cluster's tiles: over the `first`-th, the `first + step`-th and so on."""
+        """Loop over this cluster's tiles: over the `first`-th, the `first + step`-th and so on.
+
+        With pingpong each of `step` warpgroups has a `first` of its own.
+        """
         work = self.persistent_range()
         start, by = work.start if step == 1 else work.start + first * work.step, work.step * step
         with current_builder().range(start, work.stop, by, name=self.loop_variable) as tile:
@@ -238,6 +242,7 @@ class TileScheduler:
         return WorkRange(self.cluster_idx, self.tiles, self.cluster_count, self._work_tile_at)
 
     def _work_tile_at(self, tile: Value) -> WorkTile:
+        """Return the work tile of the cluster's tile `tile` of the raster order."""
         wave_begin = (tile - self.cluster_idx).named("wave_begin")
         reverse_k = self._is_reversed(wave_begin // self.cluster_count)
         work_tile = self._work_tile(tile, self.k_tiles, reverse_k=reverse_k)
@@ -254,6 +259,7 @@ class TileScheduler:
         return self._first_work_tile(self.k_tiles)
 
     def _first_work_tile(self, k_tiles: Value, split: Split | None = None, k_tile_begin: Value = ZERO) -> WorkTile:
+        """Return the work tile of this cluster's first tile."""
         tile = self._work_tile(self.cluster_idx, k_tiles, split, k_tile_begin)
         for value in (tile.batch, tile.m, tile.n):
             value.name = f"first_{value.name}"
@@ -267,6 +273,7 @@ class TileScheduler:
         self, index: Value, k_tiles: Value, split: Split | None = None, k_tile_begin: Value = ZERO,
         reverse_k: Value | None = None,
     ) -> WorkTile:  # fmt: skip
+        """Return this CTA's part of the cluster's tile `index` of the raster order; the rest as for WorkTile."""
         batch, m, n = current_builder().call(
             "tile_coordinates", self._tile_coordinates, index, parameter_names=["cluster_tile"]
         )

@@ -340,7 +340,7 @@ def as_batched_input(x: Any, weight: Any) -> Any:
 
 
 def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:
-    """Flatten an operand's leading dimensions into one."""
+    """Return an operand with one batch dimension: (3, 4, m, n) becomes (12, m, n). Those of length 1 are broadcast."""
     if x.dim() <= 2 or (x.dim() == 3 and len(leading_shape) < 2):
         return x
     own_leading = x.shape[:-2]

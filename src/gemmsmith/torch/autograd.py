@@ -104,6 +104,7 @@ class GemmFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """Keep what backward reads, and the inputs' shapes."""
         spec, wrt, numbers, offsets, *arrays = inputs
         ctx.spec, ctx.wrt, ctx.numbers, ctx.dtype = spec, wrt, numbers, arrays[0].dtype
         ctx.shapes, ctx.b_is_column_major = [x.shape for x in arrays], is_column_major(arrays[1])
@@ -115,6 +116,7 @@ class GemmFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
+        """Run a batch of calls: as one batched GEMM if a and b are matrices, else one after the other."""
         spec, wrt, scalars, offsets, *arrays = inputs
         if offsets is not None:
             raise ArgumentError("offsets: got torch.vmap of a grouped GEMM; use a loop")
@@ -210,9 +212,10 @@ def save_for_backward(
 def _expand_reduction_grad(
     r: ReductionResult, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any
 ) -> None:
-    """Unsqueeze the reduced dimensions of a reduction's value and gradient.
+    """Let a reduction's value and gradient in `values` broadcast against the matrix of this shape that was reduced.
 
-    Also divides the gradient of a mean by its count, and that of a maximum or minimum by the number of ties.
+    Also divides the gradient of a mean by the number of elements, and that of a maximum or minimum by the number of
+    elements that are equal to it. `dtype` is a's; a new tensor is made like `like`.
     """
     dims = [i for i, index in enumerate("bmn"[3 - len(shape) :]) if index in r.over]
     for name in (GRAD_OUTPUT_PREFIX + r.name, OUTPUT_PREFIX + r.name):
@@ -232,7 +235,10 @@ def _expand_reduction_grad(
 def _run_grad_kernel(
     kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any, offsets: Any = None
 ) -> dict[str, Any]:
-    """Run a kernel of the backward pass and return its results by name."""
+    """Run a kernel of the backward pass on what it reads of `values`, and return its results by name.
+
+    `shape` and `dtype`: of a @ b. A kernel that does not read a @ b gets an empty a and b instead, made like `like`.
+    """
     tensors = [
         values[name].expand(*shape[:-1], shape[-1] // columns_per_value) if columns_per_value else values[name]
         for name, columns_per_value in kernel.tensors
@@ -299,6 +305,7 @@ class _SlicesFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        """Return the gradients of a and b, products of groups of rows; offsets have none."""
         (a, b, offsets), grad_a, grad_b = ctx.saved_tensors, None, None
         if ctx.needs_input_grad[0]:  # (k, m), by groups of rows
             (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, transposed(gradient), offsets=offsets)

@@ -8,6 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.torch.dynamo import assume_constant_result
 
 
 def in_functorch_transform() -> bool:
@@ -20,7 +21,7 @@ def in_functorch_transform() -> bool:
     return bool(stack) or forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result  # Dynamo enters the transforms that it traces, and guards the others
+@assume_constant_result  # Dynamo enters the transforms that it traces, and guards the others
 def _transforms() -> tuple[str, ...]:
     """Return the names of torch.func's active transforms; forward mode is a Jvp."""
     stack = torch._C._functorch.get_interpreter_stack() or ()
@@ -47,7 +48,7 @@ def operators_record_gradients() -> bool:
     return bool(_is_exporting() or (torch.compiler.is_dynamo_compiling() and _transforms()))
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _is_exporting() -> bool:
     return bool(torch.compiler.is_exporting() or torch.jit.is_tracing())
 

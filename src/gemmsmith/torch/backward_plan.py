@@ -11,7 +11,6 @@ from functools import lru_cache, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from torch._dynamo.eval_frame import skip_code
 
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import GemmsmithError
@@ -29,6 +28,7 @@ from gemmsmith.graph.frontend.derivative import (
 )
 from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.graph.source_location import epilogue_error
+from gemmsmith.torch.dynamo import assume_constant_result, skip_code
 from gemmsmith.torch.graph_serialization import deserialize, graph_dtype, serialize
 from gemmsmith.torch.ops import MAX_RESULTS, op_signature
 
@@ -49,7 +49,7 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
     """
     cached: Callable[..., Any] = lru_cache(maxsize=1024)(function)
 
-    @torch.compiler.assume_constant_result
+    @assume_constant_result
     def outcome(*args: Any, **kwargs: Any) -> tuple[Any, type[GemmsmithError] | None, str]:
         """Return the function's value, or the type and the message of its error: Dynamo takes constants only."""
         try:
@@ -68,8 +68,7 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
         return value  # type: ignore[no-any-return]
 
     # Compiled alone, the code would be found for other functions, too: nothing guards `outcome`.
-    skip_code(call.__code__)  # type: ignore[attr-defined]
-    return call
+    return skip_code(call)
 
 
 class GradKernel(NamedTuple):

@@ -79,6 +79,7 @@ class _CachedGemmFunction(torch.autograd.Function):
     def forward(
         ctx: Any, call: CachedCall, pointers: dict[str, Any], numbers: Any, offsets: Any, *arrays: Any
     ) -> tuple[Any, ...]:
+        """Run the call's launches, and keep what its backward pass reads."""
         ctx.cached_backward, ctx.numbers = call.backward, numbers
         outputs = as_tuple(call.launches(pointers, arrays[0]))  # type: ignore[misc]  # there are launches
         save_for_backward(ctx, call.spec, offsets, arrays, outputs)
@@ -96,6 +97,7 @@ class CachedBackward:
     """The backward passes of a forward pass, each with the launches of an earlier one that read arrays like its own."""
 
     def __init__(self, spec: ForwardSpec, wrt: Names, dtype: Any, shapes: tuple[Any, ...], b_is_column_major: bool):
+        """Describe the passes: `wrt`: the inputs with gradients; `dtype`: a's; `shapes`: of a, b and the operands."""
         self._forward = spec, wrt, dtype, shapes, b_is_column_major
         gradients = [
             "" if i in spec.nondifferentiable else operand_argument(GRAD_OUTPUT_PREFIX + name)
@@ -125,7 +127,11 @@ class CachedBackward:
     def _find_run(
         self, runs: list[CachedRun | None], gradients: Sequence[Any], is_grouped: bool
     ) -> BackwardRun | None:  # fmt: skip
-        """Return a pass that has just run GEMMs with these launches, or None if it computes more."""
+        """Return what repeats the backward pass that has just launched `runs`.
+
+        None if the pass did more than GEMMs: if it expanded gradients of reductions, summed over batches, or set rows
+        of no group to zero; or if a GEMM's launches are not cached.
+        """
         (spec, wrt, dtype, shapes, b_is_column_major), names = self._forward, result_names(self._forward[0].epilogue)
         outputs = [i for i, g in enumerate(gradients) if g is not None and self._pointers[i]]
         if not outputs:

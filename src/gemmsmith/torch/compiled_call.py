@@ -45,6 +45,7 @@ class CompiledCall:
         self._launches: tuple[_Launches, ...] = ()
 
     def __call__(self, *arguments: Any) -> Any:
+        """Run the launches that are kept for tensors of these layouts; call the operator if there are none."""
         if torch.is_grad_enabled() or _C._len_torch_dispatch_stack():  # which see the operator
             return self._op(*arguments)
         a, b, _, offsets, _, _, _, operands = arguments

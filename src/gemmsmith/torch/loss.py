@@ -154,6 +154,7 @@ class _CrossEntropyFunction(torch.autograd.Function):
         ctx: Any, x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool,
         needs_x: bool, needs_weight: bool,
     ) -> Any:  # fmt: skip
+        """Return the loss, and keep the gradients of the sum."""
         total, *gradients = (_FORWARD if torch.compiler.is_dynamo_compiling() else _forward)(
             x, weight, labels, weights, chunks, low_memory, needs_x, needs_weight
         )
@@ -163,6 +164,7 @@ class _CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> tuple[Any, ...]:
+        """Return the gradients of x and weight: those that forward kept, times the gradient g of the loss."""
         check_once_differentiable()
         needs_x, needs_weight = ctx.needs
         arguments = *ctx.saved_tensors, g, needs_x, needs_weight
@@ -219,7 +221,7 @@ def _forward(
         if needs_x and i + 1 < count:
             grad_x.append(call_op(PLAIN_GEMM, grad_logits, weight))
         if needs_weight and i + 1 < count:
-            grad_weight = _sum(grad_weight, grad_logits.mT, x_chunk, is_fp32=not low_memory)
+            grad_weight = _multiply_add(grad_weight, grad_logits.mT, x_chunk, is_fp32=not low_memory)
     return (
         torch.where(weights == 0, 0.0, _joined(losses) * weights).sum(),
         _joined(grad_x) if grad_x else x.new_empty((0, dim)),
@@ -255,15 +257,15 @@ def _backward(
     """
     (rows, dim), last = x.shape, grad_logits.shape[0]
     if needs_x:
-        of_last = _sum(None, grad_logits, weight, g)
+        of_last = _multiply_add(None, grad_logits, weight, g)
         if grad_x.shape[0]:
             empty = x.new_empty((rows - last, 0)), x.new_empty((0, dim))
-            grad_x = torch.cat([_sum(grad_x, *empty, g, in_place=in_place), of_last])
+            grad_x = torch.cat([_multiply_add(grad_x, *empty, g, in_place=in_place), of_last])
         else:
             grad_x = of_last
     if needs_weight:
         of_others = grad_weight if grad_weight.shape[0] else None
-        grad_weight = _sum(of_others, grad_logits.mT, x[rows - last :], g, in_place=in_place)
+        grad_weight = _multiply_add(of_others, grad_logits.mT, x[rows - last :], g, in_place=in_place)
     return grad_x if needs_x else x.new_empty((0, dim)), grad_weight if needs_weight else weight.new_empty((0, dim))
 
 
@@ -306,7 +308,7 @@ _BACKWARD = define_op(
 )  # fmt: skip
 
 
-def _sum(c: Any, a: Any, b: Any, g: Any = None, is_fp32: bool = False, in_place: bool = True) -> Any:
+def _multiply_add(c: Any, a: Any, b: Any, g: Any = None, is_fp32: bool = False, in_place: bool = True) -> Any:
     """Return a @ b, plus c and times the scalar g if they are not None, in a's dtype or fp32.
 
     With `in_place` in c's memory, if that has as many bits.

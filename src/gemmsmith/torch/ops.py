@@ -43,6 +43,7 @@ from gemmsmith.graph.frontend.interleave import interleave
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.torch import fallback, graph_serialization, sharding
 from gemmsmith.torch.autograd_state import records_now
+from gemmsmith.torch.dynamo import assume_constant_result
 from gemmsmith.torch.fallback import TORCH_DTYPES
 from gemmsmith.torch.plain_tensors import (
     TENSOR_TYPES,
@@ -97,7 +98,7 @@ def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands:
     return below_autograd(OPERATORS[num_outputs], *arguments)  # autograd is not needed, or calls this
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def op_signature(epilogue: str) -> tuple[int, int]:
     """Return an epilogue's number of results, which selects its operator, and its key.
 
@@ -415,7 +416,7 @@ def _define_batching(op: Any) -> None:
         return _one_or_tuple(results), _one_or_tuple([0] * len(results))
 
     def in_batched_backward(*arguments: Any) -> Any:  # of autograd's is_grads_batched, which has a vmap of its own
-        """Run the operator in a backward pass of a batch of gradients, whose tensors torch wraps."""
+        """Run the operator where autograd.grad(..., is_grads_batched=True) wraps a batch of gradients in one tensor."""
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         is_batched = torch._C._functorch.is_legacy_batchedtensor

@@ -25,6 +25,7 @@ from gemmsmith.torch.moe.experts import check_count
 
 class _Fused(parallel.ParallelStyle):
     def _apply(self, module: Any, device_mesh: Any) -> Any:
+        """Distribute a FusedLinear as torch does an nn.Linear, by one that shares its parameters."""
         if not isinstance(module, FusedLinear):
             return super()._apply(module, device_mesh)
         linear = nn.Linear.__new__(nn.Linear)
@@ -71,6 +72,7 @@ class ExpertParallel(parallel.ParallelStyle):
         self.use_local_output = use_local_output
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
+        """Distribute the module's parameters, and install the conversions of its inputs and its result."""
         if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"}:
             raise ArgumentError(f"ExpertParallel: got {type(module).__name__}; use the submodule experts of FusedMoE")
         check_count(len(module.gate_up_proj), device_mesh)
@@ -83,7 +85,7 @@ class ExpertParallel(parallel.ParallelStyle):
             module.register_parameter(name, nn.Parameter(sharded, x.requires_grad))
 
     def _inputs(self, module: Any, inputs: Any, mesh: Any) -> Any:
-        """Make DTensors of the inputs x, experts and weights, after equal numbers of tokens are ensured."""
+        """Return x, experts and weights as DTensors; ranks with fewer tokens get rows of no expert first."""
         module.local_tokens = None
         if not any(isinstance(x, DTensor) for x in inputs) and self._exchanges_counts(mesh):
             inputs = self._even(module, inputs, mesh)

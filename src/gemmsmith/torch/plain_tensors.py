@@ -50,21 +50,15 @@ class Arguments(NamedTuple):
     pointers: dict[str, Any]
 
 
-class _Layouts(NamedTuple):
-    """The layouts of a call's tensors, which `match` compares at once."""
-
-    match: Callable[..., bool]
-    call: Call
-
-
 MAX_CACHED_CALLS = 1024
 """Entries of the caches by call. Chosen; not measured."""
 _CALLS: dict[Hashable, Call] = BoundedCache(MAX_CACHED_CALLS)
 """By the signature of their arguments."""
 MAX_LAYOUTS = 8
 """Layouts of a call whose comparison is fast; of others the signatures are compared. Chosen; not measured."""
-_LAYOUTS: dict[Hashable, tuple[_Layouts, ...]] = BoundedCache(MAX_CACHED_CALLS)
-"""The latest layouts, of tensors at multiples of 16 bytes, by what a signature contains besides its tensors."""
+_LAYOUTS: dict[Hashable, tuple[tuple[Callable[..., bool], Call], ...]] = BoundedCache(MAX_CACHED_CALLS)
+"""By what a signature contains besides its tensors: calls of tensors at multiples of 16 bytes, the latest first. Before
+each is a function of tensors, which returns whether their layouts are the call's (`matches`)."""
 
 
 def multiplies_in_tf32() -> bool:
@@ -108,7 +102,10 @@ def read_arguments(
 
 
 def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> Arguments | None:
-    """Return what `read_arguments` does. `arrays`: arrays and numbers by Pointer name; becomes the `pointers`."""
+    """Return the arguments with the call that an earlier one with the same layouts has made, or a new one.
+
+    `arrays`: arrays and numbers by Pointer name; becomes the `pointers`. Else as `read_arguments`.
+    """
     grad_enabled = torch.is_grad_enabled()
     tensors, numbers, addresses = [], [], 0
     try:
@@ -141,7 +138,7 @@ def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> 
     if (known := _CALLS.get(signature)) is None:
         _CALLS[signature] = known = Call(needs_grad)
     if is_aligned:
-        _LAYOUTS[key] = (_Layouts(matches(tensors), known), *layouts[: MAX_LAYOUTS - 1])
+        _LAYOUTS[key] = ((matches(tensors), known), *layouts[: MAX_LAYOUTS - 1])
     return Arguments(source, known, arrays)
 
 

@@ -88,6 +88,7 @@ class Proxy:
         return self.tape.add("operator", "getitem", (self, key), {})
 
     def __getattr__(self, name: str) -> Any:
+        """Record the attribute, or return a function that records a call of the method."""
         if name.startswith("__"):
             raise AttributeError(name)
         if name in ATTRIBUTES:
@@ -105,6 +106,7 @@ class Proxy:
         return first.tape.add("function", function.__name__, args, named)
 
     def __bool__(self) -> bool:
+        """Record an error: a traced value is no condition. Returns something, so that tracing goes on."""
         _record_error(
             self,
             "a condition differs from element to element, so if, while, and, or and not cannot ask for it; "
@@ -113,6 +115,7 @@ class Proxy:
         return True
 
     def __float__(self) -> float:
+        """Record an error: a traced value is no number. Returns something, so that tracing goes on."""
         _record_error(
             self, "a value has no number yet; use functions of torch, not of math or numpy, in a compiled epilogue"
         )
@@ -170,6 +173,8 @@ def encode_argument(x: Any) -> tuple[Any, ...]:
         return "int", float(x).hex()
     if isinstance(x, (tuple, list)):
         return "tuple", tuple([encode_argument(y) for y in x])
+    if isinstance(x, dict):
+        return "dict", tuple([(key, encode_argument(y)) for key, y in x.items()])
     if isinstance(x, torch.dtype):
         return "constant", str(x).removeprefix("torch.")
     if isinstance(x, torch.Tensor):
@@ -178,15 +183,14 @@ def encode_argument(x: Any) -> tuple[Any, ...]:
 
 
 def replay(
-    entries: tuple[Entry, ...], results: tuple[tuple[str, Any], ...], form: str, shape: tuple[int, ...],
+    entries: tuple[Entry, ...], returned: tuple[Any, ...], shape: tuple[int, ...],
     operands: Mapping[str, tuple[BroadcastDims, DType | None]],
 ) -> EpilogueGraph:  # fmt: skip
     """Replay recorded calls on the tracer and return the epilogue's graph.
 
     Args:
         entries: the recorded calls.
-        results: names of the results and their encoded values.
-        form: what the function returned: "one" value, a "tuple" or a "dict".
+        returned: what the function returned, encoded.
         shape: the shape of a @ b.
         operands: extents and dtypes of the operands by name.
 
@@ -200,8 +204,7 @@ def replay(
         for entry in entries:
             new_values = _replay_entry(entry, values)
             values += new_values if isinstance(new_values, tuple) else (new_values,)
-        values_ = {name: _decode_argument(x, values) for name, x in results}
-        return values_ if form == "dict" else tuple(values_.values()) if form == "tuple" else values_[results[0][0]]
+        return _decode_argument(returned, values)
 
     return trace(function, shape, operands)
 
@@ -238,6 +241,8 @@ def _decode_argument(x: tuple[Any, ...], values: list[Any]) -> Any:
             return int(float.fromhex(encoded))
         case "tuple":
             return tuple(_decode_argument(y, values) for y in encoded)
+        case "dict":
+            return {key: _decode_argument(y, values) for key, y in encoded}
         case "error":
             raise EpilogueError(f"epilogue: {encoded}")
     return encoded

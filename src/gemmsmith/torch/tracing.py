@@ -26,10 +26,6 @@ CACHE_SIZE = 1024
 _EPILOGUE_CACHE: dict[Hashable, str] = BoundedCache(CACHE_SIZE)
 """Serialized epilogues of functions that do not read the number of rows."""
 
-if getattr(torch._dynamo.config, "skip_guards_on_constant_func_defaults", False):  # default before torch 2.13
-    # Without these guards compiled code would ignore changed default arguments.
-    torch._dynamo.config.skip_guards_on_constant_func_defaults = False
-
 
 def serialize_epilogue(
     epilogue: Any, shape: tuple[Any, ...], operands: OperandSignature, scales: OperandSignature,
@@ -73,24 +69,19 @@ def _serialize_under_dynamo(
     proxies = {}
     for name, _, dtype in operands:
         proxies[name] = tape.value(None, not dtype)
-    returned = epilogue(acc, **proxies)
-    form = "dict" if isinstance(returned, dict) else "tuple" if isinstance(returned, (tuple, list)) else "one"
-    values = returned if form != "one" else (returned,)
-    if form == "dict":
-        results = tuple([(name, encode_argument(x)) for name, x in returned.items()])
-    else:
-        results = tuple([(f"out{i or ''}", encode_argument(x)) for i, x in enumerate(values)])
+    returned = encode_argument(epilogue(acc, **proxies))
     columns = len(range(shape[-1]))  # makes a symbolic size a guarded number
-    return _replay_and_serialize(tuple(tape.entries), results, form, len(shape), columns, operands, scales)
+    return _replay_and_serialize(tuple(tape.entries), returned, len(shape), columns, operands, scales)
 
 
 @dynamo_constant
 def _replay_and_serialize(
-    entries: Any, results: Any, form: str, rank: int, columns: int, operands: OperandSignature, scales: OperandSignature
+    entries: Any, returned: Any, rank: int, columns: int, operands: OperandSignature, scales: OperandSignature
 ) -> str:
+    """Replay recorded calls, and return the serialized graph of what they compute. `rank`: 3 if there is a batch."""
     # The graph does not depend on the number of rows: a function that reads it gets it as a number from Dynamo.
     shape = (*(2,) * (rank - 1), columns)
-    return _serialize_scaled(replay(entries, results, form, shape, _operands(operands)), scales)
+    return _serialize_scaled(replay(entries, returned, shape, _operands(operands)), scales)
 
 
 @dynamo_constant

@@ -71,7 +71,10 @@ def candidates(epilogue: EpilogueSpec, promoted: bool = False, splits: bool = Tr
 
 
 def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bool, splits: bool) -> Iterator[Config]:
-    """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation."""
+    """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation. The others as for `candidates`.
+
+    Tiles whose epilogue spills registers, or does not fit the instruction cache, are left out if any others remain.
+    """
     needs_many_registers = not budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)][-1]
     cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (needs_many_registers or promoted)
     tiles = [("cooperative", *t) for t in cooperative]
@@ -175,7 +178,8 @@ def epilogue_class(epilogue: EpilogueSpec) -> str:
     An epilogue that loads a matrix is not plain, since it would have too few or too narrow subtiles of it in flight
     (tries-h200).
     """
-    graph, by_threads = epilogue.graph, _stores_without_tma(epilogue)
+    graph = epilogue.graph
+    by_threads = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)  # stores of matrices
     if any(o.broadcast_dims.is_matrix and o.name not in epilogue.tma_eligible for o in graph.operands):
         return "matrix loaded by threads"
     reductions = sum(node.op == "reduce" for node in graph.nodes)
@@ -198,11 +202,6 @@ def _spills_transposed(config: Config, graph: EpilogueGraph) -> bool:
     is_wide = n > budgets.MAX_ODD_TRANSPOSED_COLUMNS and n % 16 > 0
     is_wide |= n > budgets.MAX_TRANSPOSED_COLUMNS_WITH_OPERANDS and bool(graph.operands)
     return is_wide and config.design == "pingpong" and m == 128 and _stores_32_bit_matrix(graph)
-
-
-def _stores_without_tma(epilogue: EpilogueSpec) -> bool:
-    """Return whether threads store a matrix."""
-    return any(name not in epilogue.tma_eligible for name in epilogue.graph.matrix_result_names)
 
 
 def _loads_matrix(epilogue: EpilogueSpec) -> bool:
@@ -259,7 +258,10 @@ def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[
 
 
 def fits_registers(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
-    """Return whether a config whose stages are fitted to an epilogue has three stages, and registers for it."""
+    """Return whether a config has three stages, and registers for an epilogue; its stages are fitted to that.
+
+    `promoted`: sums are promoted to fp32 registers.
+    """
     data_parallel = not promoted and config.splits == config.cluster_splits == 1
     if config.stages < 3 or not _max_accumulator_fraction(config, epilogue, data_parallel=data_parallel):
         return False

@@ -82,6 +82,7 @@ class _KernelCost(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _kernel_cost(spec: KernelSpec, chip: Chip) -> _KernelCost:
+    """Return the costs of an sgemm kernel on a chip."""
     (m, n, tile_k), threads, warps = spec.config.tile, spec.threads, spec.threads // WARP_THREADS
     rows, columns = 2 * spec.warpgroup_rows // WGMMA_M, 2 * spec.warpgroup_columns // N8_COLUMNS
     loads = ceil(rows / VECTOR_ELEMENTS) + ceil(columns / VECTOR_ELEMENTS)
@@ -250,7 +251,10 @@ def _sgemm_configs(problem: Problem, epilogue: EpilogueSpec, rows: int, chip: Ch
 
 
 def _mma_time(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
-    """Return the time in multiply-adds of one SM: waves of tiles, or equal splits and their reduction."""
+    """Return the estimated time of a GEMM with `rows` rows of A by mma_multistage, in multiply-adds of one SM.
+
+    Without splits it is that of the waves of tiles; else of equal work for all SMs, and of the splits' reduction.
+    """
     m, n, _ = spec.config.tile
     tiles = ceil_div(rows, m) * ceil_div(problem.n, n) * problem.batch
     tile_time = (m * n + COPY_COST_PER_ROW * (m + n)) * max(problem.k, 1)

@@ -75,7 +75,7 @@ def explain_config(
 
 
 def _mn_major_line(name: str, operand: Matrix, width: int) -> str:
-    """Describe the cost of an MN-major operand."""
+    """Describe what reading an MN-major operand `name` costs, with tiles of `width` of its rows (of M or N)."""
     nbytes, slowdown = tile_bytes(operand, np.array([float(width)]), np.ones(1))
     used = min(width, operand.rows) * operand.dtype.bytes
     line = f"{name} is MN-major: its k-tiles read {nbytes[0]:.0f} bytes per row, {used} of them used"

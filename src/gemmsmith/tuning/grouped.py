@@ -54,7 +54,10 @@ UNMULTIPLIED_COLUMN_COST = 0.4
 
 
 def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]:
-    """Return a config and its origin. Raises ConfigError if there is none."""
+    """Return a config for a grouped GEMM, and where it comes from, in words. Raises ConfigError if there is none.
+
+    It is the first one by the estimate for equal or uniformly distributed groups that can compute groups.
+    """
     problem, grouping = equal_groups(binding.problem), binding.problem.grouping
     assert grouping
     ranked: Iterable[Config]
@@ -107,7 +110,10 @@ def _rank(
 def total_cycles(
     problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool = False
 ) -> Array:
-    """Return the estimated cycles of each config, added up over groups of SIZES sizes; `problem.m` is their mean."""
+    """Return the estimated cycles of each config, added up over groups of SIZES sizes.
+
+    `problem` is the batched product of groups of their mean; `gathers`: rows are gathered by index.
+    """
     sizes = (max(1, problem.m * (2 * i + 1) // SIZES) for i in range(SIZES))
     return sum((_cycles(problem, table, epilogue, gpu, size, gathers) for size in sizes), np.zeros(1))
 
@@ -148,7 +154,10 @@ def _gather_slowdown(problem: Problem, table: ConfigTable, cycles: Array) -> Arr
 
 
 def _with_partial_tiles(table: ConfigTable, rows: int) -> ConfigTable:
-    """Return a table whose tiles have, of a group of `rows` rows, what their time is proportional to."""
+    """Return a table with the mean tile extents that the time of a group of `rows` rows is proportional to.
+
+    A tile that the group fills partly takes less time: it multiplies fewer blocks of 64 rows, or fewer columns.
+    """
     tiles = np.ceil(rows / table.cluster_tile_m)
     even_m = ceil_div(rows, WGMMA_M) * WGMMA_M / (tiles * table.cluster_shape_m)
     tile_m = table.tile_m - PARTIAL_TILE_GAIN * np.maximum(0, table.tile_m - even_m)

@@ -50,7 +50,10 @@ class L2Traffic(NamedTuple):
 
 
 def tile_order(tiles_m: int, tiles_n: int, raster: str, raster_group: int) -> Iterator[tuple[int, int]]:
-    """Yield the tiles (m, n), in units of clusters, in the order of TileScheduler."""
+    """Yield the tiles (m, n), in units of clusters, in the order of TileScheduler.
+
+    The order runs along dimension `raster`, "m" or "n", in groups of `raster_group` tiles of the other dimension.
+    """
     tiles_across, tiles_along = (tiles_n, tiles_m) if raster == "m" else (tiles_m, tiles_n)
     for index in range(tiles_across * tiles_along):
         group, offset_in_group = divmod(index, tiles_along * raster_group)
@@ -116,6 +119,7 @@ def simulate_traffic(
     dram = l2 = 0
 
     def access(key: tuple[str, int, int], nbytes: int, read: bool) -> None:
+        """Access data (matrix, row or column, k) of so many bytes: count what DRAM reads, and evict the oldest data."""
         nonlocal dram
         policy = policies[key[0]]
         if key in cached[policy]:

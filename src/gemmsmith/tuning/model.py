@@ -302,6 +302,10 @@ def _further_traffic(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> float:
 
 
 def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: float) -> _KTileCost:
+    """Return the cost of a k-tile of each config.
+
+    `loads_a`: threads load the fragments of A, since wgmma reads such an A from registers; `latency`: cycles of a load.
+    """
     # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
     subtiles = table.tile_n / _promotion_parameters(problem, table)[0] if problem.promoted else 1
     operands = 128 * (16 * subtiles + table.tile_n / 4) * (table.tile_m / 64) * (table.tile_k / 16)

@@ -74,7 +74,7 @@ def compute_roofline(lines: Iterable[Count], nbytes: int) -> Roofline:
 
 
 def _us_by_resource(x: Count) -> dict[str, float]:
-    """Return the microseconds of a source line by resource."""
+    """Return the microseconds that a source line's counts take each resource at its peak rate, but DRAM."""
     cycle = 1 / (NUM_SMS * SM_CLOCK_MHZ)
     by_tma = x.instruction.startswith("tma")
     bypasses_l1 = by_tma or x.instruction.startswith(("cp_async_16", "store_global"))

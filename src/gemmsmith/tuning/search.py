@@ -97,6 +97,7 @@ def compile_all(kernels: Iterable[tuple[str, ...]], on_progress: Callable[[], No
 
 
 def _compile(kernel: tuple[str, ...]) -> None:
+    """Compile one of `compile_all`'s kernels into the cubin cache, in a process of the pool."""
     from gemmsmith.backends.cuda.compiler import compile_source
 
     try:
@@ -161,6 +162,7 @@ class _Bench:
     """Sets of operands that together exceed the L2, and a CUDA graph per config."""
 
     def __init__(self, a: Spec, b: Spec, output: DType, plans: dict[Config, Any]) -> None:
+        """Allocate the sets of A, B and D, with random values."""
         from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
         from gemmsmith.backends.cuda.memory import DeviceArray
 

@@ -112,7 +112,10 @@ class TunedTable:
 
 
 def _next_config(entries: list[Entry], problem: Problem, gpu: Gpu) -> Config | None:
-    """Return the config of the next M, adapted to the problem."""
+    """Return the config of the next M that is not smaller, adapted to the problem; `entries` are in ascending M.
+
+    None if that M is more than twice the problem's, or the config does not suit it.
+    """
     next_index = bisect_left(entries, problem.m, key=lambda entry: entry.m)
     if next_index == len(entries) or entries[next_index].m > max(2 * problem.m, SHARED_ENTRY_MAX_M):
         return None

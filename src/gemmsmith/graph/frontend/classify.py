@@ -25,13 +25,8 @@ def classify(name: str, shape: tuple[int, ...], acc_shape: tuple[int, ...]) -> B
         columns_per_value = 1
     elif 2 * n == columns:
         columns_per_value = 2
-    broadcasts = (
-        columns_per_value is not None
-        and m in (None, 1, rows)
-        and batch in (None, 1, acc_shape[0])
-        and len(shape) <= len(acc_shape)
-    )
-    if columns_per_value is None or not broadcasts:
+    others_broadcast = m in (None, 1, rows) and batch in (None, 1, acc_shape[0]) and len(shape) <= len(acc_shape)
+    if columns_per_value is None or not others_broadcast:
         raise EpilogueError(_no_broadcast_message(name, shape, acc_shape))
     return BroadcastDims(batch == acc_shape[0], 1 if m == rows else 0, columns_per_value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial, reduce
 from itertools import combinations
 from typing import NamedTuple
 
@@ -178,18 +179,14 @@ def _choose_saved(
     matrices = graph.matrix_result_names
     stored_inputs = (_stored_minmax_input(graph, r) for r in minmax_results(graph, wrt))
     needed = {*must_read, *(x.name for x in stored_inputs if x)}
-    best: tuple[_DerivativeCost, tuple[str, ...]] | None = None
-    for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
-        if needed <= set(names):
-            grad_graph = derivative(graph, outputs, wrt, names, default_dtype)
-            recomputes_gemm = any(map(_reads_accumulator, grad_graph.nodes))
-            cost = _DerivativeCost(
-                recomputes_gemm, len(grad_graph.matrix_names), len(grad_graph.operands), len(grad_graph.nodes)
-            )
-            if best is None or cost < best[0]:
-                best = cost, names
-    assert best
-    return best
+
+    def cost(names: Collection[str]) -> _DerivativeCost:
+        d = derivative(graph, outputs, wrt, names, default_dtype)
+        recomputes_gemm = any(map(_reads_accumulator, d.nodes))
+        return _DerivativeCost(recomputes_gemm, len(d.matrix_names), len(d.operands), len(d.nodes))
+
+    choices = [names for count in range(len(matrices) + 1) for names in combinations(matrices, count)]
+    return min(((cost(names), names) for names in choices if needed <= set(names)), key=lambda choice: choice[0])
 
 
 class _DerivativeBuilder:
@@ -238,9 +235,7 @@ class _DerivativeBuilder:
             grads = [self.grads[i] for i in nodes if i in self.grads]
             if not grads:
                 continue
-            total = grads[0]
-            for grad in grads[1:]:
-                total = self.tracer("add", total, grad)
+            total = reduce(partial(self.tracer, "add"), grads)
             if name == ACCUMULATOR:
                 results.append(Result("out", total.node))
                 continue

@@ -123,10 +123,7 @@ def _fingerprint_value(x: Any, seen: Seen) -> Hashable:
     if kind is DType:
         return x  # type: ignore[no-any-return]
     if kind is partial and not vars(x):
-        return (
-            kind, _fingerprint_value(x.func, seen), _fingerprint_value(x.args, seen),
-            *[(name, _fingerprint_value(y, seen)) for name, y in list(x.keywords.items())],
-        )  # fmt: skip
+        return kind, *[_fingerprint_value(y, seen) for y in (x.func, x.args, tuple(x.keywords.items()))]
     if is_module(x):
         return _fingerprint_module(x, seen)
     if is_listed_as_constant(x):
@@ -149,8 +146,11 @@ def _restore(key: Any, seen: list[Any]) -> Any:
         return np.frombuffer(parts[0], kind)[0]
     if kind is FunctionType:
         return _restore_function(seen, *parts)
-    if type(kind) is _IdentityKey:
-        return _restore_module(kind.thing, seen, parts)
+    if type(kind) is _IdentityKey:  # the class of a torch.nn module
+        module = kind.thing.__new__(kind.thing)
+        sys.modules["torch"].nn.Module.__init__(module)  # with the dictionaries that were empty
+        vars(module).update(_restore(parts[0], seen))
+        return module
     if kind is list:
         seen.append(items := list[Any]())
         items += [_restore(part, seen) for part in parts]
@@ -162,10 +162,8 @@ def _restore(key: Any, seen: list[Any]) -> Any:
         return values_by_key
     if kind is tuple:
         return tuple([_restore(part, seen) for part in parts])
-    function, arguments, *keywords = parts
-    return partial(
-        _restore(function, seen), *_restore(arguments, seen), **{name: _restore(y, seen) for name, y in keywords}
-    )
+    function, arguments, keywords = [_restore(part, seen) for part in parts]
+    return partial(function, *arguments, **dict(keywords))
 
 
 def _fingerprint_module(x: Any, seen: Seen) -> Hashable:
@@ -176,10 +174,8 @@ def _fingerprint_module(x: Any, seen: Seen) -> Hashable:
     if nn.modules.module._has_any_global_hook():
         raise _CannotFingerprintError("global module hooks are registered")
     # hooks, parameters and buffers are dictionaries, which are left out if empty
-    return _fingerprint_by_identity(type(x)), *[
-        (name, _fingerprint_value(y, seen))
-        for name, y in list(vars(x).items()) if not (isinstance(y, (dict, set)) and not y)
-    ]  # fmt: skip
+    attributes = tuple([(name, y) for name, y in list(vars(x).items()) if not isinstance(y, (dict, set)) or y])
+    return _fingerprint_by_identity(type(x)), _fingerprint_value(attributes, seen)
 
 
 def _fingerprint_function(f: Any, seen: Seen) -> Hashable:
@@ -240,14 +236,6 @@ def _restore_function(
     for name, key in zip(find_reads(code.thing).names, read[len(cells) :], strict=False):
         variables[name] = _restore(key, seen)
     return f
-
-
-def _restore_module(kind: Any, seen: list[Any], attributes: list[tuple[str, Any]]) -> Any:
-    """Return a torch.nn module of class `kind` with these attributes."""
-    module = kind.__new__(kind)
-    sys.modules["torch"].nn.Module.__init__(module)  # with the dictionaries that were empty
-    vars(module).update({name: _restore(key, seen) for name, key in attributes})
-    return module
 
 
 def _is_stateless(f: FunctionType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,7 @@ _NODE_STYLES: dict[str, tuple[str, str]] = {
 def format_tree(graph: EpilogueGraph) -> str:
     """Format a graph with one line per node, below its user; a node with several users is printed once, as %3."""
     lines: list[str] = []
-    used = [0] * len(graph.nodes)
-    for source, _ in graph.edges():
-        used[source] += 1
+    used = Counter(source for source, _ in graph.edges())
     printed: set[int] = set()
 
     def visit(root: int) -> None:

@@ -64,15 +64,9 @@ def trace_with_shape_dependence(
     parameters = _parameters(function, operands, location, {GROUP} if has_groups else set())
     tracer = Tracer(acc_shape)
     accumulator = tracer.add("accumulator", location=location)
-    values: dict[str, Traced] = {}
-    for name in parameters:
-        if name not in operands:
-            if has_groups and name == GROUP and parameters[name].default is inspect.Parameter.empty:
-                values[name] = tracer.add("group_index", location=location)
-            continue
-        dims, dtype = operands[name]
-        values[name] = tracer.add("operand", attribute=name, location=location, dims=dims)
-        values[name].is_bool, values[name].is_number = dtype == BOOL, dtype is None
+    values = {name: _traced_operand(tracer, name, *operands[name], location) for name in parameters if name in operands}
+    if has_groups and GROUP in parameters.keys() - values and parameters[GROUP].default is inspect.Parameter.empty:
+        values[GROUP] = tracer.add("group_index", location=location)
     positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
     keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
     try:
@@ -85,20 +79,23 @@ def trace_with_shape_dependence(
         message = "its functions are nested deeper than sys.getrecursionlimit(); raise that, or nest them less"
         raise epilogue_error(message, location) from None
     results = _named_results(returned, tracer, location)
-    operand_names = [name for name in values if name in operands]
+    graph_operands = tuple(Operand(name, *operands[name]) for name in values if name in operands)
     graph_results = tuple(Result(name, x.node, x.pending_cast, x.keepdim) for name, x in results.items())
-    graph = eliminate_dead_code(
-        EpilogueGraph(
-            tuple(tracer.nodes), tuple(Operand(name, *operands[name]) for name in operand_names), graph_results
-        )
-    )
+    graph = eliminate_dead_code(EpilogueGraph(tuple(tracer.nodes), graph_operands, graph_results))
     read = {operand.name for operand in graph.operands}
-    for name in operand_names:
+    for name in (operand.name for operand in graph_operands):
         if name not in read:
             raise epilogue_error(f"{name}: no result needs this operand; use it, or do not pass it", location)
         if name in results:
             raise epilogue_error(f"{name}: is the name of an operand and of a result; rename the result", location)
     return graph, tracer.shape_dependent
+
+
+def _traced_operand(tracer: Tracer, name: str, dims: BroadcastDims, dtype: DType | None, location: str) -> Traced:
+    """Add an operand's node and return its value."""
+    value = tracer.add("operand", attribute=name, location=location, dims=dims)
+    value.is_bool, value.is_number = dtype == BOOL, dtype is None
+    return value
 
 
 class _PatchedFunctions:

@@ -280,8 +280,7 @@ def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
     first = next((x for x in all_arguments if isinstance(x, Traced)), None)
     if arrays and first is not None:
         first.tracer.value(arrays[0])  # raises
-    entry = METHODS.get(name) if method else None
-    entry = entry or find_op(name)
+    entry = (METHODS.get(name) if method else None) or find_op(name)
     if entry is None or first is None:
         raise epilogue_error(
             f"{display_name} cannot be part of an epilogue; {UNSUPPORTED_HINTS.get(name, DEFAULT_HINT)}"
@@ -289,10 +288,12 @@ def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
     named = {ARGUMENT_ALIASES.get(key, key): x for key, x in kwargs.items()}
     if named.pop("out", None) is not None or named.pop("inplace", False):
         raise epilogue_error(f"{display_name}: values cannot be changed in place; use what it returns")
+    signature = inspect.signature(entry)
     try:
-        inspect.signature(entry).bind(first.tracer, *args, **named)
+        signature.bind(first.tracer, *args, **named)
     except TypeError as error:
-        raise epilogue_error(f"{display_name}: {error}; its arguments are {_list_arguments(entry)}") from None
+        arguments = ", ".join(map(str, list(signature.parameters.values())[1:]))
+        raise epilogue_error(f"{display_name}: {error}; its arguments are {arguments}") from None
     return entry(first.tracer, *args, **named)
 
 
@@ -494,7 +495,3 @@ def _dtype(value: Any) -> DType:
         return as_dtype(value)
     except ArgumentError as error:
         raise epilogue_error(str(error)) from None
-
-
-def _list_arguments(entry: Callable[..., Any]) -> str:
-    return ", ".join(str(p) for p in list(inspect.signature(entry).parameters.values())[1:])

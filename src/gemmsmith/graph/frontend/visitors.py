@@ -207,6 +207,7 @@ class Compute(Visitor):
     """
 
     def __init__(self, op: str, *parameters: float) -> None:
+        """Look the function up, and check the numbers."""
         arities = {**COMPOSED, **{f.name: f.arity for f in OPERATIONS.values() if isinstance(f, Function)}}
         functions = {**{name: name for name in arities}, **SYNONYMS}
         if op.lower() not in functions:
@@ -327,6 +328,7 @@ class TopologicalVisitor(Visitor):
     """
 
     def __init__(self, edges: Sequence[Sequence[int]], *nodes: Visitor) -> None:
+        """Check the edges: each node has as many as its arity, from nodes before it."""
         self.edges, self.children = tuple(map(tuple, edges)), nodes
         if len(self.edges) != len(nodes) or not nodes:
             message = f"TopologicalVisitor: got {len(self.edges)} edges for {len(nodes)} nodes; use one tuple per node"
@@ -342,6 +344,7 @@ class TopologicalVisitor(Visitor):
         self.discards_d = nodes[-1].discards_d
 
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
+        """Add the nodes in order."""
         values: list[int] = []
         for sources, node in zip(self.edges, self.children, strict=True):
             values.append(node.emit(builder, [values[i] for i in sources]))
@@ -355,6 +358,7 @@ class EVT(TopologicalVisitor):
     """`node_op` applied to its children's values, in order. Raises EpilogueError if their number is not its arity."""
 
     def __init__(self, node_op: Visitor, *child_visitors: Visitor) -> None:
+        """Check the children: as many as the arity of `node_op`, each a leaf or a tree."""
         _check_visitors("EVT", (*child_visitors, node_op), self.location)
         _check_inputs(node_op, len(child_visitors), self.location)
         for child in child_visitors:

@@ -28,31 +28,28 @@ _MAX_ROUNDS = 8
 
 def optimize(graph: EpilogueGraph) -> EpilogueGraph:
     """Run all passes and return the resulting graph."""
-    return _run(graph)[0]
+    changes = trace_passes(graph)
+    return changes[-1][1] if changes else graph
 
 
 def trace_passes(graph: EpilogueGraph) -> list[tuple[str, EpilogueGraph]]:
     """Run all passes and return (pass name, graph after it) of each pass that changed the graph, in order."""
-    return _run(graph)[1]
-
-
-def _run(graph: EpilogueGraph) -> tuple[EpilogueGraph, list[tuple[str, EpilogueGraph]]]:
-    """Return the graph after all passes, and (pass name, graph after it) of each pass that changed it."""
-    history: list[tuple[str, EpilogueGraph]] = []
-
-    def apply(passes: tuple[tuple[str, Pass], ...]) -> bool:
-        """Run passes once; return whether the graph has changed."""
-        nonlocal graph
-        before = graph
-        for name, run_pass in passes:
-            after = run_pass(graph)
-            if after != graph:
-                history.append((name, after))
-                graph = after
-        return graph != before
-
+    changes: list[tuple[str, EpilogueGraph]] = []
     for _ in range(_MAX_ROUNDS):
-        if not apply(PASSES):
+        before, graph = graph, _run(PASSES, graph, changes)
+        if graph == before:
             break
-    apply(FINAL_PASSES)
-    return graph, history
+    _run(FINAL_PASSES, graph, changes)
+    return changes
+
+
+def _run(
+    passes: tuple[tuple[str, Pass], ...], graph: EpilogueGraph, changes: list[tuple[str, EpilogueGraph]]
+) -> EpilogueGraph:
+    """Run passes and return the resulting graph. Those that change it are appended to `changes`."""
+    for name, run_pass in passes:
+        after = run_pass(graph)
+        if after != graph:
+            changes.append((name, after))
+            graph = after
+    return graph

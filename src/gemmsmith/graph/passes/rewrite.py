@@ -18,6 +18,7 @@ class Editor:
     """The new graph under construction."""
 
     def __init__(self, old: EpilogueGraph) -> None:
+        """Begin with no nodes. `old`: the graph that is rewritten."""
         self.old = old
         self.nodes: list[Node] = []
         self.new: list[int] = []

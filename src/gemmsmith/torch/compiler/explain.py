@@ -53,6 +53,7 @@ class Explanation:
         return [outcome for outcome in self.matmuls if outcome.replaced and not outcome.epilogue]
 
     def __str__(self) -> str:
+        """Return a summary, and a table of the matmuls of each graph."""
         saved = sum(x.bytes_saved for x in self.fused) / BYTES_PER_MB
         counts = f"{len(self.fused)} of {len(self.matmuls)} matmuls have fused epilogues"
         if self.plain:

@@ -42,9 +42,8 @@ def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
         with graph.inserting_before(node):
             emit = Emitter(graph)
             logsumexp = emit(aten.logsumexp.default, x, *sum_.args[1:])
-            reduced_shift = (
-                shift if statically_equal(shape(shift), shape(sum_)) else emit(aten.squeeze.dims, shift, sum_.args[1])
-            )
+            keeps_dims = statically_equal(shape(shift), shape(sum_))
+            reduced_shift = shift if keeps_dims else emit(aten.squeeze.dims, shift, sum_.args[1])
             log = emit(aten.sub.Tensor, logsumexp, reduced_shift)
         node.replace_all_uses_with(log)
         replacements.append(LogSumExp(logsumexp, log, shift))
@@ -86,9 +85,8 @@ def _match_log_sum_exp(log: Node) -> tuple[Node, Node, Node] | None:
     if sum_ is None or inner is None or op_name(inner) != "sub" or inner.kwargs or sum_.kwargs or len(sum_.args) < 2:
         return None
     x, shift = inner.args
-    if not (
-        isinstance(x, torch.fx.Node) and isinstance(shift, torch.fx.Node) and statically_equal(shape(x), shape(inner))
-    ):
+    are_nodes = isinstance(x, torch.fx.Node) and isinstance(shift, torch.fx.Node)
+    if not are_nodes or not statically_equal(shape(x), shape(inner)):
         return None
     dims = {d % len(shape(x)) for d in sum_.args[1]}
     keepdim_shape = tuple(1 if d in dims else extent for d, extent in enumerate(shape(x)))

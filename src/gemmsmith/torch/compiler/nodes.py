@@ -159,12 +159,8 @@ def statically_equal(a: Any, b: Any) -> bool:
 
 def fill_value(node: Node) -> float | bool | None:
     """Return the number that a node fills its tensor with, or None if it does not fill one."""
-    if op_name(node) == "full":
-        value = node.args[1]
-    elif op_name(node) == "scalar_tensor":
-        value = node.args[0]
-    else:
-        return None
+    position = {"full": 1, "scalar_tensor": 0}.get(op_name(node))
+    value = None if position is None else node.args[position]
     return value if isinstance(value, (bool, int, float)) else None
 
 

@@ -68,6 +68,7 @@ class InductorTraffic:
 
     def _update_materialized_sources(self, node: Node) -> bool:
         # The opaque depth is set once: a fused matmul runs where the last of its nodes did.
+        """Find from which stored nodes a node is computed, and set its opaque depth."""
         depth = max((self.opaque_depths[x] for x in node.all_input_nodes), default=0)
         self.opaque_depths.setdefault(node, depth + (node_kind(node) == "opaque"))
         materialized_sources = {node}
@@ -76,6 +77,7 @@ class InductorTraffic:
         return _update(self.materialized_sources, node, frozenset(list(materialized_sources)[: MAX_READS + 1]))
 
     def _update_readers(self, node: Node) -> bool:
+        """Find which kernels read a node, and so whether it is stored."""
         readers = self.kernels_of_users(node.users)
         read_later = any(depth > self.opaque_depths[node] for _, depth in readers)
         is_expensive = len(self.materialized_sources[node]) > MAX_READS

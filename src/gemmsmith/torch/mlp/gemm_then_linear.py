@@ -90,11 +90,11 @@ def gemm_then_linear(
         raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(weight2.shape[1:])}")
     if len(result_names(serialized)) != 1:
         raise ArgumentError(f"epilogue: got a function with {len(result_names(serialized))} results; use one")
-    y = _run(serialized, a, b, *numbers_and_tensors(serialized, operand_values), weight2, bias, recompute)
+    y = _run_both(serialized, a, b, *numbers_and_tensors(serialized, operand_values), weight2, bias, recompute)
     return y.reshape(*leading_shape, shape[-2], y.shape[-1])
 
 
-def _run(
+def _run_both(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], weight2: Any, bias: Any,
     recompute: bool,
 ) -> Any:  # fmt: skip
@@ -103,7 +103,7 @@ def _run(
     has_gradient = wrt and torch.is_grad_enabled() and 0 not in spec.nondifferentiable
     if not has_gradient or in_functorch_transform() or operators_record_gradients():  # has second derivatives, too
         (h,) = differentiable_gemm(epilogue, a, b, numbers, operands, recompute)
-        return differentiable_gemm(*_second(h, weight2, bias))[0]
+        return differentiable_gemm(*_product_arguments(h, weight2, bias))[0]
     plan = _plan(epilogue, wrt, str(a.dtype))
     return _GemmThenLinear.apply(plan, recompute, tuple(numbers), a, weight2, bias, b, *operands)[0]
 
@@ -178,12 +178,14 @@ class _GemmThenLinear(torch.autograd.Function):
     def forward(
         plan: _Plan, recompute: bool, numbers: Any, a: Any, weight2: Any, bias: Any, *arrays: Any
     ) -> tuple[Any, ...]:
+        """Run both GEMMs; with `recompute` the first one without what only backward reads."""
         outputs = _multiply_first(plan, plan.shorter if recompute else plan.epilogue, numbers, a, arrays)
-        y = call_op(*_second(outputs[0], weight2, bias))
+        y = call_op(*_product_arguments(outputs[0], weight2, bias))
         return (y,) if recompute else (y, *outputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """Keep what backward reads: a, the weights, and the operands, or what the plan names."""
         ctx.plan, ctx.recompute, ctx.numbers, a, weight2, bias, *arrays = inputs
         ctx.shapes, ctx.bias_dtype = [x.shape for x in arrays], None if bias is None else bias.dtype
         ctx.weight2_is_column_major, ctx.are_column_major = is_column_major(weight2), [*map(is_column_major, arrays)]
@@ -195,6 +197,7 @@ class _GemmThenLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """Return the gradients, from that of the second GEMM's result: those of operands come from one epilogue."""
         check_once_differentiable()
         gradient, plan, count = gradients[0], ctx.plan, len(ctx.plan.products)
         if gradient is None:
@@ -255,11 +258,11 @@ def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
     total = None
     for g, b in zip(gradients, weights, strict=True):
         if g is not None:
-            total = call_op(*_second(g, transposed(b), total))
+            total = call_op(*_product_arguments(g, transposed(b), total))
     return total
 
 
-def _second(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:
+def _product_arguments(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:
     """Return the arguments of `call_op` for h @ weight, plus a row, or a matrix, if it is not None."""
     if addend is None:
         return PLAIN_GEMM, h, weight

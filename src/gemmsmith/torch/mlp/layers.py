@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.utils import fusion
 
@@ -16,6 +15,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fingerprint import register_constant
 from gemmsmith.graph.frontend.fusions import ACTIVATIONS, GATED, resolve_activation
 from gemmsmith.torch.api import as_batched_input, gemm, is_dtensor
+from gemmsmith.torch.dynamo import assume_constant_result
 from gemmsmith.torch.mlp.gemm_then_linear import gated_mlp, gemm_then_linear, multiplies_both_at_once
 
 Activation = str | Callable[[Any], Any] | None
@@ -196,7 +196,7 @@ def _is_wrapper(weight: Any) -> bool:
     return kind is not nn.Parameter and hasattr(kind, "__tensor_flatten__") and not is_dtensor(weight)
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _is_of_tensor_parallelism(hook: Callable[..., Any]) -> bool:
     """Return whether a hook is of torch's ColwiseParallel or RowwiseParallel: it changes placements, and no values."""
     functions = [getattr(cell.cell_contents, "func", None) for cell in getattr(hook, "__closure__", None) or ()]

@@ -15,6 +15,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import fallback
 from gemmsmith.torch.api import autocast, is_dtensor
 from gemmsmith.torch.autograd_state import needs_grad, operators_record_gradients
+from gemmsmith.torch.dynamo import assume_constant_result
 from gemmsmith.torch.graph_serialization import deserialize
 from gemmsmith.torch.mlp.gated_epilogues import BIASES, Gate, check_activation, epilogue_of, gate_and_up, width
 from gemmsmith.torch.moe.slots import (
@@ -63,7 +64,7 @@ def gated_experts(
             or None.
         post: a function of the rows (tokens * top_k, dim) of down's results, with gradients of its own, such as a norm;
             their weights are those of its results.
-        in_fp8: multiply operands that are quantized to e4m3 (fp8_training.py). x, gate_up and down are bf16, fp16 or
+        in_fp8: multiply operands that are quantized to e4m3 (training.py). x, gate_up and down are bf16, fp16 or
             fp32, `hidden` a multiple of 8; without biases, interleaved rows and `post`.
 
     Returns:
@@ -100,7 +101,7 @@ def gated_experts(
         bias = _dense_weights(experts, weights, count).to(x.dtype) @ down_bias.to(x.dtype)
         addend = bias if addend is None else addend + bias
     read = [array for array in (x, weights, gate_up, down, gate_up_bias) if array is not None]
-    if in_fp8 or post or gate.interleaved or needs_grad(*read) or not _gathers(x, hidden):
+    if in_fp8 or post or gate.interleaved or needs_grad(*read) or not _can_gather(x, hidden):
         biases = gate_up_bias, down_bias
         y = _run_with_gradients(x, weights, gate_up, down, biases, order, gate, in_fp8, post)
         return y if addend is None else y + addend
@@ -188,13 +189,13 @@ define_op(
 )  # fmt: skip
 
 
-def _gathers(x: Any, hidden: int) -> bool:
+def _can_gather(x: Any, hidden: int) -> bool:
     """Return whether kernels can gather and scatter rows of x, and of results of `hidden` columns."""
     is_16bit = x.dtype in (torch.bfloat16, torch.float16)
     return is_16bit and x.is_cuda and not (x.shape[1] | hidden) % 8 and _kernels_run(x.get_device())
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _kernels_run(index: int) -> bool:
     return not fallback.kernels_unsupported(index)
 

@@ -142,7 +142,7 @@ def fp8_gated_experts(
     )  # fmt: skip
 
 
-def _run(
+def _run_experts(
     x: Any, order: Sequence[Any], gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any, addend: Any,
     activation: str, all_present: bool, backend: Backend = "auto",
 ) -> Any:  # fmt: skip
@@ -199,7 +199,7 @@ def _gated(activation: str) -> Any:
 
 define_op(
     "fp8_experts(Tensor x, Tensor[] order, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
-    "Tensor? addend, str activation, bool all_present) -> Tensor", lambda x, *_: x.new_empty(x.shape), _run,
+    "Tensor? addend, str activation, bool all_present) -> Tensor", lambda x, *_: x.new_empty(x.shape), _run_experts,
 )  # fmt: skip
 define_op(
     "fp8_mlp(Tensor x, Tensor gate, Tensor gate_scale, Tensor up, Tensor up_scale, Tensor down, Tensor down_scale, "

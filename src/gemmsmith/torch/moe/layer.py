@@ -80,6 +80,7 @@ class Router(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Load the parameters, and the bias in fp32."""
         bias = state_dict.get(name := f"{prefix}e_score_correction_bias")
         if bias is not None:  # which load_state_dict(assign=True) takes as it is
             state_dict[name] = bias.float()

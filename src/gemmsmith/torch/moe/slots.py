@@ -52,7 +52,7 @@ def sort_slots(experts: Any, weights: Any, count: int) -> SortedSlots:
 
 def with_gradients(order: SortedSlots, weights: Any) -> SortedSlots:
     """Return the sorted slots with row_weights whose gradients are those of the weights (tokens, top_k)."""
-    return order._replace(row_weights=_exact(weights).flatten().index_select(0, order.slot_of_row))
+    return order._replace(row_weights=_at_least_fp32(weights).flatten().index_select(0, order.slot_of_row))
 
 
 def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
@@ -65,7 +65,7 @@ def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
     rows = torch.arange(order.shape[0], device=flat.device, dtype=torch.int32)
     row_of_slot = torch.empty_like(slot_of_row).scatter_(0, order, rows)
     token_of_row = slot_of_row // max(experts.shape[1], 1)
-    return SortedSlots(offsets, slot_of_row, token_of_row, row_of_slot, _exact(weights).flatten()[order])
+    return SortedSlots(offsets, slot_of_row, token_of_row, row_of_slot, _at_least_fp32(weights).flatten()[order])
 
 
 def sort_on_gpu(experts: Any, weights: Any, count: int) -> SortedSlots:
@@ -75,18 +75,19 @@ def sort_on_gpu(experts: Any, weights: Any, count: int) -> SortedSlots:
         return sort_by_torch(experts, weights, count)
     if experts.dtype not in (torch.int32, torch.int64):
         experts = experts.long()
-    results = sort_by_expert(experts.contiguous(), _exact(weights).contiguous(), count, "cuda")
+    results = sort_by_expert(experts.contiguous(), _at_least_fp32(weights).contiguous(), count, "cuda")
     return SortedSlots._make(results[name] for name in SortedSlots._fields)
 
 
-def _exact(weights: Any) -> Any:
+def _at_least_fp32(weights: Any) -> Any:
+    """Return weights in fp32, or as they are in float64."""
     return weights if weights.dtype == torch.float64 else weights.float()
 
 
 def fake_sort(experts: Any, weights: Any, count: int) -> SortedSlots:
     """Return tensors of the results' shapes and dtypes."""
     lengths = count, *[experts.numel()] * 3
-    row_weights = weights.new_empty(weights.numel(), dtype=_exact(weights).dtype)
+    row_weights = weights.new_empty(weights.numel(), dtype=_at_least_fp32(weights).dtype)
     return SortedSlots._make([*(experts.new_empty(x, dtype=torch.int32) for x in lengths), row_weights])
 
 
@@ -161,13 +162,14 @@ def _experts_of_best_groups(choice: Any, groups: int, top_k_groups: int) -> Any:
     return (best.unsqueeze(-1) * grouped.shape[-1] + in_group).flatten(-2)
 
 
-def _by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[Any, ...]:
+def _route_by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[Any, ...]:
+    """Return the operator's results by torch's operations; `options`: its arguments after top_k."""
     experts, weights = select_experts(logits, bias, top_k, *options)
     experts, weights = experts.int(), weights.float()
     return experts, weights, *sort_by_torch(experts, weights, logits.shape[1])
 
 
-def _on_gpu(
+def _route_on_gpu(
     logits: Any, bias: Any, top_k: int, scores: Any, normalize: bool, scale: float, groups: int, top_k_groups: int
 ) -> tuple[Any, ...]:  # fmt: skip
     """Select and sort the experts by kernels, or by torch where these do not support the sizes."""
@@ -177,7 +179,7 @@ def _on_gpu(
         and logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
     )  # fmt: skip
     if not is_supported or fallback.kernels_unsupported(logits.get_device()):
-        return _by_torch(logits, bias, top_k, *options)
+        return _route_by_torch(logits, bias, top_k, *options)
     dtype = as_dtype(logits.dtype, "logits")
     spec = RouteSpec(count, top_k, scores, normalize, groups, top_k_groups, dtype)
     bias = None if scores == "softmax" else bias.float().contiguous()
@@ -188,14 +190,16 @@ def _on_gpu(
     return experts, weights, *(results[name] for name in SortedSlots._fields)
 
 
-def _fake(logits: Any, bias: Any, top_k: int, *_: Any) -> tuple[Any, ...]:
+def _fake_route(logits: Any, bias: Any, top_k: int, *_: Any) -> tuple[Any, ...]:
+    """Return empty tensors of the results' shapes and dtypes."""
     experts, weights = (logits.new_empty((logits.shape[0], top_k), dtype=x) for x in (torch.int32, torch.float32))
     return experts, weights, *fake_sort(experts, weights, logits.shape[1])
 
 
 ROUTE = define_op(
     "route(Tensor logits, Tensor? bias, int top_k, str scores, bool normalize, float scale, int groups, "
-    "int top_k_groups) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _fake, _by_torch, _on_gpu,
+    "int top_k_groups) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _fake_route, _route_by_torch, _route_on_gpu,
 )  # fmt: skip
 """The operator."""
 
@@ -241,6 +245,7 @@ class _SumRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        """Return the gradient of the rows: that of each row's token."""
         (row_of_slot,) = ctx.saved_tensors
         top_k = row_of_slot.shape[0] // max(gradient.shape[0], 1)
         of_slots = gradient.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)

@@ -14,7 +14,8 @@ gradients of x, row_weights, gate_up, down and bias; without row_weights, `needs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,11 +23,12 @@ import torch
 from gemmsmith.api import grouped_gemm as launch
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.backends import Backend
+from gemmsmith.graph.frontend.values import quantize as quantize_traced
+from gemmsmith.host.quantization import quantize
 from gemmsmith.torch.autograd import is_column_major, transposed, weight_gradient
 from gemmsmith.torch.autograd_state import check_once_differentiable
 from gemmsmith.torch.graph_serialization import PLAIN_GEMM, deserialize
-from gemmsmith.torch.mlp.gated_epilogues import HALVES, epilogue_of, gate_and_up, width
-from gemmsmith.torch.moe.fp8_training import backward_in_fp8, forward_in_fp8
+from gemmsmith.torch.mlp.gated_epilogues import HALVES, epilogue_of, gate_and_up, weighted_gate_and_halves, width
 from gemmsmith.torch.moe.slots import sum_slots
 from gemmsmith.torch.ops import (
     by_rows,
@@ -52,12 +54,14 @@ class ExpertsFunction(torch.autograd.Function):
         x: Any, weights: Any, row_weights: Any, gate_up: Any, down: Any, bias: Any, offsets: Any, token_of_row: Any,
         row_of_slot: Any, options: tuple[Any, ...],
     ) -> tuple[Any, ...]:  # fmt: skip
+        """Return the results of `FORWARD` as one tuple; `options`: its last four arguments."""
         table = [offsets, token_of_row, row_of_slot]
         y, halves = FORWARD(x, table, row_weights, gate_up, down, bias, *options)
         return y, *halves
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """Keep what backward reads: x, gate and up, but neither gathered rows nor h."""
         x, weights, row_weights, gate_up, down, _, *table, ctx.options = inputs
         ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
         ctx.mark_non_differentiable(*output[1:])
@@ -66,6 +70,7 @@ class ExpertsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """Return the gradients of the first six inputs, by `BACKWARD`, from that of the first result."""
         check_once_differentiable()
         if gradients[0] is None:
             return (None,) * 10
@@ -120,7 +125,8 @@ def _backward(
         grads = backward_in_fp8(gradient, x, halves, table, row_weights, gate_up, down, activation, needs)
         return *grads, grad_bias
     gradient = gradient.index_select(0, token_of_row) if sums else gradient
-    grad_both, grad_weights, h = gate_gradients(gradient, down, halves, row_weights, offsets, activation, interleaved)
+    arrays = {"a": gradient, "b": down, "precision": fp32_precision(gradient)}
+    grad_both, grad_weights, h = gate_gradients(arrays, halves, row_weights, offsets, activation, interleaved)
     if needs_x:
         grad_rows = call_op(PLAIN_GEMM, grad_both, gate_up, offsets=offsets)
         grad_x = sum_slots(grad_rows, x.shape[0], row_of_slot=row_of_slot)
@@ -216,23 +222,106 @@ def _split(both: Any, interleaved: bool) -> tuple[Any, Any]:
 
 
 def gate_gradients(
-    gradient: Any, down: Any, halves: list[Any], row_weights: Any, offsets: Any, activation: str, interleaved: bool,
-    backend: Backend = "auto",
+    arrays: Mapping[str, Any], halves: Sequence[Any], row_weights: Any, offsets: Any, activation: str,
+    interleaved: bool = False, backend: Backend = "auto",
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Return the gradients of gate and up, in gate_up's order of columns, those of the rows' weights, and h."""
-    parts = halves if len(halves) == width(activation) else _split(halves[0], interleaved)
+    """Return the gradients of gate and up, in gate_up's order of columns, those of the rows' weights, and h.
+
+    `arrays`: the gradient and down, as arguments of `grouped_gemm`, with scales if they are in FP8.
+    """
+    count = width(activation)
+    hidden = sum(x.shape[1] for x in halves) // count
+    parts = halves if len(halves) == count else _split(halves[0], interleaved)
     epilogue = epilogue_of("weighted_backward", activation, str(halves[0].dtype), str(row_weights.dtype))
     operands = row_weights.unsqueeze(1), *parts
-    if backend == "auto" and not runs_kernels(gradient):
-        *grads, grad_weights, h = run_by_torch(epilogue, gradient, down, offsets, [], operands)
+    if backend == "auto" and "scale_a" not in arrays and not runs_kernels(arrays["a"]):
+        *grads, grad_weights, h = run_by_torch(epilogue, arrays["a"], arrays["b"], offsets, [], operands)
         return torch.stack(grads, 2).flatten(1) if interleaved else torch.cat(grads, 1), grad_weights, h
-    rows, hidden = gradient.shape[0], down.shape[2]
-    grad_both, h = (halves[0].new_empty(rows, n) for n in (width(activation) * hidden, hidden))
+    grad_both, h = (halves[0].new_empty(halves[0].shape[0], n) for n in (count * hidden, hidden))
     grad_weights = torch.empty_like(row_weights)
-    grads = [torch.empty_like(h) for _ in HALVES] if interleaved else grad_both.chunk(width(activation), 1)
+    grads = [torch.empty_like(h) for _ in HALVES] if interleaved else grad_both.chunk(count, 1)
     launch(
-        gradient, down, offsets=offsets, precision=fp32_precision(gradient), epilogue=deserialize(epilogue),
+        **arrays, offsets=offsets, epilogue=deserialize(epilogue), out_dtype=h.dtype, backend=backend,
         operands={name: by_rows(x) for name, x in zip(("weight", *HALVES), operands, strict=False)},
-        out={f"out{i or ''}": x for i, x in enumerate((*grads, grad_weights, h))}, backend=backend,
+        out={f"out{i or ''}": x for i, x in enumerate((*grads, grad_weights, h))},
     )  # fmt: skip
     return torch.stack(grads, 2).flatten(1) if interleaved else grad_both, grad_weights, h
+
+
+# -- in FP8 ------------------------------------------------------------------------------------------------------------
+# Each operand is quantized where it is multiplied (DeepSeek-V3's recipe, arXiv:2412.19437, section 3.3): activations
+# and their gradients with a scale for each row and 128 columns, weights with one for each 128 x 128, and what is
+# multiplied along the tokens, for the gradients of weights, with one for each 128 rows and column.
+
+
+def forward_in_fp8(
+    x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, activation: str, backend: Backend = "auto"
+) -> tuple[Any, Any, Any]:
+    """Return down's results (rows, dim), and each row's gate and up (rows, hidden), which backward reads."""
+    offsets, token_of_row, _ = table
+    multiply = partial(launch, offsets=offsets, backend=backend)
+    values, scales = quantize(x, "1x128", backend=backend)
+    h, h_scales, gate, up = multiply(
+        values, scale_a=scales, **_gate_and_up(gate_up, backend), gather=token_of_row,
+        epilogue=_weighted_gated(activation), weight=by_rows(row_weights.unsqueeze(1)), out_dtype=x.dtype,
+    )  # fmt: skip
+    return multiply(h, scale_a=h_scales, **_transposed(down, backend), out_dtype=x.dtype), gate, up
+
+
+def backward_in_fp8(
+    gradient: Any, x: Any, halves: Sequence[Any], table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
+    activation: str, needs: Sequence[bool], backend: Backend = "auto",
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Return the gradients of x, of the rows' weights (rows,), of gate_up and of down.
+
+    `halves`: gate and up. `needs`: whether those of x, gate_up and down are needed; others are empty.
+    """
+    offsets, token_of_row, row_of_slot = table
+    values, scales = quantize(gradient, "1x128", backend=backend)
+    arrays = {"a": values, "scale_a": scales, **_transposed(down.mT, backend), "gather": token_of_row}
+    grad_both, grad_weights, h = gate_gradients(arrays, halves, row_weights, offsets, activation, backend=backend)
+    grad_x, grad_gate_up, grad_down = (x.new_empty(0) for _ in range(3))
+    if needs[0]:
+        values, scales = quantize(grad_both, "1x128", backend=backend)
+        factors = {"a": values, "scale_a": scales, **_transposed(gate_up.mT, backend)}
+        grad_rows = launch(**factors, offsets=offsets, out_dtype=x.dtype, backend=backend)
+        grad_x = sum_slots(grad_rows, x.shape[0], row_of_slot=row_of_slot)
+    along_rows = partial(_multiply_along_rows, offsets=offsets, backend=backend)
+    if needs[1]:
+        grad_gate_up = along_rows(grad_both, x.index_select(0, token_of_row), dtype=gate_up.dtype)
+    if needs[2]:
+        grad_down = along_rows(gradient.index_select(0, token_of_row), h, dtype=down.dtype)
+    return grad_x, grad_weights, grad_gate_up, grad_down
+
+
+def _gate_and_up(gate_up: Any, backend: Backend) -> dict[str, Any]:
+    """Return the operands b (count, dim, hidden) each, and their scales."""
+    matrices = gate_up.unflatten(1, (2, -1)).flatten(0, 1)
+    b, scale_b = (x.unflatten(0, (-1, 2)).mT.unbind(1) for x in quantize(matrices, "128x128", backend=backend))
+    return {"b": tuple(b), "scale_b": tuple(scale_b)}
+
+
+def _transposed(weight: Any, backend: Backend) -> dict[str, Any]:
+    """Return the operand b (count, k, n), and its scales, that is the transpose of a weight (count, n, k)."""
+    values, scales = quantize(weight, "128x128", backend=backend)
+    return {"b": values.mT, "scale_b": scales.mT}
+
+
+def _multiply_along_rows(x: Any, y: Any, offsets: Any, dtype: Any, backend: Backend) -> Any:
+    """Return (count, m, n), x.T @ y of each group's rows of x (rows, m) and y (rows, n)."""
+    a, scale_a, filled = quantize(x, "128x1", offsets=offsets, backend=backend)
+    b, scale_b, _ = quantize(y, "128x1", offsets=offsets, backend=backend)
+    return launch(
+        a.T, b, scale_a=scale_a.T, scale_b=scale_b, offsets=filled, along="k", out_dtype=dtype, backend=backend
+    )
+
+
+@lru_cache(maxsize=16)
+def _weighted_gated(activation: str) -> Callable[..., Any]:
+    """Return the epilogue of gate and up: what down multiplies, times a row's weight; and both."""
+
+    def epilogue(acc: Any, weight: Any) -> Any:
+        h, *halves = weighted_gate_and_halves(activation, acc, weight)
+        return *quantize_traced(h), *halves
+
+    return epilogue

@@ -195,6 +195,7 @@ class _Recorder:
         self._module, self._path, self._reads = module, path, reads
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the module, and record it: a submodule as a recorder, a method bound to this."""
         x, path = getattr(self._module, name), (*self._path, name)
         if isinstance(x, torch.nn.Module):
             return _Recorder(x, path, self._reads)
@@ -206,6 +207,7 @@ class _Recorder:
         return x
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module's forward on this recorder. Raises EpilogueError if the module has hooks."""
         for name in ("_forward_hooks", "_forward_pre_hooks"):
             if hooks := getattr(self._module, name):
                 raise EpilogueError(f"{'.'.join(self._path)} has hooks")
