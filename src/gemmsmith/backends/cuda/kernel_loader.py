@@ -156,8 +156,7 @@ def is_capturing(stream: int) -> bool:
         return bool(result[1])  # CU_STREAM_CAPTURE_STATUS_NONE is 0
     if result[0].name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
         return True  # the legacy stream would join another stream's capture
-    check(result, f"cuStreamIsCapturing({stream:#x})")
-    return False
+    return bool(check(result, f"cuStreamIsCapturing({stream:#x})"))  # raises
 
 
 @contextmanager
