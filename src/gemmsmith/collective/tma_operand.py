@@ -150,9 +150,8 @@ def multicast_slice_rows(tile: Tile, extent: int, ctas: int, multiple: int = ATO
 
     They are equal slices of the rows that exist, in multiples of `multiple`: whole swizzle atoms.
     """
-    if tile.major == "MN" or extent >= tile.outer:
-        return tile.outer // ctas
-    return min(round_up(extent, ctas * multiple) // ctas, tile.outer // ctas)
+    part = tile.outer // ctas
+    return part if tile.major == "MN" else min(round_up(extent, ctas * multiple) // ctas, part)
 
 
 def box_rows(tile: Tile, extent: int, slice_rows: int) -> int:
