@@ -1,4 +1,4 @@
-"""A run of arrays whose plan, and whose launches, are cached by the signatures of all arguments."""
+"""Runs of arrays. Plans and their launches are cached by the signatures (dtype, shape, strides) of all arguments."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ if TYPE_CHECKING:
     from gemmsmith.backends.cuda.run import BoundLaunches
 
 _PLAN_CACHE: dict[Key, tuple[Plan, BoundLaunches | None]] = BoundedCache(1024)
-"""Plans, with their launches, by the keys of requests."""
+"""Plans by the keys of requests, each with its launches for these arrays; None if these are not cached."""
 
 
 class CachedRun(NamedTuple):
-    """A plan with its launches for arrays of one signature, whose results are all allocated."""
+    """A plan with its launches for arrays of one signature. A call checks nothing, and allocates all results."""
 
     plan: Plan
     launches: BoundLaunches
 
     def __call__(self, pointers: dict[str, Any], like: Any) -> Any:
-        """Launch, and return what `run_cached` does. `pointers`: addresses and numbers by Pointer name; modified."""
+        """Launch, and return the results in the form in which `run_cached` returns them.
+
+        Args:
+            pointers: Addresses of the arrays, and the numbers, by Pointer name; the results' addresses are added.
+            like: An array of the library and device in which the results are allocated.
+        """
         if (runs := _RECORD.get()) is not None:
             runs.append(self)
         return self.plan.launch(self.launches, pointers, {}, like)
 
     def with_result_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> CachedRun:
-        """Return the run with results in these shapes by name, such as (n,) for the gradient (1, n) of a bias.
+        """Return the run with results of other shapes, by name, such as (n,) for the gradient (1, n) of a bias.
 
-        A result that is not contiguous, or has another number of elements, keeps its shape.
+        So a result needs no `reshape` after each call. A result that is not contiguous, or whose shape here has another
+        number of elements, keeps its own shape.
         """
 
         def changed_layout(name: str, layout: Any) -> Any:
@@ -60,7 +66,11 @@ _RECORD: ContextVar[list[CachedRun | None] | None] = ContextVar("record", defaul
 
 
 def record_runs(call: Callable[[], Any]) -> tuple[Any, list[CachedRun | None]]:
-    """Return the results of a call, and the run of each GEMM in it, or None for one whose launches are not cached."""
+    """Call a function; return its results, and the run of each GEMM that it computed, which can be repeated later.
+
+    A GEMM whose launches are not cached has None instead of a run. If calls are nested, the outer one also gets the
+    runs of the inner one.
+    """
     outer, runs = _RECORD.get(), list[CachedRun | None]()
     token = _RECORD.set(runs)
     try:
@@ -72,15 +82,18 @@ def record_runs(call: Callable[[], Any]) -> tuple[Any, list[CachedRun | None]]:
 
 
 def record_run(call: Callable[[], Any]) -> tuple[Any, CachedRun | None]:
-    """Return the results of a call, and the run of its only GEMM, or None if it has several or launches nothing."""
+    """Call a function; return its results, and the run of its only GEMM, which can be repeated later.
+
+    The run is None if the function computes no GEMM or several, or if the GEMM's launches are not cached.
+    """
     results, runs = record_runs(call)
     return results, runs[0] if len(runs) == 1 else None
 
 
 def run_cached(request: Request | tuple[Any, ...]) -> Any:
-    """Compute what is asked for, with the plan of an earlier request like it, if there is one.
+    """Compute the GEMM that is asked for, with the plan of an earlier request that has an equal key, if there is one.
 
-    `request` may be a plain tuple of a Request's fields, which takes a fifth of the time. Returns and raises as
+    `request` may be a plain tuple of a Request's fields: to make one takes a fifth of the time. Returns and raises as
     `api.gemm`.
     """
     a, b, out, operands, epilogue, scale_a, scale_b = request[:7]
@@ -97,7 +110,7 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         if call is not None and _RECORD.get() is None and call.outputs_do_not_overlap(pointers):
             return plan_.launch(call, pointers, results, a)
         value = plan_.run(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=operands)
-        # None if the result has another name than in `results`
+        # The launches are None if the plan names the result otherwise than `results` does: then its key is another one
         _PLAN_CACHE[key] = plan_, plan_.cached_launches(arrays)
     else:
         request = Request._make(request)._replace(fingerprint=source)
@@ -113,7 +126,7 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         binding = plan_.detach_arrays()
         if source is not None:
             _PLAN_CACHE[key] = plan_, None
-        # None if the result has another name than in `results`
+        # `arrays` is the plan's key, too, unless the plan names the result otherwise than `results` does
         cache_key = arrays if results.keys() == binding.results.keys() else None
         value = plan_.run_bound(binding, cache_key=cache_key)
     if (runs := _RECORD.get()) is not None:

@@ -25,9 +25,14 @@ from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
 
 
 def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
-    """Return the launches of a GEMM whose kernel has that spec. Raises ArgumentError if partial results are too large.
+    """Return the launches of a GEMM whose kernel has that spec, in order.
 
-    Packed operands are at the start of the workspace. For an empty GEMM only the identities of reductions are written.
+    First copies of operands that the kernel cannot read as they are ("packed") and, with 3xTF32, residuals of A and B
+    are written to the start of the workspace. Then results with atomic additions are set to zero, the GEMM runs, and
+    the partial results of reductions are combined ("second step"). For an empty GEMM (batch, M or N is 0) only the
+    identities of reductions are written, such as 0 for a sum.
+
+    Raises ArgumentError if partial results are too large.
     """
     problem, graph = binding.problem, spec.epilogue.graph
     reduced = [
@@ -41,7 +46,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
     packings = operand_packings(problem, spec.design)
     packed, residual_packings = replace_packed_operands(problem, packings), tf32_residual_packings(problem, spec.design)
     packings += residual_packings
-    operand_pointers = [*pointers, *pointers[: len(packings) - 2]]
+    operand_pointers = [*pointers, *pointers[: len(packings) - 2]]  # residuals are computed from a and b, too
     for i, packing in enumerate(packings):
         if packing and packing.total_vectors:
             kernel = replace(packing, chip=spec.chip).make_kernel()
@@ -61,7 +66,7 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
     for r, shape in reduced:
         if spec.epilogue.is_atomic(r) and r.name in shared:
             zero_fills.append(_identity(r, spec, problem, shape))
-        else:  # without partials if the value is a constant
+        else:  # the reduction of a constant has no partials: the second step writes its value
             source = gemm.arguments[partials_argument(shared[r.name])] if r.name in shared else 0
             ranges = gemm.arguments[ranges_argument(shared[r.name])] if shape.groups else 0
             second_steps.append(_second_step(r, spec, problem, shape, source, ranges))
@@ -78,21 +83,30 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
 def _second_steps(
     reductions: list[BoundReduction], spec: KernelSpec, workspace: Pointer = WORKSPACE
 ) -> tuple[Launch, ...]:
-    """Return the launch of the second steps of reductions, if there are any, with its scratch memory at `workspace`."""
+    """Return the one launch of all reductions' second steps, with its scratch memory at `workspace`; () if none."""
     if not reductions:
         return ()
     return (Launch.from_kernel(reduce_kernel(tuple(r.spec for r in reductions), spec.chip), reductions, workspace),)
 
 
 def _identity(result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape) -> BoundReduction:
-    """Return what writes the identity of a reduction."""
+    """Return a second step without partials, which writes a reduction's identity, such as 0 for a sum."""
     return _second_step(result, spec, problem, replace(shape, num_partials=0), 0)
 
 
 def _second_step(
     result: Result, spec: KernelSpec, problem: Problem, shape: PartialsShape, source: Any, ranges: Any = 0
 ) -> BoundReduction:
-    """Return the second step of a reduction, whose partials are stored at `source`, in the groups' `ranges`."""
+    """Return the second step of a reduction: out = scale * total + offset, where `total` combines the partials.
+
+    Args:
+        result: The reduction.
+        spec: The GEMM kernel's spec.
+        problem: The GEMM.
+        shape: How many partials and outputs there are.
+        source: The address of the partials; 0 if there are none.
+        ranges: In a grouped GEMM, the address of the range of partials of each group; 0 otherwise.
+    """
     graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
     node, constant = graph.nodes[result.node], graph.constant_operand_of(result)
     kind, axis = REDUCTIONS[node.attribute[0]], node.attribute[1]
@@ -100,7 +114,7 @@ def _second_step(
     m, n = problem.m // dims.row_divisor, problem.n // dims.column_divisor
     count = math.prod({"b": problem.batch, "m": m, "n": n}[dim] for dim in reduced_dims(axis))  # reduced elements
     scale, offset = 1.0, 0.0
-    if constant is not None and count:
+    if constant is not None and count:  # all elements are equal: the result is `offset`, the total of no partials is 0
         offset = kind.of_constant(constant, count)
         kind, shape = REDUCTIONS["sum"], replace(shape, num_partials=0)
     elif kind.divides:

@@ -25,8 +25,11 @@ MAX_CACHED_RUNS = 1024
 class OutputSpec:
     """An output array to allocate.
 
-    `shape`: as the caller sees it; `column_major`: memory order; `padding`: rows (columns) are padded to a multiple of
-    this number of elements.
+    Attributes:
+        shape: Shape that the caller sees: up to one batch dimension, rows, columns; or fewer than two dimensions.
+        dtype: Dtype.
+        column_major: Whether columns are contiguous in memory, instead of rows.
+        padding: The contiguous dimension is padded to a multiple of this number of elements.
     """
 
     shape: tuple[int, ...]
@@ -36,12 +39,12 @@ class OutputSpec:
 
     @classmethod
     def for_tma(cls, shape: tuple[int, ...], dtype: DType, column_major: bool = False) -> OutputSpec:
-        """Return a spec whose rows (columns) are padded to 16 bytes, so that TMA can load the array."""
+        """Return a spec whose contiguous dimension is padded to 16 bytes, so that TMA can load the array."""
         return cls(shape, dtype, column_major, TMA_ALIGNMENT_BYTES // dtype.bytes)
 
     @cached_property
     def allocated_shape(self) -> tuple[int, ...]:
-        """The shape in memory, with padding."""
+        """The shape in memory with padding, row-major; that of a column-major array is (columns, rows)."""
         if len(self.shape) < 2:
             return self.shape
         *batch, rows, columns = self.shape
@@ -50,7 +53,7 @@ class OutputSpec:
 
     @property
     def matrix(self) -> Matrix:
-        """The array as a kernel's argument."""
+        """The array as a kernel's argument, with its strides in elements; without rows and columns, 1 x 1."""
         if len(self.shape) < 2:
             return Matrix(self.dtype, 1, 1, 1, 1)
         *batch, rows, columns = self.shape
@@ -60,7 +63,7 @@ class OutputSpec:
         return Matrix(self.dtype, rows, columns, row_stride, col_stride, *batch_and_stride)
 
     def view(self, allocated: Any) -> Any:
-        """Return the caller's view of the allocated array: padding cut off, transposed if column-major."""
+        """Return the caller's view of an array of `allocated_shape`: padding cut off, transposed if column-major."""
         if len(self.shape) < 2:
             return allocated
         inner = self.shape[-2] if self.column_major else self.shape[-1]
@@ -69,10 +72,12 @@ class OutputSpec:
 
 
 class OutputKernels:
-    """What computes new arrays from given ones, whose signature is always the same.
+    """Kernels that compute new arrays from input arrays of one signature (dtype, shape, strides, alignment).
 
-    `launches`: the kernels. `output_specs`: the arrays that they write, by their Pointers' names. `reference`: computes
-    them on the CPU; it gets the inputs, then the arrays to write, in numpy.
+    Args:
+        launches: The kernels; without any, the arrays have no elements.
+        output_specs: The arrays to allocate, which the kernels write, by Pointer name.
+        reference: Computes the same on the CPU, from numpy arrays: the inputs, followed by the arrays to write.
     """
 
     def __init__(
@@ -82,7 +87,11 @@ class OutputKernels:
         self._bound_launches: Any = None
 
     def __call__(self, backend: str, inputs: Mapping[str, Any], like: Any) -> dict[str, Any]:
-        """Allocate the outputs in `like`'s library, compute them, and return them by name."""
+        """Allocate the outputs in `like`'s library and on its device, compute them, and return them by name.
+
+        `backend`: "cuda", "sim" or "reference". `inputs`: arrays by Pointer name. Raises HazardError with "sim", if the
+        simulator finds hazards.
+        """
         allocated = {name: empty_like_kind(like, x.allocated_shape, x.dtype) for name, x in self.output_specs.items()}
         outputs = {name: x.view(allocated[name]) for name, x in self.output_specs.items()}
         if backend == "reference":
@@ -105,7 +114,11 @@ class OutputKernels:
 
 
 def get_or_create(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
-    """Return the cache's entry for the key, created by `make` if there is none. A key without a hash has no entry."""
+    """Return the cache's entry for the key, created by `make` if there is none.
+
+    A key that is not hashable is not looked up: `make` then raises the error for the option that is not, or its result
+    is not cached.
+    """
     try:
         if (found := cache.get(key)) is not None:
             return found
@@ -116,16 +129,19 @@ def get_or_create(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]
 
 
 def describe_no_grad(x: Any, argument: str) -> ArrayInfo:
-    """Return the array's info. Raises ArgumentError also for a torch tensor whose gradient would be lost."""
-    cache_key_and_address(x, argument)
+    """Return the array's info. Raises ArgumentError, naming `argument`, also for a torch tensor that requires grad."""
+    cache_key_and_address(x, argument)  # checks requires_grad, as `describe` does not
     return describe(x, argument)
 
 
 def to_canonical_matrix(x: ArrayInfo) -> Matrix:
-    """Return an array as a kernel's argument, with canonical strides."""
+    """Return an array as a kernel's argument; strides of length-1 dimensions become ones that TMA accepts."""
     return to_matrix(x, x.shape[0] if len(x.shape) == 3 else 1).canonical()
 
 
 def has_vector_rows(matrix: Matrix) -> bool:
-    """Return whether rows consist of aligned vectors of 16 bytes, as kernels load them."""
+    """Return whether each row consists of whole vectors of VECTOR_ELEMENTS elements, aligned to 16 bytes.
+
+    Kernels then load vectors; otherwise they load single elements.
+    """
     return matrix.is_row_major and matrix.is_tma_compatible and matrix.cols % VECTOR_ELEMENTS == 0

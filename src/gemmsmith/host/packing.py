@@ -28,15 +28,15 @@ from gemmsmith.lang.launch import Launch, Launches
 OPERAND_DTYPES = (BF16, FP16, FP32, E4M3, E5M2, INT8)
 """Dtypes that `pack` accepts."""
 _CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
-"""Kernels that have run, by the array's signature."""
+"""Kernels by the array's description, with the alignment instead of the address."""
 
 
 def pack(b: Any, *, backend: Backend = "auto") -> Any:
     """Return b in column-major layout with 16-byte aligned columns: b itself if it already is, else a copy.
 
-    The tensor cores read fp8, int8 and fp32 operands K-major only (one TF32 operand may be MN-major), so `gemm` repacks
-    a row-major b of these in every call, as it does any b whose columns (rows, if it is row-major) do not start at
-    multiples of 16 bytes; this repacks a weight once. For a, use pack(a.T).T.
+    `gemm` copies ("packs") some operands in every call; pack a weight once to avoid that. It copies a row-major b of
+    fp8, int8 or fp32, since the tensor cores read these dtypes K-major only (one TF32 operand may be MN-major). And it
+    copies any b whose columns (rows, if it is row-major) do not start at multiples of 16 bytes. For a, use pack(a.T).T.
 
     Args:
         b: (k, n) or (batch, k, n), of a dtype that `gemm` multiplies, with any strides >= 0.
@@ -66,7 +66,7 @@ def pack(b: Any, *, backend: Backend = "auto") -> Any:
         raise ArgumentError(f"b: got shape {tuple(x.shape)}; a copy has at most {MAX_EXTENT} vectors of 16 bytes")
 
     def make_kernels() -> OutputKernels:
-        """Return what copies arrays like x; an array without elements needs no launch."""
+        """Return the kernels that copy arrays like x; an array without elements needs no launch."""
         bound = BoundPacking(packing, Pointer("source"), Pointer("packed"))
         launches = (Launch.from_kernel(packing.make_kernel(), bound),) if packing.total_vectors else ()
         packed = OutputSpec.for_tma(tuple(x.shape), x.dtype, column_major=True)

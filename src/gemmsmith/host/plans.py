@@ -58,7 +58,7 @@ class Simulation:
         result: The results, in the form that `gemm` returns.
         hazards: The errors found, an empty list for a correct kernel.
         cycles: Cycles of the cost model.
-        verdict: Whether the run speaks for every schedule of the kernels, and if not, why.
+        verdict: Whether every other schedule of the kernels would give the same result and hazards; if not, why.
         records: Every event of each launch, in the order of the launches, with `record=True`; else empty.
     """
 
@@ -81,7 +81,10 @@ class Simulation:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What each engine and each warp does when in the longest launch. Raises ArgumentError without a record."""
+        """What each engine and each warp does at which cycle of the longest launch.
+
+        Raises ArgumentError without a record.
+        """
         if self.record is None:
             raise ArgumentError("timeline: this simulation has no record; use simulate(..., record=True)")
         return self.record.timeline()
@@ -93,10 +96,10 @@ class Simulation:
 
 
 class Plan:
-    """A compiled GEMM with its epilogue.
+    """A GEMM with its epilogue: the config that was chosen, and the kernels, which are compiled at their first use.
 
-    One plan serves every problem with the same dtypes, layouts and alignment, of any size. (Rows of 16-bit elements
-    have the same alignment if the lengths of both, or of neither, are multiples of 8.)
+    One plan serves every problem with the same dtypes, layouts and alignment, of any size. Rows are aligned if their
+    length is a multiple of 16 bytes, or 8 elements of 16 bits.
 
     Args:
         request: What the caller of `plan` asks for; its arrays may be Specs.
@@ -108,7 +111,8 @@ class Plan:
         spec: The kernel's compile-time parameters.
         out_dtype: Dtype of matrix results that the epilogue does not convert.
         accumulator_dtype: Dtype of the accumulator.
-        fingerprint: Hash key of the epilogue's source and captured values; None if it has none.
+        fingerprint: Hash key of the epilogue's source and captured values; None if the epilogue may change without a
+            change of these.
 
     Raises:
         ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
@@ -233,8 +237,8 @@ class Plan:
         Arrays on a GPU are computed there, on the caller's current stream; arrays on the CPU by the plan's backend.
 
         The arguments are those of `gemm`. Shapes may differ from those planned for, but not dtypes, layouts, alignment
-        and the granularity of scales. `workspace`: a device array of at least `workspace_bytes` of these arrays'
-        problem, by default allocated per run.
+        and the granularity of scales. `workspace`: a device array of at least `workspace_bytes`, which depends on the
+        shapes: that of a plan for these arrays. Default: one is allocated per run.
 
         Returns:
             `out`, or new arrays of a's library.
@@ -287,10 +291,11 @@ class Plan:
     ) -> Simulation:  # fmt: skip
         """Execute the kernels on the CPU, and check every barrier and asynchronous access.
 
-        The arguments are those of `run`, with arrays on the CPU. `seed`: the schedule of the execution; 0 follows the
-        cost model, others are random. `progress` is called from time to time with the completed fraction. `counters`:
-        counters of instructions, shared-memory wavefronts and global-memory sectors. `record`: record every event.
-        `schedules`: the most schedules to run, with the seeds from `seed` on, where none speaks for all of them.
+        The arguments are those of `run`, with arrays on the CPU. `seed`: which schedule (order in which warps and
+        engines proceed) to run; 0 follows the cost model, others are random. `progress` is called from time to time
+        with the completed fraction, 0 to 1. `counters`: counters of instructions, shared-memory wavefronts and
+        global-memory sectors. `record`: record every event. `schedules`: the most schedules to run, with the seeds
+        `seed`, `seed` + 1 and so on, until one proves that all schedules give the same result.
 
         Returns:
             The result, the hazards and the cycles, and the records if asked.
@@ -317,13 +322,21 @@ class Plan:
         return Simulation(binding.value, result.hazards, result.cycles, result.verdict, result.records)
 
     def cached_launches(self, cache_key: Hashable) -> BoundLaunches | None:
-        """Return the launches that an earlier run of arrays with that cache key has prepared, if any."""
+        """Return the launches that a run prepared for arrays with that key of `read_arrays`, or None."""
         return self._cached_launches.get(cache_key)
 
     def launch(
         self, call: BoundLaunches, addresses: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
     ) -> Any:
-        """Launch a run whose launches are cached, and return its results; missing ones are allocated."""
+        """Launch a run whose launches are cached, and return its results, as `run` does.
+
+        Args:
+            call: The launches.
+            addresses: Addresses of the arrays, and the numbers, by Pointer name; modified.
+            results: The caller's arrays for results, by name; the others are allocated, and added.
+            like: An array of the library and device in which results and the workspace are allocated.
+            workspace: As in `run`.
+        """
         allocated = call.run(addresses, like, workspace)
         if self._has_single_result:
             return allocated[0] if allocated else results["out"]
@@ -332,13 +345,16 @@ class Plan:
         return arrange_results(results, self._result_names)
 
     def detach_arrays(self) -> Binding:
-        """Return the binding and drop the plan's references to the arrays."""
+        """Return the binding, and drop the plan's references to the arrays, so that a cached plan keeps none alive."""
         binding = self.binding
         self.binding = changed(binding, results={}, like=None)
         return binding
 
     def run_bound(self, binding: Binding, workspace: Any = None, cache_key: Hashable = None) -> Any:
-        """Run arrays that are bound already, with their cache key."""
+        """Run a GEMM whose arrays are bound to the plan already, and return its results.
+
+        `cache_key`: the key of the arrays (of `read_arrays`), under which the launches are cached; None: they are not.
+        """
         backend, complete, launches = self._prepare_run(binding)
         if backend == "reference":
             run_reference(complete)
@@ -357,11 +373,11 @@ class Plan:
         return complete.value
 
     def _results(self, out: Any) -> dict[str, Any]:
-        """Return the arrays of `out` by the results' names."""
+        """Return the arrays of `out` (one, several, or None) by the results' names."""
         return outputs_by_name(out, self._primary_result, self._has_epilogue)
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Binding:
-        """Bind the arrays for the plan."""
+        """Bind other arrays, with the plan's options, epilogue and orientation."""
         request = self._request._replace(a=a, b=b, out=out, operands=operands, scale_a=scale_a, scale_b=scale_b)
         return bind(request, self.binding)
 
@@ -371,7 +387,10 @@ class Plan:
         return backend, binding.allocate_results(), self._launches(binding)
 
     def _launches(self, binding: Binding) -> Launches:
-        """Return the launches for arrays in the plan's layouts."""
+        """Return the launches for other arrays. Raises ArgumentError if the plan's kernel cannot compute them.
+
+        They may need no other kernel: the same spec, but for extents, strides and addresses.
+        """
         planned = self.binding
         if (binding.problem, binding.arrays, binding.graph) == (planned.problem, planned.arrays, planned.graph):
             return self.launches
@@ -410,7 +429,11 @@ class Plan:
         return build_launches(binding, self.spec)
 
     def _required_spec(self, binding: Binding) -> KernelSpec:
-        """Return the spec that the arrays require, with the plan's scale loaders if they accept the arrays' scales."""
+        """Return the spec of the kernel that the arrays require, to compare with the plan's.
+
+        A plan's kernel that loads block scales element by element also accepts scales that TMA could load: then the
+        plan's way of loading them is taken.
+        """
         spec = binding.kernel_spec(self.config)
         both = zip(self.spec.scales, spec.scales, strict=True)
         scale_a, scale_b = (
@@ -420,7 +443,10 @@ class Plan:
 
 
 def run_reference(binding: Binding) -> None:
-    """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
+    """Compute a GEMM's results in float64 with numpy, and store them; needs no kernel and no config.
+
+    Raises ArgumentError for a design's own product, and for operands that are converted before they are multiplied.
+    """
     from gemmsmith.backends.reference.run import run
 
     if (binding.product and not binding.grouping) or binding.multiplication.is_mixed:

@@ -59,7 +59,7 @@ ROW_TILE_COLUMNS = (128, 512, 2048, 4096, 8192, 16384)
 _Run = Callable[..., tuple[Any, ...]]
 _NO_TABLES: Mapping[str, ArrayInfo] = {}
 _QUANTIZE_CACHE: dict[Hashable, _Run] = BoundedCache(MAX_CACHED_RUNS)
-"""Functions of an array, and of the table of its groups, by the arrays' signatures and the options."""
+"""Functions that quantize an array (and get the table of its groups, if any), by signatures and options."""
 
 
 def quantize(
@@ -69,13 +69,13 @@ def quantize(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Quantize an array to 8 bits with scales, so that x is about values * scales.
 
-    A scale is amax / 448 (57344 for e5m2, 127 for int8), computed as amax * fp32(1 / 448), and at least 2^-126, but 1
-    if amax is 0. Values are x * (448 / amax), with ue8m0 x / scale, rounded to nearest even. If x has an infinity the
-    scale is infinite, if it has NaN the scale is NaN, with ue8m0 NaN in both cases: all elements that share the scale
-    dequantize to NaN.
+    The amax of elements that share a scale is the largest of their absolute values. The scale is amax / 448 (57344 for
+    e5m2, 127 for int8), computed as amax * fp32(1 / 448), and at least 2^-126; but it is 1 if amax is 0. Values are
+    x * (448 / amax), or x / scale with ue8m0 scales, rounded to nearest even. If one of the elements is NaN the scale
+    is NaN; if one is infinite the scale is infinite, or NaN with ue8m0. All of the elements then dequantize to NaN.
 
-    In an epilogue x is a traced matrix, and recipe "1x128" or with another number of columns; (values, scales) are
-    results.
+    In an epilogue x is a traced matrix; recipe is "1x128", or "1xC" for another number C of columns; and (values,
+    scales) are results.
 
     Args:
         x: (m, k) or (batch, m, k), bf16, fp16 or fp32, with any strides >= 0.
@@ -142,9 +142,14 @@ def _make_run(
     x: ArrayInfo, options: tuple[Any, ...], backend: Backend, grouping: Grouping | None = None,
     tables: Mapping[str, ArrayInfo] = _NO_TABLES,
 ) -> _Run:  # fmt: skip
-    """Return a function that quantizes an array like x, by groups if its second argument is their table.
+    """Return a function that quantizes arrays with x's dtype, layout and device, and returns what `quantize` does.
 
-    `options`: the arguments of `quantize` from `recipe` to `scale_padding`.
+    Args:
+        x: The array, or one like it.
+        options: The arguments of `quantize` from `recipe` to `scale_padding`, in order.
+        backend: As in `quantize`.
+        grouping: The groups of rows, if there are any; the function then gets their table as its second argument.
+        tables: That table, by its name.
     """
     checked, resolved = _Options(x, *options), resolve_backend(backend, x, "x")
     recipe, dtype, transposed, scale_dtype, scale_order, scale_padding = options
@@ -212,7 +217,11 @@ class _Options:
 
 
 def _make_quantize(options: _Options) -> OutputKernels:
-    """Return what computes the values and scales of an array, then those of its transpose if they are asked for."""
+    """Return the kernels for the values and scales of an array, and for those of its transpose if these are asked for.
+
+    A kernel reads rows, so that a column-major array is read as its transpose: the outputs "rowwise" and "columnwise",
+    relative to the matrix in memory, are exchanged.
+    """
     matrix = to_canonical_matrix(options.x)
     directions = ("columnwise", "rowwise") if matrix.is_column_major else ("rowwise", "columnwise")
     outputs, shape = {}, tuple(options.x.shape)
@@ -228,7 +237,11 @@ def _make_quantize(options: _Options) -> OutputKernels:
 
 
 def _make_quantize_groups(options: _Options, table: ArrayInfo, grouping: Grouping) -> OutputKernels:
-    """Return what computes the values and scales of the transpose of x (m, n), and the ends of the filled groups."""
+    """Return the kernels for the values and scales of the transpose of x (m, n), and for the ends of the filled groups.
+
+    `options`: those of the transpose, with recipe "1x128". `table`: the groups of x's rows, each of which is filled
+    with zeros to a multiple of 128 rows.
+    """
     x, name, (m, n) = options.x, grouping.table, options.x.shape
     checks.check_addressable({"x": x, name: table})
     if table.dtype != INT32 or len(table.shape) != 1 or not checks.is_contiguous(table):
@@ -256,13 +269,17 @@ def _make_quantize_groups(options: _Options, table: ArrayInfo, grouping: Groupin
 
 
 def _build_launches(options: _Options, source: Matrix, outputs: dict[str, OutputSpec]) -> Launches:
-    """Return the launches for a matrix that is row-major or has no contiguous dimension."""
+    """Return the launches that quantize a matrix that is row-major or has no contiguous dimension.
+
+    `outputs`: "rowwise" and "rowwise_scales" for those of the matrix, "columnwise" and "columnwise_scales" for those of
+    its transpose, or both. Recipe "tensor" has a launch before, for the amax of the tensor.
+    """
     rowwise, columnwise = (
         RECIPES[options.recipe][i] if direction in outputs else None
         for i, direction in enumerate(("rowwise", "columnwise"))
     )
     full_rows, tile_columns = options.recipe == "rows", QUANTIZATION_BLOCK
-    if full_rows and rowwise:
+    if full_rows and rowwise:  # one tile for a full row, if it fits: a CTA reads several tiles twice
         tile_columns = next((x for x in ROW_TILE_COLUMNS if x >= source.cols), ROW_TILE_COLUMNS[-1])
     vectorized = has_vector_rows(source)
     spec = QuantizeSpec(
@@ -282,9 +299,9 @@ def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: Backen
 
     Args:
         values: (m, k) or (batch, m, k), fp8_e4m3, fp8_e5m2 or int8, with any strides >= 0.
-        scales: fp32 or ue8m0, of a shape that `quantize` returns for any recipe: (), (1,) or (1, 1), or for each of the
-            last two dimensions 1, its extent or its blocks of 128, with or without the values' batch in front; with any
-            strides >= 0.
+        scales: fp32 or ue8m0, with any strides >= 0, of a shape that `quantize` returns for any recipe: (), (1,), or
+            (r, c), where r is 1, m or ceil(m / 128) and c is 1, k or ceil(k / 128), with or without the values' batch
+            in front.
         dtype: bf16, fp16 or fp32.
         backend: As in `gemm`.
 
@@ -319,7 +336,10 @@ _DEQUANTIZE_CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
 
 
 def _elements_per_scale(x: ArrayInfo, scales: ArrayInfo) -> tuple[int, int]:
-    """Return the rows and columns per scale: 1, 128, or all."""
+    """Return how many rows and how many columns of x share a scale: 1, 128, or all.
+
+    Raises ArgumentError if the scales have a shape that `dequantize` does not accept.
+    """
     shape = tuple(scales.shape)
     if shape in ((), (1,)):
         shape = (1, 1)
@@ -337,11 +357,15 @@ def _elements_per_scale(x: ArrayInfo, scales: ArrayInfo) -> tuple[int, int]:
 
 
 def _make_dequantize(x: ArrayInfo, s: ArrayInfo, elements_per_scale: tuple[int, int], out: DType) -> OutputKernels:
-    """Return what dequantizes arrays like x with scales like s, each for so many rows and columns, to dtype `out`."""
+    """Return the kernels that dequantize arrays like x with scales like s to dtype `out`.
+
+    `elements_per_scale`: rows and columns of x that share a scale.
+    """
     source = to_canonical_matrix(x)
     output = OutputSpec.for_tma(tuple(x.shape), out, source.is_column_major)
     scales = to_matrix(s, source.batch, broadcast=True)
     matrices = [source, scales, output.matrix]
+    # The kernel shifts an index by log2(128) = 7 for a scale's index; a dimension of one scale has stride 0 instead
     shifts = [7 * (count == QUANTIZATION_BLOCK) for count in elements_per_scale]
     if output.column_major:
         matrices, shifts = [matrix.T for matrix in matrices], shifts[::-1]
@@ -374,7 +398,7 @@ def _transposed(x: Any) -> Any:
 
 
 def _block_columns(recipe: Any) -> int:
-    """Return the columns per scale of an epilogue's recipe."""
+    """Return the columns per scale of an epilogue's recipe "1xC". Raises EpilogueError for another recipe."""
     rows, _, columns = str(recipe).partition("x")
     if rows != "1" or not columns.isdecimal():
         raise epilogue_error(
