@@ -1,8 +1,8 @@
 """Arrays of any library, described without importing that library: dtype, shape, strides, address, device.
 
 torch tensors, numpy arrays, anything with `__cuda_array_interface__` (CuPy, Numba), anything with `__dlpack__`
-(JAX, TensorFlow), and `Spec`, a stand-in for an array that does not exist yet. A file for each, which `access.py`
-chooses by the array's type.
+(JAX, TensorFlow), and `Spec`, a stand-in for an array that does not exist yet. Each has a file with its `Adapter`,
+which `access.py` chooses by the array's type.
 """
 
 from gemmsmith.arrays.access import (

@@ -40,7 +40,8 @@ def describe(x: Any, argument: str = "array") -> ArrayInfo:
 def cache_key_and_address(x: Any, argument: str = "array") -> tuple[Hashable, int]:
     """Return a hashable key (dtype, shape, strides, device) and the address.
 
-    Raises ArgumentError naming `argument`, also for a torch tensor whose gradient would be lost.
+    Faster than `describe`. Raises ArgumentError naming `argument`, also for a torch tensor that requires grad, whose
+    gradient would be lost.
     """
     adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
     try:
@@ -88,7 +89,11 @@ so concurrently, both write equal adapters."""
 
 
 def _adapter_for(x: Any, argument: str) -> Adapter:
-    """Return the adapter of x's type, from now on in `_ADAPTERS`. Raises ArgumentError for what is not an array."""
+    """Choose the adapter of x's type, store it in `_ADAPTERS`, and return it.
+
+    A tuple of two arrays has an adapter by `argument`'s name instead, which is not stored. Raises ArgumentError, naming
+    `argument`, for an object that is not an array.
+    """
     if type(x) is tuple and argument in _PAIRS:
         return _PAIRS[argument]
     torch = sys.modules.get("torch")
@@ -120,13 +125,13 @@ _PAIRS = {
     name: make_pair_adapter(partial(describe, argument=name), partial(cache_key_and_address, argument=name), columns)
     for name, columns in (("b", INTERLEAVE_COLUMNS), ("scale_b", 1))
 }
-"""Adapters of the arguments that may be a tuple of two arrays."""
+"""Adapters of the arguments that may be a tuple of two arrays, whose columns alternate as if they were one array."""
 
 
 def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
     """Return a numpy view (no copy) of an array on the CPU, which keeps x alive; bf16 becomes ml_dtypes.bfloat16.
 
-    Two arrays whose columns alternate are copied.
+    A tuple of two arrays, whose columns alternate, is copied into one array.
 
     Raises ArgumentError naming `argument` for an array that is not on the CPU.
     """
@@ -148,7 +153,11 @@ MAX_OVERLAP_STEPS = 10_000
 
 
 def arrays_overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
-    """Return whether some byte belongs to both arrays; if numpy cannot decide, whether their address ranges overlap."""
+    """Return whether some byte belongs to both arrays.
+
+    If numpy needs more than MAX_OVERLAP_STEPS steps, return True, since their address ranges overlap. `y` may be two
+    arrays whose columns alternate, and x may not.
+    """
     if not x.has_data or (x.device, x.device_index) != (y.device, y.device_index) or 0 in x.shape or 0 in y.shape:
         return False
     if y.interleave_stride:
@@ -164,7 +173,11 @@ def arrays_overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
 
 
 class ArrayInterface:
-    """An object with numpy's __array_interface__ on an address, as integers of the element's size."""
+    """An object from which numpy makes an array at x's address without a copy, by __array_interface__.
+
+    Elements are unsigned integers of the same size, since numpy knows no bf16 or fp8. `owner`: the array that must stay
+    alive as long as numpy's.
+    """
 
     def __init__(self, x: ArrayInfo, owner: Any = None) -> None:
         self.owner = owner

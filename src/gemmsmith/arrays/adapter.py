@@ -1,4 +1,4 @@
-"""What is asked of an array, as functions for each type of array."""
+"""The functions that read and allocate arrays of one type, and what several types share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ class UnsupportedArrayError(Exception):
 
 
 class Adapter(NamedTuple):
-    """Functions for one type of array.
+    """Functions for one type of array. Those that get an array raise UnsupportedArrayError if it cannot be used.
 
-    `cache_key_and_address`: None if the key is what `array_info` returns, without the address.
+    Attributes:
+        array_info: Describes an array.
+        cache_key_and_address: Returns a hashable key of everything but the address, and the address, faster than
+            `array_info`; None if there is no faster way.
+        address: Returns the address, without checks.
+        stream: Returns the handle of the current CUDA stream of the array's library and device.
+        empty: Allocates an array like the first argument, given the shape, dtype and strides in elements.
     """
 
     array_info: Callable[[Any], ArrayInfo]
@@ -35,7 +41,10 @@ def make_adapter(
     stream: Callable[[Any], int] = lambda x: 0,
     empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] | None = None,
 ) -> Adapter:
-    """Return an adapter; without `empty`, it allocates arrays on the CPU only."""
+    """Return an adapter of these functions (`Adapter` explains them), with defaults for the missing ones.
+
+    Without `stream` it returns the default stream, 0. Without `empty` it allocates numpy arrays, on the CPU only.
+    """
 
     def empty_on_cpu(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
         """Allocate a numpy array, if x is on the CPU. Raises ArgumentError if it is not."""
@@ -50,17 +59,20 @@ def make_adapter(
 
 
 def storage_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return the number of elements from an array's first to its last in memory."""
+    """Return how many elements the memory of an array has, from its first to its last one; `strides` in elements."""
     return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
 def byte_strides(strides: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
-    """Return strides in bytes of strides in elements."""
+    """Convert strides from elements to bytes."""
     return tuple(s * dtype.bytes for s in strides)
 
 
 def element_strides(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return strides in elements of strides in bytes. Raises UnsupportedArrayError if they are no multiples."""
+    """Convert strides from bytes to elements of `itemsize` bytes.
+
+    Raises UnsupportedArrayError if a stride is not a multiple of it.
+    """
     if any(s % itemsize for s in strides):
         raise UnsupportedArrayError(f"got strides of {strides} bytes; use multiples of the element's {itemsize}")
     return tuple(s // itemsize for s in strides)

@@ -14,12 +14,19 @@ from gemmsmith.core.mma import N8_COLUMNS
 
 
 class ArrayInfo(NamedTuple):
-    """Description of an array, with strides in elements; `address` is 0 for a `Spec`.
+    """Description of an array, or of two arrays whose columns alternate in one operand (`gemm` with b=(b0, b1)).
 
-    `device` is "cpu", "cuda" or "spec" (no data); `device_index` is CUDA's device number, 0 otherwise.
-    `interleave_stride`: not 0 for two arrays whose columns alternate: the elements from the first to the second, each
-    with these strides and half of the columns. `address` is the lower one. `interleave_columns`: columns of one array
-    that are contiguous, 8 as `interleave` copies them; 1 for scales, each of 128 columns.
+    Attributes:
+        dtype: Dtype.
+        shape: Shape. Two arrays have the columns of both.
+        strides: Strides in elements; of two arrays, the strides that each of them has.
+        address: Address in bytes, the lower one of two arrays; 0 for a `Spec`.
+        device: "cpu", "cuda", or "spec" (no data).
+        device_index: CUDA's device number; 0 otherwise.
+        writable: Whether results may be written to it.
+        interleave_stride: Elements from the first to the second of two arrays, which may be negative; 0 for one array.
+        interleave_columns: Columns that one of two arrays contributes before it is the other's turn: 8, as
+            `interleave` copies them; 1 for scales, each of which is for 128 columns.
     """
 
     dtype: DType
@@ -40,11 +47,14 @@ class ArrayInfo(NamedTuple):
     @property
     def alignment(self) -> int:
         """The largest power of two, at most 16, that divides the address."""
-        return (self.address | 16) & -(self.address | 16)
+        return (self.address | 16) & -(self.address | 16)  # x & -x is the lowest bit of x that is set
 
     @property
     def parts(self) -> tuple[ArrayInfo, ...]:
-        """The two arrays whose columns alternate; the array itself if it is one."""
+        """The descriptions of the two arrays whose columns alternate, first and second; or the one of a single array.
+
+        `address` is the lower one, so that the first array is above it if the distance to the second is negative.
+        """
         if not (stride := self.interleave_stride * self.itemsize):
             return (self,)
         half = self._replace(shape=(*self.shape[:-1], self.shape[-1] // 2), interleave_stride=0)
@@ -52,7 +62,10 @@ class ArrayInfo(NamedTuple):
         return half._replace(address=first), half._replace(address=first + stride)
 
     def as_elements(self, dtype: DType, axis: int) -> ArrayInfo:
-        """Return the same memory as elements of `dtype`; narrower ones lie side by side along `axis`, of stride 1."""
+        """Return a description of the same memory with elements of `dtype`, as wide as those of the array or narrower.
+
+        Narrower elements, such as 4-bit integers in bytes, are neighbors along `axis`, which must have stride 1.
+        """
         count, shape, strides = self.dtype.bits // dtype.bits, list(self.shape), list(self.strides)
         if count == 1:
             return self._replace(dtype=dtype)
@@ -115,7 +128,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def byte_range(x: ArrayInfo) -> tuple[int, int]:
-    """Return the first address of a nonempty array and the one past the last."""
+    """Return the address of the first byte of a nonempty array, and the one past its last byte; strides may be < 0."""
     first, last, size = x.address, x.address, x.itemsize
     for n, s in zip(x.shape, x.strides, strict=True):
         if s < 0:

@@ -39,7 +39,9 @@ def make_cupy_adapter(cupy: Any) -> Adapter:
 
 
 def read_interface(x: Any) -> ArrayInfo:
-    """Read `__cuda_array_interface__`, which has neither the device nor bf16.
+    """Describe an array by its `__cuda_array_interface__`. Raises UnsupportedArrayError for a masked array.
+
+    The interface names neither the device nor bf16: these come from DLPack or the driver, and from x.dtype.
 
     Source: Numba, "CUDA Array Interface (Version 3)".
     """
@@ -60,7 +62,11 @@ def interface_stream(x: Any) -> int:
 
 
 def _device_of(x: Any, address: int) -> int:
-    """Return the index of the CUDA device that has an array: by DLPack, or by asking the driver for the address."""
+    """Return the index of the CUDA device that has an array, from DLPack or, without that, from the driver.
+
+    An empty array without an address is on device 0. Raises UnsupportedArrayError if the driver does not know the
+    address.
+    """
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
     if not address:

@@ -11,7 +11,7 @@ from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT3
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor: data, device, ndim, dtype, shape, strides (elements), byte_offset."""
+    """The C struct DLTensor: data, device, ndim, dtype, shape, strides (elements), byte_offset."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -28,7 +28,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned: version, manager_ctx, deleter, flags, dl_tensor."""
+    """The C struct DLManagedTensorVersioned: version, manager_ctx, deleter, flags, dl_tensor."""
 
     _fields_ = [
         ("version", ctypes.c_uint32 * 2),
@@ -54,9 +54,10 @@ _DLPACK_DEVICES = {1: "cpu", 3: "cpu", 2: "cuda", 13: "cuda"}  # 3: pinned, 13: 
 
 
 def read_dlpack(x: Any) -> ArrayInfo:
-    """Return the description of an array with `__dlpack__`, from its capsule, which is released; x keeps the memory.
+    """Return the description of an array with `__dlpack__`, as the C struct in its capsule gives it.
 
-    A capsule without flags counts as read-only.
+    The capsule is released at the end, and the address stays valid as long as x lives. Before DLPack 1.0 a capsule has
+    no flags; the array then counts as read-only. Raises UnsupportedArrayError for an unsupported dtype or device.
     """
     try:
         capsule = x.__dlpack__(max_version=(1, 0))

@@ -1,4 +1,4 @@
-"""A tuple of two arrays whose columns alternate."""
+"""A tuple of two arrays that a GEMM reads as one operand, whose columns are theirs in turns: two weights at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from gemmsmith.arrays.array_info import ArrayInfo
 from gemmsmith.core.mma import N8_COLUMNS
 
 INTERLEAVE_COLUMNS = N8_COLUMNS
-"""Columns of one array that are contiguous: then a thread has both arrays' elements of a column."""
+"""Columns of one array before the other's turn. With 8, a thread's accumulator has both arrays' results of a column."""
 
 
 def _describe_pair(describe: Callable[[Any], ArrayInfo], group: int, arrays: Any) -> ArrayInfo:
-    """Describe two arrays of equal layouts as one, whose columns are theirs in turns, `group` at a time.
+    """Describe two arrays of equal layouts as one array, whose columns are theirs in turns.
 
-    Raises UnsupportedArrayError if they are not two, or differ in more than their addresses.
+    Args:
+        describe: Describes one array.
+        group: Consecutive columns of one array before the other's turn.
+        arrays: The tuple.
+
+    Raises:
+        UnsupportedArrayError: If they are not two, or differ in more than their addresses.
     """
     if len(arrays) != 2:
         raise UnsupportedArrayError(f"got a tuple of {len(arrays)} arrays; use one array, or a tuple of two")
@@ -50,10 +56,17 @@ def _describe_pair(describe: Callable[[Any], ArrayInfo], group: int, arrays: Any
 def make_pair_adapter(
     describe: Callable[[Any], ArrayInfo], cache_key_and_address: Callable[[Any], tuple[Hashable, int]], group: int
 ) -> Adapter:
-    """Return the adapter of pairs whose columns alternate in groups, given the functions for one array."""
+    """Return the adapter of tuples of two arrays that are read as one array, whose columns are theirs in turns.
+
+    Args:
+        describe: Describes one array.
+        cache_key_and_address: Returns the key and the address of one array, as in `Adapter`.
+        group: Consecutive columns of one array before the other's turn.
+    """
     describe_pair = partial(_describe_pair, describe, group)
 
     def cache_key_and_address_of_both(arrays: Any) -> tuple[Hashable, int]:
+        # One address (the lower) is passed to a launch, so that the distance of the arrays is part of the key
         info, keys = describe_pair(arrays), [cache_key_and_address(x)[0] for x in arrays]
         return (*keys, info.interleave_stride), info.address
 

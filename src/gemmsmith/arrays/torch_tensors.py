@@ -13,11 +13,12 @@ from gemmsmith.arrays.array_info import ArrayInfo
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0, DType
 
 MAX_OFFSET_BYTES = 1 << 40
-"""Bytes that no offset in a storage reaches. Chosen; addresses of memory are hardly ever smaller."""
+"""An address from this on is that of memory; a smaller one may be a mere offset in a storage. Chosen: 1 TiB, which no
+offset reaches; addresses of memory are hardly ever smaller."""
 
 
 def make_torch_adapter(torch: Any) -> Adapter:
-    """Return the adapter of torch's tensors, made only where torch has been imported."""
+    """Return the adapter of torch's tensors. `torch`: the module, which the caller has imported."""
     dtypes = {
         torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32,
         torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2,
@@ -76,7 +77,10 @@ def make_torch_adapter(torch: Any) -> Adapter:
     grad_enabled = torch.is_grad_enabled
 
     def cache_key_and_address(x: Any) -> tuple[Hashable, int]:
-        """Return what calls are told apart by, and the address; faster than `array_info`."""
+        """Return the key by which launches are cached, and the address; faster than `array_info`.
+
+        Raises UnsupportedArrayError also for a tensor that requires grad, while gradients are enabled.
+        """
         if x.requires_grad and grad_enabled():
             raise UnsupportedArrayError(
                 "got a tensor that requires grad, and this function computes no gradients; "
@@ -95,5 +99,8 @@ def make_torch_adapter(torch: Any) -> Adapter:
 
 
 def has_no_memory(x: Any, address: int) -> bool:
-    """Return whether a tensor with elements has no memory, so that its address is its offset in the storage."""
+    """Return whether a tensor has elements, but no memory: `data_ptr()` is then 0 plus its offset in the storage.
+
+    Fake tensors and wrapper subclasses are such tensors. `address`: what `data_ptr()` returned.
+    """
     return bool(address == x.storage_offset() * x.element_size() and x.numel() > 0)

@@ -1,1 +1,1 @@
-"""From what the caller said to a checked problem."""
+"""From the arguments of a call to a checked problem of strided matrices."""

@@ -30,19 +30,21 @@ from gemmsmith.epilogue.outputs import result_argument
 
 
 def bind(request: Request, planned: Binding | None = None) -> Binding:
-    """Bind out = epilogue(a @ b) to arrays, as a problem of strided matrices, with everything checked.
+    """Check a request out = epilogue(a @ b), and return it as a GEMM of strided matrices with the epilogue's graph.
 
-    Nothing is allocated. Two changes make the problem faster. If D is column-major and its epilogue can be transposed,
-    D^T is computed, so that the kernel's D has unit column stride whenever out has a unit stride; but not if the call
-    is batch-invariant. And without an epilogue the batch is folded into M if b, with its block scales, is the same for
-    the whole batch and the batch continues the rows of a, of its block scales and of D: one problem of batch * m rows.
+    Nothing is allocated. Two changes make the problem faster:
+    1. If D is column-major, its transpose D^T = B^T @ A^T is computed, since kernels store rows faster. Not so if the
+       epilogue cannot be transposed, or the call is batch-invariant.
+    2. Without an epilogue, the batch is folded into M: one GEMM of batch * m rows. That needs the same b, and the same
+       block scales of b, for the whole batch, and one row stride for all rows of a, of its block scales and of D.
 
     Args:
         request: What the caller asks for. A batch of 1, or none, is broadcast (stride 0); extents may be 0. Each array
             of `out` must have its result's shape, be writable, and not overlap itself, a, b or another result. Without
             an epilogue the default of `out_dtype` is out's dtype.
-        planned: What the plan was made for that computes it: it has the orientation, resolves ambiguous shapes of
-            scales, and has the strides of dimensions of length 1.
+        planned: The binding of the plan that will compute the request; None to make a plan. It decides whether D^T is
+            computed, which granularity scales of an ambiguous shape have, and the strides of dimensions of length 1,
+            so that the plan's kernel fits.
 
     Returns:
         The binding.
@@ -70,7 +72,8 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
     grouping = grouping.with_room_for(groups) if grouping else None
     planned_granularity = planned.scale_granularity if planned else {}
     if planned is None and grouping and grouping.along == "k" and multiplication.promoted:
-        # (m, 1) of 128 of k may not be written where no group is: it is a block's, which only groups read
+        # With k <= 128 scales of shape (m, 1) could be row scales or block scales. They count as block scales, which
+        # only groups read: if no group has any k, the scales may not have been written
         planned_granularity = dict.fromkeys(ROLES, 1)
     factors, block_scales, granularity = _split_scales(
         request, a_elements, b_elements, (groups,) if groups else shape[:-2], multiplication.promoted,
@@ -102,7 +105,7 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
     read_with_result = [(name, x) for name, x in (*operand_infos.items(), *scales) if isinstance(x, ArrayInfo)]
     read_before = [*inputs.items(), *((f"scale_{role}", x) for role, x in block_scales.items())]
     if grouping and not grouping.has_batch:
-        # Tiles of a group read the operands' rows of the next one, which other tiles write
+        # A group's last tile also reads operands' rows of the next group, which another tile may have overwritten
         read_before += read_with_result
     for name, x in given_infos.items():
         others = {other: y for other, y in given_infos.items() if other != name}
@@ -133,7 +136,7 @@ def bind(request: Request, planned: Binding | None = None) -> Binding:
 
 
 def _check_options(request: Request) -> tuple[bool, bool]:
-    """Check the options that are no dtypes; return `fast_math` and `deterministic`."""
+    """Check the flags, the backend and the config; return `fast_math` and `deterministic`."""
     fast_math, deterministic, _ = as_bools(
         fast_math=request.fast_math, deterministic=request.deterministic, batch_invariant=request.batch_invariant
     )
@@ -144,7 +147,7 @@ def _check_options(request: Request) -> tuple[bool, bool]:
 
 
 def _check_grouping(grouping: object) -> Grouping:
-    """Return the caller's groups, checked."""
+    """Return the caller's grouping. Raises ArgumentError if it is no Grouping, or if its role is not "a"."""
     if not isinstance(grouping, Grouping):
         raise ArgumentError(f"grouping: got {type(grouping).__name__}; use gemmsmith.Grouping({grouping!r})")
     if grouping.role != "a":
@@ -153,7 +156,7 @@ def _check_grouping(grouping: object) -> Grouping:
 
 
 def _unread_operands(operands: Mapping[str, Any]) -> ArgumentError:
-    """Return the error for operands without an epilogue."""
+    """Return the error for operands that nothing reads, as there is no epilogue; it suggests a name if one is close."""
     hint = next(filter(None, map(did_you_mean, operands)), "")
     if tables := [name for name in operands if name in TABLES]:
         hint = f'; the table of a grouped GEMM needs grouping=Grouping("{tables[0]}")'
@@ -163,9 +166,14 @@ def _unread_operands(operands: Mapping[str, Any]) -> ArgumentError:
 def _describe_operand(
     name: str, x: Any, a: ArrayInfo, shape: tuple[int, ...], groups: int
 ) -> ArrayInfo | float:  # fmt: skip
-    """Return an epilogue's operand, as a number or an ArrayInfo, whose first of three dimensions may be the groups.
+    """Return an epilogue's operand as a number or an ArrayInfo. Raises ArgumentError if kernels cannot read it.
 
-    `shape`: the result's. Raises ArgumentError if kernels cannot read it.
+    Args:
+        name: The operand's name.
+        x: The operand.
+        a: The array a, whose device the operand must be on.
+        shape: The result's shape.
+        groups: The number of groups, or 0. An operand with a value or a row for each gets the shape (groups, 1, n).
     """
     if isinstance(x, Real):
         return validate_fp32_scalar(name, x)
@@ -175,7 +183,11 @@ def _describe_operand(
 
 
 def _describe_arrays(dtypes: Mapping[str, DType], operands: Mapping[str, Any], a: ArrayInfo) -> dict[str, ArrayInfo]:
-    """Describe the arrays of the design."""
+    """Return the arrays that a design, or a grouped GEMM, reads besides a and b, such as the ends of groups.
+
+    `dtypes`: the dtype of each by name. `operands`: the caller's arrays by name. Raises ArgumentError if one is
+    missing, has another dtype, is not contiguous, or is not on a's device.
+    """
     infos = {}
     for name, dtype in dtypes.items():
         if name not in operands:
@@ -191,7 +203,20 @@ def _split_scales(
     request: Request, a: ArrayInfo, b: ArrayInfo, batch: tuple[int, ...], promoted: bool,
     planned_granularity: Mapping[Role, int],
 ) -> tuple[dict[Role, ArrayInfo | float], dict[Role, ArrayInfo], dict[Role, int]]:  # fmt: skip
-    """Return the scales applied in the epilogue, the block scales, and these' granularity, by their operands."""
+    """Divide scale_a and scale_b into those that the epilogue applies and block scales.
+
+    Args:
+        request: Has the scales.
+        a: The array a.
+        b: The array b.
+        batch: The sizes that a leading dimension of the scales may have, besides 1.
+        promoted: Whether the kernel promotes partial sums to fp32, and so can apply block scales.
+        planned_granularity: The granularity for shapes that could have several, by operand.
+
+    Returns:
+        By operand, "a" or "b": the scales of the whole operand or of its rows, for the epilogue; the block scales; and
+        the rows (columns, of b) per block scale, 1 or 128.
+    """
     factors: dict[Role, ArrayInfo | float] = {}
     block_scales: dict[Role, ArrayInfo] = {}
     granularity: dict[Role, int] = {}

@@ -30,13 +30,13 @@ from gemmsmith.kernels.pack import operand_packings, replace_packed_operands, tf
 
 @dataclass(frozen=True)
 class Binding:
-    """A GEMM and its epilogue, bound to arrays.
+    """A GEMM and its epilogue, bound to arrays. The user's orientation is D = A @ B; the kernel's may be D^T.
 
     Attributes:
         shape: (m, n) or (batch, m, n).
         out_dtype: Dtype of matrix results for which the epilogue names none.
         multiplication: How a and b are multiplied.
-        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by the operands that have these.
+        scale_granularity: Rows (columns, of b) per block scale, 1 or 128, by operand ("a", "b") with block scales.
         source_graph: The epilogue as the user wrote it, in the user's orientation.
         graph: The epilogue after the passes, in the user's orientation.
         arguments: Every array and number, by its Pointer's name. A result that the caller does not give has its
@@ -45,8 +45,8 @@ class Binding:
         problem: The GEMM that the kernel computes; its D is the first matrix result.
         product: The product that is computed, if it is not torch.matmul's: the design's, or a grouped GEMM's.
         swapped: Whether the kernel computes D^T = B^T @ A^T, so that the problem's `a` is the user's b.
-        spec: The epilogue of the kernel.
-        arrays: Matrix operands and results of the kernel, and arrays of the product, by name.
+        spec: The epilogue of the kernel, in the kernel's orientation.
+        arrays: The epilogue's operands and matrix results as the kernel sees them, and arrays of the product, by name.
         like: The caller's a, in whose library results are allocated.
     """
 
@@ -95,18 +95,21 @@ class Binding:
 
     @property
     def scales(self) -> list[str]:
-        """Descriptions of the granularity of the scales of a and b."""
+        """The kinds of scales of a and of b in words, such as "a tensor scale", for comparisons and messages."""
         return [scaling.describe_granularity(role, self.graph, self.scale_granularity) for role in SCALE_NAMES]
 
     @property
     def unallocated_results(self) -> dict[str, ArrayInfo]:
-        """The results that have no array yet, by name."""
+        """The shapes, dtypes and strides of the results that have no array yet, by name."""
         missing = [name for name in self.graph.result_names if name not in self.results]
         infos = {name: self.arguments[result_argument(name)] for name in missing}
         return {name: x for name, x in infos.items() if isinstance(x, ArrayInfo)}
 
     def transposed(self) -> Binding:
-        """Return the binding computed as its transpose. Raises ConfigError if that is impossible."""
+        """Return the binding with the kernel's orientation changed: D^T instead of D, or D instead of D^T.
+
+        Raises ConfigError if that is impossible.
+        """
         if self.product and not self.product.is_transposable:
             raise ConfigError(f"swap_ab: got True for {self.product.name}, which supports False only")
         if self.multiplication.is_mixed:
@@ -122,8 +125,9 @@ class Binding:
         return changed(self, **oriented._asdict())
 
     def kernel_spec(self, config: Config) -> KernelSpec:
-        """Return the GEMM kernel's compile-time parameters, with operands packed that TMA cannot load.
+        """Return the GEMM kernel's compile-time parameters.
 
+        Operands in layouts that the kernel cannot load are assumed to be packed: copied before into one that it can.
         Raises ConfigError if the config cannot work, ArgumentError if a packed operand would be too large.
         """
         design = get_design(config.design)
@@ -140,7 +144,10 @@ class Binding:
         return make_spec(replace_packed_operands(self.problem, packings), config, self.spec)
 
     def with_degenerate_strides_of(self, other: Binding) -> Binding:
-        """Return the binding with the strides of length-1 dimensions taken from one in the same orientation."""
+        """Return the binding with the strides of length-1 dimensions taken from `other`, in the same orientation.
+
+        These strides have no effect, but a kernel's spec depends on them: so `other`'s kernel fits.
+        """
         arrays = dict(self.arrays)
         for name in self.spec.graph.matrix_names:
             arrays[name] = arrays[name].with_degenerate_strides_of(other.arrays.get(name, arrays[name]))
@@ -148,7 +155,10 @@ class Binding:
         return changed(self, problem=problem, arrays=arrays, spec=self.spec.for_arrays(arrays))
 
     def allocate_results(self) -> Binding:
-        """Allocate the missing results. Raises ArgumentError for a max or min over nothing."""
+        """Return the binding with the missing results allocated, uninitialized, in the library of `like`.
+
+        Raises ArgumentError if a result is the maximum or minimum of no elements.
+        """
         for r in self.graph.results:
             node, argument = self.graph.nodes[r.node], self.arguments[result_argument(r.name)]
             is_max_or_min = node.op == "reduce" and node.attribute[0] in ("max", "min")

@@ -45,7 +45,13 @@ def merge_operands(operands: Mapping[str, Any] | None, named: Mapping[str, Any])
 
 
 class Multiplication(NamedTuple):
-    """How a and b, of the dtypes `stored` in memory, are multiplied; whether sums are promoted."""
+    """How a and b are multiplied.
+
+    Attributes:
+        mma: The instruction.
+        stored: The dtypes of the elements of a and b in memory; fp32 that is multiplied as TF32 counts as TF32.
+        promoted: Whether the tensor cores' sums are added to fp32 registers ("promoted") every 128 bytes of k.
+    """
 
     mma: Mma
     stored: tuple[DType, DType]
@@ -57,7 +63,7 @@ class Multiplication(NamedTuple):
         return self.stored != (self.mma.a, self.mma.b)
 
     def as_elements(self, a: ArrayInfo, b: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
-        """Return the arrays a and b as elements of the dtypes that they hold (fp32 as TF32)."""
+        """Return the arrays a and b described with the dtypes in `stored`, such as int4 instead of bytes."""
         return a.as_elements(self.stored[0], K_AXIS["a"]), b.as_elements(self.stored[1], K_AXIS["b"])
 
 
@@ -67,6 +73,16 @@ def resolve_multiplication(
     """Return how the operands are multiplied: as the design declares, or by the instruction for their dtypes.
 
     Elements of 4 bits come in arrays of 8-bit integers, signed or not.
+
+    Args:
+        a: The array a.
+        b: The array b.
+        accumulate: The option of `gemm`: "fp32", "fp16", "int32", "promoted" or "fast"; None for the dtypes' default.
+        precision: The option of `gemm` for fp32 arrays: "tf32", "3xtf32", or None for fp32.
+        design: The design that the caller chose, or None.
+
+    Raises:
+        ArgumentError: If no instruction multiplies these dtypes, or not with these options.
     """
     stored = next((x for x in _mixed_dtypes(design) if _hold(a, b, x)), None) if design else None
     if design and stored:
@@ -87,25 +103,25 @@ def resolve_multiplication(
 
 
 def _mixed_dtypes(design: Design) -> list[tuple[DType, DType]]:
-    """Return the dtypes of a and b that a design takes and converts."""
+    """Return the pairs of dtypes of a and b that a design reads and converts before it multiplies them."""
     return [stored for stored, dtype in design.dtypes.items() if stored != (dtype, dtype)]
 
 
 def _hold(a: ArrayInfo, b: ArrayInfo, stored: tuple[DType, DType]) -> bool:
-    """Return whether the arrays may hold elements of those dtypes."""
-    integers = INT8, UE8M0  # as which arrays of uint8 are described
+    """Return whether the arrays may hold elements of the dtypes in `stored`; those of less than 8 bits share a byte."""
+    integers = INT8, UE8M0  # an array of uint8 is described as UE8M0
     return all(x.dtype == y or (y.bits < 8 and x.dtype in integers) for x, y in zip((a, b), stored, strict=True))
 
 
 def _check_packed(a: ArrayInfo, b: ArrayInfo, stored: tuple[DType, DType]) -> None:
-    """Check that the elements that share a byte are neighbors along k."""
+    """Check that elements of less than 8 bits, which share a byte, are neighbors along k, by the strides."""
     for (name, axis), x, dtype in zip(K_AXIS.items(), (a, b), stored, strict=True):
         if dtype.bits < 8 and (len(x.shape) < 2 or x.strides[axis] != 1 < x.shape[axis]):
             raise ArgumentError(f"{name}: got strides {tuple(x.strides)}; use 1 along k, where {dtype} share a byte")
 
 
 def _check_dtypes(a: ArrayInfo, b: ArrayInfo) -> None:
-    """Check that an instruction multiplies these dtypes as they are."""
+    """Check that an instruction multiplies these dtypes without a conversion; the error names designs that convert."""
     known = a.dtype in _ACCUMULATE and b.dtype in _ACCUMULATE
     if known and (a.dtype == b.dtype or {a.dtype, b.dtype} <= {*_FP8}):
         return
@@ -120,7 +136,10 @@ def _check_dtypes(a: ArrayInfo, b: ArrayInfo) -> None:
 
 
 def _resolve_accumulation(dtype: DType, accumulate: object) -> tuple[str, DType]:
-    """Return the option that `accumulate` names for products of a dtype, and the accumulator's dtype."""
+    """Return the name of the `accumulate` option for products of elements of a dtype, and the accumulator's dtype.
+
+    `accumulate`: the caller's value: a name such as "promoted", a dtype, or None for the default.
+    """
     dtype = FP32 if dtype == TF32 else dtype  # as in memory
     choices = _ACCUMULATE[dtype]
     option = next(iter(choices)) if accumulate is None else _dtype_name(accumulate)
@@ -138,7 +157,11 @@ def _dtype_name(dtype: object) -> str:
 
 
 def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused: bool) -> DType:
-    """Return the dtype of the result (of an epilogue's matrices, if `fused`) from `out`, `out_dtype` or the default."""
+    """Return the dtype of the result: that of `out`, or `out_dtype`, or the default for the instruction's operands.
+
+    `fused`: there is an epilogue or a scale; the dtype is then the one of its matrices for which the epilogue names
+    none, and it cannot be int32. Raises ArgumentError if the dtypes disagree, or are no dtype of results.
+    """
     may_store_int32 = mma.d == INT32 and not fused
     default = {FP16: FP16, TF32: FP32, FP32: FP32, INT8: INT32 if may_store_int32 else BF16}.get(mma.a, BF16)
     dtype = out.dtype if out else default
@@ -154,7 +177,10 @@ def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused:
 
 
 def gemm_shape(a: ArrayInfo, b: ArrayInfo, product: Product | None, arrays: Infos) -> tuple[int, ...]:
-    """Return (m, n) or (batch, m, n), by the rules of the product, or those of torch.matmul."""
+    """Return the result's shape (m, n) or (batch, m, n), by the product's shapes if there is one, else as torch.matmul.
+
+    `arrays`: further arrays of the product, by name. Raises ArgumentError if the shapes do not fit.
+    """
     if product:
         return _product_shape(product, {"a": a, "b": b, **arrays})
     for name, info, expected in (("a", a, "(m, k) or (batch, m, k)"), ("b", b, "(k, n) or (batch, k, n)")):
@@ -176,7 +202,11 @@ def gemm_shape(a: ArrayInfo, b: ArrayInfo, product: Product | None, arrays: Info
 
 
 def check_product_scales(product: Product, factors: Mapping[Role, ArrayInfo | float], blocks: Any) -> None:
-    """Check that a design's product can be scaled so: by the scales of these operands, and these block scales."""
+    """Check that the product of a design can be scaled; a design may have shapes other than (m, k) @ (k, n).
+
+    `factors`: the scales that the epilogue applies, by operand; `blocks`: block scales, of which there may be none. A
+    scale per row of a (column of b) needs these to be the result's rows (columns).
+    """
     if blocks:
         raise ArgumentError(f"scale_a, scale_b: got block scales; {product.name} takes tensor scales")
     for role, x in factors.items():
@@ -188,7 +218,10 @@ def check_product_scales(product: Product, factors: Mapping[Role, ArrayInfo | fl
 
 
 def _product_shape(product: Product, arrays: Infos) -> tuple[int, ...]:
-    """Return the product's shape by the letters of its `shapes`."""
+    """Return the result's shape by the letters of the product's `shapes`, such as "mk,gkn,g->mn".
+
+    `arrays`: a, b and the further arrays, in the order of the letters. Raises ArgumentError if one does not fit.
+    """
     inputs, output = product.shapes.split("->")
     extents: dict[str, int] = {}
     for (name, x), letters in zip(arrays.items(), inputs.split(","), strict=True):
@@ -200,7 +233,7 @@ def _product_shape(product: Product, arrays: Infos) -> tuple[int, ...]:
 
 
 def check_addressable(infos: Infos) -> None:
-    """Check that a kernel can address the arrays, and that all are on one device."""
+    """Check the extents, strides, addresses and sizes that kernels can use, and that all arrays are on one device."""
     for name, x in infos.items():
         if max(x.shape, default=0) > MAX_EXTENT:
             raise ArgumentError(f"{name}: got shape {tuple(x.shape)}; use extents of at most {MAX_EXTENT}")
@@ -224,7 +257,7 @@ def check_addressable(infos: Infos) -> None:
 
 
 def check_operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
-    """Check that kernels can read an epilogue operand."""
+    """Check the dtype, address and device (that of a) of an epilogue's operand."""
     if x.dtype.bits == 8 and x.dtype != BOOL:
         dtype = "uint8, or ue8m0, which are scales" if x.dtype == UE8M0 else x.dtype
         raise ArgumentError(f"{name}: got dtype {dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
@@ -232,7 +265,7 @@ def check_operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
 
 
 def check_alignment_and_device(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
-    """Check an array that is read element by element: alignment and device."""
+    """Check an array that is read element by element: aligned to an element, on the device of a."""
     if x.address % x.itemsize:
         raise ArgumentError(f"{name}: got address {x.address:#x}; use a multiple of an element's {x.itemsize}")
     if x.has_data and a.has_data and x.device_name != a.device_name:
@@ -259,9 +292,16 @@ def check_no_overlap(
 ) -> None:  # fmt: skip
     """Check that a result does not overlap itself, the inputs or other results.
 
-    It may overlap an epilogue operand only if it is the same array, of any dtype with as many bits.
+    It may overlap an operand only if it is the same array: then a thread reads each element before it overwrites it.
+
+    Args:
+        name: The result's name.
+        x: The result.
+        inputs: Arrays that other tiles may still read when a tile is stored, by name: a, b, block scales.
+        operands: Arrays of which a tile's own elements are read before it is stored, by name: the epilogue's.
+        others: The other results by name.
     """
-    last_offset = 0
+    last_offset = 0  # of the dimensions with smaller strides: each next stride must step beyond it
     for stride, extent in sorted(zip(x.strides, x.shape, strict=True)):
         if extent > 1 and 0 not in x.shape:
             if stride <= last_offset:
@@ -281,7 +321,7 @@ def check_no_overlap(
 
 
 def check_workspace(workspace: Any) -> None:
-    """Check that a workspace is an array; only runs on a GPU use one, which check its size."""
+    """Check that a workspace is an array, or None. Only runs on a GPU use it; they also check its size and device."""
     if workspace is not None and not any(hasattr(workspace, x) for x in ("data_ptr", *_ARRAY_INTERFACES)):
         raise ArgumentError(f"workspace: got {type(workspace).__name__}; use an array on the GPU")
 

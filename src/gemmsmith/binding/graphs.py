@@ -31,10 +31,19 @@ def build_graphs(
     factors: Mapping[str, ArrayInfo | float], out_dtype: DType, grouping: Grouping | None, groups: int,
     scaled_shape: tuple[int, ...],
 ) -> tuple[EpilogueGraph, EpilogueGraph]:  # fmt: skip
-    """Return the source graph, with the accumulator multiplied by the `factors`, and the graph after the passes.
+    """Return the epilogue's graph as the user wrote it, and the graph after the passes. In both scales are applied.
 
-    `source`: the epilogue's fingerprint, or None for one that is taken now. `scaled_shape`: the product's, with the
-    rows of the array a, before any are gathered.
+    Args:
+        epilogue: A function, a graph, or a visitor tree.
+        source: The epilogue's fingerprint; None: it is computed here.
+        shape: The product's shape, (m, n) or (batch, m, n).
+        operands: The epilogue's operands by name.
+        factors: Scales by which the accumulator is multiplied first, by name.
+        out_dtype: Dtype of matrix results for which the epilogue names none.
+        grouping: The groups of a grouped GEMM, or None.
+        groups: Their number, or 0.
+        scaled_shape: The product's shape, but with the rows of the array a, of which a grouped GEMM may gather some:
+            the scales have these rows.
     """
     classify_operand = partial(classify_in_groups, groups=groups) if groups else classify
     kinds = {
@@ -63,9 +72,18 @@ def build_source_graph(
     epilogue: Any, source: Hashable, shape: tuple[int, ...], kinds: Mapping[str, tuple[BroadcastDims, DType | None]],
     has_groups: bool = False,
 ) -> tuple[EpilogueGraph, bool]:  # fmt: skip
-    """Return the graph as the user wrote it, and whether it may depend on the number of rows.
+    """Return the epilogue's graph as the user wrote it, and whether it may depend on the number of rows.
 
-    `source`: the epilogue's fingerprint, of which the graph is, or None if it has none.
+    Args:
+        epilogue: A function, a graph, or a visitor tree.
+        source: Its fingerprint, from which the function that is traced is restored, so that another thread cannot
+            change what it reads meanwhile; None if it has none.
+        shape: The product's shape, (m, n) or (batch, m, n).
+        kinds: By name of an operand, the dimensions along which it varies, and its dtype or None for a number.
+        has_groups: Whether the GEMM is grouped, so that the epilogue may read a group's index.
+
+    Raises:
+        EpilogueError: If the function cannot be traced, or the graph cannot be computed.
     """
     epilogue = epilogue if source is None else restore(source)
     if isinstance(epilogue, EpilogueGraph):
@@ -86,7 +104,7 @@ def build_source_graph(
 
 
 def _with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph:
-    """Give every result a dtype: by default `out_dtype` for matrices, fp32 for reductions and scales."""
+    """Give every result without a dtype one: `out_dtype` to matrices, fp32 to reductions and scales."""
     results = []
     for r in graph.results:
         node = graph.nodes[r.node]

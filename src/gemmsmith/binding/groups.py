@@ -19,9 +19,10 @@ from gemmsmith.graph.frontend.classify import classify
 def make_grouping(
     arrays: Mapping[str, Any], along: Any = "m", zero_fill: Any = True
 ) -> tuple[Grouping, dict[str, Any]]:
-    """Return what the arguments of `grouped_gemm` say of the groups, and those of the arrays that are not None.
+    """Return the Grouping that the arguments of `grouped_gemm` describe, and those of the arrays that are not None.
 
-    `arrays`: tables and row indices by name. Raises ArgumentError unless there is one table.
+    `arrays`: by name, the tables "offsets", "sizes" and "counts", and the row indices "gather" and "scatter". Raises
+    ArgumentError unless exactly one table is given.
     """
     given = {name: x for name, x in arrays.items() if x is not None}
     tables: list[Table] = [name for name in TABLES if name in given]
@@ -32,7 +33,10 @@ def make_grouping(
 
 
 def with_arrays(operands: Mapping[str, Any], arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the operands with the table and row indices added. Raises ArgumentError if one has the name of these."""
+    """Return the operands with the table and row indices (`arrays`) added.
+
+    Raises ArgumentError if an operand has the name of one of these.
+    """
     for name in arrays:
         if name in operands:
             raise ArgumentError(f"operands: got the name {name}, which is that of an argument; use another name")
@@ -40,9 +44,9 @@ def with_arrays(operands: Mapping[str, Any], arrays: Mapping[str, Any]) -> Mappi
 
 
 def with_group_dimension(name: str, x: ArrayInfo, shape: tuple[int, ...], groups: int) -> ArrayInfo:
-    """Return an operand with the groups as the first of three dimensions, if it has one value or one row for each.
+    """Return an epilogue's operand; with shape (G, 1, 1) or (G, 1, N) if it has one value, or one row, for each group.
 
-    (G, 1, 1) and (G, 1, N) do; as do (G,) and (G, N), unless G is also N, or M. (1, M, N) is (M, N).
+    The caller may also write (G,) and (G, N) for these, if G is neither N nor M. (1, M, N) becomes (M, N).
 
     Args:
         name: The operand's name.
@@ -72,7 +76,10 @@ def with_group_dimension(name: str, x: ArrayInfo, shape: tuple[int, ...], groups
 
 
 def classify_in_groups(name: str, operand_shape: tuple[int, ...], shape: tuple[int, ...], groups: int) -> BroadcastDims:
-    """Return the dimensions along which an operand varies, as `classify` does; (G, 1, N) varies along the groups."""
+    """Return the dimensions along which an operand of a grouped GEMM varies, as `classify` does.
+
+    With a product (M, N), an operand (G, 1, N) or (G, 1, 1) varies along the groups, which take the batch's place.
+    """
     if len(shape) == 2 and len(operand_shape) == 3 and operand_shape[:2] == (groups, 1):
         row = (operand_shape[2],) if operand_shape[2] > 1 or shape[1] == 1 else ()
         return classify(name, row, shape)._replace(batch=True)
@@ -80,9 +87,10 @@ def classify_in_groups(name: str, operand_shape: tuple[int, ...], shape: tuple[i
 
 
 def with_reductions_of_groups(graph: EpilogueGraph, grouping: Grouping) -> EpilogueGraph:
-    """Return the graph with reductions over rows that are each group's own.
+    """Return the graph with reductions over rows changed so that each group's rows are reduced by themselves.
 
-    Raises ArgumentError for what they cannot be.
+    Their axis then is without "b", the batch, in whose place the groups are. Raises ArgumentError for reductions that
+    a grouped GEMM cannot compute.
     """
     if not grouping.clips_rows:
         return graph
@@ -103,9 +111,10 @@ def with_reductions_of_groups(graph: EpilogueGraph, grouping: Grouping) -> Epilo
 
 
 def scattered_shape(shape: tuple[int, ...], results: Mapping[str, Any], graph: EpilogueGraph) -> tuple[int, ...]:
-    """Return the shape of the arrays to whose rows a product's are scattered: with the rows of the given results.
+    """Return the shape of the results, to whose rows those of a product of `shape` are scattered.
 
-    Raises ArgumentError if one is not given.
+    The number of rows is that of the first array in `results`, the caller's by name. Raises ArgumentError if an array
+    is not given.
     """
     for r in graph.results:
         if r.name not in results:
@@ -118,7 +127,7 @@ def scattered_shape(shape: tuple[int, ...], results: Mapping[str, Any], graph: E
 
 
 def check_added_rows(graph: EpilogueGraph) -> None:
-    """Raise ArgumentError for results that cannot be added to the rows to which they are scattered."""
+    """Raise ArgumentError for results of dtypes that cannot be added atomically to the rows of `scatter`."""
     for r in graph.results:
         if r.dtype not in (FP32, BF16, FP16):
             raise ArgumentError(
@@ -128,7 +137,10 @@ def check_added_rows(graph: EpilogueGraph) -> None:
 
 
 def check_scales_of_groups(grouping: Grouping, granularity: Mapping[Role, int]) -> None:
-    """Raise ArgumentError for block scales whose blocks hold rows of two groups."""
+    """Raise ArgumentError for block scales of a whose blocks may hold rows of two groups.
+
+    `granularity`: rows per block scale, 1 or 128, by operand.
+    """
     if grouping.along == "m" and not grouping.is_masked and granularity.get("a") == SCALE_BLOCK:
         raise ArgumentError(
             f"scale_a: got a scale for {SCALE_BLOCK} rows, which may be two groups'; use one for each row and "

@@ -19,7 +19,14 @@ from gemmsmith.epilogue.outputs import result_argument
 
 
 class OrientedProblem(NamedTuple):
-    """The GEMM that the kernel computes, D^T if `swapped`, with its epilogue and the matrices of the epilogue."""
+    """The GEMM that the kernel computes, with its epilogue.
+
+    Attributes:
+        problem: The matrices A, B and D of the kernel.
+        swapped: Whether the kernel computes D^T = B^T @ A^T, so that its A is the user's b, transposed.
+        spec: The epilogue in the kernel's orientation.
+        arrays: Operands and matrix results of the epilogue, and arrays of the product, by name.
+    """
 
     problem: Problem
     swapped: bool
@@ -32,10 +39,19 @@ def orient_problem(
     multiplication: Multiplication, scale_granularity: Mapping[Role, int], product: Product | None,
     grouping: Grouping | None, groups: int, swapped: bool | None = None,
 ) -> OrientedProblem:  # fmt: skip
-    """Return the GEMM that the kernel computes, for a spec with the user's graph.
+    """Return the GEMM that the kernel computes, as strided matrices.
 
-    `product`: what is computed, if it is not torch.matmul's; `grouping`: its `groups` groups. `swapped`: compute D^T;
-    None: choose the faster orientation.
+    Args:
+        spec: The epilogue, in the user's orientation.
+        arguments: Arrays and numbers by Pointer name.
+        shape: The product's shape, (m, n) or (batch, m, n).
+        out_dtype: D's dtype if no result is a matrix.
+        multiplication: How a and b are multiplied.
+        scale_granularity: Rows (columns, of b) per block scale, by operand that has block scales.
+        product: What is computed, if it is not torch.matmul's product.
+        grouping: The groups of a grouped GEMM.
+        groups: Their number, or 0.
+        swapped: Whether to compute D^T = B^T @ A^T. None: if D is column-major, as kernels store rows faster.
     """
     graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
     arrays: dict[str, Matrix] = {}
@@ -83,9 +99,10 @@ def orient_problem(
 
 
 def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False) -> Matrix:
-    """Return an array as a Matrix of (batch, rows, columns).
+    """Return an array of up to three dimensions as a Matrix of (batch, rows, columns).
 
-    `broadcast`: rows and columns of length 1 are broadcast, with stride 0.
+    `batch`: the GEMM's batch, over which an array without a batch, or with a batch of 1, is broadcast. `broadcast`: a
+    single row or column is broadcast, too: its stride is 0.
     """
     array_batch, m, n = (1, 1, 1, *x.shape)[-3:]
     array_batch_stride, row_stride, col_stride = (0, 0, 0, *x.strides)[-3:]
@@ -99,7 +116,7 @@ def to_matrix(x: ArrayInfo, batch: int, broadcast: bool = False) -> Matrix:
 
 
 def _fold_batch(p: Problem) -> Problem:
-    """Return the problem with its batch folded into M, if possible.
+    """Return the problem with its batch folded into M, as one GEMM of batch * m rows; unchanged if impossible.
 
     One row stride must reach all rows of a, of its scales and of d; b and its scales must be broadcast.
     """
@@ -114,10 +131,10 @@ def _fold_batch(p: Problem) -> Problem:
 
 
 def _stack_scale_batch(x: Scale, m: int) -> Scale | None:
-    """Return scales of a with the batch folded into rows, or None.
+    """Return the block scales of a with the batch folded into rows; None if that is impossible or slower.
 
-    None also if a scale would cover rows of two batches, and if TMA can load the scales of the batch but could not load
-    the stacked ones.
+    It is impossible if a scale would cover rows of two batches, or if one row stride does not reach all rows. It is
+    slower if TMA can load the scales with their batch, but not the folded ones. `m`: rows of a per batch.
     """
     matrix = _stack_batch(x.matrix)
     stacked = replace(x, matrix=matrix) if matrix and m % x.granularity == 0 else None

@@ -23,13 +23,13 @@ from gemmsmith.graph.frontend.fingerprint import fingerprint
 _SCALE_A, _SCALE_B = map(operand_argument, SCALE_NAMES.values())
 _NO_OPERANDS: Mapping[str, Any] = {}
 Key = tuple[Hashable, Hashable, Hashable]
-"""The epilogue's fingerprint, or its identity without one; the key of the arrays; the options."""
+"""The epilogue's fingerprint, or its id if it has none; the key of the arrays (`read_arrays`); the options."""
 
 
 class Request(NamedTuple):
     """The arrays and options of out = epilogue(a @ b), each as in `gemm`; `bind` checks them.
 
-    Requests are equal if one plan and its launches serve them: they may differ in addresses, and in numbers.
+    Requests are equal if the same plan and launches compute them: they may differ in addresses, and in numbers.
 
     Attributes:
         a: (m, k) or (batch, m, k), an array, a Spec or an ArrayInfo.
@@ -37,7 +37,8 @@ class Request(NamedTuple):
         operands: The epilogue's operands by name, and the arrays of the design or of the groups.
         epilogue: A function, a graph, a visitor tree (an object with a method `graph()` that returns one), or None.
         grouping: The groups of a grouped GEMM, whose table is one of `operands`.
-        fingerprint: Hash key of the epilogue, whose graph is that of this key, or None for one that is taken now.
+        fingerprint: Hash key of the epilogue, if it was computed before; the epilogue is then restored from it. None:
+            it is computed when it is needed.
     """
 
     a: Any
@@ -65,7 +66,7 @@ class Request(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What a plan is found by; without a hash if an option has none, which `bind` refuses."""
+        """The key of a plan in caches. It is not hashable if an option is not; `bind` refuses such an option."""
         arrays, _ = read_arrays(self.a, self.b, outputs_by_name(self.out), self.operands, self.scale_a, self.scale_b)
         source = self.fingerprint or fingerprint(self.epilogue) or (None, id(self.epilogue))
         return source, arrays, (type(self.out), self[OPTIONS])
@@ -81,14 +82,16 @@ class Request(NamedTuple):
 
 
 OPTIONS = slice(Request._fields.index("out_dtype"), Request._fields.index("fingerprint"))
+"""The fields of a Request that are neither arrays nor of the epilogue."""
 
 
 def read_arrays(
     a: Any, b: Any, results: Mapping[str, Any], operands: Mapping[str, Any], scale_a: Any = None, scale_b: Any = None
 ) -> tuple[Hashable, dict[str, Any]]:
-    """Return a key of everything but addresses and numbers, and these by their Pointers' names.
+    """Return a hashable key of the arrays' layouts; and by Pointer name the addresses and numbers, which it leaves out.
 
-    Raises ArgumentError for what is neither an array nor a number, and for a torch tensor whose gradient would be lost.
+    The key has dtypes, shapes, strides, devices and addresses modulo 16. Raises ArgumentError for an object that is
+    neither an array nor a number, and for a torch tensor that requires grad, whose gradient would be lost.
     """
     a_signature, a_address = cache_key_and_address(a, "a")
     b_signature, b_address = cache_key_and_address(b, "b")
@@ -108,7 +111,10 @@ def read_arrays(
 
 
 def _read_operand(x: Any, name: str, pointer: str, pointers: dict[str, Any]) -> tuple[Hashable, ...]:
-    """Return an operand's key; its address, or the number, is added to `pointers`."""
+    """Return an operand's part of the key of `read_arrays`, and add its address, or the number, to `pointers`.
+
+    `name`: the caller's name, for messages; `pointer`: the Pointer's.
+    """
     if isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real)):
         try:
             pointers[pointer] = float(x)

@@ -23,7 +23,11 @@ def primary_result_name(graph: EpilogueGraph) -> str:
 
 
 def outputs_by_name(out: Any, primary: str = "out", allow_several: bool = True) -> dict[str, Any]:
-    """Normalize `out` (an array, or, with `allow_several`, a tuple, list or dict) to a dict by result name."""
+    """Return the caller's `out` as a dict by result name; {} if it is None.
+
+    A single array is the result `primary`. `allow_several`: a tuple, list or dict has several arrays; otherwise (for a
+    GEMM without an epilogue) it counts as one array, which `describe` refuses.
+    """
     if out is None:
         return {}
     if not allow_several or is_array(out) or not isinstance(out, (Mapping, tuple, list)):
@@ -32,7 +36,10 @@ def outputs_by_name(out: Any, primary: str = "out", allow_several: bool = True) 
 
 
 def arrange_results(results: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return the results as one array, a tuple or a dict, depending on their names."""
+    """Return the results in the form that the epilogue returned: one array, a tuple, or a dict.
+
+    An epilogue without names for its results has "out", or DEFAULT_NAMES in order.
+    """
     if len(names) == 1 and names[0] == "out":
         return results["out"]
     if tuple(names) == DEFAULT_NAMES[: len(names)]:
@@ -43,7 +50,14 @@ def arrange_results(results: Mapping[str, Any], names: Sequence[str]) -> Any:
 def describe_results(
     graph: EpilogueGraph, outputs: Mapping[str, Any], shape: tuple[int, ...], groups_of_rows: int
 ) -> dict[str, ArrayInfo]:
-    """Return the ArrayInfo of every result, by name: of the given array, which is checked, or of one to allocate."""
+    """Return the ArrayInfo of every result, by name: of the caller's array, which is checked, or of one to allocate.
+
+    Args:
+        graph: The epilogue.
+        outputs: The caller's arrays for results, by name; some or all may be missing.
+        shape: The product's shape, (m, n) or (batch, m, n).
+        groups_of_rows: In how many groups the rows are, each of which is reduced by itself; 0 if there are none.
+    """
     names = graph.result_names
     if unknown := set(outputs) - set(names):
         raise ArgumentError(
@@ -65,9 +79,10 @@ def describe_results(
 def result_shape(
     graph: EpilogueGraph, result: Result, shape: tuple[int, ...], groups_of_rows: int = 0
 ) -> tuple[int, ...]:
-    """Return the shape of a result of a GEMM of `shape`. Raises EpilogueError for a result without the accumulator.
+    """Return the shape of a result of a GEMM whose product has `shape`, (m, n) or (batch, m, n).
 
-    `groups_of_rows`: into how many groups the rows are divided, of which each is reduced by itself.
+    `groups_of_rows`: in how many groups the rows are, each of which is reduced by itself; 0 if there are none. Raises
+    EpilogueError for a result that does not depend on the accumulator.
     """
     *batch, m, n = shape
     node = graph.nodes[result.node]
@@ -94,9 +109,9 @@ def result_shape(
 
 
 def result_strides(graph: EpilogueGraph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the strides of a newly allocated result of that shape.
+    """Return the strides, in elements, of a result of that shape that is to be allocated; None: row-major.
 
-    Scales are M-major and padded to 16 bytes for the next GEMM's TMA loads; None (row-major) otherwise.
+    Scales of a quantized result are column-major, with columns padded to 16 bytes, as the next GEMM's TMA loads them.
     """
     if graph.nodes[result.node].op != "scale":
         return None
