@@ -129,6 +129,7 @@ class Plan:
         return "\n".join([*lines, f"operands   {', '.join(names) or 'none'}"])
 
     def __init__(self, request: Request) -> None:
+        """Bind the request to a problem, and choose a config unless the request has one. Nothing is compiled."""
         if not isinstance(request, Request):
             raise ArgumentError(f"request: got {type(request).__name__}; use gemmsmith.plan(a, b)")
         self.fingerprint = request.fingerprint or fingerprint(request.epilogue)

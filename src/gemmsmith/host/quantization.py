@@ -185,6 +185,7 @@ class _Options:
         self, x: ArrayInfo, recipe: Any, dtype: Any, transposed: bool, scale_dtype: Any, scale_order: Any,
         scale_padding: Any,
     ) -> None:  # fmt: skip
+        """Check the arguments, and replace defaults. Raises ArgumentError."""
         checks.check_addressable({"x": x})
         if len(x.shape) not in (2, 3):
             raise ArgumentError(f"x: got shape {tuple(x.shape)}; use (m, k) or (batch, m, k)")

@@ -122,7 +122,17 @@ def _prepare_and_run(
     a: Any, b: Any, epilogue: Any, recompute: bool, operands: Mapping[str, Any], scales: Mapping[str, Any],
     arguments: Arguments | None,
 ) -> Any:  # fmt: skip
-    """Return the results of a GEMM, with gradients if they are recorded; cache the call if there are `arguments`."""
+    """Return the results of a GEMM that goes through the operator, with gradients if they are recorded.
+
+    Args:
+        a: the caller's a.
+        b: the caller's b, one tensor.
+        epilogue: the epilogue, or None.
+        recompute: whether backward recomputes the GEMM.
+        operands: the epilogue's operands by name.
+        scales: scales of a and b by names that no operand has.
+        arguments: the signature under which the call is cached; None: it is not cached.
+    """
     serialized_epilogue, x, y, prepared, leading_shape, shape = prepare(
         a, b, epilogue, operands, scales, None if arguments is None else arguments.source
     )
@@ -134,6 +144,7 @@ def _prepare_and_run(
         _unflatten_leading(value, *of_result, leading_shape, shape)
         for value, of_result in zip(results, reduced, strict=True)
     ]
+    # A cached call prepares no tensors, except that it may flatten a to (m, k)
     if arguments is not None and arguments.call.needs_grad and y is b:
         inputs, folds_batch = {**operands, **scales}, x is not a
         takes_inputs = all(prepared[name] is inputs[name] for name in tensor_names(serialized_epilogue))
@@ -143,7 +154,11 @@ def _prepare_and_run(
 
 
 def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given scales in fp32, by names that no operand has."""
+    """Return those of the scales that are not None, ue8m0 converted to fp32, by name.
+
+    They become further operands: the names are "scale_a" and "scale_b", with "_" appended while an operand has the
+    name.
+    """
     scales = {}
     for name, x in (("scale_a", scale_a), ("scale_b", scale_b)):
         while name in operands:
@@ -155,7 +170,10 @@ def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> 
 
 
 def autocast(a: Any, *others: Any) -> tuple[Any, ...]:
-    """Return a and the others, cast to autocast's dtype if autocast is enabled for a's device."""
+    """Return a and the others, cast to torch.autocast's dtype if autocast is enabled for a's device.
+
+    As in torch.matmul; tensors of other dtypes than fp32, fp16 and bf16 stay as they are.
+    """
     if not (torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled()):
         return a, *others
     if not isinstance(a, torch.Tensor) or not is_autocast(a):
@@ -166,19 +184,21 @@ def autocast(a: Any, *others: Any) -> tuple[Any, ...]:
 
 
 def is_autocast(x: Any) -> bool:
-    """Return whether autocast is enabled for a tensor's device; there is none for meta."""
+    """Return whether torch.autocast is enabled for a tensor's device; the device meta has no autocast."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def is_dtensor(x: Any) -> bool:
-    """Return whether a tensor is a DTensor, without importing that."""
+    """Return whether a tensor is a DTensor, without an import of torch.distributed."""
     return hasattr(x, "device_mesh")
 
 
 def combine_two(a: Any, b: tuple[Any, ...], *others: Any) -> Any:
-    """Return two tensors b as gemm multiplies them: the tuple, if it can run immediately, or one interleaved tensor.
+    """Return two tensors b as gemm multiplies them.
 
-    Raises ArgumentError for other tuples.
+    On the fast path, if TMA can read both together, that is the tuple; otherwise it is a copy, one tensor whose columns
+    are theirs in turns, 8 at a time. `others`: further tensors of the call. Raises ArgumentError for a tuple that is
+    not of two tensors of the same shape.
     """
     for x in b:
         if isinstance(x, torch.Tensor):
@@ -204,7 +224,15 @@ def check_operands_are_read(epilogue: Any, operands: Mapping[str, Any]) -> None:
 def prepare(
     a: Any, b: Any, epilogue: Any, operands: Mapping[str, Any], scales: Mapping[str, Any], source: Hashable = None
 ) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
-    """Validate and prepare the arguments of a GEMM. `source`: the epilogue's fingerprint, or None.
+    """Check the arguments of a GEMM, and prepare them for the operator.
+
+    Args:
+        a: the caller's a.
+        b: the caller's b, one tensor.
+        epilogue: the epilogue, or None.
+        operands: the epilogue's operands by name.
+        scales: scales of a and b by names that no operand has.
+        source: the epilogue's fingerprint, or None.
 
     Returns:
         The serialized epilogue; a, b and the operands as they are passed to the operator, with the batch folded into M
@@ -247,8 +275,16 @@ def read_operands(
 ) -> tuple[dict[str, Any], OperandSignature]:
     """Return an epilogue's operands, by name, as the operator takes them, and their signature.
 
-    `shape`: that of a @ b, (m, n) or (batch, m, n). `leading_shape`: the dimensions of the caller's a of which the
-    batch consists; those of operands are flattened, too.
+    Args:
+        operands: the caller's operands by name.
+        a: the tensor a, whose device they must be on.
+        shape: the shape of a @ b, (m, n) or (batch, m, n).
+        leading_shape: the leading dimensions of the caller's a, which are flattened to the batch; those of operands
+            are flattened, too.
+
+    Raises:
+        ArgumentError: an operand has a wrong type, dtype or device.
+        EpilogueError: an operand does not broadcast to a @ b.
     """
     values: dict[str, Any] = {}
     signature: OperandSignature = ()
@@ -271,7 +307,11 @@ def read_operands(
 
 
 def is_fast_path(a: Any, *others: Any) -> bool:
-    """Return whether gemmsmith.gemm can run immediately: plain tensors on a GPU, no gradients, modes or transforms."""
+    """Return whether gemmsmith.gemm can run without torch's dispatcher.
+
+    It can if a, of at most three dimensions, is on a Hopper GPU, all of them are plain tensors, numbers or None, and
+    no gradients are recorded, nor any mode, transform or trace is active.
+    """
     if sees_operators() or not isinstance(a, torch.Tensor) or a.dim() > 3 or not runs_kernels(a):
         return False
     grad_enabled = torch.is_grad_enabled()
@@ -285,9 +325,10 @@ def is_fast_path(a: Any, *others: Any) -> bool:
 
 
 def _is_symbolic(x: Any) -> bool:
-    """Return whether compiled code does not know a number's value.
+    """Return whether a number is symbolic: Dynamo compiles code for all its values, and does not know the value.
 
-    As a float argument of the custom operator such a number would be specialized: each value would be compiled anew.
+    Such a number is passed as a tensor: as a float argument of the operator it would be specialized, and each value
+    would be compiled anew.
     """
     return torch.compiler.is_dynamo_compiling() and not has_static_value(x)
 
@@ -305,7 +346,10 @@ def expect_tensor(name: str, x: Any) -> None:
 
 
 def check_tensor(name: str, x: Any, a: Any) -> None:
-    """Raise ArgumentError if x is not a tensor that can be read."""
+    """Raise ArgumentError if x is no dense, real tensor on a's device, or has a tangent of forward mode.
+
+    `name`: the argument's name, for the message.
+    """
     expect_tensor(name, x)
     if x.layout is not torch.strided:
         raise ArgumentError(f"{name}: got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
@@ -318,16 +362,16 @@ def check_tensor(name: str, x: Any, a: Any) -> None:
 
 
 def _check_operand(name: str, x: Any, a: Any) -> None:
-    """Raise ArgumentError if x cannot be an epilogue's operand."""
+    """Raise ArgumentError if x cannot be an epilogue's operand of this name, for this tensor a."""
     check_tensor(name, x, a)
     if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
         raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
 
 
 def as_batched_input(x: Any, weight: Any) -> Any:
-    """Return a layer's input, with a row dimension if it is one row.
+    """Return a layer's input (..., features), as (1, features) if it has one dimension.
 
-    Raises ArgumentError if the shape, dtype or device does not match the layer's weight.
+    Raises ArgumentError if the shape, dtype or device does not match the layer's weight (out_features, features).
     """
     expect_tensor("input", x)
     if x.dim() == 0 or x.shape[-1] != weight.shape[-1]:
@@ -340,7 +384,11 @@ def as_batched_input(x: Any, weight: Any) -> Any:
 
 
 def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:
-    """Return an operand with one batch dimension: (3, 4, m, n) becomes (12, m, n). Those of length 1 are broadcast."""
+    """Return an operand with one batch dimension: (3, 4, m, n) becomes (12, m, n).
+
+    `leading_shape`: the leading dimensions of the caller's a, here (3, 4), to which the operand's own are broadcast; if
+    all of these are 1, the operand becomes (1, m, n). Raises ArgumentError if the operand, `name`, has more of them.
+    """
     if x.dim() <= 2 or (x.dim() == 3 and len(leading_shape) < 2):
         return x
     own_leading = x.shape[:-2]
@@ -352,7 +400,10 @@ def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:
 
 
 def _check_scale_shape(name: str, scale: tuple[Any, ...], shape: tuple[Any, ...]) -> None:
-    """Raise ArgumentError unless a scale of this shape is one of the whole operand, of a's rows or of b's columns."""
+    """Raise ArgumentError unless a scale is a scalar, one per row of a (m, 1), or one per column of b (1, n).
+
+    `name` begins with "scale_a" or "scale_b". `scale`: the scale's shape; `shape`: that of a @ b.
+    """
     vector = (shape[-2], 1) if name.startswith("scale_a") else (1, shape[-1])
     if scale[-2:] not in ((), (1,), (1, 1), vector):
         raise ArgumentError(
@@ -362,10 +413,14 @@ def _check_scale_shape(name: str, scale: tuple[Any, ...], shape: tuple[Any, ...]
 
 @dynamo_constant
 def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
-    """Fold the batch into M if no operand or reduction distinguishes batches from rows.
+    """Change an epilogue so that the rows of all batches are the rows of one GEMM.
+
+    That is possible if no operand and no reduction distinguishes batches from rows: an operand varies along both or
+    neither, and a reduction sums both or neither.
 
     Returns:
-        The serialized epilogue for the folded GEMM, whether folding is possible, and the operands with a batch of rows.
+        The serialized epilogue for the folded GEMM (unchanged if that is impossible), whether it is possible, and the
+        names of the operands with a batch, which is to be folded, too.
     """
     graph = graph_serialization.deserialize(epilogue)
     divides_rows = any(n.op in ("chunk", "interleave") and n.attribute[-1] == "m" for n in graph.nodes)
@@ -380,7 +435,7 @@ def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
 
 @dynamo_constant
 def _reduced_dims(epilogue: str) -> tuple[tuple[str, bool], ...]:
-    """Return which of the dimensions b, m, n each result reduces, and whether it keeps them with length 1."""
+    """Return for each result the dimensions that it reduces (letters of "bmn"), and whether it keeps them as 1."""
     graph = graph_serialization.deserialize(epilogue)
     nodes = [(graph.nodes[r.node], r.keepdim) for r in graph.results]
     return tuple((reduced_dims(n.attribute[1]) if n.op == "reduce" else "", keepdim) for n, keepdim in nodes)
@@ -389,7 +444,15 @@ def _reduced_dims(epilogue: str) -> tuple[tuple[str, bool], ...]:
 def _unflatten_leading(
     x: Any, reduced: str, keepdim: bool, leading_shape: tuple[Any, ...], shape: tuple[Any, ...]
 ) -> Any:
-    """Return a result whose batch has a's leading dimensions. `reduced`: the dimensions b, m, n that it reduces."""
+    """Return a result with the leading dimensions of the caller's a in place of the batch, or of rows folded with it.
+
+    Args:
+        x: the operator's result.
+        reduced: the dimensions that it reduces: letters of "bmn".
+        keepdim: whether reduced dimensions are kept with length 1.
+        leading_shape: the leading dimensions.
+        shape: the shape of a @ b before batches were folded into M.
+    """
     if not leading_shape:
         return x
     result_shape: list[Any] = []

@@ -56,12 +56,16 @@ def differentiable_gemm(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float] = (), operands: Sequence[Any] = (),
     recompute: bool = False, offsets: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the results of a serialized epilogue on a @ b, with gradients if they are recorded.
+    """Return the results of an epilogue on a @ b, in the graph's order, with gradients if they are recorded.
 
-    a is (m, k) or (batch, m, k), b (k, n) or (batch, k, n); `numbers` and `operands` are the epilogue's operands that
-    are numbers and that are tensors. These, and the results, are in the graph's order. `recompute`: save nothing beyond
-    the results, and recompute the GEMM in backward. `offsets`: (groups,), the ends of groups of rows; then a is (m, k)
-    and b (groups, k, n).
+    Args:
+        epilogue: the serialized epilogue.
+        a: (m, k) or (batch, m, k).
+        b: (k, n) or (batch, k, n); (groups, k, n) with offsets.
+        numbers: the epilogue's operands that are numbers, in the graph's order.
+        operands: the epilogue's operands that are tensors, in the graph's order.
+        recompute: save nothing beyond the results, and recompute the GEMM in backward.
+        offsets: (groups,), the ends of groups of a's rows, each of which is multiplied by a matrix of b; or None.
 
     Raises:
         ArgumentError: something requires a gradient that does not have one.
@@ -75,7 +79,11 @@ def run_forward(
     spec: ForwardSpec, wrt: Names, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any],
     offsets: Any = None, apply: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Run a forward plan, by `apply` if it is given, and return the user's results."""
+    """Run a forward pass as `plan_forward` has planned it, record its gradients, and return the user's results.
+
+    `spec`, `wrt`: the plan, and the inputs that need gradients. `apply`: calls an autograd.Function with the arguments
+    of `GemmFunction.forward`; None: that of `GemmFunction`. The others are those of `differentiable_gemm`.
+    """
     if apply is None:
         slow = torch.compiler.is_dynamo_compiling() or in_functorch_transform()
         apply = GemmFunction.apply if slow else fast_apply
@@ -84,7 +92,10 @@ def run_forward(
 
 
 def plan_forward(epilogue: str, a: Any, b: Any, operands: Sequence[Any], recompute: bool) -> tuple[ForwardSpec, Names]:
-    """Return the forward plan of an epilogue, and the names of the inputs that need gradients."""
+    """Return the plan of an epilogue's forward pass, and the names of the inputs that need gradients.
+
+    The arguments are those of `differentiable_gemm`. The names are A, B and those of operands.
+    """
     needs_all = in_functorch_transform()
     inputs = zip((A, B, *tensor_names(epilogue)), (a, b, *operands), strict=True)
     wrt = tuple([name for name, x in inputs if x.requires_grad or (needs_all and x.is_floating_point())])
@@ -94,7 +105,10 @@ def plan_forward(epilogue: str, a: Any, b: Any, operands: Sequence[Any], recompu
 
 
 class GemmFunction(torch.autograd.Function):
-    """The results of an epilogue: the user's, then those that only backward reads."""
+    """The autograd function of a GEMM with its epilogue: returns the user's results, then those that backward reads.
+
+    A separate `setup_context`, and `vmap`, make it work in torch.func's transforms.
+    """
 
     @staticmethod
     def forward(
@@ -104,7 +118,7 @@ class GemmFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        """Keep what backward reads, and the inputs' shapes."""
+        """Save the tensors that backward reads, the numbers, and the shapes of a, b and the operands."""
         spec, wrt, numbers, offsets, *arrays = inputs
         ctx.spec, ctx.wrt, ctx.numbers, ctx.dtype = spec, wrt, numbers, arrays[0].dtype
         ctx.shapes, ctx.b_is_column_major = [x.shape for x in arrays], is_column_major(arrays[1])
@@ -116,7 +130,11 @@ class GemmFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
-        """Run a batch of calls: as one batched GEMM if a and b are matrices, else one after the other."""
+        """Run the calls of torch.func.vmap: as one batched GEMM if a and b are matrices, else one after the other.
+
+        `info.batch_size`: how many calls. `dims`: the dimension of each input along which the calls' inputs lie, or
+        None if all calls get the same. Returns the results, stacked along dimension 0, and that 0.
+        """
         spec, wrt, scalars, offsets, *arrays = inputs
         if offsets is not None:
             raise ArgumentError("offsets: got torch.vmap of a grouped GEMM; use a loop")
@@ -141,13 +159,16 @@ class GemmFunction(torch.autograd.Function):
 
 
 def _apply_in_transform(*arguments: Any) -> tuple[Any, ...]:
-    """Apply `GemmFunction` in an operator's Autograd kernel that a transform of torch.func has called at its level."""
+    """Apply `GemmFunction` in an operator's Autograd kernel, which one transform of torch.func has called at its level.
+
+    Transforms around that one call the kernel again, from the operator that `forward` calls.
+    """
     with enable_single_level_autograd_function():
         return _FunctionAtLevel.apply(*arguments)  # type: ignore[no-any-return]
 
 
 class _FunctionAtLevel(torch.autograd.function._SingleLevelFunction):
-    """`GemmFunction` at the level of one transform, as torch's transforms make it."""
+    """`GemmFunction` at the level of one transform of torch.func; torch makes such a class for an autograd.Function."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Any, ...]:
@@ -162,7 +183,13 @@ fast_apply = super(torch.autograd.Function, GemmFunction).apply
 
 
 def run_backward(ctx: Any, saved_tensors: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the gradients of the inputs of `GemmFunction`, from those of its outputs."""
+    """Return the gradients of the inputs of `GemmFunction.forward`, from those of its outputs.
+
+    Args:
+        ctx: the context, with the attributes that `setup_context` sets.
+        saved_tensors: offsets (or None), and the tensors of the forward plan's `saved_names`.
+        gradients: for each output its gradient, or None.
+    """
     epilogue, dtype, (offsets, *saved) = ctx.spec.epilogue, ctx.dtype, saved_tensors
     shape = matmul_shape(*ctx.shapes[:2]) if offsets is None else (ctx.shapes[0][0], ctx.shapes[1][2])
     values = dict(zip(ctx.spec.saved_names, saved, strict=True))
@@ -176,7 +203,8 @@ def run_backward(ctx: Any, saved_tensors: Sequence[Any], gradients: Sequence[Any
         is_hidden = name.startswith(SAVED_PREFIX) and torch.compiler.is_dynamo_compiling()
         if g is not None and i not in ctx.spec.nondifferentiable and not is_hidden:
             outputs.append(name)
-            if reads_rows_behind:  # rows behind the last group are constant
+            # Rows behind the last group are constant zeros: their gradient must not reach an operand
+            if reads_rows_behind:
                 g = torch.where(torch.arange(shape[0], device=g.device).unsqueeze(1) < offsets[-1], g, 0)
             values[GRAD_OUTPUT_PREFIX + name] = g
     if not outputs:
@@ -201,7 +229,10 @@ def run_backward(ctx: Any, saved_tensors: Sequence[Any], gradients: Sequence[Any
 def save_for_backward(
     ctx: Any, spec: ForwardSpec, offsets: Any, arrays: Sequence[Any], outputs: tuple[Any, ...]
 ) -> None:
-    """Save what the backward pass of a forward spec reads."""
+    """Save on `ctx` the tensors that the backward pass of a forward plan reads.
+
+    `arrays`: a, b and the operands. `outputs`: all results, those included that only backward reads.
+    """
     saveable = (*arrays, *outputs)
     ctx.save_for_backward(offsets, *[saveable[i] for i in spec.saved_indices])
     ctx.set_materialize_grads(False)
@@ -212,10 +243,17 @@ def save_for_backward(
 def _expand_reduction_grad(
     r: ReductionResult, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any
 ) -> None:
-    """Let a reduction's value and gradient in `values` broadcast against the matrix of this shape that was reduced.
+    """Unsqueeze a reduction's value and gradient in `values`, so that they broadcast against the reduced matrix.
 
-    Also divides the gradient of a mean by the number of elements, and that of a maximum or minimum by the number of
-    elements that are equal to it. `dtype` is a's; a new tensor is made like `like`.
+    Also divide the gradient of a mean by the number of elements, and that of a maximum or minimum by the number of
+    elements that are equal to it.
+
+    Args:
+        r: the result that is a reduction.
+        values: tensors by the names of `derivative`'s operands, such as d_name for a gradient; modified.
+        shape: the shape of a @ b.
+        dtype: a's dtype.
+        like: a tensor of the device on which new ones are made.
     """
     dims = [i for i, index in enumerate("bmn"[3 - len(shape) :]) if index in r.over]
     for name in (GRAD_OUTPUT_PREFIX + r.name, OUTPUT_PREFIX + r.name):
@@ -235,9 +273,15 @@ def _expand_reduction_grad(
 def _run_grad_kernel(
     kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any, offsets: Any = None
 ) -> dict[str, Any]:
-    """Run a kernel of the backward pass on what it reads of `values`, and return its results by name.
+    """Run a kernel of the backward pass, and return its results by name.
 
-    `shape` and `dtype`: of a @ b. A kernel that does not read a @ b gets an empty a and b instead, made like `like`.
+    Args:
+        kernel: the kernel.
+        values: tensors and numbers by name: A, B, and the names of `derivative`'s operands.
+        shape: the shape of a @ b.
+        dtype: a's dtype.
+        like: a tensor of the device. A kernel that does not read a @ b gets an a and a b with k = 0, made like it.
+        offsets: the ends of groups of rows, or None.
     """
     tensors = [
         values[name].expand(*shape[:-1], shape[-1] // columns_per_value) if columns_per_value else values[name]
@@ -255,7 +299,10 @@ def _run_grad_kernel(
 
 
 def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any) -> tuple[Any, Any]:
-    """Return the gradients of a and b, from the accumulator's."""
+    """Return the gradients of a and b, grad_acc @ b.mT and a.mT @ grad_acc; None for one that is not needed.
+
+    `grad_acc`: the accumulator's gradient, or None if it is zero. `a` and `b`: None if their values are not needed.
+    """
     grad_a = grad_b = None
     if grad_acc is not None and ctx.needs_input_grad[4]:
         (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, transposed(b), offsets=offsets)
@@ -267,17 +314,21 @@ def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any, offsets: Any) -> tupl
 
 
 def is_column_major(b: Any) -> bool:
-    """Return whether the elements of a column follow one another, as in the transpose of a parameter."""
+    """Return whether columns are contiguous in memory, as in the transpose of a row-major parameter."""
     return b.dim() > 1 and b.stride(-2) == 1 and b.stride(-1) > 1  # type: ignore[no-any-return]
 
 
 def weight_gradient(a: Any, gradient: Any, column_major: bool, offsets: Any = None) -> Any:
-    """Return a.mT @ gradient, for each group of rows if there are `offsets`.
+    """Return the gradient of b in a @ b, which is a.mT @ gradient.
 
-    `column_major`: so are the results, as autograd would otherwise copy the gradient of a parameter whose transpose is
-    multiplied.
+    Args:
+        a: (m, k) or (batch, m, k).
+        gradient: the gradient of a @ b.
+        column_major: whether b is: then so is the result. Otherwise autograd would copy the gradient of a parameter
+            whose transpose is b.
+        offsets: the ends of groups of rows; then the result is (groups, k, n), from each group's rows. Or None.
     """
-    x, y = (gradient, a) if column_major else (a, gradient)
+    x, y = (gradient, a) if column_major else (a, gradient)  # column-major: the transpose of gradient.mT @ a
     if offsets is not None:
         product = differentiable_slices(transposed(x), y, offsets)
     else:
@@ -296,7 +347,7 @@ def differentiable_slices(a: Any, b: Any, offsets: Any) -> Any:
 
 
 class _SlicesFunction(torch.autograd.Function):
-    """A product along K by groups, whose gradients are products of groups of rows."""
+    """`differentiable_slices` as an autograd function: the gradients are products of groups of rows."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, offsets: Any) -> Any:
@@ -307,7 +358,7 @@ class _SlicesFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         """Return the gradients of a and b, products of groups of rows; offsets have none."""
         (a, b, offsets), grad_a, grad_b = ctx.saved_tensors, None, None
-        if ctx.needs_input_grad[0]:  # (k, m), by groups of rows
+        if ctx.needs_input_grad[0]:  # its transpose (k, m), whose rows are divided into the groups
             (grad_a,) = differentiable_gemm(PLAIN_GEMM, b, transposed(gradient), offsets=offsets)
             grad_a = transposed(grad_a)
         if ctx.needs_input_grad[1]:
@@ -316,9 +367,10 @@ class _SlicesFunction(torch.autograd.Function):
 
 
 def transposed(x: Any) -> Any:
-    """Return x.mT, in a backward pass of a saved tensor, too.
+    """Return x.mT, for saved tensors of a backward pass, too.
 
-    Dynamo reads attributes of saved tensors before the forward pass, and compiled autograd then misses them.
+    The attribute mT would fail there: Dynamo reads attributes of saved tensors before the forward pass, and compiled
+    autograd then misses them.
     """
     return x.transpose(-2, -1)
 
@@ -340,7 +392,7 @@ def _as_batched_matrix(x: Any) -> Any:
 
 @dynamo_constant
 def _batch_operands(epilogue: str, names: tuple[str, ...]) -> str:
-    """Return the serialized epilogue with these operands batched."""
+    """Return the serialized epilogue whose operands of these names have a value for each batch."""
     graph = graph_serialization.deserialize(epilogue)
     operands = [
         replace(o, broadcast_dims=o.broadcast_dims._replace(batch=o.broadcast_dims.batch or o.name in names))
@@ -349,9 +401,9 @@ def _batch_operands(epilogue: str, names: tuple[str, ...]) -> str:
     return graph_serialization.serialize(EpilogueGraph(graph.nodes, tuple(operands), graph.results))
 
 
-# -- the Autograd kernels of operators, which exported programs, and compiled code for two, need for their gradients ---
+# -- the Autograd kernels of operators: exported programs and some compiled code call operators and need gradients ---
 def _autograd_kernel(op: Any) -> Callable[..., Any]:
-    """Return an operator's Autograd kernel, which records gradients if there are any."""
+    """Return the kernel of an operator gemm_{o} for the dispatch key Autograd, which records gradients if needed."""
 
     def kernel(
         a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]

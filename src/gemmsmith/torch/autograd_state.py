@@ -23,13 +23,16 @@ def in_functorch_transform() -> bool:
 
 @assume_constant_result  # Dynamo enters the transforms that it traces, and guards the others
 def _transforms() -> tuple[str, ...]:
-    """Return the names of torch.func's active transforms; forward mode is a Jvp."""
+    """Return the names of torch.func's active transforms, such as "Vmap" and "Grad"; forward mode counts as "Jvp"."""
     stack = torch._C._functorch.get_interpreter_stack() or ()
     return (*(interpreter.key().name for interpreter in stack), *["Jvp"] * (forward_ad._current_level >= 0))
 
 
 def refuse_transforms(name: str) -> None:
-    """Raise ArgumentError, about the argument `name`, in vmap, in forward mode, and in compiled torch.func.grad."""
+    """Raise ArgumentError in vmap, in forward mode, and in compiled torch.func.grad, which MoE experts do not support.
+
+    `name`: the argument that the message names.
+    """
     transforms = _transforms()
     if "Vmap" in transforms:
         raise ArgumentError(f"{name}: got torch.func.vmap, which the experts do not support; use a batch (..., dim)")
@@ -40,10 +43,10 @@ def refuse_transforms(name: str) -> None:
 
 
 def operators_record_gradients() -> bool:
-    """Return whether operators are recorded whose Autograd kernels will record gradients.
+    """Return whether a program is recorded now that will call operators, whose Autograd kernels then record gradients.
 
-    torch.export and torch.jit.trace record them, and Dynamo within transforms of torch.func: there it sees of a tensor
-    that requires a gradient that it requires none, and would not record an autograd.Function.
+    torch.export and torch.jit.trace record one; so does Dynamo within transforms of torch.func. There Dynamo takes
+    tensors that require gradients for ones that do not, and would not record an autograd.Function.
     """
     return bool(_is_exporting() or (torch.compiler.is_dynamo_compiling() and _transforms()))
 
@@ -54,8 +57,8 @@ def _is_exporting() -> bool:
 
 
 def needs_grad(*tensors: Any) -> bool:
-    """Return whether autograd records gradients of these tensors."""
-    if torch.compiler.is_dynamo_compiling() and _transforms():  # it does not see which require gradients
+    """Return whether gradients of one of these tensors are recorded, now or when a recorded program runs."""
+    if torch.compiler.is_dynamo_compiling() and _transforms():  # Dynamo does not see which tensors require gradients
         return bool(torch.is_grad_enabled())
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
@@ -66,7 +69,10 @@ def records_now(*tensors: Any) -> bool:
 
 
 def check_once_differentiable() -> None:
-    """Raise ArgumentError if a backward pass is itself recorded, by create_graph=True or torch.func.grad."""
+    """Raise ArgumentError in a backward pass that is itself recorded: its function has no second derivatives.
+
+    create_graph=True and torch.func.grad record backward passes.
+    """
     if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
         if torch._C._functorch.get_interpreter_stack():
             raise ArgumentError(

@@ -1,6 +1,7 @@
 """What forward saves and backward computes for an epilogue: constants that torch.compile does not trace.
 
-Names are those of graph.frontend.derivative: x_name is an operand, y_name a result, d_name the gradient of a result.
+Names are those of graph.frontend.derivative: x_name is an operand, y_name a result, d_name the gradient of a result,
+g_name the gradient of an operand, and "out" the gradient of the accumulator A @ B. Epilogues are serialized graphs.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ R = TypeVar("R")
 
 
 def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
-    """Cache a function of constants, and let Dynamo call it while it compiles instead of tracing it.
+    """Decorate a function of constants: its results are cached, and Dynamo calls it instead of tracing it.
 
-    Its errors are raised in what Dynamo traces, which makes them errors of the user's code.
+    Its errors are returned as values, and raised in code that Dynamo traces, so that they become errors of the user's
+    code instead of errors of Dynamo.
     """
     cached: Callable[..., Any] = lru_cache(maxsize=1024)(function)
 
@@ -59,7 +61,7 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function; while Dynamo compiles, as a constant."""
+        """Call the function; while Dynamo compiles, by way of `outcome`."""
         if not torch.compiler.is_dynamo_compiling():
             return cached(*args, **kwargs)  # type: ignore[no-any-return]
         value, error, message = outcome(*args, **kwargs)
@@ -72,10 +74,15 @@ def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class GradKernel(NamedTuple):
-    """A GEMM whose outputs are gradients (or tie counts).
+    """A GEMM of the backward pass, whose results are gradients or numbers of elements equal to a maximum or minimum.
 
-    `tensors` are the operands' names, each with the columns per value (see `BroadcastDims`) of the matrix to which a
-    reduction's gradient is expanded, or 0 if it is not expanded.
+    Attributes:
+        epilogue: its serialized epilogue.
+        reads_accumulator: whether that reads A @ B; otherwise the kernel runs with k = 0.
+        tensors: names of the operands that are tensors. With each is 0, or, for the gradient of a reduction that is
+            read as a matrix, the columns per value of that matrix (see `BroadcastDims`), to which it is expanded first.
+        numbers: names of the operands that are numbers.
+        results: names of the results: "out", and g_name for the gradient of an operand.
     """
 
     epilogue: str
@@ -86,11 +93,16 @@ class GradKernel(NamedTuple):
 
 
 class ReductionResult(NamedTuple):
-    """A result that is a reduction over `over`, some of the dimensions b, m, n.
+    """A result that is a reduction, as the backward pass needs to know it.
 
-    `is_mean`: the gradient is divided by the number of elements. `input_column_divisor`: N divided by it is the number
-    of columns of the input (see `BroadcastDims`).
-    `tie_count_kernel`: if it is a maximum or minimum, the kernel that counts the elements equal to it, else None.
+    Attributes:
+        name: its name.
+        over: the reduced dimensions, letters of "bmn".
+        keepdim: whether they are kept with length 1.
+        is_mean: whether the gradient is divided by the number of elements.
+        input_column_divisor: N divided by it is the number of columns of the input (see `BroadcastDims`).
+        tie_count_kernel: for a maximum or minimum with a gradient, the kernel that counts the elements equal to it,
+            among which its gradient is divided; else None.
     """
 
     name: str
@@ -125,11 +137,15 @@ def numbers_and_tensors(epilogue: str, operands: Mapping[str, Any]) -> tuple[lis
 
 
 class ForwardSpec(NamedTuple):
-    """Forward plan: the epilogue extended by the outputs that backward needs, and what to save.
+    """The plan of a forward pass: the epilogue, extended by results that backward reads, and what is saved.
 
-    `user_outputs` are the results that the user sees, `saved_outputs` those that backward reads. `saved_names` and
-    `saved_indices` are what backward reads, by name and by position among a, b, the tensors and the results.
-    `nondifferentiable` are the positions of results without a gradient.
+    Attributes:
+        epilogue: the extended epilogue, serialized.
+        saved_outputs: names of the matrix results that backward reads instead of computing them again.
+        user_outputs: names of the results that the user sees, the first ones.
+        saved_names: what is saved: A, B, x_name for operands, y_name for results.
+        saved_indices: the positions of these among a, b, the operands that are tensors, and the results.
+        nondifferentiable: the positions of the results without a gradient.
     """
 
     epilogue: str
@@ -146,7 +162,7 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
 
     Args:
         epilogue: the serialized epilogue.
-        wrt: names of operands, A and B.
+        wrt: the inputs that need gradients: A, B, and names of operands.
         dtype: the dtype of a, such as "torch.bfloat16".
         recompute: save nothing beyond the results, and recompute the GEMM in backward.
 
@@ -174,7 +190,7 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     serialized = serialize(extended)
     reductions, kernels, _ = make_grad_kernels(serialized, saved_outputs, differentiable_outputs, wrt, dtype)
     for kernel in kernels:
-        op_signature(kernel.epilogue)
+        op_signature(kernel.epilogue)  # raises for too many operands
     grad_kernels = [*kernels, *(r.tie_count_kernel for r in reductions if r.tie_count_kernel)]
     read_names = {name for kernel in grad_kernels for name, _ in kernel.tensors}
     reads_accumulator = any(kernel.reads_accumulator for kernel in grad_kernels)
@@ -193,7 +209,14 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
 def make_grad_kernels(
     epilogue: str, saved_outputs: Names, outputs: Names, wrt: Names, dtype: str
 ) -> tuple[tuple[ReductionResult, ...], tuple[GradKernel, ...], str]:
-    """Plan the backward pass: the gradients with respect to `wrt`, from the gradients of `outputs`.
+    """Plan the backward pass of an epilogue.
+
+    Args:
+        epilogue: the serialized epilogue of the forward plan.
+        saved_outputs: names of the results that are read instead of being computed again.
+        outputs: names of the results that have gradients.
+        wrt: the inputs whose gradients are computed: A, B, and names of operands.
+        dtype: the dtype of a, such as "torch.bfloat16".
 
     Returns:
         The results that are reductions, whose gradients are expanded first; the kernels; and the name of the result
@@ -225,10 +248,17 @@ def make_grad_kernels(
 
 @dynamo_constant
 def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, dtype: str) -> GradKernel:
-    """Plan this epilogue's backward as the epilogue of the GEMM that computes dL/d(out), e.g. the next layer's dgrad.
+    """Plan an epilogue's backward pass as the epilogue of another GEMM, which computes the gradient of its result.
 
-    The accumulator of that GEMM is the gradient of "out", the only result that users see. `wrt`: the gradients to
-    compute.
+    In an MLP that other GEMM is the next layer's dgrad (the gradient of its input): its accumulator is the gradient of
+    "out", the only result that users see, which therefore is never stored. Raises EpilogueError if the gradient needs
+    A @ B, which the other GEMM does not compute.
+
+    Args:
+        epilogue: the serialized epilogue of the forward plan.
+        saved_outputs: names of the results that are read instead of being computed again.
+        wrt: the inputs whose gradients are computed: A, B, and names of operands.
+        dtype: the dtype of a, such as "torch.bfloat16".
     """
     graph = deserialize(epilogue)
     derivative_graph = derivative(graph, ["out"], _wrt_with_accumulator(wrt), saved_outputs, graph_dtype(dtype))
@@ -244,7 +274,11 @@ def backward_fused_into_dgrad(epilogue: str, saved_outputs: Names, wrt: Names, d
 def _reduction_result(
     graph: EpilogueGraph, r: Result, saved_outputs: Names, outputs: Names, default: DType
 ) -> ReductionResult:
-    """Describe a result that is a reduction, for the computation of its gradient."""
+    """Return what the backward pass needs to know of a result that is a reduction.
+
+    `outputs`: names of the results that have gradients. `saved_outputs`: names of the results that are read instead of
+    being computed again. `default`: dtype of matrices that have none in the graph.
+    """
     (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].attribute
     tie_count_kernel = None
     if r in minmax_results(graph) and r.name in outputs:
@@ -254,7 +288,11 @@ def _reduction_result(
 
 
 def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] = ()) -> GradKernel:
-    """Return the kernel of a graph; gradients of `reductions` that it reads as a matrix are expanded to one."""
+    """Return the kernel that computes a graph of `derivative`.
+
+    `reductions`: the results that are reductions. The gradient of such a result is expanded to a matrix first, where
+    the graph reads it as one.
+    """
     reads_accumulator = any(node.op == "accumulator" for node in graph.nodes)
     reduced_grads, tensors = {GRAD_OUTPUT_PREFIX + r.name for r in reductions}, []
     for o in graph.operands:

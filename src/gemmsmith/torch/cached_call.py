@@ -1,4 +1,7 @@
-"""Repeated calls of `gemm` and `grouped_gemm` that record gradients: nothing is prepared, forward or backward."""
+"""Repeated calls of `gemm` and `grouped_gemm` that record gradients, with the launches of an earlier such call.
+
+A call with arrays of the same signatures as an earlier one plans nothing, neither its forward nor its backward pass.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,18 @@ from gemmsmith.torch.plain_tensors import Arguments, read_arrays, runs_kernels, 
 
 
 class CachedCall(NamedTuple):
-    """A call that records gradients.
+    """What an earlier call that records gradients has prepared, for calls of tensors with the same signatures.
 
-    `launches`: those of its forward pass, or None if it calls the operator. `numbers` and `tensors`: names of the
-    operands that it reads. `folds_batch`: all leading dimensions of a are folded into M. `shapes`: those of the results
-    for the caller, or None if they are not reshaped. `names`: the results' names.
+    Attributes:
+        launches: the launches of its forward pass, or None if it calls the operator instead.
+        spec: the plan of the forward pass.
+        wrt: names of the inputs that need gradients.
+        backward: its backward pass.
+        numbers: names of the operands that are numbers.
+        tensors: names of the operands that are tensors.
+        folds_batch: whether all leading dimensions of a are folded into M.
+        shapes: the results' shapes for the caller; None if the results are not reshaped.
+        names: the results' names.
     """
 
     launches: CachedRun | None
@@ -54,7 +64,15 @@ class CachedCall(NamedTuple):
     names: Names
 
     def __call__(self, pointers: dict[str, Any], a: Any, b: Any, operands: Mapping[str, Any], offsets: Any) -> Any:
-        """Run it with other tensors and numbers, and return the results in the caller's form."""
+        """Run the call with other tensors and numbers, and return the results in the form of the epilogue.
+
+        Args:
+            pointers: addresses and numbers by Pointer name; modified.
+            a: the caller's a.
+            b: the caller's b.
+            operands: the caller's operands, by name.
+            offsets: the ends of groups of rows, or None.
+        """
         numbers = tuple([validate_fp32_scalar(name, operands[name]) for name in self.numbers])
         tensors = [operands[name] for name in self.tensors]
         if self.folds_batch:
@@ -73,13 +91,25 @@ class CachedCall(NamedTuple):
 
 
 class _CachedGemmFunction(torch.autograd.Function):
-    """`GemmFunction` that runs launches. No transform sees it: it has no setup_context, which takes 2 us."""
+    """`GemmFunction` that runs cached launches.
+
+    It has no setup_context, which takes 2 us and which only torch.func's transforms need: in these no call is cached.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, call: CachedCall, pointers: dict[str, Any], numbers: Any, offsets: Any, *arrays: Any
     ) -> tuple[Any, ...]:
-        """Run the call's launches, and keep what its backward pass reads."""
+        """Run the call's launches, and save what its backward pass reads.
+
+        Args:
+            ctx: autograd's context.
+            call: the cached call.
+            pointers: addresses and numbers by Pointer name; modified.
+            numbers: the epilogue's operands that are numbers.
+            offsets: the ends of groups of rows, or None.
+            *arrays: a, b and the operands that are tensors.
+        """
         ctx.cached_backward, ctx.numbers = call.backward, numbers
         outputs = as_tuple(call.launches(pointers, arrays[0]))  # type: ignore[misc]  # there are launches
         save_for_backward(ctx, call.spec, offsets, arrays, outputs)
@@ -94,10 +124,13 @@ _apply_cached = super(torch.autograd.Function, _CachedGemmFunction).apply
 
 
 class CachedBackward:
-    """The backward passes of a forward pass, each with the launches of an earlier one that read arrays like its own."""
+    """The backward pass of a cached call: repeats the launches of an earlier backward pass with arrays like its own."""
 
     def __init__(self, spec: ForwardSpec, wrt: Names, dtype: Any, shapes: tuple[Any, ...], b_is_column_major: bool):
-        """Describe the passes: `wrt`: the inputs with gradients; `dtype`: a's; `shapes`: of a, b and the operands."""
+        """Keep what backward needs to know of the forward pass.
+
+        `wrt`: the inputs that need gradients. `dtype`: a's. `shapes`: those of a, b and the operands that are tensors.
+        """
         self._forward = spec, wrt, dtype, shapes, b_is_column_major
         gradients = [
             "" if i in spec.nondifferentiable else operand_argument(GRAD_OUTPUT_PREFIX + name)
@@ -111,7 +144,11 @@ class CachedBackward:
         self._grads = [GRAD_PREFIX + name for name in tensor_names(spec.epilogue)]
 
     def __call__(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the gradients of the inputs, from those of the results."""
+        """Return the gradients of `GemmFunction`'s inputs, from those of its results, of which some may be None.
+
+        `ctx`: autograd's context of the forward pass. The first backward pass for arrays of new signatures runs
+        `run_backward` and records its launches.
+        """
         saved_tensors, arguments = ctx.saved_tensors, None
         if not (torch.is_grad_enabled() or sees_operators()):
             values = zip(self._pointers, (*gradients, *saved_tensors, *ctx.numbers), strict=True)
@@ -127,10 +164,15 @@ class CachedBackward:
     def _find_run(
         self, runs: list[CachedRun | None], gradients: Sequence[Any], is_grouped: bool
     ) -> BackwardRun | None:  # fmt: skip
-        """Return what repeats the backward pass that has just launched `runs`.
+        """Return the launches of a backward pass that has just run, so that they can be repeated.
 
         None if the pass did more than GEMMs: if it expanded gradients of reductions, summed over batches, or set rows
         of no group to zero; or if a GEMM's launches are not cached.
+
+        Args:
+            runs: its GEMMs in order, None for one whose launches are not cached.
+            gradients: the gradients of the results, or None.
+            is_grouped: whether rows are divided into groups.
         """
         (spec, wrt, dtype, shapes, b_is_column_major), names = self._forward, result_names(self._forward[0].epilogue)
         outputs = [i for i, g in enumerate(gradients) if g is not None and self._pointers[i]]
@@ -157,11 +199,17 @@ class CachedBackward:
 
 
 class BackwardRun(NamedTuple):
-    """A backward pass that consists of launches.
+    """The launches of a backward pass that consists of GEMMs only.
 
-    `kernels`: the kernels that read the results' gradients, and the launches of each. `passthrough`: the position of
-    the result whose gradient is the accumulator's, or None. `grad_a`, `grad_b`: the launches of the GEMMs of the
-    accumulator's gradient, or None. `grads`: names of the operands' gradients. `shapes`: those of all inputs.
+    Attributes:
+        kernels: the kernels that compute gradients of the accumulator and of operands, each with its launches.
+        passthrough: the position of the result whose gradient is also the accumulator's, which then needs no kernel;
+            or None.
+        grad_a: the launches of the GEMM that computes a's gradient, or None.
+        grad_b: likewise for b.
+        b_is_column_major: whether b is; its gradient then is, too.
+        grads: names of the operands' gradients.
+        shapes: shapes of a, b and the operands that are tensors.
     """
 
     kernels: tuple[tuple[GradKernel, CachedRun], ...]
@@ -173,7 +221,10 @@ class BackwardRun(NamedTuple):
     shapes: tuple[Any, ...]
 
     def __call__(self, pointers: dict[str, Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """Launch it, and return the gradients of the inputs."""
+        """Launch the pass, and return the gradients of `GemmFunction`'s inputs, of which the first four have none.
+
+        `pointers`: addresses and numbers by Pointer name. `gradients`: those of the results, or None.
+        """
         like = next(g for g in gradients if g is not None)
         grads = {} if self.passthrough is None else {"out": gradients[self.passthrough]}
         for kernel, launches in self.kernels:
@@ -198,9 +249,19 @@ def cache_call(
     arguments: Arguments, runs: Sequence[CachedRun | None], epilogue: str, a: Any, b: Any, operands: Mapping[str, Any],
     recompute: bool, results: Sequence[Any], names: Names, folds_batch: bool = False,
 ) -> None:  # fmt: skip
-    """Cache a call that records gradients, which has just run GEMMs with these launches and returned `results`.
+    """Cache a call that records gradients, which has just run.
 
-    `epilogue` is serialized; `a`, `b` and `operands` are those of the operator.
+    Args:
+        arguments: the call's arguments, whose `call` is set.
+        runs: the GEMMs that it ran, None for one whose launches are not cached.
+        epilogue: the serialized epilogue.
+        a: a as the operator gets it.
+        b: b as the operator gets it.
+        operands: the epilogue's operands as the operator gets them, by name.
+        recompute: whether backward recomputes the GEMM.
+        results: the results as the caller gets them.
+        names: their names.
+        folds_batch: whether all leading dimensions of a are folded into M.
     """
     numbers, tensors = number_names(epilogue), tensor_names(epilogue)
     spec, wrt = plan_forward(epilogue, a, b, [operands[name] for name in tensors], recompute)

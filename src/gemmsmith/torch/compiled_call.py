@@ -1,4 +1,4 @@
-"""Calls of operators in the code that Inductor generates, each of which finds its launches without the dispatcher."""
+"""Calls of operators in the code that Inductor generates; each repeats earlier launches, without torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.plain_tensors import matches, multiplies_in_tf32, runs_kernels
 
 MAX_LAYOUTS = 4
-"""Layouts of one call's tensors that are compared, of shapes that change. Chosen; not measured."""
+"""Layouts of tensors for which one call keeps launches, as shapes may be dynamic. Chosen; not measured."""
 
 
 class _Launches(NamedTuple):
-    """The launches of a call for tensors of the layouts that `matches` accepts.
+    """The launches of a call for tensors of one layout each.
 
-    `is_tf32`: how fp32 operands are multiplied, or None if there are none. `pointers`, `numbers`: the Pointer names of
-    the tensors and of the Python numbers, in the operator's order. `run` allocates the results and launches.
+    Attributes:
+        matches: returns whether tensors have these layouts.
+        is_tf32: whether fp32 operands are multiplied in TF32; None if there are none.
+        pointers: Pointer names of the tensors, in the operator's order.
+        numbers: Pointer names of the Python numbers, in the operator's order.
+        run: allocates the results, launches, and returns them, given addresses and numbers by Pointer name and a tensor
+            of the device.
     """
 
     matches: Callable[..., bool]
@@ -34,10 +39,10 @@ class _Launches(NamedTuple):
 
 
 class CompiledCall:
-    """A call of an operator of one array b, with the operator's arguments and results.
+    """A function that replaces an operator gemm_{o} at one place of generated code; arguments and results are the same.
 
-    The first call with tensors of new layouts calls the operator; later ones launch what it has launched. The epilogue
-    must be the same in all calls.
+    The first call with tensors of new layouts calls the operator; later ones repeat its launches. The epilogue must be
+    the same in all calls, and there must be one array b (b2 is None).
     """
 
     def __init__(self, op: Any) -> None:
@@ -46,7 +51,7 @@ class CompiledCall:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the launches that are kept for tensors of these layouts; call the operator if there are none."""
-        if torch.is_grad_enabled() or _C._len_torch_dispatch_stack():  # which see the operator
+        if torch.is_grad_enabled() or _C._len_torch_dispatch_stack():  # autograd, and modes, must see the operator
             return self._op(*arguments)
         a, b, _, offsets, _, _, _, operands = arguments
         tensors = (a, b, *operands) if offsets is None else (a, b, offsets, *operands)
@@ -56,7 +61,10 @@ class CompiledCall:
         return self._call_operator(arguments, tensors)
 
     def _launch(self, launches: _Launches, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
-        """Launch what an earlier call has launched, if all addresses allow it."""
+        """Repeat an earlier call's launches; if a tensor is not aligned, or has no memory, call the operator instead.
+
+        `arguments`: the operator's. `tensors`: those among them, in the order of `launches.pointers`.
+        """
         pointers: dict[str, Any] = {}
         for name, x in zip(launches.pointers, tensors):  # noqa: B905 - strict=True takes longer
             pointers[name] = address = x.data_ptr()
@@ -68,7 +76,10 @@ class CompiledCall:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _call_operator(self, arguments: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
-        """Call the operator, and keep its launches."""
+        """Call the operator, and keep its launches if they can be repeated.
+
+        `arguments`: the operator's. `tensors`: a, b, offsets if there are any, and the operands.
+        """
         results, run = record_run(lambda: self._op(*arguments))
         graph, offsets = graph_serialization.deserialize(arguments[5]), ["offsets"] * (arguments[3] is not None)
         is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)

@@ -1,4 +1,4 @@
-"""What Dynamo, which torch.compile uses, is told of functions, without its import: that takes seconds."""
+"""Marks on functions for Dynamo, the tracer of torch.compile, without its import: that takes seconds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if torch.__version__ < (2, 13) and torch._dynamo.config.skip_guards_on_constant_
 
 
 def assume_constant_result(function: F) -> F:
-    """Mark a function whose result compiled code takes as a constant, as torch.compiler.assume_constant_result does."""
+    """Mark a function that Dynamo calls instead of tracing it, and whose result is a constant in compiled code.
+
+    It does the same as torch.compiler.assume_constant_result.
+    """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def skip_code(function: F) -> F:
-    """Let Dynamo not compile a function alone, but only where it is called by what Dynamo compiles."""
+    """Mark a function that Dynamo does not compile by itself, but traces where code that it compiles calls it."""
     strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
     set_code_exec_strategy(function.__code__, strategy)
     return function

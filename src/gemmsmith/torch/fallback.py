@@ -30,7 +30,7 @@ FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @lru_cache(maxsize=64)
 def kernels_unsupported(index: int) -> bool:
-    """Return whether the kernels do not run on this GPU. Warns once per GPU if so."""
+    """Return whether the kernels do not run on the GPU with this index. Warns once per GPU if so."""
     capability = torch.cuda.get_device_capability(index)
     if capability == HOPPER_CAPABILITY:
         return False
@@ -42,7 +42,10 @@ def kernels_unsupported(index: int) -> bool:
 
 
 def matmul(a: Any, b: Any) -> Any:
-    """Return a @ b, rounded as torch rounds it, in the dtype in which epilogues compute. int8 is exact modulo 2^32."""
+    """Return a @ b, rounded as torch rounds it, in the dtype in which epilogues compute: fp32, or float64 of float64.
+
+    A product of int8 is exact modulo 2^32, like an int32 accumulator, and is returned in float64.
+    """
     if a.dtype == torch.int8:
         return (a.double() @ b.double()).long().int().double()
     if a.dtype not in FLOAT_DTYPES:
@@ -83,6 +86,8 @@ def round_to_dtype(x: Any, dtype: torch.dtype) -> Any:
 
 
 class _Tensors(GraphArrays):
+    """Evaluation of a graph on torch's tensors."""
+
     library = torch
 
     def as_value(self, x: Any) -> Any:

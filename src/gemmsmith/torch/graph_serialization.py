@@ -2,13 +2,14 @@
 
     bias n bf16 | accumulator; operand: bias; add 0 1; gelu 2 | out 3 bf16
 
-Two borders take a string: the operator's arguments, and torch.compile, which passes from one `dynamo_constant` to the
-next only values of Python's own types. Inside of such functions graphs are graphs.
+A string is needed in two places: an operator's arguments, and torch.compile, which passes only values of Python's own
+types from one `dynamo_constant` to the next. Inside of such functions graphs are EpilogueGraphs.
 
-Operands: the name, the dimensions along which it varies (batch, m, n; m2 and n2 for values of halves; "one" for a
-scalar), and its dtype or "number". Nodes, numbered from 0: the operation (after records have been replaced, "~" and how
-many), its inputs, and after a colon its value.
-Results: the name, the node, the dtype if it has one, "keepdim".
+The string has three sections. Operands: the name, the dimensions along which it varies (batch, m, n; m2 and n2 for
+values of halves; "one" for a scalar), and its dtype or "number". Nodes, numbered from 0: the operation, its inputs, and
+after a colon its attribute. Results: the name, the node, the dtype if it has one, "keepdim" if it keeps reduced
+dimensions. Once registered records (functions, reductions) have been replaced by others of the same names, "~" and how
+many follow each operation, so that the string differs from one with the earlier meaning.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def deserialize(serialized: str) -> EpilogueGraph:
 
 
 def digest(serialized: str) -> int:
-    """Return a 56-bit hash of a serialized graph, equal in every process."""
+    """Return a 56-bit hash of a serialized graph, equal in every process; an operator's int has 64 bits with sign."""
     return int.from_bytes(hashlib.sha256(serialized.encode()).digest()[:7], "little")
 
 
@@ -100,6 +101,9 @@ def _read_result(name: str, node: str, *rest: str) -> Result:
 
 
 def graph_dtype(dtype: Any) -> DType:
-    """Return the dtype of a tensor as graphs name it, also by its name; torch.float64 takes the place of fp32."""
+    """Return the DType of a torch.dtype, or of a name such as "bf16" or "torch.bfloat16".
+
+    float64 becomes FP32: with an a of float64, all that is fp32 otherwise is computed in float64.
+    """
     name = str(dtype).removeprefix("torch.")
     return FP32 if name == "float64" else as_dtype(name, allow_integers=True)

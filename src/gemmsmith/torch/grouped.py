@@ -102,7 +102,7 @@ def grouped_gemm(
 
 
 def _check_tensors(a: Any, b: Any, offsets: Any) -> None:
-    """Raise ArgumentError for tensors that cannot be multiplied by groups."""
+    """Raise ArgumentError for tensors of layouts, devices or dtypes that a grouped GEMM does not multiply."""
     for name, x in (("a", a), ("b", b), ("offsets", offsets)):
         check_tensor(name, x, a)
     if offsets.dtype != torch.int32:

@@ -35,17 +35,18 @@ MIN_ROWS = 4096
 MIN_ROWS_LOW_MEMORY, CHUNKS_LOW_MEMORY = 512, 4
 """With `low_memory`: rows of a chunk, at least, and the chunks until one has MIN_ROWS."""
 LOGIT_SCALE = 2.0**-8
-"""Factor of logits in fp16: it makes 65504 1.6e7; the error is at most 2^-17 below 1/64, the least normal number."""
+"""Factor of logits that are stored in fp16: their largest finite value, 65504, then stands for 1.6e7; and below 1/64,
+which stands for the least normal number 2^-14, the error is at most 2^-17."""
 
 
 class FusedLinearCrossEntropy(nn.Module):
     """Cross-entropy of `x @ weight.T` whose logits are not stored.
 
     Targets equal to ignore_index are excluded from the mean. Any other out-of-range target makes the loss NaN. The
-    gradient of the logits is computed in the forward pass, chunk by chunk, in the memory of the chunk's logits; with
-    several chunks the gradient of the weight is a sum in fp32. With bf16 or fp16, logits are stored in fp16, less that
-    of the label: if one exceeds it by 1.6e7, the gradients are not finite. With reduction="none" backward
-    recomputes the GEMM.
+    gradient of the logits is computed in the forward pass, for one chunk of rows after the other, in the memory of the
+    chunk's logits. With several chunks the gradient of the weight is a sum in fp32. With bf16 or fp16, the differences
+    from the label's logit are stored in fp16: if one exceeds 1.6e7, the gradients are not finite. With reduction="none"
+    backward recomputes the GEMM.
 
     Shapes: input (..., dim), target (...) of integers -> a scalar, or (...) with reduction="none"; fp32, or float64 if
     the input is.
@@ -98,7 +99,7 @@ class FusedLinearCrossEntropy(nn.Module):
 def cross_entropy(
     input: Any, weight: Any, target: Any, ignore_index: int, reduction: str, chunks: int | None, low_memory: bool
 ) -> Any:
-    """Return the loss of `FusedLinearCrossEntropy`, which documents the arguments.
+    """Return the loss of `FusedLinearCrossEntropy`, which documents the arguments; `input` and `target` as its forward.
 
     Returns:
         A scalar, or (...) if reduction is "none"; fp32, or float64 if the input is.
@@ -113,7 +114,8 @@ def cross_entropy(
     weights = torch.where(ignored, 0.0, torch.where(valid, 1.0, float("nan"))).to(loss_dtype)
     if needs_grad(x, weight) and reduction != "none" and not (in_functorch_transform() or operators_record_gradients()):
         loss_scale = 1.0
-        if reduction == "mean" and x.dtype == torch.float16:  # fp16 gradients of a sum overflow, of a mean underflow
+        # In fp16 gradients of the sum may overflow, those of the mean underflow: scale by 1 / sqrt(rows), between both
+        if reduction == "mean" and x.dtype == torch.float16:
             loss_scale = (~ignored).sum().clamp(min=1).rsqrt()
         total = _CrossEntropyFunction.apply(
             x, weight, labels, weights * loss_scale, chunks or 0, low_memory, x.requires_grad, weight.requires_grad
@@ -135,7 +137,10 @@ def _check_target(target: Any, shape: tuple[Any, ...]) -> None:
 
 
 def _mean(total: Any, ignored: Any, reduction: str) -> Any:
-    """Return the sum, or the mean over the rows that are not ignored: NaN if there are none, as in F.cross_entropy."""
+    """Return the loss from the sum `total` of the rows' losses: the sum itself, or the mean over rows not ignored.
+
+    The mean of no rows is NaN, as in F.cross_entropy.
+    """
     if reduction == "sum":
         return total
     count = (~ignored).sum()
@@ -145,8 +150,9 @@ def _mean(total: Any, ignored: Any, reduction: str) -> Any:
 class _CrossEntropyFunction(torch.autograd.Function):
     """The weighted sum of the rows' losses.
 
-    The forward pass computes the gradient of the logits, chunk by chunk, and adds up the products of all chunks but the
-    last. The backward pass adds those of the last, and multiplies by the gradient of the loss in the same epilogues.
+    The forward pass computes the gradient of the logits, chunk by chunk, and from it those of x and weight, for all
+    chunks but the last. The backward pass computes those of the last chunk; epilogues of the same GEMMs add the others
+    and multiply by the gradient of the loss.
     """
 
     @staticmethod
@@ -154,7 +160,19 @@ class _CrossEntropyFunction(torch.autograd.Function):
         ctx: Any, x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool,
         needs_x: bool, needs_weight: bool,
     ) -> Any:  # fmt: skip
-        """Return the loss, and keep the gradients of the sum."""
+        """Return the loss, and save what `_forward` has computed of the gradients.
+
+        Args:
+            ctx: autograd's context.
+            x: (rows, dim).
+            weight: (classes, dim).
+            labels: (rows, 1), int64.
+            weights: (rows, 1), factors of the rows' losses: 0 for ignored rows, NaN for labels of no class.
+            chunks: the number of chunks, or 0 for the default.
+            low_memory: as in `FusedLinearCrossEntropy`.
+            needs_x: whether the gradient of x is needed.
+            needs_weight: whether the gradient of weight is needed.
+        """
         total, *gradients = (_FORWARD if torch.compiler.is_dynamo_compiling() else _forward)(
             x, weight, labels, weights, chunks, low_memory, needs_x, needs_weight
         )
@@ -164,7 +182,7 @@ class _CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> tuple[Any, ...]:
-        """Return the gradients of x and weight: those that forward kept, times the gradient g of the loss."""
+        """Return the gradients of x and weight: complete those of `forward`, times the gradient g of the loss."""
         check_once_differentiable()
         needs_x, needs_weight = ctx.needs
         arguments = *ctx.saved_tensors, g, needs_x, needs_weight
@@ -179,9 +197,16 @@ class _CrossEntropyFunction(torch.autograd.Function):
 def _chunk_count(rows: Any, dim: int, itemsize: int, chunks: int, low_memory: bool) -> Any:
     """Return the number of chunks of rows. `rows` may be symbolic: nothing branches on it.
 
-    Several chunks need a sum of the weight's gradients, in fp32 as large as logits in 16 bits of 2 * dim rows. So that
-    chunks of max(MIN_ROWS, dim) rows and the sum never take more memory than the logits of all rows, these rows do not
-    count.
+    Several chunks need a sum of the weight's gradients, (classes, dim) in fp32. It takes as much memory as logits in 16
+    bits of 2 * dim rows. So these rows are subtracted first, and the others divided into chunks of max(MIN_ROWS, dim)
+    rows: a chunk's logits and the sum then never take more memory than the logits of all rows.
+
+    Args:
+        rows: rows of x.
+        dim: columns of x.
+        itemsize: bytes of an element of x.
+        chunks: the number that the caller has chosen, or 0.
+        low_memory: whether the sum is in the weight's dtype, so that it takes no memory beside the gradient's.
     """
     if chunks:
         count = torch.sym_min(chunks, rows)
@@ -195,12 +220,12 @@ def _chunk_count(rows: Any, dim: int, itemsize: int, chunks: int, low_memory: bo
 def _forward(
     x: Any, weight: Any, labels: Any, weights: Any, chunks: int, low_memory: bool, needs_x: bool, needs_weight: bool
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Return the loss, and the gradients of the sum.
+    """Return the weighted sum of the rows' losses, and gradients. The arguments: `_CrossEntropyFunction.forward`.
 
     Returns:
-        The loss (), the gradient of x without the last chunk's rows, the sum of the other chunks' gradients of weight,
-        in fp32, or in weight's dtype with low_memory, and the gradient of the last chunk's logits. What is not needed,
-        or is of no chunk, has no rows.
+        The sum, (); the gradient of x, without the last chunk's rows; the gradient of weight from all chunks but the
+        last, in fp32, or in weight's dtype with low_memory; and the gradient of the last chunk's logits. A gradient of
+        x or weight that is not needed, or to which no chunk contributes, has no rows.
     """
     (rows, dim), classes = x.shape, weight.shape[0]
     count = int(_chunk_count(rows, dim, x.dtype.itemsize, chunks, low_memory))
@@ -231,17 +256,20 @@ def _forward(
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Return tensors one below the other; a single one is not copied."""
+    """Return the concatenation of tensors along dimension 0; a single one is not copied."""
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _sum_dtype(x: Any, low_memory: bool) -> torch.dtype:
-    """Return the dtype of the sum of the weight's gradients."""
+    """Return the dtype of the sum of the chunks' gradients of weight: fp32, or x's if that is float64 or low_memory."""
     return x.dtype if low_memory or x.dtype == torch.float64 else torch.float32
 
 
 def _label_logits(x: Any, weight: Any, labels: Any) -> Any:
-    """Return the logits of the labels (rows, 1), 0 where they are not finite, or are those of no class."""
+    """Return the logit of each row's label, (rows, 1); 0 where it is not finite.
+
+    A label of no class gets the logit of another class: its row's loss is NaN or ignored anyway.
+    """
     of_labels = torch.nn.functional.embedding(labels[:, 0].clamp(0, weight.shape[0] - 1), weight)
     empty = x.new_empty((x.shape[0], 0)), x.new_empty((0, x.shape[1]))
     return call_op(_row_dot_epilogue(str(x.dtype)), *empty, [], [x, of_labels]).nan_to_num(0, 0, 0)
@@ -251,9 +279,10 @@ def _backward(
     x: Any, weight: Any, grad_x: Any, grad_weight: Any, grad_logits: Any, g: Any, needs_x: bool, needs_weight: bool, *,
     in_place: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return the gradients of x and of weight times g; what is not needed has no rows.
+    """Return the gradients of x and of weight, times g; one that is not needed has no rows.
 
-    The arguments between weight and g are what `_forward` returns; with `in_place` their memory is used.
+    `grad_x`, `grad_weight`, `grad_logits`: what `_forward` returns after the loss. `g`: the gradient of the loss, ().
+    `needs_x`, `needs_weight`: which gradients are needed. `in_place`: grad_x and grad_weight may be overwritten.
     """
     (rows, dim), last = x.shape, grad_logits.shape[0]
     if needs_x:
@@ -293,7 +322,7 @@ def _fake_backward(
 
 
 def _count_flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of forward and backward, in the former."""
+    """Return the FLOPs of three GEMMs, those of forward and backward: all are counted in forward."""
     return 6 * int(x[0]) * int(x[1]) * int(weight[0])
 
 
@@ -309,9 +338,15 @@ _BACKWARD = define_op(
 
 
 def _multiply_add(c: Any, a: Any, b: Any, g: Any = None, is_fp32: bool = False, in_place: bool = True) -> Any:
-    """Return a @ b, plus c and times the scalar g if they are not None, in a's dtype or fp32.
+    """Return (a @ b + c) * g, without c or g if they are None.
 
-    With `in_place` in c's memory, if that has as many bits.
+    Args:
+        c: a matrix or None.
+        a: (m, k).
+        b: (k, n).
+        g: a scalar tensor or None.
+        is_fp32: whether the result is in fp32, instead of a's dtype.
+        in_place: whether the result may overwrite c, if their elements have the same size.
     """
     epilogue = _sum_epilogue("" if c is None else str(c.dtype), g is not None, is_fp32)
     scale = [] if g is None else [g]
@@ -321,9 +356,10 @@ def _multiply_add(c: Any, a: Any, b: Any, g: Any = None, is_fp32: bool = False, 
 
 
 def _call_in_place(epilogue: str, a: Any, b: Any, c: Any, operands: list[Any]) -> Any:
-    """Return the epilogue's result, in the memory of its first operand c if a kernel runs and it has as many bits.
+    """Return the result of a serialized epilogue on a @ b; it overwrites c if a kernel runs and elements are as large.
 
-    Each element of c is read before it is written, by the same CTA.
+    That is safe, as each element of c is read before it is written, by the same CTA. `c`: the epilogue's first operand;
+    `operands`: the others.
     """
     graph = deserialize(epilogue)
     dtype = result_dtype(graph, graph.results[0], a.dtype)
@@ -337,7 +373,10 @@ def _call_in_place(epilogue: str, a: Any, b: Any, c: Any, operands: list[Any]) -
 
 @dynamo_constant
 def _sum_epilogue(c: str, is_scaled: bool, is_fp32: bool) -> str:
-    """Return the serialized epilogue that adds c, of this dtype, and multiplies by g."""
+    """Return the serialized epilogue (acc + c) * g, in a's dtype or fp32.
+
+    `c`: the dtype of c, "" for no c; `is_scaled`: whether there is g.
+    """
     operands = {"c": (BroadcastDims(True, 1, 1), graph_dtype(c))} if c else {}
     operands |= {"g": (BroadcastDims(), FP32)} if is_scaled else {}
 
@@ -351,39 +390,45 @@ def _sum_epilogue(c: str, is_scaled: bool, is_fp32: bool) -> str:
 
 @dynamo_constant
 def _row_dot_epilogue(dtype: str) -> str:
-    """Return the serialized epilogue that multiplies two matrices of this dtype row by row."""
+    """Return the serialized epilogue that computes the dot product of each row of x with the same row of y.
+
+    x and y are matrix operands of this dtype; the accumulator is not read.
+    """
     matrix = BroadcastDims(True, 1, 1), graph_dtype(dtype)
     return serialize(trace(lambda acc, x, y: (x * y).sum(-1, keepdim=True), (2, 2), {"x": matrix, "y": matrix}))
 
 
 def _losses(acc: Any, labels: Any) -> Any:
-    """Return the logsumexp of each row of logits, and the label's logit."""
+    """Epilogue: return the logsumexp of each row of logits, and the label's logit. `labels`: (rows, 1)."""
     is_label = labels.one_hot(acc.shape[-1])  # selects: a product with the logit of another class may be NaN
     return acc.logsumexp(-1, keepdim=True), acc.where(is_label, 0.0).sum(-1, keepdim=True)
 
 
 def _losses_and_logits(acc: Any, labels: Any) -> Any:
+    """Epilogue: return the logits in fp32, and what `_losses` returns."""
     return (acc.float(), *_losses(acc, labels))
 
 
 def _losses_and_fp16_logits(acc: Any, labels: Any, shift: Any) -> Any:
-    """Return the logits less about that of the label, in fp16, times `LOGIT_SCALE`, the losses, and the maxima.
+    """Epilogue: return the logits as differences from `shift`, in fp16, what `_losses` returns, and each row's maximum.
 
-    A logit's rounding error is at most 2^-12 of its distance from the label's: those with a probability are near.
+    `shift`: each row's logit of the label, approximately. The fp16 values are multiplied by LOGIT_SCALE, for their
+    range. A rounding error is at most 2^-12 of a logit's distance from the label's, and so is small for the logits that
+    are near the label's: those have a probability.
     """
     logits = acc - shift
     return ((logits * LOGIT_SCALE).half(), *_losses(logits, labels), logits.max(-1, keepdim=True))
 
 
 def _logits_grad(acc: Any, c: Any, labels: Any, lse: Any, weights: Any) -> Any:
-    """Return the gradient of the logits c. The accumulator is that of an empty GEMM."""
+    """Epilogue of a GEMM with k = 0: return the gradient of the logits c, (softmax(c) - one_hot(labels)) * weights."""
     return ((c - lse).exp() - labels.one_hot(acc.shape[-1])) * weights
 
 
 def _fp16_logits_grad(acc: Any, c: Any, labels: Any, lse: Any, weights: Any, maximum: Any) -> Any:
-    """Return the gradient of logits that `_losses_and_fp16_logits` returns.
+    """Epilogue of a GEMM with k = 0: return the gradient of the logits c of `_losses_and_fp16_logits`.
 
-    The logsumexp gets the rounding error of the largest logit, so that the probability of that has none.
+    lse is corrected by the rounding error of the row's largest logit, so that the probability of that class has none.
     """
     error = (maximum * LOGIT_SCALE).half().float() * (1 / LOGIT_SCALE) - maximum
     return _logits_grad(acc, c * (1 / LOGIT_SCALE), labels, lse + error, weights)
@@ -391,7 +436,10 @@ def _fp16_logits_grad(acc: Any, c: Any, labels: Any, lse: Any, weights: Any, max
 
 @dynamo_constant
 def _serialized_epilogues(classes: int, labels_dtype: str, is_16bit: bool = False) -> tuple[str, str, str]:
-    """Return `_losses`, what returns logits, too, and their gradient, serialized, for this number of classes."""
+    """Return three serialized epilogues: the losses, the losses with logits, and the gradient of these logits.
+
+    `labels_dtype`: such as "torch.int64". `is_16bit`: whether x has 16 bits, and logits are stored in fp16.
+    """
     column, matrix = BroadcastDims(rows_per_value=1), BroadcastDims(True, 1, 1)
     labels = {"labels": (column, graph_dtype(labels_dtype))}
     c, others = {"c": (matrix, FP16 if is_16bit else FP32)}, {"lse": (column, FP32), "weights": (column, FP32)}

@@ -13,10 +13,10 @@ matrix of b (groups, k, n); rows of the results behind the last group are zero.
 
 grouped_gemm_k returns (groups, m, n), a[:, slice] @ b[slice] for each group's slice of K.
 
-On a Hopper GPU gemmsmith.gemm and grouped_gemm run, but not for fp32 along K; on other GPUs PyTorch's operations, and
-on the CPU the float64 reference, both one group after the other, whose sizes the host reads. If a is float64, what is
-fp32 otherwise is float64, and nothing else is rounded. torch.set_float32_matmul_precision selects how fp32 operands are
-multiplied: "highest" by 3xTF32, otherwise by TF32.
+On a Hopper GPU the operators run gemmsmith.gemm and grouped_gemm, except for fp32 along K. On other GPUs they run
+PyTorch's operations, and on the CPU the float64 reference; both compute one group after the other, and the host reads
+the groups' sizes. If a is float64, what is fp32 otherwise is float64, and nothing else is rounded.
+torch.set_float32_matmul_precision selects how fp32 operands are multiplied: "highest" by 3xTF32, otherwise by TF32.
 """
 
 from __future__ import annotations
@@ -66,7 +66,13 @@ def call_op(
 ) -> Any:
     """Return the results of the operator for an epilogue: a tensor or a tuple of tensors.
 
-    `b` may be a tuple of two, whose columns alternate. `offsets`: the ends of groups of rows, or None.
+    Args:
+        epilogue: the serialized epilogue.
+        a: (m, k) or (batch, m, k).
+        b: (k, n), (batch, k, n), or (groups, k, n) with offsets; or a tuple of two such, whose columns alternate.
+        numbers: the epilogue's operands that are numbers, in the graph's order.
+        operands: the epilogue's operands that are tensors, in the graph's order.
+        offsets: (groups,), the ends of groups of rows, or None.
     """
     return run_or_dispatch(
         epilogue, a, b, numbers, operands, lambda: _dispatch(epilogue, a, b, numbers, operands, offsets), offsets
@@ -77,7 +83,10 @@ def run_or_dispatch(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], dispatch: Callable[[], Any],
     offsets: Any = None,
 ) -> Any:  # fmt: skip
-    """Return the results of kernels if nothing sees the operator, else of `dispatch`, which calls it."""
+    """Return the operator's results: without torch's dispatcher if nothing sees the operator, else by `dispatch`.
+
+    `dispatch` calls the operator. The others are the arguments of `call_op`.
+    """
     if sees_operators() or not runs_kernels(a):
         return dispatch()
     if isinstance(b, tuple):
@@ -89,20 +98,21 @@ def run_or_dispatch(
 
 
 def _dispatch(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any) -> Any:
-    """Call the operator through the dispatcher."""
+    """Call the operator through torch's dispatcher. The arguments are those of `call_op`."""
     num_outputs, key = op_signature(epilogue)
     b, b2 = b if isinstance(b, tuple) else (b, None)
     arguments = a, b, b2, offsets, key, epilogue, list(numbers), list(operands)
     if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return OPERATORS[num_outputs](*arguments)
-    return below_autograd(OPERATORS[num_outputs], *arguments)  # autograd is not needed, or calls this
+    return below_autograd(OPERATORS[num_outputs], *arguments)  # no gradients, or within an autograd.Function
 
 
 @assume_constant_result
 def op_signature(epilogue: str) -> tuple[int, int]:
-    """Return an epilogue's number of results, which selects its operator, and its key.
+    """Return a serialized epilogue's number of results, which selects its operator, and the operator's argument key.
 
-    Raises ArgumentError if there are too many operands or results.
+    Also registers the operators with DTensor, if that has been imported. Raises ArgumentError if there are too many
+    operands or results.
     """
     sharding.register(list(OPERATORS.values()))
     return _op_signature(epilogue)
@@ -135,7 +145,7 @@ def matmul_shape(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def rows_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return (m, n). Raises ArgumentError if the shapes do not match."""
+    """Return the shape (m, n) of a product by groups of rows. Raises ArgumentError if the inputs' do not match."""
     if len(a) != 2 or len(b) != 3 or a[1] != b[1] or len(offsets) != 1 or offsets[0] != b[0]:
         raise ArgumentError(
             f"a, b, offsets: got shapes {tuple(a)}, {tuple(b)} and {tuple(offsets)}; use (m, k), (groups, k, n) and "
@@ -145,7 +155,7 @@ def rows_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...])
 
 
 def slices_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return (groups, m, n). Raises ArgumentError if the shapes do not match."""
+    """Return the shape (groups, m, n) of products by slices of K. Raises ArgumentError if the inputs' do not match."""
     if len(a) != 2 or len(b) != 2 or a[1] != b[0] or len(offsets) != 1:
         raise ArgumentError(
             f"a, b, offsets: got shapes {tuple(a)}, {tuple(b)} and {tuple(offsets)}; use (m, k), (k, n) and (groups,)"
@@ -154,7 +164,7 @@ def slices_shape(a: tuple[Any, ...], b: tuple[Any, ...], offsets: tuple[Any, ...
 
 
 def result_dtype(graph: EpilogueGraph, result: Result, a: torch.dtype) -> torch.dtype:
-    """Return the dtype of a result for an `a` of this dtype."""
+    """Return torch's dtype of a result of an epilogue, for an a of dtype `a`."""
     is_reduction_or_scale = graph.nodes[result.node].op in ("reduce", "scale")
     if a == torch.float64:
         return a if result.dtype in (None, FP32) else TORCH_DTYPES[result.dtype]
@@ -163,14 +173,14 @@ def result_dtype(graph: EpilogueGraph, result: Result, a: torch.dtype) -> torch.
 
 
 def _default_matrix_dtype(graph: EpilogueGraph, a: DType) -> DType:
-    """Return the dtype of matrix results for which the graph sets none, as in gemmsmith.gemm."""
+    """Return the dtype of matrix results for which the graph sets none, as in gemmsmith.gemm; `a`: a's dtype."""
     if a == INT8:
         return INT32 if graph.is_identity else BF16
     return a if a in (BF16, FP16, FP32) else BF16
 
 
 def _fake_kernel(a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, *_: Any) -> Any:
-    """Return empty tensors like the operator's results."""
+    """Return empty tensors of the results' shapes, dtypes and strides: gemm_{o} on fake tensors and on meta."""
     graph, b = graph_serialization.deserialize(epilogue), _interleaved(b, b2)
     shape = matmul_shape(a.shape, b.shape) if offsets is None else rows_shape(a.shape, b.shape, offsets.shape)
     results = []
@@ -186,7 +196,10 @@ def _fake_kernel(a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str,
 def _cpu_kernel(
     a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, *numbers_and_operands: Any
 ) -> Any:  # fmt: skip
-    """Compute the operator's results in float64 by the reference, and round them."""
+    """Compute the results of gemm_{o} on the CPU: in float64 by the reference, rounded to the results' dtypes.
+
+    With groups PyTorch's operations compute them.
+    """
     graph, b = graph_serialization.deserialize(epilogue), _interleaved(b, b2)
     if offsets is not None:
         return run_by_torch(epilogue, a, b, offsets, *numbers_and_operands)
@@ -210,14 +223,17 @@ def _cuda_kernel(a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str,
 
 
 def _launch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
-    """Return the results of the operator by gemmsmith.gemm, or grouped_gemm."""
+    """Return the results of the operator by gemmsmith.gemm, or grouped_gemm. The arguments are those of `call_op`."""
     b = read_together(*b) if isinstance(b, tuple) else b
     graph = graph_serialization.deserialize(epilogue)
     return as_outputs(run_cached(as_request(graph, a, b, numbers, operands, offsets)))
 
 
 def _ends(offsets: Any, extent: int) -> list[int]:
-    """Return the groups' ends on the host. Raises ArgumentError if they decrease, or exceed the extent."""
+    """Copy the groups' ends to the host, and return them.
+
+    Raises ArgumentError if they decrease, or exceed `extent`, the number of rows (or K) that the groups divide.
+    """
     ends = offsets.tolist()
     if any(end < begin for begin, end in zip([0, *ends], ends, strict=False)) or (ends and ends[-1] > extent):
         raise ArgumentError(f"offsets: got {ends} for {extent} rows; use ends that do not decrease")
@@ -225,12 +241,15 @@ def _ends(offsets: Any, extent: int) -> list[int]:
 
 
 def _matmul(a: Any, b: Any) -> Any:
-    """Return a @ b: in float64 on the CPU."""
+    """Return a @ b by PyTorch: in float64 on the CPU, otherwise as `fallback.matmul`."""
     return a.double() @ b.double() if a.device.type == "cpu" else fallback.matmul(a, b)
 
 
 def run_by_torch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
-    """Return the results of the operator by PyTorch's operations; of groups of rows one after the other."""
+    """Return the results of the operator by PyTorch's operations, with groups by one product after the other.
+
+    The arguments are those of `call_op`, with one tensor b.
+    """
     graph, end = graph_serialization.deserialize(epilogue), None
     if offsets is None:
         accumulator = _matmul(a, b)
@@ -239,6 +258,7 @@ def run_by_torch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[
         begin, *ends = 0, *_ends(offsets, m)
         end = ends[-1] if ends else 0
         products = [_matmul(a[i:j], b_) for i, j, b_ in zip([begin, *ends], ends, b, strict=False)]
+        # an empty product has the dtype of the others
         accumulator = torch.cat([*products, _matmul(a[:0], b[0]).new_zeros((m - end, n))])
     values = fallback.evaluate_graph(graph, accumulator, operands_by_name(graph, numbers, operands))
     results = [fallback.round_to_dtype(values[r.name], result_dtype(graph, r, a.dtype)) for r in graph.results]
@@ -252,7 +272,11 @@ def run_by_torch(epilogue: str, a: Any, b: Any, offsets: Any, numbers: Sequence[
 def as_request(
     graph: EpilogueGraph, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], offsets: Any = None
 ) -> Request:
-    """Return what the operator asks for: gemmsmith.gemm, or grouped_gemm of groups of rows that end at `offsets`."""
+    """Return the request of gemmsmith.gemm, or of grouped_gemm, that computes a call of the operator.
+
+    `graph`: the epilogue; one that only returns the accumulator is requested without an epilogue. The others are the
+    arguments of `call_op`.
+    """
     output = graph.results[0].dtype
     if graph.is_identity and output in (None, BF16, FP16, FP32):
         request = Request(a, b, out_dtype=output, precision=fp32_precision(a))
@@ -264,12 +288,12 @@ def as_request(
 
 
 def as_outputs(results: Any) -> Any:
-    """Return the results of gemmsmith.gemm as the operator does: a tensor, or a tuple."""
+    """Return the results of gemmsmith.gemm (a tensor, a tuple or a dict) as the operator does: a tensor or a tuple."""
     return tuple(results.values()) if isinstance(results, dict) else results
 
 
 def _one_or_tuple(results: Sequence[Any]) -> Any:
-    """Return results as an operator does."""
+    """Return results as an operator does: a tensor, or a tuple if there are several."""
     return tuple(results) if len(results) > 1 else results[0]
 
 
@@ -280,17 +304,25 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
 
 
 def by_rows(x: Any) -> Any:
-    """Return an operand of which gemmsmith.grouped_gemm knows that its rows are not one for each group."""
+    """Return an operand with three dimensions, for gemmsmith.grouped_gemm.
+
+    That takes an operand (n,) or (m, n) with as many elements or rows as groups for one per group; (1, 1, n) and
+    (1, m, n) have no other meaning.
+    """
     return x.reshape((1,) * (3 - x.dim()) + x.shape) if isinstance(x, torch.Tensor) and 0 < x.dim() < 3 else x
 
 
 def read_together(b: Any, b2: Any) -> Any:
-    """Return the tuple of two operands whose columns alternate, or a copy of them if TMA cannot read both."""
+    """Return the tuple (b, b2) if TMA can read both as one operand, else one copy whose columns are theirs in turns."""
     return (b, b2) if can_read_together(b, b2) else interleave(b, b2)
 
 
 def can_read_together(b: Any, b2: Any) -> bool:
-    """Return whether TMA can read two operands whose columns alternate."""
+    """Return whether one tensor map can address two operands b whose columns alternate.
+
+    That needs equal strides, contiguous columns, strides and addresses that are multiples of 16 bytes, elements of less
+    than 4 bytes, and a distance that is a valid stride.
+    """
     strides = (b.stride(-1), *b.stride()[:-2])
     is_aligned = not (b.data_ptr() | b2.data_ptr() | b.element_size() * math.gcd(*strides)) % TMA_ALIGNMENT_BYTES
     reads_both = b.stride() == b2.stride() and b.stride(-2) == 1 and is_aligned and b.element_size() < 4
@@ -298,7 +330,7 @@ def can_read_together(b: Any, b2: Any) -> bool:
 
 
 def _interleaved(b: Any, b2: Any) -> Any:
-    """Return b, or b and b2 in one array whose columns alternate."""
+    """Return b if b2 is None, else a copy of both in one tensor whose columns are theirs in turns."""
     return b if b2 is None else interleave(b, b2)
 
 
@@ -309,7 +341,7 @@ def operands_by_name(graph: EpilogueGraph, numbers: Sequence[float], operands: S
 
 
 def fp32_precision(a: Any) -> str | None:
-    """Return gemmsmith.gemm's `precision` for this a: by torch's setting if a is fp32, else None."""
+    """Return gemmsmith.gemm's argument `precision`: by torch's setting if a is fp32, else None."""
     if a.dtype != torch.float32:
         return None
     return "tf32" if multiplies_in_tf32() else "3xtf32"
@@ -323,6 +355,7 @@ def _as_float64(x: Any) -> Any:
 
 
 def _count_flops(a: Any, b: Any, b2: Any = None, offsets: Any = None, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a call of gemm_{o}, from the shapes of its tensors; with groups, as if all rows had one."""
     batch = max((shape[0] for shape in (a, b) if len(shape) == 3), default=1) if offsets is None else 1
     return 2 * int(batch) * int(a[-2]) * int(a[-1]) * int(b[-1]) * (1 if b2 is None else 2)
 
@@ -331,14 +364,14 @@ LIBRARY = torch.library.Library("gemmsmith", "DEF")
 
 
 def define_op(schema: str, fake: Any, kernel: Any, cuda: Any = None, count_flops: Any = lambda *_, **__: 0) -> Any:
-    """Define an operator, and return its overload.
+    """Define an operator of torch, and return its overload.
 
     Args:
         schema: its name, arguments and results.
-        fake: returns tensors of its results' shapes and dtypes.
+        fake: returns empty tensors of the results' shapes and dtypes, from fake tensors.
         kernel: computes the results.
         cuda: computes them on a GPU; by default `kernel`.
-        count_flops: returns the FLOPs of arguments of these shapes.
+        count_flops: returns the FLOPs of a call, from the shapes of its tensors.
     """
     # flexible_layout: passes that insert the operator do not record its inputs' strides, and any strides work.
     name = LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
@@ -351,9 +384,10 @@ def define_op(schema: str, fake: Any, kernel: Any, cuda: Any = None, count_flops
 
 
 def record_gradients(op: Any, record: Callable[..., Any]) -> None:
-    """Let an operator's Autograd kernel call `record`, with its arguments, if gradients of one of these are recorded.
+    """Let an operator's Autograd kernel call `record`, with the operator's arguments, if gradients are recorded.
 
-    Exported programs need it.
+    `record` returns the operator's results, and records their gradients. Exported programs, which contain the operator,
+    need it.
     """
 
     def kernel(*arguments: Any) -> Any:
@@ -365,19 +399,21 @@ def record_gradients(op: Any, record: Callable[..., Any]) -> None:
 
 
 def below_autograd(op: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operator's kernel for the device."""
+    """Call an operator without its Autograd kernel, so that the dispatcher finds the kernel for the device."""
     with torch._C._AutoDispatchBelowAutograd():
         return op(*arguments)
 
 
 def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator's kernel, which raises ArgumentError for tensors on several devices.
+    """Return the kernel of an operator with a check before it: ArgumentError for tensors on several devices.
 
-    For these the dispatcher calls the kernel of CUDA before that of the CPU, and the fake one, of meta, before both.
+    The dispatcher does not refuse these: it calls the kernel for CUDA rather than that for the CPU, and the one for
+    meta, which returns empty tensors, rather than both.
     """
     names = [argument.name for argument in op._schema.arguments]
 
     def run(*arguments: Any) -> Any:
+        """Check that all tensors, also those in lists, are on the first one's device, and call the kernel."""
         first = None
         for name, argument in zip(names, arguments, strict=False):
             for x in argument if isinstance(argument, list) else (argument,):
@@ -393,7 +429,7 @@ def _on_one_device(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _define_gemm(results: int) -> Any:
-    """Define the operator with so many results."""
+    """Define the operator gemm_{results}, and return its overload."""
     returns = ", ".join(["Tensor"] * results)
     op = define_op(
         f"gemm_{results}(Tensor a, Tensor b, Tensor? b2, Tensor? offsets, int key, str epilogue, float[] numbers, "
@@ -405,9 +441,10 @@ def _define_gemm(results: int) -> Any:
 
 
 def _define_batching(op: Any) -> None:
-    """Let an operator run once for each element of a batch: torch's own fallbacks take no lists of tensors."""
+    """Let vmap run an operator once for each element of a batch: torch's own fallbacks take no lists of tensors."""
 
     def run_each(size: int, dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> list[Any]:
+        """Return the results of `size` calls, stacked along dimension 0. `dims`: see `_element`."""
         each = [as_tuple(op(*_element(arguments, dims, i))) for i in range(size)]
         return [torch.stack(x) for x in zip(*each, strict=True)]
 
@@ -435,7 +472,10 @@ def _define_batching(op: Any) -> None:
 
 
 def _element(x: Any, dim: Any, i: int) -> Any:
-    """Return an element of a batch along `dim`, or the elements of a list, each along its own dimension."""
+    """Return element i of a batch of arguments x. `dim`: the batch dimension of x, or None if x is not batched.
+
+    If x is a list (or tuple), so is `dim`, with the dimension of each of its elements, and the result.
+    """
     if isinstance(dim, (list, tuple)):
         return [_element(y, d, i) for y, d in zip(x, dim, strict=True)]
     return x if dim is None else x.select(dim, i)
@@ -447,7 +487,7 @@ OPERATORS = {results: _define_gemm(results) for results in range(1, MAX_RESULTS 
 
 # -- along K ---------------------------------------------------------------------------------------------------------
 def _slices_by_groups(a: Any, b: Any, offsets: Any) -> Any:
-    """Compute the result by PyTorch's operations, one group after the other."""
+    """Compute grouped_gemm_k, (groups, m, n), by PyTorch's operations, one slice of K after the other."""
     slices_shape(a.shape, b.shape, offsets.shape)
     ends = _ends(offsets, a.shape[1])
     pairs = zip([0, *ends], ends, strict=False)
@@ -469,11 +509,14 @@ SLICES = define_op(
     lambda a, b, offsets: a.new_empty(slices_shape(a.shape, b.shape, offsets.shape)), _slices_by_groups, _slices_cuda,
     lambda a, b, *_, **__: _count_flops(a, b),
 )  # fmt: skip
-"""The operator along K."""
+"""The operator grouped_gemm_k."""
 
 
 def multiply_slices(a: Any, b: Any, offsets: Any) -> Any:
-    """Call the operator along K, or run its launches if an earlier call has cached them."""
+    """Return (groups, m, n), a[:, slice] @ b[slice] for each group's slice of K, whose ends are `offsets`.
+
+    Calls the operator grouped_gemm_k, or repeats the launches of an earlier call. Records no gradients.
+    """
     if sees_operators() or not _kernels_multiply_slices(a):
         return SLICES(a, b, offsets)
     arguments = read_arguments("grouped_gemm_k", None, a, b, {}, offsets)

@@ -24,8 +24,13 @@ from gemmsmith.torch.moe.experts import check_count
 
 
 class _Fused(parallel.ParallelStyle):
+    """Extends a style of torch, the next base class, to `FusedLinear`."""
+
     def _apply(self, module: Any, device_mesh: Any) -> Any:
-        """Distribute a FusedLinear as torch does an nn.Linear, by one that shares its parameters."""
+        """Distribute a module as torch does; a FusedLinear by way of an nn.Linear that shares its parameters and hooks.
+
+        torch distributes modules of its own types only.
+        """
         if not isinstance(module, FusedLinear):
             return super()._apply(module, device_mesh)
         linear = nn.Linear.__new__(nn.Linear)
@@ -85,7 +90,10 @@ class ExpertParallel(parallel.ParallelStyle):
             module.register_parameter(name, nn.Parameter(sharded, x.requires_grad))
 
     def _inputs(self, module: Any, inputs: Any, mesh: Any) -> Any:
-        """Return x, experts and weights as DTensors; ranks with fewer tokens get rows of no expert first."""
+        """Return the module's inputs x, experts and weights as DTensors on `mesh`.
+
+        Before, a rank with fewer tokens than others gets further rows, which no expert computes.
+        """
         module.local_tokens = None
         if not any(isinstance(x, DTensor) for x in inputs) and self._exchanges_counts(mesh):
             inputs = self._even(module, inputs, mesh)
@@ -95,15 +103,22 @@ class ExpertParallel(parallel.ParallelStyle):
         )
 
     def _exchanges_counts(self, mesh: Any) -> bool:
-        """Return whether the ranks exchange the numbers of their tokens, for which a GPU's host waits."""
+        """Return whether the ranks exchange the numbers of their tokens, for which the host waits.
+
+        In compiled code and in the capture of a CUDA graph it cannot wait.
+        """
         if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return False
         return bool(self.input_layouts == Shard(0) or mesh.device_type == "cpu")
 
     def _even(self, module: Any, inputs: Any, mesh: Any) -> Any:
-        """Add rows of no expert, so that each rank has as many. Notes how many it had, where they differ."""
+        """Return the inputs with rows added that no expert computes (expert -1), so that all ranks have as many tokens.
+
+        If ranks had different numbers, this rank's is stored in `module.local_tokens`, for `_output`. Raises
+        ArgumentError, on all ranks, if the layouts do not allow different numbers.
+        """
         x, experts, weights = inputs
-        counts = torch.tensor([len(x), -len(x)], device=x.device)
+        counts = torch.tensor([len(x), -len(x)], device=x.device)  # one MAX yields the most and minus the least
         for dim in range(mesh.ndim):
             torch.distributed.all_reduce(counts, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
         most, least = (abs(count) for count in counts.tolist())
@@ -124,6 +139,7 @@ class ExpertParallel(parallel.ParallelStyle):
         return pad(x), pad(experts, value=-1), pad(weights)
 
     def _output(self, module: Any, y: Any, mesh: Any) -> Any:
+        """Return the module's result in the output's layout, without the rows that `_even` has added."""
         y = y.redistribute(placements=[self.output_layouts] * mesh.ndim)
         y = y.to_local() if self.use_local_output else y
         return y if module.local_tokens is None else y[: module.local_tokens]

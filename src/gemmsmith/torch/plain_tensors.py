@@ -1,6 +1,7 @@
-"""Calls of plain tensors: what an earlier call has launched is found by one signature of all arguments.
+"""Calls of plain tensors: the launches of an earlier call are found by one signature of all arguments, and repeated.
 
-It runs without the dispatcher, so nothing that sees operators may be active: a mode, a transform, a trace.
+Plain tensors are torch.Tensor and Parameter, not subclasses. Launches bypass torch's dispatcher, so nothing that sees
+operators may be active: a mode, a transform, a trace.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ TENSOR_TYPES, NUMBER_TYPES = frozenset({torch.Tensor, torch.nn.Parameter}), froz
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Calls whose arguments differ only in addresses and numbers.
+    """All calls whose arguments differ only in addresses and numbers.
 
-    `needs_grad`: gradients are recorded. `run` runs such a call again, from `Arguments.pointers` and what it needs of
-    the arguments themselves; None if no call has run, or if not all that it does is cached.
+    Attributes:
+        needs_grad: whether gradients are recorded.
+        run: runs such a call again: a CachedRun without gradients, a CachedCall with gradients, a BackwardRun in a
+            backward pass. None if no call has run yet, or if not all that it does is cached.
     """
 
     needs_grad: bool
@@ -42,7 +45,10 @@ class Call:
 class Arguments(NamedTuple):
     """The arguments of a call.
 
-    `source`: the epilogue's fingerprint. `pointers`: addresses and numbers by Pointer name.
+    Attributes:
+        source: the epilogue's fingerprint.
+        call: what is known of calls with such arguments.
+        pointers: addresses and numbers by Pointer name.
     """
 
     source: Hashable
@@ -53,18 +59,21 @@ class Arguments(NamedTuple):
 MAX_CACHED_CALLS = 1024
 """Entries of the caches by call. Chosen; not measured."""
 _CALLS: dict[Hashable, Call] = BoundedCache(MAX_CACHED_CALLS)
-"""By the signature of their arguments."""
+"""Calls by the signature of their arguments."""
 MAX_LAYOUTS = 8
-"""Layouts of a call whose comparison is fast; of others the signatures are compared. Chosen; not measured."""
+"""Layouts per entry of _LAYOUTS. Tensors of other layouts are found by their signature, which takes longer. Chosen; not
+measured."""
 _LAYOUTS: dict[Hashable, tuple[tuple[Callable[..., bool], Call], ...]] = BoundedCache(MAX_CACHED_CALLS)
-"""By what a signature contains besides its tensors: calls of tensors at multiples of 16 bytes, the latest first. Before
-each is a function of tensors, which returns whether their layouts are the call's (`matches`)."""
+"""Calls, the latest first, by everything in a signature but the tensors. With each is a function of `matches`, which
+returns whether tensors have the call's layouts: a faster way to find a call than by its signature. All tensors of these
+calls are aligned to 16 bytes, which the functions do not check."""
 
 
 def multiplies_in_tf32() -> bool:
-    """Return whether torch multiplies fp32 on a GPU in TF32, by whichever of its settings that was set.
+    """Return whether torch's settings let it multiply fp32 on a GPU in TF32.
 
-    torch.get_float32_matmul_precision() raises RuntimeError once torch.backends.cuda.matmul.fp32_precision is set.
+    The setting is read in a way that also works for torch.backends.cuda.matmul.fp32_precision: once that has been set,
+    torch.get_float32_matmul_precision() raises RuntimeError.
     """
     return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
 
@@ -85,9 +94,18 @@ def sees_operators() -> bool:
 def read_arguments(
     source: Hashable, options: Hashable, a: Any, b: Any, operands: Mapping[str, Any], offsets: Any = None
 ) -> Arguments | None:  # fmt: skip
-    """Return the arguments of a call that nothing sees; `options`: those that are neither arrays nor numbers.
+    """Return the arguments of a call, with what earlier calls of the same signature have cached.
 
-    None without a fingerprint `source`, or if an operand is neither a plain tensor nor a number.
+    None if the call cannot be cached: without a fingerprint, or if an operand is neither a plain tensor nor a number.
+    Only to be called if `sees_operators` is False.
+
+    Args:
+        source: the epilogue's fingerprint, or None if it has none.
+        options: a hashable key of the arguments that are neither arrays nor numbers.
+        a: the array a.
+        b: the array b.
+        operands: the epilogue's operands by name.
+        offsets: the ends of groups of rows, or None.
     """
     if source is None:
         return None
@@ -102,9 +120,10 @@ def read_arguments(
 
 
 def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> Arguments | None:
-    """Return the arguments with the call that an earlier one with the same layouts has made, or a new one.
+    """Return the arguments with the `Call` of their signature, which is made if there is none.
 
-    `arrays`: arrays and numbers by Pointer name; becomes the `pointers`. Else as `read_arguments`.
+    None, `source` and `options`: as in `read_arguments`. `arrays`: arrays and numbers by Pointer name; addresses
+    replace the arrays in it, and it becomes `Arguments.pointers`.
     """
     grad_enabled = torch.is_grad_enabled()
     tensors, numbers, addresses = [], [], 0
@@ -143,24 +162,36 @@ def read_arrays(source: Hashable, options: Hashable, arrays: dict[str, Any]) -> 
 
 
 def matches(tensors: Sequence[Any]) -> Callable[..., bool]:
-    """Return whether other tensors are like these in all but their addresses, as a function of them."""
+    """Return a function that returns whether other tensors are like these in everything but their addresses.
+
+    It is Dynamo's check of guards: dtype, shape, strides, device, requires_grad and dispatch keys, in one call.
+    """
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 
 def runs_kernels(a: Any) -> bool:
-    """Return whether kernels multiply a tensor: it is on a GPU that they run on."""
+    """Return whether the tensor a is on a GPU on which gemmsmith's kernels run."""
     return a.is_cuda and not fallback.kernels_unsupported(a.get_device())
 
 
 def in_groups(request: Request, offsets: Any, along: Literal["m", "k"] = "m") -> Request:
-    """Return a request of gemmsmith.gemm as one of grouped_gemm, for groups that end at `offsets`."""
+    """Return a request of gemmsmith.gemm as one of grouped_gemm.
+
+    `offsets`: (groups,), int32, the ends of the groups. `along`: "m" for groups of rows, "k" for slices of K.
+    """
     operands = with_arrays(request.operands, {"offsets": offsets})
     return request._replace(operands=operands, grouping=Grouping("offsets", along))
 
 
 def run_or_call(arguments: Arguments | None, like: Any, call: Callable[[], Any]) -> Any:
-    """Return the results of a call without gradients: of its launches, or of `call`, whose launches are kept."""
+    """Return the results of a call without gradients: repeat an earlier call's launches, or call and record its own.
+
+    Args:
+        arguments: the arguments, from `read_arguments`; None, or those of a call with gradients: nothing is cached.
+        like: a tensor of the device on which results are allocated.
+        call: computes the results.
+    """
     if arguments is None or arguments.call.needs_grad:
         return call()
     if (run := arguments.call.run) is not None:
@@ -172,7 +203,10 @@ def run_or_call(arguments: Arguments | None, like: Any, call: Callable[[], Any])
 def run_cached_call(
     arguments: Arguments | None, a: Any, b: Any, operands: Mapping[str, Any], offsets: Any = None
 ) -> Any:  # fmt: skip
-    """Return the results of a call that an earlier one has prepared, with gradients or without, else None."""
+    """Return the results of a call by repeating an earlier one's launches; None if none are cached for its arguments.
+
+    `arguments`: from `read_arguments`. The others are the call's own; gradients are recorded if they are needed.
+    """
     if arguments is None or (run := arguments.call.run) is None:
         return None
     if arguments.call.needs_grad:

@@ -22,14 +22,21 @@ from gemmsmith.graph.frontend.tracer import trace
 from gemmsmith.graph.frontend.values import Traced
 
 Entry = tuple[Any, ...]
-"""Kind of call ("function", "epilogue_function", "method", "operator", "attribute", "error"), name, encoded
-arguments, encoded keyword arguments."""
+"""A recorded call: its kind, which says where the name is looked up when it is replayed ("function" of torch,
+"epilogue_function" of gemmsmith, "method", "operator" of the module operator, "attribute"; or "error", whose name is
+the message); its name; its encoded arguments; its encoded keyword arguments."""
 ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "indices"})
 """Attributes that the tracer rejects, and that are not methods."""
 
 
 class Tape:
-    """Records the operations on the values of one run of an epilogue."""
+    """Records the operations on the values of one run of an epilogue.
+
+    Attributes:
+        shape: the accumulator's shape.
+        entries: the recorded calls.
+        values: how many values there are; a value's index is its number in the order in which they are made.
+    """
 
     def __init__(self, shape: tuple[Any, ...]) -> None:
         self.shape = shape
@@ -37,14 +44,24 @@ class Tape:
         self.values = 0
 
     def value(self, shape: Any, is_number: bool = False) -> Proxy:
-        """Return a new value of this shape, which may be None if it is not known."""
+        """Return a new value of this shape; None: the shape is not known. `is_number`: it is an operand's number."""
         self.values += 1
         return Proxy(self, self.values - 1, shape, is_number)
 
     def add(
         self, how: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_results: int = 1
     ) -> Any:  # fmt: skip
-        """Record a call and return proxies of its results."""
+        """Record a call, and return a proxy of its result, or a tuple of proxies if there are several.
+
+        A single result counts as having the accumulator's shape if an argument has it; all other shapes are unknown.
+
+        Args:
+            how: the kind of call, see `Entry`.
+            name: the function's name.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            num_results: how many results it has.
+        """
         encoded_kwargs = tuple([(key, encode_argument(x)) for key, x in kwargs.items()])
         self.entries.append((how, name, tuple([encode_argument(x) for x in args]), encoded_kwargs))
         if num_results > 1:
@@ -54,14 +71,24 @@ class Tape:
 
 
 class Proxy:
-    """A value of an epilogue that torch.compile traces; `known_shape` is its shape, or None."""
+    """A value in an epilogue that Dynamo traces. Operations on it are recorded on its tape.
+
+    Attributes:
+        tape: the tape.
+        index: the value's number on the tape.
+        known_shape: its shape, or None if it is not known.
+        is_number: whether it is an operand that is a number.
+    """
 
     def __init__(self, tape: Tape, index: int, known_shape: Any, is_number: bool = False) -> None:
         self.tape, self.index, self.known_shape, self.is_number = tape, index, known_shape, is_number
 
     @property
     def shape(self) -> Any:
-        """The value's shape. Records an error if it is not known."""
+        """The value's shape. If it is not known, an error is recorded, and the accumulator's is returned.
+
+        So tracing goes on; the replay raises the error.
+        """
         if self.known_shape is None:
             _record_error(
                 self, "got .shape of a value that does not have the accumulator's shape; use the accumulator's"
@@ -81,7 +108,7 @@ class Proxy:
 
     @property
     def values(self) -> Any:
-        """The values of a result with indices, as torch.max returns."""
+        """The field `values` of a result such as that of torch.max(x, dim), which also has indices."""
         return self.tape.add("attribute", "values", (self,), {})
 
     def __getitem__(self, key: Any) -> Any:
@@ -138,7 +165,10 @@ class Proxy:
 
 
 def _operator(name: str, reflected: bool = False) -> Callable[..., Any]:
-    """Return a method of Proxy that records a call of the function `name` of the module operator."""
+    """Return a method of Proxy that records a call of the function `name` of the module operator.
+
+    `reflected`: the proxy is the second argument, as in __radd__.
+    """
 
     def method(self: Proxy, *other: Any) -> Any:
         return self.tape.add("operator", name, (*other, self) if reflected else (self, *other), {})
@@ -159,9 +189,10 @@ def _record_error(x: Proxy, message: str) -> None:
 
 
 def encode_argument(x: Any) -> tuple[Any, ...]:
-    """Return an argument as a tuple of constants.
+    """Return an argument of a call as a tuple (kind, value) of constants, which `_decode_argument` reads.
 
-    Numbers are encoded as strings, so that Dynamo does not make them symbolic.
+    Numbers are encoded as strings, so that Dynamo does not make them symbolic. An argument that no epilogue may have is
+    encoded as an error, which the replay raises.
     """
     if isinstance(x, Proxy):
         return "value", x.index
@@ -199,7 +230,7 @@ def replay(
     """
 
     def function(acc: Any, **named: Any) -> Any:
-        """Repeat the recorded calls, and return what the epilogue returned."""
+        """Repeat the recorded calls on traced values, and return what the epilogue returned."""
         values = [acc, *(named[name] for name in operands)]
         for entry in entries:
             new_values = _replay_entry(entry, values)
@@ -210,7 +241,11 @@ def replay(
 
 
 def _replay_entry(entry: Entry, values: list[Any]) -> Any:
-    """Execute a recorded call; `values` are those that the earlier calls returned."""
+    """Execute a recorded call on traced values, and return its result, or a tuple of results.
+
+    `values`: the accumulator, the operands and the results of the earlier calls, by their numbers on the tape. Raises
+    EpilogueError for a recorded error.
+    """
     how, name, encoded_args, encoded_kwargs = entry
     args = [_decode_argument(x, values) for x in encoded_args]
     kwargs = {key: _decode_argument(x, values) for key, x in encoded_kwargs}
@@ -230,7 +265,10 @@ def _replay_entry(entry: Entry, values: list[Any]) -> Any:
 
 
 def _decode_argument(x: tuple[Any, ...], values: list[Any]) -> Any:
-    """Return the argument that `encode_argument` encoded; `values` are those of the replay."""
+    """Return the argument that `encode_argument` encoded, with traced values in place of proxies.
+
+    `values`: as in `_replay_entry`. Raises EpilogueError for an argument that no epilogue may have.
+    """
     kind, encoded = x
     match kind:
         case "value":

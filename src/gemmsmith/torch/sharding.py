@@ -1,4 +1,4 @@
-"""DTensor shardings of a GEMM with a fused epilogue: by rows, columns, the batch or K."""
+"""DTensor shardings of a GEMM with a fused epilogue: along rows, columns, the batch or K."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.torch import graph_serialization
 
 Sharding = tuple[list[Any], list[Any]]
-"""Placements of the results, and of the arguments: a, b, key, epilogue and numbers (None for these three), operands."""
+"""The placements of the results; and those of the arguments a, b, key, epilogue, numbers and operands, where key,
+epilogue and numbers have None."""
 _registered = False
 
 
@@ -28,7 +29,10 @@ def register(operators: list[Any]) -> None:
 def shardings(
     a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: Any, operands: Any
 ) -> list[Sharding]:  # fmt: skip
-    """Return all possible placements of the arguments and results along one mesh dimension."""
+    """Return all possible placements of the arguments and results along one mesh dimension, for DTensor to choose from.
+
+    The arguments are those of the operator gemm_{o} (ops.py).
+    """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if b2 is not None or offsets is not None:
@@ -40,7 +44,10 @@ def shardings(
         return of_results, [of_a, of_b, None, None, None, *of_operands]
 
     def split(axis: str, of_a: Any, of_b: Any) -> list[Sharding]:
-        """Return the sharding of results along "m", "n" or "batch", given those of a and b; [] if it is impossible."""
+        """Return the sharding of the results along `axis`, in a list; [] if it is impossible.
+
+        `axis`: "m" (rows), "n" (columns) or "batch". `of_a`, `of_b`: the placements of a and b.
+        """
         results = [_sharded_result(graph, r, axis, rank) for r in graph.results]
         if any(isinstance(x, bool) for x in results):
             return []
@@ -64,7 +71,10 @@ def shardings(
 
 
 def _sharded_dim(dims: BroadcastDims, axis: str, rank: int) -> int | None:
-    """Return the dimension of an operand that is sharded with the result's "m" (rows), "n" (columns) or "batch"."""
+    """Return which dimension of an operand is sharded if the results are along `axis`; None if it is replicated.
+
+    `dims`: how the operand broadcasts; `axis`: "m" (rows), "n" (columns) or "batch"; `rank`: the operand's dimensions.
+    """
     dim, varies = {
         "batch": (0, dims.batch and rank == 3), "m": (rank - 2, dims.varies_along_m and rank > 1),
         "n": (rank - 1, dims.varies_along_n),
@@ -73,7 +83,12 @@ def _sharded_dim(dims: BroadcastDims, axis: str, rank: int) -> int | None:
 
 
 def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> int | str | bool:
-    """Return the sharded dimension of a result, or the reduction of its partial values; False if neither exists."""
+    """Return how a result is placed if the GEMM is sharded along `axis`: "m" (rows), "n" (columns) or "batch".
+
+    Returns:
+        The sharded dimension; or, if the result is reduced over `axis`, how the shards' partial results are combined,
+        such as "sum"; or False if they cannot be. `rank` is the number of dimensions of a @ b.
+    """
     node = graph.nodes[r.node]
     dim, index = {"batch": (0, "b"), "m": (rank - 2, "m"), "n": (rank - 1, "n")}[axis]
     if node.op != "reduce":
@@ -91,7 +106,7 @@ def partial_sum_operands(graph: EpilogueGraph) -> frozenset[str] | None:
     K can be sharded if the results are linear in the accumulator. The results of the shards are then partial sums:
     operands that are added must be partial sums too, and operands that multiply must be replicated.
     """
-    depends: list[bool] = []
+    depends: list[bool] = []  # whether a node depends on the accumulator, whose leaf name is ""
     for node in graph.nodes:
         depends.append(node.operation.leaf_name(node) == "" or any(depends[i] for i in node.inputs))
     tensors = {o.name for o in graph.operands if o.dtype is not None and not o.dtype.is_integer}
@@ -120,6 +135,6 @@ def partial_sum_operands(graph: EpilogueGraph) -> frozenset[str] | None:
         if name := node.operation.leaf_name(node):
             factors.add(name)
         independent += [x for x in node.inputs if x not in independent]
-    if added & factors:
+    if added & factors:  # an operand cannot be a partial sum and replicated
         return None
     return frozenset(added)

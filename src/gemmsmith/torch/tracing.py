@@ -20,7 +20,7 @@ from gemmsmith.torch.graph_serialization import graph_dtype
 from gemmsmith.torch.recording import Tape, encode_argument, replay
 
 OperandSignature = tuple[tuple[str, tuple[Any, ...], str], ...]
-"""For each operand its name, its extent (batch, rows, columns), and its dtype or "" for a number."""
+"""For each operand its name, its extent (the fields of `BroadcastDims` as integers), its dtype or "" for a number."""
 CACHE_SIZE = 1024
 """Entries of the caches by call and by epilogue. Chosen; not measured."""
 _EPILOGUE_CACHE: dict[Hashable, str] = BoundedCache(CACHE_SIZE)
@@ -31,14 +31,14 @@ def serialize_epilogue(
     epilogue: Any, shape: tuple[Any, ...], operands: OperandSignature, scales: OperandSignature,
     source: Hashable = None,
 ) -> str:  # fmt: skip
-    """Return the serialized graph of an epilogue.
+    """Return the serialized graph of an epilogue, in eager mode or while Dynamo traces the call.
 
     Args:
         epilogue: a function, a graph, or None.
         shape: the shape of a @ b: (m, n) with any leading dimensions.
         operands: the signature of the epilogue's operands.
         scales: the signature of operands by which a @ b is multiplied before the epilogue.
-        source: the epilogue's fingerprint, or None for one that is taken now.
+        source: the epilogue's fingerprint; None: it is computed here.
 
     Raises:
         EpilogueError: the function is not a valid epilogue.
@@ -61,7 +61,10 @@ def serialize_epilogue(
 def _serialize_under_dynamo(
     epilogue: Any, shape: tuple[Any, ...], operands: OperandSignature, scales: OperandSignature
 ) -> str:
-    """Trace an epilogue while Dynamo compiles: run it on proxies that record what is done to them."""
+    """Return an epilogue's serialized graph while Dynamo traces the call: run it on proxies that record operations.
+
+    The ordinary tracer then replays the recorded calls, outside of what Dynamo traces. Arguments: `serialize_epilogue`.
+    """
     if not callable(epilogue) or isinstance(epilogue, type):
         raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function in compiled code")
     tape = Tape(shape)
@@ -78,7 +81,16 @@ def _serialize_under_dynamo(
 def _replay_and_serialize(
     entries: Any, returned: Any, rank: int, columns: int, operands: OperandSignature, scales: OperandSignature
 ) -> str:
-    """Replay recorded calls, and return the serialized graph of what they compute. `rank`: 3 if there is a batch."""
+    """Replay recorded calls on the tracer, and return the serialized graph of what they compute.
+
+    Args:
+        entries: the recorded calls of a `Tape`.
+        returned: what the epilogue returned, by `encode_argument`.
+        rank: the number of dimensions of a @ b, all leading ones included.
+        columns: columns of a @ b.
+        operands: signature of the epilogue's operands.
+        scales: signature of operands by which a @ b is multiplied before the epilogue.
+    """
     # The graph does not depend on the number of rows: a function that reads it gets it as a number from Dynamo.
     shape = (*(2,) * (rank - 1), columns)
     return _serialize_scaled(replay(entries, returned, shape, _operands(operands)), scales)
@@ -90,7 +102,7 @@ def _serialize_plain_gemm(scales: OperandSignature) -> str:
 
 
 def _serialize_scaled(graph: EpilogueGraph, scales: OperandSignature) -> str:
-    """Serialize a graph after multiplying the accumulator by its scales."""
+    """Return a graph, with its accumulator multiplied by these scales first, as a string."""
     return graph_serialization.serialize(
         multiply_by_scales(graph, [Operand(name, *kind) for name, kind in _operands(scales).items()])
     )

@@ -26,7 +26,7 @@ from gemmsmith.tuning.tuned_table import user_table_bytes
 
 
 class _CachedPass(CustomGraphPass):
-    """A graph pass that Inductor may cache."""
+    """A graph pass whose results Inductor may cache, since it has a key."""
 
     def uuid(self) -> str:
         """Return a digest of gemmsmith's sources, tuning tables and the GPUs, as part of Inductor's cache keys."""
@@ -68,6 +68,7 @@ def _package_digest() -> str:
 
 
 def _gpus() -> list[str]:
+    """Return the name and compute capability of each GPU."""
     devices = range(torch.cuda.device_count())
     return [f"{torch.cuda.get_device_name(i)} {torch.cuda.get_device_capability(i)}" for i in devices]
 
@@ -110,25 +111,29 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, **kwargs: Any)
 
 
 class _CompiledCallKernel(FallbackKernel):
-    """A call of an operator in generated code: Inductor's own, but for what is called."""
+    """Inductor's node for the call of an operator; generated code calls a `CompiledCall` instead of the operator.
+
+    That repeats launches of earlier calls, without torch's dispatcher.
+    """
 
     def codegen(self, wrapper: Any) -> None:
-        """Name the function that is called, and define it in the module of the generated code."""
+        """Generate the call; in Python code, define the CompiledCall among the module's imports before, and call it."""
         if not (V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False)):
             root = wrapper
-            while hasattr(root, "parent_wrapper"):  # of a subgraph, which has no imports of its own
+            while hasattr(root, "parent_wrapper"):  # the wrapper of a subgraph has no imports of its own
                 root = root.parent_wrapper
             name = f"gemmsmith_{self.get_name()}"
             root.add_import_once("from gemmsmith.torch.compiled_call import CompiledCall")
             root.add_import_once(f"{name} = CompiledCall({self.get_kernel_name()})")
             self.set_python_kernel_name(name)
-            for x in self.outputs:  # which have the layout that the operator's shape function gives them
+            for x in self.outputs:  # they need no check: they have the layout of the operator's fake results
                 x.skip_size_stride_alignment_checks = True
         super().codegen(wrapper)
 
 
 def _lower(op: Any, *arguments: Any) -> Any:
-    kind = _CompiledCallKernel if arguments[2] is None else FallbackKernel  # two arrays b are not found by a signature
+    """Lower a call of one of gemmsmith's operators: return Inductor's nodes of the results."""
+    kind = _CompiledCallKernel if arguments[2] is None else FallbackKernel  # a CompiledCall takes one array b only
     results = kind.create(op, *arguments)
     return _pytree.tree_map_only(IRNode, TensorBox.create, results)
 

@@ -22,7 +22,7 @@ from gemmsmith.torch.compiler.nodes import size_hints
 
 BYTES_PER_MB = 1e6
 TIMES = ("fused", "unfused", "plain", "torch")
-"""The columns of times, attributes of Times."""
+"""The table's columns of times, which are the attributes of `Times` with these names."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Explanation:
     """The matmuls of each graph that torch.compile makes of a model; `print` shows them as a table.
 
     The graphs are in the order in which they are compiled: a forward graph, then its backward graph if there is one,
-    and so on for each graph break. On a GPU the table has times in us: of the matmul fused with its epilogue, of the
-    faster kernel without one and what fusing saves elsewhere ("unfused"), and of gemmsmith's and torch's kernels
-    without one ("plain", "torch"). A tilde marks estimates; what fusing saves elsewhere is always estimated.
+    and so on for each graph break. On a GPU the table has times in us. "fused": the matmul with its epilogue. "plain",
+    "torch": gemmsmith's and torch's kernel without an epilogue. "unfused": the faster of these two and the kernels that
+    fusing would make unnecessary. A tilde marks estimates; the time of unnecessary kernels is always estimated.
     """
 
     graphs: tuple[tuple[Outcome, ...], ...]
@@ -85,7 +85,7 @@ class Explanation:
 
 
 def _format_graph(number: int, graph: tuple[Outcome, ...]) -> list[str]:
-    """Return a heading and a line for each matmul of a graph."""
+    """Return lines of text: a heading, and a line for each matmul of a graph, in columns. `number`: the graph's."""
     columns = [name for name in TIMES if any(_format_us(x.times, name) for x in graph)]
     rows = [(f"graph {number}", "us" if columns else "", *columns, "", "")]
     for x in graph:
@@ -101,12 +101,13 @@ def _format_graph(number: int, graph: tuple[Outcome, ...]) -> list[str]:
 
 
 def _format_us(times: Times | None, name: str) -> str:
-    """Return a time, an estimated one with a tilde, or "" if there is none."""
+    """Return the time `name`, one of TIMES, as text, an estimated one with a tilde; "" if there is none."""
     us = getattr(times, name, None)
     return "" if times is None or us is None else f"{'' if times.measured else '~'}{us:.1f}"
 
 
 def _describe(x: Outcome) -> str:
+    """Return what was fused into a matmul and the traffic saved, or the reason why nothing was."""
     if x.reason:
         return f"{'plain: ' if x.replaced else '- '}{x.reason}"
     return f"{', '.join(x.operations) or 'another dtype'}: {x.bytes_saved / BYTES_PER_MB:.3g} MB saved"
@@ -115,9 +116,9 @@ def _describe(x: Outcome) -> str:
 def explain(model: Callable[..., Any], *inputs: Any, measure: bool = False, **named: Any) -> Explanation:
     """Explain what torch.compile with gemmsmith's passes would replace in a model.
 
-    Torch traces model(*inputs, **named) as torch.compile would, and its backward pass if a result requires grad. The
-    compiled graphs are not run but return zeros, so that the model's state does not change, except by code at a graph
-    break.
+    Torch traces model(*inputs, **named) as torch.compile would, and its backward pass if a result requires grad. In
+    place of the compiled graphs, functions run that return zeros. So the model's state does not change, except by code
+    at a graph break, which runs.
 
     Args:
         model: a module or function.
@@ -151,7 +152,10 @@ def _explained(
     model: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any], backend: Callable[..., Any],
     graphs: list[tuple[Outcome, ...]],
 ) -> Explanation:  # fmt: skip
-    """Compile and run a model, and its backward pass if it has one, and return what the backend put into `graphs`."""
+    """Compile and run a model, and its backward pass if it has one, and return the explanation.
+
+    `backend`: the torch.compile backend, which appends the outcomes of each graph to `graphs`.
+    """
     outputs = torch.compile(model, backend=backend)(*inputs, **named)
     differentiable = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
@@ -162,7 +166,7 @@ def _explained(
 
 
 def _zeros(fake: Any) -> Any:
-    """Return zeros like a result of a graph."""
+    """Return a tensor of zeros, or a number, like the fake result of a graph; symbolic extents become their hints."""
     if isinstance(fake, torch.Tensor):
         zeros = torch.empty_strided(
             size_hints(fake.shape), size_hints(fake.stride()), dtype=fake.dtype, device=fake.device

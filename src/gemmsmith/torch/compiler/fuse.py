@@ -29,11 +29,17 @@ from gemmsmith.torch.compiler.traffic import InductorTraffic
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for one matmul: its `epilogue` and `bytes_saved`, or the `reason` why nothing is fused.
+    """What the pass did with one matmul, or with a pair of them.
 
-    `replaced` says whether a kernel of gemmsmith takes its place, with an epilogue or without. `source_line` is the
-    line of the model that the matmul comes from. `times` are those by which its kernel was chosen; None on the CPU, and
-    where there was no choice.
+    Attributes:
+        matmul: the names of its nodes.
+        shape: (m, n) or (batch, m, n).
+        source_line: the line of the model that it comes from.
+        reason: why nothing is fused; "" if something is.
+        bytes_saved: the memory traffic that fusing saves.
+        epilogue: what is fused, or None.
+        replaced: whether a kernel of gemmsmith takes its place, with an epilogue or without.
+        times: the times by which its kernel was chosen; None on the CPU, and where there was no choice.
     """
 
     matmul: str
@@ -72,7 +78,10 @@ def fuse(graph: torch.fx.Graph, timer: Timer | None = None) -> list[Outcome]:
 
 
 def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node], timer: Timer | None) -> Outcome | None:
-    """Fuse a matmul and another one that a node of their epilogue needs, too; None if there is none."""
+    """Replace a matmul and another one of the same a by one kernel, if an operation in its epilogue reads both.
+
+    Return None if there is no such pair. `done`: the second matmuls of earlier pairs; the pair's is added.
+    """
     for pair in match_pairs(matmul):
         if pair.second and pair.second.node not in done:
             outcome = _fuse_matmul(pair, traffic, timer)
@@ -107,7 +116,10 @@ def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic, timer: Timer | None) 
 
 
 def _reason_not_fused(region: Region, candidate: FusionCandidate | None) -> str:
-    """Return why nothing is fused, whatever the times; "" if the candidate may be."""
+    """Return why nothing can be fused, whatever the times; "" if the candidate can be.
+
+    `candidate`: the best fusion of the region, or None if none saves enough memory traffic.
+    """
     if candidate:
         is_half = region.matmul.second and not region.reads_both(candidate.nodes)
         return "no operation reads both" if is_half else ""
@@ -127,15 +139,16 @@ def node_source_line(node: Node) -> str:
 
 
 def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph:
-    """Insert the operator that computes a candidate's nodes, erase these, and return its epilogue.
+    """Insert the operator that computes a candidate's nodes into the graph, and return its epilogue.
 
-    Raises EpilogueError if a shape cannot be expressed in the graph, before anything is changed.
+    Nodes that have no users any more are erased, and the traffic model is updated. Raises EpilogueError, before
+    anything is changed, if a shape cannot be expressed in the graph.
     """
     matmul, epilogue, traffic = region.matmul, region.epilogue, region.traffic
     graph, fused = matmul.node.graph, epilogue.graph(candidate.outputs)
     numbers, tensors = epilogue.arguments(fused)
     for x in candidate.outputs:
-        _shape_argument(shape(x), matmul.node)
+        _shape_argument(shape(x), matmul.node)  # raises
     move_before([*(x for x, _ in tensors), *matmul.arrays], matmul.node)
     with graph.inserting_before(matmul.node):
         emit = Emitter(graph)
@@ -158,14 +171,17 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> EpilogueGraph
 
 
 def _reshaped(emit: Emitter, x: Node, extents: tuple[Any, ...], before: Node) -> Node:
-    """Return a node in a shape."""
+    """Return a node of x in the shape `extents`: x itself, or a new reshape of it. `before`: see `_shape_argument`."""
     if statically_equal(shape(x), extents):
         return x
     return emit(torch.ops.aten.reshape.default, x, _shape_argument(extents, before))
 
 
 def move_before(nodes: Sequence[Node], before: Node) -> None:
-    """Move nodes, and what they are computed from, before another node. Raises RuntimeError if that is a cycle."""
+    """Move nodes, and the nodes that they are computed from, before another node of the graph.
+
+    Raises RuntimeError if one of them is computed from that node.
+    """
     later, waiting = set[Node](), list(nodes)
     while waiting:
         x = waiting.pop()
@@ -179,10 +195,10 @@ def move_before(nodes: Sequence[Node], before: Node) -> None:
 
 
 def _shape_argument(extents: Sequence[Any], before: Node) -> list[Any]:
-    """Return a shape as an argument of aten.reshape before a node.
+    """Return a shape as the argument of an aten.reshape that is inserted before a node.
 
-    One symbolic extent becomes -1; several are looked up among the graph's nodes. Raises EpilogueError for one that is
-    not there.
+    One symbolic extent becomes -1. Several are replaced by nodes before that one whose values they are; raises
+    EpilogueError if there is no such node.
     """
     symbols = [x for x in extents if not isinstance(x, int)]
     if len(symbols) <= 1:

@@ -43,13 +43,23 @@ MAX_PRODUCER_DEPTH = 50
 
 
 class FxEpilogueTracer(Tracer):
-    """The epilogue of a matmul, to which nodes are added by `fuse`.
+    """The epilogue of a matmul, to which `fuse` adds nodes of an FX graph.
 
-    `values` maps nodes to traced values: of fused nodes, and of nodes that fused ones are computed from. `inputs_read`
-    maps each of these nodes to the tensors that computing it reads, in addition to those that fused nodes read.
+    Attributes:
+        matmul: the matmul.
+        traffic: the model of Inductor's kernels.
+        values: traced values by node, of fused nodes, and of nodes that fused ones are computed from.
+        inputs_read: by such a node, the tensors that computing it reads, in addition to those that fused nodes read.
+        operands: the epilogue's operands by the nodes of the tensors.
+        numbers: the values of the epilogue's operands that are numbers, by name.
+        fused: the nodes that the epilogue computes.
     """
 
     def __init__(self, matmul: Matmul, traffic: InductorTraffic) -> None:
+        """Start the epilogue, with the matmul's own nodes.
+
+        Of a pair of matmuls one GEMM computes both: each value has one column per two of the accumulator.
+        """
         self._columns_per_value: Literal[1, 2] = 2 if matmul.second else 1
         super().__init__((*matmul.shape[:-1], self._columns_per_value * matmul.shape[-1]))
         self.matmul, self.traffic = matmul, traffic
@@ -62,7 +72,7 @@ class FxEpilogueTracer(Tracer):
         self._trace_matmul()
 
     def _trace_matmul(self) -> None:
-        """Trace the values of the matmul's own nodes."""
+        """Trace the values of the matmul's own nodes, with the bias of addmm, and fuse them."""
         matmul, graph = self.matmul, self.matmul.epilogue
         if graph is not None:
             return self._resume(graph)
@@ -82,7 +92,7 @@ class FxEpilogueTracer(Tracer):
         self._record_fused(matmul.node, value)
 
     def _resume(self, graph: EpilogueGraph) -> None:
-        """Continue the epilogue of an operator that is gemmsmith's already."""
+        """Start from the epilogue of a matmul that already is one of gemmsmith's operators, so that it is extended."""
         names = {}
         for operand in graph.operands:
             operand_value = self.matmul.operands[operand.name]
@@ -101,7 +111,11 @@ class FxEpilogueTracer(Tracer):
         self.fused.add(self.matmul.node)
 
     def value(self, x: Any) -> Traced:
-        """Return a traced value. Raises EpilogueError for a reduction's result and for numbers beyond fp32's range."""
+        """Return x, a traced value or a number, as a traced value.
+
+        Raises EpilogueError for a reduction's result, which is known only after the kernel, and for a number beyond
+        fp32's range.
+        """
         if isinstance(x, Traced) and x.op == "reduce":
             raise epilogue_error("it needs a reduction over the whole matmul, which is only known after the kernel")
         if isinstance(x, (int, float)) and x == x and overflow_as_fp32(x) != x:
@@ -115,6 +129,7 @@ class FxEpilogueTracer(Tracer):
         self._record_fused(node, self._trace_node(node))
 
     def _record_fused(self, node: Node, value: Traced) -> None:
+        """Note that the epilogue computes a node, as this value, rounded to the node's dtype."""
         self.values[node] = self._round_to_dtype(node, value)
         self.inputs_read.setdefault(node, frozenset())
         self.fused.add(node)
@@ -138,7 +153,10 @@ class FxEpilogueTracer(Tracer):
         return value.with_pending_cast(graph_dtype(dtype(node))) if dtype(node).is_floating_point else value
 
     def _evaluate(self, node: Node) -> Traced:
-        """Return a node's traced value, from its inputs'. Raises EpilogueError if an epilogue cannot compute it."""
+        """Return a node's traced value before rounding, from the values of its inputs.
+
+        Raises EpilogueError if an epilogue cannot compute it.
+        """
         if op_name(node) in REDUCTIONS and node_kind(node) == "reduction":
             return self._evaluate_reduction(node)
         if node_kind(node) == "view":
@@ -161,7 +179,11 @@ class FxEpilogueTracer(Tracer):
         return self._read(x, like) if isinstance(x, torch.fx.Node) else x
 
     def _evaluate_reduction(self, node: Node) -> Traced:
-        """Return a reduction's traced value. Raises EpilogueError unless it is one of rows, of columns or of all."""
+        """Return a reduction's traced value.
+
+        Raises EpilogueError if it is not of a fused node, or does not reduce exactly the dimensions that form N, those
+        that form M, or all.
+        """
         x = node.args[0]
         if x not in self.fused:
             raise epilogue_error(f"{op_name(node)}: it does not reduce the matmul's result")
@@ -175,7 +197,7 @@ class FxEpilogueTracer(Tracer):
     # -- shapes ----------------------------------------------------------------------------------------------------
 
     def _check_full_shape(self, node: Node) -> None:
-        """Raise EpilogueError if a node does not have the matmul's shape, but for a split of its leading dimensions."""
+        """Raise EpilogueError if a node does not have the matmul's shape, of which the first dimension may be split."""
         if self._broadcast_dims(shape(node), shape(node)) != self._no_broadcast:
             raise epilogue_error(
                 f"{op_name(node)}: its shape {tuple(shape(node))} is not the matmul's, {self.matmul.shape}"
@@ -187,10 +209,15 @@ class FxEpilogueTracer(Tracer):
 
     @property
     def _no_broadcast(self) -> BroadcastDims:
+        """The broadcast dims of a value that varies along all dimensions of the matmul."""
         return BroadcastDims(len(self.acc_shape) == 3, 1, self._columns_per_value)
 
     def _group_dims(self, like: Sequence[Any]) -> list[list[int]] | None:
-        """Return the dimensions of a shape that form the matmul's batch (if it has one), M and N, or None."""
+        """Return for each dimension of the matmul, (batch,) M and N, which dimensions of a shape form it.
+
+        Several leading ones may form the first: (4, 5, n) has [[0, 1], [2]] for a matmul of (20, n). None if the shape
+        `like` is not the matmul's.
+        """
         count = len(self.acc_shape)
         if len(like) < count:
             return None
@@ -200,9 +227,10 @@ class FxEpilogueTracer(Tracer):
         return groups if all(map(statically_equal, lengths, self.matmul.shape)) else None
 
     def _broadcast_dims(self, shape_: tuple[Any, ...], like: tuple[Any, ...]) -> BroadcastDims | None:
-        """Return along which dimensions a tensor varies that is broadcast to `like`, a shape of the full matmul.
+        """Return along which of the matmul's dimensions a tensor of shape `shape_` varies.
 
-        Returns None if it varies along only some of the dimensions that form M, N or the batch.
+        `like`: the shape to which it is broadcast. Returns None if that is not the matmul's shape, or if the tensor
+        varies along only some of the dimensions that form M, N or the batch.
         """
         groups = self._group_dims(like)
         if groups is None or len(shape_) > len(like):
@@ -227,7 +255,11 @@ class FxEpilogueTracer(Tracer):
         return frozenset(input_ for x in unfused for input_ in self.inputs_read.get(x, ()))
 
     def _read(self, node: Node, like: tuple[Any, ...]) -> Any:
-        """Return a node's value as an input of a value that has the shape `like`."""
+        """Return the value, traced or a number, of a node that is an input of a node with the shape `like`.
+
+        It is recomputed in the epilogue if that reads fewer bytes; otherwise the node becomes an operand. Raises
+        EpilogueError if it cannot be one.
+        """
         if node in self.values:
             return self.values[node]
         number = fill_value(node)
@@ -252,7 +284,10 @@ class FxEpilogueTracer(Tracer):
         return self.values[node]
 
     def _operand_value(self, node: Node, dims: BroadcastDims) -> Traced:
-        """Return the traced value of a tensor that is read. Raises EpilogueError if kernels cannot read it."""
+        """Return the traced value of a tensor that becomes an operand of the epilogue; `dims`: how it broadcasts.
+
+        Raises EpilogueError if kernels cannot read it.
+        """
         fake = fake_tensor(node)
         is_readable = fake.dtype in OPERAND_DTYPES or self._is_computable_dtype(fake.dtype)
         if not is_readable or fake.device != fake_tensor(self.matmul.a).device:
@@ -264,12 +299,14 @@ class FxEpilogueTracer(Tracer):
         return value
 
     def _operand(self, node: Node, dims: BroadcastDims, dtype_: DType) -> Operand:
+        """Return the operand of a tensor's node, which is made if there is none."""
         return self.operands.setdefault(node, Operand(f"x{len(self.operands)}", dims, dtype_))
 
     def _cheapest_inputs(self, node: Node, depth: int = 0) -> set[Node]:
-        """Return the smallest set of tensors from which the epilogue can recompute a node.
+        """Return the tensors from which the epilogue reads or recomputes a node with the fewest bytes.
 
-        This is the node itself if recomputing it would read more bytes.
+        This is the node itself if recomputing it would read more bytes. `depth`: how many operations are between it and
+        the node that was asked for.
         """
         if node in self._cheapest:
             return self._cheapest[node]
@@ -285,7 +322,7 @@ class FxEpilogueTracer(Tracer):
                 for x in computed
                 for input_ in (self._cheapest_inputs(x, depth + 1) if fake_tensor(x) is not None else {x})
             }
-            # A node that is not materialized would have to be written first.
+            # To read a node that is not in memory (not materialized), another kernel would have to write it first
             max_bytes = size_bytes(node) - 1 if self.traffic.is_materialized(node) else 2 * size_bytes(node)
             if total_bytes(producers) <= max_bytes:
                 inputs = producers
@@ -301,9 +338,9 @@ class FxEpilogueTracer(Tracer):
         return lengths if dims.varies_along_m else lengths[1:] if dims.varies_along_n else ()
 
     def arguments(self, graph: EpilogueGraph) -> tuple[list[float], list[tuple[Node, tuple[Any, ...]]]]:
-        """Return the numbers and the tensors that this epilogue's graph reads, in its order.
+        """Return the numbers and the tensors that the operator gets for a graph of this epilogue, in its order.
 
-        A tensor is a node, and the shape in which it is passed to the operator.
+        A tensor is a pair of its node and the shape in which it is passed to the operator.
         """
         nodes = {operand.name: x for x, operand in self.operands.items()}
         tensors = [(nodes[o.name], self._operand_shape(o.broadcast_dims)) for o in graph.operands if o.dtype]
@@ -312,7 +349,7 @@ class FxEpilogueTracer(Tracer):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def graph(self, stored: Sequence[Node]) -> EpilogueGraph:
-        """Return the epilogue's graph, whose results are the values of the nodes `stored`, in their dtypes."""
+        """Return the epilogue's graph whose results are the values of the nodes `stored`, in these nodes' dtypes."""
         sources = [stored[0].args[0]] if _is_only_widened(stored) else stored
         results = [
             Result(f"out{i or ''}", self.values[source].node, graph_dtype(dtype(x)))
@@ -325,9 +362,9 @@ class FxEpilogueTracer(Tracer):
 
 
 def _is_only_widened(stored: Sequence[Node]) -> bool:
-    """Return whether the only result is a cast to a wider dtype that the graph returns, as a weight's gradient is.
+    """Return whether the only result is a cast to a wider dtype, which the FX graph returns, as a weight's gradient is.
 
-    No other node reads the narrower value, so that the result need not be rounded to it.
+    Then the result need not be rounded to the narrower dtype first.
     """
     return len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users)
 
@@ -338,7 +375,7 @@ def is_min_or_max(node: Node) -> bool:
 
 
 def strip_views_and_widening(node: Node) -> Node:
-    """Return the node that a node is a view of, or the same numbers of in a wider dtype."""
+    """Return the node of which a node is a view, or a cast to a wider dtype, or several of these in sequence."""
     while node_kind(node) == "view" or is_widening(node):
         node = node.args[0]
     return node

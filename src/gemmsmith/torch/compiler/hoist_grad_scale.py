@@ -32,7 +32,10 @@ aten = torch.ops.aten
 
 
 def hoist_scalar_grad(graph: torch.fx.Graph) -> None:
-    """Hoist the scalar gradients out of the matmuls of a joint forward and backward graph, in place."""
+    """Hoist the scalar gradients out of the matmuls of a joint forward and backward graph, in place.
+
+    AOTAutograd names the inputs that are gradients of results "tangents_1" and so on.
+    """
     scalars = [x for x in graph.nodes if x.op == "placeholder" and "tangents" in x.name and _is_float_scalar(x)]
     for scalar in scalars:
         hoister = _ScalarHoister(graph, scalar)
@@ -51,13 +54,18 @@ def _is_float_scalar(node: Node) -> bool:
 
 
 class _ScalarHoister:
-    """Hoists one scalar, an upstream gradient, out of matmuls.
+    """Hoists one scalar, an upstream gradient (an input of the graph), out of matmuls.
 
-    `dependent` are the nodes that depend on the scalar, `depends_on_grads` those that depend on any upstream gradient,
-    and `depends_on_matmul` those that depend on a matmul.
+    Attributes:
+        graph: the joint graph.
+        scalar: the node of the scalar.
+        dependent: the nodes that depend on it.
+        depends_on_grads: the nodes that depend on any upstream gradient.
+        depends_on_matmul: the nodes that depend on a matmul.
     """
 
     def __init__(self, graph: torch.fx.Graph, scalar: Node) -> None:
+        """Find the nodes that depend on the scalar, on any upstream gradient, and on matmuls."""
         self.graph, self.scalar = graph, scalar
         self.dependent = _dependents(graph, [scalar])
         self.depends_on_grads = _dependents(
@@ -68,7 +76,11 @@ class _ScalarHoister:
         self._visited: set[Node] = set()
 
     def try_hoist(self, matrix: Node) -> None:
-        """Hoist the scalar out of a matrix that has it as a factor, if the rest is elementwise in a matmul's result."""
+        """Hoist the scalar out of an operand of a matmul, if it is a factor of that.
+
+        Only if the other factor is computed elementwise from a matmul's result: that matmul's epilogue can then compute
+        it in the forward pass, where it is saved.
+        """
         if matrix not in self.dependent or matrix in self._visited or node_kind(matrix) != "pointwise":
             return
         self._visited.add(matrix)
@@ -80,7 +92,7 @@ class _ScalarHoister:
         self._rewire_users(matrix, unscaled)
 
     def _is_elementwise_of_matmul(self, node: Node) -> bool:
-        """Return whether a value is computed elementwise from a matmul's result."""
+        """Return whether a node is computed elementwise from a matmul's result, without reductions or gathers of it."""
         waiting, seen, reads_matmul = [node], {node}, False
         while waiting:
             x = waiting.pop()
@@ -93,7 +105,10 @@ class _ScalarHoister:
         return reads_matmul
 
     def _rewire_users(self, old: Node, new: Node) -> None:
-        """Let the users of `old` read `new`, and multiply their results by the scalar."""
+        """Let the users of `old` read `new`, which is `old` without the factor `scalar`; their values stay the same.
+
+        A matmul is multiplied by the scalar in its epilogue, a sum after it; other users read `new` times the scalar.
+        """
         for user in list(old.users):
             with self.graph.inserting_after(user):
                 if node_kind(user) in ("view", "strided_view") and len(user.all_input_nodes) == 1:
@@ -136,13 +151,16 @@ class _ScalarHoister:
         return self.graph.node_copy(node, lambda x: replacements.get(x, x))
 
     def _without_scalar(self, node: Node) -> Node | None:
-        """Return a new node for a node without its factor, the scalar; None if that is not a factor of it."""
+        """Return a new node, equal to a node without the factor `scalar`; None if the scalar is not a factor of it."""
         if node not in self._unscaled:
             self._unscaled[node] = self._remove_scalar(node)
         return self._unscaled[node]
 
     def _remove_scalar(self, node: Node) -> Node | None:
-        """Compute `_without_scalar`, by copies of the nodes between the scalar and this one."""
+        """Compute `_without_scalar`: copy the nodes between the scalar and this one, with 1 in place of the scalar.
+
+        All nodes between must be linear in the scalar, so that the copy is G where the node is scalar * G.
+        """
         if node is self.scalar:
             with self.graph.inserting_after(node):
                 emit = Emitter(self.graph)
@@ -160,7 +178,7 @@ class _ScalarHoister:
             return self._copy(node, {x: y for x, y in replacements.items() if y is not None})
 
     def _is_linear(self, node: Node, dependent: list[Node]) -> bool:
-        """Return whether a node is linear in `dependent`, some of its inputs, taken together."""
+        """Return whether a node is linear in the inputs `dependent` together: their common factor is a factor of it."""
         match op_name(node):
             case "neg" | "convert_element_type":
                 return bool(dtype(node).is_floating_point)
@@ -178,7 +196,7 @@ class _ScalarHoister:
 
 
 def _scale_epilogue(scalar: Node, node: Node) -> EpilogueGraph:
-    """Return the epilogue that multiplies a matmul by a scalar."""
+    """Return the epilogue that multiplies a matmul's result by a scalar, in the dtype of the matmul's node."""
     operand = Operand("x0", BroadcastDims(), graph_dtype(dtype(scalar)))
     nodes = (EpilogueNode("accumulator"), EpilogueNode("operand", (), "x0"), EpilogueNode("mul", (0, 1)))
     return EpilogueGraph(nodes, (operand,), (Result("out", 2, graph_dtype(dtype(node))),))

@@ -56,9 +56,12 @@ which saved 3 us each, took 1.20 of Inductor's time (hf-models-h100). Chosen; no
 class Times:
     """Times in us of a matmul, or of both matmuls of a pair.
 
-    `fused` is that of gemmsmith's kernel with an epilogue, None if there is nothing to fuse; `plain` that of its kernel
-    without. `torch` is that of torch's kernel, None if neither measured nor, for fp32, estimated. `saved` is the
-    estimated time of what fusing saves elsewhere. `measured` says where the first three are from: a GPU or estimates.
+    Attributes:
+        fused: the time of gemmsmith's kernel with an epilogue; None if there is nothing to fuse.
+        plain: the time of gemmsmith's kernel without an epilogue.
+        torch: the time of torch's kernel; None if it was not measured, and cannot be estimated (only 3xTF32 can).
+        saved: the estimated time of Inductor's kernels that fusing makes unnecessary.
+        measured: whether the first three were measured on a GPU; otherwise they are estimates.
     """
 
     fused: float | None
@@ -69,13 +72,19 @@ class Times:
 
     @property
     def unfused(self) -> float:
-        """The time of the faster kernel without an epilogue, and of the kernels that fusing saves."""
+        """The time without fusing: the faster kernel without an epilogue, and the kernels that fusing saves."""
         return min(self.plain, self.torch or self.plain) + self.saved
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice: what to replace, None to leave the matmul, the reason why no epilogue is fused, and the times."""
+    """The choice of a matmul's kernel.
+
+    Attributes:
+        candidate: the nodes that a kernel of gemmsmith replaces; None: the matmul stays torch's.
+        reason: why no epilogue is fused; "" if one is.
+        times: the times that decided; None if there was no choice.
+    """
 
     candidate: FusionCandidate | None
     reason: str
@@ -83,9 +92,13 @@ class Choice:
 
 
 def choose_kernel(region: Region, candidate: FusionCandidate | None, reason: str, timer: Timer | None) -> Choice:
-    """Choose the fastest kernel of a matmul, by the timer if there is one, else by estimates; its compilation begins.
+    """Choose the fastest kernel of a matmul, and start to compile it if it is gemmsmith's.
 
-    `candidate` is what may be fused, or None for `reason`.
+    Args:
+        region: the matmul, with the nodes after it that can be fused.
+        candidate: what may be fused; None: nothing.
+        reason: then, why not.
+        timer: measures kernels; None: the cost model estimates their times.
     """
     matmul = region.matmul
     if candidate is None and (matmul.epilogue or matmul.second):
@@ -105,7 +118,7 @@ def choose_kernel(region: Region, candidate: FusionCandidate | None, reason: str
 
 
 def _reason_not_worthwhile(matmul: Matmul, times: Times, fused_us: float) -> str:
-    """Return why a fused kernel that takes this time is not worthwhile; "" if it is."""
+    """Return why a fused kernel that takes `fused_us` is not worthwhile; "" if it is."""
     faster_us = times.unfused - fused_us
     if faster_us <= 0:
         slower_us = times.saved - faster_us
@@ -117,7 +130,11 @@ def _reason_not_worthwhile(matmul: Matmul, times: Times, fused_us: float) -> str
 
 
 def _is_plain_faster(matmul: Matmul, times: Times) -> bool:
-    """Return whether gemmsmith's kernel without an epilogue replaces a matmul."""
+    """Return whether gemmsmith's kernel without an epilogue is faster than torch's, and may replace a matmul.
+
+    Without measured times it counts as faster for GEMMs of the kinds and times for which benchmarks say so, see
+    MIN_PLAIN_US.
+    """
     if matmul.epilogue or matmul.second or not is_row_major(matmul.node):
         return False
     if times.measured and times.torch is not None:
@@ -128,12 +145,14 @@ def _is_plain_faster(matmul: Matmul, times: Times) -> bool:
 
 
 def _has_hints(matmul: Matmul) -> bool:
+    """Return whether all sizes of a matmul are numbers, or symbols with a hint."""
     return all(have_hints(shape(x)) for x in matmul.arrays)
 
 
 def _times(region: Region, candidate: FusionCandidate | None, timer: Timer | None) -> Times:
-    """Return the measured times, or estimates without a timer, hints of sizes, or enough memory.
+    """Return the times of a matmul's kernels, with those of a `candidate` to fuse if there is one.
 
+    They are estimates if there is no timer, a symbolic size has no hint, or the memory does not suffice to measure.
     Raises GemmsmithError if no kernel supports the matmul.
     """
     matmul, saved = region.matmul, saved_us(candidate) if candidate else 0.0
@@ -172,20 +191,27 @@ def estimated_us(plan: Plan) -> float:
 
 
 def saved_us(candidate: FusionCandidate) -> float:
-    """Return the time in us of Inductor's kernels that a candidate makes unnecessary, launches included."""
+    """Return the estimated time in us of Inductor's kernels that a candidate makes unnecessary, launches included."""
+    # The graph moves bytes_saved less, although the fused kernel moves extra_bytes more
     saved_bytes = candidate.bytes_saved + candidate.extra_bytes
     return saved_bytes / INDUCTOR_BYTES_PER_US + candidate.kernels_saved * LAUNCH_US
 
 
 def unfused_epilogue(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
-    """Return the epilogue of a region's matmul, or of the first of its two, without further fusion, and its outputs."""
+    """Return the epilogue of a region's matmul (the first one of a pair) without fused nodes, and the nodes it stores.
+
+    A matmul that is gemmsmith's operator already keeps its own epilogue.
+    """
     if region.matmul.second is None:
         return region.epilogue, region.plain_candidate.outputs
     return FxEpilogueTracer(replace(region.matmul, second=None), region.traffic), [region.matmul.node]
 
 
 def plan_operator(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
-    """Return the plan of the operator that computes these nodes. Raises GemmsmithError if no kernel supports it."""
+    """Return the plan of the operator that computes the nodes `outputs` by an epilogue.
+
+    Symbolic sizes are replaced by their hints. Raises GemmsmithError if no kernel supports it.
+    """
     graph = epilogue.graph(outputs)
     numbers, tensors = epilogue.arguments(graph)
     a, *weights = (_spec(fake_tensor(x)) for x in epilogue.matmul.arrays)
@@ -211,7 +237,7 @@ def _pool() -> ThreadPoolExecutor:
 
 @lru_cache(maxsize=1024)
 def compile_async(plan: Plan) -> list[Future[Any]]:
-    """Start compiling a plan's kernels into the kernel cache."""
+    """Start to compile a plan's kernels in background threads; the results are in the kernel cache. Once per plan."""
     return [_pool().submit(compile_source, x.kernel.source, x.kernel.name) for x in plan.launches.all]
 
 

@@ -25,7 +25,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LogSumExp:
-    """A recognized logarithm: the node `logsumexp`, and `log`, logsumexp - shift, which replaces the logarithm."""
+    """A logsumexp that was recognized.
+
+    Attributes:
+        logsumexp: the new node of aten.logsumexp.
+        log: the new node logsumexp - shift, which has replaced the logarithm.
+        shift: the node that was subtracted before the exponential.
+    """
 
     logsumexp: Node
     log: Node
@@ -33,7 +39,10 @@ class LogSumExp:
 
 
 def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
-    """Replace written-out logsumexp by aten.logsumexp, and return the replacements."""
+    """Replace log(sum(exp(x - shift))) by aten.logsumexp(x) - shift, in place, and return the replacements.
+
+    Where the shift is added again, as in logsumexp written out for numerical stability, only aten.logsumexp remains.
+    """
     replacements = []
     for node in list(graph.nodes):
         if (match := _match_log_sum_exp(node)) is None:
@@ -57,7 +66,7 @@ def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
 def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
     """Replace each aten.logsumexp that no matmul has fused by its steps, which Inductor computes in one kernel."""
     for x in replacements:
-        if not x.logsumexp.users:  # fused into a matmul
+        if not x.logsumexp.users:  # it was fused into a matmul
             continue
         inner, dims, *keepdim = x.logsumexp.args
         with graph.inserting_before(x.logsumexp):
@@ -78,7 +87,10 @@ def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
 
 
 def _match_log_sum_exp(log: Node) -> tuple[Node, Node, Node] | None:
-    """Return the sum, x and the shift if a node is log(sum(exp(x - shift))), else None."""
+    """Return the nodes of the sum, of x and of the shift if a node is log(sum(exp(x - shift))), else None.
+
+    The shift must be constant along the summed dimensions.
+    """
     sum_ = _input_of(log, "log")
     exp = _input_of(sum_, "sum")
     inner = _input_of(exp, "exp")

@@ -16,20 +16,26 @@ from gemmsmith.torch.compiler.nodes import Node, dtype, fake_tensor, op_name, sh
 from gemmsmith.torch.ops import OPERATORS, matmul_shape, operands_by_name
 
 MM_OPS = frozenset({"mm", "bmm"})
-"""a @ b."""
+"""aten's operators that compute a @ b."""
 ADDMM_OPS = frozenset({"addmm", "baddbmm"})
-"""beta * bias + alpha * (a @ b)."""
+"""aten's operators that compute beta * bias + alpha * (a @ b)."""
 MATMUL_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
 """Dtypes of a and b for which a matmul can be replaced."""
 
 
 @dataclass(frozen=True, eq=False)
 class Matmul:
-    """A matmul in a graph. `shape` is (m, n) or (batch, m, n).
+    """A matmul in an FX graph.
 
-    `second` is another matmul of the same a and shape, which is computed with it, or None.
-    For gemmsmith's own operators `epilogue` is the graph of the epilogue, `operands` maps the names of its operands to
-    nodes and numbers, and `results` maps the names of its results to nodes.
+    Attributes:
+        node: its node.
+        a: the node of a.
+        b: the node of b.
+        shape: (m, n) or (batch, m, n).
+        epilogue: for gemmsmith's own operators, the graph of the epilogue; None for aten's.
+        operands: nodes and numbers by the names of that epilogue's operands.
+        results: nodes by the names of that epilogue's results; those without a node are not read.
+        second: another matmul of the same a and shape that the same kernel computes, or None.
     """
 
     node: Node
@@ -66,7 +72,10 @@ class Matmul:
 
 
 def match_matmul(node: Node) -> Matmul | None:
-    """Return the matmul that a node computes, or None."""
+    """Return the matmul that a node computes, by one of aten's operators or of gemmsmith's; None if it computes none.
+
+    gemmsmith's operators with two arrays b, or with groups, do not count.
+    """
     if op_name(node) in MM_OPS or op_name(node) in ADDMM_OPS:
         a, b = node.args[:2] if op_name(node) in MM_OPS else node.args[1:3]
         return Matmul(node, a, b, matmul_shape(shape(a), shape(b)))
@@ -75,9 +84,10 @@ def match_matmul(node: Node) -> Matmul | None:
 
 
 def match_pairs(matmul: Matmul) -> list[Matmul]:
-    """Return the matmul together with each later one that one kernel may compute with it, as a gate and what it gates.
+    """Return pairs: the matmul together with each later one of the same a that the same kernel may compute.
 
-    Both weights are in 16 bits with k contiguous, as those of nn.Linear are, and have the same strides.
+    An example is the gate and the up projection of an MLP. Both weights must be in 16 bits with k contiguous, as those
+    of nn.Linear are, and have the same shape and strides.
     """
     if op_name(matmul.node) != "mm" or not _is_linear_weight(matmul.b):
         return []
@@ -92,7 +102,11 @@ def match_pairs(matmul: Matmul) -> list[Matmul]:
 
 
 def _is_linear_weight(b: Node) -> bool:
-    """Return whether TMA can read a weight, and another one next to it, whose columns alternate."""
+    """Return whether a kernel can read b together with another such array, as if their columns alternated.
+
+    It can in 16 bits, with k contiguous, as in the transpose of an nn.Linear's weight, and n and k's length in memory
+    multiples of 8.
+    """
     fake = fake_tensor(b)
     extents = (*fake.shape, *fake.stride())
     is_static = all(isinstance(x, int) for x in extents) and fake.dtype.itemsize == 2
@@ -114,7 +128,10 @@ def _match_gemmsmith_op(node: Node) -> Matmul:
 def op_call(
     graph: EpilogueGraph, arrays: Sequence[Any], numbers: Sequence[float], operands: Sequence[Any]
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the operator that computes an epilogue, then its arguments; `arrays`: a, b, perhaps a second b."""
+    """Return the operator that computes an epilogue, followed by its arguments.
+
+    `arrays`: a, b, and the second b of a pair. `numbers`, `operands`: the epilogue's operands in the graph's order.
+    """
     text = graph_serialization.serialize(graph)
     a, b, b2 = (*arrays, None)[:3]
     return OPERATORS[len(graph.results)], a, b, b2, None, graph_serialization.digest(text), text, numbers, operands

@@ -15,7 +15,8 @@ from gemmsmith.torch.compiler.matmuls import op_call
 from gemmsmith.torch.compiler.nodes import Node, fake_tensor, size_hints
 
 MAX_US = 4000
-"""Time in us that the rounds of one decision take together, if MIN_ROUNDS take less. Chosen; not measured."""
+"""Time in us of the rounds of one decision after which no further one starts, if MIN_ROUNDS are done. Chosen; not
+measured."""
 MIN_ROUNDS, MAX_ROUNDS = 4, 11
 """Rounds in which each operator runs once; the first is a warm-up. Chosen; not measured."""
 SLEEP_CYCLES = 600_000
@@ -23,7 +24,7 @@ SLEEP_CYCLES = 600_000
 
 
 class TensorSpec(NamedTuple):
-    """A tensor without data. `stride` is in elements."""
+    """The layout of a tensor, without data. `stride` is in elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -32,7 +33,7 @@ class TensorSpec(NamedTuple):
 
     @classmethod
     def of(cls, fake: Any) -> TensorSpec:
-        """Describe a tensor, with hints in place of symbolic extents."""
+        """Return the layout of a fake tensor, with hints in place of symbolic extents."""
         return cls(size_hints(fake.shape), size_hints(fake.stride()), fake.dtype, fake.device)
 
     def random(self, generator: torch.Generator) -> Any:
@@ -45,14 +46,14 @@ class TensorSpec(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of an operator with TensorSpecs in place of tensors, and tuples in place of lists."""
+    """A call of an operator, hashable: with TensorSpecs in place of tensors, and tuples in place of lists."""
 
     op: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 
     def bind(self, generator: torch.Generator) -> Callable[[], Any]:
-        """Return a function that runs the operator on tensors of its own."""
+        """Return a function that runs the operator on random tensors, which are allocated here."""
 
         def made(x: Any) -> Any:
             if isinstance(x, TensorSpec):
@@ -68,13 +69,13 @@ Timer = Callable[[tuple[Call, ...]], Sequence[float]]
 
 
 def call_of_node(node: Node) -> Call:
-    """Return the call that a node is."""
+    """Return the call of an operator that a node of an FX graph makes."""
     args = (TensorSpec.of(fake_tensor(x)) if isinstance(x, torch.fx.Node) else x for x in node.args)
     return Call(node.target, tuple(tuple(x) if isinstance(x, list) else x for x in args), tuple(node.kwargs.items()))
 
 
 def call_of_epilogue(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Call:
-    """Return the call of the operator that computes these nodes."""
+    """Return the call of gemmsmith's operator that computes the nodes `outputs` by an epilogue."""
     graph = epilogue.graph(outputs)
     numbers, tensors = epilogue.arguments(graph)
     arrays = [TensorSpec.of(fake_tensor(x)) for x in epilogue.matmul.arrays]
@@ -110,7 +111,11 @@ def time_on_gpu(calls: tuple[Call, ...]) -> tuple[float, ...]:
 
 
 def _time_round(runs: Sequence[Callable[[], Any]], evicting: Any) -> list[float]:
-    """Run each function once and return the times in us."""
+    """Run each function once, and return their times on the GPU in us.
+
+    Before each, `evicting`, a tensor as large as the L2 cache, is written, so that the function's tensors are not in
+    the cache. The GPU sleeps first, so that the host launches all before they run.
+    """
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in runs]
     torch.cuda._sleep(SLEEP_CYCLES)
     for run, (start, stop) in zip(runs, events, strict=True):

@@ -42,7 +42,9 @@ def op_name(node: Node) -> str:
 def node_kind(node: Node) -> NodeKind:
     """Return how Inductor computes a node.
 
-    "opaque" nodes read whole tensors from memory, as matmuls and graph outputs do.
+    "view": the same elements in the same order. "strided_view": other views, which Inductor inlines into the kernels
+    that read them. "gather": reads some elements of its input. "pointwise", "reduction": as the names say. "opaque":
+    all others, such as matmuls and graph outputs, which read whole tensors from memory.
     """
     return _target_info(node)[2]
 
@@ -63,7 +65,7 @@ def _target_info(node: Node) -> tuple[Any, str, NodeKind]:
 
 
 def _classify(target: Any, op: str) -> NodeKind:
-    """Return how Inductor computes calls of a target, an operator of this name."""
+    """Return how Inductor computes calls of a target, see `node_kind`. `op`: the operator's name, "" if it is none."""
     if op in CONTIGUOUS_VIEWS:
         return "view"
     if op in NON_CONTIGUOUS_VIEWS or target is operator.getitem:
@@ -77,7 +79,7 @@ def _classify(target: Any, op: str) -> NodeKind:
 
 
 def strip_views(node: Node, kinds: Collection[str] = ("view",)) -> Node:
-    """Return the node that a node is a view of, if the view is of one of these kinds."""
+    """Return the node of which a node is a view, through a chain of views of these kinds; the node itself if none."""
     while isinstance(node, torch.fx.Node) and node_kind(node) in kinds and len(node.all_input_nodes) == 1:
         node = node.all_input_nodes[0]
     return node
@@ -115,7 +117,7 @@ def dtype(node: Node) -> torch.dtype:
 
 
 def reduced_dims(node: Node) -> set[int]:
-    """Return the dimensions that a reduction reduces."""
+    """Return the dimensions that a reduction node reduces, as indices >= 0."""
     rank = len(shape(node.args[0]))
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     dims = [dims] if isinstance(dims, int) else dims or range(rank)
@@ -141,7 +143,10 @@ def size_bytes(node: Node) -> int:
 
 
 def size_hints(extents: Iterable[Any]) -> tuple[int, ...]:
-    """Return extents as integers; symbolic ones as they were when the graph was traced."""
+    """Return extents as integers: for symbolic ones the hint, the value for which the graph was traced.
+
+    UNKNOWN_EXTENT_HINT if there is none.
+    """
     return tuple(x if isinstance(x, int) else int(x.node.hint or UNKNOWN_EXTENT_HINT) for x in extents)
 
 
@@ -158,7 +163,7 @@ def statically_equal(a: Any, b: Any) -> bool:
 
 
 def fill_value(node: Node) -> float | bool | None:
-    """Return the number that a node fills its tensor with, or None if it does not fill one."""
+    """Return the number that all elements of a node's tensor are, if it is aten.full or scalar_tensor, else None."""
     position = {"full": 1, "scalar_tensor": 0}.get(op_name(node))
     value = None if position is None else node.args[position]
     return value if isinstance(value, (bool, int, float)) else None

@@ -24,12 +24,15 @@ MAX_REGION_NODES = 100
 
 @dataclass(frozen=True)
 class FusionCandidate:
-    """A candidate fusion. The nodes are in the graph's order.
+    """A set of nodes that may be fused into a matmul. Nodes are in the graph's order.
 
-    `nodes` become an epilogue. `outputs` are those of them that the fused operator stores. `recomputed` are those that
-    stay in the graph and are recomputed from outputs. `bytes_saved` are the bytes that the whole graph no longer moves,
-    `extra_bytes` those that the fused kernel moves in addition to the matmul's, and `kernels_saved` the number of
-    Inductor's kernels that are no longer launched.
+    Attributes:
+        nodes: the nodes that the epilogue computes, the matmul's own included.
+        outputs: those of them that the fused operator stores.
+        recomputed: those of them that stay in the graph, and are recomputed from outputs.
+        bytes_saved: the bytes that the whole graph moves less.
+        extra_bytes: the bytes that the fused kernel moves in addition to the matmul's.
+        kernels_saved: the number of Inductor's kernels that are no longer launched.
     """
 
     nodes: tuple[Node, ...]
@@ -41,12 +44,20 @@ class FusionCandidate:
 
 
 class Region:
-    """The nodes that can be in a matmul's epilogue, `nodes`, in the graph's order.
+    """The nodes that can be in a matmul's epilogue.
 
-    `rejected` maps nodes that read one of these, but cannot be fused, to the reason.
+    Attributes:
+        matmul: the matmul, or a pair of them.
+        traffic: the model of Inductor's kernels.
+        epilogue: the epilogue of all these nodes.
+        roots: the matmul's own nodes: its results.
+        nodes: all nodes, in the graph's order, the roots first.
+        rejected: nodes that read one of these, but cannot be fused, with the reasons.
+        depends_memo: whether a node depends on the matmul, as far as it is known.
     """
 
     def __init__(self, matmul: Matmul, traffic: InductorTraffic) -> None:
+        """Find all nodes after the matmul that its epilogue can compute."""
         self.matmul, self.traffic = matmul, traffic
         self.epilogue = FxEpilogueTracer(matmul, traffic)
         roots = (*matmul.nodes, *matmul.results.values())
@@ -65,7 +76,7 @@ class Region:
         waiting, seen = list[Node](), set(self.epilogue.fused)
 
         def add_users(node: Node) -> None:
-            """Let the users of a fused node wait, those that have not been seen."""
+            """Add the users of a fused node to the waiting ones, except those that were added before."""
             for user in node.users:
                 if user not in seen:
                     seen.add(user)
@@ -157,9 +168,10 @@ class Region:
         )
 
     def _outputs(self, nodes: Sequence[Node]) -> tuple[list[Node], set[Node]]:
-        """Return the nodes that are stored because nodes outside read them, and those recomputed from stored ones.
+        """Return which of these nodes the fused operator stores, and which are recomputed from stored ones.
 
-        Views, conditions, and casts that need not be materialized are recomputed.
+        Those are the nodes that nodes outside read. Views, conditions (bools), and casts that need not be in memory are
+        recomputed in the kernels that read them.
         """
         inside, needed = set(nodes), set()
         outputs: list[Node] = []
@@ -179,7 +191,11 @@ class Region:
         return [node for node in outputs if node not in casts], recomputed | casts
 
     def _bytes_unfused(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
-        """Return the bytes that the matmul's results and Inductor's kernels for the other nodes move."""
+        """Return the bytes that are moved without fusing.
+
+        These are the bytes of the matmul's results, written once and read by each kernel, of the nodes' other inputs,
+        and of the `outputs` that Inductor stores.
+        """
         total = sum(size_bytes(x) * (1 + len(self.traffic.reader_kernels[x])) for x in self.roots)
         kernels_by_input: dict[Node, set[object]] = {}
         for node in nodes:
@@ -196,7 +212,11 @@ class Region:
     def _bytes_fused(
         self, nodes: Sequence[Node], outputs: Sequence[Node], recomputed: set[Node], inputs: set[Node]
     ) -> int:
-        """Return the bytes that the fused operator moves, and other kernels that read its outputs."""
+        """Return the bytes that are moved with fusing: by the fused operator, and by kernels that read its outputs.
+
+        `nodes`: the fused nodes; `outputs`, `recomputed`: see `_outputs`; `inputs`: the operator's operands. One that
+        Inductor would not have stored has to be written first.
+        """
         inside = set(nodes)
 
         def outside_kernels(node: Node) -> set[object]:
@@ -212,17 +232,20 @@ class Region:
 
 
 def may_have_backward() -> bool:
-    """Return whether the graph that is compiled may be a forward graph, whose backward graph recomputes some nodes."""
+    """Return whether the graph that is compiled now may be a forward graph with a backward graph.
+
+    A backward graph recomputes some nodes of the forward graph.
+    """
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     return metadata is None or any(x.requires_grad for x in metadata.input_info)
 
 
 def is_compared_in_backward(node: Node) -> bool:
-    """Return whether a maximum or minimum of a node's elements is computed, and returned by the graph.
+    """Return whether the graph computes a maximum or minimum of a node's elements, and returns it.
 
-    Its gradient compares the elements with it. They may be recomputed in backward, by kernels whose results differ from
-    an epilogue's in a bit, and then none would be equal.
+    The gradient of a maximum compares the elements with it. In backward Inductor may recompute the elements, and they
+    may differ from an epilogue's in a bit: then none would be equal to the maximum, and the gradient would be lost.
     """
     if is_min_or_max(node):
         return False
@@ -233,10 +256,10 @@ def is_compared_in_backward(node: Node) -> bool:
 
 
 def is_returned(node: Node) -> bool:
-    """Return whether the graph returns a node, or the same numbers."""
+    """Return whether the graph returns a node, or a view or wider cast of it."""
     return any(user.op == "output" or (is_transparent(user) and is_returned(user)) for user in node.users)
 
 
 def is_transparent(node: Node) -> bool:
-    """Return whether a node has the numbers of its input: a view, or a wider dtype."""
+    """Return whether a node has the same numbers as its input: it is a view, or a cast to a wider dtype."""
     return node_kind(node) == "view" or is_widening(node)

@@ -18,8 +18,8 @@ from gemmsmith.torch.compiler.nodes import Node, is_mutating, node_kind, reduced
 
 T = TypeVar("T")
 KernelKey = tuple[str, int]
-"""A kernel, identified by what it reduces over ("rows" also for pointwise kernels, "columns", "all"), and its opaque
-depth: the maximum number of opaque nodes on a path from an input of the graph to it."""
+"""A kernel, identified by what it reduces over ("rows", also for pointwise kernels, "columns" or "all"), and its opaque
+depth: the maximum number of opaque nodes, such as matmuls, on a path from an input of the graph to it."""
 MAX_READS = 4
 """Maximum tensors from which a value that kernels of several opaque depths read may be recomputed. Source: Inductor's
 default of torch._inductor.config.realize_reads_threshold."""
@@ -32,9 +32,13 @@ KERNEL_KINDS = ("pointwise", "reduction", "gather")
 
 
 class InductorTraffic:
-    """The kernels that Inductor would make of `graph`. Call `update` after the graph has changed."""
+    """The kernels that Inductor would make of an FX graph. Call `update` after the graph has changed.
+
+    A node is materialized if a kernel stores it in memory; others are recomputed by each kernel that reads them.
+    """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
+        """Make the model of all nodes of the graph."""
         self.opaque_depths: dict[Node, int] = {}
         """Nodes to the maximum number of opaque nodes on a path from an input of the graph to them."""
         self.materialized_sources: dict[Node, frozenset[Node]] = {}
@@ -51,7 +55,7 @@ class InductorTraffic:
         self.update(graph.nodes)
 
     def update(self, nodes: Iterable[Node]) -> None:
-        """Update the traffic model after `nodes` have been inserted or the set of their users has changed."""
+        """Update the model after `nodes` have been inserted into the graph, or the sets of their users have changed."""
         changed = {*nodes}
         changed |= _run_to_fixpoint(
             sorted(changed, reverse=True), self._update_must_materialize, lambda node: node.all_input_nodes
@@ -62,6 +66,7 @@ class InductorTraffic:
     # The next three recompute a property of a node and return whether it has changed.
 
     def _update_must_materialize(self, node: Node) -> bool:
+        """Find whether a node has to be in memory: it is opaque, or an opaque node reads it or a view of it."""
         views = (user for user in node.users if node_kind(user) in ("view", "strided_view"))
         opaque = node_kind(node) == "opaque" or any(node_kind(user) == "opaque" for user in node.users)
         return _update(self.must_materialize, node, opaque or any(self.must_materialize[user] for user in views))
@@ -77,7 +82,11 @@ class InductorTraffic:
         return _update(self.materialized_sources, node, frozenset(list(materialized_sources)[: MAX_READS + 1]))
 
     def _update_readers(self, node: Node) -> bool:
-        """Find which kernels read a node, and so whether it is stored."""
+        """Find which kernels read a node, and whether it is materialized.
+
+        It is if it must be, or if a kernel of a greater opaque depth reads it and it would be recomputed from more than
+        MAX_READS tensors.
+        """
         readers = self.kernels_of_users(node.users)
         read_later = any(depth > self.opaque_depths[node] for _, depth in readers)
         is_expensive = len(self.materialized_sources[node]) > MAX_READS
@@ -94,7 +103,10 @@ class InductorTraffic:
         return reduction_kind(node) if node_kind(node) == "reduction" else "rows", self.opaque_depths[node]
 
     def kernels_saved(self, nodes: Collection[Node], materialized: Iterable[Node]) -> int:
-        """Return how many kernels fewer run if `nodes` need not be computed, but `materialized` have to be stored."""
+        """Return how many kernels fewer run if `nodes` need not be computed, but `materialized` must be in memory.
+
+        A kernel runs as long as any other node that it stores or reduces is needed.
+        """
 
         def is_needed(kernel: KernelKey) -> bool:
             return any(x.users and x not in nodes for x in self.work[kernel])
@@ -104,7 +116,10 @@ class InductorTraffic:
         return sum(not is_needed(kernel) for kernel in current) - sum(not is_needed(kernel) for kernel in added)
 
     def kernels_of_users(self, users: Collection[Node]) -> frozenset[KernelKey]:
-        """Return the kernels in which `users` read their inputs."""
+        """Return the kernels that read a node whose users are `users`: those that compute these or their views.
+
+        Opaque nodes and gathers do not count.
+        """
         kernels: set[KernelKey] = set()
         for user in users:
             match node_kind(user):
@@ -117,7 +132,8 @@ class InductorTraffic:
     def kernels_computing(self, node: Node) -> frozenset[KernelKey]:
         """Return the kernels that compute a pointwise node or a reduction.
 
-        Those of a pointwise node are the kernels that read it, or those of its opaque depth if it is materialized.
+        A pointwise node is computed by each kernel that reads it. If it is materialized, the kernels of its own opaque
+        depth compute it, one of which stores it.
         """
         if node_kind(node) == "reduction":
             return frozenset([self.kernel(node)])
@@ -138,7 +154,7 @@ def _run_to_fixpoint(
 ) -> set[Node]:
     """Apply `rule` to nodes, and to the `successors` of those for which it returns True, until nothing changes.
 
-    Returns the nodes for which `rule` returned True.
+    `rule`: recomputes a property of a node, and returns whether it has changed. Returns the nodes that have changed.
     """
     waiting, changed = deque(nodes), set[Node]()
     pending = set(nodes)
@@ -154,7 +170,7 @@ def _run_to_fixpoint(
 
 
 def _update(values: dict[Node, T], node: Node, value: T) -> bool:
-    """Store a node's value and return whether it differs from the stored one."""
+    """Store a node's value in `values`, and return whether it was not there or differs from the former one."""
     if node in values and values[node] == value:
         return False
     values[node] = value
@@ -168,5 +184,5 @@ def reduction_kind(node: Node) -> str:
 
 
 def total_bytes(nodes: Iterable[Node]) -> int:
-    """Return the size of nodes in bytes, added up."""
+    """Return the sum of the sizes of nodes' tensors in bytes."""
     return sum(size_bytes(node) for node in nodes)

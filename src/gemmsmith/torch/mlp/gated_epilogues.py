@@ -1,6 +1,9 @@
-"""Epilogues of gates, which turn the halves of one product, gate and up, into what another multiplies; and gradients.
+"""Epilogues of gated MLPs and their gradients: h = activation(gate) * up, elementwise, which the GEMM with down reads.
 
-A gate is named, silu to relu, or is a serialized graph of the operands "gate" and "up", or of "gate" alone.
+gate and up are two products of the same x, here called the halves: one GEMM computes both, with columns of gate and up
+in turns ("interleaved"), 8 at a time. A gate, the function of the halves, is given by the name of its activation,
+"silu", "gelu", "gelu_tanh" or "relu"; or as a serialized graph of the operands "gate" and "up", or of "gate" alone. It
+is the first argument, `activation`, of the epilogues below. `acc` is the accumulator; a weight is a column (rows, 1).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from gemmsmith.torch.graph_serialization import SECTION_SEPARATOR, deserialize, 
 HALVES = ("gate", "up")
 """Names of a gate's operands."""
 BIASES = ("gate_bias", "up_bias")
-"""Names of what is added to them."""
+"""Names of the biases of the halves."""
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "silu": lambda x: x * x.sigmoid(),
@@ -32,30 +35,38 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu_tanh": lambda x: 0.5 * x * (1 + (GELU_A * (x + GELU_B * x * x * x)).tanh()),
     "relu": lambda x: x.relu(),
 }
-"""Activations by name, written out so that a gate and its derivative share functions."""
+"""Activations by name, in terms of simpler functions, so that a gate and its derivative share some of these."""
 
 
 class Gate(NamedTuple):
-    """A gate, named or as a serialized graph, and whether rows of gate and up alternate in the weight of both."""
+    """A gate, and the layout of the weight of both halves.
+
+    Attributes:
+        activation: the name of an activation, or a serialized graph.
+        interleaved: whether single rows of gate and of up alternate in the weight; otherwise gate's rows are first.
+    """
 
     activation: str = "silu"
     interleaved: bool = False
 
 
 def check_activation(activation: str) -> None:
-    """Raise ArgumentError for an unknown gate."""
+    """Raise ArgumentError if it is neither the name of an activation nor a serialized graph."""
     if activation not in ACTIVATIONS and SECTION_SEPARATOR not in activation:
         raise ArgumentError(f"activation: got {activation!r}; use one of {', '.join(ACTIVATIONS)}")
 
 
 @dynamo_constant
 def width(activation: str) -> Literal[1, 2]:
-    """Return the number of halves that a gate reads."""
+    """Return the number of halves that a gate reads: 2, or 1 for a function of "gate" alone."""
     return 2 if len(_graph(activation).operands) == 2 else 1
 
 
 def gate_and_up(weight: Any) -> tuple[Any, Any]:
-    """Return the operands b (count, k, n) of gate and of up, of a weight (count, 2 * n, k): gate's rows, then up's."""
+    """Return the two operands b, (count, k, n) each, of a weight (count, 2 * n, k) with gate's rows, then up's.
+
+    `count`: the number of experts.
+    """
     n = weight.shape[1] // 2
     return weight[:, :n].mT, weight[:, n:].mT
 
@@ -71,29 +82,29 @@ def added(_: str, acc: Any, c: Any) -> Any:
 
 
 def gated(activation: str, acc: Any, **biases: Any) -> Any:
-    """Return the gate of a product of interleaved halves, or of one."""
+    """Return h for an accumulator of interleaved halves, or of the only half. `biases`: those of the halves."""
     return _apply(activation, _halves(activation, acc, biases))
 
 
 def gate_and_halves(activation: str, acc: Any, **biases: Any) -> tuple[Any, ...]:
-    """Return the gate, and the halves."""
+    """Return h, and the halves, biases included, which backward reads."""
     halves = _halves(activation, acc, biases)
     return _apply(activation, halves), *halves
 
 
 def weighted_gate_and_halves(activation: str, acc: Any, weight: Any, **biases: Any) -> tuple[Any, ...]:
-    """Return the gate times a weight, and the halves."""
+    """Return h times a weight, and the halves, biases included, which backward reads."""
     h, *halves = gate_and_halves(activation, acc, **biases)
     return h * weight, *halves
 
 
 def weighted_gate(activation: str, acc: Any, weight: Any, **halves: Any) -> Any:
-    """Return the gate of halves that are known, times a weight."""
+    """Return h times a weight, from halves that are operands; the accumulator is not read."""
     return _apply(activation, list(halves.values())) * weight
 
 
 def backward(activation: str, acc: Any, **halves: Any) -> tuple[Any, ...]:
-    """Return the gradients of the halves."""
+    """Return the gradients of the halves, operands, from the gradient of h, which is the accumulator."""
     graph = _derivative(activation)
     values = {INPUT_PREFIX + name: x for name, x in halves.items()}
     grads = dict(zip(graph.result_names, _replay(graph, values | {f"{GRAD_OUTPUT_PREFIX}out": acc}), strict=True))
@@ -101,23 +112,28 @@ def backward(activation: str, acc: Any, **halves: Any) -> tuple[Any, ...]:
 
 
 def weighted_backward(activation: str, acc: Any, weight: Any, **halves: Any) -> tuple[Any, ...]:
-    """Return the gradients of the halves and of the weight, whose factor is the gate; and the gate times the weight."""
+    """Return the gradients of the halves and of the weight, and h times the weight.
+
+    The accumulator is the gradient of h times the weight; the gradient of a weight therefore is a row's sum of acc * h.
+    """
     h = _apply(activation, list(halves.values()))
     return *backward(activation, acc * weight, **halves), (acc * h).sum(-1), h * weight
 
 
 def _halves(activation: str, acc: Any, biases: Mapping[str, Any]) -> list[Any]:
+    """Return the halves of an accumulator, with their biases, if any, added."""
     halves = deinterleave(acc) if width(activation) == 2 else (acc,)
     return [x + b for x, b in zip(halves, biases.values(), strict=True)] if biases else list(halves)
 
 
 def _apply(activation: str, halves: Sequence[Any]) -> Any:
+    """Return the gate h of its halves."""
     (h,) = _replay(_graph(activation), dict(zip(HALVES, halves, strict=False)))
     return h
 
 
 def _replay(graph: EpilogueGraph, operands: Mapping[str, Any]) -> list[Any]:
-    """Return a graph's results for traced values of its operands."""
+    """Return a graph's results for traced values in place of its operands, so that they become part of the epilogue."""
     values: list[Any] = []
     tracer = next(iter(operands.values())).tracer
     for node in graph.nodes:
@@ -138,7 +154,7 @@ def _replay(graph: EpilogueGraph, operands: Mapping[str, Any]) -> list[Any]:
 
 @lru_cache(maxsize=64)
 def _graph(activation: str) -> EpilogueGraph:
-    """Return a gate's graph."""
+    """Return a gate as a graph of operands, with one result."""
     if activation in ACTIVATIONS:
         return trace_gate(lambda gate, up: ACTIVATIONS[activation](gate) * up, HALVES)
     graph = check_gate(deserialize(activation))
@@ -152,7 +168,7 @@ def trace_gate(function: Callable[..., Any], names: Sequence[str]) -> EpilogueGr
 
 
 def check_gate(graph: EpilogueGraph) -> EpilogueGraph:
-    """Return a graph of halves. Raises EpilogueError if it has several results, or is not elementwise."""
+    """Return the graph of a gate as it is. Raises EpilogueError if it has several results, or is not elementwise."""
     others = [
         n for n in graph.nodes if not isinstance(n.operation, Function) and n.op not in ("operand", "constant", "cast")
     ]
@@ -164,6 +180,7 @@ def check_gate(graph: EpilogueGraph) -> EpilogueGraph:
 
 @lru_cache(maxsize=64)
 def _derivative(activation: str) -> EpilogueGraph:
+    """Return the graph of the gradients of a gate's halves, with operands and results named as by `derivative`."""
     graph = _graph(activation)
     return derivative(graph, ["out"], [o.name for o in graph.operands], (), FP32)
 
@@ -178,10 +195,17 @@ _EPILOGUES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (
 def epilogue_of(
     name: str, activation: str, dtype: str, weight_dtype: str = "torch.float32", has_bias: bool = False
 ) -> str:
-    """Return one of the functions above, serialized, of operands of these dtypes.
+    """Return one of the epilogues above as a serialized graph.
 
-    Its operands are, in this order, the weight; what is added; the halves, if it does not compute them; their biases,
-    those of each group for `gated`, else those of each row.
+    Its operands are, in this order: the weight, for names with "weighted"; for "added", the matrix c; and the halves,
+    if the epilogue does not compute them, or else their biases.
+
+    Args:
+        name: the function's name.
+        activation: the gate.
+        dtype: the dtype of the halves, biases and c, such as "torch.bfloat16".
+        weight_dtype: the dtype of the weight.
+        has_bias: whether there are biases: for "gated" a row for each group (expert), else one for each row.
     """
     count, kind = width(activation), _MATRIX
     names: tuple[str, ...] = BIASES[:count] if has_bias else ()

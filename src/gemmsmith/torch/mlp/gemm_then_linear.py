@@ -1,7 +1,7 @@
-"""Two GEMMs in sequence (a back-to-back GEMM): a linear layer of an epilogue, as of an MLP's activation or gate.
+"""Two GEMMs in sequence (a back-to-back GEMM), as of an MLP: the second one multiplies the first one's epilogue.
 
-The derivative of the first one's epilogue is computed in the epilogue of a GEMM of the backward pass, so that the
-gradient of its result is not stored.
+In the backward pass the GEMM with weight2 computes the gradient of the first one's result. The derivative of the first
+one's epilogue is computed in the epilogue of that GEMM, so that this gradient is not stored.
 """
 
 from __future__ import annotations
@@ -98,7 +98,11 @@ def _run_both(
     epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], weight2: Any, bias: Any,
     recompute: bool,
 ) -> Any:  # fmt: skip
-    """Return epilogue(a @ b) @ weight2 + bias of two-dimensional arrays and of operands in the graph's order."""
+    """Return epilogue(a @ b) @ weight2 + bias, with gradients, for arrays with two dimensions.
+
+    `epilogue`: serialized; `numbers`, `operands`: those of its operands that are numbers, and tensors, in the graph's
+    order; `recompute`: backward multiplies a and b again.
+    """
     spec, wrt = plan_forward(epilogue, a, b, operands, recompute=False)
     has_gradient = wrt and torch.is_grad_enabled() and 0 not in spec.nondifferentiable
     if not has_gradient or in_functorch_transform() or operators_record_gradients():  # has second derivatives, too
@@ -109,7 +113,11 @@ def _run_both(
 
 
 def multiplies_both_at_once(x: Any, gate: Any, up: Any) -> bool:
-    """Return whether `gated_mlp` computes it: in 16 bits, of tensors, without transforms of functions."""
+    """Return whether `gated_mlp` can compute an MLP of input x and weights gate and up (hidden, dim).
+
+    It needs bf16, fp16 or autocast, no DTensors, no transforms of torch.func, and a hidden size that is a multiple of
+    8.
+    """
     is_16bit = x.dtype in (torch.bfloat16, torch.float16) or is_autocast(x)
     is_plain = not (any(map(is_dtensor, (x, gate, up))) or in_functorch_transform() or operators_record_gradients())
     return is_16bit and is_plain and gate.shape == up.shape and not gate.shape[0] % INTERLEAVE_COLUMNS
@@ -138,12 +146,15 @@ def gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str, recompute:
 
 
 class _Plan(NamedTuple):
-    """How a GEMM and the linear layer of its epilogue are computed and differentiated.
+    """How two GEMMs in sequence are computed and differentiated. Epilogues are serialized.
 
-    `epilogue`: that of the first GEMM, whose first result the second one multiplies; `shorter`: one without what only
-    backward reads. `saved_names` and `saved_indices`: what backward reads, by name and by position among a, the arrays
-    b, the operands and the first GEMM's results. `gradients`: the epilogue of the gradient's GEMM with weight2; its
-    results named `products` are the gradients of a's products with each array b.
+    Attributes:
+        epilogue: the first GEMM's epilogue, whose first result the second GEMM multiplies; backward reads the others.
+        shorter: an epilogue with the first result only.
+        saved_names: the names under which `gradients` reads what is saved.
+        saved_indices: the positions of that among a, the arrays b, the operands and the first GEMM's results.
+        gradients: the GEMM of the backward pass that multiplies the gradient by weight2.
+        products: which of its results are the gradients of a's products with each array b.
     """
 
     epilogue: str
@@ -156,7 +167,7 @@ class _Plan(NamedTuple):
 
 @dynamo_constant
 def _plan(epilogue: str, wrt: Names, dtype: str) -> _Plan:
-    """Return the plan of an epilogue of one product."""
+    """Return the plan of an epilogue with one array b. `wrt`: inputs that need gradients; `dtype`: a's."""
     spec = make_forward_spec(epilogue, wrt, dtype, recompute=False)
     gradients = backward_fused_into_dgrad(spec.epilogue, spec.saved_outputs, wrt, dtype)
     return _Plan(spec.epilogue, spec.epilogue, spec.saved_names, spec.saved_indices, gradients, ("out",))
@@ -164,7 +175,7 @@ def _plan(epilogue: str, wrt: Names, dtype: str) -> _Plan:
 
 @dynamo_constant
 def _gated_plan(activation: str, dtype: str) -> _Plan:
-    """Return the plan of a gate of two products, which backward reads."""
+    """Return the plan of a gate, with two arrays b. Backward reads both products, gate and up. `dtype`: a's."""
     forward, shorter, backward = (epilogue_of(x, activation, dtype) for x in ("gate_and_halves", "gated", "backward"))
     products = result_names(backward)
     gradients = GradKernel(backward, False, tuple((name, 0) for name in HALVES), (), products)
@@ -172,20 +183,27 @@ def _gated_plan(activation: str, dtype: str) -> _Plan:
 
 
 class _GemmThenLinear(torch.autograd.Function):
-    """The second GEMM's result, then, unless backward recomputes them, the results of the first one."""
+    """The autograd function of two GEMMs in sequence.
+
+    It returns the second GEMM's result, and, unless backward recomputes them, the results of the first one, so that
+    they can be saved.
+    """
 
     @staticmethod
     def forward(
         plan: _Plan, recompute: bool, numbers: Any, a: Any, weight2: Any, bias: Any, *arrays: Any
     ) -> tuple[Any, ...]:
-        """Run both GEMMs; with `recompute` the first one without what only backward reads."""
+        """Run both GEMMs; with `recompute` the first one without results that only backward reads.
+
+        `numbers`: those of the epilogue. `arrays`: the arrays b, then the epilogue's operands that are tensors.
+        """
         outputs = _multiply_first(plan, plan.shorter if recompute else plan.epilogue, numbers, a, arrays)
         y = call_op(*_product_arguments(outputs[0], weight2, bias))
         return (y,) if recompute else (y, *outputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        """Keep what backward reads: a, the weights, and the operands, or what the plan names."""
+        """Save what backward reads: a, the weights, and what the plan names; with `recompute` the operands instead."""
         ctx.plan, ctx.recompute, ctx.numbers, a, weight2, bias, *arrays = inputs
         ctx.shapes, ctx.bias_dtype = [x.shape for x in arrays], None if bias is None else bias.dtype
         ctx.weight2_is_column_major, ctx.are_column_major = is_column_major(weight2), [*map(is_column_major, arrays)]
@@ -197,7 +215,11 @@ class _GemmThenLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """Return the gradients, from that of the second GEMM's result: those of operands come from one epilogue."""
+        """Return the gradients of forward's inputs, from that of the second GEMM's result.
+
+        One GEMM, with weight2, computes the gradients of the epilogue's operands and of the products, from which those
+        of a and the arrays b follow.
+        """
         check_once_differentiable()
         gradient, plan, count = gradients[0], ctx.plan, len(ctx.plan.products)
         if gradient is None:
@@ -228,14 +250,17 @@ class _GemmThenLinear(torch.autograd.Function):
 
 
 def _multiply_first(plan: _Plan, epilogue: str, numbers: Sequence[float], a: Any, arrays: Sequence[Any]) -> Any:
-    """Return the results of the first GEMM; `arrays`: the arrays b, then the epilogue's operands."""
+    """Return the results of the first GEMM with this epilogue; `arrays`: the arrays b, then the epilogue's operands."""
     count = len(plan.products)
     b = arrays[0] if count == 1 else tuple(arrays[:count])
     return as_tuple(call_op(epilogue, a, b, numbers, arrays[count:]))
 
 
 def _read_by_backward(plan: _Plan, a: Any, arrays: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return what the second GEMM multiplies, and what the gradients' epilogue reads."""
+    """Return the matrix that the second GEMM multiplies, followed by the tensors that the gradients' epilogue reads.
+
+    `arrays`: the arrays b, then the epilogue's operands; `outputs`: the first GEMM's results.
+    """
     saveable = (a, *arrays, *outputs)
     return [outputs[0], *[saveable[i] for i in plan.saved_indices]]
 
@@ -243,7 +268,11 @@ def _read_by_backward(plan: _Plan, a: Any, arrays: Sequence[Any], outputs: Seque
 def _gradients(
     plan: _Plan, gradient: Any, weight2: Any, saved: Sequence[Any], numbers: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the gradients of the products and of the operands, by name."""
+    """Return the gradients of the products and of the operands, by the names of `derivative`'s results.
+
+    `gradient`: that of the second GEMM's result; `saved`: the tensors of the plan's `saved_names`; `numbers`: those of
+    the epilogue.
+    """
     kernel, values = plan.gradients, dict(zip(plan.saved_names, saved, strict=True))
     values |= {INPUT_PREFIX + name: x for name, x in zip(number_names(plan.epilogue), numbers, strict=True)}
     results = call_op(
@@ -254,7 +283,10 @@ def _gradients(
 
 
 def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
-    """Return the gradient of a: the sum of the gradients of its products times the weights' transposes."""
+    """Return the gradient of a, the sum of g @ b.mT over the arrays b; None if all g are None.
+
+    `gradients`: g, the gradient of a @ b, of each array b. `weights`: the arrays b.
+    """
     total = None
     for g, b in zip(gradients, weights, strict=True):
         if g is not None:
@@ -263,7 +295,7 @@ def _sum_of_products(gradients: Sequence[Any], weights: Sequence[Any]) -> Any:
 
 
 def _product_arguments(h: Any, weight: Any, addend: Any) -> tuple[Any, ...]:
-    """Return the arguments of `call_op` for h @ weight, plus a row, or a matrix, if it is not None."""
+    """Return the arguments of `call_op` for h @ weight + addend; `addend`: a row, a matrix, or None."""
     if addend is None:
         return PLAIN_GEMM, h, weight
     return _sum_epilogue(str(addend.dtype), addend.dim() == 2), h, weight, [], [addend]

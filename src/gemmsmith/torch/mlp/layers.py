@@ -57,11 +57,12 @@ class FusedLinear(nn.Module):
     reset_parameters = nn.Linear.reset_parameters
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return what copies and pickles are made from.
+        """Return what copies and pickles are made from. Raises ArgumentError if torch is about to fuse a batch norm.
 
-        fuse_linear_bn_eval copies any module with a weight and a bias, and scales them, in front of an activation.
+        torch.nn.utils.fusion copies a module with a weight and a bias, and scales them by the batch norm that follows.
+        That would be wrong here, where an activation is between both.
         """
-        called_by = getattr(sys._getframe(1).f_back, "f_globals", {}).get("__name__")  # behind copy.deepcopy
+        called_by = getattr(sys._getframe(1).f_back, "f_globals", {}).get("__name__")  # the caller of copy.deepcopy
         if called_by == fusion.__name__ and self.activation is not None:
             raise ArgumentError(
                 f"linear: got a FusedLinear with the activation {self.activation!r}, behind which the batch norm is; "
@@ -138,7 +139,8 @@ class FusedMLP(nn.Module):
             h = resolve_activation(gate or self.activation)(inner[0])
             return self.down(h if gate is None else h * inner[1])
         x = as_batched_input(input, self.up.weight)
-        for hook in self.up._forward_pre_hooks.values():  # of tensor parallelism, as those of the other layers
+        # Only hooks of tensor parallelism are left; up's convert the input for all layers, down's the output
+        for hook in self.up._forward_pre_hooks.values():
             x = hook(self.up, (x,))
         y = self._run_fused(x, gate, [layer.bias for layer in layers])
         for hook in self.down._forward_hooks.values():
@@ -146,7 +148,11 @@ class FusedMLP(nn.Module):
         return y.squeeze(0) if input.dim() == 1 else y
 
     def _run_fused(self, x: Any, gate: str | None, biases: Sequence[Any]) -> Any:
-        """Return the MLP's output by kernels that read the layers' parameters. `gate`: the activation of a gate."""
+        """Return the MLP's output by kernels that read the layers' parameters, without calls of the layers.
+
+        `gate`: the name of the gate's activation, or None without a gate. `biases`: the layers' biases in the order
+        gate (if there is one), up, down; None for a layer without one.
+        """
         up, down = self.up.weight, self.down.weight
         if gate and all(b is None for b in biases) and multiplies_both_at_once(x, self.gate.weight, up):
             return gated_mlp(x, self.gate.weight, up, down, gate, self.recompute)
@@ -180,7 +186,11 @@ def _replaces_forward(module: nn.Module) -> bool:
 
 
 def _may_be_read(layer: nn.Module) -> bool:
-    """Return whether a kernel may read a linear layer's parameters in place of a call of the layer."""
+    """Return whether a kernel may read a linear layer's parameters in place of a call of the layer.
+
+    It may not if a call would do anything else: hooks (except those of tensor parallelism), another forward, or a
+    weight that wraps other tensors.
+    """
     weight = layer._parameters.get("weight")
     if type(layer).forward is not nn.Linear.forward or _replaces_forward(layer) or _is_wrapper(weight):
         return False
@@ -191,20 +201,29 @@ def _may_be_read(layer: nn.Module) -> bool:
 
 
 def _is_wrapper(weight: Any) -> bool:
-    """Return whether a weight is of a subclass of Tensor that wraps others, such as a quantized one of torchao."""
+    """Return whether a weight is of a subclass of Tensor that wraps other tensors, as torchao's quantized weights.
+
+    A DTensor does not count.
+    """
     kind = type(weight)  # torch's is_traceable_wrapper_subclass is False while Dynamo traces
     return kind is not nn.Parameter and hasattr(kind, "__tensor_flatten__") and not is_dtensor(weight)
 
 
 @assume_constant_result
 def _is_of_tensor_parallelism(hook: Callable[..., Any]) -> bool:
-    """Return whether a hook is of torch's ColwiseParallel or RowwiseParallel: it changes placements, and no values."""
+    """Return whether a hook is of torch's ColwiseParallel or RowwiseParallel: it changes placements, and no values.
+
+    Such a hook is a closure over a partial of a function in the module of these styles.
+    """
     functions = [getattr(cell.cell_contents, "func", None) for cell in getattr(hook, "__closure__", None) or ()]
     return any(getattr(f, "__module__", None) == "torch.distributed.tensor.parallel.style" for f in functions)
 
 
 def _check_activation(activation: Activation, gated_names: Iterable[str] = ()) -> Activation:
-    """Return an activation that is a function or a known name. Raises ArgumentError for others."""
+    """Return an activation that is a function, None or a known name. Raises ArgumentError for others.
+
+    `gated_names`: further names that the caller accepts, for the message.
+    """
     if isinstance(activation, type):
         raise ArgumentError(f"activation: got the class {activation.__name__}; use an instance of it")
     if callable(activation) or (activation or "identity") in ACTIVATIONS:
@@ -229,5 +248,6 @@ def _linear_epilogue(activation: Activation) -> Callable[..., Any]:
 
 
 def _gate(activation: Activation, acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:
+    """Epilogue: return activation(gate + gate_bias) * (acc + bias); `gate` is another GEMM's result."""
     g = gate if gate_bias is None else gate + gate_bias
     return resolve_activation(activation)(g) * (acc if bias is None else acc + bias)

@@ -1,4 +1,8 @@
-"""The experts of a mixture-of-experts layer: MLPs, mostly gated, each on the tokens that the router sends to it."""
+"""The experts of a mixture-of-experts layer: MLPs, mostly gated, each on the tokens that the router sends to it.
+
+A slot, token * top_k + i, is a token's i-th expert. Rows are slots in the order of their experts (`SortedSlots`), so
+that a grouped GEMM multiplies each expert's rows.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,13 @@ from gemmsmith.torch.moe.training import FORWARD, ExpertsFunction, rows_of_exper
 from gemmsmith.torch.ops import by_rows, define_op, read_together
 
 DTYPES_IN_FP8 = (torch.bfloat16, torch.float16, torch.float32)
-"""Of x and of weights whose products are in FP8."""
+"""Dtypes of x and of weights that are quantized before they are multiplied in FP8."""
 MIN_COPIED_ROWS = 128
-"""Rows of an expert in the mean from which on they are copied. On an H100 the first product of Mixtral-8x7B, 4096
-tokens, takes 3322 us with gathered rows, 2603 without, and the copy 80."""
+"""Mean number of an expert's rows from which on a copy of x in the order of rows is made, instead of a kernel that
+gathers rows. On an H100 the first product of Mixtral-8x7B, 4096 tokens, takes 3322 us with gathered rows, 2603 without,
+and the copy 80."""
 MIN_HIDDEN_WITH_COPIES = 1024
-"""Hidden size from which on rows are copied: with 704, 590 us with gathered rows, 509 without, and the copy 119."""
+"""Hidden size from which on that copy is made: with 704, 590 us with gathered rows, 509 without, and the copy 119."""
 
 
 def gated_experts(
@@ -114,7 +119,7 @@ def gated_experts(
 
 
 def _dense_weights(experts: Any, weights: Any, count: int) -> Any:
-    """Return each token's weights of all experts, (tokens, count)."""
+    """Return each token's weights of all experts, (tokens, count): 0 for experts that it does not have."""
     present = torch.where((experts >= 0) & (experts < count), experts, count).long()
     return weights.new_zeros(experts.shape[0], count + 1).scatter_add(1, present, weights)[:, :count]
 
@@ -123,9 +128,15 @@ def _run_with_gradients(
     x: Any, weights: Any, gate_up: Any, down: Any, biases: tuple[Any, Any], order: SortedSlots, gate: Gate,
     in_fp8: bool, post: Any,
 ) -> Any:  # fmt: skip
-    """Return the experts' sum, with gradients if they are recorded; with down's bias only if there is a `post`."""
+    """Return each token's weighted sum of its experts, (tokens, dim), by the operators of training.py.
+
+    Gradients are recorded if they are needed. The arguments are those of `gated_experts`, but `order` is given, and
+    `biases` are gate_up's, in x's dtype, and down's. down's bias is added here only before a `post`; otherwise
+    `gated_experts` adds it.
+    """
     is_recorded_later = operators_record_gradients()  # by the operator, when an exported program runs
     differentiable = with_gradients(order, weights) if post or is_recorded_later else order
+    # post's results are weighted below instead of h
     row_weights = torch.ones_like(order.row_weights) if post else differentiable.row_weights
     row_weights = row_weights.float() if in_fp8 else row_weights
     x, table = x.contiguous(), [order.offsets, order.token_of_row, order.row_of_slot]
@@ -148,9 +159,21 @@ def _run_inference(
     x: Any, order: Sequence[Any], gate_up: Any, down: Any, bias: Any, addend: Any, activation: str, all_present: bool,
     backend: Backend = "auto",
 ) -> Any:  # fmt: skip
-    """Return the experts' sum without what backward needs: kernels gather x's rows, and scatter results to slots.
+    """Return each token's weighted sum of its experts, without gradients: the kernel of the operator gated_experts.
 
-    Where a product is bound by the tensor cores, copying its rows first takes less time than gathering them costs it.
+    The first grouped GEMM gathers x's rows, the second one scatters its results to slots. Where the first one is bound
+    by the tensor cores, a copy of the rows is made before: it takes less time than gathering would cost the GEMM.
+
+    Args:
+        x: (tokens, dim).
+        order: the fields of `SortedSlots`.
+        gate_up: as in `gated_experts`.
+        down: as in `gated_experts`.
+        bias: gate_up's bias or None.
+        addend: (tokens, dim) or None.
+        activation: the gate.
+        all_present: whether every slot has an expert.
+        backend: as in `gemm`.
     """
     (offsets, _, token_of_row, *_), dtype = order, str(x.dtype)
     a, gather = x, token_of_row
@@ -169,9 +192,18 @@ def sum_down(
     h: Any, down: Any, x: Any, order: Sequence[Any], addend: Any, activation: str, all_present: bool, backend: Backend,
     **scales: Any,
 ) -> Any:  # fmt: skip
-    """Return each token's weighted sum of down's results, (tokens, dim) as x, plus the addend if it is not None.
+    """Return each token's weighted sum of down's results, (tokens, dim), plus the addend if it is not None.
 
-    `h`: (rows, hidden), what down multiplies; `scales`: arguments of `grouped_gemm`, if both are in FP8.
+    Args:
+        h: (rows, hidden), which down multiplies, in the order of rows.
+        down: (count, dim, hidden).
+        x: (tokens, dim): the result has its dtype and device.
+        order: the fields of `SortedSlots`.
+        addend: (tokens, dim) or None.
+        activation: the gate.
+        all_present: whether every slot has an expert; otherwise slots of none are set to zero first.
+        backend: as in `gemm`.
+        **scales: further arguments of `grouped_gemm`: the scales of h and down in FP8.
     """
     offsets, slot_of_row, _, _, row_weights = order
     slots = (x.new_empty if all_present else x.new_zeros)((slot_of_row.shape[0], down.shape[1]))
@@ -190,7 +222,10 @@ define_op(
 
 
 def _can_gather(x: Any, hidden: int) -> bool:
-    """Return whether kernels can gather and scatter rows of x, and of results of `hidden` columns."""
+    """Return whether kernels can gather rows of x, and scatter rows of results: on a Hopper GPU, in 16 bits.
+
+    The columns of x, and `hidden`, those of h, must be multiples of 8, or 16 bytes.
+    """
     is_16bit = x.dtype in (torch.bfloat16, torch.float16)
     return is_16bit and x.is_cuda and not (x.shape[1] | hidden) % 8 and _kernels_run(x.get_device())
 
@@ -210,10 +245,12 @@ def check_count(count: int, mesh: Any) -> None:
 def sharded_experts(
     function: Callable[..., Any], x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, order: Any, addend: Any
 ) -> Any:  # fmt: skip
-    """Return the sum of `function` on each rank's experts, a DTensor of partial sums.
+    """Return function(x, experts, weights, gate_up, down) summed over the ranks, as a DTensor of partial sums.
 
-    All are DTensors on one mesh; x, experts and weights are gathered if they are sharded. Other ranks' experts become
-    indices outside of 0 ... count - 1. Raises ArgumentError for an `order` or `addend`, and for other placements.
+    Each rank calls it with its experts' weights. All arguments are DTensors on one mesh; gate_up and down are sharded
+    by experts; x, experts and weights are gathered if they are sharded. Indices in `experts` become relative to the
+    rank's first expert, so that those of other ranks' experts are outside of 0 ... count - 1. Raises ArgumentError for
+    other placements, and if there is an `order` or `addend`.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import local_map

@@ -25,7 +25,7 @@ from gemmsmith.torch.moe.slots import SortedSlots, check_hidden, checked_shape, 
 from gemmsmith.torch.ops import can_read_together, define_op
 
 SCALE_SUFFIX = "_scale_inv"
-"""What follows a weight's name in that of its scales, in transformers and in DeepSeek-V3's checkpoints."""
+"""The name of a weight's scales is the weight's followed by this, in transformers and in DeepSeek-V3's checkpoints."""
 
 
 class Fp8Weights(nn.Module):
@@ -38,7 +38,7 @@ class Fp8Weights(nn.Module):
 
 
 class Fp8Weight(Fp8Weights):
-    """One weight and its scales, which a call returns: then hooks, as of accelerate's offloading, can load them."""
+    """A module of one weight and its scales. A call returns both, so that hooks, as of accelerate, can load them."""
 
     def forward(self) -> Any:
         """Return the weight and its scales."""
@@ -53,6 +53,7 @@ class Fp8Experts(Fp8Weights):
     """
 
     def __init__(self, dim: int, hidden: int, experts: int, activation: str, device: Any) -> None:
+        """Make the parameters; `FusedMoE` documents the arguments."""
         super().__init__()
         check_hidden(hidden)
         self.activation = activation
@@ -71,6 +72,7 @@ class Fp8MLP(nn.Module):
     """A gated MLP of all tokens: gate.weight and up.weight (hidden, dim), and down.weight, as those of `Fp8Experts`."""
 
     def __init__(self, dim: int, hidden: int, activation: str, device: Any) -> None:
+        """Make the parameters; `hidden` is `shared_hidden` of `FusedMoE`, which documents the arguments."""
         super().__init__()
         check_hidden(hidden, INTERLEAVE_COLUMNS)
         self.activation = activation
@@ -86,7 +88,10 @@ class Fp8MLP(nn.Module):
 
 
 def _add_weight(module: nn.Module, name: str, shape: tuple[int, ...], device: Any) -> None:
-    """Add a weight (..., n, k) of zeros and its scales to a module."""
+    """Add a weight (..., n, k) of zeros in e4m3 to a module, and its scales, one for each 128 x 128, in fp32.
+
+    `name`: the parameter's; that of the scales has SCALE_SUFFIX appended.
+    """
     blocks = (*shape[:-2], *[-(-extent // BLOCK) for extent in shape[-2:]])
     for suffix, extents, dtype in (("", shape, torch.float8_e4m3fn), (SCALE_SUFFIX, blocks, torch.float32)):
         values = torch.zeros(extents, device=device, dtype=dtype)
@@ -106,7 +111,7 @@ def fp8_gated_experts(
     x: Any, experts: Any, weights: Any, gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any,
     activation: str = "silu", all_present: bool = False, order: SortedSlots | None = None, addend: Any = None,
 ) -> Any:  # fmt: skip
-    """Return what `gated_experts` does, by FP8 products, without gradients.
+    """Return each token's weighted sum of its experts, as `gated_experts` does, multiplied in FP8, without gradients.
 
     x and the hidden activations are quantized with a scale for each token and 128 columns. On the CPU the products are
     the reference's.
@@ -146,7 +151,10 @@ def _run_experts(
     x: Any, order: Sequence[Any], gate_up: Any, gate_up_scale: Any, down: Any, down_scale: Any, addend: Any,
     activation: str, all_present: bool, backend: Backend = "auto",
 ) -> Any:  # fmt: skip
-    """Return the experts' sum."""
+    """Return each token's weighted sum of its experts: the kernel of the operator fp8_experts.
+
+    `order`: the fields of `SortedSlots`. `backend`: as in `gemm`. The others are those of `fp8_gated_experts`.
+    """
     offsets, _, token_of_row, *_ = order
     values, scales = quantize(x, "1x128", backend=backend)
     weights = _first_operands(gate_up, gate_up_scale, width(activation))
@@ -162,7 +170,7 @@ def _run_mlp(
     x: Any, gate: Any, gate_scale: Any, up: Any, up_scale: Any, down: Any, down_scale: Any, activation: str,
     backend: Backend = "auto",
 ) -> Any:  # fmt: skip
-    """Return the MLP's output."""
+    """Return the output (tokens, dim) of the gated MLP of a `Fp8MLP`: the kernel of the operator fp8_mlp."""
     values, scales = quantize(x, "1x128", backend=backend)
     if not can_read_together(gate.T, up.T):
         gate, up = _with_aligned_rows(torch.stack([gate, up]))
@@ -174,7 +182,11 @@ def _run_mlp(
 
 
 def _first_operands(weight: Any, scale: Any, width: int) -> dict[str, Any]:
-    """Return the operands b (count, dim, hidden) each, and scale_b, of weights (count, width * hidden, dim)."""
+    """Return the arguments b and scale_b of the first grouped GEMM.
+
+    `weight`: (count, width * hidden, dim), and its scales. `width`: how many halves the gate reads. With two, b is a
+    tuple of gate's and up's weights, (count, dim, hidden) each, which are copied if TMA cannot read both.
+    """
     if width == 1:
         return {"b": weight.mT, "scale_b": scale.mT}
     b = gate_and_up(weight)
@@ -184,7 +196,7 @@ def _first_operands(weight: Any, scale: Any, width: int) -> dict[str, Any]:
 
 
 def _with_aligned_rows(weight: Any) -> Any:
-    """Return a copy that TMA can read."""
+    """Return a copy of a weight (..., n, k) whose rows begin at multiples of 16 bytes, as TMA needs."""
     *rows, k = weight.shape
     copy = weight.new_empty((*rows, round_up(k, TMA_ALIGNMENT_BYTES)))[..., :k]
     copy.copy_(weight)
@@ -193,7 +205,7 @@ def _with_aligned_rows(weight: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _gated(activation: str) -> Any:
-    """Return the epilogue of gate and up, which quantizes what down multiplies."""
+    """Return the epilogue of the first GEMM: the gate h, which down multiplies, quantized."""
     return lambda acc: quantize_traced(gated(activation, acc))
 
 
@@ -208,7 +220,11 @@ define_op(
 
 
 def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-    """Quantize a state dict's weights for parameters in fp8, and dequantize fp8 weights for other parameters."""
+    """Convert a state dict's weights in place to the dtypes of a module's parameters.
+
+    For parameters in fp8 weights without scales are quantized; for others weights with scales are dequantized.
+    `prefix`: the part of the state dict's names before the parameters' names.
+    """
     for name, parameter in module.named_parameters():
         weight, scale = state.get(prefix + name), prefix + name + SCALE_SUFFIX
         if weight is None or name.endswith(SCALE_SUFFIX):
@@ -220,6 +236,6 @@ def convert_weights(module: nn.Module, state: dict[str, Any], prefix: str) -> No
 
 
 def dequantize_for(parameter: Any, weight: Any, scale: Any) -> Any:
-    """Return a weight (..., n, k) with scales of 128 x 128 in a parameter's dtype; in fp32 for a float64."""
+    """Return an fp8 weight (..., n, k) with scales of 128 x 128, dequantized to a parameter's dtype (float64: fp32)."""
     dtype = torch.float32 if parameter.dtype == torch.float64 else parameter.dtype
     return dequantize(weight.detach(), scale.detach(), dtype)

@@ -49,6 +49,7 @@ class Router(nn.Module):
         self, dim: int, experts: int, top_k: int, scores: Literal["softmax", "sigmoid"], normalize: bool, scale: float,
         groups: int, top_k_groups: int, device: Any, dtype: Any,
     ) -> None:  # fmt: skip
+        """Check the arguments, which `FusedMoE` documents, and make the parameters."""
         super().__init__()
         if scores not in ("softmax", "sigmoid"):
             raise ArgumentError(f'scores: got {scores!r}; use "softmax" or "sigmoid"')
@@ -71,7 +72,7 @@ class Router(nn.Module):
             nn.init.zeros_(self.e_score_correction_bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move and cast parameters as nn.Module does, and move the bias without a cast."""
+        """Move and cast parameters as nn.Module does (in to(), half() and such), and move the bias without a cast."""
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, x in before.items():
@@ -82,7 +83,7 @@ class Router(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load the parameters, and the bias in fp32."""
         bias = state_dict.get(name := f"{prefix}e_score_correction_bias")
-        if bias is not None:  # which load_state_dict(assign=True) takes as it is
+        if bias is not None:  # load_state_dict(assign=True) would take it as it is, in any dtype
             state_dict[name] = bias.float()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -91,7 +92,10 @@ class Router(nn.Module):
         return select_experts(self._logits(x), *self._options)
 
     def route(self, x: Any) -> tuple[Any, Any, SortedSlots]:
-        """Return what forward does, and the slots in the order of their experts. No gradients."""
+        """Return the experts and their weights, as forward does, and the slots in the order of their experts.
+
+        Records no gradients.
+        """
         is_16bit = x.dtype == self.weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
         if self.scores == "sigmoid" and is_16bit:  # products are exact in fp32, so x and weight need no copies in fp32
             logits = call_op(FP32_GEMM, as_batched_input(x, self.weight), self.weight.mT)
@@ -122,6 +126,7 @@ class Experts(nn.Module):
     def __init__(
         self, dim: int, hidden: int, experts: int, activation: str, multiply_in_fp8: bool, device: Any, dtype: Any
     ) -> None:  # fmt: skip
+        """Make the parameters; `FusedMoE` documents the arguments."""
         super().__init__()
         if multiply_in_fp8:
             check_hidden(hidden, INTERLEAVE_COLUMNS)
@@ -261,7 +266,11 @@ _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 def _rename_transformers_parameters(
     module: nn.Module, state: dict[str, Any], prefix: str, *_: Any, **__: Any
 ) -> None:  # fmt: skip
-    """Rename a state dict's parameters from transformers' names, stack those of single experts, and convert weights."""
+    """Change a state dict of a block of transformers in place to one of a `FusedMoE`, before it is loaded.
+
+    Parameters are renamed, weights of single experts are stacked, and weights are converted to the module's dtypes.
+    `prefix`: the part of the state dict's names before the module's own names.
+    """
     single: dict[str, dict[str, dict[int, Any]]] = {"": {}, SCALE_SUFFIX: {}}
     for name in [name for name in state if name.startswith(prefix)]:
         own_name = name.removeprefix(prefix)
@@ -272,7 +281,8 @@ def _rename_transformers_parameters(
             state[prefix + match[1] + match[2]] = state.pop(name)
     kinds, parameter = ("gate_proj", "up_proj", "down_proj"), module.experts.gate_up_proj
     stacked = {suffix: [_stacked(x.get(kind, {})) for kind in kinds] for suffix, x in single.items() if x}
-    if len(stacked) == 2 and parameter.dtype != torch.float8_e4m3fn:  # before gate and up, whose blocks end, are joined
+    # Dequantize before gate and up are joined: each ends with blocks of scales of its own, maybe of less than 128 rows
+    if len(stacked) == 2 and parameter.dtype != torch.float8_e4m3fn:
         stacked = {"": [dequantize_for(parameter, *pair) for pair in zip(*stacked.values(), strict=True)]}
     for suffix, (gate, up, down) in stacked.items():
         state[f"{prefix}experts.gate_up_proj{suffix}"] = torch.cat([gate, up], 1)
@@ -281,7 +291,7 @@ def _rename_transformers_parameters(
 
 
 def _stacked(weights: Mapping[int, Any]) -> Any:
-    """Return the weights of experts 0, 1, ... as one tensor."""
+    """Return weights by an expert's index as one tensor, in the order of experts. Raises ArgumentError if one lacks."""
     if not weights or sorted(weights) != list(range(len(weights))):
         raise ArgumentError(f"state_dict: got experts {sorted(weights)} of a layer; use 0, 1, ... of each projection")
     return torch.stack([weights[i] for i in range(len(weights))])

@@ -1,4 +1,6 @@
-"""PyTorch's operators on a router's slots: which experts a token has, the slots sorted by experts, and a token's sum.
+"""PyTorch's operators for a router: which experts a token has, slots sorted by experts, and the sum of a token's slots.
+
+A slot, token * top_k + i, is a token's i-th expert. A row is a slot at its place in the order of experts.
 
     sort_by_expert(Tensor experts, Tensor weights, int count) -> (Tensor, Tensor, Tensor, Tensor, Tensor)
     route(Tensor logits, Tensor? bias, int top_k, str scores, bool normalize, float scale, int groups,
@@ -28,14 +30,16 @@ from gemmsmith.torch.ops import below_autograd, define_op, record_gradients
 
 
 class SortedSlots(NamedTuple):
-    """Slots token * top_k + i in the order of their experts. Those of no expert are behind the last end.
+    """Slots in the order of their experts, called rows. There are tokens * top_k of both.
+
+    Slots whose index of an expert is not valid are behind the last expert's rows.
 
     Attributes:
-        offsets: (experts,), int32, the end of each expert's rows.
-        slot_of_row: (rows,), int32.
-        token_of_row: (rows,), int32.
-        row_of_slot: (rows,), int32.
-        row_weights: (rows,), fp32, or float64 for a float64.
+        offsets: (experts,), int32: the end of each expert's rows.
+        slot_of_row: (rows,), int32: the slot at each row.
+        token_of_row: (rows,), int32: the slot's token.
+        row_of_slot: (rows,), int32: the row at which each slot is; the inverse of slot_of_row.
+        row_weights: (rows,): the router's weight of each row's slot, in fp32, or float64 if the weights are.
     """
 
     offsets: Any
@@ -46,7 +50,10 @@ class SortedSlots(NamedTuple):
 
 
 def sort_slots(experts: Any, weights: Any, count: int) -> SortedSlots:
-    """Sort slots, stable, by their experts: (tokens, top_k) integers, with weights of a float dtype. No gradients."""
+    """Sort slots, stable, by their experts. No gradients.
+
+    `experts`: (tokens, top_k), integers; `weights`: (tokens, top_k), floats; `count`: the number of experts.
+    """
     return SortedSlots(*_SORT(experts, weights.detach(), count))
 
 
@@ -56,7 +63,7 @@ def with_gradients(order: SortedSlots, weights: Any) -> SortedSlots:
 
 
 def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
-    """Sort slots by torch's operations."""
+    """Sort slots by torch's operations. The arguments are those of `sort_slots`."""
     flat = experts.flatten()
     sorted_experts, order = torch.where((flat >= 0) & (flat < count), flat, count).sort(stable=True)
     all_experts = torch.arange(count, device=flat.device, dtype=sorted_experts.dtype)
@@ -69,7 +76,7 @@ def sort_by_torch(experts: Any, weights: Any, count: int) -> SortedSlots:
 
 
 def sort_on_gpu(experts: Any, weights: Any, count: int) -> SortedSlots:
-    """Sort slots on a GPU, without autograd."""
+    """Sort slots on a GPU: by a kernel, or by torch if the kernel does not support the sizes or the GPU."""
     is_supported = 0 < experts.numel() <= MAX_SLOTS and 0 < count <= MAX_EXPERTS and weights.dtype != torch.float64
     if not is_supported or fallback.kernels_unsupported(experts.get_device()):
         return sort_by_torch(experts, weights, count)
@@ -85,7 +92,7 @@ def _at_least_fp32(weights: Any) -> Any:
 
 
 def fake_sort(experts: Any, weights: Any, count: int) -> SortedSlots:
-    """Return tensors of the results' shapes and dtypes."""
+    """Return empty tensors of the shapes and dtypes of `sort_slots`' results."""
     lengths = count, *[experts.numel()] * 3
     row_weights = weights.new_empty(weights.numel(), dtype=_at_least_fp32(weights).dtype)
     return SortedSlots._make([*(experts.new_empty(x, dtype=torch.int32) for x in lengths), row_weights])
@@ -98,7 +105,10 @@ _SORT = define_op(
 
 
 def checked_shape(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, width: int = 2) -> tuple[Any, Any]:
-    """Return (count, hidden) of experts whose gates read `width` halves. Raises ArgumentError for other shapes."""
+    """Return (count, hidden), the number of experts and their hidden size. Raises ArgumentError if shapes do not match.
+
+    `width`: how many products a gate reads: 2 for gate and up, or 1. The others are those of `gated_experts`.
+    """
     count, dim, hidden = down.shape
     is_valid = x.shape == (experts.shape[0], dim) and weights.shape == experts.shape
     if not is_valid or gate_up.shape != (count, width * hidden, dim):
@@ -111,9 +121,9 @@ def checked_shape(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, w
 
 
 def check_hidden(hidden: int, multiple: int = QUANTIZATION_BLOCK) -> None:
-    """Raise ArgumentError for a size of MLPs in FP8 whose weights or scales kernels cannot read.
+    """Raise ArgumentError if the hidden size of MLPs in FP8 is no multiple of `multiple`.
 
-    It is a multiple of a scale's 128 rows if one array holds gate and up.
+    It must be one of 128 if one array holds gate and up with scales of 128 x 128, of which none may cover both.
     """
     if hidden % multiple:
         raise ArgumentError(f"hidden: got {hidden} with experts in fp8; use a multiple of {multiple}")
@@ -122,9 +132,19 @@ def check_hidden(hidden: int, multiple: int = QUANTIZATION_BLOCK) -> None:
 def select_experts(
     logits: Any, bias: Any, top_k: int, scores: str, normalize: bool, scale: float, groups: int, top_k_groups: int
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return the experts (tokens, top_k) of a router's logits, and their weights, in fp32 (float64 for a float64).
+    """Return each token's experts (tokens, top_k), and their weights, in fp32, or float64 if the logits are.
 
     Of equal scores the first is selected, as by the kernel; on a GPU one that torch.topk selects. NaN is the greatest.
+
+    Args:
+        logits: (tokens, experts), the router's.
+        bias: (experts,), added to sigmoid scores for the selection; None with softmax.
+        top_k: experts of a token.
+        scores: "softmax" or "sigmoid".
+        normalize: whether a token's weights are divided by their sum.
+        scale: factor of the weights.
+        groups: groups of experts; a token's experts are within its best ones.
+        top_k_groups: how many these are.
 
     Raises:
         ArgumentError: see `check_counts`.
@@ -148,14 +168,17 @@ def select_experts(
 
 
 def _greatest(x: Any, count: int) -> Any:
-    """Return the indices of each row's greatest values, in their order."""
+    """Return the indices of the `count` greatest values of each row, the greatest first."""
     if x.is_cuda:
         return x.topk(count, -1).indices
     return x.sort(stable=True, dim=-1, descending=True).indices[..., :count]  # topk takes any of equal ones
 
 
 def _experts_of_best_groups(choice: Any, groups: int, top_k_groups: int) -> Any:
-    """Return the experts, ascending, of the groups whose two best experts have the largest sum (DeepSeek-V3)."""
+    """Return the experts, ascending, of each token's best groups: those with the largest sum of two scores.
+
+    As in DeepSeek-V3. `choice`: (tokens, experts), scores with biases; `top_k_groups`: how many groups.
+    """
     grouped = choice.unflatten(-1, (groups, -1))
     best = _greatest(grouped.topk(2, -1).values.sum(-1), top_k_groups).sort(-1).values
     in_group = torch.ones_like(grouped[..., :1, :], dtype=torch.long).cumsum(-1) - 1  # not arange: of DTensors, too
@@ -163,7 +186,7 @@ def _experts_of_best_groups(choice: Any, groups: int, top_k_groups: int) -> Any:
 
 
 def _route_by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[Any, ...]:
-    """Return the operator's results by torch's operations; `options`: its arguments after top_k."""
+    """Return the results of the operator route by torch's operations; `options`: its arguments after top_k."""
     experts, weights = select_experts(logits, bias, top_k, *options)
     experts, weights = experts.int(), weights.float()
     return experts, weights, *sort_by_torch(experts, weights, logits.shape[1])
@@ -172,7 +195,7 @@ def _route_by_torch(logits: Any, bias: Any, top_k: int, *options: Any) -> tuple[
 def _route_on_gpu(
     logits: Any, bias: Any, top_k: int, scores: Any, normalize: bool, scale: float, groups: int, top_k_groups: int
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Select and sort the experts by kernels, or by torch where these do not support the sizes."""
+    """Return the results of the operator route on a GPU: by kernels, or by torch if they do not support the sizes."""
     (tokens, count), options = logits.shape, (scores, normalize, scale, groups, top_k_groups)
     is_supported = (
         tokens > 0 and top_k <= MAX_TOP_K and count <= MAX_EXPERTS and groups <= MAX_GROUPS
@@ -201,7 +224,7 @@ ROUTE = define_op(
     "int top_k_groups) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_route, _route_by_torch, _route_on_gpu,
 )  # fmt: skip
-"""The operator."""
+"""The operator route."""
 
 
 MAX_ELEMENTS = 1 << 33
@@ -209,9 +232,15 @@ MAX_ELEMENTS = 1 << 33
 
 
 def sum_slots(slots: Any, tokens: int, addend: Any = None, row_of_slot: Any = None) -> Any:
-    """Return the sums (tokens, n) of slots (tokens * top_k, n) in their order, plus `addend`, in slots' dtype.
+    """Return the sum of each token's slots, (tokens, n), added in the order of slots, in slots' dtype.
 
-    `row_of_slot`: (tokens * top_k,), int32: which row each slot's is; None: they are in order.
+    A kernel computes it on a Hopper GPU in bf16 or fp16, if the sizes allow; otherwise torch.
+
+    Args:
+        slots: (tokens * top_k, n), the values of the slots, in the order of slots or of rows.
+        tokens: the number of tokens.
+        addend: (tokens, n), what is added to the sums, or None.
+        row_of_slot: (tokens * top_k,), int32, the index in `slots` of each slot's values; None: they are in order.
     """
     top_k = slots.shape[0] // max(tokens, 1)
     arrays = [slots] if addend is None else [slots, addend]
@@ -234,10 +263,12 @@ SUM_ROWS = define_op(
     lambda rows, row_of_slot, tokens: rows.new_empty(tokens, rows.shape[1]),
     lambda rows, row_of_slot, tokens: sum_slots(rows, tokens, row_of_slot=row_of_slot),
 )  # fmt: skip
-"""The operator: the sums of each token's rows, in the order of its slots."""
+"""The operator sum_rows: the sum of each token's rows, added in the order of its slots."""
 
 
 class _SumRows(torch.autograd.Function):
+    """SUM_ROWS with gradients."""
+
     @staticmethod
     def forward(ctx: Any, rows: Any, row_of_slot: Any, tokens: int) -> Any:
         ctx.save_for_backward(row_of_slot)
@@ -245,7 +276,7 @@ class _SumRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        """Return the gradient of the rows: that of each row's token."""
+        """Return the gradient of the rows: each row gets the gradient of its token's sum."""
         (row_of_slot,) = ctx.saved_tensors
         top_k = row_of_slot.shape[0] // max(gradient.shape[0], 1)
         of_slots = gradient.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)

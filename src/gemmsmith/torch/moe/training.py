@@ -6,10 +6,11 @@
         Tensor gate_up, Tensor down, str activation, bool interleaved, bool sums, bool in_fp8, bool[] needs)
         -> (Tensor, Tensor, Tensor, Tensor, Tensor)
 
-Rows are slots (token * top_k + i) in the order of their experts; `table`: offsets, token_of_row and row_of_slot of
-`SortedSlots`. Forward returns the sums of the tokens' rows, or with `sums` False the rows, and then the `halves` that
-backward reads: gate and up (rows, hidden), or one matrix of both with gate_up's order of columns. Backward returns the
-gradients of x, row_weights, gate_up, down and bias; without row_weights, `needs` says which of them are needed.
+Rows are slots (token * top_k + i) in the order of their experts; `table` has offsets, token_of_row and row_of_slot of
+`SortedSlots`. Forward returns the sum of each token's rows, or with `sums` False the rows, and then the `halves` that
+backward reads: gate and up, (rows, hidden) each, or one matrix of both with gate_up's order of columns. Backward
+returns the gradients of x, row_weights, gate_up, down and bias; `needs` says which of x, gate_up, down and bias need
+one.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ from gemmsmith.torch.plain_tensors import runs_kernels
 
 
 class ExpertsFunction(torch.autograd.Function):
-    """What `FORWARD` returns, with gradients of the first result.
+    """The operator FORWARD as an autograd function, with gradients of its first result.
 
-    h is weighted before down multiplies it. Backward does not need the result of down: the gradient of a weight is the
-    sum of h times h's gradient (sonic-moe). It reads x, gate and up: it gathers rows, and computes h, again.
+    h, the gate's result, is weighted before down multiplies it. So backward does not need down's results: the gradient
+    of a weight is the sum of h times the gradient of weighted h (as in sonic-moe). Of the activations only x, gate and
+    up are saved: backward gathers the rows of x, and computes h, again.
     """
 
     @staticmethod
@@ -54,14 +56,18 @@ class ExpertsFunction(torch.autograd.Function):
         x: Any, weights: Any, row_weights: Any, gate_up: Any, down: Any, bias: Any, offsets: Any, token_of_row: Any,
         row_of_slot: Any, options: tuple[Any, ...],
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Return the results of `FORWARD` as one tuple; `options`: its last four arguments."""
+        """Return the results of FORWARD as one tuple; the arguments are those of the operator, except two.
+
+        `weights`: the router's weights (tokens, top_k), which get the gradient; only their shape and dtype are read, as
+        row_weights has their values. `options`: the operator's last four arguments.
+        """
         table = [offsets, token_of_row, row_of_slot]
         y, halves = FORWARD(x, table, row_weights, gate_up, down, bias, *options)
         return y, *halves
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        """Keep what backward reads: x, gate and up, but neither gathered rows nor h."""
+        """Save what backward reads: x, the weights, gate and up, but neither gathered rows nor h."""
         x, weights, row_weights, gate_up, down, _, *table, ctx.options = inputs
         ctx.top_k, ctx.dtype = weights.shape[1], weights.dtype
         ctx.mark_non_differentiable(*output[1:])
@@ -70,7 +76,7 @@ class ExpertsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """Return the gradients of the first six inputs, by `BACKWARD`, from that of the first result."""
+        """Return the gradients of forward's first six inputs, by the operator BACKWARD, from the first result's."""
         check_once_differentiable()
         if gradients[0] is None:
             return (None,) * 10
@@ -92,7 +98,7 @@ class ExpertsFunction(torch.autograd.Function):
 def _forward(
     x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
 ) -> tuple[Any, list[Any]]:
-    """Compute the forward pass; see above for arguments and results."""
+    """Compute the operator FORWARD; the module's docstring explains arguments and results."""
     (offsets, token_of_row, row_of_slot), (activation, interleaved, sums, in_fp8) = table, options
     if in_fp8:
         y, *halves = forward_in_fp8(x, table, row_weights, gate_up, down, activation)
@@ -117,7 +123,10 @@ def _backward(
     gradient: Any, x: Any, halves: list[Any], table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any,
     *options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Compute the backward pass; a gradient that is not needed is an empty tensor."""
+    """Compute the operator BACKWARD; the module's docstring explains arguments and results.
+
+    A gradient that is not needed is an empty tensor.
+    """
     (offsets, token_of_row, row_of_slot), (activation, interleaved, sums, in_fp8, needs) = table, options
     needs_x, needs_gate_up, needs_down, needs_bias = needs
     grad_x, grad_gate_up, grad_down, grad_bias = (x.new_empty(0) for _ in needs)
@@ -158,6 +167,7 @@ def _fake_backward(
 
 
 def _count_flops(row_weights: Any, gate_up: Any, down: Any) -> int:
+    """Return the FLOPs of the forward pass, from the arguments' shapes."""
     return 2 * int(row_weights[0]) * (int(gate_up[1]) * int(gate_up[2]) + int(down[1]) * int(down[2]))
 
 
@@ -177,7 +187,11 @@ BACKWARD = define_op(
 def _record(
     x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, bias: Any, *options: Any
 ) -> tuple[Any, list[Any]]:
-    """Return what `FORWARD` does, with gradients, also of row_weights."""
+    """Return the results of FORWARD, with gradients of x, row_weights, gate_up, down and bias.
+
+    Its Autograd kernel calls this, as in exported programs. There row_weights gets the gradient, not the router's
+    weights.
+    """
     weights = row_weights.detach().unsqueeze(1)
     y, *halves = ExpertsFunction.apply(x, weights, row_weights, gate_up, down, bias, *table, options)
     return y, halves
@@ -187,14 +201,28 @@ record_gradients(FORWARD, _record)
 
 
 def _is_separated(count: int, hidden: int, interleaved: bool) -> bool:
-    """Return whether one kernel computes `count` halves of `hidden` columns as matrices of their own."""
+    """Return whether one kernel computes gate and up as matrices of their own, `hidden` columns each.
+
+    `count`: 2, or 1 if the gate reads one product only. `interleaved`: single rows of gate and up alternate in gate_up,
+    which no kernel reads as two arrays b.
+    """
     return count == 1 or not (interleaved or hidden % INTERLEAVE_COLUMNS)
 
 
 def _multiply_by_gate_and_up(
     rows: Any, gate_up: Any, bias: Any, offsets: Any, row_weights: Any, activation: str, interleaved: bool
 ) -> tuple[Any, ...]:
-    """Return the weighted h (rows, hidden), and gate and up, or one matrix of both with gate_up's order of columns."""
+    """Return the weighted h (rows, hidden), and gate and up, or one matrix of both with gate_up's order of columns.
+
+    Args:
+        rows: (rows, dim), the rows of x in the order of experts.
+        gate_up: (count, 2 * hidden, dim), or (count, hidden, dim) if the gate reads one product.
+        bias: its bias, (count, 2 * hidden) or (count, hidden), or None.
+        offsets: (count,), the ends of the experts' rows.
+        row_weights: (rows,).
+        activation: the gate.
+        interleaved: whether single rows of gate and up alternate in gate_up.
+    """
     weight, dtypes, count = row_weights.unsqueeze(1), (str(rows.dtype), str(row_weights.dtype)), width(activation)
     biases = () if bias is None else (rows_of_experts(bias, offsets, rows),)
     hidden = gate_up.shape[1] // count
@@ -211,13 +239,16 @@ def _multiply_by_gate_and_up(
 
 
 def rows_of_experts(x: Any, offsets: Any, rows: Any) -> Any:
-    """Return the row of x (count, n) that is the expert's of each of the rows; the last one's for rows of none."""
+    """Return (rows, n): for each row, its expert's row of x (count, n); the last expert's for rows of no expert.
+
+    `offsets`: (count,), the ends of the experts' rows. `rows`: any tensor with these rows.
+    """
     experts = torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device), right=True)
     return x.index_select(0, experts.clamp(max=x.shape[0] - 1))
 
 
 def _split(both: Any, interleaved: bool) -> tuple[Any, Any]:
-    """Return gate and up of a matrix of both."""
+    """Return gate and up of a matrix of both, whose columns alternate if `interleaved`; otherwise gate's are first."""
     return (both[:, ::2], both[:, 1::2]) if interleaved else both.chunk(2, 1)
 
 
@@ -225,9 +256,18 @@ def gate_gradients(
     arrays: Mapping[str, Any], halves: Sequence[Any], row_weights: Any, offsets: Any, activation: str,
     interleaved: bool = False, backend: Backend = "auto",
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Return the gradients of gate and up, in gate_up's order of columns, those of the rows' weights, and h.
+    """Return the gradients of gate and up, the gradients of the rows' weights, and the weighted h, by one grouped GEMM.
 
-    `arrays`: the gradient and down, as arguments of `grouped_gemm`, with scales if they are in FP8.
+    The gradients of gate and up are one matrix, with gate_up's order of columns.
+
+    Args:
+        arrays: arguments of `grouped_gemm`: a, the gradient of down's results, and b, down; scales if both are in FP8.
+        halves: gate and up, or one matrix of both.
+        row_weights: (rows,).
+        offsets: (count,), the ends of the experts' rows.
+        activation: the gate.
+        interleaved: whether single rows of gate and up alternate in gate_up.
+        backend: as in `gemm`.
     """
     count = width(activation)
     hidden = sum(x.shape[1] for x in halves) // count
@@ -257,7 +297,10 @@ def gate_gradients(
 def forward_in_fp8(
     x: Any, table: Sequence[Any], row_weights: Any, gate_up: Any, down: Any, activation: str, backend: Backend = "auto"
 ) -> tuple[Any, Any, Any]:
-    """Return down's results (rows, dim), and each row's gate and up (rows, hidden), which backward reads."""
+    """Return down's results (rows, dim), and gate and up (rows, hidden), which backward reads.
+
+    The arguments are those of the operator FORWARD; `backend`: as in `gemm`.
+    """
     offsets, token_of_row, _ = table
     multiply = partial(launch, offsets=offsets, backend=backend)
     values, scales = quantize(x, "1x128", backend=backend)
@@ -274,7 +317,8 @@ def backward_in_fp8(
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the gradients of x, of the rows' weights (rows,), of gate_up and of down.
 
-    `halves`: gate and up. `needs`: whether those of x, gate_up and down are needed; others are empty.
+    `gradient`: that of the tokens' sums, (tokens, dim). `halves`: gate and up. `needs`: whether those of x, gate_up and
+    down are needed; others are empty. The other arguments are those of the operator BACKWARD; `backend`: as in `gemm`.
     """
     offsets, token_of_row, row_of_slot = table
     values, scales = quantize(gradient, "1x128", backend=backend)
@@ -295,20 +339,26 @@ def backward_in_fp8(
 
 
 def _gate_and_up(gate_up: Any, backend: Backend) -> dict[str, Any]:
-    """Return the operands b (count, dim, hidden) each, and their scales."""
+    """Return the arguments b and scale_b of `grouped_gemm` for gate_up (count, 2 * hidden, dim), quantized.
+
+    Both are tuples of gate's and up's; each array b is (count, dim, hidden).
+    """
     matrices = gate_up.unflatten(1, (2, -1)).flatten(0, 1)
     b, scale_b = (x.unflatten(0, (-1, 2)).mT.unbind(1) for x in quantize(matrices, "128x128", backend=backend))
     return {"b": tuple(b), "scale_b": tuple(scale_b)}
 
 
 def _transposed(weight: Any, backend: Backend) -> dict[str, Any]:
-    """Return the operand b (count, k, n), and its scales, that is the transpose of a weight (count, n, k)."""
+    """Return the arguments b (count, k, n) and scale_b of `grouped_gemm` for a weight (count, n, k), quantized."""
     values, scales = quantize(weight, "128x128", backend=backend)
     return {"b": values.mT, "scale_b": scales.mT}
 
 
 def _multiply_along_rows(x: Any, y: Any, offsets: Any, dtype: Any, backend: Backend) -> Any:
-    """Return (count, m, n), x.T @ y of each group's rows of x (rows, m) and y (rows, n)."""
+    """Return (count, m, n), x.T @ y of each group's rows of x (rows, m) and y (rows, n), both quantized.
+
+    `offsets`: (count,), the ends of the groups' rows. `dtype`: the result's.
+    """
     a, scale_a, filled = quantize(x, "128x1", offsets=offsets, backend=backend)
     b, scale_b, _ = quantize(y, "128x1", offsets=offsets, backend=backend)
     return launch(
@@ -318,7 +368,7 @@ def _multiply_along_rows(x: Any, y: Any, offsets: Any, dtype: Any, backend: Back
 
 @lru_cache(maxsize=16)
 def _weighted_gated(activation: str) -> Callable[..., Any]:
-    """Return the epilogue of gate and up: what down multiplies, times a row's weight; and both."""
+    """Return the epilogue of the first GEMM: the weighted h, quantized, which down multiplies; and gate and up."""
 
     def epilogue(acc: Any, weight: Any) -> Any:
         h, *halves = weighted_gate_and_halves(activation, acc, weight)

@@ -1,6 +1,7 @@
 """The experts of transformers' models by grouped GEMMs: `experts_implementation="gemmsmith"`.
 
-What a class does between the two products, its `_apply_gate`, is an epilogue function: it is traced.
+A class of experts in transformers computes its activation, between the two products, by a method `_apply_gate`. That is
+traced like an epilogue, and becomes one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gemmsmith.torch.tracing import serialize_epilogue
 
 NAME = "gemmsmith"
 MAX_GATES = 16
-"""Gates of a class that are kept, as of layers with limits of their own. Chosen; not measured."""
+"""Gates that are kept for one class, whose layers may read different values, such as limits. Chosen; not measured."""
 
 
 def register_experts() -> None:
@@ -51,7 +52,7 @@ def register_experts() -> None:
 
 
 def _wrapped(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls wrapper(method, self, ...)."""
+    """Return a method to replace `method`: it calls wrapper(method, self, ...). Its `checks_experts` marks it."""
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +63,12 @@ def _wrapped(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Callabl
 
 
 def _accept(method: Callable[..., Any], self: Any, requested_experts: Any) -> Any:
-    """Accept ours, of a model that is about to be made or whose experts can be computed."""
+    """Accept "gemmsmith" as the implementation of experts; leave others to `method`.
+
+    It wraps get_correct_experts_implementation of the model `self`, which older releases let return their own
+    implementations only. Raises ArgumentError if the model has experts that cannot be computed; a model whose modules
+    are still to be made has none.
+    """
     if requested_experts != NAME:
         return method(self, requested_experts)
     _check_experts(self.modules())
@@ -70,7 +76,11 @@ def _accept(method: Callable[..., Any], self: Any, requested_experts: Any) -> An
 
 
 def _check_when_made(method: Callable[..., Any], self: Any) -> None:
-    """Check the experts of a model that has been made."""
+    """Check a model at the end of its constructor: raise ArgumentError if its experts cannot be computed.
+
+    It wraps `method`, the post_init of the model `self`, which constructors call when all modules exist. Only modules
+    whose config selects this implementation are checked.
+    """
     method(self)
     _check_experts(
         x for x in self.modules() if getattr(getattr(x, "config", None), "_experts_implementation", "") == NAME
@@ -78,14 +88,15 @@ def _check_when_made(method: Callable[..., Any], self: Any) -> None:
 
 
 def _check_experts(modules: Iterable[Any]) -> None:
-    """Raise ArgumentError, with the class's name, if there are experts among the modules that are not computed."""
+    """Raise ArgumentError, with the class's name, if there are experts among the modules that cannot be computed."""
     for module in modules:
         if hasattr(type(module), "_apply_gate") and hasattr(module, "config"):
+            # Only experts in FP8 have an activation_scheme; both functions raise
             _check_fp8(module) if hasattr(module, "activation_scheme") else gate_of(module)
 
 
 def _experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-    """Compute what an experts module of transformers does."""
+    """Compute the forward of `self`, an experts module of transformers; the arguments are its forward's."""
     gate, name = gate_of(self), _first_weight(self)
     gate_up, down = getattr(self, name), self.down_proj
     if self.is_transposed:
@@ -99,7 +110,7 @@ def _experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weig
 
 
 def _fp8_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-    """Compute what an experts module in FP8 of transformers does."""
+    """Compute the forward of `self`, an experts module of transformers in FP8; the arguments are its forward's."""
     gate, name = _check_fp8(self), _first_weight(self)
     return fp8_gated_experts(
         hidden_states, top_k_index, top_k_weights, getattr(self, name), getattr(self, f"{name}_scale_inv"),
@@ -108,7 +119,10 @@ def _fp8_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_
 
 
 def _check_fp8(module: Any) -> Gate:
-    """Return the gate of experts in FP8. Raises ArgumentError, with the class's name, for what is not computed."""
+    """Return the gate of a module of experts in FP8.
+
+    Raises ArgumentError, with the class's name, if it has a feature that is not supported.
+    """
     gate, scheme, block = gate_of(module), module.activation_scheme, tuple(module.block_size or ())
     features = {
         f"scales of blocks {block}": block != (128, 128), f"activation_scheme={scheme}": scheme != "dynamic",
@@ -123,12 +137,16 @@ def _check_fp8(module: Any) -> Gate:
 
 
 def _first_weight(module: Any) -> str:
-    """Return the name of the weight that multiplies a module's input."""
+    """Return the name of the weight of an experts module that multiplies its input."""
     return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
 
 
 def gate_of(module: Any) -> Gate:
-    """Return a module's gate. Raises ArgumentError, with the class's name, if it cannot be traced."""
+    """Return the gate of an experts module, as a serialized graph. Raises ArgumentError if it cannot be traced.
+
+    A gate that was traced before is returned again if the module has the same class, and the same values of all
+    attributes that the gate had read.
+    """
     names = HALVES if getattr(module, "has_gate", True) else HALVES[:1]
     if torch.compiler.is_dynamo_compiling():  # which guards what the gate reads
         product, operands = _Product(), tuple([(name, (0, 1, 1), "torch.float32") for name in names])
@@ -153,13 +171,16 @@ def gate_of(module: Any) -> Gate:
 
 
 _Reads = list[tuple[tuple[str, ...], Any]]
-"""Attributes that a gate reads, by their paths, with their values."""
+"""Attributes that a gate has read: the path of each from the module, such as ("act_fn", "beta"), and its value."""
 _GATES: dict[Any, list[tuple[Any, Gate]]] = BoundedCache(1024)
-"""Gates by the module's class, its `_apply_gate` and what that takes, with what they read of a module."""
+"""Gates by a module's class, its `_apply_gate`, and names of the halves; each with the attributes that it has read."""
 
 
 def _call(module: Any, product: _Product, halves: dict[str, Any]) -> Any:
-    """Call what a module, or its recorder, does between the products."""
+    """Return the gate of traced halves, as a module (or its recorder) computes it.
+
+    A module without a gate applies its act_fn; others call `_apply_gate`, with `product` in place of the product.
+    """
     if len(halves) < len(HALVES):
         return module.act_fn(*halves.values())
     product.halves = tuple(halves.values())
@@ -167,20 +188,25 @@ def _call(module: Any, product: _Product, halves: dict[str, Any]) -> Any:
 
 
 class _Product:
-    """The product of gate and up, as a gate takes it apart."""
+    """Stands for the product of gate and up while a gate is traced: the gate takes it apart by `chunk` or by index.
+
+    Attributes:
+        halves: the traced values gate and up.
+        interleaved: whether the gate took every second column, so that gate and up alternate.
+    """
 
     def __init__(self) -> None:
         self.halves: tuple[Any, ...] = ()
         self.interleaved = False
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-        """Return gate and up, one behind the other."""
+        """Return gate and up, as halves of the columns. Raises EpilogueError for other chunks."""
         if (chunks, dim) != (2, -1):
             raise EpilogueError(f"chunk: got {chunks}, {dim}; use chunk(2, dim=-1)")
         return self.halves
 
     def __getitem__(self, key: Any) -> Any:
-        """Return gate or up, which alternate."""
+        """Return gate for [..., ::2] or up for [..., 1::2]: columns alternate. Raises EpilogueError for other keys."""
         is_half = isinstance(key, tuple) and len(key) == 2 and key[0] is Ellipsis and isinstance(key[1], slice)
         if not is_half or key[1].stop is not None or key[1].step != 2 or key[1].start not in (None, 0, 1):
             raise EpilogueError("gate_up: got an index; use [..., ::2] and [..., 1::2]")
@@ -189,13 +215,20 @@ class _Product:
 
 
 class _Recorder:
-    """A module whose gate is traced. Records what the gate reads of it."""
+    """Stands for a module while its gate is traced, and records the attributes that the gate reads.
+
+    `path`: the module's path from the module of experts; `reads`: the list to which reads are appended.
+    """
 
     def __init__(self, module: Any, path: tuple[str, ...], reads: _Reads) -> None:
         self._module, self._path, self._reads = module, path, reads
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the module, and record it: a submodule as a recorder, a method bound to this."""
+        """Return an attribute of the module, and record it.
+
+        A submodule is returned as a recorder, and a method bound to this recorder, so that what they read is recorded.
+        Raises EpilogueError for values other than functions, numbers, strings and None.
+        """
         x, path = getattr(self._module, name), (*self._path, name)
         if isinstance(x, torch.nn.Module):
             return _Recorder(x, path, self._reads)
@@ -216,4 +249,5 @@ class _Recorder:
 
 
 def _is_same(x: Any, y: Any) -> bool:
+    """Return whether an attribute still has the value that a gate has read: the same object, or an equal one."""
     return x is y or (type(x) is type(y) and bool(x == y))
