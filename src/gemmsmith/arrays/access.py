@@ -180,6 +180,7 @@ class ArrayInterface:
     """
 
     def __init__(self, x: ArrayInfo, owner: Any = None) -> None:
+        """Describe x by the fields of numpy's array interface, version 3."""
         self.owner = owner
         self.__array_interface__ = {
             "version": 3,

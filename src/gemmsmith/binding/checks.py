@@ -29,7 +29,10 @@ _ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
 
 
 def merge_operands(operands: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an epilogue's operands by name: those in the argument `operands`, and those given as keyword arguments."""
+    """Return an epilogue's operands by name: those in the argument `operands`, and `named`, the keyword arguments.
+
+    Raises ArgumentError for names that are no identifiers, and for a name in both.
+    """
     if operands is None and not named:
         return named
     if operands is not None and not isinstance(operands, Mapping):

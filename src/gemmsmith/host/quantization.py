@@ -179,7 +179,7 @@ def _make_run(
 
 
 class _Options:
-    """The arguments of `quantize`, checked."""
+    """The arguments of `quantize`, checked, with defaults replaced; `x` describes the array."""
 
     def __init__(
         self, x: ArrayInfo, recipe: Any, dtype: Any, transposed: bool, scale_dtype: Any, scale_order: Any,

@@ -215,7 +215,7 @@ def combine_two(a: Any, b: tuple[Any, ...], *others: Any) -> Any:
 
 
 def check_operands_are_read(epilogue: Any, operands: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for operands without an epilogue."""
+    """Raise ArgumentError if there are operands, but no epilogue that could read them."""
     if epilogue is None and operands:
         name = next(iter(operands))
         raise ArgumentError(f"{name}: operands need an `epilogue` that reads them{did_you_mean(name)}")

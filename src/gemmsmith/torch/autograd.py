@@ -376,7 +376,7 @@ def transposed(x: Any) -> Any:
 
 
 def sum_to_size(g: Any, shape: Any) -> Any:
-    """Sum a gradient over the dimensions along which an operand of this shape is broadcast."""
+    """Return a gradient g of an operand that was broadcast, summed to the operand's shape."""
     while g.dim() > len(shape):
         g = g.squeeze(0) if g.shape[0] == 1 else g.sum(0)
     for i, size in enumerate(shape):
@@ -408,7 +408,10 @@ def _autograd_kernel(op: Any) -> Callable[..., Any]:
     def kernel(
         a: Any, b: Any, b2: Any, offsets: Any, key: int, epilogue: str, numbers: list[float], operands: list[Any]
     ) -> Any:  # fmt: skip
-        """Compute the operator's results, and record their gradients if autograd or a transform asks for them."""
+        """Compute the operator's results, and record their gradients if autograd or a transform asks for them.
+
+        The arguments are the operator's (ops.py). Raises ArgumentError for tensors with a tangent of forward mode.
+        """
         inputs = (a, b, *operands) if b2 is None else (a, b, b2, *operands)
         if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
             raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")

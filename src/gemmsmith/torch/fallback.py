@@ -60,10 +60,11 @@ def evaluate_graph(graph: EpilogueGraph, accumulator: Any, operands: Mapping[str
     Args:
         graph: the epilogue.
         accumulator: a @ b, (m, n) or (batch, m, n).
-        operands: tensors and numbers by name, as in the reference backend's `execute`.
+        operands: tensors and numbers by name; their shapes broadcast to the accumulator's.
 
     Raises:
-        DeviceError: the graph has an operation whose record refuses torch's, as quantize and top_k_softmax do.
+        DeviceError: the graph has an operation that is not available in PyTorch's operations, such as quantize and
+            top_k_softmax.
     """
     arrays = _Tensors(graph, accumulator, operands)
     values, dims, results = arrays.compute(), graph.broadcast_dims, {}
@@ -94,7 +95,10 @@ class _Tensors(GraphArrays):
         return x.to(self.accumulator) if isinstance(x, torch.Tensor) else self.accumulator.new_tensor(x)
 
     def implementation(self, operation: Any) -> Callable[..., Any]:
-        """Return torch's function for an operation. Raises DeviceError if its record refuses torch's."""
+        """Return torch's function for an operation, or the one of the operation's name.
+
+        Raises DeviceError, with the reason, if the operation's record says that torch has no function for it.
+        """
         function = operation.torch
         if isinstance(function, Refused):
             raise DeviceError(f"{operation.name}: {function.reason}")

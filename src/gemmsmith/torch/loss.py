@@ -85,7 +85,7 @@ class FusedLinearCrossEntropy(nn.Module):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     def forward(self, input: Any, target: Any) -> Any:
-        """Return the loss of input @ weight.T against target."""
+        """Return the loss of the logits input @ weight.T against target, of shapes (..., dim) and (...)."""
         return cross_entropy(
             input, self.weight, target, self.ignore_index, self.reduction, self.chunks, self.low_memory
         )

@@ -453,7 +453,12 @@ def _define_batching(op: Any) -> None:
         return _one_or_tuple(results), _one_or_tuple([0] * len(results))
 
     def in_batched_backward(*arguments: Any) -> Any:  # of autograd's is_grads_batched, which has a vmap of its own
-        """Run the operator where autograd.grad(..., is_grads_batched=True) wraps a batch of gradients in one tensor."""
+        """Run the operator where autograd.grad(..., is_grads_batched=True) wraps a batch of gradients in one tensor.
+
+        That is torch's older vmap, which calls the kernel of the dispatch key Batched with wrapped tensors. They are
+        unwrapped here, and the results are wrapped again.
+        """
+        # The current nesting level
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         is_batched = torch._C._functorch.is_legacy_batchedtensor

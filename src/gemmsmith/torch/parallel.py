@@ -53,9 +53,10 @@ class ExpertParallel(parallel.ParallelStyle):
     Parameters become DTensors, Shard(0). Forward sums the results over the ranks, backward the gradients of x and of
     the routing weights. The router and the shared MLP stay as they are.
 
-    With Shard(0) and plain tensors, ranks may have different numbers of tokens, 0 among them: the ranks exchange them,
-    for which the host waits, and missing rows are added. Under torch.compile and in a CUDA graph they do not, and have
-    equally many. With Replicate() all ranks have the same tokens, whose number is compared on a CPU only.
+    With Shard(0) and plain tensors, ranks may have different numbers of tokens, also 0: the ranks exchange these
+    numbers, for which the host waits, and add the missing rows. Under torch.compile and in a CUDA graph they exchange
+    none, and must have equal numbers. With Replicate() all ranks have the same tokens; their number is compared on a
+    CPU only.
 
     Args:
         input_layouts: placement of x, experts and weights along their tokens; Shard(0) gathers them from all ranks.

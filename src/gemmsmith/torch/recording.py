@@ -221,7 +221,7 @@ def replay(
 
     Args:
         entries: the recorded calls.
-        returned: what the function returned, encoded.
+        returned: what the function returned, by `encode_argument`.
         shape: the shape of a @ b.
         operands: extents and dtypes of the operands by name.
 

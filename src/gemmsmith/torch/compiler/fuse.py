@@ -61,9 +61,10 @@ class Outcome:
 
 
 def fuse(graph: torch.fx.Graph, timer: Timer | None = None) -> list[Outcome]:
-    """Replace matmuls of a graph, in place, with what can be fused into them, and return the outcome for each.
+    """Replace matmuls of an FX graph, in place, by gemmsmith's operators where that is faster; return what was done.
 
-    `timer` measures kernels on a GPU; without it they are chosen by the cost model.
+    The operators also compute the operations after a matmul that can be fused into it. `timer` measures kernels on a
+    GPU; without it they are chosen by the cost model.
     """
     recognized = replace_log_sum_exp(graph)
     traffic = InductorTraffic(graph)
@@ -92,7 +93,10 @@ def _fuse_pair(matmul: Matmul, traffic: InductorTraffic, done: set[Node], timer:
 
 
 def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic, timer: Timer | None) -> Outcome:
-    """Replace one matmul, or a pair of them, if that is faster, and return what was done, or why nothing was."""
+    """Replace one matmul, or a pair of them, if that is faster; return what was done, or why nothing was.
+
+    `traffic`: the model of Inductor's kernels, which is updated. `timer`: as in `fuse`.
+    """
     name = ", ".join(x.name for x in matmul.nodes)
     outcome = partial(Outcome, name, matmul.shape, node_source_line(matmul.node))
     if reason := unsupported_reason(matmul):

@@ -135,7 +135,10 @@ class FxEpilogueTracer(Tracer):
         self.fused.add(node)
 
     def _trace_node(self, node: Node) -> Traced:
-        """Return a node's traced value, in the node's dtype. Raises EpilogueError if an epilogue cannot compute it."""
+        """Return a node's value as the epilogue computes it, rounded to the node's dtype.
+
+        Raises EpilogueError, with the reason, if an epilogue cannot compute it.
+        """
         if node_kind(node) == "opaque":
             raise epilogue_error(f"{op_name(node) or node.name} is not a pointwise op or a reduction")
         if fake_tensor(node) is None:
@@ -147,7 +150,7 @@ class FxEpilogueTracer(Tracer):
         return value
 
     def _round_to_dtype(self, node: Node, value: Traced) -> Traced:
-        """Round a node's value to the node's dtype, as eager mode does; True + True is True."""
+        """Return a node's value rounded to the node's dtype, as eager mode does. Of bools, True + True is True."""
         if dtype(node) == torch.bool:
             return value if value.is_bool else self("ne", value, 0)
         return value.with_pending_cast(graph_dtype(dtype(node))) if dtype(node).is_floating_point else value

@@ -114,7 +114,7 @@ def _is_linear_weight(b: Node) -> bool:
 
 
 def _match_gemmsmith_op(node: Node) -> Matmul:
-    """Return the matmul that a call of one of gemmsmith's operators is."""
+    """Return the matmul that a call of one of gemmsmith's operators computes, with its epilogue."""
     a, b, _, _, _, epilogue, numbers, tensors = node.args
     graph = graph_serialization.deserialize(epilogue)
     results = {graph.results[0].name: node}

@@ -92,9 +92,10 @@ def configured_timer() -> Timer | None:
 
 @lru_cache(maxsize=1024)
 def time_on_gpu(calls: tuple[Call, ...]) -> tuple[float, ...]:
-    """Return the median time of each call in us, on tensors that are not in the L2 cache.
+    """Return the median time of each call in us, on random tensors that are not in the L2 cache.
 
-    Raises torch.OutOfMemoryError if there is not enough memory for the tensors.
+    The calls run in rounds, each once per round. Raises torch.OutOfMemoryError if there is not enough memory for the
+    tensors.
     """
     device = calls[0].args[0].device
     with _disable_current_modes(), torch.no_grad(), torch.autocast("cuda", enabled=False), torch.cuda.device(device):

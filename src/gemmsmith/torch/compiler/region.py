@@ -99,7 +99,10 @@ class Region:
                 add_users(node)
 
     def _depends_on_matmul(self, node: Node) -> bool:
-        """Return whether a node depends on the matmul. Nodes are ordered as in the graph, in topological order."""
+        """Return whether a node depends on the matmul, and note it in `depends_memo` for all nodes between both.
+
+        Nodes compare by their places in the graph: x < y if x is before y, and so does not depend on it.
+        """
         matmul, undecided, waiting = self.matmul.node, set[Node](), [node]
         while waiting:
             x = waiting.pop()
@@ -129,7 +132,8 @@ class Region:
     def best_candidate(self) -> FusionCandidate | None:
         """Return the candidate that saves the most bytes, or None if none saves enough.
 
-        Tries all prefixes of `nodes`, then drops final nodes from the best one as long as that saves more.
+        Tries all prefixes of `nodes`. Then drops nodes that no other node of the best one reads, one after the other,
+        as long as that does not save less.
         """
         prefixes = [self._candidate(self.nodes[:count]) for count in range(len(self.roots) + 1, len(self.nodes) + 1)]
         best = max(filter(None, prefixes), key=lambda x: x.bytes_saved, default=None)

@@ -63,7 +63,7 @@ def gated_experts(
         down: (count, dim, hidden), in x's dtype.
         gate: silu, gelu, gelu_tanh or relu; or a serialized graph (gated_epilogues.py).
         all_present: no expert is outside of 0 ... count - 1.
-        order: the slots in the order of their experts, if they are sorted already; not of DTensors.
+        order: the slots (tokens' experts) in the order of their experts, if they are sorted already; not of DTensors.
         addend: (tokens, dim), what is added to the result; not to DTensors.
         biases: that of gate_up, (count, 2 * hidden), in the order of its rows, or None; that of down, (count, dim),
             or None.

@@ -240,7 +240,10 @@ class _Recorder:
         return x
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's forward on this recorder. Raises EpilogueError if the module has hooks."""
+        """Call the module, a submodule such as act_fn: run its forward on this recorder, so that reads are recorded.
+
+        Raises EpilogueError if the module has hooks. That it has none is recorded, too.
+        """
         for name in ("_forward_hooks", "_forward_pre_hooks"):
             if hooks := getattr(self._module, name):
                 raise EpilogueError(f"{'.'.join(self._path)} has hooks")
