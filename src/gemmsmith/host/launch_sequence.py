@@ -83,7 +83,10 @@ def build_launches(binding: Binding, spec: KernelSpec) -> Launches:
 def _second_steps(
     reductions: list[BoundReduction], spec: KernelSpec, workspace: Pointer = WORKSPACE
 ) -> tuple[Launch, ...]:
-    """Return the one launch of all reductions' second steps, with its scratch memory at `workspace`; () if none."""
+    """Return the one launch that combines the partial results of all these reductions (their second steps); () if none.
+
+    `workspace`: where the launch has its scratch memory.
+    """
     if not reductions:
         return ()
     return (Launch.from_kernel(reduce_kernel(tuple(r.spec for r in reductions), spec.chip), reductions, workspace),)

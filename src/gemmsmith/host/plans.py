@@ -390,7 +390,7 @@ class Plan:
     def _launches(self, binding: Binding) -> Launches:
         """Return the launches for other arrays. Raises ArgumentError if the plan's kernel cannot compute them.
 
-        They may need no other kernel: the same spec, but for extents, strides and addresses.
+        They must need the plan's kernel: extents, strides and addresses may differ as long as the spec is the same.
         """
         planned = self.binding
         if (binding.problem, binding.arrays, binding.graph) == (planned.problem, planned.arrays, planned.graph):

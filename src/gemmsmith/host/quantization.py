@@ -205,7 +205,7 @@ class _Options:
         self.scale_order, self.scale_padding = scale_order, as_integer("scale_padding", scale_padding, least=1)
 
     def output_specs(self, shape: tuple[int, ...]) -> tuple[OutputSpec, OutputSpec]:
-        """Return the specs of the values and the scales of an array of that shape."""
+        """Return the specs of the two outputs, the values and the scales, of an array of that shape."""
         *batch, rows, columns = shape
         scales: dict[str, tuple[int, ...]] = {
             "tensor": (),

@@ -76,7 +76,7 @@ class FusedLinearCrossEntropy(nn.Module):
             raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
         self.ignore_index, self.reduction = as_integer("ignore_index", ignore_index), reduction
         self.chunks = None if chunks is None else as_integer("chunks", chunks, least=1)
-        (self.low_memory,) = as_bools(low_memory=low_memory)  # the device, from a caller that passes it by position
+        (self.low_memory,) = as_bools(low_memory=low_memory)  # refuses a device that a caller passes by position
         self.weight = nn.Parameter(torch.empty(classes, dim, device=device, dtype=dtype))
         self.reset_parameters()
 

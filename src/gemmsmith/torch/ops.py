@@ -304,10 +304,9 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
 
 
 def by_rows(x: Any) -> Any:
-    """Return an operand with three dimensions, for gemmsmith.grouped_gemm.
+    """Return an operand of gemmsmith.grouped_gemm with three dimensions, (1, 1, n) or (1, m, n).
 
-    That takes an operand (n,) or (m, n) with as many elements or rows as groups for one per group; (1, 1, n) and
-    (1, m, n) have no other meaning.
+    If n or m is also the number of groups, (n,) or (m, n) might mean a value or a row for each group there.
     """
     return x.reshape((1,) * (3 - x.dim()) + x.shape) if isinstance(x, torch.Tensor) and 0 < x.dim() < 3 else x
 

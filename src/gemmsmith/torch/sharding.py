@@ -96,7 +96,7 @@ def _sharded_result(graph: EpilogueGraph, r: Result, axis: str, rank: int) -> in
     kind, summed = node.attribute[0], reduced_dims(node.attribute[1])
     if index in summed:
         return REDUCTIONS[kind].partial or False
-    outer_dims = "bmn"[3 - rank :].partition(index)[0]
+    outer_dims = "bmn"[3 - rank :].partition(index)[0]  # without keepdim, a result lacks the reduced ones
     return dim if r.keepdim else dim - sum(x in summed for x in outer_dims)
 
 

@@ -99,7 +99,7 @@ def _add_weight(module: nn.Module, name: str, shape: tuple[int, ...], device: An
 
 
 def _check(inputs: Iterable[Any], weights: Mapping[str, Any]) -> None:
-    """Raise ArgumentError if an input requires a gradient, or a weight is not e4m3."""
+    """Raise ArgumentError if an input requires a gradient, or a weight, given by name, is not e4m3."""
     if needs_grad(*inputs):
         raise ArgumentError("x, weights: got a tensor that requires a gradient; FP8 experts have none, use no_grad()")
     for name, w in weights.items():
