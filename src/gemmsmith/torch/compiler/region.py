@@ -200,7 +200,7 @@ class Region:
         These are the bytes of the matmul's results, written once and read by each kernel, of the nodes' other inputs,
         and of the `outputs` that Inductor stores.
         """
-        total = sum(size_bytes(x) * (1 + len(self.traffic.reader_kernels[x])) for x in self.roots)
+        total = sum(size_bytes(x) * (1 + len(self.traffic.reader_kernels[x])) for x in self.roots)  # 1: it is written
         kernels_by_input: dict[Node, set[object]] = {}
         for node in nodes:
             for input_ in self.epilogue.inputs_read[node]:

@@ -145,7 +145,7 @@ def _backward(
     if needs_down:
         grad_down = weight_gradient(h, gradient, is_column_major(transposed(down)), offsets).mT
     if needs_bias:
-        ones = grad_both.new_ones(1, grad_both.shape[0])
+        ones = grad_both.new_ones(1, grad_both.shape[0])  # a product with it is each expert's sum over rows
         grad_bias = multiply_slices(ones, grad_both, offsets).squeeze(1)
     return grad_x, grad_weights, grad_gate_up, grad_down, grad_bias
 
