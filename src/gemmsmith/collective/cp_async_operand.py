@@ -59,7 +59,7 @@ class CpAsyncCopies:
         self._declare_rows()
 
     def _declare_rows(self) -> None:
-        # Rows of the operand from the first vector on; if MN-major, bytes of them.
+        """Declare how much of M or N is left from this thread's first vector on: rows if K-major, else bytes."""
         unit = "rows" if self._tile.major == "K" else "row_bytes"
         self._rows_remaining = current_builder().var(I32, 0, f"{self._name}_{unit}_remaining")
 
@@ -91,11 +91,14 @@ class CpAsyncCopies:
         return [partial(copy, step) for step in self._partition.copy_steps()]
 
     def _address(self, step: CopyStep) -> Value:
-        """Return the address of a vector of the next k-tile."""
+        """Return the address in global memory of a step's vector in the next k-tile."""
         return self._gmem_ptr.get() + (self._operand.ld_bytes * step.row + step.box * self._tile.pitch).to(U64)
 
     def _valid_bytes(self, step: CopyStep, k_remaining: Value | None) -> Value:
-        """Return the bytes of a vector that are in bounds."""
+        """Return how many bytes of a step's vector are in bounds; cp.async fills the others with zeros.
+
+        `k_remaining`: elements of K that are in bounds, from the k-tile's first on; None: the whole tile is.
+        """
         if k_remaining is None:
             return Constant(U32, VECTOR_BYTES)
         k, tile, thread = current_builder(), self._tile, self._partition
@@ -116,7 +119,10 @@ class CpAsyncCopies:
         return tile.dtype.bytes_of(current_builder().minimum(k_remaining, tile.k)) - line_byte_offset
 
     def _bytes_of_vector(self, step: CopyStep, inner_bytes: Value) -> Value:
-        """Return how many of `inner_bytes` from this thread's first vector on are the step's vector's."""
+        """Return how many bytes of a step's vector are in bounds along its row.
+
+        `inner_bytes`: bytes in bounds from this thread's first vector on; the vector is `step.box` boxes after that.
+        """
         k = current_builder()
         return k.minimum(k.maximum(inner_bytes - step.box * self._tile.pitch, 0), VECTOR_BYTES)
 
