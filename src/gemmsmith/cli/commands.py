@@ -156,10 +156,11 @@ def _resolve_backend(backend: str) -> str:
 
 
 def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
-    """Return the plan of the options.
+    """Return the plan of the options of a command (`choices`, by name) for `sizes` (m, n, k).
 
-    Its config is the one that `gemm` takes, with the fields that are given, and those that follow from them, in place
-    of its own; it is completed from `Config()` if a tile is given, or with --config default.
+    Without options for fields of a Config, its config is the one that `gemm` takes. Otherwise the options replace
+    fields of that config, or of `Config()` if a tile is given or with --config default; then the fields that are not
+    given are adapted (`complete_config`), and as many stages as fit are taken.
     """
     a, b = operand_specs(sizes, choices["layout"], choices["dtype"], choices["dtype_b"])
     shapes = scale_shapes(sizes, (choices["scale_a"], choices["scale_b"]))
@@ -190,7 +191,7 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
 
 
 def plan_of_words(words: list[str]) -> Plan:
-    """Return the plan of a command line of `gemmsmith show`, without its name. Raises UsageError."""
+    """Return the plan of the arguments `words` of `gemmsmith show`. Raises UsageError if they are not valid."""
     chosen = show.make_context("show", words).params
     shape = chosen.pop("shape") or tuple(chosen[name] for name in "mnk")
     return _make_plan(chosen, complete_sizes(shape, GPU_SIZES))

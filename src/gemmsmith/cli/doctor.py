@@ -19,7 +19,14 @@ from gemmsmith.core.errors import GemmsmithError
 
 
 class Finding(NamedTuple):
-    """What was found of one thing. `state`: ok, absent (something optional), or broken; `advice`: what to do, or ""."""
+    """What was found of one thing that is checked.
+
+    Attributes:
+        what: The thing, such as "compiler".
+        state: "ok", "absent" (something optional), or "broken".
+        found: What was found, in words.
+        advice: What to do, or what the thing would add; "" for nothing.
+    """
 
     what: str
     state: str
@@ -78,7 +85,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _attempt(what: str, check: Callable[[], str]) -> Finding:
-    """Return what a check finds, or that it raises."""
+    """Return what `check` returns as an ok Finding; if it raises, a broken one with the first line of the error."""
     try:
         return Finding(what, "ok", check())
     except GemmsmithError as error:

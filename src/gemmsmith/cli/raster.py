@@ -43,16 +43,19 @@ class GroupTile(NamedTuple):
 
 
 def tile_rows(size: int, config: Config) -> int:
-    """Return the rows of each tile of a group but the last, which may have fewer.
+    """Return the rows of each tile of a group of `size` rows; the last tile may have fewer.
 
-    With `swap_ab` the tiles of a group have even heights, a multiple of 8 for each CTA of the cluster.
+    With `swap_ab` a group is divided into tiles of equal heights, of a multiple of 8 rows for each CTA of the cluster.
     """
     rows = cluster_tile(config)[1 if config.swap_ab else 0]
     return round_up(ceil_div(size, ceil_div(size, rows)), 8 * config.cluster[1]) if config.swap_ab and size else rows
 
 
 def group_tiles(sizes: Sequence[int], n: int, config: Config) -> Iterator[GroupTile]:
-    """Yield the tiles of all groups, for a D of n columns that is row-major."""
+    """Yield the tiles of all groups, in the order of RowGroupedTileScheduler, for a row-major D of n columns.
+
+    `sizes`: rows of each group. With `swap_ab` the kernel computes D^T, but tiles are returned as those of D.
+    """
     columns, begin, number = cluster_tile(config)[0 if config.swap_ab else 1], 0, 0
     clusters = get_max_active_clusters(config.cluster[0] * config.cluster[1])
     for group, size in enumerate(sizes):

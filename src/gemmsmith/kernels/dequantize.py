@@ -56,8 +56,8 @@ class DequantizeSpec:
 class BoundDequantize(BoundTiles):
     """Launch arguments of a dequantization kernel.
 
-    The arrays are the values "source", their "scales" (stride 0 along a dimension that shares one scale) and the result
-    "out". `log2_group_shape`: base-2 logarithms of the rows and columns that share a scale.
+    `arrays`: the values "source", their "scales" (with stride 0 along a dimension all of which shares one scale) and
+    the result "out". `log2_group_shape`: base-2 logarithms of the rows and of the columns that share a scale.
     """
 
     log2_group_shape: tuple[int, int]
@@ -110,7 +110,10 @@ def load_scale(address: Value, in_bounds: Value, dtype: DType) -> Value:
 def _scaled_vectors(
     tile: RegisterTile, scales: list[Value], vector: Value, dtype: DType
 ) -> Iterator[tuple[int, RegisterArray]]:
-    """Yield 16 bytes at a time of a scaled vector, with the index of their first element."""
+    """Yield a thread's vector number `vector`, times its scales, in parts: (first element, 16 bytes in registers).
+
+    `scales`: one per element, or one for all. `dtype`: that of the result, to which the products are rounded.
+    """
     k = current_builder()
     for first in range(0, VECTOR_ELEMENTS, 16 // dtype.bytes):
         x = [tile.element(vector, i) * scales[i % len(scales)] for i in range(first, first + 16 // dtype.bytes)]

@@ -53,8 +53,8 @@ class QuantizeSpec:
         scale_dtype: Dtype of the scales, fp32 or ue8m0.
         rowwise: Granularity of the output in the source's layout (row, tile or tensor); None: no such output.
         columnwise: Granularity of the transposed output (column, tile or tensor); None: no such output.
-        has_scale_per_row_or_column: A scale covers a row or column of the matrix, not of a tile; allows one output
-            only.
+        has_scale_per_row_or_column: A scale covers a full row or column of the matrix, not of a tile ("full" in the
+            kernel's name). There can be one output only then.
         columns: Columns of a tile.
         vectorizable: The source's rows are whole aligned vectors of VECTOR_ELEMENTS elements.
     """
@@ -93,7 +93,10 @@ class QuantizeSpec:
 
     @property
     def serial_axis(self) -> str | None:
-        """Axis along which a CTA visits its tiles serially because a scale covers several: "columns" or "rows"."""
+        """Axis along which a CTA visits several tiles serially, since one scale covers them; None: a CTA has one tile.
+
+        "columns": the tiles of one row of tiles; "rows": those of one column of tiles.
+        """
         return ("columns" if self.rowwise else "rows") if self.has_scale_per_row_or_column else None
 
 
@@ -119,7 +122,7 @@ class BoundQuantize(BoundTiles):
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Batches, and units of work along M and along N; a unit is all tiles of the serial axis."""
+        """(Batches, units of work along M, and along N). A unit is a tile, or all tiles of the serial axis."""
         (tiles_m, tiles_n), serial_axis = self.tiles, self.spec.serial_axis
         units_m, units_n = 1 if serial_axis == "rows" else tiles_m, 1 if serial_axis == "columns" else tiles_n
         return self.source.batch, units_m, units_n
@@ -226,7 +229,11 @@ def _loop_or_once(count: Value | None, name: str) -> AbstractContextManager[Valu
 def _compute_tensor_scale(
     group: ScaleGroup, amax_partials: Value, spec: QuantizeSpec, outputs: list[QuantizedOutput]
 ) -> None:
-    """Compute the matrix's scale from the partial results of `amax`; the first CTA stores it."""
+    """Compute the scale of the whole matrix from the partial maxima that the kernel `amax` has stored.
+
+    Every CTA computes it, 4 partials per thread; the first CTA stores it to each output. `group`: the group of the
+    whole tile, which then has the reciprocal.
+    """
     k = current_builder()
     partials = k.registers(F32, 4, "partials")
     hw.load_global(partials, amax_partials + (k.thread * 16).to(U64), True)
@@ -266,7 +273,10 @@ class QuantizedOutput:
     def store_scale(
         self, batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value, predicate: Value
     ) -> None:
-        """Store the scale of group `group` of a tile, in the threads where `predicate` holds."""
+        """Store the scale of group number `group` of a tile, in the threads where `predicate` holds.
+
+        `batch`, `tile_m`, `tile_n`: indices of the tile.
+        """
         (rows, columns), m, n = self.extents, tile_m, tile_n
         if self.granularity == "row":
             m = tile_m * ThreadLayout(self.spec.columns).rows + group

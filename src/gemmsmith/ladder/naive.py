@@ -17,7 +17,7 @@ TILE = 16
 
 
 def naive(dtype: DType, chip: Chip, order: Literal["m", "n"] = "n") -> Kernel:
-    """Build the kernel, which accumulates in fp32.
+    """Build the kernel: D = A @ B with one thread per element of D, accumulated in fp32.
 
     order="n": consecutive threads compute consecutive columns of D (coalesced reads of B); "m": consecutive rows
     (strided reads of A).
