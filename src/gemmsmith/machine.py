@@ -66,6 +66,7 @@ class Access:
     bits: int = field(init=False)
 
     def __post_init__(self) -> None:
+        """Compute what follows from the addresses."""
         x = self.addresses
         self.first = self.last = self.bits = 0
         if len(x):
@@ -171,9 +172,9 @@ class Memory(Protocol):
         self, address: Any, ready: Callable[[int], bool], description: str, order: Literal["acquire", "relaxed"],
         scope: Scope = "gpu", max_polls: int | None = None,
     ) -> Blocking:  # fmt: skip
-        """Poll a word of global memory until `ready(word)`, at most `max_polls` times, and return it.
+        """Poll a 32-bit word of global memory until `ready(word)`, at most `max_polls` times, and return it.
 
-        `description` names the unmet condition in deadlock reports.
+        `max_polls` None: without a limit. `description` names the condition in reports of deadlocks.
         """
 
     def peek(self, access: Access) -> np.ndarray:

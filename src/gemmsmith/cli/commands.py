@@ -127,7 +127,11 @@ def _execute_and_report(
     backend: str, partial_sizes: PartialSizes, seed: int, output: Path, as_json: bool, choices: dict[str, Any],
     counters: Counters | None = None, schedules: int = 1,
 ) -> None:  # fmt: skip
-    """Execute the kernel, and print the outcome."""
+    """Execute the kernel, print the outcome, and exit with code FAILED if it is not correct.
+
+    `choices`: the options of the problem and of the config, by name. `output`: folder for the files. `counters` and
+    `schedules`: as for `execute`.
+    """
     sizes = complete_sizes(partial_sizes, GPU_SIZES if backend == "cuda" else CPU_SIZES)
     plan = _make_plan(choices, sizes)
     operands = RandomOperands(choices["layout"], (choices["scale_a"], choices["scale_b"]), seed)
@@ -200,7 +204,10 @@ def plan_of_words(words: list[str]) -> Plan:
 def operand_specs(
     sizes: tuple[int, int, int], layout: str, dtype: str, dtype_b: str | None = None
 ) -> tuple[Spec, Spec]:
-    """Return specs of A (m, k) and B (k, n), row-major (n) or column-major (t)."""
+    """Return specs of A (m, k) and B (k, n), for `sizes` (m, n, k).
+
+    `layout`: a letter for A and one for B: row-major (n) or column-major (t). `dtype_b`: B's dtype; None: A's.
+    """
     m, n, k = sizes
     a = Spec((m, k), dtype, None if layout[0] == "n" else (1, max(m, 1)))
     b = Spec((k, n), dtype_b or dtype, None if layout[1] == "n" else (1, max(k, 1)))

@@ -65,6 +65,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
+    """Yield what is found of the driver and of each GPU."""
     from gemmsmith.backends.cuda import driver
 
     if not driver.is_available():
@@ -106,6 +107,7 @@ def _find_nvdisasm() -> str:
 
 
 def _package(name: str, advice: str) -> Finding:
+    """Return the version of an optional package, or that it is absent."""
     try:
         return Finding(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
@@ -113,6 +115,7 @@ def _package(name: str, advice: str) -> Finding:
 
 
 def _cache() -> Finding:
+    """Return where compiled kernels are kept, how many there are, and whether the folder can be written."""
     from gemmsmith.backends.cuda import cache
 
     folder, entries = cache.directory(), cache.entries()

@@ -148,7 +148,10 @@ def format_measurements(x: dict[str, Any]) -> tuple[str, ...]:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plot a bar per rung, the bound, colored by the limiting resource; and a dot per measurement."""
+    """Plot the rows of the ladder to a file: a bar per rung and a dot per measurement, in TFLOP/s.
+
+    A bar is the upper bound by the counts, colored by the limiting resource.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

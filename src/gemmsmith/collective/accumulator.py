@@ -113,6 +113,7 @@ class Accumulator:
         k = current_builder()
 
         def add(n8: Value, row_half: Value, i: RegisterIndex, scale: ScaleFactor) -> None:
+            """Add element `i` of the pair in 8 columns `n8` and half `row_half`, times `scale`."""
             pair = as_value(n8 * 2 + row_half, I32).with_name_hint("pair_idx")
             acc_idx, addend = (pair * 2 + i + offset).with_name_hint("acc_idx"), self.element(0, pair, i)
             total = registers[acc_idx]

@@ -167,7 +167,7 @@ class WarpgroupScales:
         return registers
 
     def _read_columns(self, read: ReadScales) -> RegisterArray:
-        """Return the scales of the thread's two columns in every 8."""
+        """Return the scales of the thread's two columns in every 8, in their order. `read` loads scales."""
         k = current_builder()
         registers = k.registers(F32, self._scales.n // LANES_PER_QUAD, "scale_b_frag")
         with k.unroll(self._scales.n // N8_COLUMNS, name="n8") as n8:
@@ -175,7 +175,7 @@ class WarpgroupScales:
         return registers
 
     def _read_blocks(self, count: int, read: ReadScales) -> RegisterArray:
-        """Return the scales of the tile's blocks of 128 columns."""
+        """Return the scales of the tile's `count` blocks of 128 columns. `read` loads scales."""
         k = current_builder()
         registers = k.registers(F32, count, "scale_b_frag")
         with k.unroll(count, name="block") as block:

@@ -116,7 +116,7 @@ class CpAsyncMainloop:
     def unpredicated_and_tail_loops(
         self, k_tiles: Value
     ) -> Iterator[tuple[ValueLike, Value, Callable[[int, int], None]]]:
-        """Yield two loops over a tile's k-tiles, each as (start, stop, copy).
+        """Yield two loops that together run over a tile's `k_tiles` k-tiles, each as (start, stop, copy).
 
         The body of a loop multiplies a k-tile and calls `copy` for a later one: `copy(slice_idx, num_slices)` issues
         slice `slice_idx` of its copies. In the first loop the copied k-tiles are fully in bounds and need no
@@ -134,7 +134,10 @@ class CpAsyncMainloop:
         self._copy_k_tile(self._free_stage())
 
     def _copy_unpredicated(self, slice_idx: int, num_slices: int) -> None:
-        """Issue a slice of the copies of a k-tile that is fully in bounds; the last slice commits their group."""
+        """Issue slice `slice_idx` of `num_slices` of the copies of a k-tile that is fully in bounds.
+
+        The last slice commits the group of all of them.
+        """
         self._issue_copies(self._free_stage(), None, slice_idx, num_slices)
         if slice_idx == num_slices - 1:
             self._commit()

@@ -51,7 +51,7 @@ class CpAsyncCopies:
     """The copies that a thread issues."""
 
     def __init__(self, operand: CpAsyncOperand) -> None:
-        """Declare this thread's state: its next source address, and how many rows are left from there."""
+        """Declare this thread's state: the address that it copies from next, and how many rows are left from there."""
         k, self._operand, self._tile, self._name = current_builder(), operand, operand.tile, operand.name
         self._partition = ThreadCopyPartition(operand.tile, k.thread, operand.threads, operand.name)
         # The address of this thread's first vector in the next k-tile.

@@ -143,6 +143,7 @@ class Tf32x3Fragments(Fragments):
             self._b_residual[n16][i] = hw.tf32_residual(self._b_fragment(group, n16)[i])
 
     def _multiply(self, d: RegisterArray, mma_m: Value, group: Value, n16: Value, n8: Value) -> None:
+        """Issue the three MMAs of 64 rows and 8 columns into `d`, the products with residuals first."""
         a, b = self._a[mma_m].slice(0, 4), self._b_fragment(group, n16).slice(n8 * 2, 2)
         hw.mma_sync(d, self._a_residual[mma_m].slice(0, 4), b, self._mma)
         hw.mma_sync(d, a, self._b_residual[n16].slice(n8 * 2, 2), self._mma)

@@ -177,13 +177,16 @@ class PipelineTmaAsync:
 
     # -- producer --------------------------------------------------------------------------------------
     def producer_acquire(self, state: PipelineState) -> None:
-        """Wait until the stage is free, and arm its full barrier with its bytes. One thread executes it."""
+        """Wait until the stage of `state` is free, and announce on its full barrier the bytes that will arrive.
+
+        One thread executes it.
+        """
         self._acquire(state)
         self._producers.add_arrivals(1)
         self.producer_expect_bytes(state.index)
 
     def non_tma_producer_acquire(self, state: PipelineState) -> None:
-        """Wait until the stage is free, in a warp that adds to what the producer loads."""
+        """Wait until the stage of `state` is free, in a warp that writes to it besides the producer."""
         self._acquire(state)
 
     def _acquire(self, state: PipelineState) -> None:
@@ -215,7 +218,10 @@ class PipelineTmaAsync:
         hw.mbarrier_arrive_expect_tx(self._full[stage], self.transaction_bytes)
 
     def producer_tail(self, state: PipelineState) -> None:
-        """Wait until consumers have released every stage: no CTA may exit before its peers' last arrivals on it."""
+        """Wait until consumers have released every stage, after the last load.
+
+        A CTA must not exit before its peers' last arrivals on its barriers. `state`: that of the producer.
+        """
         with current_builder().range(self.stages, name="stage"):
             self._acquire(state)
             state.advance()

@@ -102,7 +102,10 @@ class AFragmentLoader:
         per_vector = VECTOR_BYTES // a_tile.dtype.bytes
 
         def offset(row_half: int, load: int) -> Value:
-            """Return the byte offset of an element in a tile."""
+            """Return the byte offset in a tile of the element that this thread loads as number `load` of a row.
+
+            `row_half`: its row is `row`, or FRAGMENT_HALF_ROWS below. Odd lanes have the opposite order along K.
+            """
             element_row = (row + row_half * FRAGMENT_HALF_ROWS).with_name_hint("a_row")
             element_k = column + (lane + load) % 2 * LANES_PER_QUAD
             vector_idx = (element_row // per_vector).with_name_hint("a_vector")

@@ -175,7 +175,11 @@ class SimtCopies:
         ]
 
     def _copy(self, stage: Value, k_remaining: Value | None, k_offset: int, mn_offset: int) -> None:
-        """Copy a word of a k-tile: `k_offset` elements of K and `mn_offset` smem indices after the thread's first."""
+        """Copy one word of a k-tile.
+
+        It is `k_offset` elements of K and `mn_offset` smem indices after the thread's first word. `k_remaining`: as for
+        `copies`.
+        """
         k, tile = current_builder(), self._tile
         iter_offset = k_offset * _smem_k_stride_bytes(tile) + mn_offset * WORD_BYTES
         destination = self._operand.stages[stage].address + self._thread_smem_offset + iter_offset

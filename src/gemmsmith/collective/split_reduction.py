@@ -70,7 +70,10 @@ class GlobalSplitReduction(SplitReduction):
     """
 
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
-        """Declare the kernel arguments, and reserve a named barrier per consumer warpgroup."""
+        """Declare the kernel arguments, and reserve a named barrier per consumer warpgroup.
+
+        `scheduler`: it says how many clusters have work, and has this CTA's position in its cluster.
+        """
         super().__init__(spec)
         k, self.cta_rank = current_builder(), scheduler.position.cta_rank
         self._slot_bytes = spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
@@ -170,10 +173,10 @@ def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
 
 
 def _vectors(accumulator: Accumulator, width: int, num_slices: int = 1) -> Iterator[tuple[RegisterArray, Value, Value]]:
-    """Loop over the vectors of `width` registers of a slice, and yield the loop's body's values.
+    """Record a loop over the vectors, of `width` registers each, of one of `num_slices` slices of the columns.
 
-    They are the fragment, the index of the vector in the fragment's slice, and the vector's byte offset from this
-    thread's first one.
+    Yield, for the loop's body, the fragment, the index of the vector in the fragment's slice, and the vector's byte
+    offset from this thread's first vector.
     """
     k, fragments = current_builder(), accumulator.fragments
     count = fragments.count // num_slices // width

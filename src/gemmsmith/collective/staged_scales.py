@@ -203,7 +203,10 @@ class KMajorScaleReader(ScaleReader):
         self._k_block = tile.k_tile_index(self._k_tile.get()).named("k_block_idx")
 
     def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int) -> None:
-        """Load `count` scales of the current k-tile out of its box, from the `first` on, into registers."""
+        """Load scales number `first` to `first + count - 1` of the current k-tile from its box.
+
+        They go into `registers`, from register `index` on. The scales of one row are contiguous in a box, by k-tile.
+        """
         box = self.stages[self._read_state.index].at(self._k_block % SCALES_PER_TMA_BOX, 4)
         with current_builder().unroll(count) as i:
             hw.load_shared(registers.slice(index + i, 1), box.at(first + i, 4 * SCALES_PER_TMA_BOX).address)
@@ -330,7 +333,7 @@ class LaneCopies:
         return row, row >= 0
 
     def _copy(self, destination: SharedView, source: Value, pred: Value) -> None:
-        """Copy one scale; it is zero if `pred` is false."""
+        """Copy one scale from `source` in global memory to `destination`, as fp32; it is zero if `pred` is false."""
         k = current_builder()
         if self._scales.uses_cp_async:
             hw.cp_async_copy(destination.address, source, k.select(pred, 4, 0).to(U32), 4)

@@ -168,7 +168,9 @@ class TmaMainloop:
         self.prologue_k_tiles = k.var(I32, prologue_k_tiles, "prologue_k_tiles")
 
     def load_first_k_tiles(self, *others: HasBarriers, prefetch: Sequence[Value]) -> None:
-        """Initialize all barriers, those of `others` too, and load the first k-tiles of this CTA's first tile.
+        """Initialize all barriers, and load the first k-tiles of this CTA's first tile.
+
+        `others`: further objects whose barriers are initialized. `prefetch`: further tensor maps to prefetch.
 
         The thread that initializes the barriers issues these loads before the cluster barrier, so each CTA loads its
         whole tiles, without multicast. Waits for the global memory of earlier kernels (programmatic dependent launch).
@@ -221,7 +223,10 @@ class TmaMainloop:
 
     # -- consumers -------------------------------------------------------------------------------------
     def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
-        """Wait until a stage is full, and wgmma may read it."""
+        """Wait until the stage of `state` is full, and wgmma may read it.
+
+        `token`: see PipelineTmaAsync.consumer_wait.
+        """
         self.pipeline.consumer_wait(state, token)
         if len(self._tma_operands) < len(self._operands):
             hw.fence_proxy_async()  # for cp.async's writes, which wgmma reads; a writer by st needs its own fence

@@ -98,7 +98,11 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
 
 
 def load_scale(address: Value, in_bounds: Value, dtype: DType) -> Value:
-    """Load a scale: fp32, or ue8m0, whose byte denotes 2^(byte - 127), or NaN if it is 255."""
+    """Load a scale of `dtype` as fp32; 0 or 2^-127 if not `in_bounds`.
+
+    The dtype is fp32, or ue8m0, whose byte denotes 2^(byte - 127), or NaN if it is 255. As the bits of an fp32, a byte
+    is the exponent, except that 2^-127 is subnormal.
+    """
     k = current_builder()
     if dtype == FP32:
         return hw.load_global_word(address, in_bounds, F32, "scale")

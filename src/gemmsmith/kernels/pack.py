@@ -144,7 +144,7 @@ def with_packed_operands(problem: Problem, config: Config | None = None) -> Prob
 
 
 def replace_packed_operands(problem: Problem, packings: Sequence[Packing | None]) -> Problem:
-    """Return the problem with the packed copies of its operands that have any."""
+    """Return the problem with the packed copies of A and B in place of those that have packings; None: not packed."""
     if not any(packings):
         return problem
     a, b = (p.packed if p else x for p, x in zip(packings, problem.operands, strict=True))
@@ -191,13 +191,13 @@ class _PackArguments:
         return rows + columns + batch.to(I64) * self.batch_stride
 
     def load(self, element: Value, in_bounds: Value) -> Value:
-        """Load an element as u32; zero if out of bounds."""
+        """Load the element at element offset `element` as u32; zero if not `in_bounds`."""
         if self.bits == 32:
             return self.word(element, in_bounds)
         return hw.load_global_u8_or_u16(self._address(element), in_bounds, self.bits).to(U32)
 
     def word(self, element: Value, in_bounds: Value) -> Value:
-        """Load the 4 bytes that begin at an element."""
+        """Load the 4 bytes that begin at element offset `element`; zeros if not `in_bounds`."""
         return hw.load_global_word(self._address(element), in_bounds, U32, "loaded_word")
 
     def _address(self, element: Value) -> Value:
@@ -208,8 +208,8 @@ class _PackArguments:
 def strided_copy(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> Kernel:
     """Build the kernel whose threads each read 16 bytes of a row and store them at once, in a grid-stride loop.
 
-    `vectorized`: it loads 4 bytes at once, which requires contiguous, aligned rows of whole words; else single
-    elements. `tf32_residual`: it stores the elements' TF32 residuals.
+    `bits`: bits of an element. `vectorized`: it loads 4 bytes at once, which requires contiguous, aligned rows of whole
+    words; else single elements. `tf32_residual`: it stores the elements' TF32 residuals.
     """
     per_word, count = 32 // bits, 8 * TMA_ALIGNMENT_BYTES // bits
     name = f"pack_{bits}{'_vectorized' * vectorized}{'_tf32_residual' * tf32_residual}"

@@ -153,7 +153,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         with grid_stride_tile_loop() as (batch, tile_m, tile_n):
 
             def tile_origin(step: Value) -> tuple[Value, Value]:
-                """Return the first row and column of a tile."""
+                """Return the first row and column of the unit's tile number `step` along the serial axis."""
                 m = step if spec.serial_axis == "rows" else tile_m
                 n = step if spec.serial_axis == "columns" else tile_n
                 return (m * tile.layout.rows).named("tile_row"), (n * spec.columns).named("tile_column")
@@ -189,7 +189,11 @@ def quantize(spec: QuantizeSpec) -> Kernel:
 
 @lru_cache(maxsize=16)
 def amax(source: DType, vectorizable: bool) -> Kernel:
-    """Build the kernel that computes a matrix's amax as MAX_AMAX_PARTIALS partial maxima; NaN propagates."""
+    """Build the kernel that computes the largest magnitude of a matrix as MAX_AMAX_PARTIALS partial maxima.
+
+    `source`: dtype of the matrix. `vectorizable`: its rows are whole aligned vectors. Each CTA stores its maximum to
+    several of the partials, so that all are written whatever the grid is. NaN propagates.
+    """
     name, ctas_per_sm = f"amax_{source}", _AMAX_CTAS_PER_SM[source]
     if not vectorizable:
         name, ctas_per_sm = f"{name}_unaligned", 1
@@ -213,7 +217,7 @@ def amax(source: DType, vectorizable: bool) -> Kernel:
 
 
 def _make_group(granularity: ScaleGranularity, layout: ThreadLayout) -> ScaleGroup:
-    """Return a thread's groups of elements that share a scale."""
+    """Return a thread's groups of elements that share a scale, for a granularity and a layout of the tile."""
     if granularity == "column":
         return ColumnScaleGroup()
     if granularity == "row":
@@ -251,7 +255,10 @@ def _store_scales(
     outputs: list[QuantizedOutput], batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value,
     predicate: Value,
 ) -> None:  # fmt: skip
-    """Store the scale of a tile's group to each output, in the threads where `predicate` holds."""
+    """Store the scale of group number `group` of tile (batch, tile_m, tile_n) to each output that has these groups.
+
+    The threads where `predicate` holds store it.
+    """
     for output in outputs:
         output.store_scale(batch, tile_m, tile_n, group, scale, predicate)
 
@@ -265,7 +272,7 @@ class QuantizedOutput:
     def __init__(
         self, orientation: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
     ) -> None:
-        """Declare the arguments of the arrays. `extents`: rows and columns of the matrix."""
+        """Declare the arguments of the arrays. `granularity`: that of the scales. `extents`: the matrix's extents."""
         self.orientation, self.granularity, self.spec, self.extents = orientation, granularity, spec, extents
         self.values = GlobalArray(orientation, orientation, spec.value_dtype)
         self.scales = GlobalArray(f"{orientation}_scales", f"{orientation}_scales", spec.scale_dtype)
@@ -291,9 +298,10 @@ class QuantizedOutput:
             hw.store_global_u8_or_u16(address, scale.to(U16), predicate, 8)
 
     def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
-        """Store the tile that begins at (row, column), divided by the scales of its groups.
+        """Store the tile that begins at (row, column) of the matrix, divided by the scales of its groups.
 
-        Threads store 8-byte vectors; a row's last may overwrite padding.
+        Threads store vectors of 8 bytes; the last one of a row may also write to the padding after the row. `group`:
+        the groups, which have the reciprocals of the scales.
         """
         k, (rows, columns), layout = current_builder(), self.extents, tile.layout
         first_row = (row + layout.row(0)).named("first_row")

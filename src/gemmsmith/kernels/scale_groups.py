@@ -93,7 +93,7 @@ class RowScaleGroup(ScaleGroup):
         return as_value(vector, I32) // (VECTORS_PER_THREAD // self.count)
 
     def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
-        """Compute one group's scale per lane, and get the other groups' reciprocals by shuffles."""
+        """Compute the scale of one group in each lane, store it, and get the other groups' reciprocals by shuffles."""
         k = current_builder()
         scale, reciprocal = scale_and_reciprocal(self.reduce_amax(), values, scales)
         is_writer = (k.thread % self.threads < self.lanes_per_warp) & (k.thread % self.lanes_per_group == 0)
@@ -144,6 +144,7 @@ class ColumnScaleGroup(ScaleGroup):
     """Groups that are the columns of a square tile: a thread has elements of VECTOR_ELEMENTS consecutive columns."""
 
     def __init__(self) -> None:
+        """Declare the registers, and shared memory for the warps' maxima and for the reciprocals of all columns."""
         super().__init__(VECTOR_ELEMENTS, "column")
         k = current_builder()
         self.exchange = k.shared(4 * WARPS * QUANTIZATION_BLOCK, name="column_exchange")[0].address

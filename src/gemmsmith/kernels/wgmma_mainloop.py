@@ -88,7 +88,7 @@ class WgmmaMainloop:
             self._mma_part(tile, extent, smaller, after_k_tile)
 
     def _mma(self, tile: WorkTile, rows: int, n: int, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
-        """Multiply the first `rows` rows and `n` columns, and set the accumulator's others to zero."""
+        """Multiply the first `rows` rows of this warpgroup and the first `n` columns; the other sums become zero."""
         k = current_builder()
         self.accumulator.clear_outside(rows, n)  # the epilogue reads all, and drops what is past the end
         if not rows:

@@ -60,7 +60,7 @@ class RungCase:
         return LADDER_KERNELS[self.name].output(self.dtype)
 
     def launches(self, a: Any, b: Any, d: Any) -> tuple[Launches, Mapping[str, ArrayInfo | float]]:
-        """Return the launches that compute D = A @ B, and their arguments by name."""
+        """Return (launches that compute D = A @ B, their arguments by name), for arrays `a`, `b` and `d`."""
         if self.config:
             plan = Plan(Request(a, b, d, config=self.config, precision="tf32" if self.dtype == TF32 else None))
             return plan.launches, plan.binding.arguments

@@ -80,7 +80,7 @@ def multiply(accumulators: RegisterArray2D, a: SharedMatrix, b: SharedMatrix) ->
 
 
 def store(gemm: GemmArguments, accumulators: RegisterArray2D) -> None:
-    """Store the results element by element, since D may have any layout."""
+    """Store this thread's results to D, element by element, since D may have any layout."""
     k, (row, column) = current_builder(), thread_result_coord()
     for p, row_offset in enumerate(FRAGMENT_HALF_OFFSETS):
         for q, column_offset in enumerate(FRAGMENT_HALF_OFFSETS):
@@ -90,7 +90,10 @@ def store(gemm: GemmArguments, accumulators: RegisterArray2D) -> None:
 
 
 def thread_result_coord() -> tuple[Value, Value]:
-    """Return the row and column, in each half of the tile, of the first result that this thread computes."""
+    """Return the row and column of the first of this thread's 4x4 results in the first quarter of the tile.
+
+    The other quarters have the same coordinates, from their first row and column on.
+    """
     thread, threads_per_row = current_builder().thread, TILE_MN // THREAD_TILE
     row, column = thread // threads_per_row * VECTOR_ELEMENTS, thread % threads_per_row * VECTOR_ELEMENTS
     return row.named("row"), column.named("column")

@@ -38,7 +38,7 @@ FRAGMENTS_PER_WARP = WARP_TILE // FRAGMENT
 
 
 def wmma(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel: D = A @ B by WMMA, where a CTA computes 256x128 results, and a warp 64x64.
+    """Build the kernel: fp32 D = A @ B by WMMA, where a CTA computes 256x128 results, and a warp 64x64.
 
     A and B must be contiguous along K, in whole 16-byte vectors; `ladder_launches` packs other operands. Copies by
     cp.async run `stages` - 1 k-tiles ahead, and the fragments of a step of 16 elements of K are loaded while those of
@@ -86,7 +86,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
                 hw.cp_async_commit()
 
         def load(k_tile: Value, step: Value, buffer: Value) -> None:
-            """Load a step's fragments of a k-tile into one of two buffers."""
+            """Load the fragments of A and B of step number `step` of a k-tile into buffer 0 or 1."""
             operands = zip(ROLES, (a, b), (a_stages, b_stages), (row, column), strict=True)
             for operand, fragments, tile, first in operands:
                 with k.unroll(FRAGMENTS_PER_WARP, name="n") as n:

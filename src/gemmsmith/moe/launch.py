@@ -74,7 +74,10 @@ def _make_sort(experts: ArrayInfo, count: int) -> OutputKernels:
 
 
 def _make_route(tokens: int, spec: RouteSpec, scale: float) -> OutputKernels:
-    """Return the kernels that select the experts of so many tokens and, if there are few enough slots, sort them."""
+    """Return the kernels that select the experts of so many tokens and, if there are few enough slots, sort these.
+
+    For up to MAX_ROUTED_TOKENS tokens one kernel does both. `scale`: factor of the weights.
+    """
     outputs = {name: OutputSpec((tokens, spec.top_k), x) for name, x in (("experts", INT32), ("weights", FP32))}
     is_one_kernel = tokens <= MAX_ROUTED_TOKENS and spec.experts <= MAX_ROUTED_EXPERTS
     launches = [] if is_one_kernel else [Launch.from_kernel(route_kernel(spec), BoundRoute(tokens, scale))]

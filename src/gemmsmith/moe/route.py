@@ -130,7 +130,7 @@ class TokenRouter:
         self._scale = k.parameter("scale", F32, lambda p: p.scale)
 
     def store(self, token: Value, expert: Value, weight: Value) -> None:
-        """Store what `select` returns."""
+        """Store the `expert` and `weight` that `select` returns for a token, one of each per lane below top_k."""
         k = current_builder()
         offset = ((token * self.spec.top_k + k.lane) * 4).to(U64)
         for name, x in (("experts", expert), ("weights", weight)):
@@ -191,7 +191,11 @@ class TokenRouter:
         return greatest_of_warp, _sum_of_lanes(total.get()).named("sum")
 
     def _exclude_groups(self, keys: RegisterArray) -> None:
-        """Exclude experts outside of the groups whose two best experts have the largest sum."""
+        """Keep the experts of the `top_k_groups` best groups, and make those of the others the last to be selected.
+
+        A group's score is the sum of its two best experts' scores. `keys`: those of this lane's experts; they become 1
+        outside of the best groups, less than the key of any number. Lane g has the key of group g's score.
+        """
         k, spec = current_builder(), self.spec
         size, group_key = spec.experts // spec.groups, k.var(U32, 0, "group_key")
         with k.range(spec.groups, name="group") as group:
@@ -272,7 +276,7 @@ def _number(key: Value) -> Value:
 
 
 def _sum_of_lanes(x: Value) -> Value:
-    """Return the sum of an fp32 over the warp's lanes."""
+    """Return the sum of an fp32 over the warp's lanes, the same in all lanes."""
     for mask in (16, 8, 4, 2, 1):
         x = x + hw.shuffle_xor_fp32(x, mask)
     return x

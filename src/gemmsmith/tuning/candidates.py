@@ -217,9 +217,10 @@ def _loads_matrix(epilogue: EpilogueSpec) -> bool:
 
 
 def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
-    """Return the stages of a config with `alias_epilogue`; 0 if two stages cannot hold its results.
+    """Return how many stages fit if a config gets `alias_epilogue`; 0 if that is not considered.
 
-    Also 0 if two warpgroups share the tile: one warpgroup is faster with `alias_epilogue`, two are slower.
+    It is not if two stages cannot hold the results, or if two warpgroups share the tile: one warpgroup is faster with
+    `alias_epilogue`, two are slower.
     """
     if c.design != "cooperative" or not c.consumers == c.splits == 1 or c.swap_ab:
         return 0
@@ -248,7 +249,10 @@ def _spec_16bit(config: Config, epilogue: EpilogueSpec) -> KernelSpec:
 
 
 def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[int]) -> Iterator[Config]:
-    """Yield a config's variants with these values of `splits`, and with `cluster_splits`."""
+    """Yield the variants of config `base` whose K is split: with `splits` of `splits_of_k`, and with `cluster_splits`.
+
+    There are none if the design cannot split K, or if the epilogue would leave too few registers.
+    """
     if "splits" not in get_design(base.design).supported_options or base.consumers == 3:  # three have few registers
         return
     if not _max_accumulator_fraction(base, epilogue, data_parallel=False):

@@ -120,6 +120,9 @@ class Choice:
 def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bool = False) -> Choice:
     """Return the config for a GEMM on a GPU, with as many stages as fit.
 
+    `chip` is the architecture of the kernel, `gpu` the constants of the cost model. `batch_invariant`: the config must
+    not make a row of D depend on M.
+
     Raises:
         ConfigError: If no config can compute it.
     """

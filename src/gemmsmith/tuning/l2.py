@@ -53,6 +53,7 @@ def tile_order(tiles_m: int, tiles_n: int, raster: str, raster_group: int) -> It
     """Yield the tiles (m, n), in units of clusters, in the order of TileScheduler.
 
     The order runs along dimension `raster`, "m" or "n", in groups of `raster_group` tiles of the other dimension.
+    `tiles_m`, `tiles_n`: tiles of clusters along both dimensions.
     """
     tiles_across, tiles_along = (tiles_n, tiles_m) if raster == "m" else (tiles_m, tiles_n)
     for index in range(tiles_across * tiles_along):

@@ -127,7 +127,16 @@ RANDOM_PATTERN_ELEMENTS = 1 << 22
 def tune(
     request: Request, make_plan: Callable[[Request], Any], max_configs: int, on_progress: Callable[[str], None]
 ) -> list[Measured]:
-    """Tune as `gemmsmith.tune`, with data that exceed the L2; `make_plan` returns the Plan of a request."""
+    """Measure the `max_configs` configs that the model ranks first, save the fastest, and return all, fastest first.
+
+    See `gemmsmith.tune`. The operands that are measured exceed the L2.
+
+    Args:
+        request: The GEMM.
+        make_plan: Returns the Plan of a request.
+        max_configs: Configs that are measured.
+        on_progress: Called with "compile" or "measure" after each of these steps.
+    """
     from gemmsmith.backends.cuda import driver, kernel_loader
 
     binding = bind(request)
@@ -178,7 +187,10 @@ class _Bench:
     """
 
     def __init__(self, a: Spec, b: Spec, output: DType, plans: dict[Config, Any]) -> None:
-        """Allocate the sets of A, B and D, with random values."""
+        """Allocate the sets of A, B and D, with random values.
+
+        `a`, `b`: shapes and layouts. `output`: D's dtype. `plans`: the plan of each config.
+        """
         from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
         from gemmsmith.backends.cuda.memory import DeviceArray
 
@@ -221,7 +233,10 @@ class _Bench:
 
 
 def _filled(spec: Spec, pattern: Any, stream: int) -> Any:
-    """Return a device array of the spec's shape and layout that repeats the pattern."""
+    """Return a device array of the spec's shape and layout whose memory repeats the numpy array `pattern`.
+
+    `stream`: handle of the CUDA stream that uses it.
+    """
     from gemmsmith.backends.cuda.memory import DeviceArray
 
     itemsize = spec.dtype.bytes

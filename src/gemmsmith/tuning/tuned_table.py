@@ -189,7 +189,8 @@ def lookup_tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gp
 def save_tuned(problem: Problem, config: Config, us: float, gpu: str) -> None:
     """Save a config in the user's table, in place of an entry for the same sizes, operands, layout, chip and GPU.
 
-    Other processes may save at the same time; the last one wins. A folder without write access is no error.
+    `us`: its measured microseconds. `gpu`: the device's name. Other processes may save at the same time; the last one
+    wins. A folder without write access is no error.
     """
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
     key = {**sizes, "operands": operand_class(problem), "layout": operand_layout(problem)}
