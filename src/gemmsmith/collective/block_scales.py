@@ -119,7 +119,10 @@ class WarpgroupScales:
         self._columns = ColumnBlocks(column_period, gcd(self._scales.n, column_period), offset)
 
     def read(self, stage: Value) -> ThreadScales:
-        """Load the scales of this thread's elements of the next k-tile from its full stage. `release` follows."""
+        """Load the scales of this thread's elements of the next k-tile; call `release` after it.
+
+        `stage`: index of the mainloop's stage that holds the k-tile, which is full.
+        """
         for _, reader in self._readers:
             reader.wait(self._tile)
         rows = columns = blocks = None
@@ -245,9 +248,10 @@ class ThreadScales:
                 self._scale_ab[row_half * len(blocks) + block] = _multiply(self._row(row_half), blocks[block])
 
     def subtile_scales(self, mma_m: int, column: int, columns: int) -> Iterator[ColumnScales]:
-        """Yield the scales of a subtile, by ranges of its columns that share a rule.
+        """Yield the scales of a subtile: for each range of its columns, a function that returns an element's scale.
 
-        The subtile has the `mma_m`-th 64 rows, and `columns` columns from `column` on.
+        The subtile has the `mma_m`-th 64 rows, and `columns` columns from `column` on. There are several ranges if
+        128-column blocks of scales can begin within the subtile.
         """
         groups, first_n8 = columns // N8_COLUMNS, column // N8_COLUMNS
         if columns_of_b := self._columns:

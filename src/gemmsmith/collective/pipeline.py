@@ -141,7 +141,7 @@ class PipelineTmaAsync:
             stages: Stages of the ring.
             transaction_bytes: Bytes that complete a stage.
             peers: CTAs that this one exchanges multicasts with.
-            consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1); each stage is read
+            consumer_groups: Consumer warpgroups that take stages in turn (pingpong: all, else 1); each stage is read
                 by 1 / `consumer_groups` of the consumer warpgroups.
             scope: Memory scope of the consumers' release. "cta" suffices if wgmma that was waited for has read the
                 stage, but not if ld has (see MbarrierArriveCluster).

@@ -53,7 +53,7 @@ class RegisterAAccumulator(Accumulator):
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike, n: int | None = None) -> None:
         """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K, for all columns.
 
-        Returns while the last k-steps are in flight; the groups of earlier calls are complete.
+        Afterwards the last `spec.a_k_steps` - 1 k-steps may still be in flight; all earlier ones are complete.
         """
         assert b.tile is not None
         buffers = len(self._a_fragments)

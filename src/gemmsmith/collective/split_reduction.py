@@ -114,7 +114,10 @@ class GlobalSplitReduction(SplitReduction):
         return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("thread_partials_ptr")
 
     def _store(self, accumulator: Accumulator, split: Split, warpgroup: Value, leader: Value) -> None:
-        """Store a warpgroup's partial sums in its slot; then the thread where `leader` holds sets the slot's flag."""
+        """Store this warpgroup's partial sums in its slot; then the thread where `leader` holds sets the slot's flag.
+
+        `split`: this CTA's split of the tile. `warpgroup`: number of this consumer warpgroup.
+        """
         k = current_builder()
         slot = self._slot(split.cluster_idx, warpgroup)
         address = self._address(slot, accumulator)
@@ -163,7 +166,11 @@ def store_partials(accumulator: Accumulator, store: VectorCopy, slice_idx: int =
 
 
 def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
-    """Add what `store_partials` has stored to the accumulator. `load` loads a vector as `store` has stored it."""
+    """Add to the accumulator what `store_partials` has stored of another one.
+
+    If that stored a slice, this accumulator has the slice's columns only. `load` loads a vector as `store` has stored
+    it.
+    """
     k, width = current_builder(), vector_width(accumulator)
     for fragment, vector, offset in _vectors(accumulator, width):
         values = k.registers(fragment.type, width, "values")
@@ -223,6 +230,7 @@ class ClusterSplitReduction(SplitReduction):
         k = current_builder()
         with k.unroll(self.num_peers * self.consumers, name="slot") as slot:
             hw.mbarrier_init(self.full[slot], 1)
+        # Full: the receiver's own arrival, with the bytes. Empty: each warp of each receiver of this CTA's sums.
         with k.unroll(self.consumers, name="consumer") as consumer:
             hw.mbarrier_init(self.empty[consumer], WARPS_PER_WARPGROUP * max(self.num_slices - 1, 1))
 

@@ -162,7 +162,10 @@ class TmaKMajorScales(TmaScales):
         self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value,
         write: PipelineState | None,
     ) -> None:  # fmt: skip
-        """Issue the load of a box if the k-tile is the box's first one. One thread executes it."""
+        """Issue the load of a box if the k-tile is the box's first one. One thread executes it.
+
+        The arguments are those of TmaScales.load; `write` None: the prologue issues it, into the stage of k-tile 0.
+        """
         k, coord, is_first = current_builder(), tile.coord(self.role), k_tile == 0
         with k.when(is_first | _is_box_boundary(tile, k_block_idx, 0) if write else is_first):
             box = write.index if write else k_tile

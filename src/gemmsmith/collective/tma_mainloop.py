@@ -70,7 +70,7 @@ class TmaStages:
             operands: The operands, whose tiles lie side by side in a stage; None: A and B, by TMA, unless rows are
                 gathered. What is no TmaOperand is written by other warps, which arrive with
                 `pipeline.non_tma_producer_commit`.
-            consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1).
+            consumer_groups: Consumer warpgroups that take stages in turn (pingpong: all, else 1).
         """
         self.spec, self.scheduler, self.consumer_groups = spec, scheduler, consumer_groups
         position, (cluster_m, cluster_n) = scheduler.position, spec.config.cluster
@@ -137,7 +137,7 @@ class TmaMainloop:
     """
 
     def __init__(self, stages: TmaStages, scales: Sequence[TmaScales]) -> None:
-        """Allocate the barriers."""
+        """Allocate the barriers. `scales`: the block scales that TMA loads with each k-tile."""
         k, spec, peers = current_builder(), stages.spec, stages.peers
         self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
         self._operands, self._tma_operands = stages.operands, stages.tma_operands

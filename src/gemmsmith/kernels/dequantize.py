@@ -65,7 +65,7 @@ class BoundDequantize(BoundTiles):
 
 @lru_cache(maxsize=64)
 def dequantize(spec: DequantizeSpec) -> Kernel:
-    """Build the dequantization kernel of a spec."""
+    """Build the dequantization kernel of a spec: out = value * scale, by a grid-stride loop over square tiles."""
     min_ctas_per_sm = 3 if spec.vectorizable and not spec.per_column else 1  # as many as without spills
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=min_ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "8-bit values times their scales"]
@@ -100,8 +100,8 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
 def load_scale(address: Value, in_bounds: Value, dtype: DType) -> Value:
     """Load a scale of `dtype` as fp32; 0 or 2^-127 if not `in_bounds`.
 
-    The dtype is fp32, or ue8m0, whose byte denotes 2^(byte - 127), or NaN if it is 255. As the bits of an fp32, a byte
-    is the exponent, except that 2^-127 is subnormal.
+    The dtype is fp32, or ue8m0, whose byte denotes 2^(byte - 127), or NaN if it is 255. The byte becomes the exponent
+    of an fp32; only 2^-127 (byte 0) is subnormal, with the bits 1 << 22.
     """
     k = current_builder()
     if dtype == FP32:

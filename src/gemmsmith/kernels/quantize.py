@@ -130,7 +130,11 @@ class BoundQuantize(BoundTiles):
 
 @lru_cache(maxsize=256)
 def quantize(spec: QuantizeSpec) -> Kernel:
-    """Build the quantization kernel of a spec."""
+    """Build the quantization kernel of a spec, by a grid-stride loop over units of work (see BoundQuantize.grid).
+
+    The tiles of a unit are visited twice if a scale covers several: to find the largest magnitudes, then, in reverse
+    order, to store them, since the last tile is still in registers.
+    """
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "quantizes a matrix to 8 bits: values and scales"]
         k.work_clusters, k.persistent = lambda p: max(prod(p.grid), 1), True

@@ -34,7 +34,7 @@ class LadderKernel:
     Attributes:
         make: Returns the kernel for a dtype of the operands and a chip.
         dtypes: Supported dtypes of the operands.
-        tensor_cores: The kernel uses tensor cores.
+        tensor_cores: The kernel uses tensor cores, and so accumulates to and stores fp32.
         contiguous_along: Dimension along which A and B must be contiguous, in whole 16-byte vectors; "": none. Others
             are copied into this layout by a packing kernel.
         multiple_of: Divisor of M, N and K.

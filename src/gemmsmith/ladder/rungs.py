@@ -69,7 +69,10 @@ class RungCase:
         return ladder_launches(self.name, matrix_a, matrix_b, matrix_d, HOPPER), arrays
 
     def arrays(self, sizes: Sizes, tile: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return zeros for A, B and D of a tile (m, n, k) of a GEMM of `sizes`, with the GEMM's leading dimensions."""
+        """Return zeros for A, B and D of a tile (m, n, k), with the leading dimensions of a GEMM of `sizes` (m, n, k).
+
+        The counts of memory sectors depend on the leading dimensions.
+        """
         (m, n, k), (tile_m, tile_n, tile_k) = sizes, tile
 
         def zeros(rows: int, columns: int, full_columns: int, dtype: DType) -> np.ndarray:

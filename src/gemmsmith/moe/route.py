@@ -39,7 +39,10 @@ SIGMOID_EPSILON = 1e-20
 
 
 def check_counts(experts: int, top_k: int, groups: int, top_k_groups: int) -> None:
-    """Raise ArgumentError if a token cannot have `top_k` different experts within its best groups."""
+    """Raise ArgumentError if a token cannot have `top_k` different experts within its best groups.
+
+    The `experts` experts are divided equally into `groups` groups, of which a token's `top_k_groups` best count.
+    """
     if not 0 < top_k <= experts:
         raise ArgumentError(f"top_k: got {top_k} of {experts} experts; use 1 to {experts}")
     if groups < 1 or experts % groups or (groups > 1 and experts < 2 * groups):

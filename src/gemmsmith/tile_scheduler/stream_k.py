@@ -73,7 +73,9 @@ class StreamKTileScheduler(TileScheduler):
         """This cluster's work by role: each warp role calls a device function that is printed once."""
 
     def clusters_of(self, p: Problem) -> int:
-        """Return how many clusters have work.
+        """Return how many clusters have work: with `splits` S per tile, S for each tile; with stream-K, one per k-tile.
+
+        They are at most MAX_CLUSTERS.
 
         Raises:
             ArgumentError: K is so large that the kernel's int32 arithmetic would overflow.
@@ -137,8 +139,8 @@ class StreamKTileScheduler(TileScheduler):
         begin = k.select(is_sk_tile, k.maximum(own.iter_begin - tile_iter_begin, 0), 0).named("k_tile_begin")
         end = k.select(is_sk_tile, k.minimum(own.iter_end - tile_iter_begin, self.k_tiles), self.k_tiles)
         end.named("k_tile_end")
-        # The cluster that has the tile's first k-tile: the last c with iter_begin of c, c * sk_iters // sk_units, at
-        # most tile_iter_begin.
+        # The cluster that has the tile's first k-tile: the last c that begins at or before it, so with c * sk_iters <
+        # (tile_iter_begin + 1) * sk_units, since its iter_begin is c * sk_iters // sk_units.
         first_peer = (((tile_iter_begin + 1) * own.sk_units - 1) // k.maximum(own.sk_iters, 1)).named("first_peer")
         split = Split((end == self.k_tiles).named("runs_epilogue"), self.cluster_idx, first_peer, tile)
         reverse_k = self._is_reversed(k.minimum(tile, own.dp_work_tiles))
@@ -157,7 +159,7 @@ class ClusterSplitKTileScheduler(TileScheduler):
 
     @contextmanager
     def tile_loop(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
-        """Loop over this CTA's splits of the cluster's tiles."""
+        """Loop over this CTA's splits of the cluster's tiles. `step` and `first` have their defaults."""
         assert step == 1, "only cooperative designs split tiles over a cluster"
         k = current_builder()
         work_k_tiles, split, begin = self._split()

@@ -266,7 +266,10 @@ def has_l2_reuse(problem: Problem) -> bool:
 
 
 def round_up_m(problem: Problem) -> Problem:
-    """Return the problem with M rounded up to `M_GRANULARITY`, or itself if A or D is column-major."""
+    """Return the problem with M rounded up to `M_GRANULARITY`, so that choices for similar M are cached once.
+
+    A problem whose A or D is column-major is returned as it is.
+    """
     if problem.a.is_column_major or problem.d.is_column_major:
         return problem
     m, (scale_a, scale_b) = round_up(problem.m, M_GRANULARITY), problem.scales

@@ -216,7 +216,7 @@ class Estimate(NamedTuple):
         exposed_stores: Cycles of stores that no mainloop hides.
         work_cycles: k_tiles_per_cta * k_tile_cycles + exposed_stores.
         memory_cycles: Cycles that DRAM takes for all bytes.
-        power_cycles: Cycles that all energy takes at the power limit.
+        power_limited_cycles: Cycles that all energy takes at the power limit.
         wave_cycles: Cycles of all waves.
         split_reduction: Cycles of the split-K or stream-K reduction.
         launch_and_fill: Cycles until the pipeline is filled.

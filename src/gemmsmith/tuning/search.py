@@ -158,7 +158,10 @@ def tune(
 
 
 def _top_candidates(problem: Problem, chip: Chip, max_configs: int) -> list[Config]:
-    """Return the `max_configs` configs with the least estimated time."""
+    """Return the `max_configs` configs with the least estimated time, which are measured.
+
+    Splits of K are considered for all sizes, since a measurement decides.
+    """
     if covers(problem.a.dtype, chip):
         return rank_configs(problem, limit=max_configs, gpu=gpu_at(0), any_splits=True)
     return list(islice(rank_sm80(problem, EpilogueSpec.identity(problem.d), chip), max_configs))
