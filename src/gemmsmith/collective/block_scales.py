@@ -87,7 +87,10 @@ ReadScales = Callable[[Value, RegisterArray, Value, int], None]
 
 
 class WarpgroupScales:
-    """The block scales in a consumer warpgroup."""
+    """Reads the block scales of both operands, in a consumer warpgroup.
+
+    For each tile call `begin_tile`, and for each of its k-tiles `read` and then `release`, or `skip`.
+    """
 
     def __init__(self, scales: BlockScales, warpgroup_row: Value | int) -> None:
         """Declare the warpgroup's state. `warpgroup_row`: its first row in the CTA's tile."""

@@ -38,7 +38,7 @@ class CpAsyncSource(Protocol):
 
 
 class ThreadCopies(Protocol):
-    """The copies of an operand that a thread issues."""
+    """One thread's copies of an operand: where its next ones read from, and the cp.async instructions."""
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""

@@ -19,8 +19,9 @@ from gemmsmith.tile_scheduler.tiles import OperandCoord
 class CpAsyncOperand:
     """An operand with a tile in each of `stages` stages, which `threads` threads copy in vectors of 16 bytes.
 
-    Elements past the operand's ends are zero-filled, not read. Kernel arguments: `name`, its address; `name`_rows;
-    `name`_ld_bytes, the bytes between its rows (columns, if MN-major); `name`_batch_stride_bytes.
+    Elements past the operand's ends are zero-filled, not read. Kernel arguments: `name`, its address;
+    `name`_mn_extent, its rows (columns of B); `name`_ld_bytes, the bytes from one contiguous line, along K or along M
+    or N, to the next; `name`_batch_stride_bytes.
     """
 
     def __init__(self, operand: MmaOperand, stages: int, threads: int) -> None:
@@ -48,7 +49,7 @@ class CpAsyncOperand:
 
 
 class CpAsyncCopies:
-    """The copies that a thread issues."""
+    """One thread's copies of an operand: where its next ones read from, and the cp.async instructions."""
 
     def __init__(self, operand: CpAsyncOperand) -> None:
         """Declare this thread's state: the address that it copies from next, and how many rows are left from there."""

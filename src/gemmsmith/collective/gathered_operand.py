@@ -36,7 +36,7 @@ class GatheredOperand(CpAsyncOperand):
 
 
 class GatheredCopies(CpAsyncCopies):
-    """The copies that a thread issues. The indices of its rows of a tile are loaded once, into registers."""
+    """One thread's copies of a gathered operand. The indices of its rows of a tile are loaded once, into registers."""
 
     def __init__(self, operand: GatheredOperand) -> None:
         super().__init__(operand)

@@ -275,7 +275,8 @@ class LaggedRelease:
 class StagesReleasedBarrier:
     """A barrier on which the epilogues of a cluster's CTAs arrive after their last access to reused mainloop stages.
 
-    One arrival per consumer warp of each CTA. The accesses may be ld and st. (CUTLASS: ReuseSmem of the epilogue.)
+    A phase completes after one arrival per consumer warp of each CTA. The accesses may be by ld and st, so arrivals and
+    waits have cluster scope if there are peers. (CUTLASS: ReuseSmem of the epilogue.)
     """
 
     def __init__(self, name: str, peers: Peers = NO_PEERS) -> None:

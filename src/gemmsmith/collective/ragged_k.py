@@ -19,8 +19,8 @@ class RaggedK:
     """Zeroes what follows the end of a group along K in the group's last k-tile.
 
     TMA has loaded the next group's elements there. The consumer warpgroups zero both operands: if only one were zero,
-    its product with NaN in the other would be NaN.
-    The operands are MN-major, so the elements are whole rows of the boxes, whatever the swizzle.
+    its product with NaN in the other would be NaN. The operands are MN-major, so the elements are whole rows of the
+    boxes, whatever the swizzle.
     """
 
     def __init__(self, spec: KernelSpec) -> None:

@@ -124,7 +124,7 @@ class SimtOperand:
 
 
 class SimtCopies:
-    """The copies that a thread issues.
+    """One thread's copies of an operand: where its next ones read from, and the cp.async instructions.
 
     Consecutive lanes copy consecutive elements along the operand's contiguous dimension. If that is K, a run is at most
     half a 128-byte line, and the next lanes continue at the next smem index (see `SmemVectorLayout`). The writes to

@@ -66,7 +66,8 @@ class RouteSpec:
     Attributes:
         experts: Number of experts.
         top_k: Experts of a token, at most MAX_TOP_K.
-        scores: With "sigmoid" there is a bias for each expert, which counts in the selection only.
+        scores: The function that makes scores of logits. With "sigmoid" there is also a bias for each expert, which is
+            added in the selection, but not to the weights.
         normalize: Whether a token's weights are divided by their sum.
         groups: Groups of at least two experts, at most MAX_GROUPS.
         top_k_groups: Groups that a token's experts are in.

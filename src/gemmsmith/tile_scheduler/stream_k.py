@@ -143,6 +143,7 @@ class StreamKTileScheduler(TileScheduler):
         # (tile_iter_begin + 1) * sk_units, since its iter_begin is c * sk_iters // sk_units.
         first_peer = (((tile_iter_begin + 1) * own.sk_units - 1) // k.maximum(own.sk_iters, 1)).named("first_peer")
         split = Split((end == self.k_tiles).named("runs_epilogue"), self.cluster_idx, first_peer, tile)
+        # All stream-K work of a cluster counts as one tile, so it has one direction along K.
         reverse_k = self._is_reversed(k.minimum(tile, own.dp_work_tiles))
         return self._work_tile(index, (end - begin).named("work_k_tiles"), split, begin, reverse_k)
 

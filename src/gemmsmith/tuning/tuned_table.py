@@ -65,7 +65,7 @@ class Entry(NamedTuple):
 
 
 class TunedTable:
-    """Tuned configs by (N, K, operand class, chip), and for each by M."""
+    """Tuned configs: for each (N, K, operand class, chip) a list of entries, in ascending M."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """Build the table of rows of a file.
