@@ -326,7 +326,7 @@ def _store_remote(address: Value, full_barrier: Value, values: RegisterArray, of
 
 
 def make_split_reduction(spec: KernelSpec, scheduler: TileScheduler) -> SplitReduction:
-    """Return the reduction of partial sums for a config."""
+    """Return the reduction of partial sums for a config: through DSMEM, none, or through global memory."""
     if spec.config.cluster_splits > 1:
         return ClusterSplitReduction(spec, scheduler.position)
     return SplitReduction(spec) if spec.config.splits == 1 else GlobalSplitReduction(spec, scheduler)

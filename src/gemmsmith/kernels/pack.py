@@ -175,7 +175,7 @@ class _PackArguments:
     """The kernel arguments that `strided_copy` and `transpose` share, and loads of the source's `bits`-bit elements."""
 
     def __init__(self, bits: int) -> None:
-        """Declare the arguments of a launch with a BoundPacking."""
+        """Declare the kernel arguments, which a launch gets from a BoundPacking. `bits`: bits of an element."""
         k, self.bits = current_builder(), bits
         self.source, self.packed = k.pointer("source", lambda p: p.source), k.pointer("packed", lambda p: p.packed)
         self.rows = k.parameter("rows", compute=lambda p: p.packing.source.rows)

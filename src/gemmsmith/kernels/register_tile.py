@@ -180,7 +180,10 @@ class RegisterTile:
 
 @contextmanager
 def grid_stride_tile_loop() -> Iterator[tuple[Value, Value, Value]]:
-    """Open a grid-stride loop over tiles; yields batch, tile index along M, tile index along N."""
+    """Open a loop over the tiles of a launch's `grid`, divided among its CTAs (grid-stride).
+
+    Yields the batch, and the tile's indices along M and along N.
+    """
     k = current_builder()
     tiles_m = k.parameter("tiles_m", compute=lambda p: p.grid[1])
     tiles_n = k.parameter("tiles_n", compute=lambda p: p.grid[2])

@@ -236,11 +236,11 @@ def _configs_for(
 
 
 def splits_pay(problem: Problem) -> bool:
-    """Return whether a choice considers `splits`: for one GEMM of 129 to 256 rows, many columns and a long K.
+    """Return whether a choice considers `splits`: where the configs that the model chooses with them are faster.
 
-    There the model's choices of splits are 7 % faster in the mean of 33 GEMMs, elsewhere 13 % slower in the mean of
-    103. For TF32, whose k-tiles take longer, if there are many results (9 %, elsewhere 4 % slower), for 3xTF32 if there
-    are few (6 %, elsewhere 6 % slower): 1074 GEMMs.
+    Operands of 16 and 8 bits: one GEMM of 129 to 256 rows, many columns and a long K (7 % faster in the mean of 33
+    GEMMs; elsewhere 13 % slower in the mean of 103). TF32, whose k-tiles take longer: many results (9 % faster,
+    elsewhere 4 % slower). 3xTF32: few results (6 % faster, elsewhere 6 % slower). The last two are of 1074 GEMMs.
     """
     if problem.batch != 1:
         return False
