@@ -1,8 +1,11 @@
 """The interface between the `simulate` methods of instructions and the simulator, which implements it.
 
-One machine is one unit: the 32 threads of a warp or the 128 threads of a warpgroup, in lockstep, in one CTA.
-A value is uniform (a Python scalar) or an array over the unit's threads. Methods that return a generator
-may block: an instruction calls them with `yield from`.
+One machine is one unit: the 32 threads of a warp or the 128 threads of a warpgroup, in lockstep, in one CTA. T is the
+number of its threads. A value is uniform (a Python scalar) or an array (T,) over the unit's threads. Methods that
+return a generator may block: an instruction calls them with `yield from`.
+
+In the methods, `rank` is the cluster rank of the CTA whose shared memory is accessed (None: the unit's own CTA), and
+`scope` and `order` are those of the PTX memory model.
 """
 
 from __future__ import annotations
@@ -42,9 +45,15 @@ class MbarrierTx(NamedTuple):
 class Access:
     """Bytes accessed by an asynchronous operation: `width` bytes at each of `addresses`.
 
-    `rank`: cluster rank of the CTA whose shared memory is accessed, None for the issuing CTA. `threads`: thread index
-    in the unit for each address, None for a copy engine. `first`, `last`: lowest and highest address (0 if empty).
-    `bits`: the bits that are set in any address.
+    Attributes:
+        space: "shared" or "global" memory.
+        addresses: Addresses of the accessed pieces.
+        width: Bytes of each piece.
+        rank: Cluster rank of the CTA whose shared memory is accessed; None: the issuing CTA.
+        threads: Index in the unit of the thread that accesses each address; None: a copy engine does.
+        first: Lowest address; 0 if there are none.
+        last: Highest address; 0 if there are none.
+        bits: The bits that are set in any address, to check alignment.
     """
 
     space: Space
@@ -57,6 +66,7 @@ class Access:
     bits: int = field(init=False)
 
     def __post_init__(self) -> None:
+        """Compute what follows from the addresses."""
         x = self.addresses
         self.first = self.last = self.bits = 0
         if len(x):
@@ -68,10 +78,18 @@ class Access:
 class AsyncOperation:
     """An operation that completes after its instruction: a TMA copy, one wgmma, a cp.async.
 
-    On completion `perform` moves the data and each mbarrier of `complete_tx` receives its complete_tx. `arrive_on`
-    (address, threads): the threads arrive at that mbarrier when their prior cp.asyncs have completed. `group`: the
-    group by which the operation is waited for instead. `register_operands`: registers in use until completion.
-    `proxy`: the proxy of its memory accesses.
+    Attributes:
+        label: What it is, in words, for reports and the timeline.
+        engine: What executes it: TMA, a tensor core, or the copies of cp.async.
+        perform: Moves the data (or multiplies), on completion.
+        reads: Memory that it reads.
+        writes: Memory that it writes.
+        complete_tx: The mbarriers that receive a complete_tx on completion.
+        arrive_on: (address, threads): so many threads arrive at this mbarrier when their prior cp.asyncs have
+            completed; None: no arrival.
+        group: The kind of group by which it is waited for; None: it is waited for by mbarriers.
+        register_operands: Registers that it uses until completion.
+        proxy: The proxy of its memory accesses.
     """
 
     label: str
@@ -96,7 +114,10 @@ class Registers(Protocol):
     """The register arrays of the unit, and its register budget."""
 
     def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
-        """Return a live view (T, count). Reports a hazard if an asynchronous operation is using the registers."""
+        """Return a live view (T, count) of an array of `count` registers, which can be written to if `write`.
+
+        Reports a hazard if an asynchronous operation is using the registers.
+        """
 
     def view_unchecked(self, x: RegisterArray) -> np.ndarray:
         """Return a live view (T, count) without checks, for the asynchronous operation that uses the registers."""
@@ -105,7 +126,10 @@ class Registers(Protocol):
         """Execute a compiler barrier: no later access to the registers is moved above it."""
 
     def set_budget(self, registers: int, action: Literal["inc", "dec"]) -> Blocking:
-        """Execute setmaxnreg of a warpgroup, which blocks until the pool has the registers."""
+        """Execute setmaxnreg of a warpgroup: set its registers per thread to `registers`.
+
+        With "inc" it blocks until the CTA's pool has the registers, which "dec" returns to it.
+        """
 
 
 class Memory(Protocol):
@@ -115,10 +139,10 @@ class Memory(Protocol):
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: MemoryOrder = "weak",
         scope: Scope = "gpu", mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
-        """Load (T, nbytes) bytes as uint8, zero for inactive threads.
+        """Load `nbytes` bytes at each thread's address; return them as uint8 (T, nbytes), zero for inactive threads.
 
-        With `order` "acquire" it synchronizes with a release at `scope`; weak accesses have no scope. `rank` (scalar or
-        array): cluster rank of the CTA whose shared memory is read. `mask` (T,) restricts the active threads.
+        With `order` "acquire" it synchronizes with a release at `scope`; weak accesses have no scope. `rank` is a
+        scalar or an array (T,). `mask` (T,) restricts the active threads; None: no restriction.
         """
 
     def store(
@@ -131,19 +155,26 @@ class Memory(Protocol):
         self, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: MemoryOrder = "relaxed", scope: Scope = "gpu", returns: bool = True, rounds: bool = False,
     ) -> np.ndarray:  # fmt: skip
-        """Apply global memory = update(memory, operand) atomically in thread order; return the old values (T,).
+        """Replace the value at each thread's address by update(value, operand), in thread order; return the old values.
 
-        With `returns` False (red) the old values are not observed. With `rounds` the final value depends on the order
-        of the updates.
+        Args:
+            address: Addresses in global memory (T,).
+            dtype: numpy dtype of the values.
+            update: Returns the new value.
+            operand: The operand of each thread (T,).
+            order: Memory order.
+            scope: Memory scope.
+            returns: Whether the instruction returns the old values (atom) or not (red).
+            rounds: Whether the update rounds, so that the final value depends on the order of the updates.
         """
 
     def spin_wait(
         self, address: Any, ready: Callable[[int], bool], description: str, order: Literal["acquire", "relaxed"],
         scope: Scope = "gpu", max_polls: int | None = None,
     ) -> Blocking:  # fmt: skip
-        """Poll a word of global memory until `ready(word)`, at most `max_polls` times, and return it.
+        """Poll a 32-bit word of global memory until `ready(word)`, at most `max_polls` times, and return it.
 
-        `description` names the unmet condition in deadlock reports.
+        `max_polls` None: without a limit. `description` names the condition in reports of deadlocks.
         """
 
     def peek(self, access: Access) -> np.ndarray:
@@ -201,7 +232,10 @@ class AsyncOperations(Protocol):
         """Commit the unit's uncommitted operations of that kind as one group."""
 
     def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
-        """Wait until at most `pending` groups are pending. `read`: wait only for their source reads."""
+        """Wait until at most `pending` of the unit's latest groups of that kind are incomplete.
+
+        `read`: wait only until the others have read their sources (cp.async.bulk.wait_group.read).
+        """
 
 
 class Machine(Protocol):

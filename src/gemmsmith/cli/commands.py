@@ -127,7 +127,11 @@ def _execute_and_report(
     backend: str, partial_sizes: PartialSizes, seed: int, output: Path, as_json: bool, choices: dict[str, Any],
     counters: Counters | None = None, schedules: int = 1,
 ) -> None:  # fmt: skip
-    """Execute the kernel, and print the outcome."""
+    """Execute the kernel, print the outcome, and exit with code FAILED if it is not correct.
+
+    `choices`: the options of the problem and of the config, by name. `output`: folder for the files. `counters` and
+    `schedules`: as for `execute`.
+    """
     sizes = complete_sizes(partial_sizes, GPU_SIZES if backend == "cuda" else CPU_SIZES)
     plan = _make_plan(choices, sizes)
     operands = RandomOperands(choices["layout"], (choices["scale_a"], choices["scale_b"]), seed)
@@ -156,10 +160,11 @@ def _resolve_backend(backend: str) -> str:
 
 
 def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
-    """Return the plan of the options.
+    """Return the plan of the options of a command (`choices`, by name) for `sizes` (m, n, k).
 
-    Its config is the one that `gemm` takes, with the fields that are given, and those that follow from them, in place
-    of its own; it is completed from `Config()` if a tile is given, or with --config default.
+    Without options for fields of a Config, its config is the one that `gemm` takes. Otherwise the options replace
+    fields of that config, or of `Config()` if a tile is given or with --config default; then the fields that are not
+    given are adapted (`complete_config`), and as many stages as fit are taken.
     """
     a, b = operand_specs(sizes, choices["layout"], choices["dtype"], choices["dtype_b"])
     shapes = scale_shapes(sizes, (choices["scale_a"], choices["scale_b"]))
@@ -190,7 +195,7 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
 
 
 def plan_of_words(words: list[str]) -> Plan:
-    """Return the plan of a command line of `gemmsmith show`, without its name. Raises UsageError."""
+    """Return the plan of the arguments `words` of `gemmsmith show`. Raises UsageError if they are not valid."""
     chosen = show.make_context("show", words).params
     shape = chosen.pop("shape") or tuple(chosen[name] for name in "mnk")
     return _make_plan(chosen, complete_sizes(shape, GPU_SIZES))
@@ -199,7 +204,10 @@ def plan_of_words(words: list[str]) -> Plan:
 def operand_specs(
     sizes: tuple[int, int, int], layout: str, dtype: str, dtype_b: str | None = None
 ) -> tuple[Spec, Spec]:
-    """Return specs of A (m, k) and B (k, n), row-major (n) or column-major (t)."""
+    """Return specs of A (m, k) and B (k, n), for `sizes` (m, n, k).
+
+    `layout`: a letter for A and one for B: row-major (n) or column-major (t). `dtype_b`: B's dtype; None: A's.
+    """
     m, n, k = sizes
     a = Spec((m, k), dtype, None if layout[0] == "n" else (1, max(m, 1)))
     b = Spec((k, n), dtype_b or dtype, None if layout[1] == "n" else (1, max(k, 1)))

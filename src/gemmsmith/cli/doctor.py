@@ -19,7 +19,14 @@ from gemmsmith.core.errors import GemmsmithError
 
 
 class Finding(NamedTuple):
-    """What was found of one thing. `state`: ok, absent (something optional), or broken; `advice`: what to do, or ""."""
+    """What was found of one thing that is checked.
+
+    Attributes:
+        what: The thing, such as "compiler".
+        state: "ok", "absent" (something optional), or "broken".
+        found: What was found, in words.
+        advice: What to do, or what the thing would add; "" for nothing.
+    """
 
     what: str
     state: str
@@ -58,6 +65,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
+    """Yield what is found of the driver and of each GPU."""
     from gemmsmith.backends.cuda import driver
 
     if not driver.is_available():
@@ -78,7 +86,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _attempt(what: str, check: Callable[[], str]) -> Finding:
-    """Return what a check finds, or that it raises."""
+    """Return what `check` returns as an ok Finding; if it raises, a broken one with the first line of the error."""
     try:
         return Finding(what, "ok", check())
     except GemmsmithError as error:
@@ -99,6 +107,7 @@ def _find_nvdisasm() -> str:
 
 
 def _package(name: str, advice: str) -> Finding:
+    """Return the version of an optional package, or that it is absent."""
     try:
         return Finding(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
@@ -106,6 +115,7 @@ def _package(name: str, advice: str) -> Finding:
 
 
 def _cache() -> Finding:
+    """Return where compiled kernels are kept, how many there are, and whether the folder can be written."""
     from gemmsmith.backends.cuda import cache
 
     folder, entries = cache.directory(), cache.entries()

@@ -31,9 +31,15 @@ MAX_SIMULATED_SIZE = 512
 class Outcome:
     """The outcome of an execution.
 
-    `timings`: time_us and tflops (GPU), or cycles and the ctas that took them (simulator), or empty. `files`: paths by
-    kind: source, timeline, trace.
-    `kernel_counts`: one per kernel if counters were requested. `verdict`: the simulator's.
+    Attributes:
+        sizes: m, n, k.
+        backend: "cuda", "sim" or "reference".
+        report: The comparison of D with float64.
+        hazards: The simulator's hazards; empty for other backends.
+        timings: time_us and tflops (GPU), or cycles and the ctas that took them (simulator), or empty.
+        files: Paths by kind: source, timeline, trace.
+        kernel_counts: The simulator's counts, one per kernel, if counters were requested.
+        verdict: Whether the simulated schedules speak for all; None for other backends.
     """
 
     sizes: tuple[int, int, int]
@@ -51,9 +57,10 @@ class Outcome:
         return self.report.is_ok and not self.hazards
 
     def to_json(self, plan: Plan) -> dict[str, Any]:
-        """Return the outcome for JSON.
+        """Return the outcome as a dict that can be written as JSON.
 
-        Errors are absolute, `max_over_bound` and the norms relative; null if there is an unexpected NaN or Inf.
+        "max" is an absolute error; `max_over_bound` and the Frobenius norms are relative. They are null if D has an
+        unexpected NaN or Inf.
         """
         m, n, k = self.sizes
         r = self.report
@@ -133,7 +140,11 @@ class RandomOperands:
     seed: int
 
     def make(self, plan: Plan, sizes: tuple[int, int, int]) -> tuple[list[Any], dict[str, Any]]:
-        """Return numpy arrays in the plan's dtypes: [A (m, k), B (k, n), D, all elements wrong], and scales by name."""
+        """Return ([A (m, k), B (k, n), D (m, n)], scales by name), as numpy arrays in the plan's dtypes.
+
+        D is filled with a value that no result has (NaN, or the least integer), so that elements that the kernel does
+        not write count as wrong.
+        """
         m, n, k = sizes
         rng, mma = np.random.default_rng(self.seed), plan.binding.mma
 
@@ -150,7 +161,10 @@ class RandomOperands:
 
 
 def scale_shapes(sizes: tuple[int, int, int], scales: tuple[str | None, str | None]) -> list[tuple[int, ...] | None]:
-    """Return the shapes of scale_a and scale_b for these granularities."""
+    """Return the shapes of scale_a and scale_b for granularities of options.SCALES; None for no scales.
+
+    `sizes`: m, n, k. B's granularity is that of B seen as N x K, so its shape is the transpose of such a shape.
+    """
     m, n, k = sizes
     blocks = ceil_div(k, SCALE_BLOCK)
 
@@ -169,9 +183,21 @@ def execute(
 ) -> Outcome:  # fmt: skip
     """Run the plan, compare with float64, and write the CUDA file and the timeline.
 
-    `counters`, if given, count what the simulated instructions of each source line do. `schedules`: the most that are
-    simulated. Raises ArgumentError if the problem needs more memory than there is, OSError if the files cannot be
-    written.
+    A run on the GPU also simulates a problem of at most MAX_SIMULATED_SIZE for the timeline.
+
+    Args:
+        plan: The plan.
+        sizes: m, n, k.
+        operands: The random operands.
+        backend: "cuda", "sim" or "reference".
+        folder: Where the files are written.
+        progress: Called with what is being done.
+        counters: Counts what the simulated instructions of each source line do; None: no counts.
+        schedules: The most schedules that are simulated.
+
+    Raises:
+        ArgumentError: The problem needs more memory than there is.
+        OSError: The files cannot be written.
     """
     _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +259,10 @@ def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> No
 
 
 def _time_on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[str, float]:
-    """Run the plan, write the result into the last of the arrays, and return the time."""
+    """Run the plan on the GPU, copy D back into the last of `arrays` (A, B, D), and return the time and TFLOP/s.
+
+    The number of repeated runs is such that a GEMM at 500 TFLOP/s takes 0.2 s, at least 3.
+    """
     from gemmsmith.backends.cuda import driver, kernel_loader
     from gemmsmith.backends.cuda.cuda_graph import time_calls
     from gemmsmith.backends.cuda.memory import DeviceArray

@@ -86,7 +86,11 @@ def _parse_operand(text: str) -> tuple[str, str]:
 
 
 def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Return the function of `module:function`, `file.py:function` or a predefined name, and known operand kinds."""
+    """Return (epilogue function, kinds of its operands by name) for the option --epilogue.
+
+    `text`: module:function or file.py:function, whose operands are not known; or the name of a predefined epilogue,
+    which is made with DEFAULT_FACTORY_ARGUMENTS. Raises EpilogueError if the user's module raises.
+    """
     if text in NAMED_FUSIONS:
         fusion = NAMED_FUSIONS[text]
         parameters = inspect.signature(fusion.make).parameters
@@ -113,12 +117,15 @@ def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
 
 
 def _user_error(text: str, error: BaseException) -> EpilogueError:
-    """Return an error with the exception of the user's code and its line."""
+    """Return the error to raise if the user's code raises `error`: it names the exception and the last line of theirs.
+
+    `text`: the option --epilogue.
+    """
     location = "".join(f" at {Path(f.filename).name}:{f.lineno}: {f.line}" for f in _user_frames(error)[-1:])
     return EpilogueError(f"--epilogue {text}: {type(error).__name__}: {error}{location}")
 
 
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the user's frames of an error's traceback."""
+    """Return the frames of an error's traceback that are not gemmsmith's nor importlib's, so the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     return [f for f in frames if not f.filename.startswith(PACKAGE_FOLDER) and "importlib" not in f.filename]

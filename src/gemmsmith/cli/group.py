@@ -46,7 +46,7 @@ class ErrorReportingGroup(click.Group):
         return find_command(cmd_name) if cmd_name in COMMANDS else None
 
     def main(self, args: Any = None, *others: Any, **named: Any) -> Any:
-        """Run a command and exit with its code; raises only SystemExit."""
+        """Run a command and exit with its code. An exception is reported in one line, and the code is REFUSED."""
         words = list(sys.argv[1:] if args is None else args)
         try:
             code = super().main(words, *others, **{**named, "standalone_mode": False})

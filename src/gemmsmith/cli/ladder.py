@@ -64,7 +64,11 @@ def ladder(
 
 
 def count_rung(case: RungCase, sizes: Sizes) -> dict[str, Any]:
-    """Return a rung's counts for a GEMM of `sizes`, and its roofline."""
+    """Return a rung's row: its counts for a GEMM of `sizes` (m, n, k), and its roofline, by the keys of --json.
+
+    "bound_us" is the time that the counts take the limiting resource. "bound_of_roofline" is the time of the roofline
+    (DRAM traffic and math only) divided by that.
+    """
     m, n, k = sizes
     kernel, lines = simulate_rung(case, sizes)
     a, b, d = m * k * case.dtype.bytes, k * n * case.dtype.bytes, m * n * case.out_dtype.bytes
@@ -90,7 +94,10 @@ def load_measurements(path: Path, sizes: Sizes) -> dict[tuple[str, str], dict[st
 
 
 def _load_rows(option: str, path: Path, keys: tuple[str, ...], sizes: Sizes) -> list[dict[str, Any]]:
-    """Return a file's rows of these sizes, which must have `keys`. Raises ArgumentError."""
+    """Return a JSON file's rows of GEMMs of `sizes`.
+
+    Raises ArgumentError, which names `option`, if the file has no such rows, or one of them lacks one of `keys`.
+    """
     try:
         content = json.loads(path.read_text())
         rows = [dict(x) for x in (content["rows"] if isinstance(content, dict) else content)]
@@ -125,7 +132,7 @@ def _microseconds(us: float) -> str:
 
 
 def format_counts(x: dict[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a row's counts."""
+    """Return the cells of a row's counts; wavefronts, sectors and multiplications are per million FLOPs."""
     million = 2e-6 * x["m"] * x["n"] * x["k"]
     counts = (f"{x[name] / million:.0f}" for name in (*ACCESS_COUNTS[1:], "multiplications"))
     values = (f"{x[name]}" for name in ("rung", "dtype", "ctas", "warps", "registers"))
@@ -141,7 +148,10 @@ def format_measurements(x: dict[str, Any]) -> tuple[str, ...]:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plot a bar per rung, the bound, colored by the limiting resource; and a dot per measurement."""
+    """Plot the rows of the ladder to a file: a bar per rung and a dot per measurement, in TFLOP/s.
+
+    A bar is the upper bound by the counts, colored by the limiting resource.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

@@ -18,7 +18,10 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Integers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Integers joined by a separator, for which `is_valid` holds; `expected` describes them."""
+    """Click's type of integers joined by a separator, for which `is_valid` holds.
+
+    `expected` describes valid values in error messages.
+    """
 
     name = "integers"
 
@@ -75,7 +78,10 @@ def combine_options(*options: Decorator) -> Decorator:
 
 
 def sizes(minimum: int) -> Decorator:
-    """Return the argument MxNxK, or its parts as --m, --n, --k; the command receives `sizes`, None where not given."""
+    """Return a decorator that adds the argument MxNxK, and the options --m, --n and --k to give its parts.
+
+    The command receives `sizes`, (m, n, k), each None where it is not given. `minimum`: the least of a size.
+    """
     type_ = joined_sizes(3, "512x4096x4096", minimum)
     argument = click.argument("shape", required=False, type=type_, metavar="[MxNxK]")
     descriptions = {"m": "Rows of A and D.", "n": "Columns of B and D.", "k": "Columns of A, rows of B."}
@@ -100,7 +106,7 @@ PartialSizes = tuple[int | None, int | None, int | None]
 
 
 def complete_sizes(sizes: PartialSizes, default: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return sizes, with those of the default where there are none."""
+    """Return m, n, k: those of `sizes` that are given, and those of `default` in place of None."""
     m, n, k = (x if given is None else given for given, x in zip(sizes, default, strict=True))
     return m, n, k
 

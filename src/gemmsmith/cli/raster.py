@@ -43,16 +43,19 @@ class GroupTile(NamedTuple):
 
 
 def tile_rows(size: int, config: Config) -> int:
-    """Return the rows of each tile of a group but the last, which may have fewer.
+    """Return the rows of each tile of a group of `size` rows; the last tile may have fewer.
 
-    With `swap_ab` the tiles of a group have even heights, a multiple of 8 for each CTA of the cluster.
+    With `swap_ab` a group is divided into tiles of equal heights, of a multiple of 8 rows for each CTA of the cluster.
     """
     rows = cluster_tile(config)[1 if config.swap_ab else 0]
     return round_up(ceil_div(size, ceil_div(size, rows)), 8 * config.cluster[1]) if config.swap_ab and size else rows
 
 
 def group_tiles(sizes: Sequence[int], n: int, config: Config) -> Iterator[GroupTile]:
-    """Yield the tiles of all groups, for a D of n columns that is row-major."""
+    """Yield the tiles of all groups, in the order of RowGroupedTileScheduler, for a row-major D of n columns.
+
+    `sizes`: rows of each group. With `swap_ab` the kernel computes D^T, but tiles are returned as those of D.
+    """
     columns, begin, number = cluster_tile(config)[0 if config.swap_ab else 1], 0, 0
     clusters = get_max_active_clusters(config.cluster[0] * config.cluster[1])
     for group, size in enumerate(sizes):
@@ -163,7 +166,10 @@ def raster(sizes: options.PartialSizes, groups: tuple[int, ...] | None, picture:
 
 
 def _show_groups(sizes: tuple[int, ...], m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
-    """Print how the rows of a grouped GEMM's D are divided into tiles."""
+    """Print how the rows of a grouped GEMM's D are divided into tiles, and plot them to `picture` if it is given.
+
+    `sizes`: rows of each group; of a D of m rows, which may be more than their sum.
+    """
     if sum(sizes) > m:
         raise ArgumentError(f"--groups: got {sum(sizes)} rows in all, and --m {m}; use a larger --m")
     a, b, table = Spec((m, k), "bf16"), Spec((len(sizes), k, n), "bf16", (n * k, 1, k)), Spec((len(sizes),), "int32")

@@ -33,7 +33,10 @@ MAX_COLUMNS = 100
 
 
 def wrapped(text: str, indentation: int = 0) -> str:
-    """Return text in lines of MAX_COLUMNS, where its first is printed after `indentation` columns, the others below."""
+    """Return text wrapped to MAX_COLUMNS columns.
+
+    Its first line is printed after `indentation` columns of something else; the others are indented by as many.
+    """
     width, below = MAX_COLUMNS - indentation, " " * indentation
     lines = (textwrap.wrap(x, width, subsequent_indent="  ", break_long_words=False) or [""] for x in text.split("\n"))
     return f"\n{below}".join(x for parts in lines for x in parts)
@@ -73,7 +76,7 @@ class KernelCounts:
         return cls(kernel, lines, r.registers, limits)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for JSON."""
+        """Return the counts as a dict that can be written as JSON."""
         o = self.occupancy
         lines = [vars(x) | {"location": f"{x.location}"} for x in self.lines]
         return {"kernel": self.kernel.name, "threads": self.kernel.threads, "registers": self.registers,
@@ -97,8 +100,8 @@ MAX_INSTRUCTION_CHARS = 60
 def format_listing(listing: Listing) -> str:
     """Return a table with one row per instruction, and a table of counts by class.
 
-    A row has the address, the class, whether the instruction executes in each k-tile or in some, its text and its
-    Python line. Counts are of the whole kernel and of each mainloop.
+    A row has the instruction's address, its class, whether a mainloop executes it in "each" k-tile or in "some", its
+    text and its Python line. The counts are those of the whole kernel and of each mainloop.
     """
     frequency = dict.fromkeys((i for loop in listing.mainloops for i in loop.body), "some")
     frequency |= dict.fromkeys((i for loop in listing.mainloops for i in loop.unconditional), "each")

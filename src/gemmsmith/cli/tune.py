@@ -60,7 +60,10 @@ def tune(
 
 
 def _tune_shape(a: Spec, b: Spec, precision_options: dict[str, Any], max_configs: int, shape_label: str) -> Any:
-    """Tune, and return (config, microseconds) of the configs that ran, fastest first."""
+    """Tune a GEMM, with progress on stderr; return (config, microseconds) of the configs that ran, fastest first.
+
+    `precision_options`: keyword arguments of `gemmsmith.tune`. `shape_label`: what the progress calls the GEMM.
+    """
     totals = {"compile": max_configs, "measure": sum(min(max_configs, count) for count, _ in HALVING_ROUNDS)}
     done: Counter[str] = Counter()
     with progress_bar() as progress:

@@ -29,8 +29,9 @@ _REGISTER_TYPE = {FP32: F32, FP16: U32, INT32: I32}
 class Accumulator:
     """The rows x n accumulator of a consumer warpgroup, in fp32, int32 or fp16.
 
-    `fragments[mma_m]` holds a thread's elements of the `mma_m`-th 64 rows (CuTe: the MMA_M mode); core/mma.py says
-    which element a register holds.
+    `fragments[mma_m]` holds a thread's elements of the `mma_m`-th 64 rows (CuTe: the MMA_M mode). `core.mma.D_FRAGMENT`
+    says which element a register holds: in each group of 8 columns (`n8`) a thread has a pair of adjacent columns in
+    each half of its warp's 16 rows (`row_half` 0 and 1). Registers are ordered by n8, then row_half, then element.
     """
 
     def __init__(self, mma: Mma, rows: int, n: int, name: str = "accumulator") -> None:
@@ -45,7 +46,7 @@ class Accumulator:
             self.fragments[mma_m][i] = 0
 
     def clear_outside(self, rows: int, n: int) -> None:
-        """Set all elements to zero but those of the first `rows` rows and `n` columns."""
+        """Set the elements outside of the first `rows` rows and `n` columns to zero."""
         k, registers = current_builder(), self.mma.accumulator_registers(n)
         for mma_m, fragment in enumerate(self.fragments):
             first = registers if mma_m * self.mma.m < rows else 0
@@ -54,21 +55,26 @@ class Accumulator:
                     fragment[i] = 0
 
     def shift(self, mma_m: ValueLike, columns: int) -> None:
-        """Move the `mma_m`-th fragment's elements `columns` columns ahead: those of the first ones are lost."""
+        """Move the elements of fragment `mma_m` to the left by `columns` columns, over the first `columns` columns."""
         fragment, registers = self.fragments[mma_m], self.mma.accumulator_registers(columns)
         with current_builder().unroll(fragment.count - registers) as i:
             fragment[i] = fragment[i + registers]
 
     @property
     def widths(self) -> list[int]:
-        """The numbers of columns that `multiply` multiplies alone, ascending; the last is all columns."""
+        """The values of `n` for which a kernel records a `multiply`, ascending; the last is all columns.
+
+        A tile that has fewer columns than the accumulator is multiplied with the smallest value that covers them. There
+        are at most MAX_WIDTHS values, since each is code of its own.
+        """
         step = max(8, ceil_div(self.n, MAX_WIDTHS * 8) * 8)
         return [n for n in range(step, self.n, step) if self.mma.supports_n(n)] + [self.n]
 
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike, n: int | None = None) -> None:
         """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K as one wgmma group, without waiting.
 
-        Of fewer rows of a than the accumulator has, the first rows are multiplied; of b's rows, the first `n`.
+        If `a` has fewer rows than the accumulator, only the accumulator's first rows are computed. Only the first `n`
+        rows of `b` (columns of the accumulator) are multiplied; None: all.
         """
         n = self.n if n is None else n
         assert a.tile is not None
@@ -91,17 +97,23 @@ class Accumulator:
     def wait_complete(self, pending: int = 0) -> None:
         """Wait for this accumulator's last wgmma group, after which it can be read.
 
-        Up to `pending` later groups, of other accumulators, may stay in flight.
+        Up to `pending` later groups, of other accumulators, may stay in flight. The fence keeps the compiler from
+        moving reads of the registers above the wait.
         """
         hw.wgmma_wait(pending)
         for fragment in self.fragments:
             hw.fence_operand(fragment)
 
     def promote_into(self, registers: RegisterArray, offset: int, scales: Iterable[ColumnScales]) -> None:
-        """Add the elements of an accumulator of 64 rows, scaled, to fp32 `registers` from `offset` on."""
+        """Add this accumulator's elements, times their scales, to `registers`, from register `offset` on.
+
+        This accumulator has 64 rows. `registers`: a fragment of an fp32 accumulator. `scales`: the scales of the
+        elements, by ranges of columns.
+        """
         k = current_builder()
 
         def add(n8: Value, row_half: Value, i: RegisterIndex, scale: ScaleFactor) -> None:
+            """Add element `i` of the pair in 8 columns `n8` and half `row_half`, times `scale`."""
             pair = as_value(n8 * 2 + row_half, I32).with_name_hint("pair_idx")
             acc_idx, addend = (pair * 2 + i + offset).with_name_hint("acc_idx"), self.element(0, pair, i)
             total = registers[acc_idx]
@@ -135,14 +147,14 @@ class Accumulator:
             fragment[index] = fragment[index] + addend
 
     def packed_pair(self, mma_m: ValueLike, pair: RegisterIndex, output: DType) -> Value:
-        """Return elements 2 * pair and 2 * pair + 1 of a fragment, rounded to `output` (16 bits) and packed."""
+        """Return elements 2 * pair and 2 * pair + 1 of fragment `mma_m`, rounded to `output` (16 bits) and packed."""
         fragment = self.fragments[mma_m]
         if self.dtype == FP16:
             return fragment[pair] if output == FP16 else hw.pack(*hw.unpack_pair(fragment[pair], FP16), output)
         return hw.pack(self.element(mma_m, pair, 0), self.element(mma_m, pair, 1), output)
 
     def element(self, mma_m: ValueLike, pair: RegisterIndex, i: RegisterIndex) -> Value:
-        """Return element 2 * pair + i of a fragment, as fp32. `i`: 0 or 1, an int if the elements are fp16."""
+        """Return element 2 * pair + i of fragment `mma_m`, as fp32. `i`: 0 or 1, an int if the elements are fp16."""
         fragment = self.fragments[mma_m]
         if self.dtype == FP16:
             assert isinstance(i, int)
@@ -151,22 +163,24 @@ class Accumulator:
 
 
 class InterleaveOrder:
-    """Which of the two arrays comes first in a tile: the one at the lower address, as a tensor map's strides are > 0.
+    """The order of two arrays between which the rows of an operand alternate, in groups of 8.
 
-    Kernel argument: second_array_is_first.
+    TMA loads the groups of the array at the lower address first, since a tensor map cannot have a negative stride. If
+    that is the second array, `restore` exchanges the sums. Kernel argument: second_array_is_first.
     """
 
     def __init__(self, role: Role) -> None:
-        """Declare the argument. `role`: the operand whose rows alternate."""
+        """Declare the kernel argument. `role`: which operand alternates between two arrays."""
         self._role = role
         self._is_reversed = current_builder().parameter(
             "second_array_is_first", compute=lambda p: int(p.bound_operands[role][0].interleave_stride < 0)
         )
 
     def restore(self, accumulator: Accumulator) -> None:
-        """Exchange the sums of both arrays if the second one is first.
+        """Exchange the sums of the two arrays if the second one was loaded first.
 
-        They are in the same thread: A's rows r and r + 8, or the same columns of two groups of 8.
+        A thread has both sums that it exchanges: those of rows r and r + 8 if A alternates, else those of one column
+        in two consecutive groups of 8.
         """
         k = current_builder()
         registers = accumulator.mma.accumulator_registers(N8_COLUMNS)

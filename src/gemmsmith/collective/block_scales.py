@@ -39,10 +39,13 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 class BlockScales:
-    """The block scales of both operands, in stages: `start_copies` in the warp that copies, WarpgroupScales reads."""
+    """The block scales of both operands, in stages of shared memory.
+
+    TMA loads `tma_scales`. One warp copies `lane_copied_scales`, as `start_copies` records. WarpgroupScales reads both.
+    """
 
     def __init__(self, spec: KernelSpec, consumer_groups: int = 1) -> None:
-        """Allocate the stages. `consumer_groups`: consumer warpgroups that take stages in turn."""
+        """Allocate the stages. `consumer_groups`: consumer warpgroups that take stages in turn (pingpong), else 1."""
         self.row_halves, self.n = 2 * spec.warpgroup_rows // WGMMA_M, spec.config.tile[1]
         self.scaled_operands = make_staged_scales(spec, consumer_groups)
         self.tma_scales = [x for x in self.scaled_operands if isinstance(x, TmaScales)]
@@ -55,15 +58,15 @@ class BlockScales:
         return [x.pipeline for x in self.scaled_operands if isinstance(x, TmaKMajorScales)]
 
     def copying_lanes(self) -> AbstractContextManager[None]:
-        """Enter a branch of the lanes of the scale warp that issue copies; each waits for stages and arrives."""
+        """Enter a branch of those lanes of the scale warp that have scales to copy; only they wait and arrive."""
         k = current_builder()
         return k.when(k.lane < self.num_copying_lanes) if self.num_copying_lanes < WARP_THREADS else nullcontext()
 
     def start_copies(self, tile: WorkTile) -> Callable[[PipelineTmaAsync, PipelineState], None]:
-        """Start the copies of a tile's scales. The copying lanes execute it, and the function that it returns.
+        """Start the copies of a tile's scales, and return the function that copies those of the next k-tile.
 
-        That issues the copies of the tile's next scale block into the acquired stage of a state of the pipeline, and
-        arrives on the stage's full barrier.
+        The function takes a pipeline and a state of it at an acquired stage. It issues the copies of the tile's next
+        scale block into that stage, and arrives on the stage's full barrier. The copying lanes execute both.
         """
         copied = [LaneCopies(x, tile) for x in self.lane_copied_scales]
         cp_async, st_shared = (any(x.uses_cp_async == y for x in self.lane_copied_scales) for y in (True, False))
@@ -84,7 +87,10 @@ ReadScales = Callable[[Value, RegisterArray, Value, int], None]
 
 
 class WarpgroupScales:
-    """The block scales in a consumer warpgroup."""
+    """Reads the block scales of both operands, in a consumer warpgroup.
+
+    For each tile call `begin_tile`, and for each of its k-tiles `read` and then `release`, or `skip`.
+    """
 
     def __init__(self, scales: BlockScales, warpgroup_row: Value | int) -> None:
         """Declare the warpgroup's state. `warpgroup_row`: its first row in the CTA's tile."""
@@ -97,7 +103,11 @@ class WarpgroupScales:
             reader.skip(k_tiles, tiles)
 
     def begin_tile(self, tile: WorkTile) -> None:
-        """Begin a tile: `read` or `skip` each of its k-tiles."""
+        """Begin a tile, each of whose k-tiles is then read (`read`, `release`) or skipped (`skip`).
+
+        Locate the thread's row and the tile's columns among the scales: as an index of the tile's rows if each row has
+        a scale, else from the begin of the tile's first scale block on.
+        """
         k, self._tile = current_builder(), tile
         for _, reader in self._readers:
             reader.begin_tile()
@@ -112,7 +122,10 @@ class WarpgroupScales:
         self._columns = ColumnBlocks(column_period, gcd(self._scales.n, column_period), offset)
 
     def read(self, stage: Value) -> ThreadScales:
-        """Load the scales of this thread's elements of the next k-tile from its full stage. `release` follows."""
+        """Load the scales of this thread's elements of the next k-tile; call `release` after it.
+
+        `stage`: index of the mainloop's stage that holds the k-tile, which is full.
+        """
         for _, reader in self._readers:
             reader.wait(self._tile)
         rows = columns = blocks = None
@@ -145,7 +158,10 @@ class WarpgroupScales:
             reader.release(self._tile)
 
     def _read_rows(self, scale: ScaleSpec, read: ReadScales) -> RegisterArray:
-        """Return the thread's scales of A: one for each half of 64 rows, or one per 64 rows if halves share it."""
+        """Return the thread's scales of A, of which it has two rows (halves) in every 64.
+
+        There is a register for each half, or for both halves of 64 rows if they share a scale. `read` loads scales.
+        """
         k, per_row, row_halves = current_builder(), scale.granularity == 1, self._scales.row_halves
         per_half = per_row or scale.interleaved  # rows of a half are in groups of 8, of one matrix each
         registers = k.registers(F32, row_halves if per_half else row_halves // 2, "scale_a_frag")
@@ -157,7 +173,7 @@ class WarpgroupScales:
         return registers
 
     def _read_columns(self, read: ReadScales) -> RegisterArray:
-        """Return the scales of the thread's two columns in every 8."""
+        """Return the scales of the thread's two columns in every 8, in their order. `read` loads scales."""
         k = current_builder()
         registers = k.registers(F32, self._scales.n // LANES_PER_QUAD, "scale_b_frag")
         with k.unroll(self._scales.n // N8_COLUMNS, name="n8") as n8:
@@ -165,7 +181,7 @@ class WarpgroupScales:
         return registers
 
     def _read_blocks(self, count: int, read: ReadScales) -> RegisterArray:
-        """Return the scales of the tile's blocks of 128 columns."""
+        """Return the scales of the tile's `count` blocks of 128 columns. `read` loads scales."""
         k = current_builder()
         registers = k.registers(F32, count, "scale_b_frag")
         with k.unroll(count, name="block") as block:
@@ -189,10 +205,16 @@ class ColumnBlocks:
     offset: Value
 
     def at_column(self, scales: RegisterArray, first: Value, column: int, n8: Value) -> Value:
-        """Return the scale of the `n8`-th 8 columns, from those of the blocks, in registers from `first` on.
+        """Return the scale of the `n8`-th 8 columns of the tile.
 
-        `column`: the first of the `width` columns around it. They are in one period: the last possible one or the one
-        before, since a tile starts at a multiple of its width.
+        A tile starts at a multiple of `width` within a period, so the `width` columns around these 8 are in one period.
+        Its number is known at build time, or it is one of two numbers, depending on the tile's `offset`.
+
+        Args:
+            scales: Registers with the scales of the tile's blocks.
+            first: The first of these registers.
+            column: The first of the `width` columns that contain the 8.
+            n8: Number of the 8 columns; it says which of two alternating matrices they belong to.
         """
         matrices, first_period = self.period // SCALE_BLOCK, column // self.period
         first, last_period = first + n8 % matrices, (column + self.period - self.width) // self.period
@@ -211,13 +233,13 @@ class ThreadScales:
         self, row_halves: int, rows: RegisterArray | None, columns: RegisterArray | None, blocks: RegisterArray | None,
         column_blocks: ColumnBlocks,
     ) -> None:  # fmt: skip
-        """Combine the scales.
+        """Keep the scales; if there are `rows` and `blocks`, multiply each pair once.
 
         Args:
-            row_halves: Halves of every 64 rows, in each of which the thread has a row.
-            rows: The scale of the thread's row in each of them, or of both rows of each 64.
-            columns: The scales of the thread's columns, if B has one per column.
-            blocks: The scales of the tile's blocks of 128 columns, if B has one per block.
+            row_halves: Number of halves of 64 rows in the warpgroup's tile; the thread has a row in each.
+            rows: Scales of A: of the thread's row in each half, or of both its rows of each 64; None: A has none.
+            columns: The scales of the thread's columns, if B has one per column; else None.
+            blocks: The scales of the tile's blocks of 128 columns, if B has one per block; else None.
             column_blocks: Where these blocks are.
         """
         self._row_halves, self._rows, self._columns, self._blocks = row_halves, rows, columns, blocks
@@ -229,7 +251,11 @@ class ThreadScales:
                 self._scale_ab[row_half * len(blocks) + block] = _multiply(self._row(row_half), blocks[block])
 
     def subtile_scales(self, mma_m: int, column: int, columns: int) -> Iterator[ColumnScales]:
-        """Yield the scales of the `mma_m`-th 64 rows and of `columns` columns from `column` on."""
+        """Yield the scales of a subtile: for each range of its columns, a function that returns an element's scale.
+
+        The subtile has the `mma_m`-th 64 rows, and `columns` columns from `column` on. There are several ranges if
+        128-column blocks of scales can begin within the subtile.
+        """
         groups, first_n8 = columns // N8_COLUMNS, column // N8_COLUMNS
         if columns_of_b := self._columns:
 
@@ -247,14 +273,24 @@ class ThreadScales:
                 yield (same_scale[0] - column) // N8_COLUMNS, len(same_scale), scale
 
     def _row(self, row_half: Value) -> ScaleFactor:
-        """Return the scale of the thread's row in a half of every 64 rows."""
+        """Return A's scale of the thread's row in half `row_half`, counted over all 64 rows; None: A has no scales."""
         return self._rows[row_half // (self._row_halves // len(self._rows))] if self._rows else None
 
     def _block_scale(
         self, blocks: RegisterArray, first_half: int, column: int, first_n8: int, n8: Value, half: Value,
         i: RegisterIndex,
     ) -> Value:  # fmt: skip
-        """Return the scale of an element if each block of 128 columns has its own."""
+        """Return the scale of an element if each block of 128 columns has its own, times A's if A has scales.
+
+        Args:
+            blocks: The scales of the blocks.
+            first_half: Number of the subtile's first half of 64 rows.
+            column: First of the columns, of ColumnBlocks.width, around the element.
+            first_n8: Number of the subtile's first 8 columns in the tile.
+            n8: Number of the element's 8 columns in the subtile.
+            half: The element's half of 64 rows, 0 or 1.
+            i: Which of the thread's two columns of 8; both have the same scale.
+        """
         at_column = self._column_blocks.at_column
         if not self._rows:
             return at_column(blocks, Constant(I32, 0), column, n8 + first_n8)
@@ -262,4 +298,5 @@ class ThreadScales:
 
 
 def _multiply(x: ScaleFactor, y: Value) -> Value:
+    """Return x * y, where None counts as 1."""
     return y if x is None else x * y

@@ -26,7 +26,7 @@ from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler
 
 
 class CpAsyncSource(Protocol):
-    """The interface of a cp.async operand of `mn_extent` rows, with a `tile` in each of its stages."""
+    """An operand that threads copy by cp.async. It has `mn_extent` rows (columns of B), and a `tile` in each stage."""
 
     role: Role
     tile: Tile
@@ -38,7 +38,7 @@ class CpAsyncSource(Protocol):
 
 
 class ThreadCopies(Protocol):
-    """The copies of an operand that a thread issues."""
+    """One thread's copies of an operand: where its next ones read from, and the cp.async instructions."""
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
         """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
@@ -58,13 +58,20 @@ OperandFactory = Callable[[MmaOperand, int, int], CpAsyncSource]
 
 
 class CpAsyncStages:
-    """The stages of the operands. Kernel arguments: the operands', and `k`."""
+    """The stages of the operands, before the prologue. Kernel arguments: the operands', and `k`."""
 
     def __init__(
         self, spec: KernelSpec, scheduler: TileScheduler, make_operand: OperandFactory = CpAsyncOperand,
         operands: Sequence[MmaOperand] | None = None,
     ) -> None:  # fmt: skip
-        """Allocate the stages. `operands`: those whose tiles lie side by side in a stage; None: A and B."""
+        """Allocate the stages.
+
+        Args:
+            spec: The kernel's config, dtypes and layouts.
+            scheduler: The tile scheduler.
+            make_operand: Makes each operand whose rows are not gathered.
+            operands: The operands, whose tiles lie side by side in a stage; None: A and B.
+        """
         self.spec, self.scheduler = spec, scheduler
         self.operands = [
             (GatheredOperand if spec.gathers_rows_of(x.role) else make_operand)(x, spec.config.stages, spec.threads)
@@ -73,7 +80,10 @@ class CpAsyncStages:
         self.k = current_builder().parameter("k", compute=lambda p: p.k)
 
     def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> CpAsyncMainloop:
-        """Initialize the barriers of `others`, issue the copies of the first k-tiles, and wait for one of them."""
+        """Initialize the barriers of `others`, issue the copies of the first k-tiles, and wait for the first of them.
+
+        `prefetch`: tensor maps to prefetch. The copies wait for earlier kernels (programmatic dependent launch).
+        """
         if others or prefetch:
             init_barriers(*others, prefetch=prefetch)
         hw.grid_dependency_wait()
@@ -82,17 +92,19 @@ class CpAsyncStages:
 
 
 class CpAsyncMainloop:
-    """The stage that is read, and the k-tile that is copied next.
+    """The stage that is read, and the k-tile that is copied next, which may be one of a later tile.
 
-    The copies of each k-tile are a cp.async group; past the last tile, groups are of zeros.
+    The copies of each k-tile are one cp.async group. Past the last tile groups of zeros follow, so that waiting for all
+    but the latest `stages` - 2 groups always waits for the next k-tile.
     """
 
     def __init__(self, stages: CpAsyncStages) -> None:
-        """Issue the copies of the first k-tiles, and wait for one of them."""
+        """Issue the copies of the first `stages` - 1 k-tiles, and wait for the first of them."""
         k, self.spec, self.operands, self._k = current_builder(), stages.spec, stages.operands, stages.k
         self._work = stages.scheduler.persistent_range()
         self._next_tile = k.var(I32, self._work.start, "next_tile")
-        # From the k-tile on that is copied next: k-tiles of this work, elements of K, k-tiles that need no predicates.
+        # What is left of the current tile, from the k-tile that is copied next on: its k-tiles, its elements of K, and
+        # its k-tiles that are fully in bounds, whose copies need no predicates.
         self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_to_copy"), k.var(I32, 0, "k_remaining")
         self._full_k_tiles_remaining = k.var(I32, 0, "unpredicated_k_tiles_to_copy")
         self._read_stage = k.var(I32, 0, "read_stage")
@@ -104,10 +116,11 @@ class CpAsyncMainloop:
     def unpredicated_and_tail_loops(
         self, k_tiles: Value
     ) -> Iterator[tuple[ValueLike, Value, Callable[[int, int], None]]]:
-        """Yield two loops over a tile's k-tiles, each as (start, stop, copy).
+        """Yield two loops that together run over a tile's `k_tiles` k-tiles, each as (start, stop, copy).
 
-        In the first, the k-tiles that are copied meanwhile are fully in bounds and need no predicates, so that copies
-        can be interleaved with MMAs. `copy(slice_idx, num_slices)` issues a slice of the copies of a k-tile.
+        The body of a loop multiplies a k-tile and calls `copy` for a later one: `copy(slice_idx, num_slices)` issues
+        slice `slice_idx` of its copies. In the first loop the copied k-tiles are fully in bounds and need no
+        predicates, so that the slices can be interleaved with MMAs; in the second, slice 0 has all copies.
         """
         k = current_builder()
         full_k_tiles = k.maximum(k.minimum(k_tiles, self._full_k_tiles_remaining.get()), 0)
@@ -117,17 +130,20 @@ class CpAsyncMainloop:
         yield full_k_tiles, k_tiles, lambda slice_idx, _: self.copy_k_tile() if slice_idx == 0 else None
 
     def copy_k_tile(self) -> None:
-        """Issue the copies of one k-tile into the stage that was read before the last `next_stage`."""
+        """Issue the copies of the next k-tile into the stage that all threads have read."""
         self._copy_k_tile(self._free_stage())
 
     def _copy_unpredicated(self, slice_idx: int, num_slices: int) -> None:
-        """Issue a slice of the copies of a k-tile that is fully in bounds, into the same stage."""
+        """Issue slice `slice_idx` of `num_slices` of the copies of a k-tile that is fully in bounds.
+
+        The last slice commits the group of all of them.
+        """
         self._issue_copies(self._free_stage(), None, slice_idx, num_slices)
         if slice_idx == num_slices - 1:
             self._commit()
 
     def _free_stage(self) -> Value:
-        """Return the index of the stage before the one that is read: all threads have read it."""
+        """Return the index of the stage that all threads have read: the one before the stage that is read now."""
         read_stage, stages = self._read_stage.get(), self.spec.config.stages
         return (current_builder().select(read_stage == 0, stages, read_stage) - 1).named("free_stage")
 
@@ -145,12 +161,16 @@ class CpAsyncMainloop:
         self._advance(Constant(I32, 1))
 
     def _issue_copies(self, stage: Value, k_remaining: Value | None, slice_idx: int = 0, num_slices: int = 1) -> None:
-        """Issue a slice of a k-tile's copies."""
+        """Issue slice `slice_idx` of `num_slices` of this thread's copies of a k-tile, of all operands.
+
+        `k_remaining`: as for ThreadCopies.copies.
+        """
         copies = [copy for operand in self._copies for copy in operand.copies(stage, k_remaining)]
         for copy in copies[slice_idx * len(copies) // num_slices : (slice_idx + 1) * len(copies) // num_slices]:
             copy()
 
     def _commit(self) -> None:
+        """Move to the next k-tile, and commit the copies of this one as a cp.async group."""
         for operand in self._copies:
             operand.advance()
         hw.cp_async_commit()

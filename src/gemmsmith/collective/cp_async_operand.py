@@ -19,8 +19,9 @@ from gemmsmith.tile_scheduler.tiles import OperandCoord
 class CpAsyncOperand:
     """An operand with a tile in each of `stages` stages, which `threads` threads copy in vectors of 16 bytes.
 
-    Elements past the operand's ends are zero-filled, not read. Kernel arguments: `name`, its address; `name`_rows;
-    `name`_ld_bytes, the bytes between its rows (columns, if MN-major); `name`_batch_stride_bytes.
+    Elements past the operand's ends are zero-filled, not read. Kernel arguments: `name`, its address;
+    `name`_mn_extent, its rows (columns of B); `name`_ld_bytes, the bytes from one contiguous line, along K or along M
+    or N, to the next; `name`_batch_stride_bytes.
     """
 
     def __init__(self, operand: MmaOperand, stages: int, threads: int) -> None:
@@ -48,10 +49,10 @@ class CpAsyncOperand:
 
 
 class CpAsyncCopies:
-    """The copies that a thread issues."""
+    """One thread's copies of an operand: where its next ones read from, and the cp.async instructions."""
 
     def __init__(self, operand: CpAsyncOperand) -> None:
-        """Declare this thread's state: its next source address, and how many rows are left from there."""
+        """Declare this thread's state: the address that it copies from next, and how many rows are left from there."""
         k, self._operand, self._tile, self._name = current_builder(), operand, operand.tile, operand.name
         self._partition = ThreadCopyPartition(operand.tile, k.thread, operand.threads, operand.name)
         # The address of this thread's first vector in the next k-tile.
@@ -59,7 +60,7 @@ class CpAsyncCopies:
         self._declare_rows()
 
     def _declare_rows(self) -> None:
-        # Rows of the operand from the first vector on; if MN-major, bytes of them.
+        """Declare how much of M or N is left from this thread's first vector on: rows if K-major, else bytes."""
         unit = "rows" if self._tile.major == "K" else "row_bytes"
         self._rows_remaining = current_builder().var(I32, 0, f"{self._name}_{unit}_remaining")
 
@@ -91,11 +92,14 @@ class CpAsyncCopies:
         return [partial(copy, step) for step in self._partition.copy_steps()]
 
     def _address(self, step: CopyStep) -> Value:
-        """Return the address of a vector of the next k-tile."""
+        """Return the address in global memory of a step's vector in the next k-tile."""
         return self._gmem_ptr.get() + (self._operand.ld_bytes * step.row + step.box * self._tile.pitch).to(U64)
 
     def _valid_bytes(self, step: CopyStep, k_remaining: Value | None) -> Value:
-        """Return the bytes of a vector that are in bounds."""
+        """Return how many bytes of a step's vector are in bounds; cp.async fills the others with zeros.
+
+        `k_remaining`: elements of K that are in bounds, from the k-tile's first on; None: the whole tile is.
+        """
         if k_remaining is None:
             return Constant(U32, VECTOR_BYTES)
         k, tile, thread = current_builder(), self._tile, self._partition
@@ -116,7 +120,10 @@ class CpAsyncCopies:
         return tile.dtype.bytes_of(current_builder().minimum(k_remaining, tile.k)) - line_byte_offset
 
     def _bytes_of_vector(self, step: CopyStep, inner_bytes: Value) -> Value:
-        """Return how many of `inner_bytes` from this thread's first vector on are the step's vector's."""
+        """Return how many bytes of a step's vector are in bounds along its row.
+
+        `inner_bytes`: bytes in bounds from this thread's first vector on; the vector is `step.box` boxes after that.
+        """
         k = current_builder()
         return k.minimum(k.maximum(inner_bytes - step.box * self._tile.pitch, 0), VECTOR_BYTES)
 

@@ -21,11 +21,14 @@ N_PER_LDMATRIX_X4 = 2 * N8_COLUMNS
 class Fragments:
     """The fragments of a warp, which computes 16 of every 64 rows and all columns of its warpgroup's tile.
 
-    ldmatrix.x4 loads four 8x8 matrices at a time: of A both halves of the warp's rows, of B two groups of 8 columns,
+    ldmatrix.x4 loads four 8x8 matrices at a time: of A both halves of the warp's 16 rows, of B two groups of 8 columns,
     and of both the two halves of a k-step's 32 bytes. MN-major operands are loaded with .trans.
 
-    A k-tile is processed in `mma_groups`: one per k-step, or one per 16 columns of a k-step when registers are scarce.
-    B's fragments are double-buffered, A's are reloaded in place.
+    A k-tile is multiplied in `mma_groups` groups of MMAs. A group has all columns of a k-step (the K of one mma.sync),
+    or 16 columns of it if registers are scarce. B's fragments are double-buffered, A's are reloaded in place.
+
+    In the methods, `stage` is [A's tile, B's tile] in shared memory, `group` the number of a group in its k-tile,
+    `mma_m` the number of 64 rows, `n16` and `n8` the numbers of 16 columns in the group and of 8 columns in those.
     """
 
     def __init__(self, spec: KernelSpec, warpgroup_column: Value) -> None:
@@ -90,13 +93,14 @@ class Fragments:
                 self._load_a(stage, next_group, mma_m)
 
     def _split_tf32(self, group: Value) -> None:
-        """Do nothing; called before a group is multiplied."""
+        """Do nothing. It is called before a group is multiplied; Tf32x3Fragments computes the residuals here."""
 
     def _b_fragment(self, group: Value, n16: Value) -> RegisterArray:
         """Return B's fragment of 16 columns of a group."""
         return self._b[group % 2 * self._n16_per_group + n16]
 
     def _multiply(self, d: RegisterArray, mma_m: Value, group: Value, n16: Value, n8: Value) -> None:
+        """Issue the MMA of 64 rows and 8 columns into `d`, the accumulator's registers of these."""
         b = self._b_fragment(group, n16).slice(n8 * 2, 2)
         hw.mma_sync(d, self._a[mma_m].slice(0, 4), b, self._mma)
 
@@ -107,7 +111,7 @@ class Fragments:
         hw.load_matrix(self._a[mma_m].slice(0, 4), stage[0].address + offset, tile.major == "MN")
 
     def _load_b(self, stage: list[SharedView], group: Value) -> None:
-        """Load B's fragments of an MMA group into one half of their double buffer, by turns."""
+        """Load B's fragments of an MMA group into that half of their double buffer whose turn it is."""
         tile, k_step = self._b_tile, group // self._groups_per_k_step
         with current_builder().unroll(self._n16_per_group, name="n16") as n16:
             column = (group % self._groups_per_k_step * self._n16_per_group + n16) * N_PER_LDMATRIX_X4
@@ -139,6 +143,7 @@ class Tf32x3Fragments(Fragments):
             self._b_residual[n16][i] = hw.tf32_residual(self._b_fragment(group, n16)[i])
 
     def _multiply(self, d: RegisterArray, mma_m: Value, group: Value, n16: Value, n8: Value) -> None:
+        """Issue the three MMAs of 64 rows and 8 columns into `d`, the products with residuals first."""
         a, b = self._a[mma_m].slice(0, 4), self._b_fragment(group, n16).slice(n8 * 2, 2)
         hw.mma_sync(d, self._a_residual[mma_m].slice(0, 4), b, self._mma)
         hw.mma_sync(d, a, self._b_residual[n16].slice(n8 * 2, 2), self._mma)
@@ -146,10 +151,14 @@ class Tf32x3Fragments(Fragments):
 
 
 def _ldmatrix_offset(tile: Tile, row: Value, vector_idx: Value, k_step: Value, mn: Value) -> Value:
-    """Return the byte offset of the row that a lane addresses for ldmatrix.
+    """Return the byte offset in a tile of the 16 bytes whose address this lane passes to ldmatrix.
 
-    `row` and `vector_idx` are those of the operand's first rows (of M or N) in k-step 0; the matrices begin `mn` rows
-    after these.
+    Args:
+        tile: The tile.
+        row: The lane's row of a box for k-step 0 and row 0 of M or N.
+        vector_idx: The lane's 16-byte vector in that row.
+        k_step: The k-step, of 32 bytes of K.
+        mn: First row of M or N of the matrices that are loaded.
     """
     if tile.major == "K":  # `mn` is a multiple of 8 rows, after which the swizzle repeats
         return swizzled_vector_offset(tile, row, k_step * 2 + vector_idx) + (mn * tile.pitch).to(U32)

@@ -18,7 +18,7 @@ from gemmsmith.tile_scheduler.tiles import OperandCoord
 
 
 class GatheredOperand(CpAsyncOperand):
-    """A K-major operand whose row i is row gather[i] of the array, or zeros if there is no such row.
+    """A K-major operand whose row i is row gather[i] of an array in global memory, or zeros if there is no such row.
 
     Kernel arguments: those of CpAsyncOperand, and of RowIndices.
     """
@@ -36,7 +36,7 @@ class GatheredOperand(CpAsyncOperand):
 
 
 class GatheredCopies(CpAsyncCopies):
-    """The copies that a thread issues. The indices of its rows of a tile are loaded once, into registers."""
+    """One thread's copies of a gathered operand. The indices of its rows of a tile are loaded once, into registers."""
 
     def __init__(self, operand: GatheredOperand) -> None:
         super().__init__(operand)
@@ -61,16 +61,17 @@ class GatheredCopies(CpAsyncCopies):
         self._gmem_ptr.set(self._operand.address + offset.to(U64))
 
     def _address(self, step: CopyStep) -> Value:
+        """Return the address in global memory of a step's vector in the next k-tile."""
         row = hw.opaque(self._source_row(step))  # recompute addresses instead of keeping one register pair per copy
         offset = row.to(I64) * self._operand.ld_bytes + step.box * self._tile.pitch
         return self._gmem_ptr.get() + offset.to(U64)
 
     def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
-        self._bytes_of_box: dict[int, Value] = {}  # of a vector along K, the same for all rows
+        self._bytes_of_box: dict[int, Value] = {}  # by box, the bytes of a vector before the end of K: for all rows
         return super().copies(stage, k_remaining)
 
     def _valid_bytes(self, step: CopyStep, k_remaining: Value | None) -> Value:
-        """Return the bytes of a vector that are in bounds: none if there is no such row."""
+        """Return how many bytes of a step's vector exist: none if its row's index is invalid; the others are zeros."""
         valid: Value = Constant(I32, VECTOR_BYTES)
         if k_remaining is not None and step.box not in self._bytes_of_box:
             in_bounds = self._bytes_of_vector(step, self._bytes_along_k(k_remaining))

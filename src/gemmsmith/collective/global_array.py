@@ -11,7 +11,7 @@ from gemmsmith.lang.values import Constant, Value
 
 
 class GlobalArray:
-    """The array `name` of the bound problem, with any strides.
+    """The array `name` of a launch, with any strides (in elements).
 
     Kernel arguments: `argument`, its address, and the strides that it needs: `argument`_row_stride if it varies along
     M, `argument`_column_stride if it varies along N, and `argument`_batch_stride.
@@ -28,8 +28,8 @@ class GlobalArray:
             name: The array's name in the launch's `arrays`.
             dtype: Dtype of its elements.
             address: Where it is; None: at the Pointer `argument`.
-            varies_along_m: Without it all rows are the same.
-            varies_along_n: Without it all columns are the same.
+            varies_along_m: False: all rows are the same, and the array has no row stride.
+            varies_along_n: False: all columns are the same, and the array has no column stride.
         """
 
         def stride(along: str, attribute: str) -> Value:
@@ -43,7 +43,10 @@ class GlobalArray:
         self.batch_stride = stride("batch", "batch_stride")
 
     def element_address(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:
-        """Return the byte address of an element."""
+        """Return the byte address of element (batch, row, column).
+
+        A row or column of None is number 0. The row is ignored if all rows are the same, the column likewise.
+        """
         offset = batch.to(I64) * self.batch_stride
         if self.row_stride is not None and row is not None:
             offset = offset + row.to(I64) * self.row_stride
@@ -52,7 +55,10 @@ class GlobalArray:
         return self.base_address + (offset * self.dtype.bytes).to(U64)
 
     def load(self, address: Value, in_bounds: Value) -> Value:
-        """Load an element as fp32, or 0 if not `in_bounds`; integers are rounded to fp32, exact up to 2^24."""
+        """Load the element at `address` as fp32, or 0 if not `in_bounds`. A bool is 0 or 1.
+
+        Integers are rounded to fp32, which is exact up to 2^24.
+        """
         if self.dtype == BOOL:
             is_nonzero = hw.load_global_u8_or_u16(address, in_bounds, 8).to(U32) != 0
             return current_builder().select(is_nonzero, 1.0, Constant(F32, 0.0))

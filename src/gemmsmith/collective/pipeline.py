@@ -31,7 +31,8 @@ MBARRIER_BYTES = 8
 class PipelineState:
     """The index of the next stage and the parity of its phase.
 
-    `advance()` is `if (++index == N) index = 0, phase ^= 1`.
+    `advance()` is `if (++index == N) index = 0, phase ^= 1`. `name` is the prefix of the variables' names in the
+    printed CUDA.
     """
 
     def __init__(self, stages: int, phase: int = 0, name: str = "state", index: ValueLike = 0) -> None:
@@ -65,7 +66,7 @@ class PipelineState:
 
 
 def stage_index(stage: PipelineState | Value) -> Value:
-    """Return the index of a stage that is given by it, or by a state that is at the stage."""
+    """Return the index of a stage, which is given as an index or as a state that is at the stage."""
     return stage.index if isinstance(stage, PipelineState) else stage
 
 
@@ -73,12 +74,12 @@ def stage_index(stage: PipelineState | Value) -> Value:
 class Peers:
     """The CTAs of a cluster that this one exchanges multicasts with, itself included.
 
-    In a cluster of rows and columns they are those of its row and of its column. What the others load does not depend
-    on this CTA's release of a stage, so their next arrivals could be counted in the same phase. (CUTLASS:
-    is_same_row_or_col of PipelineTmaAsync.)
+    In a cluster of rows and columns they are the CTAs of its row and of its column. Stages are released to these only:
+    the loads of the other CTAs do not depend on one another's releases, so one CTA could arrive twice in the same phase
+    of another's barrier. (CUTLASS: is_same_row_or_col of PipelineTmaAsync.)
 
     Attributes:
-        count: Their number.
+        count: Number of these CTAs.
         rank: Returns the cluster rank of the i-th of them.
     """
 
@@ -97,7 +98,12 @@ class HasBarriers(Protocol):
 
 
 class _ArrivalCount:
-    """The number of arrivals that complete a phase: the sum over the roles that arrive, each counted once."""
+    """The number of arrivals that complete a phase of the mbarriers `name`, with which they are initialized.
+
+    It is the sum over the warp roles that arrive. The prologue initializes the barriers before the roles are recorded,
+    so `count` is a constant whose value is set while they are. An arrival that is recorded twice in a role, such as in
+    two branches, counts once.
+    """
 
     def __init__(self, name: str) -> None:
         self.count = Constant(U32, None)  # set when the roles are recorded
@@ -105,10 +111,10 @@ class _ArrivalCount:
         self.roles: dict[object, int] = {}
 
     def add_arrivals(self, arrivals: int, by: str = "") -> None:
-        """Add the arrivals per phase of the role that is being recorded.
+        """Count `arrivals` per phase of the warp role that is being recorded, unless they are counted already.
 
-        `by`: how it arrives; a role counts once for each of the ways in which it does. Raises KernelError if the role
-        has arrived another number of times before.
+        `by` tells apart several arrivals of one role in the same phase, such as "threads, scales". Raises KernelError
+        if the role was counted before with another number of arrivals.
         """
         role = current_builder().current_role, by
         if self.roles.setdefault(role, arrivals) != arrivals:
@@ -119,9 +125,10 @@ class _ArrivalCount:
 class PipelineTmaAsync:
     """A pipeline filled by TMA and read by warps; each CTA of a cluster may multicast into the others' stages.
 
-    Full barrier: 1 arrival, of the producer with the bytes that its own CTA expects (peers' multicasts included), and
-    those bytes. Empty barrier: one arrival per consumer warp of each peer, since a stage is free only after all CTAs to
-    which the next multicast writes have read it.
+    A phase of a full barrier completes after one arrival, by which the producer announces the bytes that its CTA
+    expects (peers' multicasts included), and after those bytes. A phase of an empty barrier completes after one arrival
+    of each consumer warp of each peer: a stage is free only if all CTAs to which the next multicast writes have read
+    it.
     """
 
     def __init__(
@@ -134,7 +141,7 @@ class PipelineTmaAsync:
             stages: Stages of the ring.
             transaction_bytes: Bytes that complete a stage.
             peers: CTAs that this one exchanges multicasts with.
-            consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1); each stage is read
+            consumer_groups: Consumer warpgroups that take stages in turn (pingpong: all, else 1); each stage is read
                 by 1 / `consumer_groups` of the consumer warpgroups.
             scope: Memory scope of the consumers' release. "cta" suffices if wgmma that was waited for has read the
                 stage, but not if ld has (see MbarrierArriveCluster).
@@ -170,13 +177,16 @@ class PipelineTmaAsync:
 
     # -- producer --------------------------------------------------------------------------------------
     def producer_acquire(self, state: PipelineState) -> None:
-        """Wait until the stage is free, and arm its full barrier with its bytes. One thread executes it."""
+        """Wait until the stage of `state` is free, and announce on its full barrier the bytes that will arrive.
+
+        One thread executes it.
+        """
         self._acquire(state)
         self._producers.add_arrivals(1)
         self.producer_expect_bytes(state.index)
 
     def non_tma_producer_acquire(self, state: PipelineState) -> None:
-        """Wait until the stage is free, in a warp that adds to what the producer loads."""
+        """Wait until the stage of `state` is free, in a warp that writes to it besides the producer."""
         self._acquire(state)
 
     def _acquire(self, state: PipelineState) -> None:
@@ -185,9 +195,14 @@ class PipelineTmaAsync:
     def non_tma_producer_commit(
         self, state: PipelineState, lanes: int, *, cp_async: bool, st_shared: bool, of: str = "operand"
     ) -> None:
-        """Arrive for what `lanes` threads have written into the stage: by `cp_async`, `st_shared` or both.
+        """Arrive, in each of `lanes` threads, for what they have written into the stage.
 
-        `of`: what that is part of; a role arrives once for each.
+        Args:
+            state: A state at the stage.
+            lanes: Threads that execute it.
+            cp_async: They have written by cp.async; they arrive when these copies are complete.
+            st_shared: They have written by st.shared. With both they arrive twice.
+            of: What they have written, "operand" or "scales": a role arrives once per phase for each.
         """
         self._producers.add_arrivals((cp_async + st_shared) * lanes, by=f"threads, {of}")
         if cp_async:
@@ -196,25 +211,28 @@ class PipelineTmaAsync:
             hw.mbarrier_arrive(self._full[state.index])
 
     def producer_expect_bytes(self, stage: Value) -> None:
-        """Arm the full barrier of a stage with its bytes.
+        """Arrive on the full barrier of a stage, and announce the bytes that complete its phase.
 
-        `init_barriers`' `after_init` calls it for fresh stages that it fills in place of the producer.
+        The prologue calls it for the stages that it fills in place of the producer; these need no wait, being fresh.
         """
         hw.mbarrier_arrive_expect_tx(self._full[stage], self.transaction_bytes)
 
     def producer_tail(self, state: PipelineState) -> None:
-        """Wait until consumers have released every stage: no CTA may exit before its peers' last arrivals on it."""
+        """Wait until consumers have released every stage, after the last load.
+
+        A CTA must not exit before its peers' last arrivals on its barriers. `state`: that of the producer.
+        """
         with current_builder().range(self.stages, name="stage"):
             self._acquire(state)
             state.advance()
 
     # -- consumer --------------------------------------------------------------------------------------
     def consumer_test_wait(self, state: PipelineState) -> Value:
-        """Return a token: whether the stage is already full."""
+        """Return a token for `consumer_wait`: whether the stage is already full. Does not block."""
         return hw.mbarrier_test_wait(self._full[state.index], state.phase).named("is_full")
 
     def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
-        """Wait until the stage is full, unless `token` says that it is."""
+        """Wait until the stage is full, unless `token`, of `consumer_test_wait`, says that it is."""
         with nullcontext() if token is None else current_builder().when(~token):
             hw.mbarrier_wait(self._full[state.index], state.phase)
 
@@ -236,9 +254,9 @@ class LaggedRelease:
         self.pipeline, self._release_stage = pipeline, current_builder().var(I32, 0, f"{pipeline.name}_release_stage")
 
     def release_previous(self, k_tile: Value, read_state: PipelineState) -> None:
-        """Release the previous stage, after the wait for all wgmma groups except the current one.
+        """Release the stage of the previous k-tile, after the wait for all wgmma groups except the current one.
 
-        `read_state` is at the stage of the current one, which is that of the tile's k-tile number `k_tile`.
+        `k_tile`: number of the current k-tile in its tile. `read_state` is at the current k-tile's stage.
         """
         with current_builder().when(k_tile > 0):
             self.pipeline.consumer_release(self._release_stage.get())
@@ -247,7 +265,8 @@ class LaggedRelease:
     def release_last(self, k_tiles: Value) -> None:
         """Release the last stage of a tile of `k_tiles` k-tiles, after the wait for its last wgmma group.
 
-        Its scope is that of the producers' wait: the consumers may have written it, where a group along K ends.
+        It is released with the scope of the producers' wait, since the consumers may have written to it: they zero what
+        follows the end of a group along K (RaggedK).
         """
         with current_builder().when(k_tiles > 0):
             self.pipeline.consumer_release(self._release_stage.get(), self.pipeline.acquire_scope)
@@ -256,7 +275,8 @@ class LaggedRelease:
 class StagesReleasedBarrier:
     """A barrier on which the epilogues of a cluster's CTAs arrive after their last access to reused mainloop stages.
 
-    One arrival per consumer warp of each CTA. The accesses may be ld and st. (CUTLASS: ReuseSmem of the epilogue.)
+    A phase completes after one arrival per consumer warp of each CTA. The accesses may be by ld and st, so arrivals and
+    waits have cluster scope if there are peers. (CUTLASS: ReuseSmem of the epilogue.)
     """
 
     def __init__(self, name: str, peers: Peers = NO_PEERS) -> None:
@@ -269,10 +289,10 @@ class StagesReleasedBarrier:
         hw.mbarrier_init(self._released[0], self._consumers.count)
 
     def wait(self, phase: Variable) -> None:
-        """Wait for the next completion; `phase`, initially 0, flips on each wait.
+        """Wait for the next completion; `phase`, the parity to wait for, is initially 0 and flips on each wait.
 
-        The consumers must depend on something that the waiting thread does between two waits, or two completions could
-        alias.
+        Between two waits the waiting thread must do something for which the consumers wait. Otherwise they could
+        complete two phases, and the parity would be that of the wrong one.
         """
         hw.mbarrier_wait(self._released[0], phase.get(), self.scope)
         phase.set(phase.get() ^ 1)
@@ -288,9 +308,13 @@ def init_barriers(
 ) -> None:
     """Initialize the pipelines' barriers and make them visible to the whole cluster. Call it before the roles.
 
-    One thread initializes all barriers: the lanes of a warp would serialize, at 45 cycles each. `after_init` runs in
-    that thread before the cluster barrier, whose relaxed arrive does not wait for the copies that it issues. Meanwhile
-    another warp prefetches the tensor maps of `prefetch` into the descriptor cache.
+    One thread initializes all barriers: the lanes of a warp would serialize, at 45 cycles each.
+
+    Args:
+        *pipelines: The objects whose barriers are initialized.
+        prefetch: Tensor maps that another warp meanwhile prefetches into the descriptor cache.
+        after_init: Issues the first loads. It runs in the initializing thread, before the cluster barrier, whose
+            relaxed arrive does not wait for these loads.
     """
     k = current_builder()
     steps = ["prefetch tensor maps"] * bool(prefetch) + ["initialize barriers"] * bool(pipelines)
@@ -315,7 +339,7 @@ def init_barriers(
 
 
 def _arrive_per_warp(barrier: SharedView, peers: Peers, scope: Scope) -> None:
-    """Arrive, once per warp, on a barrier of each peer; one lane per peer."""
+    """Arrive, once per warp, on `barrier` in the shared memory of each peer. Lane i arrives on that of peer i."""
     k = current_builder()
     if peers.count == 1:
         with k.when(k.lane == 0):
@@ -326,10 +350,10 @@ def _arrive_per_warp(barrier: SharedView, peers: Peers, scope: Scope) -> None:
 
 
 class OrderedSequenceBarrier:
-    """Each of `groups` warpgroups waits until the one before it has arrived, in a ring; this one is number `group`.
+    """Lets `groups` warpgroups take turns, in a ring: each waits until the one before has arrived.
 
-    In CUTLASS it is the consumer warpgroups' order barrier. Every warpgroup has a named barrier: it completes when the
-    warpgroup itself waits and the one before has arrived.
+    `group` is the number of this warpgroup. Every warpgroup has a named barrier, which completes when the warpgroup
+    itself waits and the one before it has arrived. (CUTLASS: OrderedSequenceBarrier, of the consumer warpgroups.)
     """
 
     def __init__(self, groups: int, group: Value) -> None:

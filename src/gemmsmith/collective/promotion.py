@@ -16,7 +16,10 @@ from gemmsmith.lang.shared import SharedView
 
 @dataclass(frozen=True)
 class PromotionSubtile:
-    """The columns from `column` on of the `mma_m`-th 64 rows of a warpgroup's tile."""
+    """The part of a warpgroup's tile that is promoted at once: some columns, from `column` on, of 64 rows.
+
+    The rows are the `mma_m`-th 64 of the warpgroup. `spec.promotion` has the number of columns.
+    """
 
     mma_m: int
     column: int
@@ -25,7 +28,8 @@ class PromotionSubtile:
 class Promotion:
     """The promotion state of a warpgroup: a temporary accumulator per k-tile in flight, and the fp32 accumulator.
 
-    Each k-tile is multiplied and promoted subtile by subtile. (CUTLASS: GmmaFP8Accumulation, accum_ and accum_temp_.)
+    Each k-tile is multiplied and promoted subtile by subtile. `slot` numbers the k-tiles in flight, and so the
+    temporary accumulators, from 0 on. (CUTLASS: GmmaFP8Accumulation, accum_ and accum_temp_.)
     """
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -41,16 +45,16 @@ class Promotion:
         self.subtiles = [PromotionSubtile(mma_m, column) for mma_m in mma_ms for column in range(0, n, columns)]
 
     def multiply(self, slot: int, subtile: PromotionSubtile, a: SharedView, b: SharedView) -> None:
-        """Issue a subtile's wgmma of a k-tile, the `slot`-th in flight."""
+        """Issue the wgmmas of a subtile into the temporary accumulator `slot`; `a` and `b` are the k-tile's tiles."""
         temp = self._accumulator_temps[slot]
         temp.multiply(a.rows(subtile.mma_m * WGMMA_M, WGMMA_M), b.rows(subtile.column, temp.n), accumulate=False)
 
     def wait(self, slot: int, pending: int) -> None:
-        """Wait for the subtile of the `slot`-th k-tile; up to `pending` later wgmma groups may stay in flight."""
+        """Wait until the temporary accumulator `slot` is complete; `pending` later wgmma groups may stay in flight."""
         self._accumulator_temps[slot].wait_complete(pending)
 
     def add(self, slot: int, subtile: PromotionSubtile) -> None:
-        """Add the subtile of the `slot`-th k-tile, scaled, to the accumulator."""
+        """Add the temporary accumulator `slot`, times its k-tile's `scales`, to the subtile of the fp32 accumulator."""
         temp = self._accumulator_temps[slot]
         scales = self.scales[slot].subtile_scales(subtile.mma_m, subtile.column, temp.n)
         temp.promote_into(

@@ -16,9 +16,11 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 class RaggedK:
-    """The consumer warpgroups zero the elements of both operands: of one only, NaN in the other would remain.
+    """Zeroes what follows the end of a group along K in the group's last k-tile.
 
-    The operands are MN-major, so these elements are whole rows of the boxes, whatever the swizzle.
+    TMA has loaded the next group's elements there. The consumer warpgroups zero both operands: if only one were zero,
+    its product with NaN in the other would be NaN. The operands are MN-major, so the elements are whole rows of the
+    boxes, whatever the swizzle.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -29,7 +31,10 @@ class RaggedK:
         self._barrier = current_builder().named_barriers(1)
 
     def zero_past_end(self, tile: WorkTile, k_tile: Value, stage: Sequence[SharedView]) -> None:
-        """Zero the elements of a full stage past the end of the tile's group."""
+        """Zero the elements past the end of the tile's group in k-tile number `k_tile` of the tile.
+
+        `stage`: the operands' tiles in its stage, which is full. All threads of the consumer warpgroups execute it.
+        """
         k = current_builder()
         k_valid = (tile.group_k_extent - k_tile * self._tile_k).named("k_valid")
         with k.when(k_valid < self._tile_k):

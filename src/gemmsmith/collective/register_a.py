@@ -30,9 +30,10 @@ def make_accumulator(spec: KernelSpec) -> Accumulator:
 
 
 class RegisterAAccumulator(Accumulator):
-    """An accumulator that multiplies with A in registers, a wgmma group per k-step.
+    """An accumulator that multiplies with A in registers, one wgmma group per k-step (the K of one wgmma).
 
-    A's fragments of a k-step are loaded while up to `spec.a_k_steps` - 1 k-steps before it are multiplied.
+    There are `spec.a_k_steps` buffers of A's fragments: those of a k-step are loaded while the k-steps before it, at
+    most `spec.a_k_steps` - 1, are multiplied.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -52,7 +53,7 @@ class RegisterAAccumulator(Accumulator):
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike, n: int | None = None) -> None:
         """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K, for all columns.
 
-        Returns while the last k-steps are in flight; the groups of earlier calls are complete.
+        Afterwards the last `spec.a_k_steps` - 1 k-steps may still be in flight; all earlier ones are complete.
         """
         assert b.tile is not None
         buffers = len(self._a_fragments)
@@ -74,17 +75,21 @@ class RegisterAAccumulator(Accumulator):
         hw.sync_warp()
 
     def wait(self, pending: int) -> None:
-        """Wait until at most `pending` k-tiles are in flight; `multiply` leaves only the one just issued."""
+        """Wait until at most `pending` k-tiles are in flight.
+
+        With `pending` 1 nothing is to be done: `multiply` leaves only the k-tile in flight that it has just issued.
+        """
         if pending == 0:
             self.wait_complete()
 
 
 class AFragmentLoader:
-    """Loads a thread's elements of a k-step of 64 rows of A: of every 8 x 4 elements (M x K) of its warp's 16 x 8.
+    """Loads a thread's elements of A for a k-step: one of every 8 x 4 elements (M x K) of its warp's 16 x 8, so four.
 
-    A row of a box is one index of K: 128 bytes, 32 elements of M, whose 16-byte vectors' indices are xor-ed with k % 8.
-    So for two neighbors of K, 8 rows of M are in the same two of eight vectors. Of two adjacent lanes, one therefore
-    first loads its element 4 further along K, so that no two lanes access the same bank.
+    A row of a box has one index k of K and 32 elements along M, 128 bytes. The swizzle xors the indices of its 16-byte
+    vectors with k % 8. 8 consecutive rows of M fill two vectors, and for two neighboring k these are the same two
+    places, that is the same banks. Therefore, of two adjacent lanes, the odd one loads its two elements of a row in
+    reverse order, the one at k + 4 first; then no two lanes access the same bank at the same time.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -97,7 +102,10 @@ class AFragmentLoader:
         per_vector = VECTOR_BYTES // a_tile.dtype.bytes
 
         def offset(row_half: int, load: int) -> Value:
-            """Return the byte offset of an element in a tile."""
+            """Return the byte offset in a tile of the element that this thread loads as number `load` of a row.
+
+            `row_half`: its row is `row`, or FRAGMENT_HALF_ROWS below. Odd lanes have the opposite order along K.
+            """
             element_row = (row + row_half * FRAGMENT_HALF_ROWS).with_name_hint("a_row")
             element_k = column + (lane + load) % 2 * LANES_PER_QUAD
             vector_idx = (element_row // per_vector).with_name_hint("a_vector")

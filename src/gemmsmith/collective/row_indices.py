@@ -16,9 +16,14 @@ from gemmsmith.lang.values import Value
 
 
 class RowIndices:
-    """The int32 array `name`, with a row of the array `of`, which has `extent` rows, for each row of the product.
+    """The int32 array of indices `name`: entry i is the row of an array for row i of the product.
 
-    Kernel arguments: `of`_`name`, its address; `of`_rows, the extent.
+    Kernel arguments: `of`_`name`, the address of the indices; `of`_rows, the rows of the array.
+
+    Args:
+        name: GATHER or SCATTER.
+        of: What the kernel calls the array.
+        extent: Returns how many rows the array has; other indices are of no row.
     """
 
     def __init__(self, name: str, of: str, extent: Callable[[BoundProblem], int]) -> None:
@@ -31,13 +36,15 @@ class RowIndices:
         """Return the array's row for a row of the product; -1 if it is not `in_bounds`, or has none."""
         address = self._address + (row.to(I64) * 4).to(U64)
         index = hw.load_global_word(address, in_bounds, I32, self.name)
-        # As unsigned numbers, negative ones are large
+        # One comparison also excludes negative indices, which are large as unsigned numbers.
         is_row = in_bounds & (index.to(U32) < self._extent.to(U32))
         return current_builder().select(is_row, index, -1)
 
 
 class Scatter:
-    """The rows of the results' arrays. With the groups along the columns of a transposed product, the columns.
+    """Where the rows of D are stored: row i is row scatter[i] of the results' arrays.
+
+    If the kernel computes D^T, for "rows" read "columns".
 
     Kernel arguments: those of RowIndices, with the prefix "out".
     """
@@ -50,7 +57,10 @@ class Scatter:
         return p.d.rows if self._role == "a" else p.d.cols
 
     def locate(self, row: Value, column: Value, in_bounds: Value) -> tuple[Value, Value, Value]:
-        """Return where an element of D is in its array, and whether it is in bounds and anywhere."""
+        """Return (row, column, is_stored) of an element of D in the results' arrays.
+
+        `is_stored`: it is `in_bounds`, and its index is that of a row.
+        """
         index = self._indices.load(row if self._role == "a" else column, in_bounds)
         is_stored = in_bounds & (index >= 0)
         return (index, column, is_stored) if self._role == "a" else (row, index, is_stored)

@@ -42,15 +42,15 @@ MAX_COPY_LANES_ALONG_K = 16
 
 
 class SmemVectorLayout:
-    """The shared memory order of the rows of A (columns of B) of a tile.
+    """The order in which the rows of A (columns of B) of a tile are stored in shared memory.
 
-    A row's (column's) position in that order is its smem index. Each thread's elements form vectors and adjacent lanes'
-    vectors are adjacent, so loads have no bank conflicts. The two columns of a pair are swapped so that FFMA reads a
-    column and its accumulator from different register banks.
+    A row's (column's) position in that order is its smem index. The elements that one thread multiplies are stored as
+    vectors, and the vectors of adjacent lanes are adjacent, so loads have no bank conflicts. The two columns of a pair
+    are swapped so that FFMA reads a column and its accumulator from different register banks. `name`: "a" or "b".
     """
 
     def __init__(self, spec: KernelSpec, name: str) -> None:
-        """Give a thread the rows and columns that it has in the accumulator of wgmma."""
+        """Derive the order from the rows and columns that a thread has in a wgmma accumulator (core/mma.py)."""
         self.is_a = name == "a"
         num_mma_m, self._columns = spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns
         self.elements_per_thread = 2 * num_mma_m if self.is_a else self._columns // N8_COLUMNS * 2
@@ -61,7 +61,11 @@ class SmemVectorLayout:
         """Lanes of a warp along M (A) or N (B); the other lanes hold the same rows (columns)."""
 
     def mn_of_smem_index(self, smem_index: ValueLike) -> Value:
-        """Return the tile's row (column) that is stored at a smem index."""
+        """Return the tile's row (column) that is stored at a smem index.
+
+        A smem index counts, from the innermost on: the elements of a vector, the lanes, the vectors of a thread, and
+        the units: warps for A, warpgroups for B.
+        """
         per_unit = self.lanes_along_mn * self.elements_per_thread
         per_vector = self.lanes_along_mn * self.vector_elements
         smem_index = as_value(smem_index, I32)
@@ -94,9 +98,9 @@ class SmemVectorLayout:
 class SimtOperand:
     """An fp32 operand of any strides, copied word by word into a tile in each of `stages` stages.
 
-    A tile is stored one index of K after the other; elements out of bounds are zero-filled. Kernel arguments: `name`,
-    its address; `name`_mn_extent; `name`_mn_stride_bytes (if K-major), `name`_k_stride_bytes and
-    `name`_batch_stride_bytes.
+    A tile holds all rows (columns) of index 0 of K, then those of index 1, and so on. Elements out of bounds are zeros.
+    Kernel arguments: `name`, its address; `name`_mn_extent, its rows (columns of B); `name`_mn_stride_bytes (if
+    K-major), `name`_k_stride_bytes and `name`_batch_stride_bytes.
     """
 
     def __init__(self, spec: KernelSpec, operand: MmaOperand, stages: int, threads: int) -> None:
@@ -120,7 +124,7 @@ class SimtOperand:
 
 
 class SimtCopies:
-    """The copies that a thread issues.
+    """One thread's copies of an operand: where its next ones read from, and the cp.async instructions.
 
     Consecutive lanes copy consecutive elements along the operand's contiguous dimension. If that is K, a run is at most
     half a 128-byte line, and the next lanes continue at the next smem index (see `SmemVectorLayout`). The writes to
@@ -171,7 +175,11 @@ class SimtCopies:
         ]
 
     def _copy(self, stage: Value, k_remaining: Value | None, k_offset: int, mn_offset: int) -> None:
-        """Copy a word of a k-tile: `k_offset` elements of K and `mn_offset` smem indices after the thread's first."""
+        """Copy one word of a k-tile.
+
+        It is `k_offset` elements of K and `mn_offset` smem indices after the thread's first word. `k_remaining`: as for
+        `copies`.
+        """
         k, tile = current_builder(), self._tile
         iter_offset = k_offset * _smem_k_stride_bytes(tile) + mn_offset * WORD_BYTES
         destination = self._operand.stages[stage].address + self._thread_smem_offset + iter_offset
@@ -194,13 +202,14 @@ class SimtCopies:
 class SimtFragments:
     """A thread's register fragments of A and B at one index of K, double-buffered if registers suffice.
 
-    Without double buffering B's fragment is a vector of columns at a time. Lane bits 1 and 2 are swapped so that
-    adjacent lanes load the same words (neighbors by 1 those of A, neighbors by 2 those of B), so that more lanes are
-    served at once (backends/sim/execute/counters.py); `unpermute_lanes` restores the fragment's lane order.
+    Without double buffering, B's fragment has one vector of columns at a time. Each lane computes the elements of the
+    lane whose number has bits 1 and 2 swapped: then lanes that differ in bit 0 load the same words of A, and lanes that
+    differ in bit 1 the same words of B, and shared memory serves more lanes at once (see
+    backends/sim/execute/counters.py). `unpermute_lanes` restores the lane order of the accumulator.
     """
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
-        """Declare the registers of warpgroup number `warpgroup`."""
+        """Declare the registers. `warpgroup`: the number of this warpgroup, which has its own columns of the tile."""
         k, self._tiles = current_builder(), spec.tiles
         self._layouts = SmemVectorLayout(spec, "a"), SmemVectorLayout(spec, "b")
         a, b = self._layouts
@@ -235,9 +244,10 @@ class SimtFragments:
         self, operand: int, stage: list[SharedView], k_idx: Value, vector_idx: Value, fragment: RegisterArray,
         fragment_vector_idx: ValueLike,
     ) -> None:  # fmt: skip
-        """Load the thread's `vector_idx`-th vector of an operand into a vector of a fragment.
+        """Load the thread's `vector_idx`-th vector of an operand into vector `fragment_vector_idx` of `fragment`.
 
-        `operand`: 0 for A, 1 for B; `k_idx`: the index along K in the stage.
+        `operand`: 0 for A, 1 for B. `k_idx`: the index along K in the stage. Elements of a swizzled vector are put back
+        in order by the register index.
         """
         tile, layout, unit_idx = self._tiles[operand], self._layouts[operand], self._unit_indices[operand]
         smem_offset = (
@@ -249,10 +259,12 @@ class SimtFragments:
             fragment[fragment_vector_idx * layout.vector_elements + (layout.xor_mask(tile, k_idx) ^ i)] = values[i]
 
     def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first_column: ValueLike, columns: int) -> None:
-        """Add the outer product of the fragment of A and `columns` columns of B, from `first_column` on.
+        """Add the outer product of A's fragment and `columns` columns of B's to the accumulator.
 
-        Columns run in reverse in every other row, so that each FFMA shares the row or the column with the one before,
-        which then is not read again from the register file.
+        `buffer`: which buffer of the fragments. `first_column`: the accumulator's column of B's first element.
+
+        Columns run in reverse in every other row, so that each FFMA has an operand in common with the FFMA before,
+        which is then not read again from the register file. `^ 1` is the swap of SmemVectorLayout's pairs of columns.
         """
         k = current_builder()
         with (
@@ -266,7 +278,7 @@ class SimtFragments:
             acc[acc_idx] = hw.fma(self._a[buffer][mma_m * 2 + row_half], self._b[buffer][frag_column ^ 1], acc[acc_idx])
 
     def unpermute_lanes(self, accumulator: Accumulator) -> None:
-        """Move each lane's accumulator to the lane that has these elements in the fragment. After the last k-tile."""
+        """Move each accumulator element to the lane that has it in a wgmma accumulator, after the last k-tile."""
         with current_builder().unroll(len(accumulator.fragments), name="mma_m") as mma_m:
             acc = accumulator.fragments[mma_m]
             with current_builder().unroll(acc.count, name="i") as i:

@@ -28,7 +28,7 @@ VectorCopy = Callable[[RegisterArray, Value], object]
 
 
 class SplitReduction:
-    """The reduction of the partial sums of a tile's splits; of a tile without splits: none."""
+    """The reduction of the partial sums of a tile whose K is split; this base class is for tiles that are not split."""
 
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
@@ -39,7 +39,7 @@ class SplitReduction:
         return ()
 
     def output_tile(self, tile: WorkTile) -> WorkTile:
-        """Return what this CTA, if it reduces, stores of a tile: all of it, or its slice of the columns."""
+        """Return the part of a tile that this CTA stores if it reduces: all of the tile, or a slice of its columns."""
         return tile
 
     def start(self) -> None:
@@ -47,7 +47,15 @@ class SplitReduction:
 
     @contextmanager
     def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
-        """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
+        """Reduce a tile's partial sums; the body of the `with` statement runs in the CTAs that reduce.
+
+        It yields the accumulator with the sums over all splits. Other CTAs only hand over their partial sums.
+
+        Args:
+            accumulator: This warpgroup's partial sums.
+            tile: The tile, and this CTA's split of it.
+            warpgroup: Number of this consumer warpgroup.
+        """
         yield accumulator
 
     def tail(self, warpgroup: Value) -> None:
@@ -55,14 +63,17 @@ class SplitReduction:
 
 
 class GlobalSplitReduction(SplitReduction):
-    """The reduction of the partial sums of several clusters.
+    """The reduction of the partial sums of several clusters, through global memory.
 
-    Kernel arguments: `partials`, a slot for the accumulator of each warpgroup of each CTA, and `flags`, a word for each
-    of them.
+    A slot holds the accumulator of one consumer warpgroup of one CTA. Kernel arguments: `partials`, the address of all
+    slots, and `flags`, that of a word per slot, which is 1 while the slot holds partial sums that nobody has added.
     """
 
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
-        """Declare the kernel arguments, and reserve a named barrier per consumer warpgroup."""
+        """Declare the kernel arguments, and reserve a named barrier per consumer warpgroup.
+
+        `scheduler`: it says how many clusters have work, and has this CTA's position in its cluster.
+        """
         super().__init__(spec)
         k, self.cta_rank = current_builder(), scheduler.position.cta_rank
         self._slot_bytes = spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
@@ -76,19 +87,24 @@ class GlobalSplitReduction(SplitReduction):
 
     @contextmanager
     def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
+        """Store the partial sums, or, in the cluster that runs the epilogue, add those of the other clusters.
+
+        The body of the `with` statement is recorded for that cluster only.
+        """
         k, split = current_builder(), tile.split
         assert split is not None
         leader = (k.thread % THREADS_PER_WARPGROUP == 0).named("is_reduction_leader")
         with k.when(~split.runs_epilogue):
             self._store(accumulator, split, warpgroup, leader)
         with k.when(split.runs_epilogue):
+            # A split from k-tile 0 on has no peers, and a tile that is not split has no valid `first_peer`.
             num_peers = (split.cluster_idx - split.first_peer).named("num_peers")
             with k.range(num_peers, name="peer") as peer, k.when(tile.k_tile_begin > 0):
                 self._accumulate(accumulator, split.first_peer + peer, warpgroup, leader)
             yield accumulator
 
     def _slot(self, cluster_idx: Value, warpgroup: Value) -> Value:
-        """Return the index of a warpgroup's slot."""
+        """Return the index of the slot of `warpgroup` of the CTA with this CTA's rank in cluster `cluster_idx`."""
         cta = cluster_idx * self.spec.cluster_size + self.cta_rank
         return (cta * self.spec.config.consumers + warpgroup).named("slot")
 
@@ -98,7 +114,10 @@ class GlobalSplitReduction(SplitReduction):
         return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("thread_partials_ptr")
 
     def _store(self, accumulator: Accumulator, split: Split, warpgroup: Value, leader: Value) -> None:
-        """Store a warpgroup's partial sums in its slot, and set the slot's flag, in the thread where `leader` holds."""
+        """Store this warpgroup's partial sums in its slot; then the thread where `leader` holds sets the slot's flag.
+
+        `split`: this CTA's split of the tile. `warpgroup`: number of this consumer warpgroup.
+        """
         k = current_builder()
         slot = self._slot(split.cluster_idx, warpgroup)
         address = self._address(slot, accumulator)
@@ -109,7 +128,10 @@ class GlobalSplitReduction(SplitReduction):
             hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
 
     def _accumulate(self, accumulator: Accumulator, cluster_idx: Value, warpgroup: Value, leader: Value) -> None:
-        """Wait for the flag of another cluster's slot, clear it, and add the slot's partial sums."""
+        """Wait for the flag of a slot of cluster `cluster_idx`, clear it, and add the slot's partial sums.
+
+        The thread where `leader` holds accesses the flag.
+        """
         k = current_builder()
         slot = self._slot(cluster_idx, warpgroup)
         address, flag = self._address(slot, accumulator), (self.flags + (slot * 4).to(U64)).named("flag_ptr")
@@ -122,12 +144,21 @@ class GlobalSplitReduction(SplitReduction):
 
 
 def vector_width(accumulator: Accumulator, num_slices: int = 1) -> int:
-    """Return the registers of a vector in which a slice of the accumulator's columns is copied."""
+    """Return how many registers (4 or 2) are copied at once, of one of `num_slices` slices of the columns."""
     return 4 if len(accumulator.fragments[0]) // num_slices % 4 == 0 else 2
 
 
 def store_partials(accumulator: Accumulator, store: VectorCopy, slice_idx: int = 0, num_slices: int = 1) -> None:
-    """Store a slice of the accumulator's columns, vector by vector; the threads' n-th vectors are contiguous."""
+    """Store a slice of the accumulator's columns, vector by vector.
+
+    The threads' n-th vectors are contiguous, so that a warp's accesses are coalesced.
+
+    Args:
+        accumulator: The accumulator.
+        store: Stores a vector, at a byte offset from this thread's first one.
+        slice_idx: Which slice of the columns.
+        num_slices: Slices of the columns; 1: store all columns.
+    """
     width = vector_width(accumulator, num_slices)
     first = slice_idx * (accumulator.fragments.count // num_slices)
     for fragment, vector, offset in _vectors(accumulator, width, num_slices):
@@ -135,7 +166,11 @@ def store_partials(accumulator: Accumulator, store: VectorCopy, slice_idx: int =
 
 
 def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
-    """Add what `store_partials` has stored to the accumulator."""
+    """Add to the accumulator what `store_partials` has stored of another one.
+
+    If that stored a slice, this accumulator has the slice's columns only. `load` loads a vector as `store` has stored
+    it.
+    """
     k, width = current_builder(), vector_width(accumulator)
     for fragment, vector, offset in _vectors(accumulator, width):
         values = k.registers(fragment.type, width, "values")
@@ -145,7 +180,11 @@ def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
 
 
 def _vectors(accumulator: Accumulator, width: int, num_slices: int = 1) -> Iterator[tuple[RegisterArray, Value, Value]]:
-    """Yield (fragment, index of a vector of `width` in it, byte offset from this thread's first vector)."""
+    """Record a loop over the vectors, of `width` registers each, of one of `num_slices` slices of the columns.
+
+    Yield, for the loop's body, the fragment, the index of the vector in the fragment's slice, and the vector's byte
+    offset from this thread's first vector.
+    """
     k, fragments = current_builder(), accumulator.fragments
     count = fragments.count // num_slices // width
     with k.unroll(len(fragments), name="mma_m") as mma_m, k.unroll(count, name="vector") as vector:
@@ -159,11 +198,12 @@ WARPS_PER_WARPGROUP = 4
 class ClusterSplitReduction(SplitReduction):
     """The reduction of the partial sums of the CTAs of a cluster that split a tile's K.
 
-    Each warpgroup sends its partial accumulator to the same warpgroup of the CTAs that reduce the tile: all of them,
-    one column slice each, or only the last. They add in rank order.
+    Each warpgroup sends its partial sums to the same warpgroup of the CTAs that reduce the tile: all CTAs, of which
+    each reduces one slice of the columns, or only the last CTA. A reducing CTA adds the others' sums in rank order.
 
-    The receiver has a full barrier per slot, which counts the bytes that arrive; the sender has an empty barrier per
-    warpgroup. The tile's ordinal in its CTA gives the barriers' phase.
+    The receiver has a slot in shared memory for each peer and warpgroup, and a full barrier per slot, which counts the
+    bytes that arrive. The sender has an empty barrier per warpgroup, on which the receivers release their slots. The
+    barriers complete one phase per tile, so the parity to wait for is that of the number of tiles the CTA has done.
     """
 
     def __init__(self, spec: KernelSpec, position: ClusterPosition) -> None:
@@ -190,6 +230,7 @@ class ClusterSplitReduction(SplitReduction):
         k = current_builder()
         with k.unroll(self.num_peers * self.consumers, name="slot") as slot:
             hw.mbarrier_init(self.full[slot], 1)
+        # Full: the receiver's own arrival, with the bytes. Empty: each warp of each receiver of this CTA's sums.
         with k.unroll(self.consumers, name="consumer") as consumer:
             hw.mbarrier_init(self.empty[consumer], WARPS_PER_WARPGROUP * max(self.num_slices - 1, 1))
 
@@ -203,6 +244,10 @@ class ClusterSplitReduction(SplitReduction):
 
     @contextmanager
     def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
+        """Send the partial sums that other CTAs reduce, add those that they send, and yield the columns of this CTA.
+
+        A CTA sends nothing if it alone reduces. The body of the `with` statement is recorded for reducing CTAs only.
+        """
         k, split = current_builder(), tile.split
         assert split is not None
         with k.when(~split.runs_epilogue) if self.num_slices == 1 else nullcontext():
@@ -219,12 +264,12 @@ class ClusterSplitReduction(SplitReduction):
             hw.mbarrier_wait(self.empty[warpgroup], ((self._tiles_sent.get() + 1) % 2).to(U32))
 
     def _rank(self, split_idx: Value | int) -> Value:
-        """Return the cluster rank of the CTA with the same tile and another split."""
+        """Return the cluster rank of the CTA that has split `split_idx` of this CTA's tile."""
         base_rank = self.position.cta_rank - self.position.split_base_rank
         return (base_rank + split_idx * self.spec.multicast_size).to(U32)
 
     def _send(self, accumulator: Accumulator, split: Split, warpgroup: Value) -> None:
-        """Send to each other CTA that reduces a slice the columns of that slice."""
+        """Send, to each other CTA that reduces, the partial sums of the columns that it reduces."""
         k = current_builder()
         hw.mbarrier_wait(self.empty[warpgroup], ((split.tile_ordinal + 1) % 2).to(U32), "cluster")
         offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator, self.num_slices))).to(U32)
@@ -253,7 +298,7 @@ class ClusterSplitReduction(SplitReduction):
         return own_columns
 
     def _receive(self, accumulator: Accumulator, tile: WorkTile, split: Split, warpgroup: Value) -> None:
-        """Add the partial sums that the other CTAs send to `accumulator`."""
+        """Add to `accumulator` the partial sums that the other CTAs send, and release their slots."""
         k = current_builder()
         assert tile.has_next is not None
         thread_offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))).to(U32)
@@ -281,7 +326,7 @@ def _store_remote(address: Value, full_barrier: Value, values: RegisterArray, of
 
 
 def make_split_reduction(spec: KernelSpec, scheduler: TileScheduler) -> SplitReduction:
-    """Return the reduction of partial sums for a config."""
+    """Return the reduction of partial sums for a config: through DSMEM, none, or through global memory."""
     if spec.config.cluster_splits > 1:
         return ClusterSplitReduction(spec, scheduler.position)
     return SplitReduction(spec) if spec.config.splits == 1 else GlobalSplitReduction(spec, scheduler)

@@ -31,7 +31,10 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 class StagedScales:
-    """The fp32 scales of the operand of a role, for a tile of `rows` rows, in the mainloop's `stages` stages."""
+    """The fp32 block scales of A or of B (`role`) in shared memory, for tiles of `rows` rows and `stages` k-tiles.
+
+    Subclasses differ in what loads the scales, and where.
+    """
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int) -> None:
         """Allocate the stages."""
@@ -47,9 +50,10 @@ class StagedScales:
 
 
 class ScaleReader:
-    """Reads an operand's scales in a consumer warpgroup. Only KMajorScaleReader has to wait for them and release them.
+    """Reads an operand's scales from shared memory, in a consumer warpgroup.
 
-    For each k-tile of a tile `wait` is called, then `read`, then `release`.
+    For each k-tile of a tile `wait` is called, then `read`, then `release`. Here only `read` does something, since the
+    scales arrive and leave with the mainloop's stage; in KMajorScaleReader the scales have a pipeline of their own.
     """
 
     def __init__(self, stages: SharedBuffer) -> None:
@@ -65,7 +69,7 @@ class ScaleReader:
         """Wait for the scales of a tile's next k-tile, whose mainloop stage is full."""
 
     def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int) -> None:
-        """Load `count` scales of a stage, from the `first` on, into registers from `index` on."""
+        """Load scales number `first` to `first + count - 1` of a stage into `registers`, from register `index` on."""
         hw.load_shared(registers.slice(index, count), self.stages[stage].at(first, 4).address)
 
     def release(self, tile: WorkTile) -> None:
@@ -83,11 +87,14 @@ class TmaScales(StagedScales):
         self.map = current_builder().tensor_map(self.name, self._tensor_map)
 
     def limit_prologue(self, k_tiles: Value, tile: WorkTile) -> Value:
-        """Return how many of the first tile's first `k_tiles` k-tiles the prologue may load."""
+        """Return how many k-tiles of the first tile the prologue may load: at most `k_tiles`, here all of these."""
         return k_tiles
 
     def producer_start_state(self, prologue_k_tiles: Value) -> PipelineState | None:
-        """Return the producer's state after the k-tiles that the prologue has loaded; None: the mainloop's."""
+        """Return the producer's state in the scales' own pipeline, after what the prologue has loaded.
+
+        None: the scales have no pipeline, and are loaded into the mainloop's stages.
+        """
         return None
 
     def load(
@@ -100,9 +107,10 @@ class TmaScales(StagedScales):
             stage: Index of the mainloop's stage.
             full: The stage's full barrier.
             tile: The tile.
-            k_tile: The tile's k-tile.
+            k_tile: Number of the k-tile among those of the tile, in the order in which they are loaded.
             k_block_idx: Index of the k-tile's scale block along the GEMM's K.
-            write: What `producer_start_state` has returned; None: the prologue issues it, in place of the producer.
+            write: What `producer_start_state` has returned. None: there is no such pipeline, or the prologue issues the
+                load, in place of the producer.
         """
         coord = tile.coord(self.role)
         hw.tma_load(self.map, coord.mn, k_block_idx, coord.batch, self.stages[stage], full, EVICT_NORMAL)
@@ -119,9 +127,10 @@ class TmaScales(StagedScales):
 class TmaKMajorScales(TmaScales):
     """Scales per row, contiguous along K, which TMA loads into stages of their own.
 
-    A TMA box is at least 16 bytes, at a multiple of 16, so it holds the scales of SCALES_PER_TMA_BOX k-tiles, outlives
-    a mainloop stage and has its own pipeline. Each tile starts a new box. `consumer_groups`: consumer warpgroups that
-    take boxes in turn (2 for pingpong, else 1).
+    A TMA box is at least 16 bytes, at a multiple of 16, so it holds the scales of SCALES_PER_TMA_BOX k-tiles. It stays
+    longer than a stage of the mainloop, and therefore has its own pipeline. Each tile starts a new box.
+    `consumer_groups`: consumer warpgroups that take boxes in turn (pingpong: all of them; else 1, since they share each
+    box).
     """
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int) -> None:
@@ -141,7 +150,7 @@ class TmaKMajorScales(TmaScales):
         return _make_tensor_map(pointer, scales, p, (SCALES_PER_TMA_BOX, self.num_scales, 1))
 
     def limit_prologue(self, k_tiles: Value, tile: WorkTile) -> Value:
-        """Return how many of the first `k_tiles` k-tiles have their scales in the first box."""
+        """Return how many of the first `k_tiles` k-tiles have their scales in the first box, the only one it loads."""
         in_first_box = SCALES_PER_TMA_BOX - tile.k_tile_index(Constant(I32, 0)) % SCALES_PER_TMA_BOX
         return current_builder().minimum(k_tiles, in_first_box)
 
@@ -153,7 +162,10 @@ class TmaKMajorScales(TmaScales):
         self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value,
         write: PipelineState | None,
     ) -> None:  # fmt: skip
-        """Issue the load of a box before its first k-tile. One thread executes it."""
+        """Issue the load of a box if the k-tile is the box's first one. One thread executes it.
+
+        The arguments are those of TmaScales.load; `write` None: the prologue issues it, into the stage of k-tile 0.
+        """
         k, coord, is_first = current_builder(), tile.coord(self.role), k_tile == 0
         with k.when(is_first | _is_box_boundary(tile, k_block_idx, 0) if write else is_first):
             box = write.index if write else k_tile
@@ -194,7 +206,10 @@ class KMajorScaleReader(ScaleReader):
         self._k_block = tile.k_tile_index(self._k_tile.get()).named("k_block_idx")
 
     def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int) -> None:
-        """Load `count` scales of the current k-tile out of its box, from the `first` on, into registers."""
+        """Load scales number `first` to `first + count - 1` of the current k-tile from its box.
+
+        They go into `registers`, from register `index` on. The scales of one row are contiguous in a box, by k-tile.
+        """
         box = self.stages[self._read_state.index].at(self._k_block % SCALES_PER_TMA_BOX, 4)
         with current_builder().unroll(count) as i:
             hw.load_shared(registers.slice(index + i, 1), box.at(first + i, 4 * SCALES_PER_TMA_BOX).address)
@@ -210,7 +225,11 @@ class KMajorScaleReader(ScaleReader):
 
 
 def _is_box_boundary(tile: WorkTile, k_block_idx: Value, boundary: int) -> Value:
-    """Return whether a scale block is number `boundary` (the first or the last) of its box, in the order of its use."""
+    """Return whether a scale block is number `boundary` of its box, in the order in which the tile uses them.
+
+    `boundary`: 0 for the first or SCALES_PER_TMA_BOX - 1 for the last. The order is reversed if the tile sums its
+    k-tiles from the last to the first.
+    """
     if tile.reverse_k is None:
         return k_block_idx % SCALES_PER_TMA_BOX == boundary
     reverse_boundary = SCALES_PER_TMA_BOX - 1 - boundary
@@ -220,11 +239,12 @@ def _is_box_boundary(tile: WorkTile, k_block_idx: Value, boundary: int) -> Value
 class LaneCopiedScales(StagedScales):
     """Scales in any layout, which the lanes of one warp copy one by one into the mainloop's stages.
 
-    By cp.async if they are fp32; ue8m0 scales are loaded, converted and stored. Those of two matrices alternate.
+    They use cp.async if the scales are fp32; ue8m0 scales are loaded, converted and stored. If the operand's rows
+    alternate between two matrices (`scale.interleaved`), so do the scales in a stage.
 
-    Kernel arguments: `scale_a` or `scale_b`, their address, their extent along M or N (in scales), and the strides; and
-    `scale_a_second` or `scale_b_second`, the address of those of a second matrix. If the operand's rows are gathered
-    (`gathers`), those of RowIndices.
+    Kernel arguments: `scale_a` or `scale_b`, the address of the scales; their extent along M or N (in scales), and
+    their strides; `scale_a_second` or `scale_b_second`, the address of the second matrix's scales. If the operand's
+    rows are gathered (`gathers`): those of RowIndices.
     """
 
     def __init__(self, role: Role, scale: ScaleSpec, rows: int, stages: int, gathers: bool) -> None:
@@ -245,23 +265,29 @@ class LaneCopiedScales(StagedScales):
 
     @property
     def uses_cp_async(self) -> bool:
-        """False if the scales must be converted on the way to shared memory."""
+        """True if the scales are copied by cp.async; False if they must be converted on the way to shared memory."""
         return self.scale.dtype == FP32
 
     def _addresses(self, p: BoundProblem) -> tuple[Pointer, Pointer]:
-        """Return the addresses of the scales of the two matrices, first of that at the lower address."""
+        """Return the addresses of the scales of two alternating matrices, in the order in which their rows alternate.
+
+        A tile begins with rows of the matrix at the lower address (see InterleaveOrder). The scales are two arrays,
+        too, and the array at the lower address may belong to the other matrix.
+        """
         (scales, first), (operand, _) = self.source(p), operand_getter(self.role)(p)
         distance = abs(scales.interleave_stride) * self.scale.dtype.bytes
         second = replace(first, offset=distance, reaches_other=True)
+        # A stride is negative if the second array is at the lower address. With equal signs the lower array of scales
+        # belongs to the lower matrix.
         in_order = (scales.interleave_stride < 0) == (operand.interleave_stride < 0)
         return (first, second) if in_order else (second, first)
 
 
 class LaneCopies:
-    """The copies of a tile's scales by a warp: each lane copies one scale in every 32, scale block by scale block."""
+    """The copies of a tile's scales by one warp: for each k-tile, lane l copies scales l, l + 32, ... of the tile."""
 
     def __init__(self, scales: LaneCopiedScales, tile: WorkTile) -> None:
-        """Compute a lane's first address, and load the indices of its rows if they are gathered."""
+        """Compute the address of this lane's first scale, and load the indices of its rows if they are gathered."""
         k, x, nbytes, coord = current_builder(), scales, scales.scale.dtype.bytes, tile.coord(scales.role)
         self._scales, matrices = scales, x.scale.matrices
         address: Value = x.address
@@ -300,14 +326,17 @@ class LaneCopies:
         self._next_address.set(address + self._step)
 
     def _row(self, first: Value) -> tuple[Value, Value]:
-        """Return how many rows after the lane's first address its row is, of the 32 scales from `first` on; if any."""
+        """Return (row, exists) of this lane's scale among the 32 from number `first` on.
+
+        `row` counts from the row at the lane's address, `_next_address`. `exists`: the operand has such a row.
+        """
         if self._gathered_rows is None:
             return first, first < self._rows_remaining
         row = hw.opaque(self._gathered_rows[first // WARP_THREADS])  # for the same reason as the address
         return row, row >= 0
 
     def _copy(self, destination: SharedView, source: Value, pred: Value) -> None:
-        """Copy one scale; it is zero if `pred` is false."""
+        """Copy one scale from `source` in global memory to `destination`, as fp32; it is zero if `pred` is false."""
         k = current_builder()
         if self._scales.uses_cp_async:
             hw.cp_async_copy(destination.address, source, k.select(pred, 4, 0).to(U32), 4)
@@ -317,7 +346,10 @@ class LaneCopies:
 
 
 def _make_tensor_map(address: Pointer, matrix: Matrix, p: BoundProblem, box: tuple[int, int, int]) -> TensorMap:
-    """Return the tensor map of a row-major matrix of scales."""
+    """Return the tensor map of a row-major matrix of scales, with boxes of shape `box`: (columns, rows, batch).
+
+    Without K nothing is loaded; the map is then any that can be encoded, since it cannot have an extent of 0.
+    """
     if not p.k:
         return TensorMap(0, FP32, (16, 1, 1), (64, 0), (16, 1, 1), 0)
     extents, strides = (matrix.cols, matrix.rows, matrix.batch), (matrix.row_stride * 4, matrix.batch_stride * 4)
@@ -325,7 +357,10 @@ def _make_tensor_map(address: Pointer, matrix: Matrix, p: BoundProblem, box: tup
 
 
 def make_staged_scales(spec: KernelSpec, consumer_groups: int) -> list[StagedScales]:
-    """Return the staged scales of the operands that have block scales: of A, then of B."""
+    """Return the staged scales of the operands that have block scales: of A, then of B.
+
+    `consumer_groups`: consumer warpgroups that take stages in turn.
+    """
     staged: list[StagedScales] = []
     for operand, scale in zip(spec.operands, spec.scales, strict=True):
         if scale:

@@ -14,7 +14,11 @@ VECTOR_BYTES = 16
 
 
 def swizzled_vector_offset(tile: Tile, row: Value, vector_idx: Value | int, byte: Value | int = 0) -> Value:
-    """Return the byte offset of a row's vector, plus `byte`, in a tile of one or several boxes."""
+    """Return the byte offset of byte `byte` of the 16-byte vector `vector_idx` of a box row, in a swizzled tile.
+
+    The swizzle xors the vector's index in its row with the index of the row's 128-byte line (see `core.tile.swizzled`):
+    a line holds 1, 2 or 4 rows of 128, 64 or 32 bytes. `vector_idx` counts across the boxes of a row.
+    """
     per_box = tile.pitch // VECTOR_BYTES
     xor_mask = {128: row % 8, 64: row // 2 % 4, 32: row // 4 % 2}.get(tile.swizzle)
     base = row * tile.pitch
@@ -39,21 +43,25 @@ class CopyStep:
 
 
 def has_whole_steps(tile: Tile, threads: int) -> bool:
-    """Return whether `threads` threads can copy a tile as ThreadCopyPartition does: whole rows, and whole boxes."""
+    """Return whether `threads` threads can copy a tile as ThreadCopyPartition does.
+
+    In one step, one vector per thread, they must copy whole rows; and either whole boxes or an equal part of one box,
+    so that the rows and boxes of all steps are the same for each thread.
+    """
     per_row = tile.pitch // VECTOR_BYTES
     rows = threads // per_row
     return threads % per_row == 0 and (tile.boxes == 1 or rows % tile.outer == 0 or tile.outer % rows == 0)
 
 
 class ThreadCopyPartition:
-    """A thread's share of the vectors of tile `name`, for `threads` threads, a multiple of 128 (CuTe: tiled copy).
+    """The 16-byte vectors of tile `name` that one of `threads` threads copies (CuTe: tiled copy).
 
-    Thread t has vectors t, t + threads and so on, numbered row by row and box by box. `row`, `box` and `vector_idx`
-    locate its first one; the others are in the same column of their box.
+    `threads` is a multiple of 128. Thread t has vectors t, t + threads and so on, numbered row by row and box by box.
+    `row`, `box` and `vector_idx` locate its first one; its others have the same `vector_idx` in their rows.
     """
 
     def __init__(self, tile: Tile, thread: Value, threads: int, name: str) -> None:
-        """Locate the first vector. Raises KernelError if `threads` threads do not copy whole rows and boxes."""
+        """Locate the first vector of `thread`. Raises KernelError unless `has_whole_steps(tile, threads)`."""
         per_row = tile.pitch // VECTOR_BYTES
         if not has_whole_steps(tile, threads):
             raise KernelError(f"{name}: {threads} threads copy whole rows of whole boxes; got {tile}")

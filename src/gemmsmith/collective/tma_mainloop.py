@@ -70,7 +70,7 @@ class TmaStages:
             operands: The operands, whose tiles lie side by side in a stage; None: A and B, by TMA, unless rows are
                 gathered. What is no TmaOperand is written by other warps, which arrive with
                 `pipeline.non_tma_producer_commit`.
-            consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1).
+            consumer_groups: Consumer warpgroups that take stages in turn (pingpong: all, else 1).
         """
         self.spec, self.scheduler, self.consumer_groups = spec, scheduler, consumer_groups
         position, (cluster_m, cluster_n) = scheduler.position, spec.config.cluster
@@ -88,16 +88,22 @@ class TmaStages:
 
     @property
     def peers(self) -> Peers:
-        """The CTAs that this one exchanges multicasts with: those of its column (B), then the others of its row (A)."""
+        """The CTAs that this one exchanges multicasts with.
+
+        First those of its cluster column, which share B's tile, itself included; then the others of its cluster row,
+        which share A's tile.
+        """
         position, (cluster_m, cluster_n) = self.scheduler.position, self.spec.config.cluster
         roles = {x.role for x in self.tma_operands}
         column, row = cluster_m if "b" in roles else 1, cluster_n if "a" in roles else 1
 
         def rank(i: Value) -> Value:
             """Return the cluster rank of the i-th of these CTAs."""
+            # Ranks run along M first: rank = m + n * cluster_m.
             if cluster_m == 1 or cluster_n == 1:
                 return i + position.split_base_rank
-            # Extents are powers of two: a peer's rank differs in the bits of M or in those of N.
+            # Extents are powers of two, and a peer has the same n or the same m: its rank differs from this CTA's in
+            # the bits of m only (i < column) or in those of n only. For a row of at most 2, i is already such a mask.
             if row > 2 or column == 1:
                 i = current_builder().select(i < column, i, (i - (column - 1)) * cluster_m)
             return position.cta_rank ^ i
@@ -120,18 +126,18 @@ class TmaStages:
 
 
 class TmaMainloop:
-    """The stages and their pipeline, the first k-tiles loaded: `start_producer` in the producer, `stage` in consumers.
+    """The stages and their pipeline. The producer calls `start_producer`, consumers `consumer_wait` and `stage`.
 
     Attributes:
         pipeline: The stages' barriers.
         ragged_k: What zeroes the elements of a group's last k-tile that are the next group's; None if groups have whole
             k-tiles.
-        gathered_operand: The one whose rows the producer warpgroup copies, if there is one.
+        gathered_operand: The operand whose rows are gathered by the producer warpgroup; None if there is none.
         prologue_k_tiles: K-tiles of the current tile whose loads the prologue has issued: 0 from the second tile on.
     """
 
     def __init__(self, stages: TmaStages, scales: Sequence[TmaScales]) -> None:
-        """Allocate the barriers."""
+        """Allocate the barriers. `scales`: the block scales that TMA loads with each k-tile."""
         k, spec, peers = current_builder(), stages.spec, stages.peers
         self.spec, self.scheduler, self.scales = spec, stages.scheduler, scales
         self._operands, self._tma_operands = stages.operands, stages.tma_operands
@@ -162,7 +168,9 @@ class TmaMainloop:
         self.prologue_k_tiles = k.var(I32, prologue_k_tiles, "prologue_k_tiles")
 
     def load_first_k_tiles(self, *others: HasBarriers, prefetch: Sequence[Value]) -> None:
-        """Initialize all barriers, those of `others` too, and load the first k-tiles of this CTA's first tile.
+        """Initialize all barriers, and load the first k-tiles of this CTA's first tile.
+
+        `others`: further objects whose barriers are initialized. `prefetch`: further tensor maps to prefetch.
 
         The thread that initializes the barriers issues these loads before the cluster barrier, so each CTA loads its
         whole tiles, without multicast. Waits for the global memory of earlier kernels (programmatic dependent launch).
@@ -191,7 +199,15 @@ class TmaMainloop:
         self, stage: Value, tile: WorkTile, k_tile: Value, scale_states: Sequence[PipelineState | None], *,
         multicast: bool = True,
     ) -> None:  # fmt: skip
-        """Issue the loads of a k-tile into a stage that is free. One thread executes it."""
+        """Issue the loads of a k-tile into a stage that is free. One thread executes it.
+
+        Args:
+            stage: Index of the stage.
+            tile: The tile.
+            k_tile: Number of the k-tile among those of the tile, in the order in which they are summed.
+            scale_states: For each of `scales`, the producer's state in its pipeline, or None (see TmaScales.load).
+            multicast: As for TmaOperand.load.
+        """
         full, k_tile_idx = self.pipeline.full_barrier(stage), tile.k_tile_index(k_tile)
         is_tf32_residual: dict[Role, Value] = {}
         if self.spec.is_3xtf32:
@@ -207,7 +223,10 @@ class TmaMainloop:
 
     # -- consumers -------------------------------------------------------------------------------------
     def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
-        """Wait until a stage is full, and wgmma may read it."""
+        """Wait until the stage of `state` is full, and wgmma may read it.
+
+        `token`: see PipelineTmaAsync.consumer_wait.
+        """
         self.pipeline.consumer_wait(state, token)
         if len(self._tma_operands) < len(self._operands):
             hw.fence_proxy_async()  # for cp.async's writes, which wgmma reads; a writer by st needs its own fence
@@ -224,7 +243,7 @@ class TmaMainloop:
 
 
 class TmaProducer:
-    """The producer of a mainloop: which stage it writes next, past the k-tiles that the prologue has loaded."""
+    """The producer of a mainloop, which loads what the prologue has not: its state is the stage that it writes next."""
 
     def __init__(self, mainloop: TmaMainloop) -> None:
         """Declare the producer's variables."""
@@ -236,7 +255,10 @@ class TmaProducer:
 
     @contextmanager
     def k_tile_loop(self) -> Iterator[tuple[WorkTile, Value]]:
-        """Loop over every (tile, k-tile) that the producer still has to load, in step with other clusters' if asked."""
+        """Loop over every (tile, k-tile) that the producer still has to load.
+
+        With the config's `sync_clusters` it waits now and then for the producers of other clusters (ClusterKSync).
+        """
         scheduler = self._mainloop.scheduler
         if sync := scheduler.cluster_sync:
             sync.start_producer()

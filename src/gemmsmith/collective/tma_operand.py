@@ -27,10 +27,9 @@ EVICTION_POLICIES = {"first": EVICT_FIRST, "normal": EVICT_NORMAL, "last": EVICT
 class TmaOperand:
     """An operand with a tile in each of `stages` stages, which TMA loads.
 
-    Kernel arguments: `name`, its tensor map; if CTAs multicast the tile to one another, `name`_multicast_slice_m (_n of
-    B, _k if MN-major), the extent of the slice that each of them loads, which is smaller than an equal part of the tile
-    if the operand is; with 3xTF32, `name`_residual, the tensor map of the residuals x - tf32(x) of the elements x
-    (CUTLASS: small).
+    Kernel arguments: `name`, its tensor map. If CTAs multicast the tile to one another: `name`_multicast_slice_m (_n
+    for B, _k if MN-major), the rows of a box that each of them loads (see `multicast_slice_rows`). With 3xTF32:
+    `name`_residual, the tensor map of the residuals x - tf32(x) of the elements x (CUTLASS: small).
     """
 
     def __init__(self, operand: MmaOperand, stages: int) -> None:
@@ -49,9 +48,9 @@ class TmaOperand:
         self._mask: Value | int = 1
 
     def enable_multicast(self, ctas: int, slice_idx: Value | int, cta_mask: Value | int) -> None:
-        """Let `ctas` CTAs of the cluster, which need the same tile, load a slice of its rows each.
+        """Let each of `ctas` CTAs of the cluster, which need the same tile, load one slice of its rows.
 
-        This CTA loads slice `slice_idx` and multicasts it to the CTAs of `cta_mask`.
+        This CTA loads slice `slice_idx` and multicasts it to the CTAs whose cluster rank is a set bit of `cta_mask`.
         """
         if ctas > 1:
             self._multicast_ctas, self._multicast_slice, self._mask = ctas, slice_idx, cta_mask
@@ -62,7 +61,7 @@ class TmaOperand:
 
     @property
     def _slice_dim(self) -> str:
-        """The dimension along which slices follow one another: that of the rows of the boxes."""
+        """The dimension that is divided into slices, for a name: that of the rows of a box."""
         return "k" if self.tile.major == "MN" else "m" if self.role == "a" else "n"
 
     @property
@@ -87,7 +86,7 @@ class TmaOperand:
             coord: The tile's first row (column of B), and its batch.
             k: First element along K of the tile.
             multicast: Load this CTA's slice and multicast it. Otherwise load all slices into this CTA's stage only.
-            is_tf32_residual: With 3xTF32: load the tile of the residuals x - tf32(x) instead.
+            is_tf32_residual: Whether to load the tile of the residuals x - tf32(x) instead; None without 3xTF32.
         """
         load = partial(self._load, stage, barrier, coord, k, multicast=multicast)
         if is_tf32_residual is None or self.tf32_residual_map is None:
@@ -101,7 +100,10 @@ class TmaOperand:
     def _load(
         self, stage: Value, barrier: SharedView, coord: OperandCoord, k: Value, map: Value, *, multicast: bool
     ) -> None:
-        """Issue the loads of a tile by tensor map `map`: one per slice and box. The others are `load`'s arguments."""
+        """Issue the loads of a tile by tensor map `map`, one per slice and box.
+
+        The other arguments are those of `load`.
+        """
         tile, unroll = self.tile, current_builder().unroll
         own_slice = nullcontext(self._multicast_slice)
         with own_slice if multicast else unroll(self._multicast_ctas, name="slice") as slice_idx:
@@ -124,17 +126,17 @@ class TmaOperand:
 
     # -- computed by the host for a problem ----------------------------------------------------------------
     def stage_bytes(self, p: BoundProblem) -> int:
-        """Return the bytes that the loads of all slices write to a stage."""
+        """Return the bytes that the loads of all slices write to a stage: 0 without K, since nothing is loaded then."""
         rows = self._box_rows(self._source(p)[0])
         return rows * self.tile.pitch * self.loads_per_tile if p.k else 0
 
     def _multicast_slice_rows(self, matrix: Matrix) -> int:
-        """Return the rows of a tile's boxes that this CTA loads of an operand `matrix`."""
+        """Return how many rows of each box this CTA loads of an operand `matrix`: its slice."""
         rows = INTERLEAVED_ROWS if self._interleaved else ATOM_ROWS
         return multicast_slice_rows(self.tile, matrix.rows, self._multicast_ctas, rows)
 
     def _tensor_map(self, source: OperandFn, p: BoundProblem) -> TensorMap:
-        """Return the tensor map of a problem's matrix, which `source` returns with its address."""
+        """Return the tensor map of the matrix that `source` returns, with its address, for a problem."""
         matrix, address = source(p)
         if not p.k:  # no k-tile is ever loaded, and extents of zero cannot be encoded
             shape, interleave_stride = ((16, 16, 1), 64) if self._interleaved else ((16, 1, 1), 0)
@@ -146,27 +148,36 @@ class TmaOperand:
 
 
 def multicast_slice_rows(tile: Tile, extent: int, ctas: int, multiple: int = ATOM_ROWS) -> int:
-    """Return the rows of a tile's boxes that each of `ctas` CTAs loads, for an operand of `extent` rows.
+    """Return how many rows of each box of a tile one of `ctas` CTAs loads, for an operand of `extent` rows.
 
-    They are equal slices of the rows that exist, in multiples of `multiple`: whole swizzle atoms.
+    A box's rows run along K if the tile is MN-major: then each CTA loads an equal part of them. Otherwise the rows that
+    exist, at most the tile's, are divided equally, so that no CTA loads rows past the operand's end only. Slices are
+    multiples of `multiple` rows, by default whole swizzle atoms.
     """
     part = tile.outer // ctas
     return part if tile.major == "MN" else min(round_up(extent, ctas * multiple) // ctas, part)
 
 
 def box_rows(tile: Tile, extent: int, slice_rows: int) -> int:
-    """Return the TMA box height for a slice of `slice_rows` rows: at most the operand's extent.
+    """Return the rows of a TMA box that loads a slice of `slice_rows` rows of an operand of `extent` rows.
 
-    Zero-filling an out-of-bounds row costs about 5 cycles. Rows that are not filled only reach outputs that are never
-    stored; rows along K must be zero-filled.
+    A K-major operand's box is not higher than the operand: TMA would fill the rows past its end with zeros, which costs
+    about 5 cycles per row, and those rows only reach outputs that are never stored. The rows of an MN-major tile run
+    along K, where all elements are summed, so they must be filled with zeros.
     """
     return slice_rows if tile.major == "MN" else min(slice_rows, extent)
 
 
 def make_tensor_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer) -> TensorMap:
-    """Return the tensor map of a batch of (M or N) x K matrices that a tile's boxes of `rows` rows load or store.
+    """Return the tensor map by which TMA loads or stores boxes of a tile.
 
-    Raises ArgumentError if the matrix is not contiguous along the tile's rows.
+    Raises ArgumentError if the matrix is not contiguous along the rows of the tile's boxes.
+
+    Args:
+        matrix: A batch of (M or N) x K matrices.
+        tile: The tile, which gives the width of a box and its swizzle.
+        rows: Rows of a box.
+        address: The address of the matrix.
     """
     inner, outer, stride, inner_stride = matrix.cols, matrix.rows, matrix.row_stride, matrix.col_stride
     if tile.major == "MN":

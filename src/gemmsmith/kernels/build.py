@@ -38,7 +38,7 @@ _SWAPPED = "swap_ab: computes D^T with A and B swapped (A, B, D here: B^T, A^T, 
 
 
 def _extents(dims: BroadcastDims) -> str:
-    """Return the shape of an epilogue operand in the kernel's orientation, without the batch."""
+    """Return the shape of an epilogue operand in the kernel's orientation, without the batch, such as (M, 1)."""
     extents = [("1", x, f"{x}/2")[per_value] for x, per_value in (("M", dims[1]), ("N", dims[2]))]
     return f"({', '.join(extents)})"
 

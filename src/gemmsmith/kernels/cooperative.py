@@ -32,7 +32,10 @@ def registers_per_thread(spec: KernelSpec) -> tuple[int | None, int | None]:
 
 
 def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = make_tile_scheduler) -> None:
-    """Record the kernel: persistent; stores overlap with the next tile's mainloop."""
+    """Record the kernel, which is persistent: a tile's stores overlap with the next tile's mainloop.
+
+    `make_scheduler`: returns the tile scheduler of a spec.
+    """
     consumers = spec.config.consumers
     producer_registers, consumer_registers = registers_per_thread(spec)
     scheduler = make_scheduler(spec)
@@ -51,7 +54,10 @@ def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = ma
 
 
 def producer_warps(k: Builder, mainloop: TmaMainloop, scales: BlockScales) -> None:
-    """Record the producer warpgroup: one warp issues TMA loads, another copies the scales that TMA cannot load."""
+    """Record the producer warpgroup: one warp issues TMA loads, another copies the scales that TMA cannot load.
+
+    If rows are gathered, all of its warps copy them (`gathering_producer`).
+    """
     if mainloop.gathered_operand:
         gathering_producer(k, mainloop, mainloop.gathered_operand, scales)
         return

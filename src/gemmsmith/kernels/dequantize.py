@@ -56,8 +56,8 @@ class DequantizeSpec:
 class BoundDequantize(BoundTiles):
     """Launch arguments of a dequantization kernel.
 
-    The arrays are the values "source", their "scales" (stride 0 along a dimension that shares one scale) and the result
-    "out". `log2_group_shape`: base-2 logarithms of the rows and columns that share a scale.
+    `arrays`: the values "source", their "scales" (with stride 0 along a dimension all of which shares one scale) and
+    the result "out". `log2_group_shape`: base-2 logarithms of the rows and of the columns that share a scale.
     """
 
     log2_group_shape: tuple[int, int]
@@ -65,7 +65,7 @@ class BoundDequantize(BoundTiles):
 
 @lru_cache(maxsize=64)
 def dequantize(spec: DequantizeSpec) -> Kernel:
-    """Build the dequantization kernel of a spec."""
+    """Build the dequantization kernel of a spec: out = value * scale, by a grid-stride loop over square tiles."""
     min_ctas_per_sm = 3 if spec.vectorizable and not spec.per_column else 1  # as many as without spills
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=min_ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "8-bit values times their scales"]
@@ -98,7 +98,11 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
 
 
 def load_scale(address: Value, in_bounds: Value, dtype: DType) -> Value:
-    """Load a scale: fp32, or ue8m0, whose byte denotes 2^(byte - 127), or NaN if it is 255."""
+    """Load a scale of `dtype` as fp32; 0 or 2^-127 if not `in_bounds`.
+
+    The dtype is fp32, or ue8m0, whose byte denotes 2^(byte - 127), or NaN if it is 255. The byte becomes the exponent
+    of an fp32; only 2^-127 (byte 0) is subnormal, with the bits 1 << 22.
+    """
     k = current_builder()
     if dtype == FP32:
         return hw.load_global_word(address, in_bounds, F32, "scale")
@@ -110,7 +114,10 @@ def load_scale(address: Value, in_bounds: Value, dtype: DType) -> Value:
 def _scaled_vectors(
     tile: RegisterTile, scales: list[Value], vector: Value, dtype: DType
 ) -> Iterator[tuple[int, RegisterArray]]:
-    """Yield 16 bytes at a time of a scaled vector, with the index of their first element."""
+    """Yield a thread's vector number `vector`, times its scales, in parts: (first element, 16 bytes in registers).
+
+    `scales`: one per element, or one for all. `dtype`: that of the result, to which the products are rounded.
+    """
     k = current_builder()
     for first in range(0, VECTOR_ELEMENTS, 16 // dtype.bytes):
         x = [tile.element(vector, i) * scales[i % len(scales)] for i in range(first, first + 16 // dtype.bytes)]

@@ -16,7 +16,11 @@ SCALE_WARP = 1
 
 
 def gathering_producer(k: Builder, mainloop: TmaMainloop, operand: GatheredOperand, scales: BlockScales) -> None:
-    """Record the producer warpgroup. One thread of warp 0 also issues the TMA loads of the other operand."""
+    """Record the producer warpgroup: all its threads copy rows of `operand` into the stages, by index.
+
+    One thread of warp 0 also issues the TMA loads of the other operand. Lanes of warp SCALE_WARP also copy scales that
+    TMA cannot load.
+    """
     pipeline, tile_k = mainloop.pipeline, operand.tile.k
     producer, rows, k_remaining = mainloop.start_producer(), operand.start_copies(), k.var(I32, 0, "k_remaining")
     with mainloop.scheduler.tile_loop() as tile:

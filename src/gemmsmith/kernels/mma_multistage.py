@@ -19,8 +19,8 @@ from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
 def mma_multistage(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel.
 
-    It is persistent. While one group of MMAs runs the fragments of the next are loaded, and `stages` - 1 k-tiles are
-    being copied. Warpgroups are arranged along N, their warps along M.
+    It is persistent. While one group of MMAs (see Fragments) runs, the fragments of the next group are loaded, and
+    `stages` - 1 k-tiles are being copied. Warpgroups are arranged along N, their warps along M.
     """
     scheduler = make_tile_scheduler(spec)
     stages = CpAsyncStages(spec, scheduler)

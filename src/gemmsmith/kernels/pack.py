@@ -44,7 +44,7 @@ class Packing:
 
     Attributes:
         source: The matrix.
-        transposed: The operand, (M or N) x K, is the matrix's transpose, since its copy is MN-major.
+        transposed: The operand, seen as (M or N) x K, is the transpose of `source`; its copy is then MN-major.
         tf32_residual: The copy holds the residuals of fp32 elements after rounding to TF32 (CUTLASS: small).
         chip: The chip that the kernel is for.
     """
@@ -88,9 +88,9 @@ class Packing:
         return ceil_div(self.source.rows, TILE_ROWS), ceil_div(row_bytes, 4 * TILE_WORDS)
 
     def make_kernel(self) -> Kernel:
-        """Return the kernel that makes the copy with coalesced reads: along the source's contiguous dimension.
+        """Return the kernel that makes the copy, with reads along the source's contiguous dimension, so coalesced.
 
-        It reads whole words if rows (columns) begin at multiples of 4 bytes, and elements otherwise.
+        It reads words of 4 bytes if rows (columns) begin at multiples of 4 bytes, and single elements otherwise.
         """
         s, make = self.source, strided_copy
         if s.row_stride < s.col_stride and s.rows > 1:
@@ -101,7 +101,10 @@ class Packing:
 
 
 def operand_packings(problem: Problem, design: Design | None = None) -> list[Packing | None]:
-    """Return the packings of A and B; None for an operand that the design, by default Config's, can read."""
+    """Return the packings of A and B, of which None is for an operand that the design can read as it is.
+
+    `design`: the kernel's; None: the default Config's.
+    """
     if problem.a.dtype == FP32:  # sgemm copies single words
         return [None, None]
     design = design or get_design(Config().design)
@@ -113,7 +116,11 @@ def operand_packings(problem: Problem, design: Design | None = None) -> list[Pac
 
 
 def _packing(role: Role, operand: Matrix, majors: Sequence[Major]) -> Packing | None:
-    """Return the packing of an (M or N) x K matrix into one of the layouts `majors`, if it is in none of them."""
+    """Return the packing of an (M or N) x K matrix; None if kernels can read it.
+
+    They can if TMA can, and if its layout is one of `majors`. Raises ArgumentError for operands that must be read in
+    place: 4-bit elements, and two alternating arrays.
+    """
     major = operand_major(operand)
     if operand.interleave_stride and not (operand.is_tma_compatible and major == "K" and "K" in majors):
         raise ArgumentError(
@@ -137,7 +144,7 @@ def with_packed_operands(problem: Problem, config: Config | None = None) -> Prob
 
 
 def replace_packed_operands(problem: Problem, packings: Sequence[Packing | None]) -> Problem:
-    """Return the problem with the packed copies of its operands that have any."""
+    """Return the problem with the packed copies of A and B in place of those that have packings; None: not packed."""
     if not any(packings):
         return problem
     a, b = (p.packed if p else x for p, x in zip(packings, problem.operands, strict=True))
@@ -145,7 +152,11 @@ def replace_packed_operands(problem: Problem, packings: Sequence[Packing | None]
 
 
 def tf32_residual_packings(problem: Problem, design: Design) -> list[Packing]:
-    """Return the packings of the TF32 residuals of A and B for 3xTF32, if instructions read B from memory."""
+    """Return the packings that compute the TF32 residuals of A and B for 3xTF32; none if threads compute them.
+
+    Instructions that read operands from shared memory (wgmma) need the residuals there; others have the operands in
+    registers, where threads compute the residuals.
+    """
     if not problem.is_3xtf32 or not design.mma_op.reads_smem:
         return []
     return [Packing(x, tf32_residual=True) for x in problem.operands]
@@ -161,10 +172,10 @@ class BoundPacking:
 
 
 class _PackArguments:
-    """Kernel arguments that both kernels share, and loads of elements of `bits` bits."""
+    """The kernel arguments that `strided_copy` and `transpose` share, and loads of the source's `bits`-bit elements."""
 
     def __init__(self, bits: int) -> None:
-        """Declare the arguments of a launch with a BoundPacking."""
+        """Declare the kernel arguments, which a launch gets from a BoundPacking. `bits`: bits of an element."""
         k, self.bits = current_builder(), bits
         self.source, self.packed = k.pointer("source", lambda p: p.source), k.pointer("packed", lambda p: p.packed)
         self.rows = k.parameter("rows", compute=lambda p: p.packing.source.rows)
@@ -180,13 +191,13 @@ class _PackArguments:
         return rows + columns + batch.to(I64) * self.batch_stride
 
     def load(self, element: Value, in_bounds: Value) -> Value:
-        """Load an element as u32; zero if out of bounds."""
+        """Load the element at element offset `element` as u32; zero if not `in_bounds`."""
         if self.bits == 32:
             return self.word(element, in_bounds)
         return hw.load_global_u8_or_u16(self._address(element), in_bounds, self.bits).to(U32)
 
     def word(self, element: Value, in_bounds: Value) -> Value:
-        """Load the 4 bytes that begin at an element."""
+        """Load the 4 bytes that begin at element offset `element`; zeros if not `in_bounds`."""
         return hw.load_global_word(self._address(element), in_bounds, U32, "loaded_word")
 
     def _address(self, element: Value) -> Value:
@@ -197,8 +208,8 @@ class _PackArguments:
 def strided_copy(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> Kernel:
     """Build the kernel whose threads each read 16 bytes of a row and store them at once, in a grid-stride loop.
 
-    `vectorized`: it loads 4 bytes at once, which requires contiguous, aligned rows of whole words; else single
-    elements. `tf32_residual`: it stores the elements' TF32 residuals.
+    `bits`: bits of an element. `vectorized`: it loads 4 bytes at once, which requires contiguous, aligned rows of whole
+    words; else single elements. `tf32_residual`: it stores the elements' TF32 residuals.
     """
     per_word, count = 32 // bits, 8 * TMA_ALIGNMENT_BYTES // bits
     name = f"pack_{bits}{'_vectorized' * vectorized}{'_tf32_residual' * tf32_residual}"
@@ -236,8 +247,10 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
     """Build the kernel that transposes tiles of TILE_ROWS x 128 bytes through shared memory.
 
     Consecutive threads load along the copy's columns, which are contiguous in the source, and store along its rows. A
-    thread loads micro-tiles of w x w elements, where w elements fill a 4-byte word: with `vectorized` a column of one
-    at once. `tf32_residual`: the kernel stores the elements' TF32 residuals.
+    thread loads and transposes micro-tiles of w x w elements, where w elements fill a 4-byte word.
+
+    `bits`: bits of an element. `vectorized`: a thread loads a column of a micro-tile, one word, at once, which requires
+    columns of whole aligned words; else single elements. `tf32_residual`: it stores the elements' TF32 residuals.
 
     The word index is XORed with the micro-tile's row index, so neither the column writes nor the row reads have bank
     conflicts.
@@ -315,7 +328,11 @@ def _pack_word(elements: list[Value], bits: int) -> Value:
 
 
 def _transpose_micro_tile(words: list[Value], bits: int) -> list[Value]:
-    """Return the rows of a micro-tile with columns `words`, by swapping elements, then pairs, across the diagonal."""
+    """Return the rows, one word each, of a micro-tile whose columns are `words`.
+
+    It is a transpose by halves: swap elements across the diagonal of each 2 x 2 block, then, for 8-bit elements, 2 x 2
+    blocks.
+    """
     for step, shift in {8: ((1, 8), (2, 16)), 16: ((1, 16),), 32: ()}[bits]:
         mask = {8: 0x00FF00FF, 16: 0x0000FFFF}[shift]
         for i in range(len(words)):

@@ -19,7 +19,11 @@ from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
 
 
 def pingpong(k: Builder, spec: KernelSpec) -> None:
-    """Record the kernel: persistent; the warpgroups have one producer warp and take turns on the tensor cores."""
+    """Record the kernel, which is persistent: one producer warp serves all consumer warpgroups.
+
+    Consumer warpgroup i has tiles i, i + consumers, i + 2 * consumers, ... of the CTA, and skips the stages of the
+    others' tiles. The warpgroups take turns on the tensor cores.
+    """
     consumers = spec.config.consumers
     producer_registers, consumer_registers = registers_per_thread(spec)
     scheduler = make_tile_scheduler(spec)

@@ -16,10 +16,10 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 class PromotedMainloop:
-    """Multiplies the k-tiles of a tile, each separately, and adds it, scaled, to the fp32 accumulator.
+    """Multiplies each k-tile of a tile separately, and adds the product, times its scales, to the fp32 accumulator.
 
-    A k-tile is promoted, subtile by subtile, while other wgmma groups run: those of k-tiles in flight, or of other
-    warpgroups.
+    A k-tile's product is promoted (added by CUDA cores), subtile by subtile, while other wgmma groups run: those of
+    other k-tiles in flight, or of other warpgroups.
 
     Attributes:
         accumulator: The warpgroup's fp32 accumulator.
@@ -75,7 +75,7 @@ class PromotedMainloop:
                 self._step(1)
 
     def _release_all(self, tile: WorkTile) -> None:
-        """Release the stages of a tile, no row of which is this warpgroup's group's."""
+        """Release the stages of a tile whose group has no rows in this warpgroup's part: nothing is multiplied."""
         k = current_builder()
         k.comment("no row of the group: only release the stages")
         with k.range(tile.k_tiles, name="k_tile"):
@@ -89,7 +89,10 @@ class PromotedMainloop:
                 self._order.arrive()
 
     def _step(self, count: int) -> None:
-        """Multiply and promote `count` k-tiles, whose MMAs are in flight together."""
+        """Multiply and promote `count` k-tiles, whose MMAs are in flight together.
+
+        For each subtile the MMAs of all `count` k-tiles are issued; then each is waited for and promoted in turn.
+        """
         k, pipeline, promotion, stages = current_builder(), self._loads.pipeline, self._promotion, list[Value]()
         for subtile in promotion.subtiles:
             is_first, is_last = subtile == promotion.subtiles[0], subtile == promotion.subtiles[-1]
@@ -126,7 +129,7 @@ def make_consumer(
 ) -> WgmmaMainloop | PromotedMainloop:  # fmt: skip
     """Return the mainloop of a consumer warpgroup, with promoted sums if the kernel's spec asks for them.
 
-    The arguments are those of WgmmaMainloop, and the block scales of A and B; None: there are none.
+    `scales`: the block scales of A and B; None: there are none. The other arguments are those of WgmmaMainloop.
     """
     if loads.spec.promoted:
         return PromotedMainloop(loads, scales or BlockScales(loads.spec), warpgroup_row, order)

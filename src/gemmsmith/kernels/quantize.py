@@ -53,8 +53,8 @@ class QuantizeSpec:
         scale_dtype: Dtype of the scales, fp32 or ue8m0.
         rowwise: Granularity of the output in the source's layout (row, tile or tensor); None: no such output.
         columnwise: Granularity of the transposed output (column, tile or tensor); None: no such output.
-        has_scale_per_row_or_column: A scale covers a row or column of the matrix, not of a tile; allows one output
-            only.
+        has_scale_per_row_or_column: A scale covers a full row or column of the matrix, not of a tile ("full" in the
+            kernel's name). There can be one output only then.
         columns: Columns of a tile.
         vectorizable: The source's rows are whole aligned vectors of VECTOR_ELEMENTS elements.
     """
@@ -93,7 +93,10 @@ class QuantizeSpec:
 
     @property
     def serial_axis(self) -> str | None:
-        """Axis along which a CTA visits its tiles serially because a scale covers several: "columns" or "rows"."""
+        """Axis along which a CTA visits several tiles serially, since one scale covers them; None: a CTA has one tile.
+
+        "columns": the tiles of one row of tiles; "rows": those of one column of tiles.
+        """
         return ("columns" if self.rowwise else "rows") if self.has_scale_per_row_or_column else None
 
 
@@ -119,7 +122,7 @@ class BoundQuantize(BoundTiles):
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Batches, and units of work along M and along N; a unit is all tiles of the serial axis."""
+        """(Batches, units of work along M, and along N). A unit is a tile, or all tiles of the serial axis."""
         (tiles_m, tiles_n), serial_axis = self.tiles, self.spec.serial_axis
         units_m, units_n = 1 if serial_axis == "rows" else tiles_m, 1 if serial_axis == "columns" else tiles_n
         return self.source.batch, units_m, units_n
@@ -127,7 +130,11 @@ class BoundQuantize(BoundTiles):
 
 @lru_cache(maxsize=256)
 def quantize(spec: QuantizeSpec) -> Kernel:
-    """Build the quantization kernel of a spec."""
+    """Build the quantization kernel of a spec, by a grid-stride loop over units of work (see BoundQuantize.grid).
+
+    The tiles of a unit are visited twice if a scale covers several: to find the largest magnitudes, then, in reverse
+    order, to store them, since the last tile is still in registers.
+    """
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "quantizes a matrix to 8 bits: values and scales"]
         k.work_clusters, k.persistent = lambda p: max(prod(p.grid), 1), True
@@ -150,7 +157,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
         with grid_stride_tile_loop() as (batch, tile_m, tile_n):
 
             def tile_origin(step: Value) -> tuple[Value, Value]:
-                """Return the first row and column of a tile."""
+                """Return the first row and column of the unit's tile number `step` along the serial axis."""
                 m = step if spec.serial_axis == "rows" else tile_m
                 n = step if spec.serial_axis == "columns" else tile_n
                 return (m * tile.layout.rows).named("tile_row"), (n * spec.columns).named("tile_column")
@@ -186,7 +193,11 @@ def quantize(spec: QuantizeSpec) -> Kernel:
 
 @lru_cache(maxsize=16)
 def amax(source: DType, vectorizable: bool) -> Kernel:
-    """Build the kernel that computes a matrix's amax as MAX_AMAX_PARTIALS partial maxima; NaN propagates."""
+    """Build the kernel that computes the largest magnitude of a matrix as MAX_AMAX_PARTIALS partial maxima.
+
+    `source`: dtype of the matrix. `vectorizable`: its rows are whole aligned vectors. Each CTA stores its maximum to
+    several of the partials, so that all are written whatever the grid is. NaN propagates.
+    """
     name, ctas_per_sm = f"amax_{source}", _AMAX_CTAS_PER_SM[source]
     if not vectorizable:
         name, ctas_per_sm = f"{name}_unaligned", 1
@@ -210,7 +221,7 @@ def amax(source: DType, vectorizable: bool) -> Kernel:
 
 
 def _make_group(granularity: ScaleGranularity, layout: ThreadLayout) -> ScaleGroup:
-    """Return a thread's groups of elements that share a scale."""
+    """Return a thread's groups of elements that share a scale, for a granularity and a layout of the tile."""
     if granularity == "column":
         return ColumnScaleGroup()
     if granularity == "row":
@@ -226,7 +237,11 @@ def _loop_or_once(count: Value | None, name: str) -> AbstractContextManager[Valu
 def _compute_tensor_scale(
     group: ScaleGroup, amax_partials: Value, spec: QuantizeSpec, outputs: list[QuantizedOutput]
 ) -> None:
-    """Compute the matrix's scale from the partial results of `amax`; the first CTA stores it."""
+    """Compute the scale of the whole matrix from the partial maxima that the kernel `amax` has stored.
+
+    Every CTA computes it, 4 partials per thread; the first CTA stores it to each output. `group`: the group of the
+    whole tile, which then has the reciprocal.
+    """
     k = current_builder()
     partials = k.registers(F32, 4, "partials")
     hw.load_global(partials, amax_partials + (k.thread * 16).to(U64), True)
@@ -244,7 +259,10 @@ def _store_scales(
     outputs: list[QuantizedOutput], batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value,
     predicate: Value,
 ) -> None:  # fmt: skip
-    """Store the scale of a tile's group to each output, in the threads where `predicate` holds."""
+    """Store the scale of group number `group` of tile (batch, tile_m, tile_n) to each output that has these groups.
+
+    The threads where `predicate` holds store it.
+    """
     for output in outputs:
         output.store_scale(batch, tile_m, tile_n, group, scale, predicate)
 
@@ -258,7 +276,7 @@ class QuantizedOutput:
     def __init__(
         self, orientation: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
     ) -> None:
-        """Declare the arguments of the arrays. `extents`: rows and columns of the matrix."""
+        """Declare the arguments of the arrays. `granularity`: that of the scales. `extents`: the matrix's extents."""
         self.orientation, self.granularity, self.spec, self.extents = orientation, granularity, spec, extents
         self.values = GlobalArray(orientation, orientation, spec.value_dtype)
         self.scales = GlobalArray(f"{orientation}_scales", f"{orientation}_scales", spec.scale_dtype)
@@ -266,7 +284,10 @@ class QuantizedOutput:
     def store_scale(
         self, batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value, predicate: Value
     ) -> None:
-        """Store the scale of group `group` of a tile, in the threads where `predicate` holds."""
+        """Store the scale of group number `group` of a tile, in the threads where `predicate` holds.
+
+        `batch`, `tile_m`, `tile_n`: indices of the tile.
+        """
         (rows, columns), m, n = self.extents, tile_m, tile_n
         if self.granularity == "row":
             m = tile_m * ThreadLayout(self.spec.columns).rows + group
@@ -281,9 +302,10 @@ class QuantizedOutput:
             hw.store_global_u8_or_u16(address, scale.to(U16), predicate, 8)
 
     def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
-        """Store the tile that begins at (row, column), divided by the scales of its groups.
+        """Store the tile that begins at (row, column) of the matrix, divided by the scales of its groups.
 
-        Threads store 8-byte vectors; a row's last may overwrite padding.
+        Threads store vectors of 8 bytes; the last one of a row may also write to the padding after the row. `group`:
+        the groups, which have the reciprocals of the scales.
         """
         k, (rows, columns), layout = current_builder(), self.extents, tile.layout
         first_row = (row + layout.row(0)).named("first_row")

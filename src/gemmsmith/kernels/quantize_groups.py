@@ -27,11 +27,14 @@ from gemmsmith.tile_scheduler.group_table import GroupTable
 FILLED = Pointer("filled_ends")
 """The ends of the filled groups, int32; -1 if the table is invalid."""
 INVALID_END = -1
-"""What makes the table of the filled groups invalid, too."""
+"""End of each filled group if the table is invalid: a negative end makes the table of filled groups invalid, too."""
 
 
 def filled_rows(rows: int, groups: int) -> int:
-    """Return the most rows that the groups of `rows` rows have when each is filled to a multiple of 128."""
+    """Return the most rows of `groups` groups, with `rows` rows in all, when each is filled to a multiple of 128.
+
+    At most as many groups as there are rows are not empty, and each of these gets at most 127 rows.
+    """
     block = QUANTIZATION_BLOCK
     return (rows + (block - 1) * min(rows, groups)) // block * block
 
@@ -50,7 +53,7 @@ class BoundQuantizeGroups(BoundTiles):
 
     @property
     def bound_operands(self) -> Mapping[str, tuple[None, Pointer]]:
-        """The table."""
+        """The table of the groups, by name, as GroupTable reads it from a problem."""
         return {self.grouping.table: (None, Pointer(self.grouping.table))}
 
     @property
@@ -62,7 +65,11 @@ class BoundQuantizeGroups(BoundTiles):
 
 @lru_cache(maxsize=256)
 def quantize_groups(spec: QuantizeSpec, grouping: Grouping) -> Kernel:
-    """Build the kernel; the spec has a columnwise output with a scale for each of a tile's columns."""
+    """Build the kernel, which writes the transpose of a matrix with its rows' groups filled to multiples of 128 rows.
+
+    `spec`: its output is columnwise, with a scale for each column of a tile. `grouping`: what the table of the groups
+    holds. The rows that are filled in are zeros.
+    """
     name = f"{spec.name}_{grouping.table}_{grouping.capacity}"
     with Builder(name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:
         k.header += [f"gemmsmith: {name}", "quantizes the groups of rows of a matrix, transposed, to 8 bits"]
@@ -94,7 +101,7 @@ def quantize_groups(spec: QuantizeSpec, grouping: Grouping) -> Kernel:
 
 
 def _store_filled_ends(table: GroupTable) -> None:
-    """Store where the filled groups end, by the first CTA."""
+    """Store the end of each filled group, in the first CTA; INVALID_END for each if the table is invalid."""
     k = current_builder()
     ends, groups = k.pointer(FILLED.name, lambda p: FILLED), table.groups
     with k.when(hw.block_index() == 0), k.range(0, groups, THREADS, name="first_group") as first:

@@ -1,7 +1,8 @@
 """Second step of reductions: combines the partial results of all results of a GEMM in a fixed order, in one launch.
 
-Results have CTAs one after the other; a CTA has a chunk of outputs, and of many partials a slice. The last CTA of a
-chunk to finish its slice, which a counter tells, combines the states of the slices in their order.
+Each result has CTAs of its own. A CTA computes a chunk of consecutive outputs. If outputs have many partials, several
+CTAs share a chunk: each combines a slice of the partials to a state, and the one that finishes last, which a counter
+tells, combines the states of the slices in their order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ LOADS_IN_FLIGHT = 16
 SLICE_LOADS_IN_FLIGHT = 4
 """States of slices that a thread has in flight; chosen, not measured: there are few slices."""
 MAX_LANES = 8
-"""Threads that share an output, at most: a CTA then reads 128 bytes of each line of partials. Chosen, not measured."""
+"""Maximum threads that share an output: with 8, a CTA has 32 outputs, and reads 128 bytes of each line of partials.
+Chosen, not measured."""
 MAX_LANES_OF_GROUPS = 32
 """The same of groups, whose partials are not sliced."""
 ROUNDS_PER_SLICE = 2
@@ -48,7 +50,7 @@ class ReduceSpec:
     """Compile-time parameters of the second step of a result.
 
     Attributes:
-        kind: The record of the reduction.
+        kind: The kind of the reduction, such as a sum (graph/reductions.py).
         dtype: Dtype of the result: fp32, fp16 or bf16.
         lanes: Threads that share an output. All threads do if its partials are contiguous.
         is_split: Whether several CTAs share an output.
@@ -63,9 +65,11 @@ class ReduceSpec:
 
     @classmethod
     def from_partials(cls, kind: ReductionKind, dtype: DType, partials: PartialsShape) -> ReduceSpec:
-        """Return the spec for partials. It depends on `num_partials` only, and so does the order of additions.
+        """Return the spec for partials of a shape.
 
-        It does not depend on the number of outputs, except that a full reduction (with `tiles_per_batch`) has one.
+        The more partials an output has, the more threads share it; all threads of a CTA share the one output of a full
+        reduction (with `tiles_per_batch`). Otherwise the spec does not depend on the number of outputs, and neither
+        does the order of additions.
         """
         has_ranges = partials.groups > 0 and partials.num_partials > 0
         lanes = THREADS
@@ -100,7 +104,7 @@ class ReduceSpec:
 
 @dataclass(frozen=True)
 class BoundReduction:
-    """Launch arguments of the second step of a result: out = scale * total + offset for each output.
+    """Launch arguments of the second step of a result: out = scale * total + offset for each output's total.
 
     Attributes:
         spec: Compile-time parameters.
@@ -109,7 +113,7 @@ class BoundReduction:
         out: Address of the contiguous results.
         scale: Factor of the total.
         offset: Addend.
-        ranges: Address of which partials each group has, see GroupPartials.
+        ranges: Address of the range of partials of each group (see GroupPartials); 0 if there are no groups.
     """
 
     spec: ReduceSpec
@@ -154,7 +158,10 @@ class BoundReduction:
 
 @lru_cache(maxsize=256)
 def reduce_kernel(specs: tuple[ReduceSpec, ...], chip: Chip = HOPPER) -> Kernel:
-    """Build the kernel of the second steps of results. It is launched for a tuple of as many BoundReductions."""
+    """Build the kernel that combines the partials of several results, one spec each, in one launch.
+
+    A launch takes a tuple of BoundReductions, one per spec. Result i has the CTAs after those of results 0 to i - 1.
+    """
     name = "_".join(["reduce", *(spec.name for spec in specs)])
     with Builder(name, threads=THREADS, chip=chip) as k:
         k.header += [f"gemmsmith: {name}", "combines partials (batch, partials, outputs) in order"]
@@ -183,11 +190,11 @@ def _ctas_before(index: int, reductions: Sequence[BoundReduction]) -> int:
 class _SecondStep:
     """The second step of result `index` of a launch.
 
-    Kernel arguments, with `suffix`: `partials`, `out`: addresses; `num_partials`, `num_outputs`; `chunks`, those of a
-    batch; `component_stride`: elements between the components of a partial; `scale`, `affine_offset`. If CTAs share an
-    output: `slices`, `partials_per_slice`; `slice_states`, the slices' states, as partials are stored, and
-    `slice_component_stride`; `arrivals`, a counter for each chunk that is zero before and after. `ranges`: those of
-    groups.
+    Kernel arguments, each with `suffix`: `partials` and `out`, addresses; `num_partials` and `num_outputs`, per batch;
+    `chunks`, the CTAs of a batch (of a slice); `component_stride`, the elements between the components of a state (a
+    partial result); `scale` and `affine_offset`. With groups: `ranges`. If several CTAs share an output: `slices` and
+    `partials_per_slice`; `slice_states`, where the slices' states are stored, as partials are; their
+    `slice_component_stride`; `arrivals`, a counter for each chunk that is zero before and after.
     """
 
     def __init__(
@@ -231,7 +238,10 @@ class _SecondStep:
             self.arrivals = k.scratch(f"arrivals{suffix}", counters, zero_initialized=True)
 
     def run(self, cta: Value) -> None:
-        """Combine the partials of the result's CTA `cta`."""
+        """Combine the partials of one CTA: `cta` is its number among the CTAs of the result.
+
+        CTAs are numbered by batch (or group), then slice, then chunk.
+        """
         k, columns = current_builder(), self.spec.columns
         line, chunk = (cta // self.chunks).named("line"), (cta % self.chunks).named("chunk")
         output = (chunk * columns + k.thread % columns).named("output")
@@ -262,9 +272,16 @@ class _SecondStep:
     def _reduce(
         self, first: Value, count: Value, output: Value, is_output: Value, of_slices: bool = False
     ) -> list[RegisterArray]:
-        """Merge the states in lines `first` to `first + count`, of partials or, with `of_slices`, of slices.
+        """Merge the partials of each of the CTA's outputs, and return the states, a register per component.
 
-        The first `columns` threads return those of the CTA's outputs.
+        Only the first `columns` threads have the merged states, one output each. Partial i of all outputs is line i.
+
+        Args:
+            first: Number of the first line.
+            count: Lines that are merged.
+            output: This thread's output.
+            is_output: Whether there is such an output.
+            of_slices: Merge the states of slices instead of partials.
         """
         k, spec, monoid = current_builder(), self.spec, self.monoid
         source = self.slice_states if of_slices else self.source
@@ -298,7 +315,10 @@ class _SecondStep:
         return state
 
     def _merge_lanes(self, state: list[RegisterArray]) -> None:
-        """Merge the states of an output's threads into the first one's, in a tree that is always the same."""
+        """Merge the states of the threads that share an output into the first thread's, always in the same tree.
+
+        Within a warp by shuffles, if the warp's lanes share an output; then through shared memory.
+        """
         k, spec, monoid = current_builder(), self.spec, self.monoid
         count = spec.lanes
         row: Value = k.thread
@@ -328,7 +348,10 @@ class _SecondStep:
                 register[0] = other[0]
 
     def _store_slice(self, state: list[RegisterArray], line: Value, output: Value, is_output: Value) -> None:
-        """Store the states of a slice, number `line` of the slices of all batches; the others as for `_store`."""
+        """Store the states of a slice for the CTA that combines the slices. `line`: batch * slices + slice.
+
+        The other arguments are those of `_store`.
+        """
         k = current_builder()
         offset = (line.to(I64) * self.num_outputs.to(I64) + output.to(I64)).named("slice_offset")
         is_written = ((k.thread < self.spec.columns) & is_output).named("is_written")
@@ -337,7 +360,10 @@ class _SecondStep:
             hw.store_global(register, address, is_written)
 
     def _is_last(self, chunk: Value) -> Value:
-        """Return whether all slices of a chunk are finished; resets its counter then."""
+        """Count this CTA's slice as finished, and return whether it was the chunk's last; then the counter is reset.
+
+        `chunk`: batch * chunks + chunk. The result is the same in all threads.
+        """
         k = current_builder()
         assert self._last_flag
         flag = self._last_flag[0].address.with_name_hint("last_flag")
@@ -368,7 +394,10 @@ class _SecondStep:
 
 
 def _merge_halves(monoid: Monoid, states: list[RegisterArray]) -> None:
-    """Merge a power of two of states into the first one, always the first half with the second."""
+    """Merge states, a power of two of them, into state 0: always the first half with the second, pair by pair.
+
+    `states`: a register array per component, with a register for each state.
+    """
     k, half = current_builder(), len(states[0]) // 2
     while half:
         with k.unroll(half, name="i") as i:
@@ -379,7 +408,7 @@ def _merge_halves(monoid: Monoid, states: list[RegisterArray]) -> None:
 def _merge(
     monoid: Monoid, states: list[RegisterArray], i: Value | int, others: list[RegisterArray], j: Value | int = 0
 ) -> None:
-    """Merge state j of `others` into state i of `states`."""
+    """Merge state j of `others` into state i of `states`; both have a register array per component."""
     merged = monoid.merge(tuple(x[i] for x in states), tuple(x[j] for x in others))
     for register, x in zip(states, merged, strict=True):
         register[i] = x

@@ -94,9 +94,10 @@ class BoundTiles:
 
 
 class RegisterTile:
-    """A tile, of `columns` columns, of the matrix "source" of BoundTiles in registers; zero outside of the matrix.
+    """A tile, of `columns` columns, of the matrix "source" of BoundTiles in a CTA's registers.
 
-    `vectorizable`: the matrix's rows are whole aligned vectors. `extents`: the matrix's rows and columns.
+    Elements outside of the matrix are zero. `dtype`: that of the matrix. `vectorizable`: the matrix's rows are whole
+    aligned vectors of VECTOR_ELEMENTS elements. `extents`: the matrix's rows and columns.
     """
 
     def __init__(self, dtype: DType, columns: int, *, vectorizable: bool) -> None:
@@ -115,7 +116,7 @@ class RegisterTile:
     def load(self, batch: Value, row: Value, column: Value, end: Value | None = None) -> None:
         """Load the tile whose first element is (row, column); all loads are in flight at once.
 
-        Rows from `end` on are zero, by default those outside of the matrix.
+        Rows from `end` on are zero; None: those past the end of the matrix.
         """
         rows, columns = self.extents[0] if end is None else end, self.extents[1]
         row0, col0 = (row + self.layout.row(0)).named("row0"), (column + self.layout.column(0)).named("col0")
@@ -135,7 +136,15 @@ class RegisterTile:
                 self._gather(vector, address, in_bounds, col0, column_offset)
 
     def _gather(self, vector: int, row_address: Value, row_in_bounds: Value, col0: Value, column_offset: int) -> None:
-        """Load a vector element by element; `row_address`: the address of element `col0` of its row."""
+        """Load vector number `vector` of this thread element by element, and pack the elements into its registers.
+
+        Args:
+            vector: Number of the vector.
+            row_address: Address of the element in column `col0` of the vector's row.
+            row_in_bounds: Whether the row exists.
+            col0: First column of this thread's vector 0.
+            column_offset: Columns from `col0` to this vector.
+        """
         assert self.source.column_stride is not None
         stride = (self.source.column_stride * self.dtype.bytes).to(U64).named("stride")
         loaded = []
@@ -171,7 +180,10 @@ class RegisterTile:
 
 @contextmanager
 def grid_stride_tile_loop() -> Iterator[tuple[Value, Value, Value]]:
-    """Open a grid-stride loop over tiles; yields batch, tile index along M, tile index along N."""
+    """Open a loop over the tiles of a launch's `grid`, divided among its CTAs (grid-stride).
+
+    Yields the batch, and the tile's indices along M and along N.
+    """
     k = current_builder()
     tiles_m = k.parameter("tiles_m", compute=lambda p: p.grid[1])
     tiles_n = k.parameter("tiles_n", compute=lambda p: p.grid[2])

@@ -27,10 +27,11 @@ Store = Callable[[Value, Value, Value], None]
 
 
 class ScaleGroup(ABC):
-    """Elements of a tile that share a scale; a thread has elements of `count` groups.
+    """The groups of elements of a tile that share a scale; a thread has elements of `count` groups.
 
-    Warps exchange partial maxima through the shared memory at `exchange`; before `compute_scales` is called again, all
-    warps must have read it.
+    `add` collects the largest magnitude (amax) of each group, and `compute_scales` derives the scales. Warps exchange
+    partial maxima through the shared memory at `exchange` (None: no exchange is needed); before `compute_scales` is
+    called again, all warps must have read it. `name`: prefix of the registers' names.
     """
 
     exchange: Value | None
@@ -48,7 +49,7 @@ class ScaleGroup(ABC):
     def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
         """Compute the scales from the amax of all added elements, store them, and keep their reciprocals.
 
-        `values`: dtype of the quantized elements; `scales`: dtype of the scales.
+        `values`: dtype of the quantized elements. `scales`: dtype of the scales. `store`: stores a group's scale.
         """
 
     def clear(self) -> None:
@@ -72,14 +73,17 @@ class ScaleGroup(ABC):
 
 
 class RowScaleGroup(ScaleGroup):
-    """Groups of whole rows: every `threads` consecutive threads have `count` groups, rows of the tile or the tile."""
+    """Groups that are rows of the tile, or the whole tile.
+
+    Every `threads` consecutive threads share `count` groups: each of them has elements of all `count` rows.
+    """
 
     def __init__(self, count: int, threads: int) -> None:
         """Declare the registers, and shared memory if several warps have elements of a group."""
         super().__init__(count, "row" if count > 1 or threads < THREADS else "tile")
         self.threads, self.lanes_per_warp, self.warps_per_row = threads, min(threads, 32), threads // 32
         self.lanes_per_group = self.lanes_per_warp // count
-        """Lanes, of the `lanes_per_warp` lanes that have elements of the same groups, that end with the same group."""
+        """Lanes, of the `lanes_per_warp` that share groups, to which `reduce_amax` returns the same group."""
         self.exchange = None
         if self.warps_per_row > 1:
             self.exchange = current_builder().shared(4 * count * WARPS, name="amax_exchange")[0].address
@@ -89,7 +93,7 @@ class RowScaleGroup(ScaleGroup):
         return as_value(vector, I32) // (VECTORS_PER_THREAD // self.count)
 
     def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
-        """Compute one group's scale per lane, and get the other groups' reciprocals by shuffles."""
+        """Compute the scale of one group in each lane, store it, and get the other groups' reciprocals by shuffles."""
         k = current_builder()
         scale, reciprocal = scale_and_reciprocal(self.reduce_amax(), values, scales)
         is_writer = (k.thread % self.threads < self.lanes_per_warp) & (k.thread % self.lanes_per_group == 0)
@@ -104,9 +108,10 @@ class RowScaleGroup(ScaleGroup):
             self._reciprocals[i] = hw.as_float(hw.shuffle_index(bits, source))
 
     def reduce_amax(self) -> Value:
-        """Reduce amax over the threads of each group; return the amax of the lane's own group.
+        """Reduce amax over the threads of each group; return the amax of one group, number `_lane_group`, per lane.
 
-        A butterfly reduction: at each step a lane sends half of its groups to its partner and keeps the other half.
+        It is a butterfly reduction. While a lane has several groups, it sends the maxima of one half of them to its
+        partner and keeps the other half, so that each step halves the shuffles.
         """
         k, amax, mask = current_builder(), [self.amax[i] for i in range(self.count)], self.lanes_per_warp
         while mask := mask // 2:
@@ -131,14 +136,15 @@ class RowScaleGroup(ScaleGroup):
         return reduce(hw.maximum_nan, warp_amax).named("amax")
 
     def _lane_group(self) -> Value:
-        """Return the index, among the thread's groups, of the group that the lane ends with."""
+        """Return the index, among the thread's groups, of the group whose amax `reduce_amax` returns to this lane."""
         return current_builder().thread % self.lanes_per_warp // self.lanes_per_group
 
 
 class ColumnScaleGroup(ScaleGroup):
-    """The columns of a square tile."""
+    """Groups that are the columns of a square tile: a thread has elements of VECTOR_ELEMENTS consecutive columns."""
 
     def __init__(self) -> None:
+        """Declare the registers, and shared memory for the warps' maxima and for the reciprocals of all columns."""
         super().__init__(VECTOR_ELEMENTS, "column")
         k = current_builder()
         self.exchange = k.shared(4 * WARPS * QUANTIZATION_BLOCK, name="column_exchange")[0].address
@@ -149,7 +155,10 @@ class ColumnScaleGroup(ScaleGroup):
         return as_value(i, I32)
 
     def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
-        """Compute the scale of one column per thread."""
+        """Compute the scale of one column per thread, of the first threads; all get reciprocals from shared memory.
+
+        The maxima are reduced first over the two halves of a warp, which have the same columns, then over the warps.
+        """
         k, lanes = current_builder(), QUANTIZATION_BLOCK // VECTOR_ELEMENTS
         assert self.exchange is not None
         with k.unroll(VECTOR_ELEMENTS) as i:
@@ -179,8 +188,9 @@ class ColumnScaleGroup(ScaleGroup):
 def scale_and_reciprocal(amax: Value, values: DType, scales: DType) -> tuple[Value, Value]:
     """Return a group's scale and its reciprocal, by which elements are multiplied.
 
-    The scale is amax / MAX_FINITE[values]: in fp32, or rounded up to a power of two, as its ue8m0 byte. It is 1 if amax
-    is 0, NaN if amax is NaN, and infinite if amax is infinite.
+    The scale is amax / MAX_FINITE[values]. `scales` fp32: it is returned as such. `scales` ue8m0: it is rounded up to a
+    power of two, and returned as its exponent byte. It is 1 if amax is 0, NaN if amax is NaN, and infinite if amax is
+    infinite.
     """
     k, limit = current_builder(), MAX_FINITE[values]
     bounded = hw.maximum_nan(amax, limit * MIN_SCALE)
@@ -188,6 +198,8 @@ def scale_and_reciprocal(amax: Value, values: DType, scales: DType) -> tuple[Val
     if scales == FP32:
         return scale, k.select(amax == 0.0, 1.0, Constant(F32, limit) / bounded)
     bits = hw.as_unsigned(scale) & 0x7FFFFFFF
+    # Adding the largest mantissa carries into the exponent unless the scale is a power of two. The reciprocal of
+    # 2^(e - 127) is 2^(127 - e), whose exponent byte is 254 - e.
     exponent = k.minimum(bits + 0x7FFFFF >> 23, 255).named("exponent")
     return exponent, hw.as_float(Constant(U32, 254) - k.minimum(exponent, 254) << 23)
 

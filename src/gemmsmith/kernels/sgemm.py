@@ -20,8 +20,8 @@ from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
 def sgemm(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel.
 
-    It is persistent. While one k is multiplied the fragments of the next are loaded, and `stages` - 1 k-tiles are being
-    copied. With a tile of 256x128 a thread has 8x16 results.
+    It is persistent. While the fragments of one index of K (`kk` in the k-tile) are multiplied, those of the next are
+    loaded, and `stages` - 1 k-tiles are being copied. With a tile of 256x128 a thread has 8x16 results.
     """
     scheduler, tile_k = make_tile_scheduler(spec), spec.config.tile[2]
     stages = CpAsyncStages(spec, scheduler, partial(SimtOperand, spec))

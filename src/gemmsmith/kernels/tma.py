@@ -18,7 +18,11 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 def tma(k: Builder, spec: KernelSpec) -> None:
-    """Record the kernel: persistent; loads of k-tiles i+1 .. i+stages-1 are in flight while k-tile i is multiplied."""
+    """Record the kernel, which is persistent.
+
+    While k-tile i is multiplied, the loads of k-tiles i+1 to i+stages-1 are in flight: the thread that issues them does
+    so between two MMAs.
+    """
     lookahead = spec.config.stages - 1
     scheduler = make_tile_scheduler(spec)
     stages = TmaStages(spec, scheduler)

@@ -15,7 +15,9 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 class WgmmaMainloop:
-    """Multiplies the k-tiles of a tile; one wgmma group stays in flight, so each stage is released a k-tile later.
+    """Multiplies the k-tiles of a tile by wgmma, in a consumer warpgroup.
+
+    The wgmma group of one k-tile stays in flight while the next is issued, so each stage is released a k-tile later.
 
     Attributes:
         accumulator: The warpgroup's accumulator.
@@ -29,7 +31,7 @@ class WgmmaMainloop:
         Args:
             loads: The stages.
             warpgroup_row: The warpgroup's first row in the CTA's tile.
-            order: The order in which warpgroups with tiles of their own multiply.
+            order: Lets warpgroups with tiles of their own (pingpong) take turns; None: they share tiles.
         """
         self._loads, self._rows, self._order = loads, (warpgroup_row, loads.spec.warpgroup_rows), order
         self._read, self._release = loads.pipeline.consumer_start_state(), LaggedRelease(loads.pipeline)
@@ -46,10 +48,11 @@ class WgmmaMainloop:
             self.accumulator.clear()
 
     def mma(self, tile: WorkTile, after_k_tile: Callable[[WorkTile, Value], None] | None = None) -> None:
-        """Multiply a tile's k-tiles, as their stages become full; `after_k_tile` follows each of them.
+        """Multiply a tile's k-tiles, as their stages become full.
 
-        Of a tile that ends early, only the blocks of 64 rows that have rows are multiplied, or about as many columns
-        as it has.
+        If the tile ends early because its group does, only as many blocks of 64 rows are multiplied as the group has
+        rows for; or, if columns are grouped, only the columns that it has, rounded up to one of `accumulator.widths`.
+        `after_k_tile(tile, k_tile)` is recorded after each k-tile.
         """
         if self._order:
             self._order.wait()
@@ -69,7 +72,12 @@ class WgmmaMainloop:
         self, tile: WorkTile, extent: Value, parts: Sequence[tuple[int, int, int]],
         after_k_tile: Callable[[WorkTile, Value], None] | None,
     ) -> None:  # fmt: skip
-        """Multiply the first of some (extent, rows, columns), in ascending order, that has `extent` of the tile."""
+        """Multiply the smallest part of the tile that covers `extent` rows or columns, by a branch for each part.
+
+        `parts`: (rows or columns that the part covers, rows to multiply, columns to multiply), ascending. `extent`: a
+        value of the kernel, the rows or columns that the group has of this warpgroup's tile. Tests go from the largest
+        part down.
+        """
         k, (*smaller, (_, rows, n)) = current_builder(), parts
         if not smaller:
             self._mma(tile, rows, n, after_k_tile)
@@ -80,7 +88,7 @@ class WgmmaMainloop:
             self._mma_part(tile, extent, smaller, after_k_tile)
 
     def _mma(self, tile: WorkTile, rows: int, n: int, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
-        """Multiply the first `rows` rows and `n` columns, and set the accumulator's others to zero."""
+        """Multiply the first `rows` rows of this warpgroup and the first `n` columns; the other sums become zero."""
         k = current_builder()
         self.accumulator.clear_outside(rows, n)  # the epilogue reads all, and drops what is past the end
         if not rows:
@@ -104,7 +112,10 @@ class WgmmaMainloop:
         self._release.release_last(tile.k_tiles)
 
     def _release_all(self, tile: WorkTile, after_k_tile: Callable[[WorkTile, Value], None] | None) -> None:
-        """Release the stages of a tile, no row of which is this warpgroup's group's."""
+        """Release the stages of a tile whose group has no rows in this warpgroup's part: nothing is multiplied.
+
+        The other consumer warpgroups may have rows, and the producer waits for all of them.
+        """
         k = current_builder()
         k.comment("no row of the group: only release the stages")
         with k.range(tile.k_tiles, name="k_tile") as k_tile:

@@ -15,7 +15,7 @@ TILE = 32
 
 
 def block_tile(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel: a CTA computes 32x32 results, one per thread.
+    """Build the kernel: D = A @ B of matrices of `dtype`, where a CTA computes 32x32 results, one per thread.
 
     All threads copy a tile of A and one of B, synchronize, multiply them, and synchronize again before the next tiles
     overwrite them.

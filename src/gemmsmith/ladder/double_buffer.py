@@ -17,7 +17,7 @@ from gemmsmith.lang.types import I32
 
 
 def double_buffer(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel: `vectorized` with two stages.
+    """Build the kernel: that of ladder/vectorized.py with two stages of shared memory.
 
     While one stage is multiplied the next k-tile is loaded to registers, and from there stored to the other stage, so
     one barrier per k-tile suffices. CTAs take tiles in groups of 8 columns of tiles.

@@ -25,9 +25,11 @@ THREAD_STEP = TILE_MN // THREAD_TILE
 
 
 def dp4a(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel for A and B contiguous along K, in rows of whole 16-byte vectors; others are packed.
+    """Build the kernel: int32 D = int8 A @ int8 B by dp4a, where a CTA computes 64x64 results, and a thread 4x4.
 
-    Rows in shared memory are padded by one word, so that a warp's lanes read from different banks.
+    A and B must be contiguous along K, in whole 16-byte vectors; `ladder_launches` packs other operands. The kernel
+    itself copies them by words of 4 elements, the operands of dp4a. Rows in shared memory are padded by one word, so
+    that a warp's lanes read from different banks.
     """
     with Builder("dp4a", threads=THREADS, chip=chip) as k:
         gemm = GemmArguments(dtype, INT32, TILE_MN, TILE_MN)

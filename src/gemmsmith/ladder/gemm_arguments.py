@@ -57,9 +57,9 @@ class GemmArguments:
         return (m * self._rows).named("first_row"), (n * self._columns).named("first_column")
 
     def use_grouped_order(self) -> None:
-        """Order the tiles in groups of GROUP_SIZE_N columns of tiles.
+        """Order the tiles in groups of GROUP_SIZE_N columns of tiles, and row by row within a group.
 
-        So CTAs that run at the same time share rows of A and columns of B.
+        CTAs that run at the same time then share rows of A and columns of B, which raises the L2 hit rate.
         """
         group_tiles = (self.tiles_m * GROUP_SIZE_N).named("group_tiles")
         group_index = (hw.block_index() // group_tiles).named("group_index")
@@ -69,7 +69,10 @@ class GemmArguments:
         self.row, self.column = self._origin(m, n)
 
     def locate(self, operand: Role, mn: Value, k_index: Value) -> tuple[Value, Value]:
-        """Return the address of an element of A or B in row (column) `mn` of the CTA's tile, and if the row exists."""
+        """Return (address, exists) of an element of A in row `mn` of the CTA's tile, or of B in column `mn`.
+
+        `exists`: whether there is such a row (column). K is not checked.
+        """
         if operand == "a":
             return self.a.element_address(ZERO, self.row + mn, k_index), self.row + mn < self.m
         return self.b.element_address(ZERO, k_index, self.column + mn), self.column + mn < self.n
@@ -89,12 +92,15 @@ class GemmArguments:
 
 
 class SharedMatrix:
-    """Matrix of rows x columns words in shared memory, with `pitch` words from one row to the next."""
+    """Matrix of rows x columns 4-byte words in shared memory, with `pitch` words from one row to the next."""
 
     def __init__(
         self, name: str, rows: int, columns: int, pitch: int = 0, type: ScalarType = F32, stages: int = 1
     ) -> None:
-        """Allocate `stages` such matrices, of which `stage` is accessed; `pitch` 0: that of `columns` words."""
+        """Allocate `stages` such matrices, of which the methods access number `stage`. `pitch` 0: rows without padding.
+
+        `name` is that of the buffer, and `type` that of loaded registers.
+        """
         self._pitch, self._type = pitch or columns, type
         self._buffer = current_builder().shared(4 * rows * self._pitch, stages=stages, name=name)
         self.stage: ValueLike = 0

@@ -34,8 +34,9 @@ class LadderKernel:
     Attributes:
         make: Returns the kernel for a dtype of the operands and a chip.
         dtypes: Supported dtypes of the operands.
-        tensor_cores: The kernel uses tensor cores.
-        contiguous_along: Dimension along which A and B must be contiguous, in whole 16-byte vectors; "": none.
+        tensor_cores: The kernel uses tensor cores, and so accumulates to and stores fp32.
+        contiguous_along: Dimension along which A and B must be contiguous, in whole 16-byte vectors; "": none. Others
+            are copied into this layout by a packing kernel.
         multiple_of: Divisor of M, N and K.
     """
 
@@ -70,8 +71,8 @@ LADDER_KERNELS = {
 def ladder_launches(name: str, a: Matrix, b: Matrix, d: Matrix, chip: Chip) -> Launches:
     """Return the launches of D (m, n) = A (m, k) @ B (k, n) by a kernel of the ladder (docs/ladder.md).
 
-    First a packing launch for each operand whose layout the kernel does not support, then the kernel's. The matrices
-    are stored at the Pointers "a", "b" and "d".
+    Before the kernel's launch there is a packing launch for each operand whose layout the kernel does not support; its
+    copy is in the workspace. `name`: a key of LADDER_KERNELS. The matrices are at the Pointers "a", "b" and "d".
 
     Raises:
         ArgumentError: The kernel does not support the operands.
@@ -103,9 +104,9 @@ def ladder_launches(name: str, a: Matrix, b: Matrix, d: Matrix, chip: Chip) -> L
 
 
 def _packing(operand: Matrix, contiguous_along: str) -> Packing | None:
-    """Return how to repack an (M or N) x K matrix into aligned 16-byte vectors along `contiguous_along` ("K" or "MN").
+    """Return how to repack an (M or N) x K matrix so that it is contiguous along a dimension, in whole 16-byte vectors.
 
-    None if it consists of such vectors already, or if `contiguous_along` is empty: the kernel takes any strides.
+    `contiguous_along`: "K" or "MN"; if it is empty the kernel takes any strides. None: nothing must be repacked.
     """
     mn_major = contiguous_along == "MN"
     extent = operand.cols if contiguous_along == "K" else operand.rows

@@ -34,7 +34,7 @@ MMA_N_ITERS = range(WARP_TILE // MMA_N)
 
 
 def mma_naive(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel: a CTA has four warps with 32x32 results each.
+    """Build the kernel: fp32 D = A @ B by mma.sync, where a CTA has four warps with 32x32 results each.
 
     Tiles of A and B are both stored along K in shared memory, A row by row and B column by column, 16 elements of 16
     bits each. ldmatrix loads 8 rows of 16 bytes, whose addresses 8 lanes pass, and returns a pair of elements per lane.

@@ -17,10 +17,10 @@ TILE = 16
 
 
 def naive(dtype: DType, chip: Chip, order: Literal["m", "n"] = "n") -> Kernel:
-    """Build the kernel, which accumulates in fp32.
+    """Build the kernel: D = A @ B with one thread per element of D, accumulated in fp32.
 
-    order="n": consecutive threads compute consecutive columns of D (coalesced reads of B); "m": consecutive rows
-    (strided reads of A).
+    `dtype`: that of A, B and D. `order`: with "n" consecutive threads compute consecutive columns of D (coalesced reads
+    of B), with "m" consecutive rows (strided reads of A).
     """
     with Builder(f"naive_{dtype}_{order}", threads=TILE * TILE, chip=chip) as k:
         gemm = GemmArguments(dtype, dtype, TILE, TILE)

@@ -34,10 +34,15 @@ SIZE_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class RungCase:
-    """A rung of `ladder/`, or a `config`'s kernel, for a dtype and the layouts of A and B that it needs.
+    """A rung: a kernel of `ladder/`, or that of a config, for a dtype and the layouts of A and B that it needs.
 
-    `layout`: A and B row-major (n) or column-major (t). `tile`: rows and columns that are simulated, with K
-    `simulated_k` and twice that.
+    Attributes:
+        name: The ladder kernel's name, or the config's design.
+        dtype: Dtype of A and B.
+        layout: A and B row-major (n) or column-major (t).
+        tile: Rows and columns of D that are simulated.
+        simulated_k: K of the first simulation; the second has twice that.
+        config: The config; None: a kernel of `ladder/`.
     """
 
     name: str
@@ -55,7 +60,7 @@ class RungCase:
         return LADDER_KERNELS[self.name].output(self.dtype)
 
     def launches(self, a: Any, b: Any, d: Any) -> tuple[Launches, Mapping[str, ArrayInfo | float]]:
-        """Return the launches that compute D = A @ B, and their arguments by name."""
+        """Return (launches that compute D = A @ B, their arguments by name), for arrays `a`, `b` and `d`."""
         if self.config:
             plan = Plan(Request(a, b, d, config=self.config, precision="tf32" if self.dtype == TF32 else None))
             return plan.launches, plan.binding.arguments
@@ -64,7 +69,10 @@ class RungCase:
         return ladder_launches(self.name, matrix_a, matrix_b, matrix_d, HOPPER), arrays
 
     def arrays(self, sizes: Sizes, tile: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return zeros for A, B and D of a tile (m, n, k) of a GEMM of `sizes`, with the GEMM's leading dimensions."""
+        """Return zeros for A, B and D of a tile (m, n, k), with the leading dimensions of a GEMM of `sizes` (m, n, k).
+
+        The counts of memory sectors depend on the leading dimensions.
+        """
         (m, n, k), (tile_m, tile_n, tile_k) = sizes, tile
 
         def zeros(rows: int, columns: int, full_columns: int, dtype: DType) -> np.ndarray:
@@ -100,9 +108,9 @@ RUNG_NAMES = list(dict.fromkeys(x.name for x in RUNG_CASES))
 
 
 def simulate_rung(case: RungCase, sizes: Sizes) -> tuple[Kernel, list[Count]]:
-    """Return the kernel of a rung, and the counts by source line of a GEMM of `sizes` (m, n, k).
+    """Return the kernel of a rung, and the counts of a GEMM of `sizes` (m, n, k), by source line.
 
-    Raises ArgumentError for sizes that need repacked operands, and HazardError.
+    Raises ArgumentError for sizes that would need repacked operands, and HazardError if the simulator finds a hazard.
     """
     (m, n, k), (tile_m, tile_n) = sizes, case.tile
     if any(x % SIZE_MULTIPLE for x in sizes):
@@ -115,7 +123,10 @@ def simulate_rung(case: RungCase, sizes: Sizes) -> tuple[Kernel, list[Count]]:
 
 
 def _simulate_tile(case: RungCase, sizes: Sizes, tile: Sizes) -> tuple[Kernel, dict[tuple[Any, str, str], Count]]:
-    """Simulate a GEMM of the `tile`'s (m, n, k), and return the kernel and its counts by line and instruction."""
+    """Simulate a GEMM of the size of `tile` (m, n, k), with the leading dimensions of a GEMM of `sizes`.
+
+    Return the kernel, and its counts by source line, instruction and kind of memory.
+    """
     counters = Counters()
     arrays = case.arrays(sizes, tile)  # keeps the memory alive that the simulator reads by address
     launches, arguments = case.launches(*arrays)
@@ -126,7 +137,11 @@ def _simulate_tile(case: RungCase, sizes: Sizes, tile: Sizes) -> tuple[Kernel, d
 
 
 def _extrapolate(k_factor: float, tiles: int, first: Count | None, second: Count) -> Count:
-    """Extrapolate the counts linearly to (1 + `k_factor`) times the first tile's K, times the number of tiles."""
+    """Extrapolate counts, which are linear in K, to a GEMM of `tiles` tiles and (1 + `k_factor`) times the first K.
+
+    `first` and `second` are the counts of a line in the simulations with K and with twice K; None: the line was not
+    executed in the first, so its counts are zero.
+    """
     counts: dict[str, Any] = {}
     for name, second_count in vars(second).items():
         if isinstance(second_count, int):

@@ -23,7 +23,10 @@ THREADS_PER_ROW = TILE_MN // THREAD_TILE
 
 
 def thread_tile(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel: a CTA computes 128x128 results, and a thread 8x8 of them in registers."""
+    """Build the kernel: D = A @ B of matrices of `dtype`.
+
+    A CTA computes 128x128 results, and a thread 8x8 of them in registers.
+    """
     with Builder(f"thread_tile_{dtype}", threads=THREADS, chip=chip) as k:
         gemm = GemmArguments(dtype, dtype, TILE_MN, TILE_MN)
         a, b = SharedMatrix("A", TILE_K, TILE_MN), SharedMatrix("B", TILE_K, TILE_MN)  # A transposed

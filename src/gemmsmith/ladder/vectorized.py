@@ -20,9 +20,11 @@ FRAGMENT_HALF_OFFSETS = (0, TILE_MN // 2)
 
 
 def vectorized(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel for A and B contiguous along M and N, in rows of whole 16-byte vectors; others are packed.
+    """Build the kernel: D = A @ B in fp32, where a CTA computes 128x128 results with 16-byte vector loads.
 
-    A thread has 4x4 results in each quarter of the tile, so that lanes load adjacent vectors, or the same one.
+    A must be contiguous along M and B along N, in whole 16-byte vectors; `ladder_launches` packs other operands. A
+    thread has 4x4 results in each quarter of the tile, so that lanes load adjacent vectors, or the same vector, from
+    shared memory, without bank conflicts.
     """
     with Builder("vectorized", threads=THREADS, chip=chip) as k:
         gemm = GemmArguments(dtype, dtype, TILE_MN, TILE_MN)
@@ -43,14 +45,17 @@ def vectorized(dtype: DType, chip: Chip) -> Kernel:
 
 
 def thread_vector() -> tuple[Value, Value]:
-    """Return the k and the row of A (column of B) of the first element of this thread's vector of a k-tile."""
+    """Return (k, row of A or column of B) of the first element of the vector of a k-tile that this thread copies."""
     thread, vectors_per_row = current_builder().thread, TILE_MN // VECTOR_ELEMENTS
     vector_k = (thread // vectors_per_row).named("vector_k")
     return vector_k, (thread % vectors_per_row * VECTOR_ELEMENTS).named("vector_mn")
 
 
 def load_vectors(gemm: GemmArguments, k_index: Value, vector_mn: Value) -> tuple[RegisterArray, RegisterArray]:
-    """Load a vector of A's tile and one of B's at a k; zeros out of bounds."""
+    """Load a vector of A's tile and one of B's; zeros out of bounds.
+
+    `k_index`: their index along K. `vector_mn`: their first row of A's tile, and column of B's tile.
+    """
     a_vector, b_vector = (current_builder().registers(F32, VECTOR_ELEMENTS, name) for name in ("a_vector", "b_vector"))
     row, column, in_bounds = gemm.row + vector_mn, gemm.column + vector_mn, k_index < gemm.k
     hw.load_global(a_vector, gemm.a.element_address(ZERO, row, k_index), in_bounds & (row < gemm.m))
@@ -59,7 +64,10 @@ def load_vectors(gemm: GemmArguments, k_index: Value, vector_mn: Value) -> tuple
 
 
 def multiply(accumulators: RegisterArray2D, a: SharedMatrix, b: SharedMatrix) -> None:
-    """Accumulate the product of a k-tile of A, stored transposed, and of B."""
+    """Add the product of a k-tile to this thread's 8x8 results.
+
+    `a`, `b`: the tiles in shared memory, with K as rows; A's is stored transposed.
+    """
     k, (row, column) = current_builder(), thread_result_coord()
     with k.unroll(TILE_K, name="kk") as kk:
         a_vectors = [a.load(kk, row + half_offset, VECTOR_ELEMENTS) for half_offset in FRAGMENT_HALF_OFFSETS]
@@ -72,7 +80,7 @@ def multiply(accumulators: RegisterArray2D, a: SharedMatrix, b: SharedMatrix) ->
 
 
 def store(gemm: GemmArguments, accumulators: RegisterArray2D) -> None:
-    """Store the results element by element, since D may have any layout."""
+    """Store this thread's results to D, element by element, since D may have any layout."""
     k, (row, column) = current_builder(), thread_result_coord()
     for p, row_offset in enumerate(FRAGMENT_HALF_OFFSETS):
         for q, column_offset in enumerate(FRAGMENT_HALF_OFFSETS):
@@ -82,7 +90,10 @@ def store(gemm: GemmArguments, accumulators: RegisterArray2D) -> None:
 
 
 def thread_result_coord() -> tuple[Value, Value]:
-    """Return the row and column, in each half of the tile, of the first result that this thread computes."""
+    """Return the row and column of the first of this thread's 4x4 results in the first quarter of the tile.
+
+    The other quarters have the same coordinates, from their first row and column on.
+    """
     thread, threads_per_row = current_builder().thread, TILE_MN // THREAD_TILE
     row, column = thread // threads_per_row * VECTOR_ELEMENTS, thread % threads_per_row * VECTOR_ELEMENTS
     return row.named("row"), column.named("column")

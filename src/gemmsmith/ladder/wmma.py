@@ -38,10 +38,12 @@ FRAGMENTS_PER_WARP = WARP_TILE // FRAGMENT
 
 
 def wmma(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel for A and B contiguous along K, in rows of whole 16-byte vectors; others are packed.
+    """Build the kernel: fp32 D = A @ B by WMMA, where a CTA computes 256x128 results, and a warp 64x64.
 
-    Copies run some k-tiles ahead, and a step's fragments are loaded while the previous step's are multiplied. Results
-    are stored through shared memory, since the layout of fragments is unspecified.
+    A and B must be contiguous along K, in whole 16-byte vectors; `ladder_launches` packs other operands. Copies by
+    cp.async run `stages` - 1 k-tiles ahead, and the fragments of a step of 16 elements of K are loaded while those of
+    the step before are multiplied. Results are stored through shared memory, since WMMA does not specify which lane
+    holds which element.
     """
     mma = select_mma(dtype, dtype, FP32, MMA_SYNC)
     max_shared_bytes = chip.max_shared_bytes_per_cta
@@ -61,7 +63,10 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
         d = zeros(FRAGMENTS_PER_WARP * FRAGMENTS_PER_WARP, fragment_registers(mma, "d"), name="d_fragments")
 
         def copy(k_tile: Value, slice_idx: int = 0, num_slices: int = 1) -> None:
-            """Issue a slice of this thread's copies of a k-tile, which form one group; zeros beyond K."""
+            """Issue slice `slice_idx` of `num_slices` of this thread's copies of a k-tile; zeros beyond K.
+
+            The copies of a k-tile form one cp.async group, which the last slice commits.
+            """
             for operand, tile, tile_rows in zip(ROLES, (a_stages, b_stages), (TILE_M, TILE_N), strict=True):
                 copy_iters = tile_rows * vectors_per_row // (32 * WARPS)
                 begin, end = (i * copy_iters // num_slices for i in (slice_idx, slice_idx + 1))
@@ -81,7 +86,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
                 hw.cp_async_commit()
 
         def load(k_tile: Value, step: Value, buffer: Value) -> None:
-            """Load a step's fragments of a k-tile into one of two buffers."""
+            """Load the fragments of A and B of step number `step` of a k-tile into buffer 0 or 1."""
             operands = zip(ROLES, (a, b), (a_stages, b_stages), (row, column), strict=True)
             for operand, fragments, tile, first in operands:
                 with k.unroll(FRAGMENTS_PER_WARP, name="n") as n:
@@ -91,7 +96,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
                     hw.wmma_load(fragment, address, pitch // 2, operand, "row" if operand == "a" else "col", mma)
 
         def wait_stage(groups_in_flight: int) -> None:
-            """Wait for the oldest k-tile in flight, and until all threads have read the stage that is filled next."""
+            """Wait until the oldest of `groups_in_flight` k-tiles is copied, and all threads have read the last one."""
             hw.cp_async_wait(groups_in_flight - 1)
             k.comment("all threads' copies of the oldest k-tile are complete, and none reads the stage filled next")
             hw.sync_threads()

@@ -14,7 +14,7 @@ from gemmsmith.lang.types import F32, U32
 
 
 def wmma_naive(dtype: DType, chip: Chip) -> Kernel:
-    """Build the kernel, with one warp and one tile of D per CTA.
+    """Build the kernel: fp32 D = A @ B by WMMA, where a CTA is one warp and computes one 16x16 tile of D.
 
     A and D are row-major, B is column-major; M, N and K are multiples of 16, all strides multiples of 16 bytes, and all
     three matrices are aligned to 32 bytes.

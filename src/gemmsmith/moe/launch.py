@@ -33,7 +33,7 @@ _CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
 
 
 def sort_by_expert(experts: Any, weights: Any, count: int, backend: str) -> dict[str, Any]:
-    """Return offsets, slot_of_row, token_of_row, row_of_slot and row_weights, as the kernel writes them.
+    """Return offsets, slot_of_row, token_of_row, row_of_slot and row_weights, by name (see moe/sort_by_expert.py).
 
     The arguments are not checked.
 
@@ -49,9 +49,10 @@ def sort_by_expert(experts: Any, weights: Any, count: int, backend: str) -> dict
 
 
 def route(logits: Any, bias: Any, spec: RouteSpec, scale: float, backend: str) -> dict[str, Any]:
-    """Return experts and weights, as the kernel `route` writes them, and of up to MAX_SLOTS slots what the sort does.
+    """Return experts and weights, by name, as the kernel of moe/route.py writes them.
 
-    The arguments are not checked.
+    If there are at most MAX_SLOTS slots (an expert of a token each), also what `sort_by_expert` returns. The arguments
+    are not checked.
 
     Args:
         logits: (tokens, experts), contiguous, of spec.dtype; at least one token.
@@ -66,13 +67,17 @@ def route(logits: Any, bias: Any, spec: RouteSpec, scale: float, backend: str) -
 
 
 def _make_sort(experts: ArrayInfo, count: int) -> OutputKernels:
+    """Return the kernel that sorts the slots of `experts` (tokens, top_k), of `count` experts."""
     tokens, top_k = experts.shape
     launch, outputs = _sort_launch(tokens, top_k, count, experts.itemsize)
     return OutputKernels(Launches(None, False, (launch,), is_dependent=True), outputs)
 
 
 def _make_route(tokens: int, spec: RouteSpec, scale: float) -> OutputKernels:
-    """Return the kernels that select the experts of so many tokens and, if there are few enough slots, sort them."""
+    """Return the kernels that select the experts of so many tokens and, if there are few enough slots, sort these.
+
+    For up to MAX_ROUTED_TOKENS tokens one kernel does both. `scale`: factor of the weights.
+    """
     outputs = {name: OutputSpec((tokens, spec.top_k), x) for name, x in (("experts", INT32), ("weights", FP32))}
     is_one_kernel = tokens <= MAX_ROUTED_TOKENS and spec.experts <= MAX_ROUTED_EXPERTS
     launches = [] if is_one_kernel else [Launch.from_kernel(route_kernel(spec), BoundRoute(tokens, scale))]
@@ -87,7 +92,16 @@ def _make_route(tokens: int, spec: RouteSpec, scale: float) -> OutputKernels:
 def _sort_launch(
     tokens: int, top_k: int, count: int, index_bytes: int, route: RouteSpec | None = None, scale: float = 1.0
 ) -> tuple[Launch, dict[str, OutputSpec]]:
-    """Return the launch of the sort, and what it writes."""
+    """Return the launch of the sort, and the specs of the arrays that it writes, by name.
+
+    Args:
+        tokens: Number of tokens.
+        top_k: Experts of a token.
+        count: Number of experts.
+        index_bytes: Bytes of an expert's index.
+        route: How the kernel selects the experts itself; None: it reads them.
+        scale: Factor of the weights, if it selects the experts.
+    """
     slots = tokens * top_k
     assert 0 < slots <= MAX_SLOTS
     slots_per_thread = next(x for x in SLOTS_PER_THREAD if slots <= THREADS * x)
@@ -108,7 +122,8 @@ def slot_sum(slots: Any, rows: int, addend: Any, backend: str, row_of_slot: Any 
         rows: Rows of a token, at most MAX_ROWS.
         addend: (tokens, n), contiguous, of the same dtype; or None. All are aligned to 16 bytes.
         backend: "cuda" or "sim".
-        row_of_slot: (tokens * rows,), int32: which row of `slots` each slot's is; None: they are in order.
+        row_of_slot: (tokens * rows,), int32: entry i is the row of `slots` that belongs to slot i, where the slots of
+            token t are t * rows to t * rows + rows - 1; None: row i.
     """
     others = {name: x for name, x in (("addend", addend), ("row_of_slot", row_of_slot)) if x is not None}
     key: Hashable = "sum", cache_key_and_address(slots)[0], rows, tuple(others)
@@ -117,7 +132,7 @@ def slot_sum(slots: Any, rows: int, addend: Any, backend: str, row_of_slot: Any 
 
 
 def _make_sum(slots: Any, rows: int, has_addend: bool, gathers: bool) -> OutputKernels:
-    """Return the kernel that sums each token's rows of arrays like these."""
+    """Return the kernel that sums each token's rows, for arrays of the shape and dtype of `slots`."""
     info = describe(slots)
     tokens, columns = info.shape[0] // rows, info.shape[1]
     bound = BoundSlotSum(tokens, columns // VECTOR_ELEMENTS)

@@ -1,8 +1,9 @@
 """Selects tokens' experts from a router's logits, each token's by one warp.
 
-Lane l has the logits of experts l, l + 32, ...; the experts with the largest scores are found one after the other. The
-order of fp32 numbers is that of the unsigned integers that `_key` makes of them, which redux compares. NaN is above
-infinity, as for torch.topk. 0, which is no number's key, is that of what cannot be selected (again).
+Lane l has the logits of experts l, l + 32, ...; the experts with the largest scores are found one after the other.
+Scores are compared by keys: `_key` maps fp32 numbers to unsigned integers in the same order, since redux, which finds
+a warp's maximum in one instruction, compares integers. NaN is above infinity, as for torch.topk. Key 0 belongs to no
+number; it marks what cannot be selected (again).
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ SIGMOID_EPSILON = 1e-20
 
 
 def check_counts(experts: int, top_k: int, groups: int, top_k_groups: int) -> None:
-    """Raise ArgumentError if a token cannot have `top_k` different experts within its best groups."""
+    """Raise ArgumentError if a token cannot have `top_k` different experts within its best groups.
+
+    The `experts` experts are divided equally into `groups` groups, of which a token's `top_k_groups` best count.
+    """
     if not 0 < top_k <= experts:
         raise ArgumentError(f"top_k: got {top_k} of {experts} experts; use 1 to {experts}")
     if groups < 1 or experts % groups or (groups > 1 and experts < 2 * groups):
@@ -62,7 +66,8 @@ class RouteSpec:
     Attributes:
         experts: Number of experts.
         top_k: Experts of a token, at most MAX_TOP_K.
-        scores: With "sigmoid" there is a bias for each expert, which counts in the selection only.
+        scores: The function that makes scores of logits. With "sigmoid" there is also a bias for each expert, which is
+            added in the selection, but not to the weights.
         normalize: Whether a token's weights are divided by their sum.
         groups: Groups of at least two experts, at most MAX_GROUPS.
         top_k_groups: Groups that a token's experts are in.
@@ -79,7 +84,7 @@ class RouteSpec:
 
     @property
     def name(self) -> str:
-        """The end of the symbols of kernels that select experts."""
+        """The part of a kernel's symbol that names this selection."""
         groups = [f"{self.top_k_groups}of{self.groups}"] * (self.groups > 1)
         parts = [self.top_k, "of", self.experts, self.scores, *["normalized"] * self.normalize, *groups, self.dtype]
         return "_".join(map(str, parts))
@@ -129,14 +134,14 @@ class TokenRouter:
         self._scale = k.parameter("scale", F32, lambda p: p.scale)
 
     def store(self, token: Value, expert: Value, weight: Value) -> None:
-        """Store what `select` returns."""
+        """Store the `expert` and `weight` that `select` returns for a token, one of each per lane below top_k."""
         k = current_builder()
         offset = ((token * self.spec.top_k + k.lane) * 4).to(U64)
         for name, x in (("experts", expert), ("weights", weight)):
             hw.store_global_word(self._arrays[name] + offset, x, k.lane < self.spec.top_k, name[:-1])
 
     def select(self, token: Value) -> tuple[Value, Value]:
-        """Return the token's experts and their weights, one in each of the lanes 0 ... top_k - 1."""
+        """Return (expert, weight) of a token: lane i < top_k has the token's i-th best expert and its weight."""
         k, spec = current_builder(), self.spec
         logits = k.registers(F32, spec.experts_per_lane, "logit")
         bias = k.registers(F32, spec.experts_per_lane, "bias") if spec.scores == "sigmoid" else None
@@ -167,7 +172,7 @@ class TokenRouter:
         return self._expert(i) < self.spec.experts if self.spec.experts % 32 else Constant(PRED, True)
 
     def _logit(self, token: Value, expert: Value, exists: Value) -> Value:
-        """Load a token's logit of an expert as fp32; 0 if it does not exist."""
+        """Load a token's logit of an expert as fp32; 0 if `exists` is false."""
         dtype = self.spec.dtype
         element = token.to(U64) * self.spec.experts + expert.to(U64)
         address = self._arrays["logits"] + element * dtype.bytes
@@ -176,7 +181,10 @@ class TokenRouter:
         return hw.unpack(hw.load_global_u8_or_u16(address, exists, 16).to(U32), 0, dtype)
 
     def _softmax_terms(self, logits: RegisterArray) -> tuple[Value, Value]:
-        """Return the greatest logit, and the sum of exp(logit - greatest). NaN if a logit is."""
+        """Return (greatest logit, sum of exp(logit - greatest)) of a token; both are the same in all lanes.
+
+        `logits`: those of this lane. If one is NaN, so are the results.
+        """
         k = current_builder()
         greatest, total = k.var(F32, -math.inf, "greatest_of_lane"), k.var(F32, 0.0, "sum_of_lane")
         with k.unroll(len(logits), name="i") as i:
@@ -187,7 +195,11 @@ class TokenRouter:
         return greatest_of_warp, _sum_of_lanes(total.get()).named("sum")
 
     def _exclude_groups(self, keys: RegisterArray) -> None:
-        """Exclude experts outside of the groups whose two best experts have the largest sum."""
+        """Keep the experts of the `top_k_groups` best groups, and make those of the others the last to be selected.
+
+        A group's score is the sum of its two best experts' scores. `keys`: those of this lane's experts; they become 1
+        outside of the best groups, less than the key of any number. Lane g has the key of group g's score.
+        """
         k, spec = current_builder(), self.spec
         size, group_key = spec.experts // spec.groups, k.var(U32, 0, "group_key")
         with k.range(spec.groups, name="group") as group:
@@ -212,7 +224,10 @@ class TokenRouter:
             keys[i] = k.minimum(keys[i], k.select(is_selected, Constant(U32, GREATEST_KEY), 1))
 
     def _top_k(self, keys: RegisterArray) -> Value:
-        """Return the experts of the greatest keys, in the order of lanes; of equal keys the first. Changes the keys."""
+        """Return, in lane i, the expert with the i-th greatest key; of equal keys, the first expert's comes first.
+
+        `keys`: those of this lane's experts. The keys of selected experts become 0.
+        """
         k = current_builder()
         expert = k.var(I32, 0, "expert")
         with k.range(self.spec.top_k, name="rank") as rank:
@@ -234,7 +249,7 @@ def array(name: str) -> Value:
 
 
 def _score(logit: Value, greatest: Value | None, total: Value | None) -> Value:
-    """Return a logit's softmax, or its sigmoid if there are no terms of a softmax."""
+    """Return a logit's softmax; or its sigmoid, if `greatest` and `total` (of `_softmax_terms`) are None."""
     if greatest is None or total is None:
         one = Constant(F32, 1.0)
         return hw.divide_full(one, hw.math_library_call("expf", -logit) + one)
@@ -242,7 +257,7 @@ def _score(logit: Value, greatest: Value | None, total: Value | None) -> Value:
 
 
 def _greatest(key: Value, index: Value) -> tuple[Value, Value]:
-    """Return the greatest key of the warp's lanes, and the least index of those that have it."""
+    """Return (greatest key of the warp's lanes, least `index` among the lanes that have it), the same in all lanes."""
     k = current_builder()
     greatest = hw.redux(key, "max").named("greatest_key")
     first = hw.redux(k.select(key == greatest, index.to(U32), Constant(U32, GREATEST_KEY)), "min")
@@ -250,18 +265,22 @@ def _greatest(key: Value, index: Value) -> tuple[Value, Value]:
 
 
 def _key(x: Value) -> Value:
-    """Return a u32 in the order of the fp32 numbers; NaN of either sign is the greatest."""
+    """Return the key of an fp32 number: a u32, in the same order as the numbers. NaN has the greatest.
+
+    The bits of positive numbers are in order already, those of negative ones in reverse: a positive number gets the
+    highest bit, and a negative one is inverted.
+    """
     k, bits = current_builder(), hw.as_unsigned(x)
     return k.select(x == x, k.select((bits & SIGN) != 0, ~bits, bits | SIGN), GREATEST_KEY)
 
 
 def _number(key: Value) -> Value:
-    """Return the fp32 of a key."""
+    """Return the fp32 number whose key this is."""
     return hw.as_float(current_builder().select((key & SIGN) != 0, key ^ SIGN, ~key))
 
 
 def _sum_of_lanes(x: Value) -> Value:
-    """Return the sum of an fp32 over the warp's lanes."""
+    """Return the sum of an fp32 over the warp's lanes, the same in all lanes."""
     for mask in (16, 8, 4, 2, 1):
         x = x + hw.shuffle_xor_fp32(x, mask)
     return x

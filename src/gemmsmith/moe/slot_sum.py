@@ -1,4 +1,7 @@
-"""The sum of each token's rows, consecutive or by index, in their order and in fp32; a thread has 8 columns."""
+"""The sum of each token's rows of a matrix, added in fp32 in the order of the token's slots; a thread has 8 columns.
+
+A slot is one of the `rows` experts of a token; a row of the matrix is an expert's output for a slot.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ class SlotSumSpec:
     Attributes:
         dtype: bf16 or fp16, of all arrays.
         rows: Rows of a token, at most MAX_ROWS.
-        has_addend: There is a matrix that is added to the sums.
-        gathers: The rows of a token are those of an array of indices.
+        has_addend: There is a matrix with a row per token that is added to the sums.
+        gathers: An array of indices says which rows of the matrix are a token's; otherwise they are consecutive.
     """
 
     dtype: DType
@@ -49,8 +52,8 @@ class BoundSlotSum:
 def slot_sum(spec: SlotSumSpec) -> Kernel:
     """Build the kernel of a spec.
 
-    Reads slots (tokens * rows, n), addend (tokens, n) and row_of_slot (tokens * rows), int32, whose values are rows of
-    slots. Writes sums (tokens, n). n is a multiple of 8.
+    Reads slots (tokens * rows, n); with `has_addend`, addend (tokens, n); with `gathers`, row_of_slot (tokens * rows),
+    int32: the row of `slots` that belongs to each slot. Writes sums (tokens, n). n is a multiple of 8.
     """
     suffixes = "_and_addend" * spec.has_addend + "_gathered" * spec.gathers
     with Builder(f"slot_sum_{spec.dtype}_{spec.rows}{suffixes}", threads=THREADS) as k:

@@ -1,10 +1,11 @@
 """A stable counting sort of a router's slots by their experts, by one CTA.
 
-Slot t * top_k + i is the i-th expert of token t. A warp has consecutive slots; it matches the experts of 32 at a time,
-which gives each slot its rank among those of its warp and expert, and a count for each expert and warp. Sums of the
-counts before one, in the order (expert, warp), are where its slots begin.
+Slot t * top_k + i is the i-th expert of token t. Sorted, the slots are the rows of a grouped GEMM. A warp has
+consecutive slots. It compares the experts of 32 slots at a time, which gives each slot its rank among the slots of the
+same warp and expert, and a count for each expert and warp. An exclusive prefix sum of the counts, in the order (expert,
+warp), says at which row the slots of each expert and warp begin.
 
-The experts may be selected before, by the same CTA: then they are in shared memory.
+The same CTA may select the experts before: then they are in shared memory.
 """
 
 from __future__ import annotations
@@ -82,9 +83,10 @@ class BoundSort:
 def sort_by_expert(spec: SortSpec) -> Kernel:
     """Build the kernel of a spec.
 
-    Reads experts (slots,) and weights (slots,) fp32. Writes offsets (experts,), the end of each expert's rows;
-    slot_of_row and token_of_row (slots,), of sorted rows; row_of_slot (slots,); row_weights (slots,) fp32. With
-    `spec.route` it reads what the kernel `route` does, and writes experts and weights, too.
+    Reads experts (slots,) and weights (slots,) fp32. Writes, as int32: offsets (experts,), the end of each expert's
+    rows; slot_of_row and token_of_row (slots,), the slot and the token of each sorted row; row_of_slot (slots,), the
+    row of each slot; and row_weights (slots,) fp32, the weight of each row. With `spec.route` it reads what the kernel
+    `route` does, and writes experts and weights, too.
     """
     with Builder(spec.name, threads=THREADS) as k:
         k.header += [f"gemmsmith: {spec.name}", "sorts the slots of tokens by their experts, stable"]
@@ -148,7 +150,7 @@ class _GivenSlots:
         self._spec, self._experts, self._weights = spec, array("experts"), array("weights")
 
     def expert(self, slot: Value, exists: Value) -> Value:
-        """Return a slot's expert; their number if it is not one of them, or if there is no such slot."""
+        """Return a slot's expert; the number of experts if its index is invalid, or if the slot does not exist."""
         k, words, count = current_builder(), self._spec.index_bytes // 4, self._spec.experts
         index = k.registers(U32, words, "index")
         hw.load_global(index, _element(self._experts, slot, self._spec.index_bytes), exists)
@@ -188,7 +190,7 @@ class _RoutedSlots:
                 self._router.store(token, expert, weight)
 
     def expert(self, slot: Value, exists: Value) -> Value:
-        """Return a slot's expert; their number if there is no such slot."""
+        """Return a slot's expert; the number of experts if the slot does not exist."""
         expert = _load(self._experts, slot, "selected").to(I32)
         return current_builder().select(exists, expert, self._count).named("expert")
 
@@ -197,7 +199,11 @@ class _RoutedSlots:
 
 
 def _sum_of_counts_before(counts: SharedBuffer, warp_sums: SharedBuffer, per_thread: int) -> None:
-    """Replace each count by the sum of those before it."""
+    """Replace each count by the sum of the counts before it (an exclusive prefix sum). All threads execute it.
+
+    A thread adds up `per_thread` consecutive counts; the sums of the threads before come from its warp's lanes, and
+    through `warp_sums`, a word for each warp, from the other warps. Others may read the counts after a barrier.
+    """
     k = current_builder()
     first = (k.thread * per_thread).named("first")
     thread_sum = k.var(U32, 0, "thread_sum")

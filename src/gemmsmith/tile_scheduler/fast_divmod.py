@@ -40,7 +40,7 @@ class FastDivide(Instruction):
 
 
 class FastDivmod:
-    """A positive divisor of integers in 0 .. 2^31 - 1, which `compute` returns for a problem on the host.
+    """A positive divisor of integers in 0 .. 2^31 - 1; the host computes it for a problem by `compute`.
 
     Kernel argument: `name`, a FastDivmod struct.
     """
@@ -61,6 +61,10 @@ def _pack_divisor(divisor: int) -> int:
 
 @lru_cache(maxsize=1024)
 def fast_divmod_params(divisor: int) -> tuple[int, int]:
-    """Return (multiplier, shift) such that x / divisor == x * multiplier >> shift for every x in 0 .. 2^31 - 1."""
+    """Return (multiplier, shift) such that x // divisor == x * multiplier >> shift for every x in 0 .. 2^31 - 1.
+
+    multiplier / 2^shift is 1 / divisor, rounded up. With 2^shift >= 2^31 * divisor the excess is less than
+    1 / (2^31 * divisor), too little to change a quotient of such an x; the multiplier has at most 32 bits.
+    """
     shift = 31 + (divisor - 1).bit_length()
     return ceil_div(1 << shift, divisor), shift

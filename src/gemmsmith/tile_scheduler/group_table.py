@@ -14,11 +14,14 @@ from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, Var
 READING_WARP = 2
 """The warp that reads the table; meanwhile warp 0 initializes barriers and warp 1 prefetches tensor maps."""
 MAX_SUM = 2**31 - 1
-"""Sums of the sizes of an invalid table stay at it, where they would overflow."""
+"""Sums of sizes are limited to it: the sizes of an invalid table could make them overflow."""
 
 
 def group_extent(p: Problem) -> int:
-    """Return what the groups divide: K, or the rows of the grouped operand (of each group's matrix if masked)."""
+    """Return the extent that the groups divide: K, or the rows of the grouped operand.
+
+    Masked groups have matrices of their own, all with this number of rows.
+    """
     assert p.grouping
     if p.grouping.along == "k":
         return p.k
@@ -26,9 +29,10 @@ def group_extent(p: Problem) -> int:
 
 
 class GroupTable:
-    """Where each group begins and ends, and how many tiles there are before it.
+    """The groups of a grouped GEMM in the kernel: where each begins and ends, and how many tiles are before it.
 
-    A table with a negative size, or with more rows than there are, is invalid: then there are no tiles.
+    It is computed from a table of offsets, sizes or counts in global memory (Grouping.table). A table with a negative
+    size, or with more rows than there are, is invalid: then there are no tiles.
 
     Kernel arguments: the table's name, its address; `groups`, its length; `group_extent`, see the function.
     """
@@ -38,10 +42,12 @@ class GroupTable:
 
         Args:
             grouping: What the table holds.
-            tile_rows: Rows of a cluster's tile, of which each group has whole ones; or elements of a k-tile.
-            end_multiple: What the ends of groups are multiples of in a valid table.
-            even_tiles: Divide a group into tiles of even heights, multiples of 8, this many in a cluster's; 0: into
-                tiles of `tile_rows`, the last of which has fewer.
+            tile_rows: Rows of a cluster's tile (of columns if these are grouped); with groups along K, elements of K of
+                a k-tile. The number of tiles of a group is its size divided by this, rounded up.
+            end_multiple: The ends of groups are multiples of this number in a valid table.
+            even_tiles: 0: a group's tiles have `tile_rows` rows, but the last one. Otherwise all its tiles have the
+                same number of rows, as few as possible, of which each of `even_tiles` CTAs of a cluster gets a multiple
+                of 8.
         """
         k, self._grouping, source = current_builder(), grouping, operand_getter(grouping.table)
         self._tile_rows, self._end_multiple = tile_rows, end_multiple
@@ -62,7 +68,10 @@ class GroupTable:
 
     # -- in the reading warp -----------------------------------------------------------------------------
     def _read(self) -> None:
-        """Read the table, a few consecutive groups in each lane, and store the sums."""
+        """Read the table, a few consecutive groups in each lane, and store the sums of sizes and of tiles.
+
+        It is a prefix sum in two levels: over the groups of a lane, and over the lanes.
+        """
         k, per_lane = current_builder(), self._grouping.capacity // WARP_THREADS
         first = (k.lane * per_lane).named("first_group")
         sizes, invalid = k.registers(U32, per_lane, "group_sizes"), k.var(U32, 0, "is_invalid")
@@ -96,7 +105,10 @@ class GroupTable:
             _store(self._invalid, 0, invalid.get())
 
     def _load_sizes(self, first: Value, sizes: RegisterArray, invalid: Variable) -> None:
-        """Load the sizes of the groups from `first` on; a negative one counts as 0."""
+        """Load the sizes of the groups from number `first` on, and set `invalid` to 1 if one of them is invalid.
+
+        A negative size, and that of a group that does not exist, counts as 0.
+        """
         k, is_end = current_builder(), self._grouping.table == "offsets"
         entries = k.registers(I32, len(sizes) + is_end, "entries")
         with k.unroll(len(entries), name="i") as i:
@@ -114,7 +126,7 @@ class GroupTable:
             sizes[i] = k.select(is_group, k.maximum(size, 0), 0).to(U32)
 
     def _tiles(self, size: Value) -> Value:
-        """Return the tiles of a group."""
+        """Return the number of tiles of a group of `size` rows."""
         return _ceil_div(size, self._tile_rows)
 
     # -- in every role, once all threads have waited for one another -----------------------------------------
@@ -148,7 +160,10 @@ class GroupTable:
         return _load(self._tile_heights, group, "tile_height")
 
     def group_of(self, tile: Value) -> Value:
-        """Return the group of a tile, the last one that has no more tiles before it: a binary search."""
+        """Return the group of tile number `tile` of all groups, by a binary search.
+
+        It is the last group before which there are at most `tile` tiles.
+        """
         k, capacity = current_builder(), self._grouping.capacity
         group = k.var(I32, 0, "group")
         for level in range(capacity.bit_length() - 2, -1, -1):
@@ -158,6 +173,7 @@ class GroupTable:
 
 
 def _flag(invalid: Variable, condition: Value) -> None:
+    """Set `invalid` to 1 where `condition` holds."""
     invalid.set(current_builder().select(condition, 1, invalid.get()))
 
 

@@ -21,9 +21,10 @@ from gemmsmith.tile_scheduler.tiles import ZERO, OperandCoord, TileScheduler, Wo
 class RowGroupedTileScheduler(TileScheduler):
     """Assigns the tiles of one group after the other, in the raster order within a group.
 
-    A group's first tile begins at its first row, and it has whole clusters. Rows past a tile's end are loaded, but not
-    stored. With role "b" of the groups, for "rows" read "columns"; their tiles have even widths, since wgmma multiplies
-    any multiple of 8 columns.
+    A group's first tile begins at its first row, and a cluster's tile has rows of one group only. Rows of a tile past
+    the end of its group are loaded, but not stored. If the groups divide the columns of the kernel's D (grouping.role
+    is "b"), for "rows" read "columns"; the tiles of a group then have equal widths, since wgmma multiplies any multiple
+    of 8 columns.
 
     Kernel arguments: those of GroupTable; cluster_tiles_m or cluster_tiles_n, along which there are no groups; k_tiles.
     """
@@ -44,7 +45,7 @@ class RowGroupedTileScheduler(TileScheduler):
 
     # -- computed by the host for a problem ----------------------------------------------------------------
     def grid(self, p: Problem) -> tuple[int, int]:
-        """Return the most tiles along M and along N that the groups can have."""
+        """Return the most tiles of clusters along M and along N that the groups can have, whatever the table holds."""
         tiles, rows = list(super().grid(p)), group_extent(p)
         cluster_rows = self.spec.config.tile[self._axis] * self.spec.config.cluster[self._axis]
         if self.grouping.is_masked:
@@ -54,7 +55,10 @@ class RowGroupedTileScheduler(TileScheduler):
         return tiles[0], tiles[1]
 
     def tiles_of(self, p: Problem) -> int:
-        """Return the most tiles that the clusters can have. Raises ArgumentError if int32 cannot count them."""
+        """Return the most tiles that the clusters can have, whatever the table holds.
+
+        Raises ArgumentError if int32 cannot count them.
+        """
         m, n = self.grid(p)
         if max(m * n, p.groups * group_extent(p) if self.grouping.is_masked else 0) > MAX_EXTENT:
             raise ArgumentError(f"{p}: more tiles or rows than an int32 can count; use fewer groups")
@@ -76,7 +80,7 @@ class RowGroupedTileScheduler(TileScheduler):
         return WorkRange(self.cluster_idx, tiles, self.cluster_count, self.work_tile)
 
     def work_tile(self, tile: Value) -> WorkTile:
-        """Return a tile of a group, which ends where the group ends."""
+        """Return this CTA's part of the cluster's tile number `tile`, counted over all groups in their order."""
         axis, (tile_m, tile_n, _) = self._axis, self.spec.config.tile
         group = self._table.group_of((tile // self._other_tiles).named("tile_along_groups"))
         first_tile, begin = self._table.first_tile(group), self._table.begin(group)
@@ -106,9 +110,10 @@ class RowGroupedTileScheduler(TileScheduler):
         return WorkTile(a, b, m, n, batch, group, self.k_tiles)
 
     def _in_bands(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
-        """Return (minor, major) of tile `index` of a group's tiles.
+        """Return the position (minor, major) of tile number `index` of a group, in the raster order.
 
-        The raster order runs along the major axis, in bands of `raster_group` minors.
+        The order runs along the major axis in bands of `raster_group` tiles of the minor axis: within a band the minor
+        index changes first. `minor_tiles`, `major_tiles`: the group's tiles along both axes.
         """
         k, width = current_builder(), self.spec.config.raster_group
         if width == 1:
@@ -143,7 +148,7 @@ class KGroupedTileScheduler(TileScheduler):
         return WorkRange(self.cluster_idx, tiles.named("tiles"), self.cluster_count, self.work_tile)
 
     def work_tile(self, tile: Value) -> WorkTile:
-        """Return a tile, with the slice of K of its group."""
+        """Return this CTA's part of the cluster's tile number `tile`, with the slice of K of its group."""
         work = self._work_tile(tile, self.k_tiles)
         begin = self._table.begin(work.batch)
         k_extent = (self._table.begin(work.batch + 1) - begin).named("k_extent")

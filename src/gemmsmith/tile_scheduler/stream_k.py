@@ -28,7 +28,11 @@ Large GEMMs gain 1 % by it."""
 
 
 class _StreamKAssignment(NamedTuple):
-    """This cluster's work: its data-parallel tiles, then k-tiles [iter_begin, iter_end) of the stream-K tiles."""
+    """This cluster's work: its data-parallel tiles (dp), then some k-tiles of the stream-K tiles (sk).
+
+    The latter are k-tiles iter_begin to iter_end - 1, where the k-tiles of all stream-K tiles ("iters") are numbered
+    tile by tile, from 0 on.
+    """
 
     dp_work_tiles: Value
     """Data-parallel tiles of this cluster."""
@@ -69,7 +73,9 @@ class StreamKTileScheduler(TileScheduler):
         """This cluster's work by role: each warp role calls a device function that is printed once."""
 
     def clusters_of(self, p: Problem) -> int:
-        """Return how many clusters have work.
+        """Return how many clusters have work: with `splits` S per tile, S for each tile; with stream-K, one per k-tile.
+
+        They are at most MAX_CLUSTERS.
 
         Raises:
             ArgumentError: K is so large that the kernel's int32 arithmetic would overflow.
@@ -85,14 +91,14 @@ class StreamKTileScheduler(TileScheduler):
     loop_variable = "tile_ordinal"
 
     def persistent_range(self) -> WorkRange:
-        """Return the range of the ordinals of this cluster's tiles and splits."""
+        """Return the range of the tile loop: it numbers this cluster's tiles and splits from 0 on."""
         k = current_builder()
         own = _StreamKAssignment(*k.call("stream_k_assignment", self._assign)) if k.current_role else self._assign()
         self._assignments[k.current_role] = own
         return WorkRange(Constant(I32, 0), own.work_tiles, Constant(I32, 1), self._split_at)
 
     def _assign(self) -> _StreamKAssignment:
-        """Compute this cluster's work."""
+        """Compute this cluster's work, by the rules in the docstring of the class."""
         k = current_builder()
         cluster_idx, cluster_count = self.cluster_idx, self.cluster_count
         waves = (self.tiles // cluster_count).named("full_waves")
@@ -120,7 +126,10 @@ class StreamKTileScheduler(TileScheduler):
         )
 
     def _split_at(self, tile: Value) -> WorkTile:
-        """Return the cluster's `tile`-th tile or split, by the assignment that the role has computed."""
+        """Return the work of this cluster's tile or split number `tile`, from what `_assign` has computed in the role.
+
+        A cluster first computes its data-parallel tiles, then its stream-K tiles, from the last to the first.
+        """
         k, own = current_builder(), self._assignments[current_builder().current_role]
         is_sk_tile = (tile >= own.dp_work_tiles).named("is_sk_tile")
         sk_tile_idx = (own.last_sk_tile - (tile - own.dp_work_tiles)).named("sk_tile_idx")
@@ -130,9 +139,11 @@ class StreamKTileScheduler(TileScheduler):
         begin = k.select(is_sk_tile, k.maximum(own.iter_begin - tile_iter_begin, 0), 0).named("k_tile_begin")
         end = k.select(is_sk_tile, k.minimum(own.iter_end - tile_iter_begin, self.k_tiles), self.k_tiles)
         end.named("k_tile_end")
-        # The last cluster c with c * sk_iters / sk_units <= tile_iter_begin.
+        # The cluster that has the tile's first k-tile: the last c that begins at or before it, so with c * sk_iters <
+        # (tile_iter_begin + 1) * sk_units, since its iter_begin is c * sk_iters // sk_units.
         first_peer = (((tile_iter_begin + 1) * own.sk_units - 1) // k.maximum(own.sk_iters, 1)).named("first_peer")
         split = Split((end == self.k_tiles).named("runs_epilogue"), self.cluster_idx, first_peer, tile)
+        # All stream-K work of a cluster counts as one tile, so it has one direction along K.
         reverse_k = self._is_reversed(k.minimum(tile, own.dp_work_tiles))
         return self._work_tile(index, (end - begin).named("work_k_tiles"), split, begin, reverse_k)
 
@@ -149,7 +160,7 @@ class ClusterSplitKTileScheduler(TileScheduler):
 
     @contextmanager
     def tile_loop(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
-        """Loop over this CTA's splits of the cluster's tiles."""
+        """Loop over this CTA's splits of the cluster's tiles. `step` and `first` have their defaults."""
         assert step == 1, "only cooperative designs split tiles over a cluster"
         k = current_builder()
         work_k_tiles, split, begin = self._split()
@@ -166,7 +177,7 @@ class ClusterSplitKTileScheduler(TileScheduler):
         return self._first_work_tile(*self._split())
 
     def _split(self) -> tuple[Value, Split, Value]:
-        """Return this CTA's number of k-tiles per tile, its split of its first tile, and the first of its k-tiles."""
+        """Return (k-tiles of this CTA per tile, its split of its first tile, number of its first k-tile in a tile)."""
         splits = self.spec.config.cluster_splits
         assert isinstance(self.position.split_idx, Value)
         begin = (self.position.split_idx * self.k_tiles // splits).named("k_tile_begin")

@@ -48,7 +48,8 @@ class ClusterKSync:
         """Wait for all clusters, every SYNC_INTERVAL_K_TILES k-tiles of a full wave.
 
         The producer calls it at each k-tile, number `k_tile` of its tile. One CTA per cluster takes part, since the
-        pipeline keeps the CTAs of a cluster together. `is_full_wave`: all clusters have a tile in this wave.
+        pipeline keeps the CTAs of a cluster together. `is_full_wave`: all clusters have a tile in this wave; otherwise
+        the CTA counts its arrival, but does not wait, since some clusters do not arrive.
         """
         k = current_builder()
         with k.when((k_tile % SYNC_INTERVAL_K_TILES == 0) & (self.cta_rank == 0)):

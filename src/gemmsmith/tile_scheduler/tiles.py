@@ -72,7 +72,7 @@ class OperandCoord:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """A tile of a CTA, or its split of one: where it begins, and which k-tiles it sums."""
+    """The work of a CTA: a tile, or one split of its K: where the tile begins, and which k-tiles are summed."""
 
     a: OperandCoord
     """Coordinates of the first elements of the CTA's tiles of A, and of other operands with A's role: D's rows."""
@@ -102,11 +102,11 @@ class WorkTile:
         return self.a if role == "a" else self.b
 
     def k_extent(self, extent: Value) -> Value:
-        """Return the elements of K: those of the tile's group, or `extent`, all."""
+        """Return the elements of K that are summed: those of the tile's group, or `extent` without groups along K."""
         return extent if self.group_k_extent is NO_END else self.group_k_extent
 
     def k_tile_index(self, k_tile: Value) -> Value:
-        """Return the index along the GEMM's K of the k-tile that is summed as number `k_tile`."""
+        """Return the index along the GEMM's K of this work's k-tile number `k_tile`, in the order of the summation."""
         if self.reverse_k is not None:
             k_tile = current_builder().select(self.reverse_k, self.k_tiles - 1 - k_tile, k_tile)
         return (self.k_tile_begin + k_tile).with_name_hint("k_tile_idx")
@@ -198,7 +198,10 @@ class TileScheduler:
         return tiles
 
     def k_tiles_of(self, p: Problem) -> int:
-        """Return the number of k-tiles per tile. 3xTF32 with precomputed small parts counts each once per MMA."""
+        """Return the number of k-tiles per tile.
+
+        With 3xTF32 whose residuals are computed before the kernel, each counts three times, once per product.
+        """
         return ceil_div(p.k, self.spec.config.tile[2]) * self.spec.mmas_per_k_tile
 
     def clusters_of(self, p: Problem) -> int:
@@ -206,13 +209,13 @@ class TileScheduler:
         return self.tiles_of(p)
 
     def _minor_and_major(self, p: Problem) -> tuple[int, int]:
-        """Return the number of tiles across the groups of the raster order, and along them."""
+        """Return the number of tiles along the minor and the major axis of the raster order (see `_grouped_coord`)."""
         m, n = self.grid(p)
         return (n, m) if self.spec.config.raster == "m" else (m, n)
 
     # -- recorded in the kernel ----------------------------------------------------------------------------
     def _position(self) -> ClusterPosition:
-        """Return this CTA's position; ranks run along M first."""
+        """Return this CTA's position in its cluster. Ranks run along M first, then along N, then over splits of K."""
         (cluster_m, cluster_n), splits = self.spec.config.cluster, self.spec.config.cluster_splits
         rank = hw.cluster_rank().named("cta_rank") if cluster_m * cluster_n * splits > 1 else ZERO
         split_idx: Value | int = 0
@@ -228,9 +231,9 @@ class TileScheduler:
 
     @contextmanager
     def tile_loop(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
-        """Loop over this cluster's tiles: over the `first`-th, the `first + step`-th and so on.
+        """Loop over this cluster's tiles number `first`, `first + step`, `first + 2 * step` and so on.
 
-        With pingpong each of `step` warpgroups has a `first` of its own.
+        With pingpong `step` warpgroups share the tiles, and `first` is the number of the warpgroup.
         """
         work = self.persistent_range()
         start, by = work.start if step == 1 else work.start + first * work.step, work.step * step
@@ -242,14 +245,14 @@ class TileScheduler:
         return WorkRange(self.cluster_idx, self.tiles, self.cluster_count, self._work_tile_at)
 
     def _work_tile_at(self, tile: Value) -> WorkTile:
-        """Return the work tile of the cluster's tile `tile` of the raster order."""
+        """Return this CTA's part of the cluster's tile number `tile` of the raster order."""
         wave_begin = (tile - self.cluster_idx).named("wave_begin")
         reverse_k = self._is_reversed(wave_begin // self.cluster_count)
         work_tile = self._work_tile(tile, self.k_tiles, reverse_k=reverse_k)
         return replace(work_tile, is_full_wave=(wave_begin + self.cluster_count <= self.tiles).named("is_full_wave"))
 
     def finish_prologue(self) -> None:
-        """Wait for what the scheduler has left to one warp in the prologue, if anything."""
+        """Wait until what one warp computes for the scheduler in the prologue is complete: here nothing."""
 
     def first_work_tile(self) -> WorkTile | None:
         """Return the work of `tile_loop`'s first iteration, whose first k-tiles the prologue loads.
@@ -259,7 +262,7 @@ class TileScheduler:
         return self._first_work_tile(self.k_tiles)
 
     def _first_work_tile(self, k_tiles: Value, split: Split | None = None, k_tile_begin: Value = ZERO) -> WorkTile:
-        """Return the work tile of this cluster's first tile."""
+        """Return this CTA's work in the first tile of its cluster; the arguments are attributes of the WorkTile."""
         tile = self._work_tile(self.cluster_idx, k_tiles, split, k_tile_begin)
         for value in (tile.batch, tile.m, tile.n):
             value.name = f"first_{value.name}"
@@ -273,7 +276,10 @@ class TileScheduler:
         self, index: Value, k_tiles: Value, split: Split | None = None, k_tile_begin: Value = ZERO,
         reverse_k: Value | None = None,
     ) -> WorkTile:  # fmt: skip
-        """Return this CTA's part of the cluster's tile `index` of the raster order; the rest as for WorkTile."""
+        """Return this CTA's part of the cluster's tile number `index` of the raster order.
+
+        The other arguments are attributes of the WorkTile.
+        """
         batch, m, n = current_builder().call(
             "tile_coordinates", self._tile_coordinates, index, parameter_names=["cluster_tile"]
         )
@@ -294,9 +300,11 @@ class TileScheduler:
         return [batch, tile_m, tile_n]
 
     def _grouped_coord(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
-        """Return (minor, major) of tile `index` of an order along the major axis, in groups of `raster_group` minors.
+        """Return the position (minor, major) of tile number `index` in a grouped raster order.
 
-        CUTLASS calls them cluster_idx_minor and cluster_idx_major, and the group's width max_swizzle_size.
+        The order runs along the major axis in groups of `raster_group` tiles of the minor axis: within a group the
+        minor index changes first. The last group may be narrower. `minor_tiles`, `major_tiles`: tiles along both axes.
+        (CUTLASS: cluster_idx_minor, cluster_idx_major; max_swizzle_size is the group's width.)
         """
         k, width = current_builder(), self.spec.config.raster_group
         group = self.group_divmod.divide(index).named("group")

@@ -91,10 +91,11 @@ def _reduces_within_row(graph: EpilogueGraph) -> bool:
 
 
 def _worst_case_epilogue(binding: Binding) -> EpilogueSpec:
-    """Return the epilogue in the form that needs most registers.
+    """Return the epilogue in the form that needs most registers, so that the config does not depend on M.
 
-    At M = 1 strides are ambiguous: other operands can become eligible for TMA or column-major, and an operand of one
-    row looks like a row broadcast.
+    At M = 1 strides are ambiguous, so an operand may count as eligible for TMA or as column-major at one M only, and a
+    matrix of one row looks like a row broadcast. Here no matrix is eligible for TMA, all are column-major, and
+    operands with two dimensions are matrices.
     """
     arguments, graph = binding.arguments, binding.spec.graph
     operands = [

@@ -71,9 +71,10 @@ def candidates(epilogue: EpilogueSpec, promoted: bool = False, splits: bool = Tr
 
 
 def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bool, splits: bool) -> Iterator[Config]:
-    """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation. The others as for `candidates`.
+    """Yield the configs with `swap_ab=swap`. `epilogue`: in the kernel's orientation, so transposed with `swap`.
 
     Tiles whose epilogue spills registers, or does not fit the instruction cache, are left out if any others remain.
+    The other arguments are those of `candidates`.
     """
     needs_many_registers = not budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)][-1]
     cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (needs_many_registers or promoted)
@@ -122,7 +123,10 @@ def _promotion_fits_registers(config: Config) -> bool:
 
 
 def promotion_leaves_registers(spec: KernelSpec) -> bool:
-    """Return whether promotion, with the problem's scales, leaves the registers that the epilogue needs."""
+    """Return whether promotion, with the problem's scales, leaves the registers that the epilogue needs.
+
+    The reserves are those with which ptxas was seen not to spill (core/register_budgets.py).
+    """
     c = spec.config
     if not spec.promoted:
         return True
@@ -150,7 +154,7 @@ def _warpgroups_along_m(config: Config) -> int:
 
 
 def _tile_fits_registers(config: Config, epilogue: EpilogueSpec) -> bool:
-    """Return whether an epilogue supports a config's tile, and its registers fit with the accumulators."""
+    """Return whether an epilogue supports a config's tile width, and its registers fit beside the accumulators."""
     m, n, _ = config.tile
     if not supports_tile_n(epilogue.graph, epilogue.tma_eligible, n):
         return False
@@ -161,9 +165,9 @@ def _tile_fits_registers(config: Config, epilogue: EpilogueSpec) -> bool:
 
 
 def _max_accumulator_fraction(config: Config, epilogue: EpilogueSpec, *, data_parallel: bool = True) -> float:
-    """Return the fraction of a design's accumulator registers that a tile may take; 0: none may.
+    """Return the fraction of a design's accumulator registers that a tile may take with an epilogue; 0: no tile may.
 
-    Without `data_parallel` K is split, or sums are promoted.
+    `data_parallel`: K is not split, and sums are not promoted. See MAX_ACCUMULATOR_FRACTIONS.
     """
     up_to_64_rows, more_rows, more_rows_of_splits = budgets.MAX_ACCUMULATOR_FRACTIONS[epilogue_class(epilogue)]
     if config.tile[0] <= WGMMA_M * _warpgroups_along_m(config):
@@ -197,7 +201,10 @@ def epilogue_class(epilogue: EpilogueSpec) -> str:
 
 
 def _spills_transposed(config: Config, graph: EpilogueGraph) -> bool:
-    """Return whether a tile spills that stores 32-bit elements along columns."""
+    """Return whether a tile of a `swap_ab` config spills because it stores 32-bit elements along columns.
+
+    ptxas was seen to spill for these widths of pingpong's tiles of 128 rows (core/register_budgets.py).
+    """
     m, n, _ = config.tile
     is_wide = n > budgets.MAX_ODD_TRANSPOSED_COLUMNS and n % 16 > 0
     is_wide |= n > budgets.MAX_TRANSPOSED_COLUMNS_WITH_OPERANDS and bool(graph.operands)
@@ -210,9 +217,10 @@ def _loads_matrix(epilogue: EpilogueSpec) -> bool:
 
 
 def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
-    """Return the stages of a config with `alias_epilogue`; 0 if two stages cannot hold its results.
+    """Return how many stages fit if a config gets `alias_epilogue`; 0 if that is not considered.
 
-    Also 0 if two warpgroups share the tile: one warpgroup is faster with `alias_epilogue`, two are slower.
+    It is not if two stages cannot hold the results, or if two warpgroups share the tile: one warpgroup is faster with
+    `alias_epilogue`, two are slower.
     """
     if c.design != "cooperative" or not c.consumers == c.splits == 1 or c.swap_ab:
         return 0
@@ -223,9 +231,9 @@ def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
 
 
 def epilogue_buffers(c: Config, epilogue: EpilogueSpec) -> tuple[int, int, int]:
-    """Return the subtiles of a config's epilogue, and how many of them can be loaded and how many stored at once.
+    """Return (subtiles, load buffers, store buffers) of a config's epilogue; (1, 1, 1) if it loads no matrix by TMA.
 
-    They are counted for epilogues that load matrices; others have (1, 1, 1).
+    A buffer holds one subtile, so these are the subtiles that can be loaded, and stored, at once.
     """
     if _loads_matrix(epilogue):
         with suppress(ConfigError):
@@ -241,7 +249,10 @@ def _spec_16bit(config: Config, epilogue: EpilogueSpec) -> KernelSpec:
 
 
 def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[int]) -> Iterator[Config]:
-    """Yield a config's variants with these values of `splits`, and with `cluster_splits`."""
+    """Yield the variants of config `base` whose K is split: with `splits` of `splits_of_k`, and with `cluster_splits`.
+
+    There are none if the design cannot split K, or if the epilogue would leave too few registers.
+    """
     if "splits" not in get_design(base.design).supported_options or base.consumers == 3:  # three have few registers
         return
     if not _max_accumulator_fraction(base, epilogue, data_parallel=False):
@@ -258,7 +269,7 @@ def _split_variants(base: Config, epilogue: EpilogueSpec, splits_of_k: Sequence[
 
 
 def fits_registers(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
-    """Return whether a config has three stages, and registers for an epilogue; its stages are fitted to that.
+    """Return whether a config, with stages as they fit beside an epilogue, has three stages and enough registers.
 
     `promoted`: sums are promoted to fp32 registers.
     """
@@ -272,8 +283,8 @@ def fits_registers(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bo
 def with_aliased_epilogue(epilogue: EpilogueSpec, config: Config) -> Config:
     """Adapt a plain GEMM's single-wave config to an epilogue: set `alias_epilogue` and the stages.
 
-    The results are stored through the stages if the plain GEMM's are, and if a matrix is loaded whenever they fit: six
-    such GEMMs are 0.3 to 1.3 % faster (tries-h200).
+    `alias_epilogue` is kept if the results still fit. It is also set, if they fit, for an epilogue that loads a matrix:
+    six such GEMMs are 0.3 to 1.3 % faster (tries-h200).
     """
     stages = count_aliased_stages(config, epilogue) if config.alias_epilogue or _loads_matrix(epilogue) else 0
     return config.replace(alias_epilogue=stages > 0, stages=stages or config.stages)

@@ -34,6 +34,8 @@ TILE_N_STEP = 8
 def check_full_rows_fit(spec: KernelSpec) -> None:
     """Check that shared memory holds two stages and the epilogue's subtiles of full rows.
 
+    Epilogues without row functions, whose subtiles need not have full rows, are not checked.
+
     Raises:
         ConfigError: It does not.
     """
@@ -53,10 +55,10 @@ CostModel = Callable[[Problem, EpilogueSpec], Config]
 def explain_full_row_limit(
     error: ConfigError, problem: Problem, epilogue: EpilogueSpec, model: CostModel
 ) -> ConfigError:  # fmt: skip
-    """Return the error for a GEMM for which the config that `model` chose was rejected.
+    """Return a better error than `error`, by which the config that `model` chose was rejected.
 
-    If its epilogue has row functions (which need all columns of a row, or of a block of it), the error says how many
-    columns work instead; else it is `error`.
+    If the epilogue has row functions (which need all columns of a row, or of a quantization block, in one tile), the
+    new error says how many columns work: the widest that the model has a valid config for. Otherwise it is `error`.
     """
     graph = epilogue.graph
     names = dict.fromkeys(graph.nodes[i].op for i in row_function_inputs(graph))
@@ -118,6 +120,9 @@ class Choice:
 def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bool = False) -> Choice:
     """Return the config for a GEMM on a GPU, with as many stages as fit.
 
+    `chip` is the architecture of the kernel, `gpu` the constants of the cost model. `batch_invariant`: the config must
+    not make a row of D depend on M.
+
     Raises:
         ConfigError: If no config can compute it.
     """
@@ -144,7 +149,10 @@ def choose_config(binding: Binding, chip: Chip, gpu: Gpu, *, batch_invariant: bo
 def _config_and_origin(
     binding: Binding, chip: Chip, gpu: Gpu, model: CostModel, batch_invariant: bool
 ) -> tuple[Config, str]:
-    """Return a tuned config if there is one, else the model's, and where it comes from, in words."""
+    """Return (config, origin): a tuned config if there is one, else the choice of `model`; `origin` in words.
+
+    A batch-invariant plan has a config of its own (tuning/batch_invariant.py), or a choice of `model` that is.
+    """
     problem, epilogue = binding.problem, binding.spec
     if not covers(problem.a.dtype, chip):
         if not batch_invariant and (tuned := lookup_sm80(problem, epilogue, chip)):

@@ -31,10 +31,11 @@ CONFIGS_WITHOUT_K = 64
 
 
 def complete_config(config: Config, given: Iterable[str]) -> Config:
-    """Return a config whose fields that are not `given` are adapted to those that are.
+    """Return the config with those fields adapted that the user has not given.
 
-    Adapted are the design, the options that it supports, consumers, cluster, and stages; `fit_stages` removes stages
-    that do not fit into shared memory.
+    `given`: names of the fields that the user has given. The others are adapted to them: the design to the chip; the
+    consumers, cluster and stages to the tile; and options that the design does not support are switched off. The
+    stages are the most to try: `fit_stages` removes those that do not fit into shared memory.
     """
     changes: dict[str, object] = {}
     if "design" not in given:
@@ -69,8 +70,8 @@ def rank_configs(
 ) -> list[Config]:
     """Return the `limit` configs with the least estimated time on a GPU, best first.
 
-    With `fixed_k_order` only configs that accumulate a tile in one CTA, from its first k-tile to its last. With
-    `any_splits` also configs with `splits` for which they do not pay by measurement (`splits_pay`).
+    `fixed_k_order`: only configs that accumulate a tile in one CTA, from its first k-tile to its last. `any_splits`:
+    consider split-K and stream-K through global memory even where they are slower by measurement (`splits_pay`).
 
     Options that do not change the ranking are set here. Single-wave configs have `alias_epilogue` if they can: 1.1 %
     in the mean of 12 shapes (sweep-fifth-h200). Configs of several waves, if a wave needs more
@@ -129,6 +130,7 @@ def choose(
 
 @lru_cache(maxsize=4096)
 def _choose(problem: Problem, epilogue: EpilogueSpec | None, fixed_k_order: bool, gpu: Gpu) -> Config:
+    """Return the choice for a problem whose M is rounded up, by which choices are cached."""
     configs = rank_configs(problem, epilogue, 1 if problem.k else CONFIGS_WITHOUT_K, fixed_k_order, gpu)
     if not configs:
         return config_for_dtype(Config(), problem.a.dtype)
@@ -136,9 +138,11 @@ def _choose(problem: Problem, epilogue: EpilogueSpec | None, fixed_k_order: bool
 
 
 def _without_k(configs: Sequence[Config]) -> Config:
-    """Return a config for K = 0: its epilogue has all the shared memory, and nothing is multicast.
+    """Return the config for K = 0, where a kernel runs its epilogue only, of configs that are ranked by time.
 
-    The first one whose row-major matrices have boxes of whole lines, which take a fifth less time (tries-without-k).
+    It is the first without clusters, since nothing is multicast, and with a tile N of a multiple of 64: then the boxes
+    of row-major matrices have whole lines, which takes a fifth less time (tries-without-k). It has the fewest stages,
+    which leaves the shared memory to the epilogue.
     """
     best = next((c for c in configs if c.cluster == (1, 1) and c.tile[1] % 64 == 0), configs[0])
     return best.replace(stages=MIN_STAGES)

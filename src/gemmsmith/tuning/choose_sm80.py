@@ -60,11 +60,15 @@ PARTIALS_BYTES_PER_CYCLE = 45
 
 
 class _KernelCost(NamedTuple):
-    """Costs of a kernel.
+    """Costs of an sgemm kernel.
 
-    `issue_cycles`: cycles in which an SM issues the instructions of one CTA's k-tile; `copy_cycles`: additional cycles
-    of its copies; `min_k_tile_cycles`: minimum cycles of a k-tile; `warps`: warps per CTA; `accumulator_bytes`: bytes
-    of a tile's accumulators.
+    Attributes:
+        issue_cycles: Cycles in which an SM issues the instructions of one CTA's k-tile.
+        copy_cycles: Additional cycles of the k-tile's copies, for the lines that they touch.
+        min_k_tile_cycles: Minimum cycles of a k-tile, by the latency of copies.
+        ctas_per_sm: CTAs that an SM holds at once.
+        warps: Warps per CTA.
+        accumulator_bytes: Bytes of a tile's accumulators.
     """
 
     issue_cycles: float
@@ -75,7 +79,10 @@ class _KernelCost(NamedTuple):
     accumulator_bytes: int
 
     def k_tile_cycles(self, ctas: int) -> float:
-        """Return the cycles in which `ctas` CTAs of an SM compute one k-tile each."""
+        """Return the cycles in which `ctas` CTAs of an SM compute one k-tile each.
+
+        A scheduler idles more the fewer warps it has to choose from (SINGLE_WARP_IDLE_FRACTION).
+        """
         busy = 1 - SINGLE_WARP_IDLE_FRACTION / max(ctas * self.warps / SCHEDULERS_PER_SM, 1) ** 2
         return max(ctas * (self.issue_cycles + self.copy_cycles) / busy, self.min_k_tile_cycles)
 
@@ -101,10 +108,10 @@ def _kernel_cost(spec: KernelSpec, chip: Chip) -> _KernelCost:
 
 
 def sgemm_cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
-    """Return the estimated cycles of a GEMM with `rows` rows of A.
+    """Return the estimated cycles of an sgemm GEMM with `rows` rows of A, which replace the problem's M.
 
     They are the maximum of the mainloop's cycles on the SM with most work (its full waves of tiles and its share of the
-    remaining ones) and of the cycles of the DRAM traffic, plus the cycles of the epilogues.
+    remaining tiles) and of the cycles of the DRAM traffic, plus the cycles of the epilogues.
     """
     cost, config = _kernel_cost(spec, chip), spec.config
     tile_m, tile_n, tile_k = config.tile
@@ -130,7 +137,10 @@ def sgemm_cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> f
 
 
 def _stream_k_units(last_tiles: int, ctas: int, waves: int, k_tiles: int) -> tuple[int, int]:
-    """Return stream-K's work units and tiles if `last_tiles` tiles follow full waves, as StreamKTileScheduler does."""
+    """Return (work units, stream-K tiles) if `last_tiles` tiles are left after `waves` full waves of `ctas` tiles.
+
+    The rules are those of StreamKTileScheduler: a work unit is a CTA's share of the k-tiles of the stream-K tiles.
+    """
     splits = min(ctas // last_tiles, k_tiles, MAX_SPLITS_PER_TILE)
     if waves and splits > 1 and (ctas - last_tiles * splits) * INVERSE_MAX_IDLE_FRACTION <= ctas * splits * waves:
         return last_tiles * splits, last_tiles
@@ -166,9 +176,10 @@ SPLIT_REDUCTION_COST = 64
 
 
 def rank_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> list[Config]:
-    """Return the configs by estimated time, fastest first, with those that spill last.
+    """Return the configs of sgemm (for fp32) or mma_multistage, by estimated time; those that spill come last.
 
-    `invariant`: the config must not depend on M, and accumulates each tile in one CTA.
+    `invariant`: for a batch-invariant plan, whose config must not depend on M: configs are ranked for
+    BATCH_INVARIANT_M rows, and only those that accumulate each tile in one CTA.
 
     Raises:
         ConfigError: No config works; the last one's error.
@@ -223,6 +234,7 @@ def _spills(spec: KernelSpec) -> bool:
 
 
 def _mma_configs(problem: Problem, chip: Chip) -> Iterator[Config]:
+    """Yield the configs of mma_multistage, without and with stream-K (splits=0)."""
     for (m, n, consumers), splits, (row_bytes, stages) in product(MMA_TILES, (1, 0), ROW_BYTES_AND_STAGES):
         tile = m, n, row_bytes // problem.a.dtype.bytes
         yield Config("mma_multistage", tile, (1, 1), stages, consumers, splits=splits, chip=chip.name)
@@ -253,7 +265,8 @@ def _sgemm_configs(problem: Problem, epilogue: EpilogueSpec, rows: int, chip: Ch
 def _mma_time(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
     """Return the estimated time of a GEMM with `rows` rows of A by mma_multistage, in multiply-adds of one SM.
 
-    Without splits it is that of the waves of tiles; else of equal work for all SMs, and of the splits' reduction.
+    Without splits, waves of tiles follow one another, and each takes as long as a tile. With stream-K all SMs have
+    equal work, and the reduction of a tile's partial sums is added.
     """
     m, n, _ = spec.config.tile
     tiles = ceil_div(rows, m) * ceil_div(problem.n, n) * problem.batch

@@ -145,7 +145,10 @@ class ConfigTable:
         return np.ceil(m / self.cluster_tile_m), np.ceil(n / self.cluster_tile_n)
 
     def gpc_sharers(self, problem: Problem) -> tuple[Array, Array]:
-        """Return how many CTAs of a GPC, consecutive in raster order, read the same tile of A, and of B, at once."""
+        """Return how many CTAs of a GPC read the same tile of A at once, and how many the same tile of B.
+
+        The CTAs of a GPC have consecutive tiles in the raster order: a part of a group, `raster_group` tiles wide.
+        """
         tiles_m, tiles_n = self.grid(problem.m, problem.n)
         tiles_across = np.where(self.raster_m ^ self.swap_ab, tiles_n, tiles_m)  # the groups of the raster order
         raster_group = np.minimum(self.raster_group, np.maximum(1, tiles_across))
@@ -164,8 +167,8 @@ class ConfigTable:
     def plausible(self, min_m: int, max_m: int, n: int, k: int, batch: int) -> Array:
         """Return for each config whether it may be `valid_for` some problem with `min_m` to `max_m` rows.
 
-        It may if its tiles are not mostly outside of D, and if K is split, the work units fit one wave (stream-K: there
-        are less than four waves of tiles) and each split has at least MIN_K_TILES_PER_SPLIT k-tiles.
+        Its tiles must not be mostly outside of D. If K is split, the work units must fit one wave, and each must have
+        at least MIN_K_TILES_PER_SPLIT k-tiles; with stream-K there must be less than four waves of tiles.
         """
         tiles_m, tiles_n = self.grid(min_m, n)
         k_tiles, tiles = np.ceil(k / self.tile_k), batch * tiles_m * tiles_n
@@ -184,7 +187,11 @@ class ConfigTable:
         return np.asarray(is_plausible)
 
     def valid_for(self, problem: Problem) -> Array:
-        """Return for each config whether its tiles are not mostly outside of D and its splits have enough of K."""
+        """Return for each config whether it is worth ranking for a problem: `plausible`, and stream-K only if it pays.
+
+        Stream-K must avoid a last wave with idle SMs (MIN_TAIL_WASTE), and leave each cluster enough k-tiles. Numbers
+        of tiles must fit int32.
+        """
         is_plausible = self.plausible(problem.m, problem.m, problem.n, problem.k, problem.batch)
         k_tiles, tiles = np.ceil(problem.k / self.tile_k), self.tiles(problem)
         clusters_per_wave = self.max_active_clusters
@@ -194,7 +201,10 @@ class ConfigTable:
         return np.asarray(is_plausible & ((self.splits > 0) | allows_stream_k) & fits_int32)
 
     def _fits_int32(self, tiles: Array, k_tiles: Array) -> Array:
-        """Return for each config whether int32 can count its tiles and splits, which launches require."""
+        """Return for each config whether int32 can count its tiles and splits.
+
+        These are the limits of TileScheduler.tiles_of and StreamKTileScheduler.clusters_of. `k_tiles`: those of a tile.
+        """
         splits = np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles)
         clusters = np.minimum(tiles * splits, MAX_CLUSTERS)
         total_k_tiles = np.where(self.splits == 1, 0, np.minimum(tiles, 2 * clusters) * k_tiles * clusters)
@@ -220,16 +230,17 @@ def configs_for(epilogue: EpilogueSpec, problem: Problem, splits: bool = True) -
 def _configs_for(
     epilogue: EpilogueSpec, promoted: bool, splits: bool, bits: int, n: int, k: int, batch: int
 ) -> ConfigTable:
+    """Return the configs that may be valid for some M of `bits` bits."""
     all_configs = configs_for_epilogue(epilogue, promoted, splits)
     return all_configs.select(np.flatnonzero(all_configs.plausible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
 
 
 def splits_pay(problem: Problem) -> bool:
-    """Return whether a choice considers `splits`: for one GEMM of 129 to 256 rows, many columns and a long K.
+    """Return whether a choice considers `splits`: where the configs that the model chooses with them are faster.
 
-    There the model's choices of splits are 7 % faster in the mean of 33 GEMMs, elsewhere 13 % slower in the mean of
-    103. For TF32, whose k-tiles take longer, if there are many results (9 %, elsewhere 4 % slower), for 3xTF32 if there
-    are few (6 %, elsewhere 6 % slower): 1074 GEMMs.
+    Operands of 16 and 8 bits: one GEMM of 129 to 256 rows, many columns and a long K (7 % faster in the mean of 33
+    GEMMs; elsewhere 13 % slower in the mean of 103). TF32, whose k-tiles take longer: many results (9 % faster,
+    elsewhere 4 % slower). 3xTF32: few results (6 % faster, elsewhere 6 % slower). The last two are of 1074 GEMMs.
     """
     if problem.batch != 1:
         return False
@@ -255,7 +266,10 @@ def has_l2_reuse(problem: Problem) -> bool:
 
 
 def round_up_m(problem: Problem) -> Problem:
-    """Return the problem with M rounded up to `M_GRANULARITY`, or itself if A or D is column-major."""
+    """Return the problem with M rounded up to `M_GRANULARITY`, so that choices for similar M are cached once.
+
+    A problem whose A or D is column-major is returned as it is.
+    """
     if problem.a.is_column_major or problem.d.is_column_major:
         return problem
     m, (scale_a, scale_b) = round_up(problem.m, M_GRANULARITY), problem.scales

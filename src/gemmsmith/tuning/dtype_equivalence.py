@@ -31,7 +31,10 @@ def as_16bit_problem(problem: Problem) -> Problem:
 
 
 def _as_16bit_matrix(x: Matrix) -> Matrix:
-    """Return the 16-bit matrix whose rows have as many bytes, also for an A that wgmma takes from registers."""
+    """Return the K-major 16-bit matrix whose rows have as many bytes as the rows of `x`.
+
+    A column-major `x` counts as its packed copy, even if the kernel reads it in place (a TF32 A in registers).
+    """
     x = Packing(x).packed if x.is_column_major else x
     row, columns, batch = (ceil_div(n * x.dtype.bytes, BF16.bytes) for n in (x.row_stride, x.cols, x.batch_stride))
     return replace(x, dtype=BF16, cols=columns, row_stride=row, batch_stride=batch)

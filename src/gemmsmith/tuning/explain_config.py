@@ -75,7 +75,7 @@ def explain_config(
 
 
 def _mn_major_line(name: str, operand: Matrix, width: int) -> str:
-    """Describe what reading an MN-major operand `name` costs, with tiles of `width` of its rows (of M or N)."""
+    """Return a line on what it costs to read an MN-major operand in tiles of `width` rows (of M or N)."""
     nbytes, slowdown = tile_bytes(operand, np.array([float(width)]), np.ones(1))
     used = min(width, operand.rows) * operand.dtype.bytes
     line = f"{name} is MN-major: its k-tiles read {nbytes[0]:.0f} bytes per row, {used} of them used"
@@ -85,7 +85,7 @@ def _mn_major_line(name: str, operand: Matrix, width: int) -> str:
 
 
 def _packing_line(name: str, packing: Packing, problem: Problem) -> str:
-    """Describe the cost of packing an operand of a problem."""
+    """Return a line on why operand `name` is copied before each run, and what that costs."""
     source, moved = packing.source, 2 * packing.bytes
     transposes = source.row_stride < source.col_stride
     reason = f"{source.dtype} is read K-major only" if transposes else "TMA cannot read its rows"

@@ -92,9 +92,14 @@ def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]
 def _rank(
     problem: Problem, epilogue: EpilogueSpec, gpu: Gpu, gathers: bool, swap_ab: bool | None
 ) -> tuple[Config, ...]:
-    """Return the configs with the least estimated time for groups of which `problem` has the mean, best first.
+    """Return the configs with the least estimated time for groups of uniformly distributed sizes, best first.
 
-    `swap_ab`: that of all of them; None: any.
+    Args:
+        problem: The batched product of groups of the mean size.
+        epilogue: The epilogue.
+        gpu: The GPU's constants.
+        gathers: Rows are gathered by index.
+        swap_ab: The value that all configs must have; None: any.
     """
     largest = as_16bit_problem(_with_rows(problem, 2 * problem.m))
     table = configs_for(epilogue, largest, splits=False)
@@ -119,14 +124,21 @@ def total_cycles(
 
 
 def mean_rows(p: Problem) -> Problem:
-    """Return the batched GEMM of groups of the mean size, rounded; that of a masked GEMM is half of the most rows."""
+    """Return the batched GEMM of groups of the mean size, rounded up so that similar sizes share a choice.
+
+    Of a masked GEMM only the most rows of a group are known, so the mean is taken to be half of that.
+    """
     problem = equal_groups(p)
     rows = max(1, p.m // 2) if p.grouping and p.grouping.is_masked else problem.m
     return _with_rows(problem, _rounded(rows))
 
 
 def _cycles(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: Gpu, rows: int, gathers: bool) -> Array:
-    """Return the estimated cycles of each config for groups of `rows` rows."""
+    """Return the estimated cycles of each config for groups of `rows` rows: the model's, corrected for groups.
+
+    Gathered rows take longer (`_gather_slowdown`). Otherwise the time of reads from the L2 is a further bound, which
+    the model does not have.
+    """
     sized, partial = _with_rows(problem, rows), _with_partial_tiles(table, rows)
     cycles = estimate(sized, partial, epilogue, gpu).cycles
     if gathers:
@@ -136,7 +148,10 @@ def _cycles(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: G
 
 
 def _l2_cycles(problem: Problem, table: ConfigTable, partial: ConfigTable) -> Array:
-    """Return the cycles that the L2 takes for all tiles, which `partial` counts."""
+    """Return the cycles in which the L2 serves the reads of all tiles.
+
+    `table`: the configs, whose tiles are read as a whole. `partial`: the table of `_with_partial_tiles`.
+    """
     _, read = copied_bytes(problem, table)
     tiles_m, tiles_n = partial.grid(problem.m, problem.n)
     ctas = problem.batch * tiles_m * tiles_n * partial.cluster_shape_m * partial.cluster_shape_n
@@ -144,7 +159,12 @@ def _l2_cycles(problem: Problem, table: ConfigTable, partial: ConfigTable) -> Ar
 
 
 def _gather_slowdown(problem: Problem, table: ConfigTable, cycles: Array) -> Array:
-    """Return how many times longer each config takes with rows that are gathered, which CTAs do not multicast."""
+    """Return the factor by which gathered rows slow down each config. `cycles`: its estimate without gathering.
+
+    It is a smooth maximum (a norm with exponent 4) of two factors: GATHER_COST, for the copies by cp.async instead of
+    TMA; and the time of the L2 reads over `cycles`, where gathered rows count once per tile, since CTAs do not
+    multicast them.
+    """
     m, n, k, size = problem.m, problem.n, problem.k, problem.a.dtype.bytes
     tiles_m = np.ceil(m / np.where(table.swap_ab, table.tile_n, table.tile_m))
     tiles_n = np.ceil(n / np.where(table.swap_ab, table.tile_m, table.tile_n))
@@ -154,9 +174,11 @@ def _gather_slowdown(problem: Problem, table: ConfigTable, cycles: Array) -> Arr
 
 
 def _with_partial_tiles(table: ConfigTable, rows: int) -> ConfigTable:
-    """Return a table with the mean tile extents that the time of a group of `rows` rows is proportional to.
+    """Return the table with smaller tile extents, for which the model's time is that of groups of `rows` rows.
 
-    A tile that the group fills partly takes less time: it multiplies fewer blocks of 64 rows, or fewer columns.
+    A tile that a group fills partly takes less time: it multiplies fewer blocks of 64 rows or, with `swap_ab`, fewer
+    columns. The extents are means over a group's tiles: its rows divided by its tiles, rounded up to what is
+    multiplied, plus a part of the rest, which is loaded all the same (PARTIAL_TILE_GAIN, UNMULTIPLIED_COLUMN_COST).
     """
     tiles = np.ceil(rows / table.cluster_tile_m)
     even_m = ceil_div(rows, WGMMA_M) * WGMMA_M / (tiles * table.cluster_shape_m)
@@ -172,19 +194,19 @@ def _with_partial_tiles(table: ConfigTable, rows: int) -> ConfigTable:
 
 
 def _rounded(rows: int) -> int:
-    """Return the number rounded up to three bits, so that choices for similar numbers are made once."""
+    """Return the number rounded up to three significant bits, so that choices for similar numbers are made once."""
     unit = 1 << max(0, rows.bit_length() - 3)
     return ceil_div(rows, unit) * unit
 
 
 def _with_rows(p: Problem, rows: int) -> Problem:
-    """Return a batched product with so many rows."""
+    """Return a batched product with `rows` rows of A and D per batch."""
     a, d = (replace(x, rows=rows, batch_stride=rows * x.row_stride) for x in (p.a, p.d))
     return p.with_matrices(a, p.b, d, p.scales)
 
 
 def equal_groups(p: Problem) -> Problem:
-    """Return the batched product of groups of equal sizes."""
+    """Return the batched product that is a grouped GEMM whose groups have equal sizes; masked groups are full."""
     grouping, groups = p.grouping, p.groups
     assert grouping
     if grouping.along == "m" and grouping.role == "b":

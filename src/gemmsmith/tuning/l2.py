@@ -53,6 +53,7 @@ def tile_order(tiles_m: int, tiles_n: int, raster: str, raster_group: int) -> It
     """Yield the tiles (m, n), in units of clusters, in the order of TileScheduler.
 
     The order runs along dimension `raster`, "m" or "n", in groups of `raster_group` tiles of the other dimension.
+    `tiles_m`, `tiles_n`: tiles of clusters along both dimensions.
     """
     tiles_across, tiles_along = (tiles_n, tiles_m) if raster == "m" else (tiles_m, tiles_n)
     for index in range(tiles_across * tiles_along):
@@ -69,7 +70,7 @@ def cluster_tile(config: Config) -> tuple[int, int]:
 
 
 def waves(problem: Problem, config: Config) -> Iterator[list[tuple[int, int]]]:
-    """Yield the clusters' tiles that are computed at once."""
+    """Yield the waves: lists of the clusters' tiles (m, n) that are computed at once, in units of clusters."""
     tile_m, tile_n = cluster_tile(config)
     max_active_clusters = get_max_active_clusters(config.cluster[0] * config.cluster[1])
     order = tile_order(ceil_div(problem.m, tile_m), ceil_div(problem.n, tile_n), config.raster, config.raster_group)
@@ -119,7 +120,12 @@ def simulate_traffic(
     dram = l2 = 0
 
     def access(key: tuple[str, int, int], nbytes: int, read: bool) -> None:
-        """Access data (matrix, row or column, k) of so many bytes: count what DRAM reads, and evict the oldest data."""
+        """Access a panel: count the bytes that DRAM reads, and evict the least recently used panels.
+
+        `key`: (matrix, index of the panel's row or column of tiles, first element of K). `read`: DRAM must be read if
+        the panel is not in the L2; a store only occupies it. Data with evict_first are evicted before others as long as
+        they occupy more than EVICT_FIRST_RESIDENT_BYTES.
+        """
         nonlocal dram
         policy = policies[key[0]]
         if key in cached[policy]:
@@ -152,7 +158,11 @@ def simulate_traffic(
 
 
 def l2_rows_read(wave: list[tuple[int, int]], config: Config, tile: tuple[int, int]) -> int:
-    """Return the rows of A and of B that a wave reads from the L2; `tile`: (M, N) of a cluster's tiles, in elements."""
+    """Return how many rows of A and columns of B, in total, a wave reads from the L2.
+
+    Clusters of a GPC that read the same rows count less, by the fraction that the chip merges. `wave`: tiles (m, n) in
+    units of clusters. `tile`: rows and columns of a cluster's tile.
+    """
     rows, (cluster_m, cluster_n) = 0.0, config.cluster
     clusters_per_gpc = max(1, SMS_PER_GPC // (cluster_m * cluster_n))  # they have consecutive tiles
     for i in range(0, len(wave), clusters_per_gpc):

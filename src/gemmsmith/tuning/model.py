@@ -81,7 +81,10 @@ class EpilogueCost(NamedTuple):
 
 
 def _components_reduced_along(graph: EpilogueGraph, index: str) -> int:
-    """Return the components of the reductions of this index alone, "m" or "n", besides the batch."""
+    """Return how many fp32 values the states have, in total, of the reductions along `index` ("m" or "n") only.
+
+    A reduction that also covers the batch counts, one along both M and N does not.
+    """
     reduced = [graph.nodes[r.node].attribute for r in graph.results if graph.is_reduction(r)]
     kinds = [REDUCTIONS[kind] for kind, axis in reduced if reduced_dims(axis).strip("b") == index]
     return sum(len(kind.monoid.identity) for kind in kinds)
@@ -213,7 +216,7 @@ class Estimate(NamedTuple):
         exposed_stores: Cycles of stores that no mainloop hides.
         work_cycles: k_tiles_per_cta * k_tile_cycles + exposed_stores.
         memory_cycles: Cycles that DRAM takes for all bytes.
-        power_cycles: Cycles that all energy takes at the power limit.
+        power_limited_cycles: Cycles that all energy takes at the power limit.
         wave_cycles: Cycles of all waves.
         split_reduction: Cycles of the split-K or stream-K reduction.
         launch_and_fill: Cycles until the pipeline is filled.
@@ -243,8 +246,8 @@ def estimate(
     """Estimate the time of every config of a table on a GPU, without packing.
 
     Args:
-        problem: A problem.
-        table: The configs, for the 16-bit problem that is equivalent (`config_for_16bit`).
+        problem: The problem, of any dtype.
+        table: The configs, as for the equivalent problem of 16-bit operands (`config_for_16bit`).
         epilogue: The epilogue; None: the plain GEMM.
         gpu: The GPU's constants.
     """
@@ -268,7 +271,7 @@ def estimate(
     power = energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W
 
     def cycles_of(waves: _Waves) -> Array:
-        """Return the cycles of waves by the norm of the three bounds."""
+        """Return the cycles of waves: the bounds by work, memory and power, combined by a norm (a smooth maximum)."""
         work = waves.k_tiles_per_cta * tile.cycles + waves.exposed_stores
         idle = 1 - waves.clusters * table.cluster_size / NUM_SMS
         reads, p = memory * waves.fraction * (1 + IDLE_SM_OVERHEAD * idle), BOUND_NORM_EXPONENT
@@ -286,7 +289,11 @@ def estimate(
 
 
 class _KTileCost(NamedTuple):
-    """Cycles of a CTA's k-tile: math, copies, and in all; `energy_cycles`: those that its energy takes at 700 W."""
+    """The cost of a CTA's k-tile, for each config.
+
+    `math_cycles` and `copy_cycles`: cycles if only math or copies took time; `cycles`: cycles in all. `energy_cycles`:
+    cycles in which the whole chip at 700 W draws the k-tile's energy.
+    """
 
     math_cycles: Array
     copy_cycles: Array
@@ -295,7 +302,10 @@ class _KTileCost(NamedTuple):
 
 
 def _further_traffic(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> float:
-    """Return DRAM's time for the epilogue's matrices, but one of D's size, over the tensor cores' time; at most 1."""
+    """Return the ratio of DRAM's time for the epilogue's further matrices to the tensor cores' time, at most 1.
+
+    Further are all bytes but those of one matrix of D's size and dtype, which every GEMM stores.
+    """
     nbytes = problem.m * problem.n * max(0.0, cost.bytes_per_element - problem.d.dtype.bytes)
     math = 2 * problem.m * problem.n * problem.k / FLOPS_PER_CYCLE / NUM_SMS
     return min(1.0, nbytes / gpu.dram_bytes_per_cycle / max(math, 1.0))
@@ -304,7 +314,11 @@ def _further_traffic(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> float:
 def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: float) -> _KTileCost:
     """Return the cost of a k-tile of each config.
 
-    `loads_a`: threads load the fragments of A, since wgmma reads such an A from registers; `latency`: cycles of a load.
+    Args:
+        problem: The problem of 16-bit operands.
+        table: The configs.
+        loads_a: For each config, whether threads load the fragments of A, since wgmma needs such an A in registers.
+        latency: Cycles until a k-tile's load is complete, of which all stages but one are in flight.
     """
     # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
     subtiles = table.tile_n / _promotion_parameters(problem, table)[0] if problem.promoted else 1
@@ -332,10 +346,11 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: 
 
 
 def _promotion_cycles(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
-    """Return the cycles of a warpgroup and the idle cycles of the tensor cores, per k-tile.
+    """Return (cycles of a warpgroup, idle cycles of the tensor cores) per k-tile, with promoted sums.
 
-    MMAs and promotion of a warpgroup's subtiles are serialized. Other warpgroups or k-tiles in flight can hide the
-    promotion, but not the time to issue between two subtiles, in which the tensor cores are idle.
+    A warpgroup multiplies and then promotes each of its subtiles (2 cycles of MMAs per column of 64 rows). Other
+    warpgroups or k-tiles in flight can hide the promotion, but not the time to issue between two subtiles, in which the
+    tensor cores are idle.
     """
     columns, k_tiles_in_flight, columns_per_scale = _promotion_parameters(problem, table)
     warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
@@ -357,7 +372,7 @@ def _promotion_parameters(problem: Problem, table: ConfigTable) -> tuple[Array, 
 
 
 def _epilogue_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -> tuple[Array, Array]:
-    """Return the cycles of a tile's epilogue, and those of its functions alone."""
+    """Return (cycles of a tile's epilogue, those of its functions and reductions alone), for each config."""
     store = table.tile_m * table.tile_n * cost.bytes_per_element / EPILOGUE_BYTES_PER_CYCLE
     if not problem.d.can_tma_store:
         elements = table.tile_m * np.minimum(table.tile_n, problem.m)
@@ -377,7 +392,7 @@ def _epilogue_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -
 
 
 class _Waves(NamedTuple):
-    """Work of a CTA in the full waves of clusters, or in the last one.
+    """The work of a CTA in all full waves of clusters, or in the last, partial wave; arrays with a value per config.
 
     Attributes:
         clusters: Clusters of each of these waves.
@@ -395,15 +410,17 @@ class _Waves(NamedTuple):
 def _schedule_waves(
     table: ConfigTable, tiles: Array, k_tiles: Array, k_tile_cycles: Array, store: Array, functions: Array
 ) -> tuple[_Waves, _Waves, Array]:
-    """Return the work in full waves and in the last one, and the cycles of the split-K or stream-K reduction.
+    """Return (work in full waves, work in the last wave, cycles of the split-K or stream-K reduction).
+
+    With split-K and stream-K through global memory all work counts as full waves, since it is divided evenly.
 
     Args:
         table: The configs.
-        tiles: Tiles of all clusters.
+        tiles: Tiles of all clusters, for each config.
         k_tiles: k-tiles of a tile.
-        k_tile_cycles: Cycles of each of them.
+        k_tile_cycles: Cycles of a k-tile.
         store: Cycles of a tile's epilogue.
-        functions: Those of its functions alone.
+        functions: Cycles of the epilogue's functions alone.
     """
     capacity = table.max_active_clusters
     full_waves = np.floor(tiles / capacity)
@@ -420,7 +437,7 @@ def _schedule_waves(
     in_cluster = CLUSTER_SPLIT_CYCLES + (table.cluster_splits - 1) * partial / table.reducing_ctas
     split_reduction = np.where(table.cluster_splits > 1, in_cluster, 0.0)
 
-    # split-K and stream-K: one wave of work units
+    # split-K and stream-K: one wave of work units, by the rules of StreamKTileScheduler
     stream_k, is_split = table.splits == 0, table.splits != 1
     clusters = np.maximum(1, np.minimum(capacity, tiles * np.where(stream_k, k_tiles, table.splits)))
     sk_tiles = np.where(stream_k & (tiles > capacity), last_tiles, 0)
@@ -444,7 +461,10 @@ def _schedule_waves(
 
 
 def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
-    """Return the bytes of a CTA's k-tile that are written to its shared memory, and those it reads from the L2."""
+    """Return, per k-tile of a CTA, (bytes written to its shared memory, bytes it reads from the L2), for each config.
+
+    Reads are fewer by multicast, and by what a GPC merges of the reads of its SMs. They count more if they are slower.
+    """
     (a, b), (sharers_of_a, sharers_of_b) = problem.operands, table.gpc_sharers(problem)
     filled = read = np.zeros(1)
     for operand, swapped, width, multicast_ctas, sharers in (
@@ -459,10 +479,15 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
 
 
 def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
-    """Return the bytes of a k-tile of `width` rows of an (M or N) x K operand, and the slowdown of their L2 reads.
+    """Return (bytes of a k-tile of an (M or N) x K operand, factor by which its reads from the L2 are slower).
 
     Reads are slower if rows do not begin at multiples of L2 lines or sectors. Rows of an MN-major tile run along
     `width`, begin at multiples of it, and are read in whole lines.
+
+    Args:
+        operand: The operand.
+        width: Rows of M or N of the tile, for each config.
+        k: Elements of K of the tile, for each config.
     """
     size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.is_tma_compatible else 0  # packed: aligned
     unaligned_128b, unaligned_32b = np.array([pitch % LINE_BYTES > 0, pitch % SECTOR_BYTES > 0], float)

@@ -65,7 +65,10 @@ class Roofline:
 
 
 def compute_roofline(lines: Iterable[Count], nbytes: int) -> Roofline:
-    """Return the roofline of a kernel's counts; `nbytes`: bytes of its operands and results, each once."""
+    """Return the roofline of a kernel.
+
+    `lines`: its counts by source line. `nbytes`: bytes of its operands and results, which DRAM moves once at least.
+    """
     costs = [(line, _us_by_resource(line)) for line in lines]
     us = {name: math.fsum(cost[name] for _, cost in costs) for name in RESOURCES}
     us["DRAM"] = nbytes / (H200.dram_bytes_per_cycle * SM_CLOCK_MHZ)
@@ -74,7 +77,11 @@ def compute_roofline(lines: Iterable[Count], nbytes: int) -> Roofline:
 
 
 def _us_by_resource(x: Count) -> dict[str, float]:
-    """Return the microseconds that a source line's counts take each resource at its peak rate, but DRAM."""
+    """Return how many microseconds each resource takes for a source line's counts, at its peak rate.
+
+    DRAM is 0: its time is that of the whole kernel's bytes. The docstring of the module says which resource serves
+    which accesses.
+    """
     cycle = 1 / (NUM_SMS * SM_CLOCK_MHZ)
     by_tma = x.instruction.startswith("tma")
     bypasses_l1 = by_tma or x.instruction.startswith(("cp_async_16", "store_global"))
@@ -91,5 +98,6 @@ def _us_by_resource(x: Count) -> dict[str, float]:
 
 
 def _tflops(instruction: str) -> float:
+    """Return the peak rate of a multiply instruction, by the words of its name, such as mma_m16n8k8_f32_tf32."""
     family, *words = instruction.split("_")
     return TFLOPS[family] * next((RATE_FACTOR[word] for word in words if word in RATE_FACTOR), 1.0)

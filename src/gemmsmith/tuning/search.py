@@ -46,9 +46,15 @@ class Measured(NamedTuple):
 
 
 def steady_state_us(replay: Callable[[int], float], microseconds: float, flops: float) -> float:
-    """Return the microseconds per replay of a GEMM of `flops`, over replays that take about `microseconds`.
+    """Return the mean time of one replay, in microseconds.
 
-    `replay(n)` runs n replays and returns their microseconds.
+    A GEMM of MIN_WARMUP_FLOPS or more runs as long before as it is measured: it may be limited by power, and the chip
+    reaches its clock at the power limit only after a while.
+
+    Args:
+        replay: `replay(n)` runs n replays (of a CUDA graph) and returns the microseconds that they take together.
+        microseconds: The total time that the measured replays take, about.
+        flops: FLOPs of the GEMM that is measured.
     """
     repeats = max(2, round(microseconds / replay(1)))
     if flops >= MIN_WARMUP_FLOPS:
@@ -62,13 +68,16 @@ def successive_halving(
     rounds: Iterable[tuple[int, float]] = HALVING_ROUNDS,
     on_progress: Callable[[], None] = lambda: None,
 ) -> list[Measured]:
-    """Return all measured configs, fastest first; those of later rounds, which were timed longer, before the others.
+    """Measure configs in rounds, of which each keeps the fastest ones and times them longer.
+
+    Return all configs that were measured: those that reached the last round, fastest first, then those that were
+    dropped before it, and so on.
 
     Args:
         configs: The configs.
         measure: `measure(config, us)` times calls for about `us` microseconds and returns the microseconds per call; a
             config for which it raises is left out.
-        rounds: As HALVING_ROUNDS.
+        rounds: (Configs, microseconds per config) of each round, as in HALVING_ROUNDS.
         on_progress: Called after every measurement.
     """
     remaining, times, ranking = list(configs), dict[Config, float](), list[Config]()
@@ -86,7 +95,10 @@ def successive_halving(
 
 
 def compile_all(kernels: Iterable[tuple[str, ...]], on_progress: Callable[[], None] = lambda: None) -> None:
-    """Fill the cubin cache with kernels, given as (source, name) for Hopper or (source, name, target), in parallel."""
+    """Compile kernels into the cubin cache, in parallel.
+
+    A kernel is (source, name), for Hopper, or (source, name, target). `on_progress` is called after each.
+    """
     unique_kernels = sorted(set(kernels))
     if not unique_kernels:
         return
@@ -115,7 +127,16 @@ RANDOM_PATTERN_ELEMENTS = 1 << 22
 def tune(
     request: Request, make_plan: Callable[[Request], Any], max_configs: int, on_progress: Callable[[str], None]
 ) -> list[Measured]:
-    """Tune as `gemmsmith.tune`, with data that exceed the L2; `make_plan` returns the Plan of a request."""
+    """Measure the `max_configs` configs that the model ranks first, save the fastest, and return all, fastest first.
+
+    See `gemmsmith.tune`. The operands that are measured exceed the L2.
+
+    Args:
+        request: The GEMM.
+        make_plan: Returns the Plan of a request.
+        max_configs: Configs that are measured.
+        on_progress: Called with "compile" or "measure" after each of these steps.
+    """
     from gemmsmith.backends.cuda import driver, kernel_loader
 
     binding = bind(request)
@@ -137,6 +158,10 @@ def tune(
 
 
 def _top_candidates(problem: Problem, chip: Chip, max_configs: int) -> list[Config]:
+    """Return the `max_configs` configs with the least estimated time, which are measured.
+
+    Splits of K are considered for all sizes, since a measurement decides.
+    """
     if covers(problem.a.dtype, chip):
         return rank_configs(problem, limit=max_configs, gpu=gpu_at(0), any_splits=True)
     return list(islice(rank_sm80(problem, EpilogueSpec.identity(problem.d), chip), max_configs))
@@ -159,10 +184,16 @@ def require_gpu() -> Chip:
 
 
 class _Bench:
-    """Sets of operands that together exceed the L2, and a CUDA graph per config."""
+    """Measures configs: a CUDA graph per config multiplies several sets of operands in turn.
+
+    Together the sets exceed the L2, so that each GEMM reads its operands from DRAM.
+    """
 
     def __init__(self, a: Spec, b: Spec, output: DType, plans: dict[Config, Any]) -> None:
-        """Allocate the sets of A, B and D, with random values."""
+        """Allocate the sets of A, B and D, with random values.
+
+        `a`, `b`: shapes and layouts. `output`: D's dtype. `plans`: the plan of each config.
+        """
         from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
         from gemmsmith.backends.cuda.memory import DeviceArray
 
@@ -183,7 +214,10 @@ class _Bench:
         ]
 
     def measure(self, config: Config, microseconds: float) -> float:
-        """Return the microseconds per call, measured over replays that take about `microseconds`."""
+        """Return the microseconds per GEMM of a config, measured over replays that take about `microseconds` in total.
+
+        The first call for a config loads its kernel and captures its CUDA graph.
+        """
         from gemmsmith.backends.cuda.cuda_graph import CudaGraph
         from gemmsmith.backends.cuda.memory import DeviceArray
 
@@ -202,7 +236,10 @@ class _Bench:
 
 
 def _filled(spec: Spec, pattern: Any, stream: int) -> Any:
-    """Return a device array of the spec's shape and layout that repeats the pattern."""
+    """Return a device array of the spec's shape and layout whose memory repeats the numpy array `pattern`.
+
+    `stream`: handle of the CUDA stream that uses it.
+    """
     from gemmsmith.backends.cuda.memory import DeviceArray
 
     itemsize = spec.dtype.bytes

@@ -22,11 +22,11 @@ three stages and one subtile is among the fastest configs, with two stages it is
 
 
 def stages_that_fit(spec: KernelSpec) -> int:
-    """Return the stages, at most the config's and at least MIN_STAGES, that fit with the kernel's other shared memory.
+    """Return how many stages fit into shared memory, at most the config's; MIN_STAGES if not even these fit.
 
-    The epilogue gets one load buffer (of a subtile) per matrix until the stages take
-    MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS, then two. 32-bit matrices always get two: with one, the kernel spills
-    registers.
+    The epilogue has one or two load buffers (of a subtile each) per matrix that it loads. It gets the second only if
+    the stages still take MIN_STAGE_BYTES_FOR_TWO_LOAD_BUFFERS then. 32-bit matrices always get two: with one, the
+    kernel spills registers.
     """
     free = spec.chip.max_shared_bytes_per_cta
     free_with_two_buffers = free - min_smem_bytes(spec)
@@ -46,10 +46,10 @@ def fit_stages(spec: KernelSpec) -> Config:
 
 
 def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:
-    """Return the kernel spec of a config for a problem.
+    """Return the kernel spec of a config for a problem, and for an epilogue (None: the plain GEMM).
 
-    `swap_ab` transposes the problem and the epilogue (None: the plain GEMM), as far as that is known without the
-    arrays.
+    With `swap_ab` it is that of the transposed problem and epilogue. Without the caller's arrays, the transposed
+    epilogue is a guess (`transposed_epilogue`).
 
     Raises:
         ConfigError: The config does not suit the problem.
@@ -61,7 +61,11 @@ def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = N
 
 @lru_cache(maxsize=64)
 def transposed_epilogue(epilogue: EpilogueSpec) -> EpilogueSpec:
-    """Return the epilogue of the transposed GEMM, with all matrices that TMA may access: 8-bit columns become rows."""
+    """Return the epilogue of the transposed GEMM.
+
+    TMA accesses matrices of 8-bit elements only along rows. The transpose turns column-major results into row-major
+    ones, which therefore become eligible for TMA.
+    """
     columns = {r.name for r in epilogue.graph.results if r.dtype and r.dtype.bits < 16} & epilogue.column_major
     bools = {o.name for o in epilogue.graph.operands if o.dtype and o.dtype.bits < 16}
     return replace(

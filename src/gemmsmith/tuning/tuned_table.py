@@ -65,7 +65,7 @@ class Entry(NamedTuple):
 
 
 class TunedTable:
-    """Tuned configs by (N, K, operand class, chip), and for each by M."""
+    """Tuned configs: for each (N, K, operand class, chip) a list of entries, in ascending M."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """Build the table of rows of a file.
@@ -91,11 +91,11 @@ class TunedTable:
         return sum(map(len, self._entries.values()))
 
     def get(self, problem: Problem, chip: Chip = HOPPER, gpu: Gpu = H200) -> Config | None:
-        """Return the chip's config for the problem's N and K and the next tuned M, up to twice the problem's, or None.
+        """Return the config that was tuned for the problem's N and K, and for the next M that is not smaller; or None.
 
-        Entries of the problem's layout on this GPU come first, then those of this layout on other GPUs, then those of
-        other layouts with which the model agrees. A config that does not suit the problem is skipped; with a warning
-        if its design does not use wgmma.
+        That M is at most twice the problem's. Entries of the problem's layout on this GPU come first, then entries of
+        this layout on other GPUs, then entries of other layouts, if the model rates them about as fast as its own
+        choice. A config that does not suit the problem is skipped; with a warning if its design does not use wgmma.
         """
         if problem.batch != 1 or not self._entries:
             return None
@@ -112,9 +112,10 @@ class TunedTable:
 
 
 def _next_config(entries: list[Entry], problem: Problem, gpu: Gpu) -> Config | None:
-    """Return the config of the next M that is not smaller, adapted to the problem; `entries` are in ascending M.
+    """Return the config of the entry with the next M that is not smaller, adapted to the problem.
 
-    None if that M is more than twice the problem's, or the config does not suit it.
+    None if that M is more than twice the problem's (and more than SHARED_ENTRY_MAX_M), or if the config does not suit
+    the problem. `entries` are in ascending M.
     """
     next_index = bisect_left(entries, problem.m, key=lambda entry: entry.m)
     if next_index == len(entries) or entries[next_index].m > max(2 * problem.m, SHARED_ENTRY_MAX_M):
@@ -147,7 +148,8 @@ def adapt_config(
 ) -> Config | None:
     """Adapt a plain GEMM's config to other sizes and dtypes and to an epilogue; return None if that fails.
 
-    Single-wave configs lose `sync_clusters`; `alias_epilogue` and the stages are set as shared memory allows.
+    Options that cannot pay for these sizes are removed: `sync_clusters` of a single wave, `serpentine` too if no wave
+    reads again what the L2 holds. `alias_epilogue` and the stages are set as shared memory allows.
     """
     config = config_for_16bit(config, problem.a.dtype)
     streaming = prefers_streaming_stores(problem, epilogue or EpilogueSpec.identity(problem.d), gpu)
@@ -187,12 +189,14 @@ def lookup_tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gp
 def save_tuned(problem: Problem, config: Config, us: float, gpu: str) -> None:
     """Save a config in the user's table, in place of an entry for the same sizes, operands, layout, chip and GPU.
 
-    Other processes may save at the same time; the last one wins. A folder without write access is no error.
+    `us`: its measured microseconds. `gpu`: the device's name. Other processes may save at the same time; the last one
+    wins. A folder without write access is no error.
     """
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
     key = {**sizes, "operands": operand_class(problem), "layout": operand_layout(problem)}
 
     def is_replaced(row: dict[str, Any]) -> bool:
+        """Return whether a row has the same key, GPU and chip; fields that it does not have are defaults."""
         full = {"operands": "16 bits", "layout": "nt", "gpu": ""} | row
         same_gpu = find_gpu(full["gpu"]) == find_gpu(gpu)
         return same_gpu and full == full | key and row["config"].get("chip", HOPPER.name) == config.chip
