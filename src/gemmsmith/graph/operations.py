@@ -28,9 +28,9 @@ OTHER_AXIS = {"n": "m", "m": "n"}
 
 
 class GraphArrays(ABC):
-    """Values of a graph's nodes as arrays of a library: numpy's in float64, or torch's in the accumulator's dtype.
+    """Computes the values of a graph's nodes as arrays: numpy's in float64, or torch's in the accumulator's dtype.
 
-    `library`: the module, of which functions are used that both have.
+    `library`: the module numpy or torch. Operations only use functions of it that both modules have.
     """
 
     library: Any
@@ -43,37 +43,37 @@ class GraphArrays(ABC):
         self.values: list[Any] = []
 
     def compute(self) -> list[Any]:
-        """Return the values of all nodes, a predicate's as 0 or 1, as in the kernels."""
+        """Return the values of all nodes, in order; a predicate's values are 0 or 1, as in the kernels."""
         for node in self.graph.nodes:
             inputs = (self.values[i] for i in node.inputs)
             self.values.append(self.as_value(node.operation.compute(self, node, *inputs)))
         return self.values
 
     def full(self, x: Any, divisor: int = 1) -> Any:
-        """Return x broadcast to the accumulator's shape, or to that with columns / `divisor`."""
+        """Return x broadcast to the accumulator's rows and, if x has one column, to its columns / `divisor`."""
         width = x.shape[-1] if x.ndim else 1
         columns = width if width > 1 else self.accumulator.shape[-1] // divisor
         return self.library.broadcast_to(x, (*self.accumulator.shape[:-1], columns))
 
     @abstractmethod
     def as_value(self, x: Any) -> Any:
-        """Return a number or an array of any dtype as a value."""
+        """Return a number, or an array of any dtype, as an array in the dtype in which values are computed."""
 
     @abstractmethod
     def implementation(self, operation: Any) -> Callable[..., Any]:
-        """Return the record's function for these arrays."""
+        """Return the function of a record for these arrays: its `reference`, or its function of torch."""
 
     @abstractmethod
     def rounded(self, x: Any, dtype: DType) -> Any:
-        """Return x rounded to a dtype."""
+        """Return x rounded to a dtype, but still in the dtype in which values are computed."""
 
     @abstractmethod
     def reduce(self, x: Any, kind: str, axis: str) -> Any:
-        """Return a reduction."""
+        """Return the reduction of x. `kind`: a name of REDUCTIONS; `axis`: see `reduced_dims`."""
 
 
 def reduced_axes(axis: str, rank: int) -> tuple[int, ...]:
-    """Return the dimensions of an array of that rank that a reduction along `axis` reduces."""
+    """Return the dimensions that a reduction over `axis` reduces in an array of `rank` 2, (M, N), or 3, (B, M, N)."""
     return tuple(i for i, dim in enumerate("bmn"[3 - rank :]) if dim in reduced_dims(axis))
 
 
@@ -177,7 +177,10 @@ class Chunk(Operation):
 
 
 class HalfGradient:
-    """The gradient of the even (0) or odd (1) groups of 8 columns alone; the other half's is another's or 0."""
+    """The gradient `g` of one half of a value: its even (`which` is 0) or odd (1) groups of 8 columns.
+
+    The other half's gradient comes from another `chunk` node, or is 0 (derivative.py combines them).
+    """
 
     def __init__(self, which: int, g: Any) -> None:
         self.which, self.g = which, g
@@ -211,7 +214,7 @@ class Interleave(Operation):
 
 
 def _with_values_per(dims: BroadcastDims, axis: str, count: Literal[1, 2]) -> BroadcastDims:
-    """Return dims with one value per `count` columns (axis "n") or rows ("m")."""
+    """Return `dims`, but with one value per `count` columns (axis "n") or rows ("m")."""
     return dims._replace(columns_per_value=count) if axis == "n" else dims._replace(rows_per_value=count)
 
 

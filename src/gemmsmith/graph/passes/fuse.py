@@ -70,7 +70,7 @@ FMA_PATTERNS = pattern_table(
 
 
 def fuse(graph: EpilogueGraph) -> EpilogueGraph:
-    """Replace known functions that are written out."""
+    """Replace expressions that are known functions written out, such as x * sigmoid(x), by these functions."""
     return _apply(graph, FUSION_PATTERNS)
 
 
@@ -80,7 +80,7 @@ def multiply_add(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _apply(graph: EpilogueGraph, table: PatternTable) -> EpilogueGraph:
-    """Replace nodes by patterns, whose numbers have six digits."""
+    """Replace nodes by patterns. A constant matches a pattern's number to six digits, as users write them."""
     graph = eliminate_dead_code(graph)  # nodes that no result needs do not count as users
     old_uses = use_counts(graph)
     uses: Counter[int] = Counter()  # of the new nodes: as many as of the old nodes that they replace
