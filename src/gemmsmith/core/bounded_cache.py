@@ -24,5 +24,5 @@ class BoundedCache(dict[K, V]):
         while len(self) > self.max_entries:
             try:
                 self.pop(next(iter(self)), None)
-            except (RuntimeError, StopIteration):  # another thread has inserted or evicted one meanwhile
+            except (RuntimeError, StopIteration):  # another thread has inserted or evicted an entry meanwhile
                 pass

@@ -55,8 +55,8 @@ class Tile:
     def inner(self) -> int:
         """Elements along the contiguous dimension.
 
-        Those of an MN-major tile are padded, since any extent must be a whole number of swizzle rows: to a multiple of
-        128 bytes, or to 32 or 64 bytes if they are fewer.
+        Those of an MN-major tile are padded to whole swizzle rows: to a multiple of 128 bytes, or to 32 or 64 bytes if
+        they are fewer.
         """
         if self.major == "K":
             return self.k

@@ -279,6 +279,7 @@ class Reduce(Operation):
         return arrays.reduce(arrays.full(inputs[0]), *node.attribute)
 
     def label(self, graph: EpilogueGraph, node: Node) -> str:
+        """Return CUTLASS's name of the visitor, by what the reduction results in: "ColReduction(sum)" is a column."""
         kind, axis = node.attribute
         batched = ", of all batches" * (axis in ("b", "bm", "bn"))
         names = {"n": "ColReduction", "m": "RowReduction", "": "BatchReduction"}

@@ -65,7 +65,7 @@ def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def called(x: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compile_proxy(x):
+            if is_compile_proxy(x):  # torch.compile records the call under the function's name
                 return x.record(name, num_results, (x, *args), kwargs)
             return function(x, *args, **kwargs)
 

@@ -143,6 +143,8 @@ class AccFetch(Visitor):
 
 @dataclass(eq=False)
 class _Load(Visitor):
+    """A leaf that reads the operand `name`, whose broadcast dims are those of the class."""
+
     name: str
     broadcast_dims: ClassVar[BroadcastDims]
 

@@ -86,6 +86,7 @@ def _apply(graph: EpilogueGraph, table: PatternTable) -> EpilogueGraph:
     uses: Counter[int] = Counter()  # of the new nodes: as many as of the old nodes that they replace
 
     def rule(editor: Editor, node: Node) -> int:
+        # with `uses`, a pattern does not match if another node needs one of its inner nodes
         new = replace_by_pattern(table, editor, node, uses, rel_tol=1e-6)
         new = editor.keep(node) if new is None else new
         uses[new] = old_uses[editor.index]
