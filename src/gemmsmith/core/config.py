@@ -138,7 +138,7 @@ def _parse_bool(x: Any) -> bool:
 
 
 def _parse_tuple(x: Any, parse: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
-    """Return a tuple of `count` values. Raises TypeError, ValueError or KeyError for anything else."""
+    """Return x as a tuple of `count` values, each converted by `parse`. Raises TypeError, ValueError or KeyError."""
     values = tuple(map(parse, x))
     if len(values) != count:
         raise ValueError

@@ -242,9 +242,10 @@ OPERATIONS: Records[Operation] = Records("an operation")
 
 
 def register_operation(operation: Operation) -> Operation:
-    """Make an operation known to graphs, in place of one of its name that the calling module has registered before.
+    """Make an operation known to graphs, by its name.
 
-    Raises EpilogueError if another module has registered one of its name.
+    It replaces an operation of this name that the calling module has registered before. Raises EpilogueError if another
+    module has registered the name.
     """
     OPERATIONS.register(operation.name, operation, sys._getframe(1).f_globals["__name__"])
     return operation
@@ -285,7 +286,7 @@ class EpilogueGraph:
 
     @cached_property
     def broadcast_dims(self) -> tuple[BroadcastDims, ...]:
-        """The dims of every node."""
+        """The broadcast dims of every node, by index."""
         result: list[BroadcastDims] = []
         for node in self.nodes:
             if node.op == "operand":

@@ -120,7 +120,8 @@ def _possible_widths(graph: EpilogueGraph, n: int) -> tuple[int, ...]:
 def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
     """Return the number of columns of which a subtile's width must be a multiple.
 
-    An n8 group of each half, and TMA's 16 bytes of each of the matrices `tma_names`.
+    It has whole groups of 8 columns, two with interleaved columns (one of each half), and whole 16-byte units of the
+    matrices `tma_names`, as TMA needs them.
     """
     broadcast_dims = graph.broadcast_dims
     matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma_names]

@@ -21,7 +21,10 @@ def ranges_argument(name: str) -> str:
 
 
 def max_blocks(p: Problem, rows: int) -> int:
-    """Return the most blocks of `rows` rows that all groups together may have: each may have one that is not full."""
+    """Return the most blocks of `rows` rows that all groups together may have: each may have one that is not full.
+
+    With a masked table each group has a matrix of `group_extent` rows; otherwise all groups share them.
+    """
     assert p.grouping
     return group_extent(p) * (p.groups if p.grouping.is_masked else 1) // rows + p.groups
 

@@ -180,6 +180,7 @@ class Stores:
         outer_per_warp = ceil_div(outer_extent, 4)
         first = (k.warp_index % 4) * outer_per_warp
         (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
+        # the loop over rows (columns) is unrolled by up to 4
         lines_per_group = next(n for n in (4, 2, 1) if outer_per_warp % n == 0)
         with (
             k.range(outer_per_warp // lines_per_group, name="group") as group,
@@ -194,6 +195,7 @@ class Stores:
             if inner_extent % 32 or outer_extent % 4:
                 in_bounds = in_bounds & (row < tile.mn) & (col < tile.k)
             address, in_bounds = _destination(array, self._scatter, wg_tile, m + row, n + col, in_bounds)
+            # lanes past the tile's width read its last column, and store nothing
             clamped_col = col if inner_extent % 32 == 0 else k.minimum(col, tile.k - 1)
             source = buffer + fragment.element_offset(tile, row, clamped_col)
             _move_element(source, address, in_bounds, tile.dtype, self._adds)
@@ -237,7 +239,7 @@ _ADDED_REGISTERS: dict[DType, Literal["f32", "f16x2", "bf16x2"]] = {FP32: "f32",
 
 
 def _add_vector(values: RegisterArray, address: Value, in_bounds: Value, dtype: DType) -> None:
-    """Add registers to global memory by atomics: all by one instruction, or before sm_90 one by one."""
+    """Add registers to global memory by atomics: by one vector instruction, or one by one on chips before sm_90."""
     k = current_builder()
     step = len(values) if k.chip.supports("sm_90") else 1
     with k.when(in_bounds):

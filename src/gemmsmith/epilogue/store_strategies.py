@@ -224,7 +224,7 @@ class TmaStores(ThreadStores):
 class ClippedTmaStores(TmaStores):
     """Subtiles in which a group ends before the last row (or column) are stored by all threads, the others by TMA.
 
-    A TMA store would write the rows behind the end, which are the next group's.
+    A TMA store would also write the rows behind the end, which may be the next group's.
     """
 
     @contextmanager

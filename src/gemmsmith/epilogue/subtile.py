@@ -90,7 +90,11 @@ class EpilogueSubtile:
         self._loaded_n8_range = (0, 0)
 
     def run(self) -> None:
-        """Compute the subtile's results and write them."""
+        """Compute the subtile's results and write them.
+
+        Row functions come first, since results need whole rows of them. A wide subtile is computed range by range of
+        N8_PER_RANGE groups of 8 columns, if operands or reductions take registers for each column.
+        """
         tile, wg_tile = self.tile, self.wg_tile
         if tile.tma_loads:
             tile.tma_loads.wait(self.index)
@@ -103,7 +107,8 @@ class EpilogueSubtile:
         for i in self._row_function_nodes:
             self.row_functions[i] = self._compute_row_function(i, n8_ranges)
         for first, stop in n8_ranges:
-            # An opaque always-true condition: the branch stops ptxas from interleaving the ranges and spilling.
+            # A condition that is always true, which ptxas cannot know (ALWAYS_TRUE_MARGIN): the branch stops it from
+            # interleaving the ranges and spilling.
             if tile.reductions:
                 current_builder().comment("always true: keeps ptxas from interleaving these columns with the next ones")
             always_true = wg_tile.problem_n - wg_tile.work.n > self.index * self.n8_count + (first - ALWAYS_TRUE_MARGIN)

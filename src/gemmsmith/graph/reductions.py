@@ -127,7 +127,10 @@ class ReductionKind:
 
 
 def _logsumexp(x: Array, axes: tuple[int, ...]) -> Array:
-    """Subtract the maximum, so that exp does not overflow, unless it is infinite: Inf - Inf would be NaN."""
+    """Return log(sum(exp(x))) over the axes. The maximum is subtracted first, so that exp does not overflow.
+
+    An infinite maximum is not, since Inf - Inf is NaN.
+    """
     largest = x.max(axis=axes, keepdims=True, initial=-np.inf)
     offset = np.where(np.isfinite(largest), largest, 0)
     return np.asarray(np.log(np.exp(x - offset).sum(axis=axes)) + offset.squeeze(axis=axes))
@@ -210,7 +213,7 @@ class ReductionState:
         self.store(i, state)
 
     def fence(self) -> None:
-        """Keep ptxas from moving the additions so far behind this point: it would postpone hundreds, and spill."""
+        """Keep ptxas from moving the additions so far past this point: it would postpone hundreds, and spill."""
         for array in self.arrays:
             hw.fence_operand(array)
 

@@ -152,7 +152,7 @@ class QuantizeRows:
     masked_value = 0.0
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        """Compute the scales of a fragment in which all elements are stored."""
+        """Compute the scales of a thread's two rows, and their reciprocals, from all elements of the input."""
         k, dtype = current_builder(), node.attribute[0]
         self.fragment = fragment
         self.scales: list[Value] = []

@@ -89,7 +89,10 @@ def register_constant(epilogue: Any) -> Any:
 
 
 def _check_no_torch_function_mode() -> None:
-    """Raise an error if a torch function mode is active, except that of torch.device, which changes nothing."""
+    """Raise an error if a torch function mode is active, which may change what torch's functions do.
+
+    The mode of `with torch.device(...)` changes nothing in an epilogue.
+    """
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "overrides") and torch._C._len_torch_function_stack():
         device_context = getattr(sys.modules.get("torch.utils._device"), "DeviceContext", None)

@@ -158,7 +158,7 @@ def linear_combination_top_k_softmax(k: int) -> EpilogueFunction:
 def scaled_linear_combination_bias(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
     """Return the fp8 epilogue scale_d * activation(z), z = scale_a * scale_b * alpha * acc + scale_c * beta * c + bias.
 
-    A scale that is not given is 1; so is scale_d if D is not fp8.
+    A scale that is not given is 1. CUTLASS ignores scale_d if D is not fp8; here it is applied if it is given.
     """
     act = resolve_activation(activation)
 

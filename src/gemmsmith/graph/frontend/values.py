@@ -53,8 +53,8 @@ MAX_EXACT_FP32_INT = 1 << 24
 def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
     """Return a decorator that registers a function of traced values, for epilogues to call by its own name.
 
-    The function's first argument is a traced value, and it must never change: epilogues that call it are not traced
-    again, and torch.compile records its calls. `num_results`: how many values it returns.
+    The function's first argument is a traced value. What the function does must never change: epilogues that call it
+    are not traced again, and torch.compile records its calls. `num_results`: how many values it returns.
 
     A function of the same qualified name in the same module is replaced. Raises EpilogueError if any other registered
     function has this name.
@@ -277,7 +277,8 @@ class Tracer:
     def one_hot(self, x: Any, num_classes: Any) -> Traced:
         """Add a node that is 1 in each row's labeled column and 0 elsewhere.
 
-        x is a column of integer labels; one outside [0, N), such as an ignored -100, labels no column.
+        x is a column of integer labels; one outside [0, N), such as an ignored -100, labels no column. `num_classes`:
+        as in torch; it must be N, the number of the accumulator's columns.
         """
         x, n = self.value(x), self.acc_shape[-1]
         if n == 1 and x.broadcast_dims.varies_along_n:  # a column has the accumulator's shape
@@ -300,7 +301,7 @@ def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
         display_name: How the user wrote the function, such as "torch.exp", for error messages.
         name: Its name in op_table.py; `find_op` looks it up.
         args: The positional arguments of the call.
-        kwargs: The keyword arguments, with torch's or numpy's names. An argument at least is a traced value.
+        kwargs: The keyword arguments, with torch's or numpy's names. At least one argument is a traced value.
         method: Whether it is a method, for which METHODS is searched first.
 
     Raises:
@@ -496,7 +497,10 @@ class Traced:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record the call of a function of torch."""
+        """Record the call of a function of torch; torch calls this instead if an argument is a traced value.
+
+        In op_table.py the function has torch's name, without leading underscores and the prefix "special_".
+        """
         name = getattr(function, "__name__", str(function))
         if name.startswith("__"):
             name = name.strip("_")
@@ -505,7 +509,7 @@ class Traced:
         return call(f"torch.{name}", name.removeprefix("_").removeprefix("special_"), args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Record the call of a universal function of numpy."""
+        """Record the call of a universal function of numpy; `method`: "__call__", or another way to call it."""
         if method != "__call__":
             raise epilogue_error(f"numpy.{ufunc.__name__}.{method} cannot be part of an epilogue; use sum, max or min")
         name = ufunc.__name__

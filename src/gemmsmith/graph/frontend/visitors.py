@@ -90,7 +90,7 @@ class GraphBuilder:
         self.results: list[Result] = []
 
     def node(self, op: str, inputs: Sequence[int] = (), value: Any = None, location: str = "") -> int:
-        """Add a node and return its index; of a leaf that equals an earlier one, that one's. `value`: its attribute."""
+        """Add a node, unless it is a leaf that equals an earlier one, and return its index. `value`: its attribute."""
         node = Node(op, tuple(inputs), value, location)
         if not inputs and node in self.nodes:
             return self.nodes.index(node)

@@ -58,7 +58,7 @@ def _renumber(graph: EpilogueGraph) -> EpilogueGraph:
             i, done = stack.pop()
             if i in renumbered:
                 continue
-            if done:
+            if done:  # its inputs have been numbered
                 renumbered[i] = len(order)
                 order.append(i)
                 continue

@@ -13,7 +13,7 @@ from gemmsmith.graph.passes.rewrite import Editor, rewrite, use_counts
 
 
 def fission(graph: EpilogueGraph) -> EpilogueGraph:
-    """Decompose silu, div and log where that saves instructions; special-function operations do not become more.
+    """Decompose silu, div and log where that saves work; never increases the number of special-function operations.
 
     silu(x) becomes x sigmoid(x) if the sigmoid is computed anyway; x / y becomes x (1 / y) if y divides several values;
     log(sigmoid(x)) becomes -softplus(-x).
