@@ -159,7 +159,7 @@ class Operation(ABC):
     has_gradient: bool = True
     """Whether the derivative may differ from 0."""
     known_afterwards: str = ""
-    """What messages call the value, if it is only known after the kernel: then only results can be it."""
+    """What messages call a value that is only known after the kernel, so that no node can read it; else ""."""
     label_format: str = ""
     """What plots and trees call a node with parts of an attribute; by default CUTLASS's name and the parts."""
     style: Literal["input", "compute", "special", "reduce"] = "compute"

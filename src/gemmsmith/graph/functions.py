@@ -200,7 +200,10 @@ def _sign(x: Value) -> Value:
 
 
 def _hypot(x: Value, y: Value, sqrt: Lowering) -> Value:
-    """Scale both by a power of two if a square would overflow or underflow in fp32."""
+    """Compute sqrt(x^2 + y^2). Both are scaled by a power of two if a square would overflow or underflow in fp32.
+
+    `sqrt`: emits the square root.
+    """
     x, y = (absolute(z).named("magnitude") for z in (x, y))
     max_magnitude = hw.maximum_nan(x, y).named("max_magnitude")
     large, small = max_magnitude > 2.0**60, max_magnitude < 2.0**-60

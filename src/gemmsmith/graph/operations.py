@@ -99,7 +99,7 @@ class Accumulator(Leaf):
 
 
 class ConstantNumber(Leaf):
-    """A number; its attribute."""
+    """A number, which is the node's attribute."""
 
     name, label_format = "constant", "ScalarBroadcast({:.6g})"
     attribute_type = float
@@ -114,7 +114,7 @@ class ConstantNumber(Leaf):
 
 
 class OperandOfGraph(Leaf):
-    """An operand, converted to fp32; its name is the attribute."""
+    """An operand, converted to fp32. Its name is the node's attribute."""
 
     name = "operand"
     attribute_type = str
@@ -145,9 +145,9 @@ class GroupIndex(Leaf):
 
 
 class Chunk(Operation):
-    """The even (0) or odd (1) groups of 8 columns, axis "n", or rows, "m", of x: gate and up, interleaved.
+    """Every other group of 8 columns (axis "n") or 8 rows (axis "m") of x, from the first (0) or second (1) group on.
 
-    Its attribute is (which, axis).
+    These are the gate and the up values of interleaved weights. The node's attribute is (0 or 1, axis).
     """
 
     name = "chunk"
@@ -187,7 +187,10 @@ class HalfGradient:
 
 
 class Interleave(Operation):
-    """Chunk's inverse: alternating groups of 8 columns (its attribute: "n") or rows ("m") of x and of y."""
+    """The inverse of Chunk: groups of 8 columns (axis "n") or 8 rows ("m") of x and of y, alternately.
+
+    The node's attribute is the axis.
+    """
 
     name, label_format = "interleave", "Interleave"
     attribute_type = str
@@ -238,7 +241,7 @@ class OneHot(Operation):
 
 
 class Cast(Operation):
-    """x rounded to a dtype, its attribute, and back."""
+    """x rounded to a dtype, which is the node's attribute, and converted back to fp32."""
 
     name = "cast"
     attribute_type = DType
@@ -255,7 +258,10 @@ class Cast(Operation):
 
 
 class Reduce(Operation):
-    """A reduction, which only results are. Its attribute: (kind, axis), a name of REDUCTIONS and see `reduced_dims`."""
+    """A reduction, which no node can read, only a result.
+
+    The node's attribute is (kind, axis): a name of REDUCTIONS, and what is reduced, as in `reduced_dims`.
+    """
 
     name = "reduce"
     attribute_type = (str, str)

@@ -173,8 +173,9 @@ class QuantizeRows:
 
 
 class TopKSoftmax:
-    """Softmax over the `top_k` largest elements of a row (the first ones among equals), 0 for the others.
+    """Softmax over the k largest elements of a row (the first ones among equals), 0 for the others.
 
+    k is the node's attribute.
     The whole row is NaN if the sum of exponentials is: with a NaN, with +Inf, or if all elements are -Inf.
     """
 

@@ -34,7 +34,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Fp32(DType):
-    """FP32, as another object that is equal to it."""
+    """FP32, as another object that is equal to it.
+
+    It tells x.to(y.dtype) of traced values, which does nothing, from a cast to fp32, which sets a result's dtype.
+    """
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is FP32

@@ -32,10 +32,11 @@ def pattern_table(rows: Sequence[tuple[Pattern, Pattern]]) -> PatternTable:
 def replace_by_pattern(
     table: PatternTable, editor: Editor, node: Node, uses: Counter[int] | None = None, rel_tol: float = 0.0
 ) -> int | None:
-    """Add the replacement of a node, whose inputs are new, and return its index; None if no pattern matches.
+    """Add the replacement of a node and return its index; None if no pattern of the table matches.
 
-    `uses`: of the new nodes. With it a pattern's inner nodes must have a single use, or they would be computed twice.
-    `rel_tol`: the relative difference that constants may have from a pattern's numbers.
+    `node`: its inputs are nodes of `editor`, already replaced. `uses`: how often each node of `editor` is used. With it
+    a pattern's inner nodes must have a single use, or they would be computed twice. `rel_tol`: the relative difference
+    that constants may have from a pattern's numbers.
     """
     matcher = _Matcher(editor.nodes, uses, rel_tol)
     for pattern, replacement in table.get(node.op, ()):
