@@ -9,10 +9,10 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """A dict used as a cache: an insertion beyond `max_entries` evicts the oldest one, safely between threads.
+    """A dict used as a cache: an insertion beyond `max_entries` evicts the entry that was inserted first.
 
-    It is not the least recently used one, so that look-ups, which repeated calls wait for, stay those of a dict. There
-    is no lock, which a process that is forked meanwhile would inherit locked.
+    Evicting the least recently used entry would slow down look-ups, which repeated calls wait for. Threads may share
+    the cache. It has no lock, since a process that is forked while a thread holds the lock would inherit it locked.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -24,5 +24,5 @@ class BoundedCache(dict[K, V]):
         while len(self) > self.max_entries:
             try:
                 self.pop(next(iter(self)), None)
-            except (RuntimeError, StopIteration):  # another thread has inserted or evicted one meanwhile
+            except (RuntimeError, StopIteration):  # another thread has inserted or evicted an entry meanwhile
                 pass

@@ -11,8 +11,8 @@ T = TypeVar("T")
 class cached_property(Generic[T]):  # noqa: N801 - named as functools names its own
     """`functools.cached_property` as it is from Python 3.12 on: without a lock.
 
-    Before, one lock of all objects is held during the computation, and a process that is forked meanwhile inherits it
-    locked. Two threads may compute the same value here; both get the one that is stored first.
+    Up to 3.11, functools holds one lock for all objects during the computation. A process that is forked meanwhile
+    inherits the lock locked. Here two threads may compute the same value; both get the one that is stored first.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:

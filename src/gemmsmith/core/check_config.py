@@ -25,7 +25,7 @@ def check_config(c: Config) -> None:
 
 
 def _rules(c: Config) -> Iterator[tuple[bool, str]]:
-    """Yield the rules in order, each with its message; a rule may assume that the previous ones hold."""
+    """Yield (whether a rule holds, the message if not) of each rule; a rule may assume that the previous ones hold."""
     (m, n, k), (rows, columns), splits = c.tile, c.cluster, c.cluster_splits
     design = get_design(c.design)
     yield (

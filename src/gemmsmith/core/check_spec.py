@@ -50,7 +50,7 @@ def _check_supported(spec: KernelSpec) -> None:
 
 
 def _check_tile(spec: KernelSpec) -> None:
-    """Raise ConfigError if the instruction, or the design's threads, cannot divide the tile."""
+    """Raise ConfigError if the tile's extents do not fit its swizzle, the instruction or the number of threads."""
     c, op, bits = spec.config, spec.design.mma_op, spec.mma.a.bits
     for dtype in dict.fromkeys(tile.dtype for tile in spec.tiles):
         if not fills_swizzle_rows(c.tile[2], dtype.bits):
@@ -76,7 +76,7 @@ def _check_tile(spec: KernelSpec) -> None:
 
 
 def _check_slices_and_majors(spec: KernelSpec) -> None:
-    """Raise ConfigError if a tile of A or B cannot be sliced for the CTAs that share it, or its layout not be read."""
+    """Raise ConfigError if a tile of A or B cannot be divided among the CTAs that share it, or has a wrong layout."""
     for role, tile, ctas in zip(ROLES, spec.tiles, spec.multicast_ctas, strict=True):
         slice_rows = INTERLEAVED_ROWS if role == spec.interleaved else ATOM_ROWS
         if tile.outer % (slice_rows * ctas):
@@ -134,7 +134,7 @@ def _check_grouping(spec: KernelSpec, grouping: Grouping) -> None:
 
 
 def _check_promotion(spec: KernelSpec) -> None:
-    """Raise ConfigError if the design does not promote sums, or not with this tile."""
+    """Raise ConfigError if the design does not promote sums, or if a k-tile is not the K between two promotions."""
     c, mma, block = spec.config, spec.mma, spec.design.mma_op.promotion_k_bytes // spec.mma.a.bytes
     argument, value = ("precision", "3xtf32") if spec.is_3xtf32 else ("accumulate", "promoted")
     if c.consumers not in spec.design.max_promoted_registers:

@@ -42,7 +42,10 @@ class Chip:
         return self.supports("sm_90a")
 
     def runs_on(self, capability: int) -> bool:
-        """Return whether a GPU runs the chip's kernels: a later one does (PTX JIT), unless they need sm_90a."""
+        """Return whether a GPU runs kernels compiled for this chip. `capability`: the GPU's, times ten.
+
+        A later GPU does, since the driver compiles their PTX for it; but the target sm_90a is that of Hopper only.
+        """
         return self.capability <= capability and (self.target == self.name or capability < 100)
 
     def supports(self, architecture: str) -> bool:
@@ -91,7 +94,7 @@ RESERVED_SHARED_BYTES_PER_CTA = 1024
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many CTAs are resident per SM. `limits`: CTAs per SM that each resource allows."""
+    """How many CTAs are resident per SM. `limits`: by resource, the CTAs per SM that it allows."""
 
     limits: Mapping[str, int]
     warps_per_cta: int
@@ -118,7 +121,10 @@ class Occupancy:
 
 
 def occupancy(chip: Chip, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """Return the occupancy by CTAs of `threads` threads, with `registers` per thread and `shared_bytes` per CTA."""
+    """Return the occupancy by CTAs of `threads` threads, with `registers` per thread and `shared_bytes` per CTA.
+
+    A warp has its registers in one sub-partition of the SM, so each sub-partition holds a whole number of warps.
+    """
     warps = ceil_div(threads, THREADS_PER_WARP)
     registers_per_warp = round_up(max(registers, 1) * THREADS_PER_WARP, REGISTER_ALLOCATION_GRANULARITY)
     warps_by_registers = REGISTERS_PER_SM // SM_SUBPARTITIONS // registers_per_warp * SM_SUBPARTITIONS

@@ -103,12 +103,16 @@ class Config:
         return "sync_clusters" in get_design(self.design).supported_options and self.splits == self.cluster_splits == 1
 
     def replace(self, **changes: Any) -> Config:
-        """Return a copy with some fields changed."""
+        """Return a copy with some fields changed. Raises ConfigError for other names and types.
+
+        Unlike dataclasses.replace, it does not check the other fields again: tuning makes thousands of copies.
+        """
         if not changes.keys() <= _FIELDS.keys():
-            return replace(self, **changes)  # which raises
-        return changed(self, **{name: _parse_field(name, x) for name, x in changes.items()})  # thousands for tuning
+            return replace(self, **changes)  # raises ConfigError, which names the field
+        return changed(self, **{name: _parse_field(name, x) for name, x in changes.items()})
 
     def __str__(self) -> str:
+        """Return the text that `parse` reads. Some fields are left out if they have their default value."""
         parts = (
             (True, f"{self.design} {'x'.join(map(str, self.tile))} cluster {'x'.join(map(str, self.cluster))}"),
             (True, f"stages {self.stages} consumers {self.consumers} raster {self.raster}{self.raster_group}"),
@@ -134,7 +138,7 @@ def _parse_bool(x: Any) -> bool:
 
 
 def _parse_tuple(x: Any, parse: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
-    """Return a tuple of `count` values. Raises TypeError, ValueError or KeyError for anything else."""
+    """Return x as a tuple of `count` values, each converted by `parse`. Raises TypeError, ValueError or KeyError."""
     values = tuple(map(parse, x))
     if len(values) != count:
         raise ValueError
@@ -167,7 +171,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def _parse_field(name: str, value: Any) -> Any:
-    """Return a field's value, converted to the field's type."""
+    """Return the value of the field `name`, converted to the field's type. Raises ConfigError if it cannot be."""
     parse, accepted = _FIELDS[name]
     try:
         return parse(value)

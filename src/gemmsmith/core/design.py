@@ -23,9 +23,9 @@ class Design:
     """A kernel design and the configs that it supports.
 
     `record(builder, spec)`: records the kernel of a `KernelSpec` in the kernel language.
-    `max_accumulator_registers`: by supported number of math (consumer) warpgroups, the registers per thread that the
-    accumulator may have. `max_promoted_registers`: the same limit for both accumulators of promoted sums; empty if the
-    design does not support these.
+    `max_accumulator_registers`: the registers per thread that the accumulator may have, by the number of math
+    (consumer) warpgroups; others are not supported. `max_promoted_registers`: the same limit for both accumulators of
+    promoted sums; empty if the design does not support these.
     `producer_warpgroups`: warpgroups in addition to the consumer warpgroups.
     `tile_per_warpgroup`: each consumer warpgroup computes a tile of its own; otherwise they split one tile along M, or
     along N if `warpgroups_split_n`.
@@ -33,16 +33,16 @@ class Design:
     sync_clusters. Of what a caller may ask for: block_scales; 3xtf32, the residuals of A and B as further operands;
     interleaved_b, two arrays as b; a_in_registers, A in layouts that the instruction reads from registers only.
     `defaults`: values of Config fields if only the design is given.
-    `required_arch`: the earliest chip, or with an "a" the only one.
+    `required_arch`: the earliest chip, such as "sm_80"; with an "a", as in "sm_90a", the only one.
     `dtypes`: the dtypes of A and B in memory, and the one in which both are multiplied: {(BF16, INT4): BF16}; a and b
     are never exchanged if they differ. Empty: those of `mma_op`'s instructions.
     `majors`: the layouts of an operand, "a" or "b", that the design reads, if they are not all of the instruction's; an
     array in another one is copied first.
-    `groups_along`: what a grouped GEMM may divide: "m" if tiles may have any coordinates and ends, "k" if also each
-    may have other k-tiles.
+    `groups_along`: what a grouped GEMM may divide: "m" if a tile may begin at any row and end before its last row, "k"
+    if also each tile may have other k-tiles.
     `arrays`, `shapes`: those of the `Product`, if the design computes one of its own; a and b are never exchanged then.
     `clips_rows`: a tile's rows may end before its last one (`OperandCoord.group_end`).
-    `uses_tma`: A and B are loaded by TMA, so by one thread, which clusters and eviction policies need.
+    `uses_tma`: TMA loads A and B. Without it the design supports neither clusters nor L2 eviction policies.
 
     Raises:
         ConfigError: A field has a value that it cannot have.
@@ -83,14 +83,16 @@ class Design:
         return Product(f"the design {self.name}", self.arrays, self.shapes) if self.shapes or self.arrays else None
 
     def mma_for(self, a: DType, b: DType, d: DType) -> Mma | None:
-        """Return the instruction that multiplies A and B of these dtypes in memory; None if the design takes none."""
+        """Return the instruction for A and B of these dtypes in memory, accumulated in `d`; None if there is none."""
+        # a design with `dtypes` converts both operands to one dtype before it multiplies them
         multiplied = (self.dtypes.get((a, b)),) * 2 if self.dtypes else (a, b)
         return self.mma_op.find(*multiplied, d)
 
     def readable_majors(self, role: Role, mma: Mma, *, promoted: bool, grouping: Grouping | None) -> tuple[Major, ...]:
-        """Return the layouts of an operand that the kernel reads: those of the instruction, the design and the groups.
+        """Return the layouts of an operand that the instruction, the design and the groups all support.
 
-        Tiles whose rows begin anywhere are K-major, as TMA reads along a row only from multiples of 16 bytes on.
+        Tiles that begin at any row are K-major: along the contiguous dimension, TMA only starts at multiples of 16
+        bytes. `promoted`: sums are promoted (see KernelSpec); then `mma.register_majors` are not supported.
         """
         allowed = {*self.majors.get(role, ("K", "MN"))}
         if self.clips_rows and role == "a":
@@ -170,7 +172,7 @@ _DESIGNS: dict[str, Design] = {}
 
 
 def register_design(design: Design) -> Design:
-    """Register a design, which `Config(design=...)` then accepts.
+    """Register a design, so that `Config(design=...)` accepts its name.
 
     Raises ConfigError if its name is taken, or if it is no Design.
     """
@@ -199,7 +201,7 @@ def designs_supporting(option: str) -> str:
 
 
 def designs_for_chip(chip: Chip) -> list[str]:
-    """Return the designs that run on a chip, those for tensor cores first, and otherwise as they were registered."""
+    """Return the names of the designs that run on a chip: those that use tensor cores first, then in order."""
     designs = [x for x in list(_DESIGNS.values()) if chip.supports(x.required_arch)]
     return [x.name for x in sorted(designs, key=lambda x: not x.mma_op.uses_tensor_cores)]
 

@@ -36,7 +36,7 @@ class DType:
         return self.bits // 8
 
     def bytes_of(self, count: Count) -> Count:
-        """Return the bytes of `count` contiguous elements: an int, an array or a kernel's Value, of whole bytes."""
+        """Return the bytes of `count` contiguous elements, which fill whole bytes: an int, an array or a Value."""
         x: Any = count
         nbytes: Count = x * self.bytes if self.bits >= 8 else x // (8 // self.bits)
         return nbytes
@@ -101,8 +101,8 @@ def _dtype_named(name: str) -> DType:
 def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False, among: Sequence[DType] = ()) -> DType:
     """Return the `DType` for a name ("bf16"), a numpy or ml_dtypes dtype, or a torch dtype.
 
-    `allow_integers`: accept integer types, bool and ue8m0, too. `among`: those that are accepted, if not all. Raises
-    ArgumentError, which names `argument`.
+    `allow_integers`: accept integer types, bool and ue8m0, too. `among`: accept only these, if there are any. Raises
+    ArgumentError for other values; its message calls the value `argument`.
     """
     if isinstance(value, DType) and (not among or value in among):
         return value
@@ -128,7 +128,7 @@ def validate_fp32_scalar(name: str, x: Any) -> float:
 
 
 def overflow_as_fp32(x: Any) -> float:
-    """Return a float, not rounded to fp32, except that a number beyond fp32's range becomes inf, or 0 if too small."""
+    """Return x as a float, but inf if it overflows fp32, and 0 if it underflows. It is not rounded to fp32."""
     try:
         number = float(x)
     except OverflowError:  # a Python int beyond float64

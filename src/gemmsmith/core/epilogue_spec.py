@@ -36,7 +36,10 @@ class EpilogueSpec:
         return cls(identity_graph(d.dtype), tma_eligible, column_major)
 
     def for_arrays(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
-        """Return the spec for matrices with these strides and alignments. Integers of 64 bits are not loaded by TMA."""
+        """Return the spec for matrices with these strides and alignments, by name.
+
+        TMA loads no operands of 64-bit integers.
+        """
         loadable = [o.name for o in self.graph.matrix_operands if o.dtype and o.dtype.bits < 64]
         tma_eligible = [name for name in loadable if arrays[name].is_tma_compatible]
         tma_eligible += [name for name in self.graph.matrix_result_names if arrays[name].can_tma_store]
@@ -44,10 +47,10 @@ class EpilogueSpec:
         return changed(self, tma_eligible=frozenset(tma_eligible), column_major=frozenset(column_major))
 
     def with_clipped_rows(self, role: Role = "a") -> EpilogueSpec:
-        """Return the spec for tiles whose rows (columns, with role "b") begin and end anywhere.
+        """Return the spec for tiles that may begin and end at any row (with role "b": at any column) of D.
 
-        What is contiguous along them is accessed element by element. Raises ConfigError for reductions over them
-        that cannot be done.
+        Matrices that are contiguous along that dimension are then accessed element by element, not by TMA. Raises
+        ConfigError for a reduction over that dimension that such tiles do not support.
         """
         for r in self.reductions_in_order("m" if role == "a" else "n"):
             kind, _ = self.graph.nodes[r.node].attribute
@@ -61,12 +64,12 @@ class EpilogueSpec:
         return replace(self, tma_eligible=column_major if role == "b" else self.tma_eligible - column_major)
 
     def reductions_in_order(self, dim: str) -> list[Result]:
-        """Return the reductions over a dimension, "m" or "n", that are not sums by atomics."""
+        """Return the reductions over a dimension, "m" or "n", that two passes compute in a fixed order, not atomics."""
         reductions = [r for r in self.graph.results if self.graph.is_reduction(r) and not self.is_atomic(r)]
         return [r for r in reductions if dim in self.graph.nodes[r.node].attribute[1]]
 
     def is_atomic(self, result: Result) -> bool:
-        """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""
+        """Return whether warps add to the result by atomics, after it was zeroed. Only fp32 sums support that."""
         node = self.graph.nodes[result.node]
         return node.op == "reduce" and not self.deterministic and node.attribute[0] == "sum" and result.dtype == FP32
 

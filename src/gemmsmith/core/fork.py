@@ -19,7 +19,7 @@ def _is_importing_elsewhere() -> bool:
 
 
 def wait_for_imports() -> None:
-    """Wait until no other thread imports a module, as the first plan of a process does."""
+    """Wait, before a fork, until no other thread imports a module (as a first plan does), so that no lock is held."""
     end = time.monotonic() + MAX_WAIT_S
     while _is_importing_elsewhere() and time.monotonic() < end:
         time.sleep(0.001)

@@ -103,7 +103,7 @@ class Node:
     """One operation on earlier nodes.
 
     `op`: the name of a registered `Operation`, `attribute`: what the operation needs besides its inputs, or None. A
-    constant's is in fp32's range: infinity if it overflows, see `overflow_as_fp32`.
+    constant's attribute is its value in fp32's range; see `overflow_as_fp32`.
     `location`: the user's source line, "file:line: text"; ignored in comparison and in the kernel name.
     """
 
@@ -118,7 +118,7 @@ class Node:
     """
 
     def __post_init__(self) -> None:
-        """Set the key by which nodes are compared."""
+        """Set the key by which nodes are compared, and limit a constant to fp32's range."""
         comparison_key = self.attribute
         if self.op == "constant":
             attribute = overflow_as_fp32(self.attribute)
@@ -159,16 +159,16 @@ class Operation(ABC):
     has_gradient: bool = True
     """Whether the derivative may differ from 0."""
     known_afterwards: str = ""
-    """What messages call the value, if it is only known after the kernel: then only results can be it."""
+    """What messages call a value that is only known after the kernel, so that no node can read it; else ""."""
     label_format: str = ""
     """What plots and trees call a node with parts of an attribute; by default CUTLASS's name and the parts."""
     style: Literal["input", "compute", "special", "reduce"] = "compute"
     """How plots show it; "special": it takes operations of the special-function unit."""
 
     def dims(self, node: Node, inputs: list[BroadcastDims]) -> BroadcastDims:
-        """Return the dims of a node with such inputs, which broadcast unless the operation says otherwise.
+        """Return the dims of a node from those of its inputs, by default their broadcast.
 
-        Those of an operand are in the graph.
+        It is not called for operands, whose dims are in the graph.
         """
         return broadcast(inputs)
 
@@ -185,29 +185,41 @@ class Operation(ABC):
         return self.linearity
 
     def leaf_name(self, node: Node) -> str | None:
-        """Return the name of the array that the node reads, "" for the accumulator; None if it is no leaf."""
+        """Return the name of the operand that the node reads, "" for the accumulator; None if it reads neither."""
         return None
 
     @abstractmethod
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
-        """Return the node's values, an array, from its inputs'. `arrays`: a `GraphArrays` (graph/operations.py)."""
+        """Return the array of the node's values, from those of its inputs.
+
+        `arrays`: a `GraphArrays` (graph/operations.py), which has the operands and the library's functions.
+        """
 
     def input_coords(self, node: Node, n8_offset: int, row_half: int) -> list[tuple[int, int, int]]:
-        """Return from which elements one is computed, each as (input node, n8 offset, row half)."""
+        """Return the pairs of elements from which a pair is computed in a kernel, each as (input node, n8, row half).
+
+        The coordinates are those of `Evaluation.pair` (epilogue/evaluate.py).
+        """
         return [(i, n8_offset, row_half) for i in node.inputs]
 
     def lower_node(self, evaluation: Any, index: int, n8_offset: int, inputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-        """Return the two adjacent elements of node `index` in a kernel, by default those of its first input."""
+        """Emit instructions, and return two adjacent elements of node `index`; by default those of its first input.
+
+        `evaluation`: an `Evaluation` (epilogue/evaluate.py). `inputs`: the pairs at `input_coords`.
+        """
         return inputs[0]
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the gradients of the inputs, or None for an input without one, from that of the value y."""
+        """Return the gradients of the inputs, None for an input without one.
+
+        `g`: the gradient of the node's value `y`. All are traced values (graph/frontend/values.py).
+        """
         if node.inputs:
             raise EpilogueError(f"{self.name}: its record has no gradient")
         return ()
 
     def cost_per_element(self, precision: Any) -> tuple[float, float, float]:
-        """Return the instructions of an element, as a `Cost` (graph/function_costs.py)."""
+        """Return the instructions of an element, as a `Cost`. `precision`: a `Precision` (graph/function_costs.py)."""
         return 0.0, 0.0, 0.0
 
     def label(self, graph: EpilogueGraph, node: Node) -> str:
@@ -219,7 +231,7 @@ class Operation(ABC):
 
 
 def attribute_parts(attribute: Any) -> tuple[Any, ...]:
-    """Return the parts of a node's attribute."""
+    """Return a node's attribute as a tuple: () for None, one part if it is no tuple."""
     return () if attribute is None else attribute if isinstance(attribute, tuple) else (attribute,)
 
 
@@ -230,9 +242,10 @@ OPERATIONS: Records[Operation] = Records("an operation")
 
 
 def register_operation(operation: Operation) -> Operation:
-    """Make an operation known to graphs, in place of one of its name that the calling module has registered before.
+    """Make an operation known to graphs, by its name.
 
-    Raises EpilogueError if another module has registered one of its name.
+    It replaces an operation of this name that the calling module has registered before. Raises EpilogueError if another
+    module has registered the name.
     """
     OPERATIONS.register(operation.name, operation, sys._getframe(1).f_globals["__name__"])
     return operation
@@ -273,7 +286,7 @@ class EpilogueGraph:
 
     @cached_property
     def broadcast_dims(self) -> tuple[BroadcastDims, ...]:
-        """The dims of every node."""
+        """The broadcast dims of every node, by index."""
         result: list[BroadcastDims] = []
         for node in self.nodes:
             if node.op == "operand":
@@ -283,7 +296,7 @@ class EpilogueGraph:
         return tuple(result)
 
     def nodes_needed_by(self, nodes: Iterable[int]) -> set[int]:
-        """Return these nodes, and all from which they are computed, as indices."""
+        """Return the indices of these nodes and of all from which they are computed."""
         needed = set(nodes)
         for i in range(len(self.nodes) - 1, -1, -1):
             if i in needed:
@@ -348,7 +361,10 @@ class EpilogueGraph:
         return self.nodes[result.node].op == "reduce"
 
     def constant_operand_of(self, result: Result) -> float | None:
-        """Return the constant that a result reduces; None if it reduces anything else."""
+        """Return the constant that a result reduces; None if it reduces anything else, or nothing.
+
+        The host computes the value of such a reduction; the GEMM's kernel skips it.
+        """
         node = self.nodes[result.node]
         inner = self.nodes[node.inputs[0]] if node.op == "reduce" else node
         return float(inner.attribute) if node.op == "reduce" and inner.op == "constant" else None
@@ -367,7 +383,7 @@ class EpilogueGraph:
     def has_interleaved_columns(self) -> bool:
         """True if some value exists once per two columns, even if the passes have removed its `chunk` node.
 
-        Interleaved rows are in one thread for any tile.
+        Subtiles then need pairs of n8 groups. Interleaved rows need nothing, since a thread has both rows of a pair.
         """
         return any(extent.columns_per_value == 2 for extent in self.broadcast_dims)
 
@@ -380,7 +396,7 @@ class EpilogueGraph:
     def is_transposable(self) -> bool:
         """True if the graph can be transposed.
 
-        No node needs a whole row or column indices, and none is a matrix reduced over the batch.
+        No node needs whole rows or column indices, and none is a reduction over the batch alone.
         """
         return all(node.operation.is_transposable(node.attribute) for node in self.nodes)
 

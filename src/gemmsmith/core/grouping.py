@@ -34,9 +34,9 @@ class Grouping:
             torch.nn.functional.grouped_mm); "sizes", how many it has; "counts": how many of the rows of its own matrix
             are valid, so that A is (G, max M, K) and D (G, max M, N) (DeepGEMM: masked).
         along: "m": the rows of A and D are divided; "k": the K of A and B, and D is (G, M, N).
-        capacity: Groups for which the kernel has room, a power of two. A call's is that of its table.
+        capacity: The most groups that the kernel's table can hold, a power of two. A call sets it by its table.
         zero_fill: Rows of D behind the last group become zero; otherwise they are not written.
-        role: Whose rows are divided with "m": those of A, or of the kernel's B if it computes D^T. A call's is "a".
+        role: With "m", the operand whose rows are divided: "a", or "b" in a kernel that computes D^T = B^T @ A^T.
         gathers: Row i of A is row gather[i] of the array a, with the int32 array GATHER.
         scatters: Row i of D is row scatter[i] of the result's array, with the int32 array SCATTER.
 
@@ -95,17 +95,24 @@ class Grouping:
 
     @property
     def has_even_tiles(self) -> bool:
-        """Whether a group's tiles have even extents: along N, where wgmma multiplies any multiple of 8 columns."""
+        """Whether a group is divided into tiles of almost equal extents, instead of full tiles and a rest.
+
+        They are along N, where one wgmma multiplies any multiple of 8 columns.
+        """
         return self.clips_rows and self.role == "b"
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of shared memory of the table: the sums of sizes and of tiles, tiles' heights, and a flag."""
+        """Bytes of shared memory of the kernel's table (tile_scheduler/group_table.py).
+
+        Two arrays have the rows and the tiles of the groups before each group; with even tiles a third one has the
+        heights of tiles. A flag says whether the table is invalid.
+        """
         return (2 + self.has_even_tiles) * round_up(4 * (self.capacity + 1), 16) + 16
 
     @cached_property
     def product(self) -> Product:
-        """The shapes and arrays."""
+        """The shapes and arrays. In the shapes, g are the groups, and t the rows of an array that is gathered from."""
         indices = [name for name, is_given in ((GATHER, self.gathers), (SCATTER, self.scatters)) if is_given]
         if self.along == "k":
             shapes = "mk,kn,g->gmn"
@@ -116,25 +123,26 @@ class Grouping:
         return Product("grouped_gemm", dict.fromkeys([self.table, *indices], INT32), shapes, is_transposable=True)
 
     def gathers_rows_of(self, role: Role) -> bool:
-        """Return whether rows of the operands of a role are gathered."""
+        """Return whether the rows of a role's operands are gathered: those of the divided operand may be."""
         return self.gathers and role == self.role
 
     def majors(self, role: Role, dtype: DType) -> tuple[Literal["K", "MN"], ...]:
-        """Return the layouts of an operand whose tiles may begin where groups do.
+        """Return the layouts that an operand of this role and dtype may have, so that tiles can begin where groups do.
 
-        TMA reads from any row on, but along a row only from multiples of 16 bytes on. Groups along the K of 8-bit
-        operands, which are K-major, therefore end at multiples of GROUP_END_MULTIPLE.
+        A TMA box may begin at any row; along the contiguous dimension only at multiples of 16 bytes. So the divided
+        dimension is not the contiguous one. 8-bit operands can only be K-major, for which groups along K end at
+        multiples of GROUP_END_MULTIPLE.
         """
         if self.along == "k":
             return ("MN",) if dtype.bits == 16 else ("K",)
         return ("K",) if self.begins_anywhere(role) else ("K", "MN")
 
     def begins_anywhere(self, role: Role) -> bool:
-        """Return whether tiles of the operands of a role begin at any row, since its groups do."""
+        """Return whether tiles of a role's operands may begin at any row, since its groups follow one another."""
         return self.along == "m" and not self.is_masked and role == self.role
 
     def end_multiple(self, dtype: DType) -> int:
-        """Return what the ends of groups of operands of `dtype` are multiples of."""
+        """Return what the end of each group must be a multiple of if the operands have this dtype; see `majors`."""
         return GROUP_END_MULTIPLE if self.along == "k" and dtype.bits == 8 else 1
 
     def transposed(self) -> Grouping:
@@ -142,7 +150,7 @@ class Grouping:
         return replace(self, role="b" if self.role == "a" else "a")
 
     def with_room_for(self, groups: int) -> Grouping:
-        """Return the groups of a kernel that has room for so many. Raises ArgumentError for none or too many."""
+        """Return the grouping with a `capacity` for so many groups. Raises ArgumentError for none or too many."""
         if not 0 < groups <= MAX_GROUPS:
             raise ArgumentError(f"{self.table}: got {groups} groups; use 1 to {MAX_GROUPS}")
         return replace(self, capacity=max(MIN_CAPACITY, 1 << (groups - 1).bit_length()))

@@ -33,5 +33,5 @@ def as_integer(name: str, x: Any, least: int | None = None) -> int:
 
 
 def as_integers(least: int, **arguments: Any) -> tuple[int, ...]:
-    """Return the arguments, in order, as `as_integer` does."""
+    """Check each argument as `as_integer` does, with the same `least`, and return them in order."""
     return tuple([as_integer(name, x, least) for name, x in arguments.items()])

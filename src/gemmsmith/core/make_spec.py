@@ -19,7 +19,7 @@ from gemmsmith.core.spec import KernelSpec
 
 
 def mma_of(problem: Problem, design: Design) -> Mma:
-    """Return the instruction by which a design multiplies a problem. Raises ConfigError if it has none."""
+    """Return the instruction with which a design computes a problem. Raises ConfigError if it has none."""
     dtypes = problem.a.dtype, problem.b.dtype, problem.accumulator_dtype
     if mma := design.mma_for(*dtypes):
         return mma
@@ -63,7 +63,10 @@ def _scale_spec(problem: Problem, role: Role) -> ScaleSpec | None:
 
 
 def _with_clipped_rows(epilogue: EpilogueSpec, problem: Problem, design: Design) -> EpilogueSpec:
-    """Return the epilogue for tiles whose rows end before the tile, if the groups or the design have such tiles."""
+    """Return the epilogue for tiles that may end before their last row, if the groups or the design have such tiles.
+
+    Raises ConfigError for a reduction that these tiles do not support.
+    """
     if problem.grouping and problem.grouping.clips_rows:
         epilogue = epilogue.with_clipped_rows(problem.grouping.role)
     if design.clips_rows:
@@ -74,7 +77,7 @@ def _with_clipped_rows(epilogue: EpilogueSpec, problem: Problem, design: Design)
 
 
 def _check_full_rows(spec: KernelSpec, n: int) -> None:
-    """Raise ConfigError if the epilogue needs a row of `n` columns in one tile, and the tile is narrower."""
+    """Raise ConfigError if the epilogue needs a whole row of D (`n` columns) in one tile, and the tile is narrower."""
     columns, tile_n = spec.warpgroup_columns, spec.config.tile[1]
     if spec.epilogue.graph.requires_full_rows and n > columns:
         per_warpgroup = f", {columns} per warpgroup," if columns < tile_n else ""
@@ -85,6 +88,6 @@ def _check_full_rows(spec: KernelSpec, n: int) -> None:
 
 @lru_cache(maxsize=4096)
 def _checked(spec: KernelSpec) -> KernelSpec:
-    """Validate the spec; return the first equal one, since many problems share one."""
+    """Check the spec and return it. Many problems share a spec: an equal one that was checked before is returned."""
     check_spec(spec)
     return spec

@@ -148,9 +148,10 @@ COLUMN_XOR_MASKS = (4, 8, 16)
 
 
 def fragment_row(warp: Any, lane: Any, rows_per_value: int = 1) -> Any:
-    """Return the row of a thread's elements in its warp's first half; the second half is FRAGMENT_HALF_ROWS below.
+    """Return the row, of a fragment's 64, of a thread's elements in the first half of its warp's 16 rows.
 
-    `warp`: 0 to 3. `rows_per_value`: 2 if rows are paired; a warp then has 8 rows of values, and no second half.
+    Its row in the second half is FRAGMENT_HALF_ROWS below. `warp`: 0 to 3. `lane`: 0 to 31. `rows_per_value`: 2 if two
+    rows share a value; a warp then has 8 rows of values, and no second half. Else 1.
     """
     return warp * (FRAGMENT_ROWS_PER_WARP // rows_per_value) + lane // LANES_PER_QUAD
 
@@ -164,15 +165,15 @@ def fragment_column(lane: Any) -> Any:
 class Fragment:
     """The elements of a matrix that the threads of a warpgroup hold (CuTe: thread-value layout).
 
-    `columns_per_lane`: adjacent columns of a thread. `modes`: (count, rows, columns) of its elements, the innermost
-    first: `count` of them, each `rows` below and `columns` right of the one before.
+    `columns_per_lane`: adjacent columns of a thread. `modes`: (count, rows, columns) of each level of a thread's
+    elements, the innermost first: `count` elements, each `rows` below and `columns` right of the one before.
     """
 
     columns_per_lane: int
     modes: tuple[tuple[int, int, int], ...]
 
     def element(self, thread: Any, i: Any) -> tuple[Any, Any]:
-        """Return (row, column) of element `i` of a thread."""
+        """Return (row, column) of element `i` of a thread of the warpgroup, 0 to 127."""
         row, column = fragment_row(thread // 32, thread % 32), thread % LANES_PER_QUAD * self.columns_per_lane
         for count, rows, columns in self.modes:
             row, column, i = row + i % count * rows, column + i % count * columns, i // count

@@ -12,15 +12,15 @@ from gemmsmith.core.tile import Tile
 
 @dataclass(frozen=True)
 class MmaOperand:
-    """An operand of the mainloop, a tile of which is multiplied per k-tile.
+    """An operand of the mainloop, which loads and multiplies one tile of it per k-tile.
 
     Attributes:
         name: Prefix of its kernel arguments.
-        role: Whether its rows are those of A or those of B.
+        role: "a" if its rows are rows of D, "b" if they are columns of D.
         tile: Its tile in a stage: dtype in memory, extents, major-ness.
-        source: Returns its matrix, with extents and a batch of its own, as (M or N) x K, and its Pointer.
+        source: Function of a BoundProblem that returns its matrix, viewed as (M or N) x K, and its Pointer.
         evict: L2 eviction policy of its loads: "first", "normal" or "last".
-        residual: Returns the matrix of its TF32 residuals x - tf32(x) and its Pointer; None without 3xTF32.
+        residual: Likewise for the matrix of its TF32 residuals, x - tf32(x); None without 3xTF32.
         interleaved: Its rows alternate between two matrices, in groups of 8.
     """
 
@@ -34,5 +34,5 @@ class MmaOperand:
 
 
 def operand_major(matrix: Matrix) -> Major:
-    """Return the major-ness of an operand viewed as (M or N) x K."""
+    """Return which dimension of an operand, viewed as (M or N) x K, is contiguous: "MN" or "K"."""
     return "MN" if matrix.is_column_major else "K"

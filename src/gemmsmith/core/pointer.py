@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Pointer:
     """The address `offset` bytes into the array `name`; the value itself if the operand `name` is a scalar.
 
-    `reaches_other`: of two arrays whose columns alternate, `offset` is the distance from the lower to the other one.
+    `reaches_other`: the address is that of the second of two arrays whose columns alternate. `offset` is then their
+    distance, which a launch with other arrays replaces by the distance of those.
     """
 
     name: str

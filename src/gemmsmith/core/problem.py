@@ -56,7 +56,11 @@ class Matrix:
 
     @property
     def is_row_major(self) -> bool:
-        """True if columns have unit stride. If rows have it, too, one of both dimensions has length 1."""
+        """True if columns have unit stride. If rows have it, too, one of both dimensions has length 1.
+
+        A single row with two unit strides is column-major: its row stride reaches no element, so that only a plan for
+        column-major matrices can have set it; see `with_degenerate_strides_of`.
+        """
         return self.col_stride == 1 and not (self.row_stride == 1 and self.rows <= 1 < self.cols)
 
     @property
@@ -90,7 +94,11 @@ class Matrix:
         return self.dtype.bytes_of(contiguous_extent) % TMA_ALIGNMENT_BYTES == 0
 
     def canonical(self) -> Matrix:
-        """Return the same matrix with unused strides, those of length-1 dimensions, replaced by values TMA accepts."""
+        """Return the same matrix with unused strides, those of dimensions of length 0 or 1, as TMA accepts them.
+
+        If the other dimension's stride is 1, the unused one becomes that of a padded row (or column), a multiple of 16
+        bytes; otherwise it becomes 1. An unused batch stride becomes 0.
+        """
         if self.rows > 1 and self.cols > 1 and (self.batch > 1 or not self.batch_stride):
             return self
         alignment = self.dtype.elements_in(TMA_ALIGNMENT_BYTES)
@@ -107,7 +115,11 @@ class Matrix:
         return replace(self, row_stride=row, col_stride=col, batch_stride=batch)
 
     def with_degenerate_strides_of(self, other: Matrix) -> Matrix:
-        """Return the same matrix with the strides of length-0 and length-1 dimensions taken from `other`."""
+        """Return the same matrix with the strides of length-0 and length-1 dimensions taken from `other`.
+
+        These strides reach no element, but decide between layouts. So an array has the layout of the one that a plan
+        was made for, and the plan's kernel, whenever its elements allow it.
+        """
         empty = 0 in (self.batch, self.rows, self.cols)
         row = other.row_stride if empty or self.rows <= 1 else self.row_stride
         col = other.col_stride if empty or self.cols <= 1 else self.col_stride
@@ -181,13 +193,13 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, those of all rows of a grouped GEMM; a multiply-add counts as two."""
+        """Floating-point operations; a multiply-add counts as two. Rows of no group of a grouped GEMM count, too."""
         batch = 1 if self.grouping and self.grouping.along == "k" else self.batch
         return 2 * batch * self.m * self.n * self.k
 
     @property
     def T(self) -> Problem:
-        """The transposed problem, D^T = B^T @ A^T: makes a column-major D row-major."""
+        """The transposed problem, D^T = B^T @ A^T, whose D is row-major if this one's is column-major."""
         extents, grouping = self.extents and self.extents[::-1], self.grouping and self.grouping.transposed()
         swapped = self.with_matrices(self.b.T, self.a.T, self.d.T, self.scales[::-1])
         return replace(swapped, extents=extents, grouping=grouping) if extents or grouping else swapped
@@ -197,7 +209,10 @@ class Problem:
         return replace(self, a=a, b=b, d=d, scales=scales)
 
     def with_degenerate_strides_of(self, other: Problem) -> Problem:
-        """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`."""
+        """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`.
+
+        `other` is a plan's problem; see `Matrix.with_degenerate_strides_of`.
+        """
         scale_a, scale_b = (
             replace(x, matrix=x.matrix.with_degenerate_strides_of(y.matrix)) if x and y else x
             for x, y in zip(self.scales, other.scales, strict=True)
@@ -233,7 +248,10 @@ class BoundProblem(Problem):
         cls, p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix],
         others: Mapping[str, tuple[Matrix, Pointer]] | None = None,
     ) -> BoundProblem:  # fmt: skip
-        """Return the problem with the Pointers of its arrays. `others`: residuals, and arrays of the design."""
+        """Return the problem with the Pointers of its arrays: `a` and `b`, and those of the block scales.
+
+        `arrays`: as the attribute. `others`: further `bound_operands`, those of residuals and of the design's arrays.
+        """
         bound = dict(zip("ab", zip(p.operands, (a, b), strict=True), strict=True))
         bound |= {f"scale_{role}": (x.matrix, Pointer(x.name)) for role, x in zip("ab", p.scales, strict=True) if x}
         bound |= others or {}

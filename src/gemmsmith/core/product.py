@@ -36,7 +36,10 @@ class Product:
     is_transposable: bool = False
 
     def __post_init__(self) -> None:
-        """Check that the shapes fit the arrays. Raises ConfigError."""
+        """Check that `shapes` fits `arrays`. Raises ConfigError.
+
+        There is one term for a, b and each array. The result has two or three distinct letters, all from the inputs.
+        """
         inputs, _, output = self.shapes.partition("->")
         terms = inputs.split(",")
         fits = len(terms) == 2 + len(self.arrays) and all(x.isalpha() for x in terms) and set(output) <= set(inputs)
@@ -50,6 +53,9 @@ class Product:
                 raise ConfigError(f"arrays: got {dtype!r} for {name}; use a DType of gemmsmith.core.dtypes")
 
     def has_operand_rows(self, operand: str) -> bool:
-        """Return whether rows of a (columns of b) are those of the product, so that they can be scaled after it."""
+        """Return whether the rows of the operand "a" are the product's rows, or the columns of "b" its columns.
+
+        Only then can a scale for each of them be applied to the product instead, by the epilogue.
+        """
         a, b = self.shapes.split("->")[0].split(",")[:2]
         return (a[-2] if operand == "a" else b[-1]) == self.shapes[-2 if operand == "a" else -1]

@@ -27,8 +27,8 @@ tiles (FP8, H200): 18.5 us with one k-tile in flight, 19.2 with four at 512x2112
 class PromotionPlan(NamedTuple):
     """Plan for a warpgroup's promoted sums.
 
-    `n_per_pass`: columns, of 64 rows, that are summed per pass. `k_tiles_in_flight`: MMAs of k-tiles in flight.
-    `registers_per_thread`: those of the accumulator, of one k-tile's sums and of its scales.
+    `n_per_pass`: columns, of 64 rows, that are multiplied and promoted at a time. `k_tiles_in_flight`: k-tiles whose
+    MMAs are in flight at a time. `registers_per_thread`: those of the accumulator, of one k-tile's sums and its scales.
     """
 
     n_per_pass: int
@@ -37,12 +37,12 @@ class PromotionPlan(NamedTuple):
 
 
 def plan_promotion(c: Config, per_column_scales: bool = False) -> PromotionPlan:
-    """Return the plan for promoted sums.
+    """Return the plan for promoted sums. `per_column_scales`: each column of B has its own block scale.
 
-    For wgmma: all columns in one pass, or half if registers are short; as many k-tiles in flight as registers allow,
-    which hides the promotion of one behind the MMAs of the next, and at most half of the stages, since these are
-    released after the promotion. `per_column_scales`: each column of B has its own block scale.
-    For mma.sync: whole k-tiles.
+    With wgmma: all columns in one pass, or half of them if registers are short. With one pass, as many k-tiles in
+    flight as registers allow: the promotion of one is hidden behind the MMAs of the next. They are at most half of the
+    stages, since a stage is released only after the promotion of its k-tile.
+    With mma.sync: all rows and columns of a k-tile at once, into a second accumulator.
     """
     design, (warpgroups_m, warpgroups_n) = get_design(c.design), c.warpgroups
     rows, n = c.tile[0] // warpgroups_m, c.tile[1] // warpgroups_n
@@ -51,6 +51,7 @@ def plan_promotion(c: Config, per_column_scales: bool = False) -> PromotionPlan:
     scales = n // LANES_PER_QUAD + 12 if per_column_scales else 0
     if not design.mma_op.reads_smem:
         return PromotionPlan(n, 1, 2 * accumulator)
+    # a pass has n / 2 registers for the sums of 64 rows; half of the columns must be a multiple of 8
     n_per_pass = n if n % 16 or accumulator + scales + n // 2 <= limit else n // 2
     registers_in_flight = scales + n_per_pass // 2
     has_several_passes = (rows, n_per_pass) != (WGMMA_M, n)

@@ -10,20 +10,20 @@ R = TypeVar("R")
 
 
 class Records(dict[str, R]):
-    """Records of one kind by name. `kind`: with its article, for messages."""
+    """A registry: the records of one kind by name. `kind`: what a record is, for messages, such as "an operation"."""
 
     replaced: ClassVar[int] = 0
-    """How many records of all kinds were replaced; what was made of a graph before is made again if it has changed."""
+    """How often a record of any kind was replaced. It is part of the keys of graphs, so that caches miss afterwards."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self._kind, self._sources = kind, dict[str, str]()
 
     def register(self, name: str, record: R, source: str) -> None:
-        """Add a record. `source`: what defines it, such as a module.
+        """Add a record. `source`: the name of the module or function that defines it.
 
-        A record of the same name and source is replaced, as when a notebook's cell is run again. Raises EpilogueError
-        if another source has defined one of this name.
+        It replaces a record of the same name and source, as when a notebook's cell is run again. Raises EpilogueError
+        if another source has registered a record of this name.
         """
         if self.get(name, record) is not record:
             if self._sources[name] != source:

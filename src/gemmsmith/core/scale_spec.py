@@ -43,7 +43,10 @@ class ScaleSpec:
         return cls(scale.granularity, matrix.dtype, major, matrix.interleave_stride != 0)
 
     def in_groups(self, grouping: Grouping, role: Role) -> ScaleSpec:
-        """Return the spec for tiles that begin at any row: TMA cannot read along the rows there, nor gathered rows."""
+        """Return the spec for a grouped GEMM, without TMA where it cannot load the scales.
+
+        It cannot if tiles begin at any row and the scales are contiguous along the rows, nor if rows are gathered.
+        """
         begins_anywhere = self.by_tma == "MN" and grouping.begins_anywhere(role)
         return replace(self, by_tma=None) if begins_anywhere or grouping.gathers_rows_of(role) else self
 
@@ -52,7 +55,10 @@ class ScaleSpec:
         return f"{self.dtype}{of_two} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
 
     def is_compatible_with(self, other: ScaleSpec) -> bool:
-        """Return whether a kernel for these scales accepts `other`: element-wise loads support any layout."""
+        """Return whether a kernel for these scales accepts a call's scales `other`.
+
+        They may differ in `by_tma` if the kernel loads element by element, which supports any layout.
+        """
         return self == replace(other, by_tma=self.by_tma) and self.by_tma in (None, other.by_tma)
 
     @property
@@ -66,7 +72,7 @@ class ScaleSpec:
         return self.granularity * self.matrices
 
     def max_scales(self, rows: int) -> int:
-        """Return the most scales that a tile of `rows` rows needs, which starts at a multiple of `rows`."""
+        """Return the most scales that a tile of `rows` rows needs. It starts at a multiple of `rows`."""
         max_offset = self.period - gcd(rows, self.period)  # largest offset of a tile's first row within a period
         return ceil_div(max_offset + rows, self.period) * self.matrices
 
@@ -77,5 +83,8 @@ class ScaleSpec:
         return round_up(4 * k_tiles * self.max_scales(rows), alignment)
 
     def num_stages(self, stages: int) -> int:
-        """Return the stages of scales; with boxes along K, the most that `stages` consecutive k-tiles need."""
+        """Return the stages of scales for a pipeline of `stages` k-tiles.
+
+        With boxes along K, one more than full boxes are needed, since the first k-tile may be in the middle of a box.
+        """
         return ceil_div(stages, SCALES_PER_TMA_BOX) + 1 if self.by_tma == "K" else stages

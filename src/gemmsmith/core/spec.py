@@ -34,10 +34,11 @@ BARRIER_PAIR_BYTES = 16
 
 
 def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
-    """Return the number of CTAs that each reduce a column slice of a tile whose K is split in a cluster.
+    """Return how many CTAs of a cluster that splits K each reduce, and store, a slice of a tile's columns.
 
-    All of them, if slices are multiples of 8 columns and 16 bytes and no node needs a whole row, so that the graph can
-    also be transposed; else 1.
+    All `cluster_splits` CTAs do if their slices can be stored separately: a slice is a multiple of 8 columns (the
+    groups of the accumulator fragment) and of 16 bytes (TMA), and no node needs a whole row or a column's index, which
+    `is_transposable` tells. Else 1: one CTA reduces the whole tile.
     """
     dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
@@ -49,7 +50,9 @@ def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
 class KernelSpec:
     """The compile-time constants of a kernel, which serves every problem with the same spec.
 
+    `majors`: the layouts of A and B.
     `promoted`: the sum of each `mma_op.promotion_k_bytes` of K is multiplied by its `scales` and added in fp32.
+    `scales`: the block scales of A and B; None for an operand without them.
     `is_3xtf32`: A and B have residuals, which are multiplied, too.
     `interleaved`: the operand whose rows, as (M or N) x K, alternate between two matrices in groups of 8.
     `stored`: the dtypes of A and B in memory and in the stages; None: those that the instruction multiplies.
@@ -92,7 +95,7 @@ class KernelSpec:
         )
 
     def gathers_rows_of(self, role: Role) -> bool:
-        """Return whether rows of the operands of a role are gathered."""
+        """Return whether the rows of a role's operands are gathered."""
         return self.grouping is not None and self.grouping.gathers_rows_of(role)
 
     @property
@@ -107,7 +110,10 @@ class KernelSpec:
         return sum(tile.bytes + tile.k * self.design.mma_op.k_padding_bytes for tile in self.tiles)
 
     def scale_bytes(self, stages: int) -> int:
-        """Return the bytes of shared memory for block scales, with barriers of boxes, next to `stages` of A and B."""
+        """Return the bytes of shared memory for the block scales of a pipeline of `stages` stages.
+
+        Scales that TMA loads in boxes along K have stages of their own, each with two barriers.
+        """
         scales = [(x, rows) for x, rows in zip(self.scales, self.config.tile, strict=False) if x]
         barriers = sum(x.num_stages(stages) * BARRIER_PAIR_BYTES for x, _ in scales if x.by_tma == "K")
         return barriers + sum(x.num_stages(stages) * x.staged_bytes(rows) for x, rows in scales)
@@ -136,8 +142,8 @@ class KernelSpec:
     def tma_names(self) -> frozenset[str]:
         """Names of the epilogue's matrices that are loaded and stored by TMA.
 
-        None if the chip does not support it, or if the design clips rows, which TMA does not do; no results whose rows
-        are scattered.
+        There are none if the chip lacks TMA, or if the design's tiles may end before their last row, since a TMA store
+        writes all rows of its box. Results whose rows are scattered are not among them.
         """
         if not self.chip.supports("sm_90") or self.design.clips_rows:
             return frozenset()
@@ -171,7 +177,10 @@ class KernelSpec:
         return self.warpgroup_columns // self.num_reducing_ctas
 
     def mainloop_bytes(self, stages: int) -> int:
-        """Return the bytes of shared memory of `stages`, of their scales and barriers, and of the cluster reduction."""
+        """Return the bytes of shared memory of a kernel with `stages` stages, without those of its epilogue.
+
+        They are for the stages, their barriers and block scales, the cluster reduction and a grouped GEMM's table.
+        """
         reduction = self.cluster_reduction_bytes
         barriers = SWIZZLE_ALIGNMENT_BYTES * (reduction > 0)  # the cluster reduction's, up to the next swizzled tile
         others = reduction + barriers + (self.grouping.table_bytes if self.grouping else 0)
@@ -179,7 +188,10 @@ class KernelSpec:
 
     @cached_property
     def cluster_reduction_bytes(self) -> int:
-        """Bytes of shared memory for the cluster reduction of split-K partial sums."""
+        """Bytes of shared memory for the cluster reduction of split-K partial sums.
+
+        A CTA gets the 32-bit partial sums of the columns that it reduces from each other CTA with a split of the tile.
+        """
         registers = self.accumulator_registers // self.num_reducing_ctas * self.config.consumers
         return (self.config.cluster_splits - 1) * registers * 4 * THREADS_PER_WARPGROUP
 

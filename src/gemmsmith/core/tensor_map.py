@@ -16,9 +16,9 @@ INTERLEAVED_ROWS = 16
 class TensorMap:
     """A tensor map of rank 3: (inner, outer, batch), in elements; strides of outer and batch in bytes.
 
-    `address`: the tensor's base address, or a Pointer until that is known. `interleave_stride`: not 0 if the rows
-    alternate between two tensors in groups of 8: bytes from one to the other; the map is then of rank 5, (inner,
-    8 rows, 2 tensors, groups of 8 rows, batch). Source: CUDA driver API, cuTensorMapEncodeTiled.
+    `address`: the tensor's base address, or a Pointer until that is known. `interleave_stride`: if the rows alternate
+    between two tensors in groups of 8, the bytes from one tensor to the other, else 0. The driver then gets a map of
+    rank 5: (inner, 8 rows, 2 tensors, groups of 8 rows, batch). Source: CUDA driver API, cuTensorMapEncodeTiled.
     """
 
     address: int | Pointer
@@ -35,7 +35,10 @@ class TensorMap:
         return self.box[0] * self.box[1] * self.box[2] * self.dtype.bytes
 
     def row_offset(self, row: Any) -> Any:
-        """Return the byte offset of a row, of an int or array, in its matrix of the batch."""
+        """Return the byte offset of `row`, an int or an array of ints, from the start of its matrix of the batch.
+
+        Of every 16 interleaved rows, the first 8 are in the one tensor, the last 8 in the other.
+        """
         if not self.interleave_stride:
             return row * self.strides[0]
         group, row_of_pair = row // INTERLEAVED_ROWS, row % INTERLEAVED_ROWS
@@ -43,7 +46,10 @@ class TensorMap:
         return first + row_of_pair // (INTERLEAVED_ROWS // 2) * self.interleave_stride
 
     def encoded(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the extents, strides and box that the driver encodes, innermost dimension first."""
+        """Return (extents, strides, box) as the driver encodes them, innermost dimension first.
+
+        The strides are in bytes and leave out the innermost one. Interleaved rows have rank 5, see the class.
+        """
         if not self.interleave_stride:
             return self.extents, self.strides, self.box
         (columns, rows, batch), (row_stride, batch_stride), half = self.extents, self.strides, INTERLEAVED_ROWS // 2

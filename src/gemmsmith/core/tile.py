@@ -23,9 +23,10 @@ SWIZZLE_ALIGNMENT_BYTES = ATOM_ROWS * LINE_BYTES
 
 
 def swizzled(address: Any, swizzle: int) -> Any:
-    """Return the byte address TMA and WGMMA use for `address`, an int or array.
+    """Return where TMA and wgmma put the byte whose address is `address`, an int or array, without a swizzle.
 
-    The bits from 4 up are xor-ed with those from 7 up.
+    `swizzle`: 128, 64, 32, or 0 for none. The lowest 3, 2 or 1 bits of the index of a 16-byte vector (address bits 4
+    up) are xor-ed with the index of the 128-byte line (bits 7 up). So vectors below one another are in different banks.
 
     Source: PTX ISA, "Tensor swizzling modes"; CUTLASS Swizzle<B,4,3>. The pattern follows absolute addresses,
     so a swizzled tile starts at a multiple of 8 * swizzle bytes.
@@ -34,7 +35,7 @@ def swizzled(address: Any, swizzle: int) -> Any:
 
 
 def widest_swizzle(nbytes: int) -> int:
-    """Return the widest swizzle whose row divides `nbytes`, 0 if none does."""
+    """Return the widest swizzle, in bytes, that divides rows of `nbytes` bytes; 0 if none does."""
     return next((s for s in SWIZZLES if nbytes % s == 0), 0)
 
 
@@ -54,7 +55,8 @@ class Tile:
     def inner(self) -> int:
         """Elements along the contiguous dimension.
 
-        Those of an MN-major tile are padded to a multiple of a line, or to the next swizzle if they are shorter.
+        Those of an MN-major tile are padded to whole swizzle rows: to a multiple of 128 bytes, or to 32 or 64 bytes if
+        they are fewer.
         """
         if self.major == "K":
             return self.k
@@ -104,7 +106,7 @@ class Tile:
 
     @property
     def row_step(self) -> int:
-        """Bytes from one row of M or N to the next, for multiples of `row_granularity` rows."""
+        """Bytes per row of M or N: r rows, a multiple of `row_granularity`, are r * row_step bytes apart."""
         return self.pitch if self.major == "K" else self.box_bytes // self.box_inner
 
     @property

@@ -55,7 +55,11 @@ class Epilogue:
     """Lowers a kernel's epilogue graph: loads its operands, evaluates it and stores its results, tile by tile."""
 
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler, stages: Sequence[SharedBuffer] = ()) -> None:
-        """Declare shared memory and arguments. `stages`: the mainloop's, which alias_epilogue reuses."""
+        """Declare shared memory and kernel arguments.
+
+        `scheduler`: the kernel's, which has the table of a grouped GEMM. `stages`: the mainloop's buffers of A and B,
+        which with alias_epilogue are the buffers of the stores, too.
+        """
         k = current_builder()
         self.spec, self.graph = spec, spec.epilogue.graph
         self.plan = plan_epilogue(spec)
@@ -95,12 +99,13 @@ class Epilogue:
         self.row_fill = RowFill(spec, table, self.stores, scale_stores, self.reductions) if table else None
 
     def _make_input(self, operand: Operand) -> ScalarBroadcast | VectorBroadcast | GmemAuxLoad:
-        """Return the way in which an operand is loaded that TMA does not load."""
+        """Return what loads an operand that TMA does not load: a scalar, a row or column, or a matrix."""
         if operand.broadcast_dims.is_matrix:
             return GmemAuxLoad(operand)
         count = dict(self.plan.broadcasts).get(operand.name)
         if not count:
             return ScalarBroadcast(operand)
+        # of the operands, only a's scales have the rows of the array a; others have the rows of D
         grouping, has_rows_of_a = self.spec.grouping, operand.name == SCALE_NAMES["a"]
         gathers = grouping is not None and grouping.gathers and has_rows_of_a
         return VectorBroadcast(operand, count, self.spec.config.consumers, gathers)
@@ -118,16 +123,16 @@ class Epilogue:
     def start(self, warpgroup: Value, first_row: Value | int, first_column: Value | int = 0) -> WarpgroupEpilogue:
         """Declare the state of a consumer warpgroup, before its first tile.
 
-        `first_row` and `first_column` are the warpgroup's first row and column in a tile.
+        `warpgroup`: its index among the consumers. `first_row`, `first_column`: its first row and column in a tile.
         """
         return WarpgroupEpilogue(self, warpgroup, first_row, first_column)
 
 
 class WarpgroupEpilogue:
-    """The epilogue in a consumer warpgroup."""
+    """The epilogue in a consumer warpgroup, from its first tile to its last."""
 
     def __init__(self, epilogue: Epilogue, warpgroup: Value, first_row: Value | int, first_column: Value | int) -> None:
-        """Declare the warpgroup's state. `first_row`, `first_column`: its first row and column in a tile."""
+        """Declare the warpgroup's state; see `Epilogue.start`."""
         self.epilogue, self.warpgroup = epilogue, warpgroup
         self._first_row, self._first_column = first_row, first_column
         self.leader: Value = Constant(PRED, False)
@@ -140,7 +145,10 @@ class WarpgroupEpilogue:
         epilogue.split_reduction.start()
 
     def load(self, tile: WorkTile) -> TileEpilogue:
-        """Issue the loads of the operands that the tile's epilogue reads."""
+        """Issue the loads of the operands that the tile's epilogue reads, before the mainloop, which hides them.
+
+        `tile`: the CTA's tile, or its split of one.
+        """
         e = self.epilogue
         work = e.split_reduction.output_tile(tile)
         if not isinstance(self._first_column, int):
@@ -152,7 +160,11 @@ class WarpgroupEpilogue:
         return TileEpilogue(self, tile, wg_tile, inputs, tma_loads)
 
     def finish(self) -> None:
-        """Wait until the last TMA stores have read shared memory, which is freed when the CTA exits."""
+        """Do what follows the last tile.
+
+        Wait until the last TMA stores have read shared memory, which is freed when the CTA exits; end the split-K
+        reduction; fill the rows of no group.
+        """
         e = self.epilogue
         if e.stores and e.stores.maps and not e.alias_epilogue:
             with current_builder().when(self.leader):
@@ -186,9 +198,10 @@ class TileEpilogue:
             self._store(reduced)
 
     def _rematerialized_thread_ids(self) -> AbstractContextManager[None]:
-        """With promotion, recompute thread-dependent addresses per tile.
+        """Return a context in which, with promoted sums, the lane and warp index are opaque copies.
 
-        Otherwise ptxas would keep them live across the mainloop, which uses most registers, and spill.
+        Addresses that depend on them are then computed for each tile. Otherwise ptxas would compute them once, keep
+        them live across the mainloop, which uses most registers, and spill.
         """
         if not self._epilogue.spec.promoted:
             return nullcontext()
@@ -199,7 +212,7 @@ class TileEpilogue:
         )
 
     def _store(self, accumulator: Accumulator) -> None:
-        """Compute and store the tile, subtile by subtile, from the final accumulator."""
+        """Compute and store the tile, subtile by subtile, from the accumulator, which has the sums of all splits."""
         k, e, wg_tile = current_builder(), self._epilogue, self._wg_tile
         barrier = (wg_tile.warpgroup + e.warpgroup_barriers).named("epilogue_barrier")
         k.comment("epilogue")
@@ -223,9 +236,10 @@ class TileEpilogue:
 
     @contextmanager
     def _groups(self, accumulator: Accumulator) -> Iterator[StoreGroup]:
-        """Loop over the groups of subtiles.
+        """Loop over the groups of subtiles: unrolled, or if the code would be too long, with a run-time loop along N.
 
-        A run-time loop takes each subtile from the accumulator's first registers, to which the others move up.
+        Registers can only be indexed by constants. So the run-time loop always reads the accumulator's first registers,
+        and moves the other ones up after each subtile.
         """
         k, e, plan = current_builder(), self._epilogue, self._epilogue.plan
         if not plan.loops_over_columns:
@@ -239,7 +253,7 @@ class TileEpilogue:
             accumulator.shift(epi_m, plan.epi_tile_n)
 
     def _store_strategy(self, barrier: Value) -> NoStores:
-        """Return how the tile's results are stored; the warpgroup's threads wait for one another at `barrier`."""
+        """Return how the tile's results are stored. `barrier`: the named barrier of the warpgroup's threads."""
         e, parts = self._epilogue, (self._epilogue.plan, self._wg_tile, barrier, self._leader, self._tma_loads)
         if not e.stores:
             return NoStores(*parts)

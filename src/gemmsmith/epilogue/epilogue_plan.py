@@ -42,10 +42,10 @@ INSTRUCTIONS_PER_ELEMENT = 8
 class EpiloguePlan:
     """Division of a warpgroup's tile into `subtiles_m` x `subtiles_n` subtiles of 64 rows x `epi_tile_n` columns.
 
-    `loads` and `stores` are the matrices that go through shared memory, with the layout of a subtile; `broadcasts` the
-    row and column broadcasts, with their elements per tile. Matrix operands are loaded into `load_stages` stages of one
-    subtile (CUTLASS: StagesC). Results are stored in groups of `subtiles_per_store` subtiles, each through one of
-    `store_stages` stages (CUTLASS: StagesD).
+    `loads` and `stores` are the matrices that go through shared memory, each as (name, layout of a subtile);
+    `broadcasts` the row and column broadcasts, as (name, elements per tile). Matrix operands are loaded into
+    `load_stages` stages of one subtile (CUTLASS: StagesC). Results are stored in groups of `subtiles_per_store`
+    subtiles, each through one of `store_stages` stages (CUTLASS: StagesD).
     """
 
     epi_tile_n: int
@@ -67,7 +67,10 @@ class EpiloguePlan:
 
     @property
     def has_two_buffers(self) -> bool:
-        """Whether a subtile is loaded, or if there is nothing to load stored, while another one is computed."""
+        """Whether one subtile can be loaded while another one is computed.
+
+        If the epilogue loads no matrix: whether one can be stored meanwhile.
+        """
         buffers = self.load_stages if self.loads else self.store_stages * self.subtiles_per_store
         return buffers >= min(2, self.subtiles)
 
@@ -78,9 +81,9 @@ class EpiloguePlan:
 
 
 def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> int:
-    """Return the width in columns of the subtiles of a tile with `n` columns: the widest of `subtile_widths`.
+    """Return the width in columns of the subtiles of a tile with `n` columns: the first of `subtile_widths`.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError, with widths of tiles that work, if there is none.
     """
     for width in subtile_widths(graph, tma_names, n):
         return width
@@ -94,11 +97,11 @@ def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -
 
 
 def subtile_widths(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> list[int]:
-    """Return the possible widths of the subtiles of a tile with `n` columns, in columns: widest first, but `n` last.
+    """Return the possible widths, in columns, of the subtiles of a tile with `n` columns, in order of preference.
 
-    They are all `n` if the epilogue needs full rows, else its quantization block, else those of (128, 64, 32, 16) with
-    interleaved columns and of (64, 32, 16, n) without that divide `n`, and are multiples of the minimum for fragments
-    and for the boxes of the row-major matrices `tma_names`.
+    If the epilogue needs full rows, the only width is `n`; if it quantizes, its block. Else they are 128 (with
+    interleaved columns only), 64, 32, 16, and last, without interleaved columns, `n`. All divide `n`, and are multiples
+    of what fragments need and of what TMA needs for the rows of the matrices `tma_names`, which are row-major.
     """
     min_columns, blocks = _min_columns(graph, tma_names), _quantize_blocks(graph)
     widths = (w for w in _possible_widths(graph, n) if n % w == 0 and w % min_columns == 0 and blocks.keys() <= {w})
@@ -115,7 +118,11 @@ def _possible_widths(graph: EpilogueGraph, n: int) -> tuple[int, ...]:
 
 
 def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
-    """Return the number of columns of which a subtile's width is a multiple."""
+    """Return the number of columns of which a subtile's width must be a multiple.
+
+    It has whole groups of 8 columns, two with interleaved columns (one of each half), and whole 16-byte units of the
+    matrices `tma_names`, as TMA needs them.
+    """
     broadcast_dims = graph.broadcast_dims
     matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma_names]
     matrices += [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in tma_names]
@@ -127,7 +134,10 @@ def _min_columns(graph: EpilogueGraph, tma_names: frozenset[str]) -> int:
 
 
 def _quantize_blocks(graph: EpilogueGraph) -> dict[int, tuple[Node, int]]:
-    """Return the quantize nodes by block size in accumulator columns, each as (node, its columns per value)."""
+    """Return one quantize node for each block size, as (node, columns of the accumulator per value of the node).
+
+    The block sizes, the keys, are in columns of the accumulator.
+    """
     nodes = zip(graph.broadcast_dims, graph.nodes, strict=True)
     quantized = [(node, dims.column_divisor) for dims, node in nodes if node.op == "quantize"]
     return {columns_per_value * node.attribute[1]: (node, columns_per_value) for node, columns_per_value in quantized}
@@ -161,9 +171,10 @@ def has_32bit_matrix(graph: EpilogueGraph) -> bool:
 
 @lru_cache(maxsize=1024)
 def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
-    """Plan a spec's epilogue: with the widest subtiles that shared memory can hold twice, else with the narrowest.
+    """Plan a spec's epilogue: with the widest subtiles of which shared memory can hold two, else with the narrowest.
 
-    Raises ConfigError if the tile does not support the epilogue.
+    Two, so that one is loaded or stored while another one is computed. Raises ConfigError if the tile does not support
+    the epilogue.
     """
     n, names = spec.slice_columns, row_major_names(spec.epilogue)
     widest = min(
@@ -174,7 +185,7 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
 
 
 def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[EpiloguePlan, bool]:
-    """Plan a spec's epilogue with subtiles of this width; also return whether its buffers fit in shared memory."""
+    """Return (the plan with subtiles of `epi_tile_n` columns, whether its buffers fit in shared memory)."""
     config, n = spec.config, spec.slice_columns
     loops = _unrolled_columns(spec.epilogue, spec.warpgroup_rows, n) < n
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
@@ -196,20 +207,26 @@ def _plan_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[EpiloguePlan, boo
 
 
 def count_instructions(epilogue: EpilogueSpec, rows: int, columns: int) -> float:
-    """Return about how many instructions the epilogue of a warpgroup's rows x columns has, if it is unrolled."""
+    """Return about how many instructions the unrolled epilogue of `rows` x `columns` of a warpgroup has.
+
+    They are those of a thread, which has as many elements as there are per thread of the warpgroup.
+    """
     functions = epilogue_cost(epilogue.graph, epilogue.fast_math, vector_share=0.5)  # a thread's two rows share them
     return rows * columns / THREADS_PER_WARPGROUP * (INSTRUCTIONS_PER_ELEMENT + functions.instructions)
 
 
 def is_short(epilogue: EpilogueSpec, rows: int, n: int) -> bool:
-    """Return whether the code of a warpgroup's tile is short, in a loop over its columns if need be."""
+    """Return whether the code of a warpgroup's tile of `rows` x `n` is short enough for the instruction cache.
+
+    If the code for all columns is not, a run-time loop over subtiles has that of one subtile.
+    """
     return count_instructions(epilogue, rows, _unrolled_columns(epilogue, rows, n)) <= MAX_UNROLLED_INSTRUCTIONS
 
 
 def _unrolled_columns(epilogue: EpilogueSpec, rows: int, n: int) -> int:
-    """Return the columns, of a tile's `n`, whose code is unrolled.
+    """Return for how many of a tile's `n` columns the code is unrolled; a run-time loop repeats it for the others.
 
-    That is all of them if the code is short enough, else the widest subtile for which it is, else the narrowest.
+    It is `n` if that code is short enough, else the width of the widest subtile for which it is, else of the narrowest.
     """
     if count_instructions(epilogue, rows, n) <= MAX_UNROLLED_INSTRUCTIONS:
         return n
@@ -219,12 +236,18 @@ def _unrolled_columns(epilogue: EpilogueSpec, rows: int, n: int) -> int:
 
 
 def row_major_names(epilogue: EpilogueSpec) -> frozenset[str]:
-    """Return the matrices that TMA may access but column-major operands, whose boxes extend along M."""
+    """Return the matrices that TMA may access, without column-major operands.
+
+    The boxes of those extend along M, so that they do not limit the width of subtiles.
+    """
     return epilogue.tma_eligible - (epilogue.column_major & {o.name for o in epilogue.graph.operands})
 
 
 def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str, Tile], ...], ...]:
-    """Return (name, layout of a subtile) of the matrices that shared memory holds: those loaded, and those stored."""
+    """Return (loads, stores): the matrices that go through shared memory, each as (name, layout of a subtile).
+
+    Loads are the operands that TMA loads, stores all matrix results.
+    """
     graph, epilogue = spec.epilogue.graph, spec.epilogue
     operands = [(o.name, o.dtype, o.broadcast_dims) for o in graph.operands if o.name in spec.tma_names]
     results = [(r.name, r.dtype, graph.broadcast_dims[r.node]) for r in graph.matrix_results]
@@ -235,9 +258,9 @@ def _staged_subtiles(spec: KernelSpec, epi_tile_n: int) -> tuple[tuple[tuple[str
 
 
 def _subtile(epilogue: EpilogueSpec, name: str, dtype: DType, dims: BroadcastDims, columns: int) -> Tile:
-    """Return the layout of a subtile in shared memory.
+    """Return the layout in shared memory of the matrix `name` in a subtile of `columns` columns of the accumulator.
 
-    It has its matrix's layout; fp8 is always row-major, since stmatrix can only transpose 16-bit elements.
+    It is the layout of the matrix; but fp8 is always row-major, since stmatrix can only transpose 16-bit elements.
     """
     major: Major = "MN" if name in epilogue.column_major and dtype not in (E4M3, E5M2) else "K"
     return Tile(dtype, WGMMA_M // dims.rows_per_value, columns // dims.columns_per_value, major)
@@ -255,11 +278,14 @@ def _broadcast_sizes(graph: EpilogueGraph, columns: int, rows: int) -> tuple[tup
 def _choose_stages(
     free: int, aliased_bytes: int, subtiles: int, load_bytes: int, store_bytes: int
 ) -> tuple[int, int, int] | None:
-    """Return (subtiles per store, store stages, load stages) for `free` bytes of shared memory per warpgroup, or None.
+    """Return (subtiles per store, store stages, load stages) of a warpgroup; None if shared memory is too small.
 
-    Stores use `aliased_bytes` instead, if not 0. All subtiles are stored at once if they fit; otherwise as many as fit
-    twice, so that one stage is written while the other drains. With operands to load, subtiles are stored one by one,
-    and further load stages take precedence once both have two: loads issued before the mainloop cost nothing.
+    `free`: bytes of shared memory per warpgroup. Stores use `aliased_bytes` instead, if not 0. `subtiles`: those of a
+    tile. `load_bytes`, `store_bytes`: bytes of all matrices of one subtile.
+
+    All subtiles are stored at once if they fit; otherwise as many as fit twice, so that one stage is written while the
+    other drains. With operands to load, subtiles are stored one by one. Two load stages come first, then two store
+    stages, then further load stages: loads that are issued before the mainloop cost nothing.
     """
     if load_bytes:
         load_bytes += BARRIER_PAIR_BYTES
@@ -283,17 +309,21 @@ def _choose_stages(
 
 
 def _broadcast_bytes(broadcasts: tuple[tuple[str, int], ...], consumers: int) -> int:
-    """Return the shared memory of the row and column broadcasts, up to the next swizzled tile."""
+    """Return the bytes of shared memory of the row and column broadcasts, in fp32, of all consumer warpgroups.
+
+    They are rounded up to where the next swizzled tile can begin.
+    """
     return round_up(consumers * sum(4 * count for _, count in broadcasts), SWIZZLE_ALIGNMENT_BYTES)
 
 
 def min_smem_bytes(spec: KernelSpec, min_load_buffers: int = 2) -> int:
-    """Return the shared memory to reserve for the epilogue, in bytes.
+    """Return the bytes of shared memory that the choice of the number of stages leaves to the epilogue.
 
-    If it loads matrices: `min_load_buffers` subtiles of every matrix per warpgroup, or as many as there are, the widest
-    for which MAX_RESERVED_BYTES are enough, or of MIN_RESERVED_COLUMNS. If it only stores: a quarter of the results, or
-    one full-width subtile. Stores get at most MAX_RESERVED_STORE_BYTES if that is a subtile; with alias_epilogue they
-    need no memory.
+    If it loads matrices, a warpgroup has buffers for `min_load_buffers` subtiles of every matrix, at most a tile's.
+    They are the widest subtiles that fit in MAX_RESERVED_BYTES, else the narrowest from MIN_RESERVED_COLUMNS on. If it
+    only stores, there are buffers for a quarter of the tile, at least for two subtiles (one if it is as wide as the
+    tile). Stores get at most MAX_RESERVED_STORE_BYTES, but at least one of the narrowest subtiles; with alias_epilogue
+    they need no memory.
     """
     graph, n, consumers = spec.epilogue.graph, spec.slice_columns, spec.config.consumers
     names = row_major_names(spec.epilogue)

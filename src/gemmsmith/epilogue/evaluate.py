@@ -12,11 +12,14 @@ from gemmsmith.lang.types import F32, PRED
 from gemmsmith.lang.values import Constant, Value
 
 Source = Callable[[int, int], tuple[Value, Value]]
-"""(n8 offset, row half) -> two adjacent elements."""
+"""(n8 offset, row half) -> two adjacent elements of this thread; the coordinates are those of `Evaluation.pair`."""
 
 
 def select_lowerings(graph: EpilogueGraph, fast_math: bool) -> dict[int, Lowering]:
-    """Select each elementwise node's lowering, in the precision that `select_precisions` states."""
+    """Return the function that emits the instructions of each elementwise node, by the node's index.
+
+    It is the one for the precision that `select_precisions` selects.
+    """
     precisions = ((graph.nodes[i].operation, i, x) for i, x in select_precisions(graph, fast_math).items())
     return {i: f.lowerings[precision] for f, i, precision in precisions if isinstance(f, Function)}
 
@@ -32,22 +35,26 @@ class Evaluation:
         self, graph: EpilogueGraph, lowering_of_node: dict[int, Lowering], sources: dict[int, Source],
         columns: Callable[[int], tuple[Value, Value]],
     ) -> None:  # fmt: skip
-        """Compute nothing yet. `lowering_of_node`: what emits the instructions of each elementwise node."""
+        """Compute nothing yet. `lowering_of_node`: the result of `select_lowerings`."""
         self.graph, self.lowering_of_node, self.sources, self.columns = graph, lowering_of_node, sources, columns
         self.broadcast_dims = graph.broadcast_dims
         self._computed: dict[tuple[int, int, int], tuple[Value, Value]] = {}
 
     def pair(self, node: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-        """Return two adjacent elements of a node in fp32, at an offset in groups of 8 columns and a row half.
+        """Return two adjacent elements of a node, in fp32, that this thread has.
 
-        If the node has one value per two columns, the offset counts groups of 8 of its values. If it has one per two
-        rows, the only row half is 0.
+        `n8_offset`: their group of 8 columns, counted from the step's first. `row_half`: which half of the warp's 16
+        rows, 0 or 1. If the node has one value per two columns, `n8_offset` counts groups of 8 of its values; if it has
+        one per two rows, `row_half` is 0.
         """
         low, high = self._pair(node, n8_offset, row_half)
         return self.as_float(low), self.as_float(high)
 
     def _pair(self, node: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-        """Compute inputs first, with an explicit stack: a graph may be deeper than Python's recursion limit."""
+        """Return a pair as computed: predicates are not converted.
+
+        Inputs are computed first, with an explicit stack, since a graph may be deeper than Python's recursion limit.
+        """
         target = self._key(node, n8_offset, row_half)
         stack = [target]
         while stack:
@@ -66,7 +73,7 @@ class Evaluation:
         return node, n8_offset if dims.varies_along_n else 0, row_half if dims.varies_along_m else 0
 
     def _inputs(self, key: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-        """Return the keys of the elements from which an element is computed."""
+        """Return the keys of the pairs from which the pair of this key is computed; none for a source."""
         index, n8_offset, row_half = key
         node = self.graph.nodes[index]
         if index in self.sources:
@@ -74,7 +81,7 @@ class Evaluation:
         return [self._key(*coord) for coord in node.operation.input_coords(node, n8_offset, row_half)]
 
     def _compute(self, index: int, n8_offset: int, row_half: int) -> tuple[Value, Value]:
-        """Compute a pair, whose inputs are computed."""
+        """Compute a pair whose inputs have been computed. If both elements have the same inputs, they are one value."""
         if index in self.sources:
             return self.sources[index](n8_offset, row_half)
         operation = self.graph.nodes[index].operation
@@ -87,7 +94,7 @@ class Evaluation:
         return first, first if same else lower(*self._coerced([high for _, high in inputs], operation.num_predicates))
 
     def _coerced(self, inputs: list[Value], num_predicates: int) -> list[Value]:
-        """Convert inputs to predicates, the first ones, and to floats."""
+        """Convert the first `num_predicates` inputs of a function to predicates, and the others to floats."""
         return [_as_predicate(x) if i < num_predicates else self.as_float(x) for i, x in enumerate(inputs)]
 
     @staticmethod

@@ -28,9 +28,15 @@ They are fp32, or int32 for a tile of int32. If a value exists once per two rows
 def write(
     tile: Tile, buffer: Value, n8: RegisterIndex, count: int, pair: LoadPair, pack: Callable[[RegisterArray], None]
 ) -> None:
-    """Write `count` (1 or 2) groups of 8 columns of a subtile, from group `n8` on, rounded to the tile's dtype.
+    """Write this thread's elements in `count` (1 or 2) groups of 8 columns of a subtile to shared memory.
 
-    `pack` fills registers with pairs of 16-bit elements: one per group and half of the warp's rows.
+    Args:
+        tile: Layout and dtype of the subtile, to which elements are rounded.
+        buffer: Its address.
+        n8: The first group.
+        count: Groups, 1 or 2.
+        pair: Returns the elements (offset from `n8`, row_half), for 8-bit and 32-bit dtypes.
+        pack: For 16-bit dtypes instead: fills registers with packed pairs, one per group and row half.
     """
     halves = _row_halves_per_warp(tile)
     if tile.dtype.bits == 16:
@@ -60,14 +66,14 @@ def write(
 
 
 def n8_plus(n8: RegisterIndex, offset: int) -> Any:
-    """Return n8 + offset, with a name for the kernel's text."""
+    """Return n8 + offset. If it is computed in the kernel, the kernel's text names it."""
     if isinstance(n8, Value) and offset:
         return (n8 + offset).with_name_hint(f"n8_plus_{offset}")
     return n8 + offset
 
 
 def _store_pair(tile: Tile, buffer: Value, n8: RegisterIndex, row_half: int, pair: Value) -> None:
-    """Store this lane's pair of 16-bit elements, packed in `pair`, on chips without stmatrix."""
+    """Store this lane's two 16-bit elements in group `n8` and `row_half`, packed in `pair`: chips without stmatrix."""
     if tile.major == "MN":
         for i, offset in enumerate(_element_offsets(tile, n8, row_half)):
             hw.store_shared_u16(buffer + offset, (pair >> (16 * i)).to(U16))
@@ -80,7 +86,8 @@ def _store_pair(tile: Tile, buffer: Value, n8: RegisterIndex, row_half: int, pai
 def read(tile: Tile, buffer: Value, first_n8: int, n8_count: int, name: str) -> LoadPair:
     """Load `n8_count` groups of 8 columns of a subtile, from group `first_n8` on, into a register array.
 
-    Returns (n8 relative to `first_n8`, row_half) -> the thread's two elements. `name` is the matrix's.
+    `tile`, `buffer`: layout and address of the subtile. `name`: the matrix's, for the kernel's text. The result is a
+    function of (n8 relative to `first_n8`, row_half) that returns the thread's two elements.
     """
     k, halves = current_builder(), _row_halves_per_warp(tile)
     if tile.dtype.bits == 16:
@@ -99,7 +106,7 @@ def read(tile: Tile, buffer: Value, first_n8: int, n8_count: int, name: str) -> 
 
 
 def _load_pair(tile: Tile, buffer: Value, n8: RegisterIndex, row_half: int) -> tuple[Value, ...]:
-    """Load this lane's pair of bools or 32-bit elements as fp32."""
+    """Load this lane's two elements, bools or of 32 bits, in group `n8` and `row_half`, as fp32."""
     if tile.major == "MN":
         addresses = [buffer + x for x in _element_offsets(tile, n8, row_half)]
         if tile.dtype == BOOL:
@@ -120,7 +127,10 @@ def _bool_as_fp32(bits: Value) -> Value:
 
 
 def pairs_from_registers(registers: RegisterArray, halves: int) -> LoadPair:
-    """Return a function that reads pairs from registers, which are ordered by (n8, row half, element of the pair)."""
+    """Return a function that reads pairs from registers, which are ordered by (n8, row half, element of the pair).
+
+    `halves`: how many row halves there are; 1 if two rows share a value, else 2.
+    """
 
     def pair(n8: Any, row_half: int) -> tuple[Value, Value]:
         index = as_value(n8 * (2 * halves) + 2 * row_half, I32).with_name_hint("index")
@@ -135,15 +145,16 @@ def _register_type(dtype: DType) -> ScalarType:
 
 
 def _row_halves_per_warp(tile: Tile) -> int:
-    """Return the number of 8-row halves per warp: 2 in a subtile of 64 rows, 1 in a subtile of 32."""
+    """Return the number of 8-row halves per warp: 2 in a subtile of 64 rows, 1 in one of 32 (a value per two rows)."""
     return tile.mn // (4 * FRAGMENT_HALF_ROWS)
 
 
 def _matrix_row_offset(tile: Tile, n8: RegisterIndex, num_n8: int) -> Value:
-    """Return the byte offset of this lane's row of an 8x8 matrix for ldmatrix or stmatrix.
+    """Return the byte offset of the row of an 8x8 matrix that this lane passes to ldmatrix or stmatrix.
 
-    Matrix i holds rows 8 * (i % halves) on of the warp's rows, in group i // halves of 8 columns. In an MN-major tile a
-    matrix's row is a column of the subtile, and the instruction transposes.
+    Lanes 8i to 8i + 7 pass the rows of matrix i. It has 8 rows of the warp, from row 8 * (i % halves) on, in the group
+    n8 + i // halves of 8 columns; `num_n8`: groups of the instruction, 1 or 2. In an MN-major tile a matrix's row is a
+    column of the subtile, and the instruction transposes.
     """
     k, halves = current_builder(), _row_halves_per_warp(tile)
     rows = halves * FRAGMENT_HALF_ROWS
@@ -157,32 +168,39 @@ def _matrix_row_offset(tile: Tile, n8: RegisterIndex, num_n8: int) -> Value:
 
 
 def _lane_row(tile: Tile, row_half: int) -> Value:
-    """Return this lane's row in a half of the warp's rows."""
+    """Return this lane's row of the subtile, in the half `row_half` of the warp's rows."""
     k = current_builder()
     row: Value = fragment_row(k.warp_index % 4, k.lane, WGMMA_M // tile.mn) + FRAGMENT_HALF_ROWS * row_half
     return row.named("row_in_subtile")
 
 
 def _pair_offset(tile: Tile, n8: RegisterIndex, row_half: int) -> Value:
-    """Return the byte offset of this lane's pair in a group of 8 columns and a half of the warp's rows."""
+    """Return the byte offset of this lane's pair in group `n8` of 8 columns and half `row_half` of the warp's rows.
+
+    For row-major subtiles, in which a pair is contiguous.
+    """
     k, row = current_builder(), _lane_row(tile, row_half)
     if tile.dtype.bits == 32:  # 8 columns are two 16-byte vectors, a pair is half of one
         vector_idx = (k.lane % 4 // 2 + 2 * n8).with_name_hint("vector_idx")
         return swizzled_vector_offset(tile, row, vector_idx, k.lane % 2 * 8)
     if tile.dtype.bits == 16:
         return swizzled_vector_offset(tile, row, n8, fragment_column(k.lane) * 2)
+    # 8-bit: 8 columns are half of a 16-byte vector
     return swizzled_vector_offset(tile, row, n8 // 2, fragment_column(k.lane) + n8 % 2 * 8)
 
 
 def _element_offsets(tile: Tile, n8: RegisterIndex, row_half: int) -> list[Value]:
-    """Return the byte offsets of the two elements of this lane's pair in a group of 8 columns."""
+    """Return the byte offsets of the two elements of this lane's pair, for column-major subtiles.
+
+    `n8`, `row_half`: as for `_pair_offset`.
+    """
     row = _lane_row(tile, row_half)
     column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column_in_subtile")
     return [element_offset(tile, row, (column + i).with_name_hint("column_in_subtile")) for i in range(2)]
 
 
 def element_offset(tile: Tile, row: Value, column: Value) -> Value:
-    """Return the byte offset of an element."""
+    """Return the byte offset in a subtile of the element at (row, column)."""
     size = tile.dtype.bytes
     if tile.major == "MN":
         row, column = column, row

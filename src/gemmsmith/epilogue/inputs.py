@@ -45,8 +45,12 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 class WarpgroupTile:
     """A warpgroup's rows and columns of a CTA's tile, from row `m` and column `work.n` of the problem on.
 
-    The rows and columns that the methods return are indices of an operand's (or result's) values, of which there is one
-    per `rows_per_value` rows and `columns_per_value` columns of the problem.
+    `warpgroup`: its index. `problem_m`, `problem_n`: the end of the rows and of the columns: the problem's, or that of
+    the tile's group.
+
+    The methods return indices of an operand's (or result's) values, of which there is one per `rows_per_value` (1 or 2)
+    rows and `columns_per_value` columns of the problem. `epi_m` is a subtile's group of 64 rows, and `row_half` one of
+    the two halves of a warp's 16 rows of it.
     """
 
     work: WorkTile
@@ -60,7 +64,7 @@ class WarpgroupTile:
         return self.m // dims.rows_per_value, self.work.n // dims.columns_per_value
 
     def row(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
-        """Return this thread's row in the `row_half` (0 or 1) of the warp's rows of subtile row `epi_m`."""
+        """Return this thread's row in a half of the warp's rows."""
         return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, row_half, rows_per_value)).named("row")
 
     def row_in_wg_tile(self, epi_m: Value, row_half: Value | int, rows_per_value: int) -> Value:
@@ -74,7 +78,7 @@ class WarpgroupTile:
         return row
 
     def columns(self, coord: VisitCoord, n8_offset: int) -> tuple[Value, Value]:
-        """Return this thread's two columns of group `n8_offset` of a visit."""
+        """Return this thread's two columns in the `n8_offset`-th group of 8 columns of a visit."""
         first = self.first_column(coord.columns_per_value) + coord.column + (coord.n8 + n8_offset) * N8_COLUMNS
         return first.with_name_hint("column"), first + 1
 
@@ -84,9 +88,10 @@ class WarpgroupTile:
         return column
 
     def columns_in_bounds(self, coord: VisitCoord, n8_offset: int) -> tuple[Value, Value]:
-        """Return whether each of `columns` is in bounds.
+        """Return whether each of the two `columns` is in bounds; a visit computes it once per group.
 
-        It compares constants with the number of columns that remain, one value for all columns of the thread.
+        It compares the column in the tile, a constant in unrolled loops, with the number of columns that remain from
+        the thread's first on. That number is the same for all columns of the thread and takes one register.
         """
         if n8_offset not in coord.bounds:
             first = (coord.column + fragment.n8_plus(coord.n8, n8_offset) * N8_COLUMNS).named("n8_column")
@@ -99,16 +104,17 @@ class WarpgroupTile:
         return coord.bounds[n8_offset]
 
     def row_in_bounds(self, epi_m: Value, row_half: int, rows_per_value: int) -> Value:
-        """Return whether `row` is in bounds."""
+        """Return whether this thread's `row` is in bounds."""
         return (self.row(epi_m, row_half, rows_per_value) < self.problem_m // rows_per_value).named("row_in_bounds")
 
 
 @dataclass
 class SubtileCoord:
-    """Position of a subtile: its index in the tile, its group of 64 rows and its first column in the tile.
+    """Position of a subtile: its index in the tile, its group of 64 rows `epi_m` and its first column in the tile.
 
-    `acc_column`: the column of the accumulator that has the values of the first one; its registers are indexed by it.
-    `buffers` are the shared-memory addresses through which its results are stored, by the results' names.
+    `acc_column`: the column of the accumulator's registers that holds the first column's values. It is 0 in a run-time
+    loop, which moves each subtile there, else `column`. `buffers`: the shared-memory addresses through which the
+    subtile's results are stored, by the results' names.
     """
 
     index: Value
@@ -122,8 +128,8 @@ class SubtileCoord:
 class VisitCoord:
     """What one step of a subtile visits: `n8_in_step` groups of 8 columns, from group `n8` of the subtile on.
 
-    `column` is the subtile's first column in the tile. All count the columns of an operand or result that has one value
-    per `columns_per_value` columns.
+    `epi_m`: the subtile's group of 64 rows. `column`: the subtile's first column in the tile. Columns and groups are
+    counted in the values of an operand or result that has one value per `columns_per_value` columns.
     """
 
     epi_m: Value
@@ -136,10 +142,10 @@ class VisitCoord:
 
 
 def operand_argument(name: str) -> str:
-    """Return the kernel argument of an operand.
+    """Return the name of the kernel argument for the operand `name`.
 
-    User names get one of a few prefixes, none of which is a prefix of another, so they cannot collide with each other,
-    with other arguments or with C++ keywords.
+    Names that users choose get one of a few prefixes, none of which is a prefix of another. So they cannot collide with
+    each other, with other arguments or with C++ keywords.
     """
     return f"in_{name}"
 
@@ -148,8 +154,8 @@ class TileInput(NamedTuple):
     """An operand's elements of a warpgroup's tile, whose loads have been issued.
 
     `load_fragment(epi_m, column, n8_count)`: loads this thread's elements of `n8_count` groups of 8 columns of a
-    subtile, from `column` of the tile on. `stage_to_smem()`: stores in shared memory, after the mainloop, what all
-    threads need.
+    subtile, from `column` of the tile on. `stage_to_smem()`: called after the mainloop; stores in shared memory what
+    this thread has loaded for all threads of the warpgroup.
     """
 
     load_fragment: Callable[[Value, Value, int], fragment.LoadPair]
@@ -194,7 +200,10 @@ class VectorBroadcast:
     """
 
     def __init__(self, operand: Operand, values_per_tile: int, consumers: int, gathers: bool = False) -> None:
-        """Allocate the shared memory. `gathers`: the operand has the rows of the array a, whose rows are gathered."""
+        """Allocate the shared memory: `values_per_tile` elements for each of the `consumers` warpgroups.
+
+        `gathers`: the operand has the rows of the array a, of which the tile's rows are gathered.
+        """
         assert operand.dtype is not None
         self.values_per_tile, self.dims, self.name = values_per_tile, operand.broadcast_dims, operand.name
         along_m, along_n = self.dims.varies_along_m, self.dims.varies_along_n
@@ -206,10 +215,11 @@ class VectorBroadcast:
         self._indices = RowIndices(GATHER, operand_argument(operand.name), self._values) if gathers else None
 
     def _values(self, p: BoundProblem) -> int:
+        """Return the length of the vector, which is a row or a column."""
         return max(p.arrays[self.name].rows, p.arrays[self.name].cols)
 
     def _element(self, load: Value) -> tuple[Value, Value]:
-        """Return the index in the tile of the element that this thread loads, and whether it is in the tile."""
+        """Return (index, is in the tile) of the `load`-th element of the tile's vector that this thread loads."""
         warpgroup_thread = current_builder().thread % THREADS_PER_WARPGROUP
         index = (warpgroup_thread + load * THREADS_PER_WARPGROUP).with_name_hint("index")
         is_multiple = self.values_per_tile % THREADS_PER_WARPGROUP == 0
@@ -244,7 +254,10 @@ class VectorBroadcast:
                 hw.store_shared(registers.slice(load, 1), self.buffer[warpgroup].address + (index * 4).to(U32))
 
     def _load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
-        """Load this thread's elements of a subtile from shared memory."""
+        """Load the elements of a subtile that this thread needs from shared memory; see `TileInput`.
+
+        Of a column they are one per row half, of a row two per group of 8 columns.
+        """
         k, rows_per_value, name = current_builder(), self.dims.rows_per_value, self.name
         address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{name}_buffer")
         if not self.dims.varies_along_n:
@@ -274,7 +287,7 @@ class GmemAuxLoad:
         return TileInput(partial(self._load_fragment, wg_tile))
 
     def _load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
-        """Load this thread's elements of a subtile from global memory."""
+        """Load this thread's elements of a subtile from global memory, 0 outside the matrix; see `TileInput`."""
         k, (_, rows_per_value, columns_per_value) = current_builder(), self.dims
         halves = 2 // rows_per_value
         registers = k.registers(F32, 2 * halves * n8_count, f"{self.array.name}_frag")
@@ -293,12 +306,16 @@ class GmemAuxLoad:
 
 
 def _tensor_map_with_tile_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
-    """Return the tensor map of a matrix operand, with boxes as high as the tile, so the bytes per load are constant."""
+    """Return the tensor map of a matrix operand.
+
+    Its boxes are as high as the tile even if the matrix has fewer rows, so that each load has the same number of bytes,
+    for which a barrier waits.
+    """
     return make_tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)))
 
 
 def box_at(tile: Tile, m: Value, n: Value, box: Value) -> tuple[Value, Value]:
-    """Return the (inner, outer) coordinates of a box of a subtile that starts at row m, column n of a matrix."""
+    """Return the (inner, outer) TMA coordinates of box number `box` of a subtile at row `m`, column `n` of a matrix."""
     inner, outer = (n, m) if tile.major == "K" else (m, n)
     return inner + box * tile.box_inner, outer
 
@@ -327,15 +344,19 @@ class TmaAuxLoad:
             hw.mbarrier_init(self.barriers[stage], 1)
 
     def start_parity(self) -> Variable | None:
-        """Declare, before the tile loop, a bit that is xor-ed into the parity for which `wait` waits in some stages.
+        """Declare, before the tile loop, the parity by which barriers differ between tiles; None if none does.
 
-        It flips per tile, for the stages that load an odd number of subtiles of a tile; None if there are none.
+        A stage's barrier completes a phase per subtile. If a stage loads an odd number of subtiles of a tile, the next
+        tile starts with the other parity. So this bit flips per tile, and `wait` xors it into such stages' parity.
         """
         some_stage_is_odd = self.subtiles % self.load_stages or self.subtiles // self.load_stages % 2
         return current_builder().var(U32, 0, "epilogue_load_tile_parity") if some_stage_is_odd else None
 
     def issue_loads(self, wg_tile: WarpgroupTile, leader: Value, tile_parity: Variable | None) -> TileAuxLoad:
-        """Issue the loads of the first subtiles, if this CTA stores the tile."""
+        """Issue the loads of the first subtiles, as many as there are stages, if this CTA stores the tile.
+
+        `leader`: whether this thread issues TMA copies. `tile_parity`: what `start_parity` returned.
+        """
         tile, split = TileAuxLoad(self, wg_tile, tile_parity), wg_tile.work.split
         k = current_builder()
         stores_tile = leader if split is None else leader & split.runs_epilogue
@@ -352,7 +373,7 @@ class TileAuxLoad:
         self._subtiles, self._load_stages = matrices.subtiles, matrices.load_stages
 
     def _base_and_load_stage(self, subtile: Value) -> tuple[Value, Value]:
-        """Return the warpgroup's first stage, and the stage of a subtile relative to it."""
+        """Return the warpgroup's first stage (all have stages in one array), and a subtile's stage relative to it."""
         base, stage = self._wg_tile.warpgroup * self._load_stages, subtile
         if self._load_stages < self._subtiles:
             stage = (subtile % self._load_stages).with_name_hint("load_stage")
@@ -382,25 +403,29 @@ class TileAuxLoad:
                 self.load((subtile + self._load_stages).with_name_hint("next_subtile"))
 
     def wait(self, subtile: Value) -> None:
-        """Wait until a subtile is loaded."""
+        """Wait until a subtile is loaded: until its stage's barrier has completed the phase of that load."""
         base, stage = self._base_and_load_stage(subtile)
         per_stage, extra = divmod(self._subtiles, self._load_stages)  # the first `extra` stages load one subtile more
         parity: Value = Constant(U32, 0)
         if self._load_stages < self._subtiles:
             parity = (subtile // self._load_stages % 2).to(U32).with_name_hint("load_parity")
         if self._tile_parity is not None:
+            # the stages that load an odd number of subtiles of a tile, see `start_parity`
             flips_per_tile = Constant(PRED, True) if not extra else stage >= extra if per_stage % 2 else stage < extra
             parity = current_builder().select(flips_per_tile, self._tile_parity.get() ^ parity, parity)
         hw.mbarrier_wait(self._matrices.barriers[stage].at(base, 8), parity)
 
     def load_fragment(self, name: str, subtile: Value, first: int, n8_count: int) -> fragment.LoadPair:
-        """Load this thread's elements of a subtile from its stage."""
+        """Load this thread's elements of a subtile of the matrix `name` from its stage.
+
+        They are in `n8_count` groups of 8 columns, from group `first` on.
+        """
         base, stage = self._base_and_load_stage(subtile)
         buffer, tile = self._matrices.buffers[name], dict(self._matrices.loads)[name]
         address = buffer[stage].at(base, buffer.slot_bytes).address.with_name_hint(f"{name}_buffer")
         return fragment.read(tile, address, first, n8_count, name)
 
     def end(self) -> None:
-        """Flip the parity for the next tile."""
+        """Flip the parity for the next tile; see `TmaAuxLoad.start_parity`."""
         if self._tile_parity is not None:
             self._tile_parity.set(self._tile_parity.get() ^ 1)

@@ -33,13 +33,13 @@ from gemmsmith.lang.values import RegisterArray, Value
 
 
 def result_argument(name: str) -> str:
-    """Return the kernel argument of a matrix result."""
+    """Return the name of the kernel argument of the result `name`: "out", "out1" ..., else with the prefix "out_"."""
     is_unnamed = name == "out" or (name.startswith("out") and name[3:].isdecimal())
     return name if is_unnamed else f"out_{name}"
 
 
 def _tensor_map_with_clipped_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
-    """Return the tensor map of a matrix result, with boxes of no more rows than the matrix."""
+    """Return the tensor map of a matrix result. If the matrix has fewer rows than the tile, so have the boxes."""
     matrix = p.arrays[name]
     rows = box_rows(tile, matrix.rows, tile.outer)
     return make_tensor_map(matrix, tile, rows, Pointer(result_argument(name)))
@@ -57,9 +57,10 @@ class Stores:
         self, spec: KernelSpec, plan: EpiloguePlan, result_dims: dict[str, BroadcastDims],
         stages: Sequence[SharedBuffer] = (), scatter: Scatter | None = None,
     ) -> None:  # fmt: skip
-        """Declare the buffers, over those of the mainloop's stages if these are given.
+        """Declare the buffers, tensor maps and arrays. Raises ConfigError if the buffers do not fit in `stages`.
 
-        `scatter`: which rows of their arrays the results' rows are, which threads store then.
+        `result_dims`: broadcast dims by result. `stages`: with alias_epilogue the mainloop's buffers, in whose memory
+        these are. `scatter`: says to which rows of their arrays the results' rows are scattered, by threads, not TMA.
         """
         k, self._spec, self._plan, self.result_dims = current_builder(), spec, plan, result_dims
         self.consumers = spec.config.consumers
@@ -83,15 +84,17 @@ class Stores:
             raise ConfigError(f"alias_epilogue: results need {needed} bytes, the stages have {given}; use more stages")
 
     def subtile_buffers(self, wg_tile: WarpgroupTile, index: Value) -> dict[str, Value]:
-        """Return the addresses of the warpgroup's buffers `index`, by result."""
+        """Return the addresses of the warpgroup's buffers number `index`, each for a subtile of a result, by result."""
         size = self._plan.subtiles_per_store * self._plan.store_stages  # a warpgroup's buffers
         views = {name: b[index].at(wg_tile.warpgroup, size * b.slot_bytes) for name, b in self.buffers.items()}
         return {name: view.address.named(f"{name}_buffer") for name, view in views.items()}
 
     def acquire(self, store_group: Value) -> None:
-        """Wait until the TMA stores from the group's stage have read it: it can be written then. Called in the leader.
+        """Wait until the TMA stores from the stage of a group have read it, so that it can be written.
 
-        If a tile's groups are not a multiple of the stages, it starts with the stage that the previous tile used last.
+        Called in the leader, which has committed one bulk group per store group: the last `stages` - 1 of them use
+        other stages. If a tile's groups are not a multiple of the stages, the next tile starts with the stage that the
+        previous tile used last; so its first group waits for all.
         """
         k, stages = current_builder(), self._plan.store_stages
         if self._plan.store_groups % stages:
@@ -122,7 +125,7 @@ class Stores:
         return [name for name in self.arrays if name not in self.maps]
 
     def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord, names: Collection[str]) -> None:
-        """Store the results `names` of a subtile by all threads, without the elements out of bounds."""
+        """Store the results `names` of a subtile by all threads of the warpgroup, but no elements out of bounds."""
         for name, tile in self._plan.stores:
             if name in names:
                 is_vectorized = name in self._spec.epilogue.tma_eligible and has_whole_steps(
@@ -132,13 +135,16 @@ class Stores:
                 store(self.arrays[name], tile, coord, wg_tile)
 
     def _origin(self, name: str, tile: Tile, wg_tile: WarpgroupTile, coord: SubtileCoord) -> tuple[Value, Value]:
-        """Return the first row and column of a subtile in its matrix."""
+        """Return the first row and column of a subtile in the matrix of the result `name`."""
         dims = self.result_dims[name]
         m, n = wg_tile.origin(dims)
         return m + coord.epi_m * tile.mn, n + coord.column // dims.columns_per_value
 
     def _store_vectors(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
-        """Store 16 bytes per thread and step. Rows (columns, if MN-major) of the matrix are multiples of 16 bytes."""
+        """Store a subtile by vectors of 16 bytes, one per thread and step.
+
+        Rows (columns, if MN-major) of the matrix are multiples of 16 bytes, so that a vector is in bounds as a whole.
+        """
         k, dims = current_builder(), self.result_dims[array.name]
         thread = (k.thread % THREADS_PER_WARPGROUP).with_name_hint("warpgroup_thread")
         partition = ThreadCopyPartition(tile, thread, THREADS_PER_WARPGROUP, "out")
@@ -164,9 +170,9 @@ class Stores:
                     hw.store_global(values, address, in_bounds)
 
     def _store_elements(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
-        """Store single elements: each warp stores a quarter of the rows, with its lanes along a row.
+        """Store a subtile by single elements: each warp stores a quarter of the rows, with its lanes along a row.
 
-        In a column-major matrix: of the columns, along a column.
+        If the matrix is column-major, each warp stores a quarter of the columns, with its lanes along a column.
         """
         k, dims = current_builder(), self.result_dims[array.name]
         column_major = array.name in self._spec.epilogue.column_major
@@ -174,6 +180,7 @@ class Stores:
         outer_per_warp = ceil_div(outer_extent, 4)
         first = (k.warp_index % 4) * outer_per_warp
         (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
+        # the loop over rows (columns) is unrolled by up to 4
         lines_per_group = next(n for n in (4, 2, 1) if outer_per_warp % n == 0)
         with (
             k.range(outer_per_warp // lines_per_group, name="group") as group,
@@ -188,6 +195,7 @@ class Stores:
             if inner_extent % 32 or outer_extent % 4:
                 in_bounds = in_bounds & (row < tile.mn) & (col < tile.k)
             address, in_bounds = _destination(array, self._scatter, wg_tile, m + row, n + col, in_bounds)
+            # lanes past the tile's width read its last column, and store nothing
             clamped_col = col if inner_extent % 32 == 0 else k.minimum(col, tile.k - 1)
             source = buffer + fragment.element_offset(tile, row, clamped_col)
             _move_element(source, address, in_bounds, tile.dtype, self._adds)
@@ -196,14 +204,20 @@ class Stores:
 def _destination(
     array: GlobalArray, scatter: Scatter | None, wg_tile: WarpgroupTile, row: Value, column: Value, in_bounds: Value
 ) -> tuple[Value, Value]:
-    """Return the address of an element of a result, at its scattered row if there are any, and whether to store it."""
+    """Return (address, whether to store there) of the element of a result at (row, column) of D.
+
+    `scatter`: if given, the row of the result's array is scatter[row]; the element is not stored if there is none.
+    """
     if scatter:
         row, column, in_bounds = scatter.locate(row, column, in_bounds)
     return array.element_address(wg_tile.work.batch, row, column), in_bounds
 
 
 def _move_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType, adds: bool) -> None:
-    """Copy an element from shared to global memory, or if `adds`, add it to the one there by an atomic."""
+    """Copy an element from shared to global memory if it is `in_bounds`.
+
+    `adds`: add it by an atomic to the element that is there.
+    """
     k = current_builder()
     if dtype.bits == 32:
         element = k.registers(F32 if dtype == FP32 else I32, 1, "element")
@@ -225,7 +239,7 @@ _ADDED_REGISTERS: dict[DType, Literal["f32", "f16x2", "bf16x2"]] = {FP32: "f32",
 
 
 def _add_vector(values: RegisterArray, address: Value, in_bounds: Value, dtype: DType) -> None:
-    """Add registers to global memory by atomics: all at once, or before sm_90 one by one."""
+    """Add registers to global memory by atomics: by one vector instruction, or one by one on chips before sm_90."""
     k = current_builder()
     step = len(values) if k.chip.supports("sm_90") else 1
     with k.when(in_bounds):
@@ -245,13 +259,16 @@ def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType, 
 
 
 class ScaleStore:
-    """The scales of a quantized result: one per row and subtile."""
+    """Stores the scales of a quantized result: one per row and subtile, which has `columns` columns."""
 
     def __init__(self, name: str, dtype: DType, columns: int, scatter: Scatter | None = None) -> None:
         self.array, self.columns, self._scatter = GlobalArray(result_argument(name), name, dtype), columns, scatter
 
     def write(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, scales: list[Value]) -> None:
-        """Store the scales of a subtile's rows, with one lane per row."""
+        """Store the scales of a subtile's rows, with one lane per row.
+
+        `column`: the subtile's first column in the tile. `scales`: those of the thread's two rows, by row half.
+        """
         k = current_builder()
         first = (wg_tile.work.n + column).with_name_hint("first_column")
         for row_half, scale in enumerate(scales):

@@ -18,9 +18,10 @@ MAX_PARTIALS = 2**31 - 2**14
 
 
 def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]:
-    """Map each non-constant reduction to the first one that computes the same partials (a sum and a mean share).
+    """Map the name of each reduction to that of the first one with the same partials, such as a sum for a mean.
 
-    Atomic reductions have no partials and map to themselves.
+    Reductions of a constant are left out, since kernels do not compute them. Without `deterministic` all map to
+    themselves: sums may be atomic, which have no partials.
     """
     first_with_key: dict[tuple[int, str, Monoid], str] = {}
     shared = {}
@@ -34,13 +35,16 @@ def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]
 
 
 def reduces_groups(axis: str, spec: KernelSpec) -> bool:
-    """Return whether a reduction is over rows (columns, with role "b") of groups, each by itself."""
+    """Return whether a reduction over `axis` is over the rows of each group by itself, with a result for each group.
+
+    With groups along the columns of a transposed product (role "b"), over the columns.
+    """
     grouping = spec.grouping
     return grouping is not None and grouping.clips_rows and {"a": "m", "b": "n"}[grouping.role] in axis
 
 
 def rows_of_block(axis: str, spec: KernelSpec) -> int:
-    """Return the rows of a group that have partials of their own: a warp's, or with axis "mn" a tile's."""
+    """Return how many rows of a group are reduced to one block of partials: a warp's, or with axis "mn" a tile's."""
     return spec.config.tile[0] if axis == "mn" else FRAGMENT_ROWS_PER_WARP
 
 
@@ -53,9 +57,10 @@ def partials_argument(name: str) -> str:
 class PartialsShape:
     """Shape of a reduction's partials, for the host.
 
-    Each of `batch` x `num_outputs` outputs has `num_partials` partials. For a reduction to one scalar per batch, to
-    which each warp of each tile contributes, `tiles_per_batch` and `tiles_n` are the tiles of the padded grid, in total
-    and along N; otherwise they are 0. `groups`: those of rows, of which each has results, and some of the partials.
+    Each of `batch` x `num_outputs` outputs has `num_partials` partials. `kind`: a name of REDUCTIONS. For a reduction
+    to one scalar per batch, to which each warp of each tile contributes, `tiles_per_batch` and `tiles_n` are the tiles
+    of the grid, rounded up to whole clusters, in total and along N; otherwise they are 0. `groups`: if each group of
+    rows has results of its own, the number of groups, which then share the partials; else 0.
     """
 
     kind: str
@@ -78,19 +83,27 @@ class PartialsShape:
 
     @property
     def component_stride(self) -> int:
-        """Elements between two components of a state."""
+        """Elements between two components of a state: the partials of all outputs."""
         return self.batch * self.num_partials * self.num_outputs
 
 
 def merge_batches(shape: PartialsShape, axis: str) -> PartialsShape:
-    """Return the shape of partials for the kernel that combines them: a batch that is reduced counts as partials."""
+    """Return the shape of partials as the kernel that combines them needs it.
+
+    If the batch is reduced, too, then the partials of all its matrices are those of one output.
+    """
     if "b" not in reduced_dims(axis):
         return shape
     return replace(shape, batch=1, num_partials=shape.batch * shape.num_partials)
 
 
 def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShape:
-    """Return the shape of a reduction's partials. Raises ArgumentError if there are more than MAX_PARTIALS."""
+    """Return the shape of the partials of a reduction, `result`, for the problem `p`.
+
+    With the axis "n" there is one partial for every `slice_columns` columns; with "m", for a warp's 16 rows; with "mn",
+    for each warp of each tile. If only the batch is reduced, each element is a partial. Raises ArgumentError if there
+    are more than MAX_PARTIALS.
+    """
     graph, config = spec.epilogue.graph, spec.config
     node = graph.nodes[result.node]
     (kind, axis), dims = node.attribute, graph.broadcast_dims[node.inputs[0]]
@@ -120,7 +133,7 @@ def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShap
 
 
 def _tiles_n(spec: KernelSpec, p: Problem) -> int:
-    """Return the tiles along N of the padded grid."""
+    """Return the tiles along N of the grid, rounded up to whole clusters; slices of columns count as tiles."""
     per_cluster = spec.config.cluster[1] * spec.num_reducing_ctas * spec.config.warpgroups[1]
     return ceil_div(p.n, spec.slice_columns * per_cluster) * per_cluster
 

@@ -52,7 +52,11 @@ class Reduction:
         self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan,
         table: GroupTable | None = None,
     ) -> None:  # fmt: skip
-        """Declare the kernel arguments. `kind`, `axis`: the node's attribute; `input_dims`: of the reduced value."""
+        """Declare the kernel arguments.
+
+        `kind`, `axis`: the attribute of the reduce node. `input_dims`: broadcast dims of the reduced value. `table`:
+        that of a grouped GEMM.
+        """
         k, shape_of = current_builder(), partial(partials_shape, result, spec)
         self.result, self.spec, self.plan = result, spec, plan
         self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
@@ -91,7 +95,7 @@ class Reduction:
             self.columns = k.parameter(f"columns_{result.name}", compute=lambda p: p.n // self.columns_per_value)
 
     def _lines(self, shape: PartialsShape) -> int:
-        """Return the number of lines, of `num_outputs` elements each, of the partials, or of an atomic result."""
+        """Return how many lines of `num_outputs` elements the partials have, or an atomic result."""
         if self.atomic:
             return 1 if self._over_batch else shape.batch
         return shape.batch * shape.num_partials
@@ -99,8 +103,8 @@ class Reduction:
     def fill(self, table: GroupTable, thread: Value, threads: int) -> None:
         """Store zeros for the rows of no group, which no tile computes; for an invalid table NaN everywhere.
 
-        Both are stored in the partials, or in the result if it is atomic. The `threads` consumer threads of all CTAs
-        execute it.
+        Both are stored in the partials, or in the result if it is atomic. The `threads` consumer threads of each CTA
+        execute it, each with its index `thread`; CTAs share the lines.
         """
         k, is_invalid, grouping = current_builder(), table.is_invalid, self.spec.grouping
         assert grouping
@@ -122,7 +126,10 @@ class Reduction:
                     hw.store_global_word(address, value, index < self.fill_elements, "fill_value")
 
     def is_written(self, element: Value, end_of_tile: Value) -> Value:
-        """Return whether an element of the result is one of the tile's, whose values end at `end_of_tile`."""
+        """Return whether to write an element of the result: if it is before the result's end.
+
+        In a grouped GEMM with clipped tiles: before `end_of_tile`, the end of the tile's values.
+        """
         return element < (end_of_tile if self._clips else self.num_elements)
 
     def batch_of(self, wg_tile: WarpgroupTile) -> Value:
@@ -136,15 +143,18 @@ class Reduction:
         return wg_tile.work.group if self._by_group else wg_tile.work.batch
 
     def make_states(self, count: int) -> ReductionState:
-        """Return `count` states of no elements."""
+        """Declare `count` states in registers, and set them to the state of no elements."""
         return ReductionState(self.monoid, count, self.result.name)
 
     def state_index(self, index: Value) -> Value:
-        """Return the index of a state, named."""
+        """Return `index`, the index of a state, with a name for the kernel's text."""
         return index.with_name_hint(f"acc_{self.result.name}_idx")
 
     def global_warp_index(self, wg_tile: WarpgroupTile) -> Value:
-        """Return the index of this warp and tile among all warps of all tiles of all batches."""
+        """Return the index of this warp and tile among all warps of all tiles of all batches (or groups).
+
+        It is the index of the partial of a reduction over rows and columns.
+        """
         k, work = current_builder(), wg_tile.work
         m, n = self.spec.config.tile[0], self.spec.slice_columns
         if self.group_partials:
@@ -162,9 +172,10 @@ class Reduction:
     def write(
         self, wg_tile: WarpgroupTile, partial_index: Value, element: ValueLike, state: State, in_bounds: Value
     ) -> None:
-        """Write a state as partial `partial_index` of output `element`, or add it to the output if it is atomic.
+        """Write `state` as partial `partial_index` of the output `element` of the tile's batch, if `in_bounds`.
 
-        For a scalar, `partial_index` counts the partials of all batches.
+        If the reduction is atomic, add it to the output instead. For a reduction over rows and columns (axis "mn"),
+        `partial_index` is the `global_warp_index`, and `element` is not used.
         """
         k = current_builder()
         in_bounds.with_name_hint("in_bounds")
@@ -189,10 +200,14 @@ class Reduction:
 
 
 class TileReduction:
-    """A reduction of a tile's elements: over columns or over everything in states of the tile, over rows per range."""
+    """A reduction of a tile's elements by one thread.
+
+    Reductions over columns, or over rows and columns, have states for the whole tile. Those over rows have states for a
+    range of columns at a time (`RangeReduction`), since states for all columns of a tile would need too many registers.
+    """
 
     def __init__(self, reduction: Reduction, wg_tile: WarpgroupTile) -> None:
-        """Clear the states of a reduction over columns or everything; one over rows has states by range."""
+        """Clear the tile's states, if it has any; see the class."""
         self.reduction, self.wg_tile = reduction, wg_tile
         counts = {"n": reduction.halves * reduction.plan.subtiles_m, "mn": 1}
         self.states = reduction.make_states(counts[reduction.axis]) if reduction.axis in counts else None
@@ -201,7 +216,7 @@ class TileReduction:
             self.first_row_group = reduction.group_partials.block_of(wg_tile, wg_tile.m)
 
     def end(self) -> None:
-        """Reduce the states of the tile over lanes, those of a row or all of a warp, and write the partials."""
+        """Reduce the tile's states over the lanes that share a row, or over the warp, and write the partials."""
         k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
         if self.states is None:
             return
@@ -226,10 +241,16 @@ class TileReduction:
 
 
 class RangeReduction:
-    """A reduction of a range of a subtile's columns: groups of 8 columns, counted in the reduced value's columns."""
+    """A reduction of some columns of a subtile: `n8_count` groups of 8 columns, from group `first_n8` on.
+
+    Both count the columns of the reduced value, which may have one value per two columns of the accumulator.
+    """
 
     def __init__(self, tile: TileReduction, first: int, stop: int) -> None:
-        """Clear the states of a reduction over rows. `first`, `stop`: the range in groups of 8 accumulator columns."""
+        """Clear the states of a reduction over rows; others use the tile's.
+
+        `first`, `stop`: the range, in groups of 8 columns of the accumulator.
+        """
         self.reduction, self.wg_tile, self._first_row_group = tile.reduction, tile.wg_tile, tile.first_row_group
         columns_per_value = tile.reduction.columns_per_value
         self.first_n8, self.n8_count = first // columns_per_value, (stop - first) // columns_per_value
@@ -237,9 +258,10 @@ class RangeReduction:
         """The states to which elements are added; None if each is written."""
 
     def add(self, coord: VisitCoord, pair_at: Callable[[int, int], tuple[Value, Value]]) -> None:
-        """Accumulate a step's elements, pair_at(n8_offset, row_half) of each group of 8 columns and half of rows.
+        """Accumulate the elements of the step at `coord`, or write them if only the batch is reduced.
 
-        Those out of bounds along a reduced index count as `masked_value`.
+        `pair_at(n8_offset, row_half)`: the two elements of a group of 8 columns and a half of the warp's rows. Elements
+        out of bounds along a reduced index count as the monoid's `masked_value`.
         """
         reduction = self.reduction
         steps = [(n8_offset, row_half) for n8_offset in range(coord.n8_in_step) for row_half in range(reduction.halves)]
@@ -261,7 +283,10 @@ class RangeReduction:
         self.states.fence()
 
     def end(self, epi_m: Value, column: Value) -> None:
-        """Reduce the range's columns over a warp's 16 rows, and write the partials. `column`: the subtile's first."""
+        """Reduce each column of the range over a warp's 16 rows and write the partials, if the reduction is over rows.
+
+        `epi_m`: the subtile's group of 64 rows. `column`: the subtile's first column in the tile.
+        """
         k, reduction, wg_tile = current_builder(), self.reduction, self.wg_tile
         if reduction.axis != "m" or self.states is None:
             return
@@ -298,7 +323,10 @@ class RangeReduction:
             reduction.write(wg_tile, Constant(I32, 0), row * reduction.columns + column, state, in_bounds)
 
     def _state_index(self, coord: VisitCoord, *state: int) -> ValueLike:
-        """Return the index of one of a step's states: of a half of rows, or of a group of 8 columns and one of two."""
+        """Return the index of the state to which an element of a step is added.
+
+        `state`: (row half,) for a reduction over columns; (n8 offset, element of the pair) over rows; () over both.
+        """
         match self.reduction.axis:
             case "n":
                 return self.reduction.state_index(self.reduction.halves * coord.epi_m + state[0])

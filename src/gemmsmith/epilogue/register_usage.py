@@ -13,9 +13,10 @@ def row_function_inputs(graph: EpilogueGraph) -> dict[int, int]:
 
 
 def accumulator_consumers(graph: EpilogueGraph) -> set[int]:
-    """Return the nodes that read the accumulator, directly or not: inputs of row functions, or else results.
+    """Return the nodes that kernels compute directly from the accumulator: inputs of row functions, else results.
 
-    If it is a single input of row functions, its elements can be kept in the accumulator's registers.
+    A row function's input is kept in registers, so what is computed from it does not read the accumulator. If such an
+    input is the only one of these nodes, it can be kept in the accumulator's registers, which nothing reads afterwards.
     """
     materialized = set(row_function_inputs(graph).values())
     consumers: set[int] = set()
@@ -35,7 +36,7 @@ def accumulator_consumers(graph: EpilogueGraph) -> set[int]:
 def extra_registers(graph: EpilogueGraph, columns: int) -> int:
     """Return the registers per thread, besides the accumulator's, for row functions' inputs in a subtile.
 
-    `columns` is the width of the subtile.
+    `columns`: the width of the subtile. An input that can be kept in the accumulator's registers needs none.
     """
     dims, consumers = graph.broadcast_dims, accumulator_consumers(graph)
     extra = {i for i in row_function_inputs(graph).values() if consumers != {i}}

@@ -25,19 +25,22 @@ NAN_BITS = {FP32: 0x7FC00000, BF16: 0x7FC0, FP16: 0x7E00, E4M3: 0x7F, E5M2: 0x7F
 
 
 class RowFill:
-    """The consumer warpgroups of all CTAs store these rows after their last tiles.
+    """Stores zeros, or NaN, to the rows of no group: the consumer warpgroups of all CTAs do, after their last tiles.
 
     With the groups along the columns of a transposed product, for "rows" read "columns".
 
-    Kernel arguments: fill_rows, all rows of a result, those of the whole batch; fill_columns_, followed by the result's
-    name, its columns.
+    Kernel arguments: fill_rows, the rows of a result in the whole batch; fill_rows_of_one, those of one matrix;
+    fill_columns_, followed by the result's name, its columns.
     """
 
     def __init__(
         self, spec: KernelSpec, table: GroupTable, stores: Stores | None, scales: Sequence[ScaleStore],
         reductions: Sequence[Reduction],
     ) -> None:  # fmt: skip
-        """Declare the kernel arguments. `stores`, `scales`, `reductions`: what has rows of no group to be filled."""
+        """Declare the kernel arguments. `table`: that of the groups.
+
+        `stores`, `scales`, `reductions`: the results that may have rows of no group.
+        """
         assert spec.grouping
         k, self._grouping, self._table, self._consumers = current_builder(), spec.grouping, table, spec.config.consumers
         self._axis = 0 if spec.grouping.role == "a" else 1
@@ -55,7 +58,7 @@ class RowFill:
         self._targets += [(x.array, self._scale_columns(x), 1) for x in scales]
 
     def _columns_of(self, name: str, dims: BroadcastDims) -> Value:
-        """Declare the kernel argument that is the number of a result's columns."""
+        """Declare the kernel argument for the number of columns of the result `name`, and return it."""
 
         def columns(p: Problem) -> int:
             return p.n // dims.columns_per_value if self._axis == 0 else p.m // dims.rows_per_value
@@ -66,7 +69,11 @@ class RowFill:
         return current_builder().parameter(f"fill_columns_{x.array.name}", compute=lambda p: ceil_div(p.n, x.columns))
 
     def store(self, warpgroup: Value) -> None:
-        """Store this CTA's share of the rows of no group, of all results. Each consumer warpgroup executes it."""
+        """Store this CTA's share of the rows of no group, of all results. Each consumer warpgroup executes it.
+
+        They are the rows from the end of the last group on; none if the grouping does not fill rows. If the table is
+        invalid, all rows get NaN.
+        """
         k, zero_fills = current_builder(), self._grouping.fills_rows
         k.comment("rows of no group")
         is_invalid = self._table.is_invalid
@@ -77,6 +84,7 @@ class RowFill:
             batch = (row // self._rows_of_one).named("batch")
             row_in_matrix = (row - batch * self._rows_of_one).named("row_in_matrix")
             for array, columns, vector in self._targets:
+                # a word of NaNs, as many as fit
                 bits = NAN_BITS[array.dtype]
                 word = sum(bits << shift for shift in range(0, 32, array.dtype.bits))
                 with k.range(0, columns, threads * vector, name="first_column") as first_column:

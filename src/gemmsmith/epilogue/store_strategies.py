@@ -21,28 +21,28 @@ from gemmsmith.lang.values import Constant, Value
 
 
 class StoreGroup:
-    """The `index`-th group of a tile's subtiles, which share a buffer; the last group may have fewer.
+    """The `index`-th group of a tile's subtiles, which are stored together, from one stage of the buffers.
 
-    `epi_m`: the group of 64 rows of the only subtile, if a run-time loop computes it.
+    `epi_m`: the 64 rows of the group's only subtile, if a run-time loop over columns computes it; else None.
     """
 
     def __init__(
         self, plan: EpiloguePlan, stores: Stores | None, wg_tile: WarpgroupTile, index: Value,
         epi_m: Value | None = None,
     ) -> None:  # fmt: skip
-        """Locate the group. `stores`: whose buffers its subtiles are written to, if there are any."""
+        """Locate the group. `stores`: has the buffers to which subtiles are written; None without matrix results."""
         self.index, self._plan, self._stores, self._wg_tile, self._epi_m = index, plan, stores, wg_tile, epi_m
         self._only_subtile = self._coord(Constant(I32, 0)) if plan.subtiles_per_store == 1 else None
 
     @property
     def first_subtile(self) -> SubtileCoord | None:
-        """The first subtile, if the others of the group have the same rows, and further columns."""
+        """The first subtile, if the others of the group have the same rows, and later columns; else None."""
         same_rows = self._plan.subtiles_n % self._plan.subtiles_per_store == 0
         return self._only_subtile or (self._coord(Constant(I32, 0)) if same_rows else None)
 
     @contextmanager
     def subtiles(self) -> Iterator[SubtileCoord]:
-        """Loop over the subtiles."""
+        """Loop over the subtiles of the group; the last group of a tile may have fewer."""
         k, plan = current_builder(), self._plan
         if self._only_subtile:
             yield self._only_subtile
@@ -53,7 +53,7 @@ class StoreGroup:
                 yield self._coord(i)
 
     def _coord(self, i: Value) -> SubtileCoord:
-        """Return the position of the group's `i`-th subtile, with its buffers."""
+        """Return the position of the group's `i`-th subtile, with its buffers: those of the group's stage."""
         plan = self._plan
         subtile = (self.index * plan.subtiles_per_store + i).with_name_hint("subtile")
         epi_m: Value = Constant(I32, 0)
@@ -70,7 +70,11 @@ class StoreGroup:
 
 @dataclass(frozen=True)
 class NoStores:
-    """The results are reductions only, which need no buffer. `leader` is the thread that issues TMA copies."""
+    """The results are reductions only, which need no buffer.
+
+    `barrier`: the named barrier of the warpgroup's threads. `leader`: whether this thread issues TMA copies.
+    `tma_loads`: the matrix operands that TMA loads, or None.
+    """
 
     plan: EpiloguePlan
     wg_tile: WarpgroupTile
@@ -79,19 +83,22 @@ class NoStores:
     tma_loads: TileAuxLoad | None
 
     def begin_tile(self) -> None:
-        """Close the hazard of reads of the broadcast operands before they are written."""
+        """Wait until all threads have written the broadcast operands, which other threads read."""
         if self.plan.broadcasts:
             self._sync("wait until all threads have written the broadcast operands")
 
     def when_inside(self, group: StoreGroup) -> AbstractContextManager[None]:
-        """Open a branch for a group that is not wholly past the tile's end; here none is known to be."""
+        """Open a branch for a group that is not wholly past the tile's end. Here all groups are computed."""
         return nullcontext()
 
     def begin_group(self, group: StoreGroup) -> None:
         """Do nothing: no buffer is written."""
 
     def end_group(self, group: StoreGroup) -> None:
-        """Close the hazard of writes, by loads or by the next tile, before the subtiles' operands are read."""
+        """Wait until all threads have read the operands of the group's subtiles, which are then overwritten.
+
+        TMA overwrites those that it loads, by loads that the leader issues then; the next tile, the broadcast operands.
+        """
         if self.tma_loads:
             hw.fence_proxy_async()  # orders the reads before TMA writes the buffer
             self._sync("wait until all threads have read the buffer that is loaded next")
@@ -112,7 +119,8 @@ class NoStores:
 class ThreadStores(NoStores):
     """All threads store the results. The barriers of a group also separate accesses to the broadcast operands.
 
-    `all_math_barrier`: 0, or with alias_epilogue that of all warpgroups, since the buffers are the mainloop's stages.
+    `all_math_barrier`: with alias_epilogue, the named barrier of all math warpgroups, since the buffers are the
+    mainloop's stages, which all of them read; else 0.
     """
 
     stores: Stores
@@ -120,13 +128,13 @@ class ThreadStores(NoStores):
 
     @property
     def accessed_by_tma(self) -> bool:
-        """Whether TMA accesses a buffer next that threads have accessed."""
+        """Whether TMA is the next to access a buffer that threads have accessed, which a proxy fence must order."""
         return self.tma_loads is not None
 
     def begin_tile(self) -> None:
-        """Close the hazard of writes to aliased buffers before another warpgroup's wgmma has read the stages.
+        """With alias_epilogue, wait until no warpgroup's wgmma reads the stages any more, which are the buffers.
 
-        `begin_group` waits for the broadcast operands.
+        The broadcast operands need no barrier here: `begin_group` has one.
         """
         if self.all_math_barrier:
             k = current_builder()
@@ -134,9 +142,9 @@ class ThreadStores(NoStores):
             hw.barrier_sync(self.all_math_barrier, THREADS_PER_WARPGROUP * self.stores.consumers)
 
     def begin_group(self, group: StoreGroup) -> None:
-        """Close the hazard of writes to the buffer before its previous store has read it.
+        """Wait until the previous store from the group's buffer has read it, before threads write it again.
 
-        With aliased buffers `begin_tile` has closed that of the first group.
+        With alias_epilogue there is none before the first group of a tile.
         """
         if not self.all_math_barrier:
             self.wait_for_buffer(group)
@@ -149,7 +157,10 @@ class ThreadStores(NoStores):
         self._sync("wait until the buffer may be overwritten: its previous store has read it")
 
     def end_group(self, group: StoreGroup) -> None:
-        """Close the hazards of stores that read the buffer before it is written, and of loads while it is read."""
+        """Wait until all threads have written the group's buffer, then store its results.
+
+        By then all threads have also read the operands of the subtile, so that the leader can load the next one.
+        """
         if self.accessed_by_tma:
             hw.fence_proxy_async()
         self._sync("wait until all threads have written the buffer that is stored next")
@@ -160,17 +171,20 @@ class ThreadStores(NoStores):
                 self.stores.store_with_threads(self.wg_tile, coord, without_tma)
 
     def issue(self, group: StoreGroup) -> None:
-        """Issue what the leader does after the group's subtiles: a store group has one subtile if there are loads."""
+        """Issue the copies that the leader issues after a group: here the loads into the stage of its subtile.
+
+        If there are loads, a group has one subtile, so that its index is the group's.
+        """
         if self.tma_loads:
             self.tma_loads.refill_stage(group.index)
 
     def wait_read(self) -> None:
-        """Close the hazard of TMA writes to the buffers before this thread's reads of them."""
+        """Order this thread's reads of the buffers, if any, before TMA writes them."""
         if self.stores.arrays:
             hw.fence_proxy_async()
 
     def end_tile(self) -> None:
-        """Close the hazard of the next loads into stages that are buffers, which the warp then releases."""
+        """With alias_epilogue, finish the reads of the buffers: the warp then releases them as stages to be loaded."""
         if self.all_math_barrier:
             self.wait_read()
             hw.sync_warp()
@@ -183,13 +197,13 @@ class TmaStores(ThreadStores):
     accessed_by_tma = True
 
     def wait_for_buffer(self, group: StoreGroup) -> None:
-        """Wait until the previous TMA store, too, has read the buffer."""
+        """Wait until the previous store has read the buffer, by TMA in the leader and by all threads."""
         with current_builder().when(self.leader):
             self.stores.acquire(group.index)
         super().wait_for_buffer(group)
 
     def issue(self, group: StoreGroup) -> None:
-        """Issue the group's TMA stores too."""
+        """Issue the group's TMA stores, as one bulk group, and then the loads."""
         self.issue_stores(group)
         hw.bulk_commit()
         super().issue(group)
@@ -200,7 +214,7 @@ class TmaStores(ThreadStores):
             self.stores.issue(self.wg_tile, coord)
 
     def wait_read(self) -> None:
-        """Close the hazard of writes to the buffers before the TMA stores have read them."""
+        """Wait until the TMA stores have read the buffers, and order this thread's reads."""
         with current_builder().when(self.leader):
             hw.bulk_wait_read(0)
         super().wait_read()
@@ -208,11 +222,17 @@ class TmaStores(ThreadStores):
 
 @dataclass(frozen=True)
 class ClippedTmaStores(TmaStores):
-    """Subtiles that end before their last row or column are stored by all threads, the others by TMA."""
+    """Subtiles in which a group ends before the last row (or column) are stored by all threads, the others by TMA.
+
+    A TMA store would also write the rows behind the end, which may be the next group's.
+    """
 
     @contextmanager
     def when_inside(self, group: StoreGroup) -> Iterator[None]:
-        """Open a branch for a group that is not wholly past the tile's end; of others there is an empty bulk group."""
+        """Open a branch for a store group that is not wholly past the tile's end. Others are not computed.
+
+        For these the leader commits an empty bulk group, since `Stores.acquire` counts one for each store group.
+        """
         k, coord = current_builder(), group.first_subtile
         if coord is None or self.tma_loads:
             yield
@@ -223,18 +243,18 @@ class ClippedTmaStores(TmaStores):
             hw.bulk_commit()
 
     def end_group(self, group: StoreGroup) -> None:
-        """Store a group of a clipped tile too."""
+        """Store a group: by TMA what it can store, and by all threads the clipped subtiles."""
         super().end_group(group)
         with group.subtiles() as coord, current_builder().when(~self._is_before_end(coord, whole=True)):
             self.stores.store_with_threads(self.wg_tile, coord, self.stores.maps)
 
     def issue_stores(self, group: StoreGroup) -> None:
-        """Issue the TMA stores of a group, but those of clipped subtiles."""
+        """Issue the TMA stores of the group's subtiles that are not clipped."""
         with group.subtiles() as coord, current_builder().when(self._is_before_end(coord, whole=True)):
             self.stores.issue(self.wg_tile, coord)
 
     def _is_before_end(self, coord: SubtileCoord, whole: bool) -> Value:
-        """Return whether a subtile begins before the tile ends, or if `whole`, whether it ends no later."""
+        """Return whether a subtile begins before the tile's group ends; if `whole`, whether all of it is before."""
         work = self.wg_tile.work
         if work.a.is_clipped:
             position, end = self.wg_tile.m + (coord.epi_m + int(whole)) * WGMMA_M, work.a.group_end

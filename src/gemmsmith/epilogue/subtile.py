@@ -51,7 +51,11 @@ class EpilogueContext(Protocol):
 
 @dataclass(frozen=True)
 class TileParts:
-    """What an epilogue has begun for a warpgroup's tile: its operands, by TMA and otherwise, and its reductions."""
+    """What an epilogue has begun for a warpgroup's tile.
+
+    `inputs`: the operands that TMA does not load, by name. `tma_loads`: the matrices that it does. `reductions`: their
+    states.
+    """
 
     wg_tile: WarpgroupTile
     inputs: Mapping[str, TileInput]
@@ -60,12 +64,16 @@ class TileParts:
 
 
 class EpilogueSubtile:
-    """64 rows x `epi_tile_n` columns of the accumulator (CUTLASS: epilogue subtile)."""
+    """64 rows x `epi_tile_n` columns of the accumulator (CUTLASS: epilogue subtile).
+
+    It is computed in ranges of groups of 8 columns, for each of which operands are loaded into registers, and these in
+    steps of `n8_per_step` groups.
+    """
 
     def __init__(
         self, epilogue: EpilogueContext, tile: TileParts, accumulator: Accumulator, coord: SubtileCoord
     ) -> None:
-        """Take the subtile at `coord` of a tile; `accumulator`: the warpgroup's."""
+        """Take the subtile at `coord` of a tile. `accumulator`: the warpgroup's."""
         self.epilogue, self.tile, self.accumulator = epilogue, tile, accumulator
         self.graph, self.broadcast_dims, self.wg_tile = epilogue.graph, epilogue.broadcast_dims, tile.wg_tile
         self.index, self.epi_m, self.column, self.buffers = coord.index, coord.epi_m, coord.column, coord.buffers
@@ -82,7 +90,11 @@ class EpilogueSubtile:
         self._loaded_n8_range = (0, 0)
 
     def run(self) -> None:
-        """Compute the subtile's results and write them."""
+        """Compute the subtile's results and write them.
+
+        Row functions come first, since results need whole rows of them. A wide subtile is computed range by range of
+        N8_PER_RANGE groups of 8 columns, if operands or reductions take registers for each column.
+        """
         tile, wg_tile = self.tile, self.wg_tile
         if tile.tma_loads:
             tile.tma_loads.wait(self.index)
@@ -95,7 +107,8 @@ class EpilogueSubtile:
         for i in self._row_function_nodes:
             self.row_functions[i] = self._compute_row_function(i, n8_ranges)
         for first, stop in n8_ranges:
-            # An opaque always-true condition: the branch stops ptxas from interleaving the ranges and spilling.
+            # A condition that is always true, which ptxas cannot know (ALWAYS_TRUE_MARGIN): the branch stops it from
+            # interleaving the ranges and spilling.
             if tile.reductions:
                 current_builder().comment("always true: keeps ptxas from interleaving these columns with the next ones")
             always_true = wg_tile.problem_n - wg_tile.work.n > self.index * self.n8_count + (first - ALWAYS_TRUE_MARGIN)
@@ -105,13 +118,13 @@ class EpilogueSubtile:
             store.write(self.wg_tile, self.epi_m, self.column, self._scales(index))
 
     def _scales(self, index: int) -> list[Value]:
-        """Return the scales of a thread's two rows, which are the node `index`."""
+        """Return the scales of a thread's two rows, of the "scale" node `index`."""
         quantized = self.row_functions[self.graph.nodes[index].inputs[0]]
         assert isinstance(quantized, QuantizeRows)
         return quantized.scales
 
     def _compute(self, first: int, stop: int) -> None:
-        """Compute and write the groups of 8 columns from `first` to `stop`."""
+        """Compute and write one range of the subtile: the groups of 8 columns from `first` to `stop`."""
         reductions = [RangeReduction(reduction, first, stop) for reduction in self.tile.reductions]
         self._load_operands([r.node for r in self.graph.results], first, stop)
         with current_builder().unroll(first, stop, self.n8_per_step, name="n8") as n8:
@@ -122,7 +135,7 @@ class EpilogueSubtile:
     def _load_operands(self, roots: Iterable[int], first: int, stop: int) -> None:
         """Load the operands that the nodes `roots` need, in the groups of 8 columns from `first` to `stop`.
 
-        Operands that only a computed row function needs are not loaded again.
+        Operands that have been loaded for this range, or that only a computed row function needs, are not loaded again.
         """
         if self._loaded_n8_range != (first, stop):
             self.operand_fragments, self._loaded_n8_range = {}, (first, stop)
@@ -140,7 +153,11 @@ class EpilogueSubtile:
                 )
 
     def _load_operand(self, name: str, columns_per_value: int, first: int, stop: int) -> fragment.LoadPair:
-        """Load an operand's elements in the subtile's groups of 8 columns from `first` to `stop`."""
+        """Load an operand's elements in the subtile's groups of 8 columns from `first` to `stop`.
+
+        `columns_per_value`: columns of the accumulator per value of the operand, 1 or 2. The result returns pairs by
+        group of the operand, counted from the subtile's first.
+        """
         tile, first_n8, count = self.tile, first // columns_per_value, (stop - first) // columns_per_value
         if x := tile.inputs.get(name):
             pair = x.load_fragment(self.epi_m, (self.column + first * 8) // columns_per_value, count)
@@ -150,9 +167,9 @@ class EpilogueSubtile:
         return partial(_pair_in_range, pair, first_n8)
 
     def _visit_coord(self, n8: Value, columns_per_value: int) -> VisitCoord:
-        """Return the coordinate of a step, which begins at the group of 8 columns `n8`.
+        """Return the coordinates of the step that begins at group `n8` of 8 columns of the subtile.
 
-        It counts the columns of an operand (or result) with one value per `columns_per_value` columns.
+        They count the columns of an operand (or result) with one value per `columns_per_value` columns.
         """
         operand_n8 = (n8 // columns_per_value).with_name_hint("operand_n8") if columns_per_value > 1 else n8
         n8_in_step = self.n8_per_step // columns_per_value
@@ -178,7 +195,11 @@ class EpilogueSubtile:
         return Evaluation(self.graph, self.epilogue.lowerings, sources, columns)
 
     def _compute_row_function(self, index: int, n8_ranges: list[tuple[int, int]]) -> RowsOfSubtile:
-        """Compute a row function: evaluate its input in the whole subtile, one range of `n8_ranges` after the other."""
+        """Compute the row function of node `index`: evaluate its input in the whole subtile, then apply it.
+
+        The input is evaluated one range, (first, stop) groups of 8 columns, of `n8_ranges` after the other, and kept in
+        registers for all row functions of it.
+        """
         k, node = current_builder(), self.graph.nodes[index]
         source, columns_per_value = node.inputs[0], self.broadcast_dims[index].column_divisor
         row_fragment = self.row_fragments.get(source)
@@ -231,7 +252,10 @@ class EpilogueSubtile:
 def _accumulator_pair(
     accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: int, row_half: int, as_int32: bool = False
 ) -> tuple[Value, Value]:
-    """Return two adjacent elements of the accumulator as fp32, or `as_int32` unrounded."""
+    """Return two adjacent elements of the accumulator as fp32, or if `as_int32`, as int32, without rounding.
+
+    They are in the 64 rows `epi_m`, the half `row_half` of the warp's rows, and group `n8` + `n8_offset` of 8 columns.
+    """
     i = ((n8 + n8_offset) * 2 + row_half).named("pair_idx")
     if as_int32:
         return accumulator.fragments[epi_m][2 * i], accumulator.fragments[epi_m][2 * i + 1]
@@ -265,6 +289,9 @@ def _pack(pair: fragment.LoadPair, halves: int, dtype: DType, packed: RegisterAr
 
 
 def _pack_accumulator(accumulator: Accumulator, epi_m: Value, n8: Value, dtype: DType, packed: RegisterArray) -> None:
-    """Pack pairs of the accumulator, which may be stored packed already (fp16)."""
+    """Fill `packed` with pairs of the accumulator, from group `n8` of 8 columns on, rounded to `dtype`.
+
+    An fp16 accumulator has packed pairs already.
+    """
     with current_builder().unroll(len(packed)) as i:
         packed[i] = accumulator.packed_pair(epi_m, (n8 * 2 + i).named("pair_idx"), dtype)

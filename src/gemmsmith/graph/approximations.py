@@ -121,7 +121,10 @@ def erf(x: Value) -> Value:
 
 
 def ndtr(x: Value, coefficients: str = "ndtr") -> Value:
-    """Compute the normal distribution function: that of -|x|, or 1 minus it."""
+    """Compute the normal distribution function from that of -|x|, the tail, or as 1 minus it.
+
+    `coefficients`: the name of a polynomial of POLYNOMIALS, as in the functions below.
+    """
     tail = exp2(polynomial(absolute(x), POLYNOMIALS[coefficients]))
     return select(x > 0.0, 1 - tail, tail)
 

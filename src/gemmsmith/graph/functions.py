@@ -59,8 +59,8 @@ class Function(Operation):
         names: The names, separated by spaces, under which torch, numpy or math call it with its inputs as arguments.
         num_predicates: How many of its inputs, from the first on, are predicates.
         is_predicate: Whether its value is a predicate.
-        linearity: In which inputs it is linear.
-        commutes_with_rounding: Whether it is the same to round its value as its input.
+        linearity: In which inputs it is linear; see `Linearity`.
+        commutes_with_rounding: Whether rounding its value and rounding its input give the same, as for abs and relu.
 
     Raises:
         ArgumentError: Something is missing.
@@ -107,7 +107,7 @@ class Function(Operation):
 
     @property
     def style(self) -> Literal["compute", "special"]:  # type: ignore[override]
-        """Whether the special-function unit takes part."""
+        """How plots show it: "special" if the special-function unit (MUFU) takes part, else "compute"."""
         return "special" if self.cost_per_element("default").special else "compute"
 
     def cost_per_element(self, precision: Precision) -> Cost:
@@ -116,7 +116,7 @@ class Function(Operation):
         return self.cost[precision]
 
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
-        """Return the function of arrays."""
+        """Apply numpy's or torch's implementation to arrays; see `Operation.compute`."""
         return arrays.implementation(self)(*inputs)
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -125,12 +125,15 @@ class Function(Operation):
         return grads if isinstance(grads, tuple) else (grads,)
 
     def label(self, graph: EpilogueGraph, node: Node) -> str:
-        """Return CUTLASS's name with that of the function."""
+        """Return CUTLASS's name of the visitor, with the function's name: "Compute(exp)"."""
         return f"Compute({self.name})"
 
 
 def check_gradient(name: str, gradient: Any, or_zero: bool = False) -> None:
-    """Raise ArgumentError if a record has neither a gradient nor a refusal."""
+    """Raise ArgumentError if the `gradient` of the record `name` is neither a function nor `Refused`.
+
+    `or_zero`: ZERO is valid, too.
+    """
     if not (callable(gradient) or isinstance(gradient, Refused) or (or_zero and gradient == ZERO)):
         zero = ", ZERO" if or_zero else ""
         raise ArgumentError(
@@ -140,7 +143,10 @@ def check_gradient(name: str, gradient: Any, or_zero: bool = False) -> None:
 
 
 def gradient_rule(name: str, gradient: Any, node: Node) -> Callable[..., Any]:
-    """Return a record's rule. Raises EpilogueError, which names it, if it is refused."""
+    """Return the gradient function of the record `name`.
+
+    Raises EpilogueError, with the record's reason and the source line of `node`, if the gradient is `Refused`.
+    """
     if isinstance(gradient, Refused):
         raise epilogue_error(f"{name}: {gradient.reason}", node.location)
     return gradient  # type: ignore[no-any-return]
@@ -164,7 +170,7 @@ def _softplus_exact(x: Value) -> Value:
 
 
 def _mish_exact(x: Value) -> Value:
-    """Compute x n / (n + 2), as approximations.mish."""
+    """Compute x n / (n + 2), n = e^x (e^x + 2). The bound 20, above which it is x in fp32, keeps n from overflowing."""
     e = hw.math_library_call("expf", hw.minimum_nan(x, 20.0))
     n = e * (e + 2)
     return x * (n / (n + 2))
@@ -194,7 +200,10 @@ def _sign(x: Value) -> Value:
 
 
 def _hypot(x: Value, y: Value, sqrt: Lowering) -> Value:
-    """Scale both by a power of two if a square would overflow or underflow in fp32."""
+    """Compute sqrt(x^2 + y^2). Both are scaled by a power of two if a square would overflow or underflow in fp32.
+
+    `sqrt`: emits the square root.
+    """
     x, y = (absolute(z).named("magnitude") for z in (x, y))
     max_magnitude = hw.maximum_nan(x, y).named("max_magnitude")
     large, small = max_magnitude > 2.0**60, max_magnitude < 2.0**-60
@@ -250,10 +259,11 @@ def _d_pow(g: Any, y: Any, x: Any, p: Any) -> Any:
 
 
 def _d_extremum(g: Any, a: Any, b: Any, above: Any, below: Any) -> Any:
-    """Return the gradients of a maximum or minimum, as in torch.maximum and torch.clamp.
+    """Return the gradients of a and b for their maximum or minimum.
 
-    Two equal values get half of g each, and g if one is NaN. With a constant bound the other value gets g if equal to
-    it, and 0 if NaN.
+    `above`, `below`: predicates, whether a alone or b alone is selected. As in torch.maximum, equal values get half of
+    g each, and both get g if one of them is NaN. If a or b is a constant, then as in torch.clamp: the other one gets g
+    if it is equal to the constant, and 0 if it is NaN.
     """
     if "constant" in (getattr(a, "op", ""), getattr(b, "op", "")):
         return tuple(g.where((a == b) | isselected, 0.0) for isselected in (above, below))
@@ -281,7 +291,10 @@ def _function(
     name: str, arity: int, reference: Callable[..., Array], lower: Lowering, gradient: Any = ZERO, names: str = "",
     **others: Any,
 ) -> Function:  # fmt: skip
-    """Return the record of a function whose cost is measured; torch calls it so unless `torch` is given."""
+    """Return the record of a function of the package, with its measured cost.
+
+    If neither `names` nor `torch` is given, torch's function has the record's name. `others`: as for `Function`.
+    """
     names = names or ("" if "torch" in others else name)
     return Function(name, arity, reference, lower, cost=COSTS[name], gradient=gradient, names=names, **others)
 

@@ -28,9 +28,9 @@ OTHER_AXIS = {"n": "m", "m": "n"}
 
 
 class GraphArrays(ABC):
-    """Values of a graph's nodes as arrays of a library: numpy's in float64, or torch's in the accumulator's dtype.
+    """Computes the values of a graph's nodes as arrays: numpy's in float64, or torch's in the accumulator's dtype.
 
-    `library`: the module, of which functions are used that both have.
+    `library`: the module numpy or torch. Operations only use functions of it that both modules have.
     """
 
     library: Any
@@ -43,37 +43,37 @@ class GraphArrays(ABC):
         self.values: list[Any] = []
 
     def compute(self) -> list[Any]:
-        """Return the values of all nodes, a predicate's as 0 or 1, as in the kernels."""
+        """Return the values of all nodes, in order; a predicate's values are 0 or 1, as in the kernels."""
         for node in self.graph.nodes:
             inputs = (self.values[i] for i in node.inputs)
             self.values.append(self.as_value(node.operation.compute(self, node, *inputs)))
         return self.values
 
     def full(self, x: Any, divisor: int = 1) -> Any:
-        """Return x broadcast to the accumulator's shape, or to that with columns / `divisor`."""
+        """Return x broadcast to the accumulator's rows and, if x has one column, to its columns / `divisor`."""
         width = x.shape[-1] if x.ndim else 1
         columns = width if width > 1 else self.accumulator.shape[-1] // divisor
         return self.library.broadcast_to(x, (*self.accumulator.shape[:-1], columns))
 
     @abstractmethod
     def as_value(self, x: Any) -> Any:
-        """Return a number or an array of any dtype as a value."""
+        """Return a number, or an array of any dtype, as an array in the dtype in which values are computed."""
 
     @abstractmethod
     def implementation(self, operation: Any) -> Callable[..., Any]:
-        """Return the record's function for these arrays."""
+        """Return the function of a record for these arrays: its `reference`, or its function of torch."""
 
     @abstractmethod
     def rounded(self, x: Any, dtype: DType) -> Any:
-        """Return x rounded to a dtype."""
+        """Return x rounded to a dtype, but still in the dtype in which values are computed."""
 
     @abstractmethod
     def reduce(self, x: Any, kind: str, axis: str) -> Any:
-        """Return a reduction."""
+        """Return the reduction of x. `kind`: a name of REDUCTIONS; `axis`: see `reduced_dims`."""
 
 
 def reduced_axes(axis: str, rank: int) -> tuple[int, ...]:
-    """Return the dimensions of an array of that rank that a reduction along `axis` reduces."""
+    """Return the dimensions that a reduction over `axis` reduces in an array of `rank` 2, (M, N), or 3, (B, M, N)."""
     return tuple(i for i, dim in enumerate("bmn"[3 - rank :]) if dim in reduced_dims(axis))
 
 
@@ -99,7 +99,7 @@ class Accumulator(Leaf):
 
 
 class ConstantNumber(Leaf):
-    """A number; its attribute."""
+    """A number, which is the node's attribute."""
 
     name, label_format = "constant", "ScalarBroadcast({:.6g})"
     attribute_type = float
@@ -114,7 +114,7 @@ class ConstantNumber(Leaf):
 
 
 class OperandOfGraph(Leaf):
-    """An operand, converted to fp32; its name is the attribute."""
+    """An operand, converted to fp32. Its name is the node's attribute."""
 
     name = "operand"
     attribute_type = str
@@ -145,9 +145,9 @@ class GroupIndex(Leaf):
 
 
 class Chunk(Operation):
-    """The even (0) or odd (1) groups of 8 columns, axis "n", or rows, "m", of x: gate and up, interleaved.
+    """Every other group of 8 columns (axis "n") or 8 rows (axis "m") of x, from the first (0) or second (1) group on.
 
-    Its attribute is (which, axis).
+    These are the gate and the up values of interleaved weights. The node's attribute is (0 or 1, axis).
     """
 
     name = "chunk"
@@ -177,14 +177,20 @@ class Chunk(Operation):
 
 
 class HalfGradient:
-    """The gradient of the even (0) or odd (1) groups of 8 columns alone; the other half's is another's or 0."""
+    """The gradient `g` of one half of a value: its even (`which` is 0) or odd (1) groups of 8 columns.
+
+    The other half's gradient comes from another `chunk` node, or is 0 (derivative.py combines them).
+    """
 
     def __init__(self, which: int, g: Any) -> None:
         self.which, self.g = which, g
 
 
 class Interleave(Operation):
-    """Chunk's inverse: alternating groups of 8 columns (its attribute: "n") or rows ("m") of x and of y."""
+    """The inverse of Chunk: groups of 8 columns (axis "n") or 8 rows ("m") of x and of y, alternately.
+
+    The node's attribute is the axis.
+    """
 
     name, label_format = "interleave", "Interleave"
     attribute_type = str
@@ -211,7 +217,7 @@ class Interleave(Operation):
 
 
 def _with_values_per(dims: BroadcastDims, axis: str, count: Literal[1, 2]) -> BroadcastDims:
-    """Return dims with one value per `count` columns (axis "n") or rows ("m")."""
+    """Return `dims`, but with one value per `count` columns (axis "n") or rows ("m")."""
     return dims._replace(columns_per_value=count) if axis == "n" else dims._replace(rows_per_value=count)
 
 
@@ -235,7 +241,7 @@ class OneHot(Operation):
 
 
 class Cast(Operation):
-    """x rounded to a dtype, its attribute, and back."""
+    """x rounded to a dtype, which is the node's attribute, and converted back to fp32."""
 
     name = "cast"
     attribute_type = DType
@@ -252,7 +258,10 @@ class Cast(Operation):
 
 
 class Reduce(Operation):
-    """A reduction, which only results are. Its attribute: (kind, axis), a name of REDUCTIONS and see `reduced_dims`."""
+    """A reduction, which no node can read, only a result.
+
+    The node's attribute is (kind, axis): a name of REDUCTIONS, and what is reduced, as in `reduced_dims`.
+    """
 
     name = "reduce"
     attribute_type = (str, str)
@@ -276,6 +285,7 @@ class Reduce(Operation):
         return arrays.reduce(arrays.full(inputs[0]), *node.attribute)
 
     def label(self, graph: EpilogueGraph, node: Node) -> str:
+        """Return CUTLASS's name of the visitor, by what the reduction results in: "ColReduction(sum)" is a column."""
         kind, axis = node.attribute
         batched = ", of all batches" * (axis in ("b", "bm", "bn"))
         names = {"n": "ColReduction", "m": "RowReduction", "": "BatchReduction"}

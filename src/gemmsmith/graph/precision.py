@@ -10,10 +10,10 @@ from gemmsmith.graph.reductions import REDUCTIONS
 
 
 def select_precisions(graph: EpilogueGraph, fast_math: bool) -> dict[int, Precision]:
-    """Select each elementwise node's precision.
+    """Select the precision of each elementwise node, by index; see graph/functions.py for the three precisions.
 
-    Without `fast_math`: exact. With it: approximate if all results that depend on the node are stored in bf16 or fp8.
-    A function that has no lowering of its own in that precision is computed in the default one.
+    Without `fast_math` it is "exact". With it, it is "approx" if all results that depend on the node are stored in bf16
+    or fp8, else "default". A function without a lowering in that precision is computed in the default one.
     """
     precise_results = (r.node for r in graph.results if graph.is_reduction(r) or r.dtype in (FP32, FP16))
     full_precision = graph.nodes_needed_by(precise_results)
@@ -26,7 +26,7 @@ def select_precisions(graph: EpilogueGraph, fast_math: bool) -> dict[int, Precis
 
 
 def reduction_cost(graph: EpilogueGraph) -> Cost:
-    """Return the cost of an epilogue's reductions per element of the accumulator, within a thread."""
+    """Return the cost of an epilogue's reductions per element of the accumulator, without those between threads."""
     kinds = [graph.nodes[r.node].attribute[0] for r in graph.results if graph.is_reduction(r)]
     return Cost(*map(sum, zip(Cost(), *(REDUCTIONS[kind].cost for kind in kinds), strict=True)))
 
@@ -34,7 +34,8 @@ def reduction_cost(graph: EpilogueGraph) -> Cost:
 def epilogue_cost(graph: EpilogueGraph, fast_math: bool, vector_share: float = 0.0) -> Cost:
     """Return the cost of an epilogue's functions per element of the accumulator.
 
-    Functions of scalars and of one value a row cost nothing, those of (N,) the fraction `vector_share` of a matrix's.
+    Functions of scalars and of columns (one value per row) count nothing. Those of rows, (N,), count the fraction
+    `vector_share` of a matrix's, since a thread computes each once for several rows.
     """
     dims, precisions = graph.broadcast_dims, select_precisions(graph, fast_math)
     total = Cost()

@@ -26,7 +26,7 @@ State = tuple[Value, ...]
 
 
 def _merge_logsumexp(a: State, b: State) -> State:
-    """Merge two states (m, s) that represent m + log(s).
+    """Merge two states (m, s), each of which stands for m + log(s): the maximum, and the sum of exp(x - m).
 
     Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
@@ -35,9 +35,9 @@ def _merge_logsumexp(a: State, b: State) -> State:
 
 
 def _add_to_logsumexp(state: State, elements: Sequence[Value]) -> State:
-    """Add elements to a state, with one exponential for each and one for the state.
+    """Add elements to a state (m, s), with one exponential for each element and one for the state.
 
-    A maximum of Inf counts as the largest finite number, of which the exponential of Inf is Inf; no NaN arises.
+    The maximum is kept finite: Inf - Inf would be NaN, while exp(Inf - m) with a finite m is Inf, the right sum.
     """
     largest = hw.minimum_nan(_balanced(hw.maximum_nan, elements), -FLT_LOWEST_FINITE)
     m = hw.maximum_nan(state[0], largest).with_name_hint("new_max")
@@ -46,7 +46,7 @@ def _add_to_logsumexp(state: State, elements: Sequence[Value]) -> State:
 
 
 def _balanced(combine: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
-    """Combine values in a tree, so that few depend on one another."""
+    """Combine values pairwise, in a tree, so that the chain of dependent instructions is short."""
     rest = list(values)
     while len(rest) > 1:
         pairs = [combine(x, y) for x, y in zip(rest[::2], rest[1::2], strict=False)]
@@ -56,12 +56,12 @@ def _balanced(combine: Callable[[Value, Value], Value], values: Sequence[Value])
 
 @dataclass(frozen=True)
 class Monoid:
-    """How partial results combine.
+    """How partial results, each a `State`, combine.
 
     `masked_value` replaces an element outside the matrix, `identity` is the state of no elements, `state_of_element`
     makes the state of one element, `merge` combines two states and `finish` computes the result of a state.
-    `add`: adds elements to a state, if that takes less than to merge their states one by one.
-    `component_names` names the values of a state in the kernel; a state of one value needs none.
+    `add` adds several elements to a state at once, if that takes fewer instructions than to merge their states.
+    `component_names` names the values of a state in the kernel's text; a state of one value needs no name.
     """
 
     masked_value: float
@@ -73,7 +73,10 @@ class Monoid:
     add: Callable[[State, Sequence[Value]], State] | None = None
 
     def names_of(self, prefix: str, fallback: str, suffix: str = "") -> list[str]:
-        """Return what the kernel calls the components of a state: `fallback` replaces the name of the only one."""
+        """Return what the kernel's text calls the components of a state: "prefix_name_suffix", without empty parts.
+
+        `fallback`: the name of a component without a name.
+        """
         return ["_".join(filter(None, (prefix, name or fallback, suffix))) for name in self.component_names]
 
 
@@ -124,13 +127,18 @@ class ReductionKind:
 
 
 def _logsumexp(x: Array, axes: tuple[int, ...]) -> Array:
+    """Return log(sum(exp(x))) over the axes. The maximum is subtracted first, so that exp does not overflow.
+
+    An infinite maximum is not, since Inf - Inf is NaN.
+    """
     largest = x.max(axis=axes, keepdims=True, initial=-np.inf)
     offset = np.where(np.isfinite(largest), largest, 0)
     return np.asarray(np.log(np.exp(x - offset).sum(axis=axes)) + offset.squeeze(axis=axes))
 
 
 def _d_logsumexp(g: Any, y: Any, x: Any) -> Any:
-    offset = y.tracer("where", y == -math.inf, 0.0, y)  # -inf if all of the row is
+    # y is -Inf if all x are; x - y would then be NaN
+    offset = y.tracer("where", y == -math.inf, 0.0, y)
     return g * (x - offset).exp()
 
 
@@ -144,9 +152,10 @@ REDUCTIONS: Records[ReductionKind] = Records("a reduction")
 
 
 def register_reduction(kind: ReductionKind) -> ReductionKind:
-    """Make a kind of reduction known to graphs, in place of one that the calling module has registered before.
+    """Make a kind of reduction known to graphs, by its name.
 
-    Raises EpilogueError if another module has registered one of its name.
+    It replaces a kind of this name that the calling module has registered before. Raises EpilogueError if another
+    module has registered the name.
     """
     REDUCTIONS.register(kind.name, kind, sys._getframe(1).f_globals["__name__"])
     return kind
@@ -172,10 +181,10 @@ for _kind in (
 
 
 class ReductionState:
-    """`count` states of the result `name` in a thread's registers."""
+    """`count` states of a reduction in a thread's registers; the kernel's text calls the reduction `name`."""
 
     def __init__(self, monoid: Monoid, count: int, name: str) -> None:
-        """Declare the registers and set all states to that of no elements."""
+        """Declare the registers, an array for each component, and set all states to the identity."""
         self.monoid = monoid
         self.arrays: list[RegisterArray] = [
             current_builder().registers(F32, count, x) for x in monoid.names_of("", "acc", name)
@@ -204,12 +213,15 @@ class ReductionState:
         self.store(i, state)
 
     def fence(self) -> None:
-        """Force the additions so far to be done here: ptxas would postpone hundreds of them, and spill."""
+        """Keep ptxas from moving the additions so far past this point: it would postpone hundreds, and spill."""
         for array in self.arrays:
             hw.fence_operand(array)
 
     def warp_reduce(self, i: ValueLike, masks: tuple[int, ...]) -> None:
-        """Reduce state `i` over the lanes whose indices differ in the bits of `masks`; all of them get the result."""
+        """Reduce state `i` over the lanes whose indices differ only in the bits `masks`; each gets the result.
+
+        A step per mask merges the states of lanes whose indices differ in that bit (butterfly shuffle).
+        """
         state = self.load(i)
         for mask in masks:
             for x, name in zip(state, self.monoid.names_of("lane", "value"), strict=True):

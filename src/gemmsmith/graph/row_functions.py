@@ -27,16 +27,18 @@ from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, as_
 
 
 def quad_reduce(x: Value, merge: Callable[[Value, Value], Value], name: str) -> Value:
-    """Reduce over the four lanes that share a row. `name` is the kernel's for the value after a step."""
+    """Reduce x over the four lanes that share a row. `name`: what the kernel's text calls the value after a step."""
     for mask in QUAD_XOR_MASKS:
         x = merge(x, hw.shuffle_xor_fp32(x, mask)).with_name_hint(name)
     return x
 
 
 class RowFragment:
-    """A node's elements of a subtile, in registers: four per n8 block, ordered by (row half, element of a pair).
+    """A node's elements of a subtile in a thread's registers, by (n8 group, row half, element of a pair).
 
-    They may be kept in the accumulator's registers, from `first_register` on, of every `stride`-th n8 block.
+    A thread has four elements of every n8 group (8 columns): two adjacent ones in each half of its warp's 16 rows. They
+    may be kept in `registers` of the accumulator instead of their own: from `first_register` on, in every `stride`-th
+    n8 group.
     """
 
     def __init__(self, n8_count: int, registers: RegisterArray | None, first_register: ValueLike, stride: int) -> None:
@@ -51,7 +53,7 @@ class RowFragment:
         self, n8: ValueLike, row_half: int, pair: tuple[Value, Value], in_bounds: tuple[Value, Value],
         masked_value: float,
     ) -> None:  # fmt: skip
-        """Store a pair; `masked_value` replaces elements outside the matrix."""
+        """Store two adjacent elements; `masked_value` replaces those that are not `in_bounds`, outside the matrix."""
         for i in range(2):
             index = self.register_index(n8, row_half, i)
             self.registers[index] = current_builder().select(in_bounds[i], pair[i], masked_value)
@@ -65,9 +67,10 @@ class RowFragment:
         self, row_half: int, start: float, step: Callable[[Value, Value], Value], name: str,
         merge: Callable[[Value, Value], Value] | None = None,
     ) -> Value:  # fmt: skip
-        """Return step(... step(start, x0) ..., xn) over the elements of a row. `name`: what it is, in the kernel.
+        """Return step(... step(start, x0) ..., xn) over the elements of a row.
 
-        `merge` combines the results of two lanes; by default `step` does.
+        `merge` combines the results of the row's four lanes; by default `step` does. `name`: what the kernel's text
+        calls the result.
         """
         result = current_builder().registers(F32, 1, f"lane_{name}")
         result[0] = start
@@ -78,21 +81,21 @@ class RowFragment:
 
 
 class RowsOfSubtile(Protocol):
-    """A function of the rows of a subtile, whose class is called with the node and the fragment of its input."""
+    """What a kernel computes of a `RowFunction` for one subtile: an object for a node and its input's elements."""
 
     masked_value: float
     """What elements outside of the matrix are replaced by."""
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        """Compute what the row's elements have in common, from a fragment in which all elements are stored."""
+        """Compute what all elements of a row share, such as its maximum. `fragment`: has all elements of the input."""
 
     def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
-        """Return a pair of the result."""
+        """Return two adjacent elements of the result."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowFunction(Operation):
-    """A function of a whole row of one input, of its shape.
+    """A function of whole rows of its one input; the result has the input's shape.
 
     Args:
         name: Its name in graphs.
@@ -132,7 +135,7 @@ class RowFunction(Operation):
         return self.cost
 
     def compute(self, arrays: Any, node: Node, *inputs: Any) -> Any:
-        """Return the function of arrays."""
+        """Apply numpy's or torch's implementation to arrays; see `Operation.compute`."""
         return arrays.implementation(self)(arrays.full(inputs[0]), *attribute_parts(node.attribute))
 
     def backpropagate(self, node: Node, g: Any, y: Any, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -141,12 +144,15 @@ class RowFunction(Operation):
 
 
 class QuantizeRows:
-    """x divided by its row's scale: amax / the dtype's maximum, at least MIN_SCALE, and 1 if amax is 0."""
+    """x divided by the scale of its row's block of columns, which is the subtile.
+
+    The scale is amax / the dtype's maximum, at least MIN_SCALE, and 1 if amax is 0.
+    """
 
     masked_value = 0.0
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        """Compute the scales of a fragment in which all elements are stored."""
+        """Compute the scales of a thread's two rows, and their reciprocals, from all elements of the input."""
         k, dtype = current_builder(), node.attribute[0]
         self.fragment = fragment
         self.scales: list[Value] = []
@@ -167,18 +173,20 @@ class QuantizeRows:
 
 
 class TopKSoftmax:
-    """Softmax over the `top_k` largest elements of a row (the first ones among equals), 0 for the others.
+    """Softmax over the k largest elements of a row (the first ones among equals), 0 for the others.
 
+    k is the node's attribute.
     The whole row is NaN if the sum of exponentials is: with a NaN, with +Inf, or if all elements are -Inf.
     """
 
     masked_value = -math.inf
 
     def __init__(self, node: Node, fragment: RowFragment) -> None:
-        """Find the next largest element of a fragment `top_k` times.
+        """Find the k-th largest element of each row, by k searches for the next largest one, and the exponentials' sum.
 
         Elements are ordered by value, largest first, then by column; the next one is the first that follows the
-        previous one in that order, so none is found twice and none needs to be marked.
+        previous one in that order, so none is found twice and none needs to be marked. The k-th one is the threshold of
+        the selected elements.
         """
         self.fragment = fragment
         self.first_column = fragment_column(current_builder().lane).to(F32).named("first_column")
@@ -198,9 +206,10 @@ class TopKSoftmax:
             self.thresholds.append(threshold)
 
     def _find_next(self, row_half: int, previous: tuple[Value, Value] | None) -> tuple[Value, Value]:
-        """Return the next element after `previous`, and its column; -Inf and Inf if there is none.
+        """Return the row's next element after `previous`, as (value, column); (-Inf, Inf) if there is none.
 
-        Elements are in descending order, equal ones by ascending column.
+        Elements are in descending order, equal ones by ascending column. A thread searches its own elements first, then
+        the four lanes of the row compare theirs. `previous`: None for the first element.
         """
         k = current_builder()
         max_value, max_column = k.registers(F32, 1, "max_value"), k.registers(F32, 1, "max_column")
@@ -224,7 +233,7 @@ class TopKSoftmax:
         return max_value[0].named("max_value"), max_column[0].named("max_column")
 
     def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
-        """Return a pair of the softmax."""
+        """Return two adjacent elements of the softmax: 0 for those behind the threshold."""
         reciprocal, (value, column), result = self.reciprocals[row_half], self.thresholds[row_half], []
         for i, x in enumerate(self.fragment.load_pair(n8, row_half)):
             is_selected = (x > value) | ((x == value) & (_column_offset(n8, i) <= column - self.first_column))
@@ -234,7 +243,10 @@ class TopKSoftmax:
 
 
 def _column_offset(n8: ValueLike, i: int) -> Value:
-    """Return an element's column minus the thread's first, in fp32 (exact): a constant in unrolled loops."""
+    """Return an element's column minus the thread's first, in fp32 (exact): a constant in unrolled loops.
+
+    `i`: the element of the thread's pair in the n8 group, 0 or 1.
+    """
     offset: Value = as_value(n8, I32) * N8_COLUMNS + i
     return offset.to(F32).with_name_hint("column_offset")
 
@@ -276,7 +288,7 @@ class _Scale(Operation):
 
 
 def _scales(x: Array, dtype: DType, block: int) -> Array:
-    """Return the scale of each element."""
+    """Return an array of x's shape with the scale of each element: one per row and `block` columns."""
     scales = np.empty_like(x)
     for first in range(0, x.shape[-1], block):
         columns = slice(first, first + block)

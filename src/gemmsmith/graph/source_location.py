@@ -22,7 +22,7 @@ def format_location(file: str, number: int, module: dict[str, Any] | None = None
 
 
 def user_source_line(trace: TracebackType | None = None) -> str:
-    """Return the location of the innermost user frame: of the current stack, or of a traceback."""
+    """Return the location of the innermost frame of the user's code, in the current stack or the traceback `trace`."""
     if trace:
         *_, (innermost, number) = traceback.walk_tb(trace)
         user_frames = [(frame, n) for frame, n in traceback.walk_tb(trace) if _is_user_frame(frame)]
@@ -35,7 +35,7 @@ def user_source_line(trace: TracebackType | None = None) -> str:
 
 
 def user_stacklevel() -> int:
-    """Return the `stacklevel` of a warning, issued by the caller, that points to the innermost user frame."""
+    """Return the `stacklevel` with which a warning, issued by the caller, points to the user's innermost frame."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and not _is_user_frame(frame):
         frame, level = frame.f_back, level + 1
@@ -49,5 +49,5 @@ def _is_user_frame(frame: FrameType) -> bool:
 def epilogue_error(
     message: str, location: str | None = None, error_type: type[EpilogueError] = EpilogueError
 ) -> EpilogueError:
-    """Return the exception for code that cannot be fused, at `location` (default: the user's source line)."""
+    """Return the exception for code that cannot be fused. `location`: where it is; None: the user's source line."""
     return error_type(f"{location or user_source_line()}\n    {message}")

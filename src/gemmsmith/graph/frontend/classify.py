@@ -9,12 +9,12 @@ from gemmsmith.core.graph import BroadcastDims
 
 
 def classify(name: str, shape: tuple[int, ...], acc_shape: tuple[int, ...]) -> BroadcastDims:
-    """Return the dimensions of an accumulator of shape (M, N) or (B, M, N) along which an operand varies.
+    """Return the dimensions of an accumulator of shape (M, N) or (B, M, N) along which an operand of `shape` varies.
 
     () and (1,) are scalars, (N,) is a row, (M, 1) a column, (M, N) a matrix, each with an optional leading batch of B
-    or 1. N/2 instead of N is for values of halves, as `deinterleave` returns them. An operand varies along each
-    dimension that it has in the accumulator's length, even if that is 1: for N = 1, (M, 1) is a matrix; only (1,) is
-    always a scalar. Raises EpilogueError, with the operand's `name`, for a shape that does not broadcast.
+    or 1. N/2 in place of N stands for one value per two columns, as in the halves that `deinterleave` returns. An
+    operand varies along a dimension if it has the accumulator's length there, even 1: for N = 1, (M, 1) is a matrix;
+    only (1,) is always a scalar. Raises EpilogueError, with the operand's `name`, for a shape that does not broadcast.
     """
     *_, rows, columns = acc_shape
     batch, m, n = ((None,) * (3 - len(shape)) + tuple(shape))[-3:]

@@ -42,7 +42,7 @@ Chosen; not measured."""
 
 
 class _DerivativeCost(NamedTuple):
-    """Cost of a derivative; costs are compared field by field. The last three are counts."""
+    """Cost of a derivative; costs are compared field by field, from the first. The last three fields are counts."""
 
     recomputes_gemm: bool
     matrices: int
@@ -57,7 +57,7 @@ def derivative(
 
     The graph is an epilogue of the same GEMM (of any GEMM, if it does not read the accumulator). Its operands are the
     epilogue's operands (x_name), gradients of results (d_name) and values of results (y_name). The gradient of a
-    reduction is a column, row or scalar; or a matrix, if some gradient would otherwise be the same in all rows or
+    reduction is a column, row or scalar; or a matrix, if otherwise some gradient would be the same in all rows or
     columns. The caller divides the gradient of a mean by the number of elements, and that of a maximum or minimum by
     the number of equal elements (see `tie_count_graph`). The results are "out", the accumulator's gradient, and g_name,
     the gradients of operands, whose sums keep the reduced index. Gradients that are zero everywhere have no result.
@@ -79,7 +79,10 @@ def derivative(
 
 
 def nodes_with_gradient(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> list[bool]:
-    """Return for each node whether it has a gradient with respect to one of `wrt` (None: to any leaf)."""
+    """Return for each node whether it has a gradient with respect to one of `wrt`.
+
+    `wrt`: names of operands, or ACCUMULATOR; None: all of them.
+    """
     result: list[bool] = []
     for node in graph.nodes:
         name = node.operation.leaf_name(node)
@@ -99,7 +102,10 @@ def minmax_results(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> 
 def tie_count_graph(
     graph: EpilogueGraph, result_name: str, saved: Collection[str], default_dtype: DType
 ) -> EpilogueGraph:
-    """Return the graph that counts the elements that are equal to the maximum or minimum `result_name`."""
+    """Return the graph that counts the elements that are equal to the maximum or minimum `result_name`.
+
+    It reads the elements and the maximum as `derivative` does; `saved`, `default_dtype`: as there.
+    """
     d = _DerivativeBuilder(graph, (), saved, default_dtype, full_matrix_grads=False)
     result = next(r for r in graph.results if r.name == result_name)
     axis = graph.nodes[result.node].attribute[1]
@@ -111,13 +117,13 @@ def tie_count_graph(
 def with_saved_values(
     graph: EpilogueGraph, wrt: Collection[str], default_dtype: DType
 ) -> tuple[EpilogueGraph, tuple[str, ...]]:
-    """Add the smallest set of results that lets the derivative avoid recomputing the GEMM.
+    """Add the results that the derivative needs so as not to recompute the GEMM, and return (graph, names to save).
 
-    The inputs of maxima and minima are always results. Besides, one value is added if those that are stored anyway do
-    not suffice. A logsumexp that depends on a value that is saved rounded is computed from the rounded value, so that
-    both passes agree. Returns the graph and the names of the results to save. Raises EpilogueError as `derivative`.
+    The inputs of maxima and minima become results. If the results do not suffice, one further value becomes a result:
+    the one with the cheapest derivative. None does if no single value suffices. A logsumexp of a value that is saved
+    rounded is computed from the rounded value, so that both passes agree. Raises EpilogueError as `derivative` does.
 
-    `default_dtype`: dtype of matrices that have none in the graph.
+    `wrt`, `default_dtype`: as in `derivative`.
     """
     graph = _with_minmax_inputs(cse(fold(graph)), wrt)
     cost, saved = _choose_saved(graph, wrt, default_dtype)
@@ -138,9 +144,10 @@ def with_saved_values(
 
 
 def _round_before_reductions(graph: EpilogueGraph, saved: Collection[str], default_dtype: DType) -> EpilogueGraph:
-    """Round values that the derivative reads from memory, if a reduction whose value it also reads depends on them.
+    """Round the saved values from which a reduction is computed whose value the derivative reads, too.
 
-    Else exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
+    Such a reduction is a logsumexp, of which the derivative is exp(x - logsumexp). If x were rounded, but the logsumexp
+    were computed from unrounded values, these would not be probabilities.
     """
     reductions = [r.node for r in graph.results if graph.is_reduction(r)]
     reading = (i for i in reductions if REDUCTIONS[graph.nodes[i].attribute[0]].reads_value)
@@ -156,7 +163,10 @@ def _round_before_reductions(graph: EpilogueGraph, saved: Collection[str], defau
 
 
 def _with_minmax_inputs(graph: EpilogueGraph, wrt: Collection[str]) -> EpilogueGraph:
-    """Store the inputs of maxima and minima as results: rounded, so that the derivative finds equal elements again."""
+    """Store the inputs of maxima and minima as results.
+
+    The derivative compares these rounded elements with the result; recomputed ones might be rounded differently.
+    """
     for r in minmax_results(graph, wrt):
         if _stored_minmax_input(graph, r) is None:
             first_computed = _rounding_equivalent_nodes(graph, r)[-1]
@@ -165,7 +175,7 @@ def _with_minmax_inputs(graph: EpilogueGraph, wrt: Collection[str]) -> EpilogueG
 
 
 def _with_output(graph: EpilogueGraph, node: int) -> EpilogueGraph:
-    """Add a node to the results."""
+    """Add a node to the results, as one that is stored only for the derivative."""
     count = sum(r.name.startswith(SAVED_PREFIX) for r in graph.results)
     return replace(graph, results=(*graph.results, Result(f"{SAVED_PREFIX}{count}", node)))
 
@@ -173,7 +183,10 @@ def _with_output(graph: EpilogueGraph, node: int) -> EpilogueGraph:
 def _choose_saved(
     graph: EpilogueGraph, wrt: Collection[str], default_dtype: DType, must_read: Collection[str] = ()
 ) -> tuple[_DerivativeCost, tuple[str, ...]]:
-    """Return the minimum cost of the derivative, and the results that it then reads, which include `must_read`."""
+    """Return the least cost of the derivative, and the names of the matrix results that it then reads.
+
+    All subsets of the matrix results are tried that include `must_read` and the inputs of maxima and minima.
+    """
     has_gradient = nodes_with_gradient(graph, wrt)
     outputs = [r.name for r in graph.results if has_gradient[r.node] and not r.name.startswith(SAVED_PREFIX)]
     matrices = graph.matrix_result_names
@@ -196,9 +209,10 @@ class _DerivativeBuilder:
         self, graph: EpilogueGraph, outputs: Collection[str], saved: Collection[str], default_dtype: DType,
         full_matrix_grads: bool,
     ) -> None:  # fmt: skip
-        """Build the forward nodes, then the gradients of all nodes, from the results back; see `derivative`.
+        """Build the forward nodes, then the gradients of all nodes, from the results back.
 
-        `full_matrix_grads`: the gradient of a reduction is given for each element, not once for each reduced value.
+        `outputs`, `saved`, `default_dtype`: as in `derivative`. `full_matrix_grads`: the gradient of a reduction is an
+        operand with a value for each element, not one for each reduced value.
         """
         self.forward = graph
         self.saved = saved
@@ -248,20 +262,24 @@ class _DerivativeBuilder:
         return self.build(results)
 
     def build(self, results: list[Result]) -> EpilogueGraph:
+        """Return the graph of the nodes that these results need."""
         graph = EpilogueGraph(tuple(self.tracer.nodes), tuple(self.operands.values()), tuple(results))
         return cse(fold(eliminate_dead_code(graph)))
 
     def operand(self, name: str, broadcast_dims: BroadcastDims, dtype: DType | None) -> Traced:
+        """Add an operand of the derivative, and return its value."""
         self.operands[name] = Operand(name, broadcast_dims, dtype)
         return self.tracer.add("operand", attribute=name, dims=broadcast_dims)
 
     def dtype(self, result: Result) -> DType:
+        """Return the dtype in which a forward result is stored."""
         return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default_dtype)
 
     def minmax_mask(self, result: Result) -> Traced:
-        """Return a predicate: which elements are equal to the maximum or minimum `result`.
+        """Return a predicate of each element: whether it is equal to the maximum or minimum `result`.
 
-        Both are read as stored, since recomputed values may be rounded differently.
+        The elements and the result are read as stored, since recomputed values may be rounded differently. Raises
+        EpilogueError if the elements are not saved, or if both are stored in different 16-bit or 8-bit dtypes.
         """
         node, stored_input = self.forward.nodes[result.node], _stored_minmax_input(self.forward, result)
         if stored_input is None or stored_input.name not in self.saved:
@@ -279,7 +297,10 @@ class _DerivativeBuilder:
         return self.tracer("eq", x, y)
 
     def _recompute_or_read(self, index: int, node: Node, saved: Result | None) -> Traced:
-        """Return the value of a forward node: read from the result `saved` that has it, else computed again."""
+        """Return the value of the forward node `index`: read from the result `saved`, or computed again if it is None.
+
+        A leaf is read as the epilogue's operand.
+        """
         broadcast_dims = self.broadcast_dims[index]
         if saved:
             return self.operand(OUTPUT_PREFIX + saved.name, broadcast_dims, self.dtype(saved))
@@ -289,11 +310,11 @@ class _DerivativeBuilder:
         return self.tracer.add(node.op, *inputs, attribute=node.attribute, location=node.location)
 
     def _reduction_value(self, result: Result) -> Traced:
-        """Read the value of a reduction."""
+        """Return the value of a reduction, read as an operand."""
         return self.operand(OUTPUT_PREFIX + result.name, self.broadcast_dims[result.node], self.dtype(result))
 
     def _seed_result(self, r: Result) -> None:
-        """Add the gradient of a result to that of the node that it stores or reduces."""
+        """Add the gradient of a result, an operand, to the gradient of the node that the result stores or reduces."""
         node, name = self.forward.nodes[r.node], GRAD_OUTPUT_PREFIX + r.name
         if not self.forward.is_reduction(r):
             self._accumulate(r.node, self.operand(name, self.broadcast_dims[r.node], self.dtype(r)))
@@ -310,7 +331,7 @@ class _DerivativeBuilder:
         self._accumulate(inner, g)
 
     def _backpropagate(self, index: int, node: Node) -> None:
-        """Add a node's contributions to the gradients of its inputs."""
+        """Add a node's contributions to the gradients of its inputs. Those of halves are kept until both are known."""
         y, inputs = self.values[index], [self.values[i] for i in node.inputs]
         grads = node.operation.backpropagate(node, self.grads[index], y, inputs)
         for source, g in zip(node.inputs, grads, strict=True):
@@ -321,6 +342,7 @@ class _DerivativeBuilder:
                 self._accumulate(source, g)
 
     def _accumulate(self, node: int, g: Traced) -> None:
+        """Add `g` to the gradient of a forward node, unless it is a leaf without a gradient, such as a constant."""
         if not self.forward.nodes[node].operation.has_gradient and not self.forward.nodes[node].inputs:
             return
         self.grads[node] = self.tracer("add", self.grads[node], g) if node in self.grads else g
@@ -331,7 +353,11 @@ def _reads_accumulator(node: Node) -> bool:
 
 
 def _reduced_axis(broadcast_dims: BroadcastDims) -> str:
-    """Return the axis over which the gradient of a broadcast operand is summed."""
+    """Return the axis, as in `reduced_dims`, over which the gradient of a broadcast operand is summed.
+
+    The caller sums over the other dimensions along which the operand does not vary, such as the rows for a scalar per
+    batch.
+    """
     if broadcast_dims.varies_along_n:
         return "m"
     return "n" if broadcast_dims.varies_along_m or broadcast_dims.batch else "all"
@@ -344,9 +370,9 @@ def _input_dims(graph: EpilogueGraph, result: Result) -> BroadcastDims:
 
 
 def _rounding_equivalent_nodes(graph: EpilogueGraph, result: Result) -> list[int]:
-    """Return the nodes whose rounded values identify a maximum's or minimum's elements.
+    """Return the nodes from whose rounded values the elements of a maximum or minimum follow, in its dtype.
 
-    These are its input, and inputs of that through functions that commute with rounding.
+    These are its input x, and if x = f(y) for a function f that commutes with rounding, such as abs, also y, and so on.
     """
     nodes = list(graph.nodes[result.node].inputs)
     while graph.nodes[nodes[-1]].operation.commutes_with_rounding:
@@ -355,6 +381,6 @@ def _rounding_equivalent_nodes(graph: EpilogueGraph, result: Result) -> list[int
 
 
 def _stored_minmax_input(graph: EpilogueGraph, result: Result) -> Result | None:
-    """Return the result that stores one of these nodes, or None."""
+    """Return a result that stores one of the `_rounding_equivalent_nodes` of a maximum or minimum, or None."""
     nodes = _rounding_equivalent_nodes(graph, result)
     return next((r for r in graph.results if r.node in nodes), None)

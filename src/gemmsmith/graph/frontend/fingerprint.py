@@ -45,11 +45,12 @@ class _CannotFingerprintError(Exception):
 def fingerprint(source: Any) -> Hashable:
     """Return a key that is equal for two epilogues only if they have the same graph, or None if there is none.
 
-    A function's fingerprint is its code and the values of its defaults, closure variables and globals, with functions
-    and containers among them treated alike; a partial's is its function's and its arguments; that of a torch.nn module
-    is its class and attributes. A fingerprint exists only if all of these are known to depend on nothing else
-    (purity.py); otherwise a RetraceWarning gives the reason, once. A fingerprint keeps its objects alive, so that no id
-    is reused.
+    The fingerprint of a function is its code and the fingerprints of its defaults, closure variables and globals; of a
+    functools.partial, those of its function and arguments; of a torch.nn module, its class and attributes. It exists
+    only if all of these are known to depend on nothing else (purity.py); otherwise a RetraceWarning gives the reason,
+    once. A fingerprint keeps its objects alive, so that no id is reused.
+
+    `source`: a function, another callable, an EpilogueGraph, or None for no epilogue.
     """
     if source is None:
         return _NO_EPILOGUE
@@ -69,7 +70,7 @@ def fingerprint(source: Any) -> Hashable:
 
 
 def restore(key: Hashable) -> Any:
-    """Return an epilogue with this fingerprint, which nothing can change.
+    """Return an epilogue with this fingerprint. It shares no object that may change with the original.
 
     Raises EpilogueError if its values are nested deeper than Python can follow.
     """
@@ -82,13 +83,16 @@ def restore(key: Hashable) -> Any:
 
 
 def register_constant(epilogue: Any) -> Any:
-    """Return an epilogue that never changes, after making its identity its fingerprint."""
+    """Make the identity of an epilogue that never changes its fingerprint, and return the epilogue."""
     _fingerprint_by_identity(epilogue)
     return epilogue
 
 
 def _check_no_torch_function_mode() -> None:
-    """Raise an error if a torch function mode is active, except that of torch.device, which changes nothing."""
+    """Raise an error if a torch function mode is active, which may change what torch's functions do.
+
+    The mode of `with torch.device(...)` changes nothing in an epilogue.
+    """
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "overrides") and torch._C._len_torch_function_stack():
         device_context = getattr(sys.modules.get("torch.utils._device"), "DeviceContext", None)
@@ -98,7 +102,10 @@ def _check_no_torch_function_mode() -> None:
 
 
 def _fingerprint_value(x: Any, seen: Seen) -> Hashable:
-    """Return the fingerprint of an object that an epilogue reads. Raises _CannotFingerprintError if it may change."""
+    """Return the fingerprint of an object that an epilogue reads. Raises _CannotFingerprintError if it may change.
+
+    `seen`: the functions, lists and dictionaries visited so far, which may contain themselves; x is added.
+    """
     if known := _STABLE_OBJECTS.get(id(x)):
         return known
     kind: Any = type(x)
@@ -132,7 +139,10 @@ def _fingerprint_value(x: Any, seen: Seen) -> Hashable:
 
 
 def _restore(key: Any, seen: list[Any]) -> Any:
-    """Return an object with this fingerprint. `seen`: functions, lists and dictionaries by number."""
+    """Return an object with the fingerprint `key`.
+
+    `seen`: the functions, lists and dictionaries restored so far; a fingerprint refers to them by number (`Seen`).
+    """
     if type(key) is int:
         return seen[key]
     if type(key) is _IdentityKey:
@@ -167,7 +177,10 @@ def _restore(key: Any, seen: list[Any]) -> Any:
 
 
 def _fingerprint_module(x: Any, seen: Seen) -> Hashable:
-    """Return the fingerprint of a torch.nn module: its class and its attributes."""
+    """Return the fingerprint of a torch.nn module: its class and its attributes.
+
+    Raises _CannotFingerprintError for a class that is not torch's own, and if global hooks are registered.
+    """
     nn = sys.modules["torch"].nn
     if getattr(nn, type(x).__name__, None) is not type(x):
         raise _CannotFingerprintError(f"{type(x).__name__} is not a module of torch.nn")
@@ -179,7 +192,11 @@ def _fingerprint_module(x: Any, seen: Seen) -> Hashable:
 
 
 def _fingerprint_function(f: Any, seen: Seen) -> Hashable:
-    """Return the fingerprint of a function; an error that it raises names the innermost function."""
+    """Return the fingerprint of a function: its code and all that it reads.
+
+    It is the identity alone for functions that are listed as constant. A _CannotFingerprintError that it raises names
+    the innermost function that reads what may change.
+    """
     if id(f) in seen:
         return seen[id(f)][0]
     variables, code = f.__globals__, f.__code__
@@ -224,7 +241,11 @@ def _fingerprint_function(f: Any, seen: Seen) -> Hashable:
 def _restore_function(
     seen: list[Any], code: _IdentityKey, module: str | None, defaults: Any, kwdefaults: Any, attributes: Any, *read: Any
 ) -> FunctionType:  # fmt: skip
-    """Return a function of the package's `module`, or one whose globals are only those that it reads."""
+    """Return the function with the fingerprint (FunctionType, code, module, ...), of which the parts are passed.
+
+    `module`: the module of the package whose function it is; None for a user's function, which gets no other globals
+    than it reads. `read`: the fingerprints of its closure variables, then of these globals.
+    """
     # C functions import with the __import__ that they find here
     variables = vars(sys.modules[module]) if module else {"__builtins__": vars(builtins)}
     cells = tuple([CellType() for _ in code.thing.co_freevars])
@@ -239,7 +260,7 @@ def _restore_function(
 
 
 def _is_stateless(f: FunctionType) -> bool:
-    """Return whether a function is nothing but its code, except for globals."""
+    """Return whether a function has no closure, defaults or attributes; it may read globals."""
     return not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or f.__dict__)
 
 
@@ -288,7 +309,7 @@ _WARNED: dict[Hashable, None] = BoundedCache(4096)
 
 
 def _warn(function: Any, reason: str) -> None:
-    """Warn once per function why it is traced at every call."""
+    """Warn, once per function and reason, that it is traced again at every call."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     key = code or type(function), reason
     if key in _WARNED:

@@ -25,7 +25,10 @@ EpilogueFunction = Callable[..., Any]
 
 
 def _method(name: str, **arguments: Any) -> EpilogueFunction:
-    """Return a function that calls a method of a traced value, or torch's function of that name for a tensor."""
+    """Return a function that calls the method `name` of its argument with `arguments`.
+
+    Tensors that lack the method are passed to the function of torch.nn.functional of that name.
+    """
 
     def call(x: Any) -> Any:
         if hasattr(x, name):
@@ -45,7 +48,11 @@ class Activation(NamedTuple):
 
 
 def _activation(name: str, forward: EpilogueFunction | None = None, **parameters: float) -> Activation:
-    """Return the activation of a function's record: by default the method of its name with these arguments."""
+    """Return the activation with the gradient of the record FUNCTIONS[name].
+
+    `forward`: the function; None: the method `name` with the arguments `parameters`. The record has further inputs for
+    these, in the same order, and its gradient is then a tuple, of which the first one is that of z.
+    """
     forward, rule = forward or _method(name, **parameters), FUNCTIONS[name].gradient
     assert callable(rule)
 
@@ -93,9 +100,9 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 
 def _source_unless_beta_zero(c: Any, beta: Any) -> Any:
-    """Return c, or zeros if beta is the number 0: c's values, even NaN, have no effect then, as in BLAS and CUTLASS.
+    """Return c, or zeros if beta is the number 0: then even a NaN in c has no effect, as in BLAS and CUTLASS.
 
-    If beta is on the device, c is always read.
+    A beta that is a traced number is compared with 0 in the kernel. A beta in device memory is not: c is always used.
     """
     if not isinstance(beta, Real):
         return c.where(beta != 0, 0.0) if getattr(beta, "is_number", False) is True else c
@@ -151,7 +158,7 @@ def linear_combination_top_k_softmax(k: int) -> EpilogueFunction:
 def scaled_linear_combination_bias(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
     """Return the fp8 epilogue scale_d * activation(z), z = scale_a * scale_b * alpha * acc + scale_c * beta * c + bias.
 
-    A scale that is not given is 1; so is scale_d if D is not fp8.
+    A scale that is not given is 1. CUTLASS ignores scale_d if D is not fp8; here it is applied if it is given.
     """
     act = resolve_activation(activation)
 
@@ -315,7 +322,10 @@ _Z = {"z": "matrix"}
 
 
 def _vector_fusions(vector_kind: str, shape_kind: str) -> dict[str, NamedFusion]:
-    """Return CUTLASS's fusions with PerRow (one value per row: column vectors) or PerCol (row vectors)."""
+    """Return CUTLASS's fusions with vectors, by name: with `vector_kind` "PerRow" or "PerCol".
+
+    `shape_kind`: the kind of their vectors, "column" for PerRow (one value per row), "row" for PerCol.
+    """
     biased = {**_SOURCE, "bias": shape_kind}
     scaled = {**biased, **_SCALES}
     return {

@@ -67,7 +67,10 @@ def deinterleave(packed: Any) -> tuple[Any, Any]:
 
 
 def _grouped_shape(argument: str, x: Any, width: int) -> tuple[int, ...]:
-    """Return the shape of x with its columns split into groups of `width`."""
+    """Return the shape of x with its columns split into groups of `width`: (..., groups, width).
+
+    Raises ArgumentError, which names `argument`, if they are no multiple of `width`.
+    """
     shape = tuple(x.shape)
     if not shape or shape[-1] % width:
         raise ArgumentError(f"{argument}: got shape {shape}; use a last dimension that is a multiple of {width}")

@@ -25,7 +25,7 @@ ARGUMENT_ALIASES = {"axis": "dim", "keepdims": "keepdim", "a_min": "min", "a_max
 
 
 def _predicate_op(op: str) -> OpLowering:
-    """Return the lowering of & | ~ ^, which would be bitwise on numbers."""
+    """Return the lowering of & | ~ ^, as the function `op` of predicates. Numbers, for which they are bitwise, fail."""
 
     def lower(tracer: Any, *inputs: Any) -> Any:
         tracer.expect_bools(op, inputs)
@@ -49,7 +49,7 @@ def _is_number(x: Any, number: float) -> bool:
 
 
 def _clamp(tracer: Any, input: Any, min: Any = None, max: Any = None) -> Any:
-    """Compute torch.clamp, whose bounds are optional."""
+    """Compute torch.clamp, one of whose bounds may be None."""
     if min is None and max is None:
         raise epilogue_error("clamp: got neither min nor max; pass at least one of them")
     x = input if min is None else tracer("maximum", input, min)
@@ -61,7 +61,10 @@ def _reduction(kind: str) -> OpLowering:
 
 
 def _extremum(kind: str, pairwise: str) -> OpLowering:
-    """Return the lowering of torch.max or min: a reduction, or of two values the elementwise function `pairwise`."""
+    """Return the lowering of torch.max or torch.min.
+
+    With one value it is the reduction `kind`; with two values, the elementwise function `pairwise`.
+    """
 
     def lower(tracer: Any, input: Any, dim: Any = None, keepdim: Any = False, other: Any = None) -> Any:
         if other is None and not isinstance(dim, (numbers.Integral, tuple, list, type(None))):
@@ -107,7 +110,7 @@ def _round(tracer: Any, input: Any, decimals: int = 0) -> Any:
 
 
 def _log(tracer: Any, input: Any, base: Any = None) -> Any:
-    """Compute the logarithm: the natural one, or as math.log does that to a base."""
+    """Compute the natural logarithm, or the logarithm to a base, as math.log does."""
     if base is None:
         return tracer("log", input)
     return tracer(
@@ -216,7 +219,10 @@ EPILOGUE_FUNCTIONS: Records[Callable[..., Any]] = Records("a function of epilogu
 
 
 def find_op(name: str) -> OpLowering | None:
-    """Return the entry for a function of torch, numpy or math: of the table, or by a record that has its name."""
+    """Return what adds the nodes of the function of torch, numpy or math called `name`; None if there is nothing.
+
+    It is an entry of OPS, a reduction, or an elementwise function that has the name among the `names` of its record.
+    """
     if name in OPS:
         return OPS[name]
     if name in REDUCTIONS:
@@ -226,7 +232,7 @@ def find_op(name: str) -> OpLowering | None:
 
 
 def _elementwise(function: Function) -> OpLowering:
-    """Return the lowering of a record's function, with torch's names of its arguments."""
+    """Return the lowering of a record's function, which takes its arguments by torch's names, too."""
     match function.arity:
         case 1:
             return lambda tracer, input: tracer(function.name, input)

@@ -68,7 +68,7 @@ class Reads(NamedTuple):
 
 
 def find_reads(code: CodeType) -> Reads:
-    """Return what a code object and its nested functions read besides arguments and closure."""
+    """Return what a code object and its nested functions read besides arguments and closure; see `Reads`."""
     cached = _READS.get(id(code))
     if cached is None:
         names: set[str] = set()
@@ -82,7 +82,10 @@ _READS: dict[int, tuple[CodeType, Reads]] = BoundedCache(4096)
 
 
 def _find_unknown_reads(code: CodeType, names: set[str]) -> Iterator[str]:
-    """Yield descriptions of what the code may read besides globals, and add the globals' names to `names`."""
+    """Yield a description of each thing that the code may read, or change, besides globals that it names.
+
+    The names of these globals are added to `names`. Nested functions are included.
+    """
     for instruction in dis.get_instructions(code):
         op, name = instruction.opname, instruction.argval
         if op == "LOAD_GLOBAL":
@@ -107,7 +110,7 @@ def _is_stable(attribute: str) -> bool:
 
 
 def is_listed_as_constant(x: Any) -> bool:
-    """Return whether x is a listed module or builtin, or a listed attribute of such a module."""
+    """Return whether x is a module or builtin that this file lists, or a listed attribute of such a module."""
     if isinstance(x, ModuleType):
         return x.__name__ in STABLE_MODULES and sys.modules.get(x.__name__) is x
     if id(x) in STABLE_BUILTIN_IDS:

@@ -20,7 +20,10 @@ _NODE_STYLES: dict[str, tuple[str, str]] = {
 
 
 def format_tree(graph: EpilogueGraph) -> str:
-    """Format a graph with one line per node, below its user; a node with several users is printed once, as %3."""
+    """Format a graph as an indented tree: one line per node, with its inputs below it.
+
+    A node with several users is printed once, with a number such as %3, by which the other users refer to it.
+    """
     lines: list[str] = []
     used = Counter(source for source, _ in graph.edges())
     printed: set[int] = set()
@@ -50,7 +53,7 @@ def format_tree(graph: EpilogueGraph) -> str:
 
 
 def plot_graphs(graphs: Sequence[tuple[str, EpilogueGraph]], path: Path | str) -> None:
-    """Plot (title, graph) pairs side by side into a file; data flow downwards. Needs matplotlib."""
+    """Plot graphs, given as (title, graph), side by side into the file `path`, with matplotlib; data flow downwards."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -80,7 +83,11 @@ Arrow = list[Item]
 
 
 def _layout(graph: EpilogueGraph) -> tuple[list[list[Item]], list[Arrow]]:
-    """Return the items of each layer, and the arrows, which have an item in every layer (Sugiyama et al., 1981)."""
+    """Return the items of each layer, from left to right, and the arrows (Sugiyama et al., 1981).
+
+    A node is in the layer below its lowest input. An arrow that crosses layers gets an item in each, so that it can be
+    drawn around the nodes there.
+    """
     count = len(graph.nodes)
     arrows = dict.fromkeys([*graph.edges(), *((r.node, count + i) for i, r in enumerate(graph.results))])
     layer_of = [0] * (count + len(graph.results))
@@ -105,7 +112,11 @@ def _layout(graph: EpilogueGraph) -> tuple[list[list[Item]], list[Arrow]]:
 
 
 def _barycenter_ordered(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
-    """Sort each layer by the mean position of its neighbors, in the layer above and below alternately."""
+    """Sort the items of each layer by the mean position of their neighbors, so that fewer arrows cross.
+
+    The neighbors are the items joined by an arrow, in the layer above and in the layer below alternately. `rows`: the
+    layers, sorted in place. `paths`: the arrows.
+    """
     above: dict[Item, list[Item]] = {}
     below: dict[Item, list[Item]] = {}
     for path in paths:
@@ -128,7 +139,10 @@ def _barycenter_ordered(rows: list[list[Item]], paths: list[Arrow]) -> list[list
 def _draw(
     graph: EpilogueGraph, rows: list[list[Item]], paths: list[Arrow], ax: Any, title: str, num_layers: int
 ) -> None:
-    """Draw one graph into the matplotlib axes `ax`, at the height of `num_layers` layers."""
+    """Draw one graph into the matplotlib axes `ax`, which have the height of `num_layers` layers.
+
+    `rows`, `paths`: the layers and arrows of `_layout`. Layers are 1 apart; half the height of a box is 0.24.
+    """
     positions = {
         item: (j - (len(row) - 1) / 2, -float(depth)) for depth, row in enumerate(rows) for j, item in enumerate(row)
     }
@@ -158,6 +172,6 @@ def _draw(
 
 
 def _labels_and_styles(graph: EpilogueGraph) -> list[tuple[str, str]]:
-    """Return the text and the style of each node and result."""
+    """Return (text, style) of each node, then of each result; styles are keys of _NODE_STYLES."""
     nodes = [(node.operation.label(graph, node).replace("(", "\n(", 1), node.operation.style) for node in graph.nodes]
     return [*nodes, *((f"{r.name}{f': {r.dtype}' if r.dtype else ''}", "result") for r in graph.results)]

@@ -56,8 +56,8 @@ def trace_with_shape_dependence(
 ) -> tuple[EpilogueGraph, bool]:
     """Trace an epilogue function as `trace` does; return the graph and whether it depends on the shape.
 
-    A function that reads a shape may have another graph for another M. `has_groups`: a parameter named GROUP that is no
-    operand, and has no default, is the index of the group.
+    A function that reads a shape may have another graph for another M. `has_groups`: the GEMM is grouped; a parameter
+    "group" that is no operand and has no default is then the index of the group.
     """
     function = _resolve_callable(function)
     location = _definition_location(function)
@@ -92,16 +92,17 @@ def trace_with_shape_dependence(
 
 
 def _traced_operand(tracer: Tracer, name: str, dims: BroadcastDims, dtype: DType | None, location: str) -> Traced:
-    """Add an operand's node and return its value."""
+    """Add the node of the operand `name` and return its value. `dtype`: None for a Python number."""
     value = tracer.add("operand", attribute=name, location=location, dims=dims)
     value.is_bool, value.is_number = dtype == BOOL, dtype is None
     return value
 
 
 class _PatchedFunctions:
-    """Clones of functions, and of the helpers in their globals and closures, each made once, with math's replaced.
+    """Makes clones of functions in which the functions of the math module accept traced values.
 
-    math.exp(x) would call float(x). The originals and their modules are not changed.
+    math.exp(x) itself would call float(x), which fails for a traced value. Functions in a clone's globals and closure
+    are cloned, too, each once. The originals and their modules are not changed.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class _PatchedFunctions:
         self._globals: dict[int, dict[str, Any]] = {}
 
     def patched(self, function: Any) -> Any:
-        """Return a patched clone of any callable."""
+        """Return a patched clone of a function, a method, a partial, or an object with `__call__`."""
         if isinstance(function, FunctionType):
             return self._function(function)
         clone = self._helper(function)
@@ -118,7 +119,11 @@ class _PatchedFunctions:
         return clone
 
     def _helper(self, x: Any) -> Any:
-        """Return what replaces an object that a patched function reads: a function a clone, math its traced version."""
+        """Return what a clone reads in place of the object x that the original reads.
+
+        It is a clone of a Python function, a traced version of math or of a function of it, and otherwise x. Functions
+        of torch, numpy, gemmsmith and the standard library are not cloned.
+        """
         if x is math:
             return self._math
         if isinstance(x, BuiltinFunctionType):
@@ -137,7 +142,7 @@ class _PatchedFunctions:
         return SimpleNamespace(**{name: self._helper(x) for name, x in public.items()})
 
     def _function(self, f: FunctionType) -> FunctionType:
-        """Return the clone of a Python function."""
+        """Return the clone of a Python function, with globals of its own, of which those that it reads are patched."""
         if id(f) in self._functions:
             return self._functions[id(f)]
         module = self._globals.setdefault(id(f.__globals__), dict(f.__globals__))
@@ -170,7 +175,10 @@ def _traced_version_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _resolve_callable(function: Any) -> Any:
-    """Return the function that is called: a module's forward, since its __call__ has no named parameters."""
+    """Return the function to trace: of a torch.nn.Module its forward, as __call__ does not have its parameters' names.
+
+    Raises EpilogueError for a module with parameters, buffers or hooks.
+    """
     if isinstance(function, functools.partial):
         return functools.partial(_resolve_callable(function.func), *function.args, **function.keywords)
     if not is_module(function):
@@ -190,7 +198,7 @@ def _resolve_callable(function: Any) -> Any:
 
 
 def _definition_location(function: Any) -> str:
-    """Return the source location where a function is defined."""
+    """Return the source location where a function is defined, "file.py:12: def f(x):"; without code, its name."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -204,9 +212,10 @@ def _definition_location(function: Any) -> str:
 def _parameters(
     function: Callable[..., Any], operands: Mapping[str, Any], location: str, others_given: Collection[str]
 ) -> dict[str, inspect.Parameter]:
-    """Return the parameters by name, without the accumulator; **kwargs stands for operands that nothing else names.
+    """Return the parameters by name, without the first, the accumulator. **kwargs becomes one for each further operand.
 
-    `others_given`: parameters that get a value without being operands.
+    `others_given`: names of parameters that get a value although they are no operands. Raises EpilogueError, at
+    `location`, if parameters and operands do not match.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -245,7 +254,10 @@ def _parameters(
 
 
 def _named_results(returned: Any, tracer: Tracer, location: str) -> dict[str, Traced]:
-    """Return the values that the function returned, by result name."""
+    """Return the values that the function returned by result name: the keys of a dict, or else out, out1, out2 ...
+
+    Raises EpilogueError for a wrong name, and for what is no value of this trace.
+    """
     if isinstance(returned, Mapping):
         results = dict(returned)
     else:

@@ -34,7 +34,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Fp32(DType):
-    """FP32, as another object that is equal to it."""
+    """FP32, as another object that is equal to it.
+
+    It tells x.to(y.dtype) of traced values, which does nothing, from a cast to fp32, which sets a result's dtype.
+    """
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is FP32
@@ -51,13 +54,13 @@ MAX_EXACT_FP32_INT = 1 << 24
 
 
 def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
-    """Return a decorator of a function of traced values that epilogues call by its own name.
+    """Return a decorator that registers a function of traced values, for epilogues to call by its own name.
 
-    Its first argument is a traced value. The function never changes, so that epilogues that call it are traced once,
-    and torch.compile records its calls. `num_results`: how many values it returns.
+    The function's first argument is a traced value. What the function does must never change: epilogues that call it
+    are not traced again, and torch.compile records its calls. `num_results`: how many values it returns.
 
-    Raises EpilogueError if another function has this name, but for one of the same qualified name in the same module,
-    which the function replaces.
+    A function of the same qualified name in the same module is replaced. Raises EpilogueError if any other registered
+    function has this name.
     """
 
     def decorate(function: F) -> F:
@@ -65,7 +68,7 @@ def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def called(x: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compile_proxy(x):
+            if is_compile_proxy(x):  # torch.compile records the call under the function's name
                 return x.record(name, num_results, (x, *args), kwargs)
             return function(x, *args, **kwargs)
 
@@ -76,7 +79,10 @@ def epilogue_function(num_results: int = 1) -> Callable[[F], F]:
 
 
 def call_row_function(function: RowFunction, x: Any, attribute: Any = None) -> Traced:
-    """Return a function of the rows of x. Raises EpilogueError if x is not a matrix."""
+    """Apply a function of rows to x, and return its value. Raises EpilogueError if x is not a matrix.
+
+    `attribute`: what the function needs besides x; see `RowFunction`.
+    """
     tracer = _tracer_of_matrix(function.name, x)
     return tracer.add(function.name, tracer.value(x), attribute=attribute)
 
@@ -169,14 +175,21 @@ class Tracer:
         self, op: str, *inputs: Traced, attribute: Any = None, location: str | None = None,
         dims: BroadcastDims | None = None,
     ) -> Traced:  # fmt: skip
-        """Add a node and return its value. `dims`: those of an operand; of others they follow from the inputs."""
+        """Add a node and return its value.
+
+        `attribute`: see `Node`. `location`: the source line; None: the user's innermost one. `dims`: an operand's
+        broadcast dims; None for other nodes, whose dims follow from the inputs.
+        """
         node = Node(op, tuple(x.node for x in inputs), attribute, location or user_source_line())
         dims = dims or node.operation.dims(node, [x.broadcast_dims for x in inputs])
         self.nodes.append(node)
         return Traced(self, len(self.nodes) - 1, dims, is_bool=node.operation.is_predicate)
 
     def __call__(self, op: str, *inputs: Any) -> Traced:
-        """Add an elementwise node and return its value."""
+        """Add an elementwise node and return its value. Its inputs are traced values or numbers.
+
+        Raises EpilogueError for arithmetic of predicates alone, and for values with different numbers of columns.
+        """
         values = [self.value(x) for x in inputs]
         if op in ("add", "sub", "neg") and all(x.is_bool for x in values):
             raise epilogue_error(f"{op}: got booleans only; use & or | or ~, or .float() to count them")
@@ -191,7 +204,10 @@ class Tracer:
         return self.add(op, *values)
 
     def value(self, x: Any) -> Traced:
-        """Return x as an input of another node: a number becomes a constant, a pending cast a node."""
+        """Return x as an input of another node: a number becomes a constant, a pending cast becomes a node.
+
+        Raises EpilogueError for what cannot be an input, such as an array or a reduction's result.
+        """
         if isinstance(x, Traced):
             if x.tracer is not self:
                 raise epilogue_error("got a value of another call; values cannot be kept from one call to the next")
@@ -219,7 +235,11 @@ class Tracer:
                 )
 
     def reduce(self, kind: str, x: Any, dim: Any, keepdim: Any, dtype: Any = None) -> Traced:
-        """Add a reduction, with torch's `dim` and `keepdim`."""
+        """Add a reduction of x and return its value.
+
+        `kind`: a name of REDUCTIONS. `dim`, `keepdim`, `dtype`: as users pass them to torch's function; `dim` None: all
+        dimensions. Raises EpilogueError for arguments that are wrong or not supported.
+        """
         x, rank = self.value(x), len(self.acc_shape)
         if not x.broadcast_dims.is_matrix or (rank > 2 and not x.broadcast_dims.batch):
             raise epilogue_error(
@@ -245,7 +265,10 @@ class Tracer:
         return result if dtype is None else result.with_pending_cast(_dtype(dtype))
 
     def cast(self, x: Traced, dtype: Any) -> Traced:
-        """Return x with a pending cast."""
+        """Return x with a pending cast to `dtype`; see `Traced.pending_cast`.
+
+        Raises EpilogueError for a second cast of a value that no node can read, such as a reduction's result.
+        """
         target = None if dtype is TRACED_DTYPE or isinstance(dtype, Traced) else _dtype(dtype)
         is_final = bool(x.operation.known_afterwards)
         if is_final and x.pending_cast not in (None, FP32, target):
@@ -257,7 +280,8 @@ class Tracer:
     def one_hot(self, x: Any, num_classes: Any) -> Traced:
         """Add a node that is 1 in each row's labeled column and 0 elsewhere.
 
-        x is a column of integer labels; one outside [0, N), such as an ignored -100, labels no column.
+        x is a column of integer labels; one outside [0, N), such as an ignored -100, labels no column. `num_classes`:
+        as in torch; it must be N, the number of the accumulator's columns.
         """
         x, n = self.value(x), self.acc_shape[-1]
         if n == 1 and x.broadcast_dims.varies_along_n:  # a column has the accumulator's shape
@@ -274,12 +298,23 @@ class Tracer:
 
 
 def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: bool = False) -> Any:
-    """Call the operation `name` of the table; `display_name` is the user's name for it, for error messages."""
+    """Add the nodes of a call of a function or method in an epilogue, and return the traced result.
+
+    Args:
+        display_name: How the user wrote the function, such as "torch.exp", for error messages.
+        name: Its name in op_table.py; `find_op` looks it up.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments, with torch's or numpy's names. At least one argument is a traced value.
+        method: Whether it is a method, for which METHODS is searched first.
+
+    Raises:
+        EpilogueError: The function is not supported, or not with these arguments.
+    """
     all_arguments = [*args, *kwargs.values()]
     arrays = [x for x in all_arguments if is_array(x)]
     first = next((x for x in all_arguments if isinstance(x, Traced)), None)
     if arrays and first is not None:
-        first.tracer.value(arrays[0])  # raises
+        first.tracer.value(arrays[0])  # raises EpilogueError: arrays must be operands
     entry = (METHODS.get(name) if method else None) or find_op(name)
     if entry is None or first is None:
         raise epilogue_error(
@@ -303,14 +338,17 @@ def is_compile_proxy(x: Any) -> bool:
 
 
 def is_array(x: Any) -> bool:
-    """Return whether x is an array, which must be an operand; numpy's scalars and 0-d arrays count as numbers."""
+    """Return whether x is an array, which must be an operand. Scalars and 0-d arrays of numpy count as numbers."""
     if isinstance(x, (Traced, np.generic, type)):
         return False
     return x.ndim > 0 if isinstance(x, np.ndarray) else hasattr(x, "shape")
 
 
 def _binary_operator(symbol: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the methods of an operator and of its reflected form."""
+    """Return the methods of an operator and of its reflected form, such as `__add__` and `__radd__`.
+
+    `symbol`: the operator, for error messages. `name`: its name in op_table.py.
+    """
     return (
         lambda self, *other: call(symbol, name, (self, *other), {}),
         lambda self, other: call(symbol, name, (other, self), {}),
@@ -318,7 +356,7 @@ def _binary_operator(symbol: str, name: str) -> tuple[Callable[..., Any], Callab
 
 
 def _unsupported(problem: str, instead: str) -> Any:
-    """Return a method that raises EpilogueError: what is the problem, and what to use instead."""
+    """Return a method that raises EpilogueError with the message "`problem`; `instead`"."""
 
     def method(self: Traced, *args: Any, **kwargs: Any) -> Any:
         raise epilogue_error(f"{problem}; {instead}")
@@ -341,7 +379,9 @@ class EpilogueAttributeError(EpilogueError, AttributeError):
 class Traced:
     """A value of an epilogue function while it is traced.
 
-    `pending_cast` is a cast that becomes a node at the value's next use, or the dtype of the result.
+    `node`: the index of its node. `is_bool`: whether it is a predicate.
+    `pending_cast`: the dtype to which it was cast last, or None. The cast becomes a node if another node reads the
+    value; if the function returns the value, the dtype is the result's.
     `keepdim`: for a reduction, whether reduced dimensions are kept, with length 1.
     `is_number`: whether it is an operand that is passed as a Python number.
     """
@@ -365,7 +405,7 @@ class Traced:
         return self.tracer.nodes[self.node].operation
 
     def with_pending_cast(self, dtype: DType | None) -> Traced:
-        """Return the value, to be cast to a dtype at its next use; it is a number, not a predicate."""
+        """Return the value with another pending cast. It then counts as neither a predicate nor a Python number."""
         return replace(self, is_bool=False, pending_cast=dtype, is_number=False)
 
     dtype = TRACED_DTYPE
@@ -389,7 +429,7 @@ class Traced:
 
     @property
     def values(self) -> Traced:
-        """Value of max(dim) and min(dim), which return a (values, indices) pair in torch."""
+        """The value itself, for `x.max(dim).values`, since torch's max(dim) returns (values, indices)."""
         if self._selects:
             return self
         raise epilogue_error(".values: only max(dim) and min(dim) have it", error_type=EpilogueAttributeError)
@@ -453,14 +493,17 @@ class Traced:
     )
 
     def __getitem__(self, key: Any) -> Traced:
-        """Return the values of `x.max(dim)` for index 0, as in torch."""
+        """Return the value itself for `x.max(dim)[0]`, since torch's max(dim) returns (values, indices)."""
         if self._selects and isinstance(key, int) and key == 0:
             return self
         raise epilogue_error(f"a traced value cannot be indexed; {_ELEMENTWISE_HINT}")
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record the call of a function of torch."""
+        """Record the call of a function of torch; torch calls this instead if an argument is a traced value.
+
+        In op_table.py the function has torch's name, without leading underscores and the prefix "special_".
+        """
         name = getattr(function, "__name__", str(function))
         if name.startswith("__"):
             name = name.strip("_")
@@ -469,7 +512,7 @@ class Traced:
         return call(f"torch.{name}", name.removeprefix("_").removeprefix("special_"), args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Record the call of a universal function of numpy."""
+        """Record the call of a universal function of numpy; `method`: "__call__", or another way to call it."""
         if method != "__call__":
             raise epilogue_error(f"numpy.{ufunc.__name__}.{method} cannot be part of an epilogue; use sum, max or min")
         name = ufunc.__name__

@@ -28,7 +28,7 @@ D_NAME = "out"
 
 
 class Visitor(ABC):
-    """A node, or nodes nested in an EVT or a TopologicalVisitor."""
+    """A part of a visitor tree: a single node, or nodes nested in an EVT or a TopologicalVisitor."""
 
     arity: int = 0  # number of inputs, which come from children or edges
     discards_d: bool = False  # as the root, its value is not stored
@@ -45,13 +45,16 @@ class Visitor(ABC):
 
     @abstractmethod
     def emit(self, builder: GraphBuilder, inputs: Sequence[int]) -> int:
-        """Add the node and return the index of its value."""
+        """Add the visitor's nodes to the graph and return the index of its value.
+
+        `inputs`: the indices of its inputs' values, `arity` of them.
+        """
 
     def graph(self) -> EpilogueGraph:
         """Return the tree's graph: D, named "out", is the root's value; other results follow, under their own names.
 
-        Operands get their nodes' broadcast dims, as if not batched, and no dtype until `bind_operands`. Raises
-        EpilogueError if the tree is incomplete, or has a part that no result needs.
+        Operands have the broadcast dims of their visitors; `bind_operands` adds their batches and dtypes. Raises
+        EpilogueError if the tree is incomplete, or has an operand that no result needs.
         """
         if self.arity:
             raise epilogue_error(f"{self!r} takes {_inputs(self.arity)}; use EVT({self!r}, ...)", self.location)
@@ -87,7 +90,7 @@ class GraphBuilder:
         self.results: list[Result] = []
 
     def node(self, op: str, inputs: Sequence[int] = (), value: Any = None, location: str = "") -> int:
-        """Add a node, unless it is an equal leaf, and return its index."""
+        """Add a node, unless it is a leaf that equals an earlier one, and return its index. `value`: its attribute."""
         node = Node(op, tuple(inputs), value, location)
         if not inputs and node in self.nodes:
             return self.nodes.index(node)
@@ -95,7 +98,7 @@ class GraphBuilder:
         return len(self.nodes) - 1
 
     def operand(self, name: str, broadcast_dims: BroadcastDims, location: str) -> int:
-        """Add an operand's node and return its index."""
+        """Add the node of the operand `name` and return its index. Raises EpilogueError if the name cannot be used."""
         self._check_name(name, [r.name for r in self.results], location)
         operand = self.operands.setdefault(name, Operand(name, broadcast_dims))
         if operand.broadcast_dims != broadcast_dims:
@@ -106,14 +109,17 @@ class GraphBuilder:
         return self.node("operand", (), name, location)
 
     def result(self, name: str, node: int, dtype: DType | None, location: str) -> None:
-        """Add a result."""
+        """Add the result `name`, the value of `node`. Raises EpilogueError if the name cannot be used."""
         self._check_name(name, list(self.operands), location)
         if any(r.name == name for r in self.results):
             raise epilogue_error(f"{name!r} is the name of two results; use two names", location)
         self.results.append(Result(name, node, dtype))
 
     def _check_name(self, name: Any, names_of_other_kind: list[str], location: str) -> None:
-        """Raise EpilogueError for an invalid name of an operand or result; the other kind's names are taken."""
+        """Raise EpilogueError if an operand (or result) cannot have this name.
+
+        `names_of_other_kind`: the names of the results (or operands), which are taken.
+        """
         if not isinstance(name, str) or not name.isidentifier():
             received = repr(name) if isinstance(name, str) else type(name).__name__
             raise epilogue_error(f"got {received} as a name; use a valid Python identifier, such as 'bias'", location)
@@ -137,6 +143,8 @@ class AccFetch(Visitor):
 
 @dataclass(eq=False)
 class _Load(Visitor):
+    """A leaf that reads the operand `name`, whose broadcast dims are those of the class."""
+
     name: str
     broadcast_dims: ClassVar[BroadcastDims]
 
@@ -264,7 +272,11 @@ COMPOSED_REDUCTIONS = ("amax", "sum_of_squares")
 
 @dataclass(eq=False)
 class _Reduction(Visitor):
-    """Reduces its input to the result `name`, and returns the input. `kind`: of REDUCTIONS, composed, or a synonym."""
+    """Reduces its input to the result `name`, and returns the input.
+
+    `kind`: a name of REDUCTIONS or COMPOSED_REDUCTIONS, or one of CUTLASS's in REDUCTION_SYNONYMS. `axis`: see
+    `reduced_dims`.
+    """
 
     kind: str
     name: str
@@ -382,7 +394,7 @@ def _check_visitors(visitor_name: str, nodes: Sequence[Any], location: str) -> N
 
 
 def _check_inputs(node: Visitor, count: int, location: str, prefix: str = "") -> None:
-    """Raise EpilogueError unless a node takes `count` inputs."""
+    """Raise EpilogueError unless a node takes `count` inputs. `prefix`: the message's beginning."""
     if count == node.arity:
         return
     hint = ""

@@ -16,7 +16,7 @@ from gemmsmith.graph.passes.rewrite import COMMUTATIVE, Editor, rewrite
 
 
 def _sorted_inputs(node: Node, key: Callable[[int], Any]) -> list[int]:
-    """Return a node's inputs, with interchangeable ones sorted by a key."""
+    """Return a node's inputs, with the two that are interchangeable, if any, sorted by `key`."""
     count = 2 if node.op in COMMUTATIVE else 0
     return [*sorted(node.inputs[:count], key=key), *node.inputs[count:]]
 
@@ -27,7 +27,7 @@ def cse(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _merge_equal_nodes(graph: EpilogueGraph) -> EpilogueGraph:
-    """Replace nodes of the same operation, inputs and attribute by one."""
+    """Merge nodes of the same operation, inputs and attribute."""
     canonical: dict[Node, int] = {}
 
     def rule(editor: Editor, node: Node) -> int:
@@ -40,7 +40,11 @@ def _merge_equal_nodes(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _renumber(graph: EpilogueGraph) -> EpilogueGraph:
-    """Renumber nodes in post-order from the results, with commutative inputs sorted by digest."""
+    """Renumber nodes in post-order from the results, with commutative inputs sorted by digest.
+
+    The order then depends on the expressions alone, not on how the graph was built. The stack is explicit, since graphs
+    may be deeper than Python's recursion limit.
+    """
     digests = _digests(graph)
     order: list[int] = []
     renumbered: dict[int, int] = {}
@@ -54,7 +58,7 @@ def _renumber(graph: EpilogueGraph) -> EpilogueGraph:
             i, done = stack.pop()
             if i in renumbered:
                 continue
-            if done:
+            if done:  # its inputs have been numbered
                 renumbered[i] = len(order)
                 order.append(i)
                 continue

@@ -13,7 +13,11 @@ from gemmsmith.graph.passes.rewrite import Editor, rewrite, use_counts
 
 
 def fission(graph: EpilogueGraph) -> EpilogueGraph:
-    """Decompose silu, div and log where that saves work; never increases the number of special-function operations."""
+    """Decompose silu, div and log where that saves work; never increases the number of special-function operations.
+
+    silu(x) becomes x sigmoid(x) if the sigmoid is computed anyway; x / y becomes x (1 / y) if y divides several values;
+    log(sigmoid(x)) becomes -softplus(-x).
+    """
     sigmoids = {n.inputs[0] for n in graph.nodes if n.op == "sigmoid"}
     division_counts = Counter(
         n.inputs[1] for n in graph.nodes if n.op == "div" and graph.nodes[n.inputs[1]].op != "constant"
@@ -31,9 +35,10 @@ def fission(graph: EpilogueGraph) -> EpilogueGraph:
         return log_of(editor, old_inputs[0]) if node.op == "log" else None
 
     def log_of(editor: Editor, x: int) -> int | None:
-        """Add the logarithm of an old node that is sigmoid(y), -softplus(-y), or that of its clamp; None for others.
+        """Add the logarithm of the old node `x` if it is sigmoid(y), as -softplus(-y), or a clamp of that; else None.
 
-        Log is monotonic, so that it may be moved inside a clamp.
+        The logarithm is monotonic, so that log(min(x, c)) is min(log(x), log(c)). If x has other users, it is computed
+        anyway, and nothing is saved.
         """
         node = graph.nodes[x]
         if uses[x] > 1:

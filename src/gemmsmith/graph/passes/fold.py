@@ -50,7 +50,7 @@ def fold(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _rule(editor: Editor, node: Node) -> int | None:
-    """Return the node's replacement, folded repeatedly: -x * -1 becomes -(-x), which becomes x."""
+    """Return the node's replacement, folded until no rule applies: -x * -1 becomes -(-x), then x. None to keep it."""
     replacement = _fold_once(editor, node)
     while replacement is not None and (further := _fold_once(editor, editor.nodes[replacement])) is not None:
         replacement = further
@@ -58,7 +58,7 @@ def _rule(editor: Editor, node: Node) -> int | None:
 
 
 def _fold_once(editor: Editor, node: Node) -> int | None:
-    """Return the node that replaces a node by one rule, or None."""
+    """Return the node that replaces a node by the first rule that applies, or None."""
     function = node.operation
     if not isinstance(function, Function):
         is_exact = node.op == "cast" and _is_exact_in(editor, node.attribute, node.inputs[0])
@@ -72,7 +72,11 @@ def _fold_once(editor: Editor, node: Node) -> int | None:
 
 
 def _fold_of_input(editor: Editor, node: Node, constants: list[float | None]) -> int | None:
-    """Fold by what no pattern says: sets of operations, constants that are powers of two, and predicates."""
+    """Fold by rules that are no patterns, and return the replacement or None. `constants`: values of constant inputs.
+
+    They are f(f(x)) = f(x), f(x) = x for x >= 0, division by a power of two, comparison of a predicate with 0, and
+    where() with a constant condition.
+    """
     x, inner, b = node.inputs[0], editor.nodes[node.inputs[0]], constants[-1]
     if (node.op == inner.op and node.op in _IDEMPOTENT) or (node.op in ("abs", "relu") and inner.op in _NEVER_NEGATIVE):
         return x
@@ -86,7 +90,7 @@ def _fold_of_input(editor: Editor, node: Node, constants: list[float | None]) ->
 
 
 def _is_exact_in(editor: Editor, dtype: DType, x: int) -> bool:
-    """Return whether a value is known to be exact in a dtype."""
+    """Return whether the node `x` is known to have only values that `dtype` represents, so that a cast changes none."""
     node = editor.nodes[x]
     if node.operation.commutes_with_rounding:
         return _is_exact_in(editor, dtype, node.inputs[0])

@@ -70,7 +70,7 @@ FMA_PATTERNS = pattern_table(
 
 
 def fuse(graph: EpilogueGraph) -> EpilogueGraph:
-    """Replace known functions that are written out."""
+    """Replace expressions that are known functions written out, such as x * sigmoid(x), by these functions."""
     return _apply(graph, FUSION_PATTERNS)
 
 
@@ -80,12 +80,13 @@ def multiply_add(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _apply(graph: EpilogueGraph, table: PatternTable) -> EpilogueGraph:
-    """Replace nodes by patterns, whose numbers have six digits."""
+    """Replace nodes by patterns. A constant matches a pattern's number to six digits, as users write them."""
     graph = eliminate_dead_code(graph)  # nodes that no result needs do not count as users
     old_uses = use_counts(graph)
     uses: Counter[int] = Counter()  # of the new nodes: as many as of the old nodes that they replace
 
     def rule(editor: Editor, node: Node) -> int:
+        # with `uses`, a pattern does not match if another node needs one of its inner nodes
         new = replace_by_pattern(table, editor, node, uses, rel_tol=1e-6)
         new = editor.keep(node) if new is None else new
         uses[new] = old_uses[editor.index]

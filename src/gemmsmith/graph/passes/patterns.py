@@ -22,7 +22,7 @@ PatternTable = dict[str, list[tuple[Pattern, Pattern]]]
 
 
 def pattern_table(rows: Sequence[tuple[Pattern, Pattern]]) -> PatternTable:
-    """Return the table of (pattern, replacement); of several patterns that match a node the first is used."""
+    """Return the table of (pattern, replacement) rows. The first pattern that matches a node is used."""
     table: PatternTable = {}
     for pattern, replacement in rows:
         table.setdefault(pattern[0], []).append((pattern, replacement))
@@ -32,10 +32,11 @@ def pattern_table(rows: Sequence[tuple[Pattern, Pattern]]) -> PatternTable:
 def replace_by_pattern(
     table: PatternTable, editor: Editor, node: Node, uses: Counter[int] | None = None, rel_tol: float = 0.0
 ) -> int | None:
-    """Add the replacement of a node, whose inputs are new, and return its index; None if no pattern matches.
+    """Add the replacement of a node and return its index; None if no pattern of the table matches.
 
-    `uses`: of the new nodes. With it a pattern's inner nodes must have a single use, or they would be computed twice.
-    `rel_tol`: the relative difference that constants may have from a pattern's numbers.
+    `node`: its inputs are nodes of `editor`, already replaced. `uses`: how often each node of `editor` is used. With it
+    a pattern's inner nodes must have a single use, or they would be computed twice. `rel_tol`: the relative difference
+    that constants may have from a pattern's numbers.
     """
     matcher = _Matcher(editor.nodes, uses, rel_tol)
     for pattern, replacement in table.get(node.op, ()):
@@ -45,12 +46,17 @@ def replace_by_pattern(
 
 
 class _Matcher(NamedTuple):
+    """Matches patterns to `nodes`; `uses` and `rel_tol` as in `replace_by_pattern`."""
+
     nodes: Sequence[Node]
     uses: Counter[int] | None
     rel_tol: float
 
     def matches(self, pattern: Pattern, node: Node, known: Bindings) -> list[Bindings]:
-        """Return the ways in which a node matches (op, pattern, ...), given what is known of the variables."""
+        """Return the bindings with which a node matches a pattern (op, pattern, ...), each an extension of `known`.
+
+        There are several if a commutative operation matches in either order, and none if it does not match.
+        """
         op, *operands = pattern
         if node.op != op:
             return []
@@ -64,7 +70,7 @@ class _Matcher(NamedTuple):
         return matches
 
     def _input_matches(self, pattern: Pattern, index: int, known: Bindings) -> list[Bindings]:
-        """Return the ways in which the node `index`, an input, matches a pattern."""
+        """Return the bindings with which the node `index`, an input of a matched node, matches a pattern."""
         node = self.nodes[index]
         if isinstance(pattern, str):
             return [{**known, pattern: index}] if known.get(pattern, index) == index else []
@@ -75,7 +81,7 @@ class _Matcher(NamedTuple):
 
 
 def _instantiate(editor: Editor, pattern: Pattern, bindings: Bindings) -> int:
-    """Add a pattern's nodes, with the nodes for which its variables stand, and return the index of its value."""
+    """Add the nodes of a replacement, with `bindings` for its variables, and return the index of its value."""
     if isinstance(pattern, str):
         return bindings[pattern]
     if isinstance(pattern, (int, float)):

@@ -15,7 +15,7 @@ Rule = Callable[["Editor", Node], int | None]
 
 
 class Editor:
-    """The new graph under construction."""
+    """The new graph under construction, while a pass visits the nodes of the old one in order."""
 
     def __init__(self, old: EpilogueGraph) -> None:
         """Begin with no nodes. `old`: the graph that is rewritten."""
@@ -30,7 +30,7 @@ class Editor:
         return len(self.new)
 
     def add(self, op: str, *inputs: int, attribute: object = None) -> int:
-        """Add a node at the visited node's source location, and return its index."""
+        """Add a node with the visited node's source location, and return its index."""
         return self.keep(Node(op, inputs, attribute, self.old.nodes[self.index].location))
 
     def keep(self, node: Node) -> int:
@@ -49,7 +49,7 @@ class Editor:
 
 
 def rewrite(graph: EpilogueGraph, rule: Rule) -> EpilogueGraph:
-    """Replace each node by the rule's result, then eliminate dead code."""
+    """Replace each node, in topological order, by the rule's result, then eliminate dead code."""
     editor = Editor(graph)
     for node in graph.nodes:
         remapped = replace(node, inputs=tuple(editor.new[j] for j in node.inputs))

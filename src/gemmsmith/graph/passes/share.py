@@ -9,7 +9,10 @@ from gemmsmith.graph.passes.rewrite import Editor, rewrite
 
 
 def share(graph: EpilogueGraph) -> EpilogueGraph:
-    """Compute softplus of x, -x, |x| or -|x| from the sigmoid of one of these, if that is computed anyway."""
+    """Compute softplus of x, -x, |x| or -|x| from the sigmoid of one of these, if that is computed anyway.
+
+    The softplus then needs no exponential of its own. The sigmoid is added once more; the pass `cse` merges both.
+    """
     signs_of_sigmoid: dict[int, list[str]] = {}
     for node in graph.nodes:
         if node.op == "sigmoid":
@@ -31,7 +34,7 @@ def share(graph: EpilogueGraph) -> EpilogueGraph:
 
 
 def _split(nodes: Sequence[Node], index: int) -> tuple[int, list[str]]:
-    """Return (x, the ops neg and abs that are applied to x, in order) of a node."""
+    """Return a node as (x, ops): the node x to which the ops "neg" and "abs" are applied, in order."""
     ops: list[str] = []
     while nodes[index].op in ("neg", "abs"):
         ops.insert(0, nodes[index].op)
