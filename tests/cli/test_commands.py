@@ -208,7 +208,7 @@ def test_doctor(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is found; a folder that cannot be written, and a compiler that is not there, are broken."""
     found = {x["what"]: x for x in json.loads(good(call("doctor", "--json")))}
     assert {found[x]["state"] for x in ("gemmsmith", "compiler", "nvdisasm", "cache", "tables")} == {"ok"}
-    assert found["tables"]["found"].startswith(f"{len(builtin_table())} configs shipped")
+    assert found["tables"]["detail"].startswith(f"{len(builtin_table())} configs shipped")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "file"))
 

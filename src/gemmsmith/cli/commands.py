@@ -196,9 +196,9 @@ def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
 
 def plan_of_words(words: list[str]) -> Plan:
     """Return the plan of the arguments `words` of `gemmsmith show`. Raises UsageError if they are not valid."""
-    chosen = show.make_context("show", words).params
-    shape = chosen.pop("shape") or tuple(chosen[name] for name in "mnk")
-    return _make_plan(chosen, complete_sizes(shape, GPU_SIZES))
+    choices = show.make_context("show", words).params
+    shape = choices.pop("shape") or tuple(choices[name] for name in "mnk")
+    return _make_plan(choices, complete_sizes(shape, GPU_SIZES))
 
 
 def operand_specs(

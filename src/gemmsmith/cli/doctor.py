@@ -24,13 +24,13 @@ class Finding(NamedTuple):
     Attributes:
         what: The thing, such as "compiler".
         state: "ok", "absent" (something optional), or "broken".
-        found: What was found, in words.
+        detail: Its version, name or path, or what is wrong.
         advice: What to do, or what the thing would add; "" for nothing.
     """
 
     what: str
     state: str
-    found: str
+    detail: str
     advice: str = ""
 
 
@@ -45,14 +45,14 @@ def doctor(as_json: bool) -> None:
     Example: gemmsmith doctor
     """
     findings = list(examine())
-    lines = [f"{x.state:<7} {x.what:<12} {x.found}" + (f"\n{'':20} {x.advice}" if x.advice else "") for x in findings]
+    lines = [f"{x.state:<7} {x.what:<12} {x.detail}" + (f"\n{'':20} {x.advice}" if x.advice else "") for x in findings]
     print_outcome([x._asdict() for x in findings], "\n".join(lines), None, as_json)
     if any(x.state == "broken" for x in findings):
         raise SystemExit(FAILED)
 
 
 def examine() -> Iterator[Finding]:
-    """Yield what is found, the most basic first."""
+    """Yield the findings, the most basic first."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "ml_dtypes"))
     yield Finding("gemmsmith", "ok", f"{metadata.version('gemmsmith')}, Python {platform.python_version()}, {versions}")
     yield from _gpus()
@@ -76,13 +76,13 @@ def _gpus() -> Iterator[Finding]:
     for i in range(driver.device_count()):
         gpu = driver.device_attributes(i)
         chip, capability = driver.newest_supported_chip(gpu), "{}.{}".format(*gpu.capability)
-        found = f"{gpu.name}, compute capability {capability}, {gpu.sm_count} SMs"
+        detail = f"{gpu.name}, compute capability {capability}, {gpu.sm_count} SMs"
         if chip is None:
-            yield Finding(f"GPU {i}", "broken", found, "gemmsmith's kernels need compute capability 8.0 or later")
+            yield Finding(f"GPU {i}", "broken", detail, "gemmsmith's kernels need compute capability 8.0 or later")
         elif not chip.has_wgmma:
-            yield Finding(f"GPU {i}", "ok", found, f"runs kernels of {chip}; TMA and WGMMA need an H100 or H200")
+            yield Finding(f"GPU {i}", "ok", detail, f"runs kernels of {chip}; TMA and WGMMA need an H100 or H200")
         else:
-            yield Finding(f"GPU {i}", "ok", found)
+            yield Finding(f"GPU {i}", "ok", detail)
 
 
 def _attempt(what: str, check: Callable[[], str]) -> Finding:
@@ -119,7 +119,7 @@ def _cache() -> Finding:
     from gemmsmith.backends.cuda import cache
 
     folder, entries = cache.directory(), cache.entries()
-    found = f"{folder}, {len(entries)} kernels, {decimal(sum(x.bytes for x in entries))}"
+    detail = f"{folder}, {len(entries)} kernels, {decimal(sum(x.bytes for x in entries))}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -127,7 +127,7 @@ def _cache() -> Finding:
         advice = "kernels are compiled by each process anew; set GEMMSMITH_CACHE_DIR to a folder that can be written"
         return Finding("cache", "broken", f"{folder}: {error.strerror}", advice)
     given = " (GEMMSMITH_CACHE_DIR)" if os.environ.get("GEMMSMITH_CACHE_DIR") else ""
-    return Finding("cache", "ok", found + given)
+    return Finding("cache", "ok", detail + given)
 
 
 def _tables() -> Finding:

@@ -69,12 +69,12 @@ class Entry(NamedTuple):
 
 def entries() -> list[Entry]:
     """Return the compiled kernels in the folder, the oldest first."""
-    found = []
+    result = []
     for path in directory().glob("??/*.cubin"):
         with suppress(OSError):  # another process may delete it
             status = path.stat()
-            found.append(Entry(path, status.st_size, status.st_mtime))
-    return sorted(found, key=lambda entry: entry.written)
+            result.append(Entry(path, status.st_size, status.st_mtime))
+    return sorted(result, key=lambda entry: entry.written)
 
 
 def read_regular_file(path: Path) -> bytes:
