@@ -202,7 +202,7 @@ def relaxed_capture_mode() -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _primary_context(device: int) -> Any:
-    """Return the context that the CUDA runtime, and so torch, uses on a device; it is created if it does not exist."""
+    """Return a device's primary context, which the CUDA runtime, and so torch, uses. It is created if there is none."""
     from cuda.bindings import driver
 
     device_attributes(device)  # raises DeviceError if there is no such device

@@ -81,7 +81,10 @@ class LaunchTemplate:
         self.kernel.launch(self.grid, address, stream, self.pdl)
 
     def for_one_call(self) -> LaunchTemplate:
-        """Return the launch with argument blocks of its own: a call whose addresses recur need not fill them again."""
+        """Return a copy with argument blocks of its own, for one place in a program that passes the same arrays again.
+
+        No other call overwrites the block, so it keeps these addresses and need not be filled.
+        """
         template = copy(self)
         template._local = threading.local()
         return template

@@ -60,7 +60,10 @@ class BoundLaunches:
         self._arguments = arguments
 
     def for_one_call(self) -> BoundLaunches:
-        """Return launches with argument blocks of their own (`LaunchTemplate.for_one_call`)."""
+        """Return a copy with argument blocks of its own, for one place in a program.
+
+        See `LaunchTemplate.for_one_call`.
+        """
         launches = copy(self)
         launches.launches = [x.for_one_call() for x in self.launches]
         return launches
@@ -100,7 +103,10 @@ class BoundLaunches:
         return True
 
     def workspace_or_allocate(self, like: Any, workspace: Any) -> Any:
-        """Return the caller's workspace, or one allocated by `like`'s library; None if none is needed."""
+        """Return the caller's workspace.
+
+        If it is None, return one that `like`'s library allocates, or None if none is needed.
+        """
         return self._allocate_workspace(like) if workspace is None and self.workspace_bytes else workspace
 
     def _allocate_workspace(self, like: Any) -> Any:
@@ -229,10 +235,8 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
 def _workspace_address(workspace: Any, required_bytes: int, device: int) -> int:
     """Return the address of the caller's workspace.
 
-    Raises ArgumentError unless it is contiguous on the device, and fits. It has at least `required_bytes` bytes,
-    aligned to 16.
-
-    It has at least `required_bytes` bytes, aligned to 16.
+    Raises ArgumentError unless it is contiguous on the device, and fits. It fits with at least `required_bytes` bytes
+    at a multiple of 16.
     """
     if hasattr(workspace, "data_ptr"):
         if workspace.get_device() != device or not workspace.is_contiguous():
