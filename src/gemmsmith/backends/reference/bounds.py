@@ -214,7 +214,11 @@ class Factors(NamedTuple):
         return Factors(f(self.a), f(self.b), self.scales and (f(self.scales[0]), f(self.scales[1])))
 
     def magnitudes(self, a_normal: float, b_normal: float) -> Factors:
-        """Return absolute values, subnormals raised to the smallest normal, whose exponent hardware aligns with."""
+        """Return the factors of P: absolute values, with subnormals raised to the smallest normal.
+
+        The hardware aligns products of subnormals as if they had the smallest normal's exponent, so their errors are as
+        large. `a_normal`, `b_normal`: the smallest normal of a's and of b's dtype.
+        """
         return self.map(np.abs)._replace(a=_raise_subnormals(self.a, a_normal), b=_raise_subnormals(self.b, b_normal))
 
 

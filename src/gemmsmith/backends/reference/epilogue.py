@@ -48,7 +48,8 @@ def execute(
 def reduced(x: Array, kind: str, axis: str) -> Array:
     """Return a reduction of x, (m, n) or (batch, m, n).
 
-    `kind`: a name in REDUCTIONS, such as "sum". `axis`: the dimensions that are reduced, such as "m" or "mn".
+    `kind`: a name in REDUCTIONS, such as "sum". `axis`: the dimensions reduced, such as "n" (one result per row) or
+    "all".
     """
     return np.asarray(REDUCTIONS[kind].reference(x, reduced_axes(axis, x.ndim)))
 
