@@ -25,9 +25,10 @@ def mask_of(lanes: np.ndarray) -> int:
 
 @dataclass
 class Wait:
-    """Reason why a group is blocked: until `ready()` is true; `describe()` returns the reason for messages.
+    """Why a group is blocked: until `ready()` is true; `describe()` returns the reason for messages.
 
-    `name`: what it waits for; `phase`: of a barrier; `pending`: groups of operations that may be pending.
+    `name`: what it waits for: a barrier, or groups of operations, such as "wgmma group". `phase`: that of the barrier.
+    `pending`: how many groups may still be pending when it continues. What a wait does not have is -1.
     """
 
     ready: Callable[[], bool]
