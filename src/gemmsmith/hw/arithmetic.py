@@ -172,6 +172,7 @@ class SfuApproximation(Elementwise):
             raise KernelError(f"{self.function!r}: use one of {', '.join(_APPROXIMATIONS)}")
 
     def compute(self, x: Array) -> Array:
+        """Return the exact result rounded to fp32; the hardware's may differ by its maximum error."""
         reference_fn = _APPROXIMATIONS[self.function]
         if not self.function.endswith(".ftz"):
             return _round_once_to_fp32(reference_fn, x)

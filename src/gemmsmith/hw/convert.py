@@ -25,6 +25,7 @@ class Pack(Elementwise):
     ptx = "cvt.rn.{dtype.ptx}x2.f32 {result}, {high}, {low};"
 
     def compute(self, low: Array, high: Array) -> Array:
+        """Return the pairs' bits. Every NaN becomes the canonical one, as on hardware."""
         with np.errstate(over="ignore", invalid="ignore"):
             pair = np.stack([low, high], axis=-1).astype(self.dtype.numpy)
         bits = pair.view(np.uint16)
@@ -165,6 +166,7 @@ class UnpackFp8(Elementwise):
     ptx = "cvt.rn.f16x2.{format}x2 {result}, {pair};"
 
     def compute(self, pair: Array) -> Array:
+        """Return the pairs' bits as fp16. Every NaN becomes the canonical one, as on hardware."""
         packed = np.ascontiguousarray(pair.astype(np.uint16)[:, None])
         pairs = packed.view(_FP8[self.format].numpy).astype(np.float16)
         bits = np.where(np.isnan(pairs), np.uint16(0x7FFF), pairs.view(np.uint16))  # the canonical NaN

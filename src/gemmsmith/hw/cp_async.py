@@ -66,6 +66,7 @@ class CpAsyncMbarrierArrive(Instruction):
     ptx = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{barrier}];"
 
     def simulate(self, m: Machine) -> None:
+        """Start an operation without data, which arrives when the threads' earlier copies have completed."""
         arrive_on = m.uniform(self.barrier), int(m.active.sum())
         m.async_operations.start(
             AsyncOperation("cp.async.mbarrier.arrive", "copy", lambda: None, arrive_on=arrive_on, proxy="generic")

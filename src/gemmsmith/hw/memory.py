@@ -114,6 +114,7 @@ class StoreGlobal(StoreShared):
 
 
 def _check_bits(self: Any) -> None:
+    """Raise KernelError unless `self.bits` is 8 or 16; a `check` of several instructions."""
     if self.bits not in (8, 16):
         raise KernelError(
             f"{self.mnemonic}: got {self.bits} bits; use 8 or 16, or the instruction for 32-bit registers"

@@ -133,8 +133,8 @@ def _multiply_in_fp32(exponents_a: np.ndarray, exponents_b: np.ndarray, mma: Mma
 def round_to_accumulator(total: np.ndarray, mma: Mma) -> np.ndarray:
     """Round exact sums to the accumulator's dtype: to nearest for fp16, else truncated.
 
-    Truncation to fp32 keeps at most 23 bits, or the fewer that alignment keeps, and multiples of the smallest
-    subnormal's unit below the smallest normal. Every NaN becomes the canonical one.
+    fp32 keeps 23 fraction bits, or the fewer that alignment keeps. Sums below the smallest normal are truncated in the
+    unit of that. Every NaN becomes the canonical one.
     """
     if mma.d == FP16:
         rounded = total.astype(np.float16)

@@ -143,7 +143,8 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
 def _load_text(self: Any) -> str:
     """Return the PTX of a load.
 
-    A tensor map of interleaved rows has two more dimensions, of which the coordinates are 0.
+    A tensor map of interleaved rows has two more dimensions, the rows of a group of 8 and the two tensors (see
+    TensorMap). A box has all of both, so these coordinates are 0.
     """
     ptx = Instruction.text(self)
     return ptx.replace(".3d", ".5d").replace("{x}, {y}", "{x}, 0, 0, {y}") if self.interleaved else ptx

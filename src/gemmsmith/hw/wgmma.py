@@ -71,7 +71,7 @@ def _vector_offsets(rows: int, leading: int, stride: int, swizzle: int, mn_major
         row = np.arange(rows, dtype=np.int64)[:, None]
         return np.asarray(row // 8 * stride + row % 8 * swizzle + np.array([0, 16]))
     k, mn = np.arange(K_STEP_BYTES // 2, dtype=np.int64)[:, None], np.arange(0, rows, 8, dtype=np.int64)[None, :]
-    block = swizzle // 2
+    block = swizzle // 2  # 16-bit elements of a swizzled row
     return np.asarray(mn // block * leading + k // 8 * stride + k % 8 * swizzle + mn % block * 2)
 
 
@@ -140,6 +140,7 @@ class _Wgmma(InstructionFamily):
 
     @property
     def wrapper_name(self) -> str:
+        """The name of the C++ function: shape, dtypes, "mn" for operands that are MN-major, "rs" for A in registers."""
         majors = "".join(f"_{name}_mn" for name, major in self.majors.items() if major == "MN")
         types = "_".join([self.mma.d.ptx, self.mma.a.ptx, *[self.mma.b.ptx] * (self.mma.a != self.mma.b)])
         source = "_rs" if isinstance(self, WgmmaRS) else ""

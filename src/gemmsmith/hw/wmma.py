@@ -259,6 +259,7 @@ class WmmaMma(Instruction):
         return TILE_MN * TILE_MN * wmma_k(self.mma) // 32
 
     def text(self) -> str:
+        """Return the PTX. For fp16 operands it names only the dtypes of D and C, else all four."""
         mma, d = self.mma, self.mma.d.ptx
         types = f"{d}.{d}" if mma.a == FP16 else f"{mma}.{d}"
         shape = f"m16n16k{wmma_k(mma)}"

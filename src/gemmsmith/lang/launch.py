@@ -76,7 +76,7 @@ def _resolve(argument: Argument, addresses: Addresses, interleave_strides: Mappi
     """
     if isinstance(argument, Pointer):
         address, offset = addresses[argument.name], argument.offset
-        if argument.reaches_other:
+        if argument.reaches_other:  # its offset is the distance to the other of two arrays
             offset = interleave_strides.get(argument.name, offset)
         return address + offset if offset else address
     if isinstance(argument, TensorMap) and isinstance(argument.address, Pointer):

@@ -232,7 +232,7 @@ class Printer:
         return f"registers_from<{x.count}>({self.array(x.array)}, {self.text(x.start)})"
 
     def call(self, instruction: Instruction) -> str:
-        """Return the call of an instruction's wrapper, or its C++ expression."""
+        """Return the C++ of an instruction: its expression, or a call of its wrapper, which is added to `wrappers`."""
         arguments = []
         for operand in instruction.operands.values():
             if isinstance(operand, RegisterArray):

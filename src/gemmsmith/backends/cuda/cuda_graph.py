@@ -28,6 +28,7 @@ class CudaGraph:
     """A CUDA graph of the launches that `call()` makes on `stream`, which is captured meanwhile."""
 
     def __init__(self, call: Callable[[], Any], stream: Stream) -> None:
+        """Capture `call()` on the stream. Raises DeviceError if the driver cannot capture it."""
         from cuda.bindings import driver
 
         self._driver, self.stream = driver, stream

@@ -45,9 +45,10 @@ def device_count() -> int:
 
 
 def check(result: tuple[Any, ...], call: str = "") -> Any:
-    """Return the values of a driver call's result, a tuple that begins with an error code: one, or a tuple of several.
+    """Return what a driver call returned besides its error code: one value, or a tuple of several.
 
-    Raises DeviceError with the error's name and `call`, the call's text in messages.
+    `result`: the call's, which begins with the error code. Raises DeviceError with the error's name and `call`, the
+    call's name in messages.
     """
     if int(result[0]):
         raise DeviceError(f"CUDA driver: {result[0].name}" + (f" in {call}" if call else ""))

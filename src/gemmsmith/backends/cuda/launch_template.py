@@ -31,6 +31,10 @@ class LaunchTemplate:
     """
 
     def __init__(self, kernel: LoadedKernel, grid: int, arguments: Sequence[Any], pdl: bool) -> None:
+        """Lay out the argument block: what is fixed becomes an initial value, what a call gives an entry to fill.
+
+        Tensor maps and cluster permutations have memory of their own, which their entry points to.
+        """
         self.kernel, self.grid, self.pdl = kernel, grid, pdl
         self._local = threading.local()
         self._addresses: list[tuple[int, str, int]] = []  # (entry of the block, Pointer name, offset in bytes)

@@ -45,6 +45,7 @@ class BoundLaunches:
     def __init__(
         self, launches: Launches, arguments: Arguments, like: Any, unallocated_results: Mapping[str, ArrayInfo]
     ) -> None:
+        """Load the kernels on the device of `like`. Raises DeviceError if it cannot run them."""
         self._arrays = adapter_of(like)
         device, stream = describe(like).device_index, current_stream(like)
         driver.require_chip(device, next((x.kernel.chip for x in launches.all), HOPPER))
@@ -70,11 +71,11 @@ class BoundLaunches:
 
     @cached_property
     def _overlap_checks(self) -> list[tuple[str, str, int, int, int]]:
-        """For each output and other array that must not overlap: (output, other, low, high, bound).
+        """The pairs of an output and another array, which must not overlap: (output, other, low, high, bound).
 
-        The arguments are Pointer names. Their bytes overlap if low < address(other) - address(output) < high. `bound`
-        is that distance for the arrays that were bound. At `bound` the byte ranges may overlap, since columns of one
-        array may alternate; the elements do not, since `bind` has compared them.
+        Both are Pointer names. Their bytes overlap if low < address(other) - address(output) < high. `bound` is that
+        distance for the arrays that were bound. There the byte ranges may overlap, since columns of one array may
+        alternate; the elements do not, since `bind` has compared them.
         """
         arrays = {name: x for name, x in self._arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         unallocated = {pointer for _, pointer, _ in self.unallocated_results}
@@ -88,7 +89,7 @@ class BoundLaunches:
             (output, name, first_of_output - end, end_of_output - first, arrays[name].address - arrays[output].address)
             for output, first_of_output, end_of_output in spans if output in outputs
             for name, first, end in spans
-            if name != output and (name not in outputs or name > output)
+            if name != output and (name not in outputs or name > output)  # each pair of outputs once
         ]  # fmt: skip
 
     def outputs_do_not_overlap(self, addresses: Mapping[str, Any]) -> bool:
@@ -135,7 +136,7 @@ class BoundLaunches:
         """
         if stream is None:
             stream = self._arrays.stream(like)
-        if self.swapped:
+        if self.swapped:  # the kernel computes D^T = B^T A^T
             addresses["a"], addresses["b"] = addresses["b"], addresses["a"]
         if self.workspace_bytes:
             # Alive until the launches: memory that is freed before may be unmapped.
@@ -178,6 +179,10 @@ class PreparedRun:
     def __init__(
         self, launches: Launches, arguments: Arguments, like: Any, workspace: Any, results: Any, keepalive: Any
     ) -> None:
+        """Capture the launches into a CUDA graph.
+
+        Raises DeviceError if the current stream is being captured already.
+        """
         self._array, self._given_workspace, self._results, self._keepalive = like, workspace, results, keepalive
         self._device, self._addresses = describe(like).device_index, pointer_values(arguments)
         with kernel_loader.device_guard(self._device):

@@ -239,6 +239,7 @@ class _ErrorAccumulator:
     def __init__(
         self, steps: int, step: float, accumulator_dtype: DType, out_dtype: DType, zero_mean: bool, sums: int
     ) -> None:
+        """Compute the constants of the bounds: `c`, `tiny`, and u of the module's docstring, and the ranges."""
         self.c = math.expm1(steps * math.log1p(step) + sums * math.log1p(FP32.roundoff))
         self.tiny = steps * STEP_UNDERFLOW_ERROR[accumulator_dtype] * (1 + self.c)
         self.wraps = out_dtype == INT32

@@ -30,6 +30,7 @@ def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[A
         with np.errstate(invalid="ignore"):
             return round_to_8_bits(wide * inverse, dtype), scale
     rows, columns = {"rows": (1, max(k, 1)), "1x128": (1, SCALE_BLOCK), "128x128": (SCALE_BLOCK, SCALE_BLOCK)}[recipe]
+    # A row without elements has a scale, too.
     blocks_per_column, blocks_per_row = ceil_div(m, rows), max(ceil_div(k, columns), int(recipe == "rows"))
     padded = np.zeros((*batch, blocks_per_column * rows, blocks_per_row * columns), np.float32)
     padded[..., :m, :k] = wide

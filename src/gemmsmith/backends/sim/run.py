@@ -64,7 +64,7 @@ def _run_schedule(
 
     The arguments are as in `run`. The simulated global memory holds the arrays, the workspace and the flags.
     """
-    if launches.swapped:
+    if launches.swapped:  # the kernels compute D^T = B^T A^T
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory, are_whole = GlobalMemory(), _are_written_whole(launches.spec)
     addresses: dict[str, int | float] = {}
@@ -123,6 +123,7 @@ def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
     tiles, k_tiles = launch.arguments.get("cluster_tiles", 0), launch.arguments.get("k_tiles", 0)
     assert isinstance(tiles, int)
     assert isinstance(k_tiles, int)
+    # A tile of a cluster is one tile of each of `multicast_size` CTAs.
     return tiles * spec.multicast_size * k_tiles * math.prod(spec.config.tile) // (64 * 16 * 2)
 
 

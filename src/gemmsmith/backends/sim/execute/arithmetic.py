@@ -58,6 +58,7 @@ def compile_operation(operation: Operation) -> Callable[[Context, Operation], No
     low, high, is_closed = valid.start, valid.stop, op in _CLOSED_OPERATIONS or not kind.is_integer or kind.bits == 64
 
     def store(context: Context, x: Operation, result: Any) -> None:
+        """Store a result that may be out of the type's range, wrapped to it."""
         if type(result) is not int or not low <= result < high:
             if not isinstance(result, np.ndarray):
                 result = _wrap_scalar(context.group, result, kind, op)
@@ -66,6 +67,7 @@ def compile_operation(operation: Operation) -> Callable[[Context, Operation], No
         context.values[x] = result
 
     def evaluate_binary(context: Context, x: Operation) -> None:
+        """Compute an operation of two operands; a Python int in range, the common case, needs no `store`."""
         values = context.values
         result = evaluate(values[first], values[second])
         if type(result) is int and low <= result < high:
@@ -96,7 +98,7 @@ def _check_divisor(group: LockstepGroup, numerator: Any, divisor: Any) -> Any:
         active = group.active
         if (group.broadcast(divisor)[active] <= 0).any() or (group.broadcast(numerator)[active] < 0).any():
             group.report("overflow", "integer division with negative numerator or non-positive divisor")
-        return np.maximum(divisor, 1)
+        return np.maximum(divisor, 1)  # an inactive thread may have 0
     return divisor
 
 

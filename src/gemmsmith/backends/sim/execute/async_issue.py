@@ -137,8 +137,8 @@ class AsyncIssuer:
     ) -> Event:
         """Check and record an access of the operation; return its event.
 
-        A clock that has the event's bit set has seen that the access is complete. `lanes`: the warp's lanes that made
-        it, for cp.async.
+        The event's clock bit is the one that says "sources read", or "results written" for a `write`. `lanes`: the
+        warp's lanes that made the access, for cp.async.
         """
         group, operation = self.group, in_flight.operation
         cta = group.peer(access.rank)

@@ -48,7 +48,7 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak",
         scope: str = "gpu", mask: Any = None,
     ) -> None:  # fmt: skip
-        """Store bytes of the active threads.
+        """Store `data`, (threads, nbytes), of the active threads. See `machine.Memory` for the arguments.
 
         Weak stores of two threads to one address are a race (PTX ISA, "Data races"). A read gets one of their values,
         so within one instruction it is reported only if the values differ.
@@ -228,6 +228,7 @@ class MemoryInstructions(CheckedMemory):
             self.record(resolved, event, agent.clock, warp_slice)
         if cta is not group.cta:
             cta.remote.append(event)
+            # Counts of a CTA's warps are 0 in clocks that know nothing of it.
             if not any(agent.clock.event_counts[EXECUTED, warp.first_agent] for warp in cta.warps):
                 group.report("barrier", f"access to shared memory of CTA {cta.index}, which may not have started; "
                              "add a cluster barrier before it")  # fmt: skip

@@ -109,6 +109,10 @@ class Warp:
     """
 
     def __init__(self, index: int, num_agents: int) -> None:
+        """Begin without any accesses. `index`: of the warp in the grid.
+
+        The first event is number 1, of which other clocks, which are 0, do not know.
+        """
         self.first_agent = AGENTS_PER_WARP * index
         self.agent_slice = slice(self.first_agent, self.first_agent + AGENTS_PER_WARP)
         self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
@@ -194,7 +198,8 @@ class Warp:
     def _observed_by_all(self, clock: VectorClock) -> np.ndarray:
         """Return the counts of the warp's own events, by row and agent, in a clock that all of its lanes have observed.
 
-        Each lane's fence for global memory counts as one of all lanes.
+        The row of global proxy fences has the counts of HAPPENS_BEFORE: a later fence by any lane also covers the
+        accesses of other lanes that it has observed.
         """
         counts = clock.event_counts[:EXECUTED, self.agent_slice].copy()
         counts[GLOBAL_PROXY_FENCED] = counts[HAPPENS_BEFORE]

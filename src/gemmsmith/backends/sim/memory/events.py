@@ -86,6 +86,7 @@ class Event:
         Accesses of one warp are ordered by __syncwarp, or if the same lane made both to each of `cells` (of `granule`
         bytes).
         """
+        # Of one agent, the clock always counts the earlier event, which another lane may have made.
         if self.agent < 0 or (self.happens_before(clock) and self.agent != later.agent):
             return self.happens_before(clock)
         if self.warp is None or self.warp is not later.warp or self.lanes is None or later.lanes is None:

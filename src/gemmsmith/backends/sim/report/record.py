@@ -105,6 +105,8 @@ class _Threads(Protocol):
 
 
 class _Barrier(Protocol):
+    """An mbarrier, a named barrier or a cluster barrier."""
+
     name: str
 
     @property

@@ -223,6 +223,7 @@ class Mbarrier:
         `lockstep_group`, or a wait ordered before `clock`, has waited.
         """
         waited = (wait.phase for wait in self.last_waits.values() if wait.happens_before(clock))
+        # -2 for no wait yet: the first wait may be for phase -1, which has parity 1 and is complete from the start.
         last = max(self.last_waited_phase.get(lockstep_group, -2), max(waited, default=-2))
         return last + 1 if (last + 1) % 2 == parity else last + 2
 
