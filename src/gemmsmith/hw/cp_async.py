@@ -74,7 +74,7 @@ class CpAsyncMbarrierArrive(Instruction):
 
 
 class CpAsyncCommit(Instruction):
-    """Commits the thread's prior cp.asyncs as one group."""
+    """cp.async.commit_group: commits the thread's earlier cp.asyncs as one group."""
 
     ptx = "cp.async.commit_group;"
 

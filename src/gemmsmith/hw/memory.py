@@ -26,7 +26,10 @@ from gemmsmith.machine import Blocking, Machine, Scope, Space
 
 
 class MemoryInstruction(InstructionFamily):
-    """Common base of loads and stores in `space`. Some have a `predicate`, without which a thread accesses nothing."""
+    """Common base of loads and stores in `space`.
+
+    Some have a `predicate`: a thread for which it does not hold accesses nothing.
+    """
 
     space: ClassVar[Space] = "shared"
 
@@ -71,7 +74,7 @@ class LoadShared(VectorInstruction):
 
 
 class LoadGlobal(LoadShared):
-    """Loads 4, 8 or 16 bytes if `predicate` holds; otherwise returns zeros."""
+    """Loads 4, 8 or 16 bytes of global memory if `predicate` holds; otherwise the registers `values` become zero."""
 
     address: u64
     predicate: pred
@@ -101,7 +104,7 @@ class StoreShared(VectorInstruction):
 
 
 class StoreGlobal(StoreShared):
-    """Stores 4, 8 or 16 bytes if `predicate` holds."""
+    """Stores 4, 8 or 16 bytes to global memory if `predicate` holds."""
 
     address: u64
     predicate: pred
@@ -158,7 +161,7 @@ class LoadSharedU8OrU16(_LoadBits):
 
 
 class StoreGlobalU8OrU16(MemoryInstruction):
-    """Stores the low `bits` (8 or 16) of `value` if `predicate` holds."""
+    """Stores the low `bits` (8 or 16) of `value` to global memory if `predicate` holds."""
 
     address: u64
     value: u16

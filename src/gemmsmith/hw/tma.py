@@ -261,7 +261,7 @@ class TmaStoreHint(TmaStore):
 
 
 class BulkCommit(Sm90Instruction):
-    """Commits the thread's prior bulk stores as one group."""
+    """cp.async.bulk.commit_group: commits the thread's earlier bulk stores as one group."""
 
     ptx = "cp.async.bulk.commit_group;"
 

@@ -49,7 +49,11 @@ def descriptor(view: SharedView, step: ValueLike) -> Value:
 
 
 def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:
-    """Return the offset of k-step `step` in a tile, in units of 16 bytes. `step` is constant or an unrolled index."""
+    """Return the offset of k-step `step` (32 bytes along K) in a swizzled tile, in units of 16 bytes.
+
+    MN-major: each index of K is a row of a box. K-major: a k-step is part of a row, and a row may continue in the next
+    box. `step`: a constant or an index of an unrolled loop.
+    """
     if tile.major == "MN":
         return step * (K_STEP_BYTES // tile.dtype.bytes * tile.swizzle // 16)
     offset, swizzle_row_units = step * (K_STEP_BYTES // 16), tile.swizzle // 16
@@ -245,7 +249,7 @@ class WgmmaFence(Instruction):
 
 
 class WgmmaCommit(Instruction):
-    """Commits the warpgroup's prior wgmmas as one group."""
+    """wgmma.commit_group: commits the warpgroup's earlier wgmmas as one group."""
 
     required_arch = "sm_90a"
     ptx = "wgmma.commit_group.sync.aligned;"
@@ -255,7 +259,7 @@ class WgmmaCommit(Instruction):
 
 
 class WgmmaWait(Instruction):
-    """Waits until at most `pending` of the warpgroup's wgmma-groups are pending."""
+    """wgmma.wait_group: waits until at most the `pending` latest of the warpgroup's wgmma-groups have not completed."""
 
     required_arch = "sm_90a"
     pending: int

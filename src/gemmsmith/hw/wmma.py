@@ -82,7 +82,7 @@ def _fragment_permutation(seed: int, mma: Mma, operand: Operand) -> np.ndarray:
 
 
 def _read_fragment(m: Machine, registers: RegisterArray, mma: Mma, operand: Operand) -> np.ndarray:
-    """Return the elements (warps, rows, columns) of a fragment. `operand`: which one."""
+    """Return the elements (warps, rows, columns) of the fragment that `registers` hold. `operand`: "a", "b" or "d"."""
     dtype, shape, words = _dtype(mma, operand), _shape(mma, operand), np.asarray(m.registers.view(registers))
     words = words.astype(np.float32 if words.dtype == np.float32 else np.uint32)
     fragments = np.ascontiguousarray(words).view(dtype.numpy).reshape(len(m.threads) // 32, -1)
@@ -93,7 +93,10 @@ def _read_fragment(m: Machine, registers: RegisterArray, mma: Mma, operand: Oper
 
 
 def _write_fragment(m: Machine, registers: RegisterArray, elements: np.ndarray, mma: Mma, operand: Operand) -> None:
-    """Set a fragment of the active threads to elements (warps, rows, columns)."""
+    """Set the fragment in `registers`, in the active threads, to elements (warps, rows, columns).
+
+    `operand`: "a", "b" or "d".
+    """
     fragments = elements.reshape(len(elements), -1)[:, _fragment_permutation(m.seed, mma, operand)]
     words = np.ascontiguousarray(fragments).view(numpy_dtype(registers)).reshape(len(m.threads), -1)
     m.registers.view(registers, write=True)[m.active] = words[m.active]
@@ -168,7 +171,11 @@ class _WmmaTransfer(InstructionFamily):
 
 
 class WmmaLoad(_WmmaTransfer):
-    """Loads a 16 x k tile of A, a k x 16 tile of B or a 16 x 16 tile of the accumulator `d` from shared memory."""
+    """Loads a tile from shared memory into the fragment `values`.
+
+    `operand`: "a", a 16 x k tile of A; "b", k x 16 of B; "d", 16 x 16 of the accumulator. `stride`: elements between
+    rows (columns, if `layout` is "col").
+    """
 
     values: registers_out
     address: u32
@@ -201,7 +208,7 @@ class WmmaLoadGlobal(WmmaLoad):
 
 
 class WmmaStore(_WmmaTransfer):
-    """Stores a 16 x 16 tile of the accumulator to shared memory."""
+    """Stores a 16 x 16 tile of the accumulator, the fragment `values`, to shared memory; `stride`: as in `WmmaLoad`."""
 
     values: registers_in
     address: u32

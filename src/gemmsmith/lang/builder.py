@@ -232,7 +232,7 @@ class Builder:
         return variable
 
     def registers(self, scalar_type: ScalarType, count: int, name: str) -> RegisterArray:
-        """Declare an uninitialized register array."""
+        """Declare an uninitialized register array of `count` registers in each thread."""
         array = RegisterArray(scalar_type, count, name)
         self.emit(st.DeclareRegisters(array))
         return array
@@ -326,7 +326,11 @@ class Builder:
 
     @contextmanager
     def otherwise(self) -> Iterator[None]:
-        """Open the else branch of the immediately preceding `k.when`."""
+        """Open the else branch of the immediately preceding `k.when`.
+
+        If that one's condition was known at build time, what is recorded inside stands here, or is dropped if the
+        condition held.
+        """
         block, length, is_taken = self._constant_branch
         if block is self._blocks[-1] and length == len(block.statements):
             with self._nested(st.Block()) if is_taken else nullcontext():

@@ -89,6 +89,7 @@ def _merge_if(merged: list[st.Statement], branch: st.If, uses: Counter[Value]) -
             merged.remove(call)
         case st.If(condition=same, otherwise=None) as last if same is condition:
             between = merged[merged.index(last) + 1 :]
+            # A read must not move before the first `if`, which may assign what it reads.
             if not any(isinstance(x, st.Define) and isinstance(x.value, (VariableRead, RegisterRead)) for x in between):
                 merged.remove(last)
                 merged.append(last)

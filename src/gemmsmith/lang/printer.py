@@ -439,7 +439,7 @@ class Printer:
         self.line("}")
 
     def _role_condition(self, role: st.Role, unit_count: int) -> str:
-        """Return the condition for a role's warps or warpgroups, of which there are `unit_count` in all."""
+        """Return the C++ condition for the warps or warpgroups of a role; `unit_count`: how many there are in all."""
         index = "warpgroup" if role.unit == "warpgroup" else "warp % 4"
         first, stop = role.first, role.first + role.count
         if role.count == 1:
@@ -465,7 +465,7 @@ def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
 
 
 def literal(scalar_type: ScalarType, value: object) -> str:
-    """Return the C++ literal of a constant."""
+    """Return the C++ literal of a constant, with the suffix of its type; large 64-bit numbers are hexadecimal."""
     if scalar_type == PRED:
         return "true" if value else "false"
     if scalar_type == F32:
@@ -506,7 +506,10 @@ def identifier_hint(value: Value) -> str:
 
 
 def _converts_implicitly(source: ScalarType, target: ScalarType) -> bool:
-    """Return whether C++ converts `source` implicitly to an operand or a parameter of type `target`."""
+    """Return whether C++ converts `source` to `target` without a cast, as an operand or an argument, to the same value.
+
+    Only integers are converted so, and not to a narrower type.
+    """
     if not source.is_integer or target not in (U32, I64, U64) or source.bits > target.bits:
         return False
     return not (target == I64 and source == U64)

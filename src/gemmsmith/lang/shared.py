@@ -90,7 +90,7 @@ class SharedView:
         return total + self.buffer.offset_constant // unit + self.constant // unit
 
     def at(self, count: ValueLike, step: int = 1) -> SharedView:
-        """Return this view advanced by `count` * `step` bytes."""
+        """Return this view advanced by `count` * `step` bytes. A run-time `count` becomes a term of the offset."""
         value = as_value(count, count.type if isinstance(count, Value) else I32)
         if isinstance(value, Constant):
             return replace(self, constant=self.constant + value.value * step)

@@ -37,7 +37,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cubin, its kernel's symbol, and the compiler's log."""
+    """A compiled kernel: the cubin, the compiler's log, and `name`, the kernel's symbol in the cubin."""
 
     cubin: bytes
     log: str

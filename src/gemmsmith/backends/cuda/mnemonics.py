@@ -9,7 +9,7 @@ Code = Literal["ptx", "sass"]
 
 
 class InstructionClass(NamedTuple):
-    """A class of instructions, and the patterns of their mnemonics in PTX and in SASS."""
+    """A class of instructions, and the regular expressions of their mnemonics in PTX and in SASS."""
 
     name: str
     ptx: str

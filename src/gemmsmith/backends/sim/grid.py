@@ -21,7 +21,10 @@ from gemmsmith.lang.values import Builtin, Operation, Value
 
 
 def check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, object]) -> None:
-    """Raise an error for a launch that a driver would refuse."""
+    """Raise KernelError or ArgumentError for a launch that the driver would refuse or the simulator cannot execute.
+
+    `grid`: number of CTAs.
+    """
     if kernel.cluster[1:] != (1, 1):
         raise KernelError(f"{kernel.name}: cluster {kernel.cluster}; the simulator takes clusters along x only")
     if grid % kernel.cluster[0]:

@@ -32,7 +32,10 @@ _CLOSED_OPERATIONS = ("/", "%", ">>", "&", "|", "^", "select", "min", "max")
 
 
 def _cast(x: np.ndarray, type: ScalarType) -> np.ndarray:
-    """Convert as C does: towards zero from floats, modulo 2^bits between integers, true unless zero."""
+    """Return x converted to `type` as C does it.
+
+    Floats are rounded toward zero, integers wrap modulo 2^bits, and a predicate is true unless x is zero.
+    """
     if not type.is_integer:
         return x.astype(bool if type == PRED else np.float32)
     x = x.astype(np.int64)

@@ -235,10 +235,10 @@ class MemoryInstructions(CheckedMemory):
         return event
 
     def _strong_read(self, lanes: ActiveLanes, addresses: np.ndarray, scope: ScopeLevel, *, acquires: bool) -> None:
-        """Record a strong read by some lanes of a warp at `addresses`, with a scope.
+        """Record a strong read, at `scope`, of the words at `addresses` by some lanes of a warp.
 
-        An acquire joins the clocks of the writes that it reads immediately, a relaxed read at the next fence. Writes at
-        too narrow a scope are not joined; that they have been executed is.
+        An acquire joins the clocks that the words' writes have published, a relaxed read does so at the next fence. If
+        a scope is too narrow, it only joins what has been executed.
         """
         agent = lanes.agent()
         for x in np.unique(addresses):

@@ -43,7 +43,10 @@ class RegisterFile:
         self.access(x, write=True)
 
     def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
-        """Return a live view (threads, count) of an array or a slice of one; report hazards, as `access`."""
+        """Return a live view (threads, count) of an array, or of a slice of one, to read or to `write`.
+
+        Reports the hazards that `access` does.
+        """
         if not isinstance(x, RegisterSlice):
             return self.access(x, write)
         start = int(self.values[x.start])
@@ -77,7 +80,10 @@ class RegisterFile:
         return values
 
     def _check_initialized(self, x: RegisterArray, values: np.ndarray) -> None:
-        """Report poison in the active threads' elements of (a slice of) a register array."""
+        """Report a read of registers that hold poison in an active thread.
+
+        `values`: the registers of x that are read.
+        """
         is_float = values.dtype == np.float32
         bits, poison = (values.view(np.uint32), POISON) if is_float else (values, POISON_INTEGER)
         poisoned = bits == poison

@@ -30,7 +30,10 @@ class Buffer:
 
 
 class GlobalMemory:
-    """The buffers of global memory. Large gaps between them let an access outside of all be detected."""
+    """The buffers of global memory.
+
+    The gaps between them are large, so an access outside of all of them is detected.
+    """
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []

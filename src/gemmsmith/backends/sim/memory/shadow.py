@@ -174,7 +174,10 @@ class Shadow:
 
 
 def _cells_by_state(state_ids: np.ndarray, cells: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Return (state id, cells) for each distinct id. `state_ids`: the id of each of `cells`."""
+    """Return (state id, cells) for each distinct state among cells.
+
+    `state_ids`: the id of the state of each of `cells`.
+    """
     as_bytes = state_ids.tobytes()  # numpy takes longer to compare few elements
     if as_bytes == as_bytes[: state_ids.itemsize] * len(state_ids):
         return [(state_ids.item(0), cells)]
