@@ -83,7 +83,7 @@ class CpAsyncCommit(Instruction):
 
 
 class CpAsyncWait(Instruction):
-    """Waits until at most `pending` of the thread's cp.async-groups are pending."""
+    """cp.async.wait_group: waits until all but the `pending` latest of the thread's cp.async-groups have completed."""
 
     pending: int
     ptx = "cp.async.wait_group {pending};"

@@ -138,7 +138,7 @@ class _LoadBits(MemoryInstruction):
 
 
 class LoadGlobalU8OrU16(_LoadBits):
-    """Loads `bits` (8 or 16), zero-extended to 16 bits, if `predicate` holds; otherwise returns zero."""
+    """Loads `bits` (8 or 16) of global memory if `predicate` holds, zero-extended to 16 bits; otherwise returns 0."""
 
     address: u64
     predicate: pred

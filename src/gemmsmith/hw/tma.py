@@ -270,9 +270,9 @@ class BulkCommit(Sm90Instruction):
 
 
 class BulkWaitRead(Sm90Instruction):
-    """Waits until at most `pending` of the thread's bulk groups have not yet read their shared memory.
+    """cp.async.bulk.wait_group.read: waits until all but the `pending` latest of the thread's bulk groups are read.
 
-    The shared memory of the other groups may be overwritten.
+    The shared memory from which these groups store may then be overwritten.
     """
 
     pending: int

@@ -259,7 +259,7 @@ class WgmmaCommit(Instruction):
 
 
 class WgmmaWait(Instruction):
-    """wgmma.wait_group: waits until at most the `pending` latest of the warpgroup's wgmma-groups have not completed."""
+    """wgmma.wait_group: waits until all but the `pending` latest of the warpgroup's wgmma-groups have completed."""
 
     required_arch = "sm_90a"
     pending: int
