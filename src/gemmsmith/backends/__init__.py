@@ -23,7 +23,11 @@ def check_backend(name: str) -> None:
 
 
 def resolve_backend(name: Backend, x: ArrayInfo, argument: str) -> Backend:
-    """Return the backend for the array given as `argument`. Raises ArgumentError if it does not take such an array."""
+    """Return `name`, or the backend that "auto" means for the array `x`, by its device.
+
+    `argument`: what messages call `x`. Raises ArgumentError if `x` has no data or is on another device than the
+    backend's.
+    """
     check_backend(name)
     if not x.has_data:
         raise ArgumentError(f"{argument}: got a Spec, which has no data; use an array")
@@ -36,7 +40,10 @@ def resolve_backend(name: Backend, x: ArrayInfo, argument: str) -> Backend:
 
 
 def chip_of(x: ArrayInfo) -> Chip:
-    """Return the chip of the array's GPU; Hopper without a GPU. DeviceError below compute capability 8.0."""
+    """Return the chip of the array's GPU; Hopper if the array is on the CPU or there is no GPU.
+
+    Raises DeviceError for a GPU of a compute capability below 8.0.
+    """
     from gemmsmith.backends.cuda import driver
 
     return driver.get_device_chip(x.device_index) if x.device == "cuda" and driver.is_available() else HOPPER

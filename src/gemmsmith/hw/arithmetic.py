@@ -19,7 +19,7 @@ from gemmsmith.lang.types import I32
 
 
 def _round_once_to_fp32(reference_fn: Callable[..., Array], *operands: Array) -> Array:
-    """Evaluate in float64 and round once to fp32."""
+    """Return `reference_fn` of the operands, evaluated in float64 and rounded to fp32."""
     with np.errstate(all="ignore"):
         return np.asarray(reference_fn(*(x.astype(np.float64) for x in operands))).astype(np.float32)
 
@@ -38,15 +38,17 @@ class FusedMultiplyAdd(Elementwise):
     ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
 
     def compute(self, a: Array, b: Array, c: Array) -> Array:
+        """Return a * b + c, rounded to odd in float64 and then to nearest in fp32, which is one correct rounding."""
         a, b, c = (x.astype(np.float64) for x in (a, b, c))
         with np.errstate(all="ignore"):
             product = a * b
             total = product + c
-            c_in_total = total - product
+            c_in_total = total - product  # Knuth's two-sum: `error` is exactly what `total` lacks
             error = (product - (total - c_in_total)) + (c - c_in_total)
             if not np.count_nonzero(error):
                 return total.astype(np.float32)
             inexact = np.isfinite(total) & (error != 0)
+            # To odd: one step back if the sum was rounded away from zero; then set the last bit.
             away = inexact & (np.signbit(error) != np.signbit(total))
             odd: Array = ((total.view(np.int64) - away) | inexact).view(np.float64)
             return odd.astype(np.float32)
@@ -63,6 +65,7 @@ class Dp4a(Elementwise):
     ptx = "dp4a.s32.s32 {result}, {a}, {b}, {c};"
 
     def compute(self, a: Array, b: Array, c: Array) -> Array:
+        """Return c plus the dot product of the bytes, of each thread, as int64."""
         bytes_a, bytes_b = (np.ascontiguousarray(x.astype(np.uint32)).view(np.int8).reshape(-1, 4) for x in (a, b))
         total: Array = (c + (bytes_a.astype(np.int64) * bytes_b).sum(1)).astype(np.int32).astype(np.int64)
         return total
@@ -77,6 +80,7 @@ class MaximumNan(Elementwise):
 
     def compute(self, a: Array, b: Array) -> Array:
         with np.errstate(all="ignore"):
+            # Of two zeros the sum has the sign of the maximum.
             return np.asarray(np.where((a == 0) & (b == 0), a + b, np.maximum(a, b)))
 
 
@@ -89,11 +93,15 @@ class MinimumNan(Elementwise):
 
     def compute(self, a: Array, b: Array) -> Array:
         with np.errstate(all="ignore"):
+            # Of two zeros this has the sign of the minimum.
             return np.asarray(np.where((a == 0) & (b == 0), -(-a - b), np.minimum(a, b)))
 
 
 class Select(Elementwise):
-    """condition ? x : y, by selp. The compiler makes no branch around x or y, as it may of a C++ expression."""
+    """condition ? x : y, by selp.
+
+    The compiler may make a branch of a C++ expression, but not of selp.
+    """
 
     condition: pred
     x: f32
@@ -109,7 +117,7 @@ class Select(Elementwise):
 
 
 class SelectLess(Elementwise):
-    """a < b ? x : y, by setp and selp, without a branch, as `Select`."""
+    """a < b ? x : y, by setp and selp, of which the compiler makes no branch (as `Select`)."""
 
     a: f32
     b: f32
@@ -149,9 +157,9 @@ _APPROXIMATIONS: dict[str, Callable[..., Any]] = {
 
 
 class SfuApproximation(Elementwise):
-    """An operation of the special-function unit with its PTX name, such as `ex2.approx.ftz`.
+    """An operation of the special-function unit. `function`: its PTX name, such as "ex2.approx.ftz".
 
-    With .ftz subnormal numbers are flushed to zero.
+    With .ftz subnormal operands and results are flushed to zero.
     """
 
     function: str
@@ -164,6 +172,7 @@ class SfuApproximation(Elementwise):
             raise KernelError(f"{self.function!r}: use one of {', '.join(_APPROXIMATIONS)}")
 
     def compute(self, x: Array) -> Array:
+        """Return the exact result rounded to fp32; the hardware's may differ by its maximum error."""
         reference_fn = _APPROXIMATIONS[self.function]
         if not self.function.endswith(".ftz"):
             return _round_once_to_fp32(reference_fn, x)

@@ -34,7 +34,10 @@ class BarrierSync(Instruction):
 
 
 class BarrierArrive(Instruction):
-    """barrier.cta.arrive: arrives at a named barrier without waiting."""
+    """barrier.cta.arrive: arrives at named barrier `identifier` without waiting.
+
+    `threads`: how many threads must arrive, those that wait included.
+    """
 
     identifier: i32
     threads: int
@@ -54,9 +57,9 @@ class SyncWarp(Instruction):
 
 
 class FenceProxyAsync(Sm90Instruction):
-    """fence.proxy.async: orders the thread's prior generic accesses to `space` before those of TMA and WGMMA.
+    """fence.proxy.async: orders the thread's earlier ordinary accesses to `space` before those of TMA and WGMMA.
 
-    A barrier must follow before another thread issues them.
+    If another thread issues these, a barrier must come between the fence and them.
     """
 
     space: Literal["shared::cta", "global"] = "shared::cta"
@@ -67,7 +70,10 @@ class FenceProxyAsync(Sm90Instruction):
 
 
 class FenceAcqRel(Instruction):
-    """fence.acq_rel at `scope`: turns the thread's relaxed accesses into release and acquire patterns."""
+    """fence.acq_rel at `scope`.
+
+    It makes the thread's later relaxed writes releases, and its earlier relaxed reads acquires.
+    """
 
     scope: Scope = "gpu"
     ptx = "fence.acq_rel.{scope};"
@@ -86,7 +92,7 @@ class GridDependencyWait(Sm90Instruction):
 
 
 class LaunchDependentGrids(Sm90Instruction):
-    """griddepcontrol.launch_dependents: lets dependent grids start."""
+    """griddepcontrol.launch_dependents: lets dependent grids start (programmatic dependent launch)."""
 
     ptx = "griddepcontrol.launch_dependents;"
 

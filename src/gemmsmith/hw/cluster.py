@@ -56,7 +56,7 @@ class GridSize(Instruction):
 
 
 class LoadClusterPermutation(Instruction):
-    """Loads entry `index` of the cluster permutation."""
+    """Loads entry `index` of the kernel parameter `table`: the raster position of the first tile of cluster `index`."""
 
     table: Annotated[Any, CLUSTER_PERMUTATION]
     index: i32
@@ -105,15 +105,15 @@ class Mapa(Sm90Instruction):
 
 
 def split_rank(address: Any) -> tuple[Any, Any]:
-    """Return the address in shared memory and the cluster rank of a `mapa` address."""
+    """Return (address in shared memory, cluster rank) of a shared::cluster address, as `Mapa` returns it."""
     return address & ((1 << CLUSTER_RANK_SHIFT) - 1), address >> CLUSTER_RANK_SHIFT
 
 
 class StoreAsync(VectorInstruction):
-    """st.async: each thread stores 4, 8 or 16 bytes to a CTA of the cluster (`mapa` address).
+    """st.async: each thread stores 1, 2 or 4 registers to shared memory of a CTA of the cluster.
 
-    Completion is signaled on `barrier` (a `mapa` address) in the same CTA; a wait with scope "cluster" makes the data
-    visible.
+    The bytes complete on `barrier`, an mbarrier in the same CTA; a wait with scope "cluster" makes the data visible.
+    `address`, `barrier`: shared::cluster addresses, as `Mapa` returns them.
     """
 
     required_arch = "sm_90"
@@ -123,6 +123,7 @@ class StoreAsync(VectorInstruction):
     ptx = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 [{address}], {values}, [{barrier}];"
 
     def simulate(self, m: Machine) -> None:
+        """Start an asynchronous copy of the active threads' registers. Data and mbarrier must be in one CTA."""
         addresses, ranks = split_rank(m.per_thread(self.address))
         barrier, rank = split_rank(m.uniform(self.barrier))
         if (ranks[m.active] != rank).any():

@@ -25,6 +25,7 @@ class Pack(Elementwise):
     ptx = "cvt.rn.{dtype.ptx}x2.f32 {result}, {high}, {low};"
 
     def compute(self, low: Array, high: Array) -> Array:
+        """Return the pairs' bits. Every NaN becomes the canonical one, as on hardware."""
         with np.errstate(over="ignore", invalid="ignore"):
             pair = np.stack([low, high], axis=-1).astype(self.dtype.numpy)
         bits = pair.view(np.uint16)
@@ -33,7 +34,10 @@ class Pack(Elementwise):
 
 
 class Unpack(Elementwise):
-    """Converts half `half` (0 low, 1 high) of a packed pair of `dtype` (bf16 or fp16) to fp32, exactly."""
+    """Converts one half of a packed `pair` of `dtype` (bf16 or fp16) to fp32, exactly.
+
+    `half`: 0 is the low one, 1 the high.
+    """
 
     pair: u32
     half: int
@@ -41,6 +45,7 @@ class Unpack(Elementwise):
     wrapper = "unpack_{dtype}_{half}"
 
     def text(self) -> str:
+        """Return the PTX. A bf16 becomes fp32 by 16 zero bits below it; fp16 is converted by cvt."""
         if self.dtype == FP16:
             return f"""{{
             .reg .b16 h0, h1;
@@ -81,9 +86,9 @@ class AsFloat(Elementwise):
 
 
 def tf32_residual(bits: Value) -> Value:
-    """Return the bits of x - tf32(x), the part that TF32 truncation drops; it is exact in fp32.
+    """Return the bits of x - tf32(x), the part of an fp32 x that truncation to TF32 drops; the difference is exact.
 
-    CUTLASS's 3xTF32 calls it "small".
+    `bits`: the bits of x (u32). CUTLASS's 3xTF32 calls the residual "small".
     """
     return AsUnsigned(AsFloat(bits).issue() - AsFloat(bits & int(TF32_BITS)).issue()).issue()
 
@@ -103,8 +108,12 @@ class PackFp8(Elementwise):
 
 
 def unpack_ue8m0(byte: Value) -> Value:
-    """Convert ue8m0 (one byte in a u32) to fp32. cvt supports ue8m0 from sm_100 on."""
+    """Convert a ue8m0 scale to fp32. `byte`: a u32 that holds the scale 2^(byte - 127).
+
+    cvt supports ue8m0 only from sm_100 on.
+    """
     k = current_builder()
+    # The byte is the exponent field of fp32, but for 255, which is NaN, and 0.
     bits = k.select(byte == 255, Constant(U32, 0x7FC00000), byte << 23)
     return AsFloat(k.select(byte == 0, Constant(U32, 0x00400000), bits)).issue()  # 2^-127 is subnormal
 
@@ -128,7 +137,10 @@ class PackInt8(Elementwise):
 
 
 def round_to_8_bits(x: Array, dtype: DType) -> Array:
-    """Round fp32 to fp8 or int8, to nearest even, saturating; NaN has one representation, and is 0 in int8."""
+    """Return fp32 rounded to `dtype`, fp8 or int8: to nearest even, saturating.
+
+    Every NaN has the same bits in fp8, and is 0 in int8.
+    """
     if dtype == INT8:
         return np.asarray(np.rint(np.clip(np.nan_to_num(x), -128, 127)), np.int8)
     limit = np.float32(MAX_FINITE[dtype])
@@ -139,7 +151,7 @@ def round_to_8_bits(x: Array, dtype: DType) -> Array:
 
 
 def _pack_8_bits(low: Array, high: Array, dtype: DType) -> Array:
-    """Return two fp32 per thread rounded to 8 bits, `low` in the low byte."""
+    """Return two fp32 of each thread, rounded to `dtype`, as the low and the high byte of 16 bits."""
     pair = np.ascontiguousarray(round_to_8_bits(np.stack([low, high], axis=-1), dtype))
     return pair.view(np.uint16)[:, 0].astype(np.int64)
 
@@ -154,6 +166,7 @@ class UnpackFp8(Elementwise):
     ptx = "cvt.rn.f16x2.{format}x2 {result}, {pair};"
 
     def compute(self, pair: Array) -> Array:
+        """Return the pairs' bits as fp16. Every NaN becomes the canonical one, as on hardware."""
         packed = np.ascontiguousarray(pair.astype(np.uint16)[:, None])
         pairs = packed.view(_FP8[self.format].numpy).astype(np.float16)
         bits = np.where(np.isnan(pairs), np.uint16(0x7FFF), pairs.view(np.uint16))  # the canonical NaN

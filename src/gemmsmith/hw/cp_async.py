@@ -10,7 +10,10 @@ from gemmsmith.machine import Access, AsyncOperation, Blocking, Machine
 
 
 class CpAsync(Instruction):
-    """Copies `source_bytes` (at most `nbytes`) and fills the remaining bytes with zeros."""
+    """cp.async: each thread copies from global memory (`source`) to shared memory (`destination`), asynchronously.
+
+    It copies `source_bytes` bytes, and fills the rest of the `nbytes` (4, 8 or 16) with zeros.
+    """
 
     destination: u32
     source: u64
@@ -26,7 +29,10 @@ class CpAsync(Instruction):
         return f"cp.async.{level}.shared.global [{{destination}}], [{{source}}], {self.nbytes}, {{source_bytes}};"
 
     def simulate(self, m: Machine) -> None:
-        """Start a copy by the active threads, of which those with equal `source_bytes` read together."""
+        """Start the copies of the active threads as one operation.
+
+        Threads with equal `source_bytes` make one read access, since an access has one width.
+        """
         active = m.active
         destination, source = m.per_thread(self.destination)[active], m.per_thread(self.source)[active]
         sizes, threads = m.per_thread(self.source_bytes)[active], np.flatnonzero(active)
@@ -50,15 +56,17 @@ class CpAsync(Instruction):
 
 
 class CpAsyncMbarrierArrive(Instruction):
-    """cp.async.mbarrier.arrive.noinc: each thread arrives when its prior cp.asyncs have completed.
+    """cp.async.mbarrier.arrive.noinc: each thread arrives at `barrier` when its earlier cp.asyncs have completed.
 
-    The arrival counts toward the expected count. It orders the copies only, not the thread's other accesses.
+    The arrival counts toward the barrier's expected count (.noinc). It orders the copies only, not the thread's other
+    accesses.
     """
 
     barrier: u32
     ptx = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{barrier}];"
 
     def simulate(self, m: Machine) -> None:
+        """Start an operation without data, which arrives when the threads' earlier copies have completed."""
         arrive_on = m.uniform(self.barrier), int(m.active.sum())
         m.async_operations.start(
             AsyncOperation("cp.async.mbarrier.arrive", "copy", lambda: None, arrive_on=arrive_on, proxy="generic")
@@ -66,7 +74,7 @@ class CpAsyncMbarrierArrive(Instruction):
 
 
 class CpAsyncCommit(Instruction):
-    """Commits the thread's prior cp.asyncs as one group."""
+    """cp.async.commit_group: commits the thread's earlier cp.asyncs as one group."""
 
     ptx = "cp.async.commit_group;"
 
@@ -75,7 +83,7 @@ class CpAsyncCommit(Instruction):
 
 
 class CpAsyncWait(Instruction):
-    """Waits until at most `pending` of the thread's cp.async-groups are pending."""
+    """cp.async.wait_group: waits until all but the `pending` latest of the thread's cp.async-groups have completed."""
 
     pending: int
     ptx = "cp.async.wait_group {pending};"

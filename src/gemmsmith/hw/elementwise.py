@@ -15,9 +15,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Elementwise(Instruction):
-    """A pure function of the operands, which `compute` evaluates for arrays of one element per thread.
+    """An instruction whose result is a pure function of its operands in the same thread.
 
-    They are int64, float32 or bool. The result is fp32, unless a class has another one.
+    `compute` evaluates it. Its arguments are arrays with one element per thread: int64, float32 or bool. The result is
+    fp32, unless a class has another `result`.
     """
 
     result = F32

@@ -13,7 +13,11 @@ from gemmsmith.machine import Machine
 
 
 class _MatrixInstruction(InstructionFamily):
-    """Common base: `values` holds 1, 2 or 4 matrices, `transposed` or not."""
+    """Common base of ldmatrix and stmatrix.
+
+    `values`: one register per matrix (1, 2 or 4), with two 16-bit elements of it. `transposed`: rows in memory are
+    columns of the matrix.
+    """
 
     def check(self) -> None:
         if self.values.count not in (1, 2, 4):
@@ -31,7 +35,10 @@ class _MatrixInstruction(InstructionFamily):
 
 
 def _registers_to_matrices(registers: np.ndarray, transposed: bool) -> np.ndarray:
-    """Return (T, count) registers as matrices (T/32, count, 8, 8) of 16-bit elements."""
+    """Return registers (threads, count) as matrices (warps, count, 8, 8) of 16-bit elements.
+
+    Lane l has elements 2 (l % 4) and the next of row l / 4 or, if `transposed`, of that column.
+    """
     count = registers.shape[1]
     pairs = np.ascontiguousarray(registers.astype(np.uint32)).view(np.uint16).reshape(-1, 32, count, 2)
     matrices = pairs.transpose(0, 2, 1, 3).reshape(-1, count, 8, 8)
@@ -39,6 +46,7 @@ def _registers_to_matrices(registers: np.ndarray, transposed: bool) -> np.ndarra
 
 
 def _matrices_to_registers(matrices: np.ndarray, transposed: bool) -> np.ndarray:
+    """Return matrices (warps, count, 8, 8) as registers (threads, count): the inverse of `_registers_to_matrices`."""
     matrices = matrices.transpose(0, 1, 3, 2) if transposed else matrices
     warps, count = matrices.shape[:2]
     pairs = np.ascontiguousarray(matrices.reshape(warps, count, 32, 2).transpose(0, 2, 1, 3))
@@ -46,7 +54,10 @@ def _matrices_to_registers(matrices: np.ndarray, transposed: bool) -> np.ndarray
 
 
 class StoreMatrix(_MatrixInstruction):
-    """stmatrix: stores 1, 2 or 4 matrices. Lane 8 j + r supplies the address of row r (16 bytes) of matrix j."""
+    """stmatrix: stores 1, 2 or 4 matrices of 8 x 8 16-bit elements to shared memory.
+
+    Lane 8 j + r supplies the `address` of row r (16 bytes) of matrix j.
+    """
 
     required_arch = "sm_90"
     values: registers_in
@@ -55,6 +66,7 @@ class StoreMatrix(_MatrixInstruction):
     ptx = "stmatrix.sync.aligned.{shape}.shared.b16 [{address}], {vector};"
 
     def simulate(self, m: Machine) -> None:
+        """Store 16 bytes, one row, at the address of each of the first 8 * count lanes of a warp."""
         m.require_converged("stmatrix")
         rows = _registers_to_matrices(np.asarray(m.registers.view(self.values)), self.transposed)
         warps, count = rows.shape[:2]
@@ -65,9 +77,10 @@ class StoreMatrix(_MatrixInstruction):
 
 
 class LoadMatrix(_MatrixInstruction):
-    """ldmatrix: loads 1, 2 or 4 matrices; each lane receives its pair of elements of each matrix.
+    """ldmatrix: loads 1, 2 or 4 matrices of 8 x 8 16-bit elements.
 
-    Lane 8 j + r supplies the address of row r (16 bytes) of matrix j.
+    Each lane receives a pair of elements of each matrix. Lane 8 j + r supplies the `address` of row r (16 bytes) of
+    matrix j.
     """
 
     values: registers_out
@@ -76,6 +89,7 @@ class LoadMatrix(_MatrixInstruction):
     ptx = "ldmatrix.sync.aligned.{shape}.shared.b16 {vector}, [{address}];"
 
     def simulate(self, m: Machine) -> None:
+        """Load a row of 16 bytes at the address of each of a warp's first 8 * count lanes; distribute the elements."""
         m.require_converged("ldmatrix")
         count = self.values.count
         mask = m.active & (m.threads % 32 < 8 * count)

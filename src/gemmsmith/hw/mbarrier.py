@@ -43,10 +43,10 @@ class MbarrierArrive(Instruction):
 
 
 class MbarrierArriveRemote(Sm90Instruction):
-    """Arrives at the barrier at the same address in CTA `rank` of the cluster (which may be this CTA).
+    """Arrives at the mbarrier at the address `barrier` in CTA `rank` of the cluster (which may be this CTA).
 
-    `scope` "cta": the peer may overwrite only data that completed wgmmas or TMA copies have read. "cluster" (release,
-    costs a MEMBAR.GPU): also data accessed with ld/st.
+    `scope`: what the arrival orders. "cta": only completed wgmmas and TMA copies, so the peer may overwrite what they
+    have read. "cluster" (a release, which costs a MEMBAR.GPU): also accesses by ld and st.
     """
 
     barrier: u32
@@ -91,9 +91,10 @@ class MbarrierExpectTx(Sm90Instruction):
 
 
 class MbarrierWait(Sm90Instruction):
-    """Waits until the phase of that parity has completed. On a new barrier parity 1 returns immediately.
+    """Waits until the phase of that parity has completed: the phase in progress then has the other parity.
 
-    With scope "cluster", stores of other CTAs of the cluster become visible.
+    Phases alternate between parity 0 and 1; on a new barrier parity 1 returns immediately. With scope "cluster", stores
+    of other CTAs of the cluster become visible.
     """
 
     waits_for_threads = True
@@ -120,7 +121,10 @@ class MbarrierWait(Sm90Instruction):
 
 
 class MbarrierTestWait(MbarrierWait):
-    """mbarrier.test_wait: tests without blocking whether the phase has completed; try_wait may suspend the thread."""
+    """mbarrier.test_wait: returns at once whether the phase of that parity has completed.
+
+    It does not block, unlike try_wait, which may suspend the thread.
+    """
 
     waits_for_threads, tests_wait = False, True
     result = PRED

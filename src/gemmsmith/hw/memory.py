@@ -26,18 +26,21 @@ from gemmsmith.machine import Blocking, Machine, Scope, Space
 
 
 class MemoryInstruction(InstructionFamily):
-    """Common base of loads and stores in `space`, perhaps under a `predicate`."""
+    """Common base of loads and stores in `space`.
+
+    Some have a `predicate`: a thread for which it does not hold accesses nothing.
+    """
 
     space: ClassVar[Space] = "shared"
 
     def mask(self, m: Machine) -> np.ndarray | None:
-        """Return the threads whose predicate holds; None without one."""
+        """Return which threads access memory, a bool per thread; None, for all active ones, without a predicate."""
         has_predicate = "predicate" in self.operand_types
         return np.asarray(m.active & m.per_thread(self.predicate).astype(bool)) if has_predicate else None
 
 
 class VectorInstruction(MemoryInstruction):
-    """Common base of loads and stores of 1, 2 or 4 registers, `values`."""
+    """Common base of loads and stores of 1, 2 or 4 registers of 32 bits, `values`, by each thread."""
 
     @property
     def vector(self) -> str:
@@ -48,7 +51,7 @@ class VectorInstruction(MemoryInstruction):
 
 
 def register_bytes(m: Machine, values: RegisterArray) -> np.ndarray:
-    """Return the bytes of registers in memory order."""
+    """Return the bytes (threads, 4 * count) of registers, in the order in which a store writes them."""
     return np.ascontiguousarray(np.asarray(m.registers.view(values)).astype(numpy_dtype(values))).view(np.uint8)
 
 
@@ -71,7 +74,7 @@ class LoadShared(VectorInstruction):
 
 
 class LoadGlobal(LoadShared):
-    """Loads 4, 8 or 16 bytes if `predicate` holds; otherwise returns zeros."""
+    """Loads 4, 8 or 16 bytes of global memory if `predicate` holds; otherwise the registers `values` become zero."""
 
     address: u64
     predicate: pred
@@ -101,7 +104,7 @@ class StoreShared(VectorInstruction):
 
 
 class StoreGlobal(StoreShared):
-    """Stores 4, 8 or 16 bytes if `predicate` holds."""
+    """Stores 4, 8 or 16 bytes to global memory if `predicate` holds."""
 
     address: u64
     predicate: pred
@@ -114,6 +117,7 @@ class StoreGlobal(StoreShared):
 
 
 def _check_bits(self: Any) -> None:
+    """Raise KernelError unless `self.bits` is 8 or 16; a `check` of several instructions."""
     if self.bits not in (8, 16):
         raise KernelError(
             f"{self.mnemonic}: got {self.bits} bits; use 8 or 16, or the instruction for 32-bit registers"
@@ -121,7 +125,7 @@ def _check_bits(self: Any) -> None:
 
 
 class _LoadBits(MemoryInstruction):
-    """Common base of loads of `bits`, 8 or 16, zero-extended to 16 bits."""
+    """Common base of loads of `bits`, 8 or 16, which are extended by zeros to 16 bits."""
 
     result = U16
     result_name = "loaded"
@@ -134,7 +138,7 @@ class _LoadBits(MemoryInstruction):
 
 
 class LoadGlobalU8OrU16(_LoadBits):
-    """Loads `bits` (8 or 16), zero-extended to 16 bits, if `predicate` holds; otherwise returns zero."""
+    """Loads `bits` (8 or 16) of global memory if `predicate` holds, zero-extended to 16 bits; otherwise returns 0."""
 
     address: u64
     predicate: pred
@@ -157,7 +161,7 @@ class LoadSharedU8OrU16(_LoadBits):
 
 
 class StoreGlobalU8OrU16(MemoryInstruction):
-    """Stores the low `bits` (8 or 16) of `value` if `predicate` holds."""
+    """Stores the low `bits` (8 or 16) of `value` to global memory if `predicate` holds."""
 
     address: u64
     value: u16
@@ -203,7 +207,10 @@ class StoreStrong(Instruction):
 
 
 class SpinUntilEqual(Instruction):
-    """Spins on ld.acquire until the word equals `value`."""
+    """Spins until the word of global memory at `address` equals `value`.
+
+    The load that sees it is an acquire at `scope`.
+    """
 
     waits_for_threads = True
     address: u64
@@ -224,7 +231,10 @@ class SpinUntilEqual(Instruction):
 
 
 class SpinUntilAtLeast(Instruction):
-    """Spins on ld.relaxed until the word is at least `value`, for at most `max_polls` loads; returns the last value."""
+    """Spins on ld.relaxed until the word of global memory at `address` is at least `value`; returns the last word.
+
+    It gives up after `max_polls` loads.
+    """
 
     waits_for_threads = True
     address: u64
@@ -282,7 +292,10 @@ class RedAddF32(Instruction):
 
 
 class RedAddVector(VectorInstruction):
-    """red.add (relaxed) of 1, 2 or 4 registers of f32, f16x2 or bf16x2: memory += values, each element by itself."""
+    """red.add (relaxed): memory += values, without returning the old ones. Each element is added atomically by itself.
+
+    `values`: 1, 2 or 4 registers of `dtype`: f32, or packed pairs of f16 or bf16.
+    """
 
     values: registers_in
     address: u64
@@ -298,6 +311,7 @@ class RedAddVector(VectorInstruction):
         return f"red.relaxed.gpu.global.add{no_ftz}{self.vector}.{self.dtype} [{{address}}], {{values}};"
 
     def simulate(self, m: Machine) -> None:
+        """Add the elements of each thread one after the other, since only each by itself is atomic."""
         data, address = register_bytes(m, self.values), m.per_thread(self.address)
         element = _PTX_DTYPES[self.dtype.removesuffix("x2")]
         for i, column in enumerate(np.ascontiguousarray(data).view(f"u{element.itemsize}").T):
@@ -305,7 +319,7 @@ class RedAddVector(VectorInstruction):
 
 
 class RedAdd16(Instruction):
-    """red.add.noftz (relaxed) of an f16 or bf16: memory += value. ptxas makes a loop with atom.cas of it."""
+    """red.add.noftz (relaxed): memory += value, of an f16 or bf16. ptxas implements it as a loop around atom.cas."""
 
     address: u64
     value: u16
@@ -326,7 +340,10 @@ _PTX_DTYPES: dict[str, Any] = {name: x.numpy for name, x in (("f32", FP32), ("f1
 
 
 def _add_atomically(m: Machine, address: np.ndarray, bits: np.ndarray, dtype: Any) -> None:
-    """Add elements, given by their bits, which numpy's own integers are: it does not know bf16."""
+    """Add an element of `dtype` per thread to memory at its address; `bits`: the elements' bits, as unsigned integers.
+
+    Memory is accessed as these integers, since numpy itself has no bf16.
+    """
 
     def add(a: Any, b: Any) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -348,28 +365,34 @@ class RedAddU32(Instruction):
 
 
 def load_global_word(address: Value, predicate: ValueLike, scalar_type: ScalarType, name: str) -> Value:
-    """Load 4 bytes with LoadGlobal and return them as a value. `name` is the name of the register."""
+    """Load 4 bytes with LoadGlobal and return them as a value of `scalar_type`; zero where `predicate` does not hold.
+
+    `name`: of the register in the generated code.
+    """
     word = current_builder().registers(scalar_type, 1, name)
     LoadGlobal(word, address, predicate).issue()
     return word[0]
 
 
 def store_global_word(address: Value, value: Value, predicate: ValueLike, name: str) -> None:
-    """Store a 4-byte value with StoreGlobal. `name` is the name of the register."""
+    """Store a 4-byte value with StoreGlobal where `predicate` holds. `name`: of the register in the generated code."""
     word = current_builder().registers(value.type, 1, name)
     word[0] = value
     StoreGlobal(word, address, predicate).issue()
 
 
 def load_shared_word(address: Value, scalar_type: ScalarType, name: str) -> Value:
-    """Load 4 bytes with LoadShared and return them as a value. `name` is the name of the register."""
+    """Load 4 bytes with LoadShared and return them as a value of `scalar_type`.
+
+    `name`: of the register in the generated code.
+    """
     word = current_builder().registers(scalar_type, 1, name)
     LoadShared(word, address).issue()
     return word[0]
 
 
 def store_shared_word(address: Value, value: Value, name: str) -> None:
-    """Store a 4-byte value with StoreShared. `name` is the name of the register."""
+    """Store a 4-byte value with StoreShared. `name`: of the register in the generated code."""
     word = current_builder().registers(value.type, 1, name)
     word[0] = value
     StoreShared(word, address).issue()

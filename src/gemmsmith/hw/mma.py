@@ -42,18 +42,22 @@ _MINEXP = {d: np.int16(ml_dtypes.finfo(d.numpy).minexp) for d in (BF16, FP16, FP
 
 
 def exponents(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return the exponents of float64 elements that are representable in `dtype`: 1024 for infinities and NaNs."""
+    """Return the exponents of float64 elements that are representable in `dtype`.
+
+    That of a subnormal of `dtype` is the smallest normal's, as the hardware aligns it. Zero has _ZERO_EXPONENT,
+    infinity and NaN 1024.
+    """
     biased = (x.view(np.int64) >> _FLOAT64_FRACTION_BITS).astype(np.int16) & 0x7FF
     return np.where(biased == 0, np.int16(_ZERO_EXPONENT), np.maximum(biased - _FLOAT64_BIAS, _MINEXP[dtype]))
 
 
 def _power_of_two(exponent: np.ndarray) -> np.ndarray:
-    """Return 2^exponent in float64, for exponents of its normal numbers."""
+    """Return 2^exponent in float64, whose bits are the biased exponent and a fraction of 0. Only for normal numbers."""
     return ((exponent.astype(np.int64) + _FLOAT64_BIAS) << _FLOAT64_FRACTION_BITS).view(np.float64)
 
 
 def fused_mma(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarray:
-    """Return A B^T + C as the D of one instruction, in its dtype.
+    """Return A B^T + C in the dtype of D, computed as one instruction does (see the module's docstring).
 
     a (..., m, k), b (..., n, k) and c (..., m, n) are float64.
     """
@@ -62,6 +66,7 @@ def fused_mma(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarr
         total += c
         total += 0.0  # zero has no sign
         return np.asarray(total, mma.d.numpy)
+    # Blocks of columns stay in the caches.
     a, starts = _k_first(a)[..., None].copy(), range(0, b.shape[-2], _COLUMNS_PER_BLOCK)
     blocks = [slice(start, start + _COLUMNS_PER_BLOCK) for start in starts]
     sums = [fused_sum(a, _k_first(b[..., n, :])[..., None, :].copy(), c[..., n], mma) for n in blocks]
@@ -74,7 +79,10 @@ def _k_first(x: np.ndarray) -> np.ndarray:
 
 
 def _is_exact(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> bool:
-    """Return whether all addends are integers, and so few and small that no bit of their sum is lost."""
+    """Return whether no bit is lost in A B^T + C: all addends are integers, and small enough.
+
+    A product of float64 matrices then gives the same, faster.
+    """
     largest_a, largest_b, largest_c = (np.maximum.reduce(abs(x), None) for x in (a, b, c))
     with np.errstate(invalid="ignore", over="ignore"):
         largest = float(largest_a * largest_b * a.shape[-1] + largest_c)
@@ -84,9 +92,9 @@ def _is_exact(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> bool:
 
 @np.errstate(invalid="ignore", over="ignore")
 def fused_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarray:
-    """Return elements of D, in its dtype: c plus the sum of a * b along their first axis, k.
+    """Return c plus the sum of a * b along their first axis, k, as the tensor core computes it, in the dtype of D.
 
-    All are float64; a and b broadcast to (k, *c.shape).
+    All are float64; a and b broadcast to (k, *c.shape). See the module's docstring for the rounding.
     """
     exponents_a, exponents_b = exponents(a, mma.a), exponents(b, mma.b)
     largest = exponents(c, mma.d)
@@ -94,6 +102,7 @@ def fused_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarr
     blocks = [slice(start, start + block_k) for start in range(0, len(a), block_k)]
     for block in blocks:
         np.maximum(largest, (exponents_a[block] + exponents_b[block]).max(0), out=largest)
+    # In units of 2^(largest - fraction), truncated addends are integers, of which sums are exact.
     bounded = np.minimum(np.maximum(largest, -_MAX_EXPONENT), _MAX_EXPONENT)
     per_unit = _power_of_two(mma.aligned_fraction_bits - bounded)
     total = np.trunc(c * per_unit)
@@ -111,7 +120,10 @@ def fused_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarr
 
 
 def _multiply_in_fp32(exponents_a: np.ndarray, exponents_b: np.ndarray, mma: Mma) -> bool:
-    """Return whether the products of factors with these exponents are exact in fp32, and normal numbers or zeros."""
+    """Return whether all products of factors with these exponents are exact in fp32.
+
+    Their fractions must fit into fp32's, and their exponents must be those of its normal numbers, or of zero.
+    """
     if mma.a.mantissa + mma.b.mantissa + 2 > FP32.mantissa + 1:
         return False
     low, high = _FP32_EXPONENTS.start, _FP32_EXPONENTS.stop
@@ -119,7 +131,11 @@ def _multiply_in_fp32(exponents_a: np.ndarray, exponents_b: np.ndarray, mma: Mma
 
 
 def round_to_accumulator(total: np.ndarray, mma: Mma) -> np.ndarray:
-    """Round exact sums to the accumulator format."""
+    """Round exact sums to the accumulator's dtype: to nearest for fp16, else truncated.
+
+    fp32 keeps 23 fraction bits, or the fewer that alignment keeps. Sums below the smallest normal are truncated in the
+    unit of that. Every NaN becomes the canonical one.
+    """
     if mma.d == FP16:
         rounded = total.astype(np.float16)
     else:
@@ -150,7 +166,10 @@ _A, _B, _D = (
 
 
 def decode_elements(words: np.ndarray, dtype: DType) -> np.ndarray:
-    """Decode 32-bit words to the multiplied elements: float64, in which products are exact; int64 for integers."""
+    """Return the elements that 32-bit words hold, as they are multiplied: float64, or int64 for integers.
+
+    Products are exact in float64. TF32 elements are truncated.
+    """
     if dtype == TF32:
         words = words & TF32_BITS
     return np.ascontiguousarray(words).view(dtype.numpy).astype(np.int64 if dtype.is_integer else np.float64)
@@ -165,7 +184,7 @@ def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarra
 
 
 def unpack_accumulator(registers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return registers (..., count) as accumulator elements. An fp16 register holds a pair."""
+    """Return registers (..., count) as accumulator elements. A register of fp16 elements holds a pair."""
     words = np.ascontiguousarray(registers)
     return words.astype(np.uint32).view(np.float16) if dtype == FP16 else words
 
@@ -176,7 +195,10 @@ def pack_accumulator(elements: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 class MmaSync(Instruction):
-    """mma.sync: D (16 x 8) = A (16 x k) B (k x 8) + D."""
+    """mma.sync: a warp computes D (16 x 8) = A (16 x k) B (k x 8) + D, all in registers.
+
+    `d`, `a`, `b`: each thread's registers of the matrices, its fragments. `mma`: the dtypes.
+    """
 
     d: registers_inout
     a: registers_in
@@ -208,6 +230,7 @@ class MmaSync(Instruction):
         return f"mma_m16n8k{self.mma.k}_{'_'.join(types)}"
 
     def simulate(self, m: Machine) -> None:
+        """Gather the matrices of each warp from the fragments of its lanes, multiply, and distribute D."""
         m.require_converged("mma.sync")
         warps, mma = len(m.threads) // 32, self.mma
         a, b = np.zeros((warps, M, WORDS), np.uint32), np.zeros((warps, N, WORDS), np.uint32)

@@ -25,7 +25,10 @@ from gemmsmith.machine import Blocking, Machine
 
 
 class SetMaxNReg(Instruction):
-    """Sets the warpgroup's registers per thread: "dec" releases registers, "inc" waits until they are available."""
+    """setmaxnreg: sets the warpgroup's registers per thread to `register_budget`.
+
+    `action`: "dec" releases registers, "inc" waits until they are available.
+    """
 
     required_arch = "sm_90a"
     action: Literal["inc", "dec"]
@@ -37,7 +40,10 @@ class SetMaxNReg(Instruction):
             raise KernelError(f"setmaxnreg: got {self.register_budget}; use a multiple of 8 from 24 to 256")
 
     def check_kernel(self, kernel: Kernel, location: SourceLocation) -> None:
-        """Check that the budgets of all warpgroups fit the registers that the CTA was launched with."""
+        """Raise KernelError if the budgets of all warpgroups exceed the registers with which the CTA is launched.
+
+        A warpgroup's budget is that of its last setmaxnreg, or the launch's. `location`: of this setmaxnreg.
+        """
         total, per_thread, warpgroups = 0, kernel.max_registers_per_thread, kernel.threads // 128
         for role in kernel.body.statements:
             if isinstance(role, Role) and role.unit == "warpgroup":
@@ -54,7 +60,10 @@ class SetMaxNReg(Instruction):
 
 
 def set_registers(count: int | None) -> None:
-    """Emit setmaxnreg for `count` registers per thread. None keeps the registers of the launch bounds."""
+    """Emit setmaxnreg for `count` registers per thread; None emits nothing.
+
+    The direction, "dec" or "inc", follows from the registers with which the kernel is launched.
+    """
     if count is None:
         return
     SetMaxNReg("dec" if count < max_registers_per_thread(current_builder().threads) else "inc", count).issue()
@@ -63,8 +72,8 @@ def set_registers(count: int | None) -> None:
 class ElectOne(Sm90Instruction):
     """elect.sync: true in exactly one lane per warp, unspecified which.
 
-    Under elect.sync ptxas knows that one lane is active; under `thread == 0` it wraps each TMA copy in a loop over the
-    lanes (30 cycles).
+    ptxas then knows that one lane is active. Under `thread == 0` it would wrap each TMA copy in a loop over the lanes
+    (30 cycles).
     """
 
     result = PRED
@@ -81,6 +90,7 @@ class ElectOne(Sm90Instruction):
 
 
 def _read_lane(m: Machine, x: np.ndarray, lane: Any) -> np.ndarray:
+    """Return the value of x in another lane of each thread's warp; `lane`: its index, one for all or per thread."""
     m.require_converged("a shuffle")
     threads = np.arange(len(m.threads))
     result: np.ndarray = x[threads // 32 * 32 + lane]
@@ -88,7 +98,7 @@ def _read_lane(m: Machine, x: np.ndarray, lane: Any) -> np.ndarray:
 
 
 class ShuffleXor(Instruction):
-    """__shfl_xor_sync: the value of lane `lane ^ mask`."""
+    """__shfl_xor_sync: returns the `value` of lane (own lane ^ `mask`), in all 32 lanes."""
 
     value: u32
     mask: int
@@ -106,7 +116,7 @@ def shuffle_xor_fp32(x: Value, mask: int) -> Value:
 
 
 class ShuffleIndex(Instruction):
-    """__shfl_sync: the value of lane `lane`."""
+    """__shfl_sync: returns the `value` of lane `lane`, in all 32 lanes."""
 
     value: u32
     lane: u32
@@ -119,7 +129,7 @@ class ShuffleIndex(Instruction):
 
 
 class MatchAny(Instruction):
-    """match.any.sync: the mask of the warp's lanes that have the same value."""
+    """match.any.sync: returns the lanes of the warp, as a bit mask, that have the same `value` as this one."""
 
     value: u32
     result = U32
@@ -127,6 +137,7 @@ class MatchAny(Instruction):
     ptx = "match.any.sync.b32 {result}, {value}, 0xffffffff;"
 
     def simulate(self, m: Machine) -> np.ndarray:
+        """Compare each lane's value with that of every lane of its warp, and set a bit for each that is equal."""
         m.require_converged("match.any")
         lanes = m.per_thread(self.value).reshape(-1, 32)
         is_same = lanes[:, :, None] == lanes[:, None, :]
@@ -145,7 +156,7 @@ class PopulationCount(Elementwise):
 
 
 class Redux(Instruction):
-    """redux.sync: the least or the greatest value of the warp's lanes, in all of them."""
+    """redux.sync: returns the least or the greatest `value` of the warp's lanes (u32), in all of them."""
 
     value: u32
     action: Literal["min", "max"]
@@ -159,7 +170,11 @@ class Redux(Instruction):
 
 
 def sum_of_lanes_before(x: Value, add: Callable[[Value, Value], Value] = operator.add) -> Value:
-    """Return the sum of a u32 in all lanes before this one, by an `add` that is associative."""
+    """Return, in each lane, the sum of the u32 `x` of all lanes before it in the warp; 0 in lane 0.
+
+    `add`: an associative operation to use instead of +. Each of five shuffles doubles the number of lanes that are
+    summed.
+    """
     k = current_builder()
     for distance in (1, 2, 4, 8, 16):
         other = ShuffleIndex(x, (k.lane - distance).to(U32)).issue()
@@ -169,10 +184,10 @@ def sum_of_lanes_before(x: Value, add: Callable[[Value, Value], Value] = operato
 
 
 class Opaque(Instruction):
-    """A copy of a value that the compiler cannot see through.
+    """Returns a copy of a value, of which the compiler does not know that it is one.
 
-    Code that depends on the copy is computed after this instruction; otherwise the compiler may hoist it out of a loop
-    and keep its result in registers.
+    So it computes what depends on the copy after this instruction. Otherwise it may compute it before a loop, and keep
+    the result in registers.
     """
 
     value: i32
@@ -192,5 +207,5 @@ class OpaqueI64(Opaque):
 
 
 def opaque(value: Value) -> Value:
-    """Return a copy of an I32 or I64 value that the compiler cannot see through."""
+    """Return a copy of an I32 or I64 value, of which the compiler does not know that it is one (see `Opaque`)."""
     return (OpaqueI64 if value.type == I64 else Opaque)(value).issue()

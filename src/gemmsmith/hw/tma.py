@@ -29,7 +29,10 @@ SWIZZLE_UNIT_BYTES = 16
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a tensor map at coordinates (x, y, z): its bytes in global and in shared memory."""
+    """The box of a tensor map at coordinates (x, y, z), and the accesses to its bytes in global and in shared memory.
+
+    x counts elements of a row, y rows, z matrices. Parts of the box may be outside the tensor.
+    """
 
     map: TensorMap
     x: int
@@ -38,7 +41,7 @@ class Box:
 
     @cached_property
     def in_bounds(self) -> tuple[np.ndarray, slice]:
-        """The mask of the in-bounds rows, and the slice of the in-bounds bytes of a row."""
+        """Which of the box is inside the tensor: a mask of its rows, and the slice of the bytes of a row."""
         (columns, *extents), element = self.map.extents, self.map.dtype.bytes
         y, z = self._rows
         rows = (y >= 0) & (y < extents[0]) & (z >= 0) & (z < extents[1])
@@ -47,9 +50,9 @@ class Box:
 
     @cached_property
     def stored(self) -> tuple[np.ndarray, slice]:
-        """The in-bounds rows, with their bytes rounded up to 16.
+        """What a TMA store writes: a mask of the box's rows, and the slice of the bytes of a row.
 
-        A TMA store writes whole 16-byte units, beyond the end of the row if need be.
+        It writes whole units of 16 bytes, so up to 15 bytes beyond the end of the tensor's row.
         """
         rows, part = self.in_bounds
         stop = round_up(part.stop, SWIZZLE_UNIT_BYTES) if part.start < part.stop else part.stop
@@ -67,23 +70,32 @@ class Box:
 
     @property
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """The coordinates (y, z) of the rows."""
+        """The coordinates (y, z) of the box's rows, as arrays (1, ys) and (zs, 1) that broadcast."""
         _, ys, zs = self.map.box
         return self.y + np.arange(ys, dtype=np.int64)[None, :], self.z + np.arange(zs, dtype=np.int64)[:, None]
 
     def _global_access(self, rows: np.ndarray, part: slice) -> Access:
-        """Return the access to a part of the bytes of each of the `rows`, a mask."""
+        """Return the access to a part of the bytes of some rows.
+
+        `rows`: a mask of the box's rows; `part`: a slice of bytes.
+        """
         y, z = self._rows
         first = self.map.address + self.x * self.map.dtype.bytes + part.start
         start = first + self.map.row_offset(y) + z * self.map.strides[1]
         return Access("global", start.reshape(-1)[rows], part.stop - part.start)
 
     def shared_access(self, address: int, rank: int | None) -> Access:
-        """Return the access to the 16-byte units of the box in shared memory, row by row."""
+        """Return the access to the box in shared memory: its units of 16 bytes, swizzled, row by row.
+
+        `address`: of the box. `rank`: of the CTA in the cluster; None for the issuing one.
+        """
         return _shared_access(address, self.map.box_bytes, self.map.swizzle, rank)
 
     def load(self, m: Machine, targets: list[Access]) -> None:
-        """Copy the box from global memory to shared memory, `targets`; elements outside the tensor are zero."""
+        """Copy the box from global memory to each of `targets` in shared memory.
+
+        Elements outside the tensor are zero.
+        """
         rows, part = self.in_bounds
         data = np.zeros((len(rows), self.map.box_bytes // len(rows)), np.uint8)
         data[rows, part] = m.memory.peek(self.source)
@@ -91,7 +103,7 @@ class Box:
             m.memory.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
 
     def store(self, m: Machine, source: Access) -> None:
-        """Copy the box from shared memory, `source`, to global memory."""
+        """Copy the box from the access `source` to shared memory to global memory."""
         rows, part = self.stored
         m.memory.poke(self.target, m.memory.peek(source).reshape(len(rows), -1)[rows, part])
 
@@ -107,7 +119,11 @@ def _shared_access(address: int, nbytes: int, swizzle: int, rank: int | None) ->
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
-    """Start a load into the CTAs of `ranks`, None for the issuing one: `load` is a TmaLoad or a TmaLoadMulticast."""
+    """Start a load into the CTAs of `ranks` in the cluster (None: the issuing one), and report misaligned ones.
+
+    `load`: a TmaLoad or a TmaLoadMulticast. Each CTA's mbarrier receives the bytes of a whole box, also if some are
+    outside the tensor.
+    """
     map = m.value(load.map)
     y = m.uniform(load.y) * (INTERLEAVED_ROWS if map.interleave_stride else 1)
     box = _box(map, m.uniform(load.x), y, m.uniform(load.z))
@@ -125,16 +141,21 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
 
 
 def _load_text(self: Any) -> str:
-    """Return the PTX of a load; a map of interleaved rows has two more dimensions."""
+    """Return the PTX of a load.
+
+    A tensor map of interleaved rows has two more dimensions, the rows of a group of 8 and the two tensors (see
+    TensorMap). A box has all of both, so these coordinates are 0.
+    """
     ptx = Instruction.text(self)
     return ptx.replace(".3d", ".5d").replace("{x}, {y}", "{x}, 0, 0, {y}") if self.interleaved else ptx
 
 
 class TmaLoad(Sm90Instruction):
-    """Copies the box at (x, y, z) to this CTA's shared memory; its bytes complete on `barrier`.
+    """Copies the box at (x, y, z) of a tensor map to this CTA's shared memory, and completes its bytes on the mbarrier.
 
-    Elements outside the tensor are zero. `interleaved`: of a map whose rows alternate between two tensors; `y` counts
-    groups of 16 rows.
+    Elements outside the tensor are zero. `destination`, `barrier`: shared-memory addresses. `cache_hint`: an L2 policy.
+    `interleaved`: the rows of the map alternate between two tensors; `y` then counts groups of 16 rows. `space`: of the
+    destination in the PTX, "cta" or "cluster".
     """
 
     map: tensor_map
@@ -160,7 +181,7 @@ def load(
     map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
     barrier: ValueLike | SharedView, cache_hint: ValueLike, *, interleaved: bool = False,
 ) -> None:  # fmt: skip
-    """Emit a TmaLoad.
+    """Emit a TmaLoad, with its arguments.
 
     From sm_100 on it uses `.shared::cta`; with `.shared::cluster` ptxas emits a function call on sm_120.
     """
@@ -169,9 +190,10 @@ def load(
 
 
 class TmaLoadMulticast(Sm90Instruction):
-    """Copies the box at (x, y, z) to every CTA of `mask`, at the same shared-memory address.
+    """Copies the box at (x, y, z) of a tensor map to every CTA of `mask`, at the same shared-memory address.
 
-    The bytes complete on the barrier at the same address in each CTA. `interleaved`: as in TmaLoad.
+    The bytes complete on the mbarrier at the same address in each CTA. `mask`: a bit per rank in the cluster. The other
+    fields are those of TmaLoad.
     """
 
     map: tensor_map
@@ -196,9 +218,10 @@ class TmaLoadMulticast(Sm90Instruction):
 
 
 class TmaStore(Sm90Instruction):
-    """Copies the box to (x, y, z), as part of the current bulk group.
+    """Copies shared memory at `source` to the box at (x, y, z) of a tensor map, as part of the current bulk group.
 
-    Out-of-bounds data are dropped in units of 16 bytes: a row that ends within a unit is written to the unit's end.
+    What is outside the tensor is dropped in units of 16 bytes: a row that ends within a unit is written to the unit's
+    end.
     """
 
     map: tensor_map
@@ -209,6 +232,7 @@ class TmaStore(Sm90Instruction):
     ptx = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [{map}, {{x}, {y}, {z}}], [{source}];"
 
     def simulate(self, m: Machine) -> None:
+        """Start the store of the box; report an address or coordinate that is misaligned, and negative coordinates."""
         box = _box(m.value(self.map), m.uniform(self.x), m.uniform(self.y), m.uniform(self.z))
         source = m.uniform(self.source)
         if min(box.x, box.y, box.z) < 0 or source % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
@@ -237,7 +261,7 @@ class TmaStoreHint(TmaStore):
 
 
 class BulkCommit(Sm90Instruction):
-    """Commits the thread's prior bulk stores as one group."""
+    """cp.async.bulk.commit_group: commits the thread's earlier bulk stores as one group."""
 
     ptx = "cp.async.bulk.commit_group;"
 
@@ -246,9 +270,9 @@ class BulkCommit(Sm90Instruction):
 
 
 class BulkWaitRead(Sm90Instruction):
-    """Waits until at most `pending` of the thread's bulk groups have not yet read their shared memory.
+    """cp.async.bulk.wait_group.read: waits until all but the `pending` latest of the thread's bulk groups are read.
 
-    The shared memory of the other groups may be overwritten.
+    The shared memory from which these groups store may then be overwritten.
     """
 
     pending: int

@@ -28,12 +28,11 @@ _SMEM_DESCRIPTOR_BASE = Builtin(
 
 
 def descriptor(view: SharedView, step: ValueLike) -> Value:
-    """Return the matrix descriptor (u64) of k-step `step` (32 bytes along K) of a tile.
+    """Return the matrix descriptor (u64) with which wgmma reads k-step `step` (32 bytes along K) of a swizzled tile.
 
-    PTX ISA, "Matrix descriptor format".
-
-    K-major: SBO is the 8-row stride, LBO unused. MN-major: LBO is the stride between boxes along M or N,
-    SBO between groups of 8 along K.
+    It holds the address, two strides (LBO, SBO) and the swizzle (PTX ISA, "Matrix descriptor format"). K-major: SBO is
+    the 8-row stride, LBO unused. MN-major: LBO is the stride between boxes along M or N, SBO between groups of 8 along
+    K. `view`: the tile in shared memory. `step`: a constant or an index of an unrolled loop.
     """
     tile = view.tile
     if tile is None or not tile.swizzle:
@@ -50,7 +49,11 @@ def descriptor(view: SharedView, step: ValueLike) -> Value:
 
 
 def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:
-    """Return the offset of k-step `step` in a tile, in units of 16 bytes. `step` is constant or an unrolled index."""
+    """Return the offset of k-step `step` (32 bytes along K) in a swizzled tile, in units of 16 bytes.
+
+    MN-major: each index of K is a row of a box. K-major: a k-step is part of a row, and a row may continue in the next
+    box. `step`: a constant or an index of an unrolled loop.
+    """
     if tile.major == "MN":
         return step * (K_STEP_BYTES // tile.dtype.bytes * tile.swizzle // 16)
     offset, swizzle_row_units = step * (K_STEP_BYTES // 16), tile.swizzle // 16
@@ -63,21 +66,25 @@ def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:
 
 @lru_cache(maxsize=64)
 def _vector_offsets(rows: int, leading: int, stride: int, swizzle: int, mn_major: bool) -> np.ndarray:
-    """Return the offsets of the operand's 16-byte vectors before swizzling: (rows, 2) K-major, (16, rows/8) MN-major.
+    """Return the byte offsets of the 16-byte vectors of an operand with `rows` rows, before swizzling.
 
-    `leading`, `stride`: the descriptor's LBO and SBO in bytes. Only 16-bit elements may be MN-major.
+    They are (rows, 2) if it is K-major, (16, rows / 8) if MN-major, for which elements have 16 bits. `leading`,
+    `stride`: the descriptor's LBO and SBO in bytes.
     """
     if not mn_major:
         row = np.arange(rows, dtype=np.int64)[:, None]
         return np.asarray(row // 8 * stride + row % 8 * swizzle + np.array([0, 16]))
     k, mn = np.arange(K_STEP_BYTES // 2, dtype=np.int64)[:, None], np.arange(0, rows, 8, dtype=np.int64)[None, :]
-    block = swizzle // 2
+    block = swizzle // 2  # 16-bit elements of a swizzled row
     return np.asarray(mn // block * leading + k // 8 * stride + k % 8 * swizzle + mn % block * 2)
 
 
 @lru_cache(maxsize=256)
 def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
-    """Decode a descriptor to the access to its 16-byte vectors, which are swizzled by absolute address."""
+    """Return the shared-memory access that a matrix descriptor means: to the operand's 16-byte vectors.
+
+    They are swizzled by their absolute addresses. `rows`: of A, or columns of B.
+    """
     start, leading = (descriptor & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4
     stride, swizzle = (descriptor >> 32 & 0x3FFF) << 4, _SWIZZLE[descriptor >> 62]
     offsets = _vector_offsets(rows, leading, stride, swizzle, mn_major).reshape(-1)
@@ -86,9 +93,10 @@ def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
 
 @lru_cache(maxsize=64)
 def _fragment_maps(fragment: Fragment, elements: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (128, elements): the matrix element held by each thread and register; and the inverse permutation.
+    """Return (128, elements): the index in the matrix, row by row, of each register of each thread; and the inverse.
 
-    `columns` are those of the matrix.
+    The inverse has, for each element of the matrix, its index among all registers. `fragment`: the layout. `columns`:
+    of the matrix.
     """
     row, column = fragment.element(np.arange(THREADS_PER_WARPGROUP)[:, None], np.arange(elements)[None, :])
     matrix_elements = np.asarray(row * columns + column)
@@ -96,7 +104,11 @@ def _fragment_maps(fragment: Fragment, elements: int, columns: int) -> tuple[np.
 
 
 class _Wgmma(InstructionFamily):
-    """Common base of the SS and RS forms."""
+    """Common base of wgmma with A by a descriptor of shared memory (SS), and with A in registers (RS).
+
+    Fields: `d`, the accumulator's registers; `a`, `b`, the operands; `scale_d`, whether D is added to; `n`, columns of
+    D; `mma`, the dtypes; `a_major`, `b_major`, "K" or "MN" for operands in shared memory.
+    """
 
     warpgroup_wide = True
 
@@ -107,7 +119,7 @@ class _Wgmma(InstructionFamily):
 
     @property
     def majors(self) -> dict[str, str]:
-        """The major of each operand in shared memory, by name."""
+        """The layout, "K" or "MN", of each operand that is in shared memory, by name ("a", "b")."""
         return {name: getattr(self, f"{name}_major") for name in "ab" if hasattr(self, f"{name}_major")}
 
     def check(self) -> None:
@@ -132,6 +144,7 @@ class _Wgmma(InstructionFamily):
 
     @property
     def wrapper_name(self) -> str:
+        """The name of the C++ function: shape, dtypes, "mn" for operands that are MN-major, "rs" for A in registers."""
         majors = "".join(f"_{name}_mn" for name, major in self.majors.items() if major == "MN")
         types = "_".join([self.mma.d.ptx, self.mma.a.ptx, *[self.mma.b.ptx] * (self.mma.a != self.mma.b)])
         source = "_rs" if isinstance(self, WgmmaRS) else ""
@@ -140,8 +153,8 @@ class _Wgmma(InstructionFamily):
     def text(self) -> str:
         """Return the PTX.
 
-        The scale-a and scale-b immediates exist for floating point only, the transpose immediates for 16-bit types
-        only.
+        It has immediates by which A and B may be negated only for floating point, and those that transpose A and B only
+        for 16-bit types.
         """
         scales = "" if self.mma.a.is_integer else ", 1, 1"
         transposed = (
@@ -156,6 +169,7 @@ class _Wgmma(InstructionFamily):
         }}"""
 
     def simulate(self, m: Machine) -> None:
+        """Start the wgmma: it reads its operands, multiplies and writes D when it completes."""
         accesses = {
             name: operand_access(m.uniform(getattr(self, name)), self._rows(name), major == "MN")
             for name, major in self.majors.items()
@@ -192,9 +206,9 @@ class _Wgmma(InstructionFamily):
 
 
 class Wgmma(_Wgmma):
-    """wgmma (SS): D (64 x n) = A (64 x k) B (k x n) + (scale_d ? D : 0), with A and B by descriptors.
+    """wgmma (SS): D (64 x n) = A (64 x k) B (k x n) + (scale_d ? D : 0), with A and B in shared memory by descriptors.
 
-    An MN-major operand is transposed.
+    An operand whose major is "MN" is contiguous along M or N; the hardware transposes it.
     """
 
     d: registers_inout
@@ -208,7 +222,7 @@ class Wgmma(_Wgmma):
 
 
 class WgmmaRS(_Wgmma):
-    """wgmma with A in registers (RS): four 32-bit registers per thread, K-major."""
+    """wgmma (RS): as `Wgmma`, with A in four 32-bit registers of each thread, K-major."""
 
     d: registers_inout
     a: registers_in
@@ -235,7 +249,7 @@ class WgmmaFence(Instruction):
 
 
 class WgmmaCommit(Instruction):
-    """Commits the warpgroup's prior wgmmas as one group."""
+    """wgmma.commit_group: commits the warpgroup's earlier wgmmas as one group."""
 
     required_arch = "sm_90a"
     ptx = "wgmma.commit_group.sync.aligned;"
@@ -245,7 +259,7 @@ class WgmmaCommit(Instruction):
 
 
 class WgmmaWait(Instruction):
-    """Waits until at most `pending` of the warpgroup's wgmma-groups are pending."""
+    """wgmma.wait_group: waits until all but the `pending` latest of the warpgroup's wgmma-groups have completed."""
 
     required_arch = "sm_90a"
     pending: int
@@ -256,7 +270,7 @@ class WgmmaWait(Instruction):
 
 
 class FenceOperand(Instruction):
-    """Emits no instruction: keeps the compiler from moving uses of `d` above this point (above a wait).
+    """Keeps the compiler from moving uses of the registers `d` above this point, after a wait. Emits no instruction.
 
     CuTe: warpgroup_fence_operand.
     """

@@ -49,7 +49,10 @@ def k_per_hmma(mma: Mma) -> int:
 
 
 def fragment_registers(mma: Mma, operand: Operand) -> int:
-    """Return the registers per thread of a fragment. Of fp16 operands each element is stored twice."""
+    """Return the registers per thread of the fragment of `operand`.
+
+    Each element of an fp16 operand a or b is stored twice.
+    """
     if operand == "d":
         return TILE_MN * TILE_MN * mma.d.bits // (32 * 32)
     return TILE_MN * wmma_k(mma) * mma.a.bits // (32 * 32) * (2 if mma.a == FP16 else 1)
@@ -66,9 +69,9 @@ def _dtype(mma: Mma, operand: Operand) -> DType:
 
 @lru_cache(maxsize=64)
 def _fragment_permutation(seed: int, mma: Mma, operand: Operand) -> np.ndarray:
-    """Return the element (row-major index) stored at each position (lane-major index) of a fragment.
+    """Return the element (row-major index) stored at each position of a fragment (lane by lane).
 
-    The layout is unspecified (PTX ISA), so a random one is drawn from the simulation's `seed`.
+    PTX leaves the layout unspecified, so a random one is drawn from the simulation's `seed`.
     """
     rows, columns = _shape(mma, operand)
     elements = np.arange(rows * columns)
@@ -79,7 +82,7 @@ def _fragment_permutation(seed: int, mma: Mma, operand: Operand) -> np.ndarray:
 
 
 def _read_fragment(m: Machine, registers: RegisterArray, mma: Mma, operand: Operand) -> np.ndarray:
-    """Return the elements (warps, rows, columns) of a fragment."""
+    """Return the elements (warps, rows, columns) of the fragment that `registers` hold. `operand`: "a", "b" or "d"."""
     dtype, shape, words = _dtype(mma, operand), _shape(mma, operand), np.asarray(m.registers.view(registers))
     words = words.astype(np.float32 if words.dtype == np.float32 else np.uint32)
     fragments = np.ascontiguousarray(words).view(dtype.numpy).reshape(len(m.threads) // 32, -1)
@@ -90,7 +93,10 @@ def _read_fragment(m: Machine, registers: RegisterArray, mma: Mma, operand: Oper
 
 
 def _write_fragment(m: Machine, registers: RegisterArray, elements: np.ndarray, mma: Mma, operand: Operand) -> None:
-    """Set a fragment of the active threads to elements (warps, rows, columns)."""
+    """Set the fragment in `registers`, in the active threads, to elements (warps, rows, columns).
+
+    `operand`: "a", "b" or "d".
+    """
     fragments = elements.reshape(len(elements), -1)[:, _fragment_permutation(m.seed, mma, operand)]
     words = np.ascontiguousarray(fragments).view(numpy_dtype(registers)).reshape(len(m.threads), -1)
     m.registers.view(registers, write=True)[m.active] = words[m.active]
@@ -99,7 +105,8 @@ def _write_fragment(m: Machine, registers: RegisterArray, elements: np.ndarray, 
 class _WmmaTransfer(InstructionFamily):
     """Common base of loads and stores of a tile.
 
-    `stride`: elements between its rows (columns, if `layout` is "col").
+    Fields: `values`, the fragment's registers; `address`, of the tile; `stride`, elements between rows (columns, if
+    `layout` is "col"); `operand`, "a", "b" or "d"; `layout`, "row" or "col"; `mma`, the dtypes.
     """
 
     space: ClassVar[Space] = "shared"
@@ -112,7 +119,7 @@ class _WmmaTransfer(InstructionFamily):
             raise KernelError(f"wmma: got {self.values.count} registers of {self.operand}; use {expected}")
 
     def _text(self, direction: Literal["load", "store"], operands: str) -> str:
-        """Return the PTX of a load or a store; `operands`: in the order that it takes them."""
+        """Return the PTX of a load or a store; `operands`: the text of its first operands, in order."""
         shape, name = f"m16n16k{wmma_k(self.mma)}", self.operand
         if name == "d" and direction == "load":
             name = "c"  # PTX's name of an accumulator that is loaded
@@ -124,10 +131,11 @@ class _WmmaTransfer(InstructionFamily):
     def _warp_accesses(
         self, m: Machine, mnemonic: str
     ) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]]:
-        """Yield the warp accesses to which ptxas lowers a tile transfer (seen on an H200).
+        """Yield the accesses of each warp to which ptxas lowers a tile transfer (seen on an H200).
 
-        They are ldmatrix on 16-byte columns, else 8 rows x 4 vectors in mma.sync order. Each is (addresses, active
-        mask, (lanes, rows, vectors)). Rows are columns if `layout` is "col".
+        They are those of ldmatrix, on columns of 16 bytes, or else of 8 rows x 4 vectors, in the order of mma.sync.
+        Each is (addresses, active mask, (lanes, rows, vectors)): which lane accesses which vector of which row of the
+        tile. Rows are columns if `layout` is "col". `mnemonic`: in reports of misaligned addresses.
         """
         m.require_converged(mnemonic)
         dtype, (rows, vectors_per_row, vector_bytes) = _dtype(self.mma, self.operand), self._row_vectors()
@@ -150,7 +158,10 @@ class _WmmaTransfer(InstructionFamily):
             yield addresses.reshape(-1), active, (in_tile, row[in_tile], vector[in_tile])
 
     def _row_vectors(self) -> tuple[int, int, int]:
-        """Return the rows (columns, if `layout` is "col") of a tile, the vectors per row, and the bytes of a vector."""
+        """Return (rows of a tile, vectors per row, bytes of a vector). Rows are columns if `layout` is "col".
+
+        A vector is what one lane accesses at once.
+        """
         dtype, is_ldmatrix = _dtype(self.mma, self.operand), isinstance(self, WmmaLoad) and self.space == "shared"
         rows, columns = _shape(self.mma, self.operand)
         if self.layout == "col":
@@ -160,7 +171,11 @@ class _WmmaTransfer(InstructionFamily):
 
 
 class WmmaLoad(_WmmaTransfer):
-    """Loads a 16 x k tile of A, a k x 16 tile of B or a 16 x 16 tile of the accumulator `d` from shared memory."""
+    """Loads a tile from shared memory into the fragment `values`.
+
+    `operand`: "a", a 16 x k tile of A; "b", k x 16 of B; "d", 16 x 16 of the accumulator. `stride`: elements between
+    rows (columns, if `layout` is "col").
+    """
 
     values: registers_out
     address: u32
@@ -174,6 +189,7 @@ class WmmaLoad(_WmmaTransfer):
         return self._text("load", "{values}, [{address}]")
 
     def simulate(self, m: Machine) -> None:
+        """Load the tile's vectors, one access of each warp after the other, and write them to the fragment."""
         rows, vectors_per_row, vector_bytes = self._row_vectors()
         vectors = np.zeros((len(m.threads) // 32, rows, vectors_per_row, vector_bytes), np.uint8)
         for address, active, (in_tile, row, vector) in self._warp_accesses(m, "wmma.load"):
@@ -192,7 +208,7 @@ class WmmaLoadGlobal(WmmaLoad):
 
 
 class WmmaStore(_WmmaTransfer):
-    """Stores a 16 x 16 tile of the accumulator to shared memory."""
+    """Stores a 16 x 16 tile of the accumulator, the fragment `values`, to shared memory; `stride`: as in `WmmaLoad`."""
 
     values: registers_in
     address: u32
@@ -206,6 +222,7 @@ class WmmaStore(_WmmaTransfer):
         return self._text("store", "[{address}], {values}")
 
     def simulate(self, m: Machine) -> None:
+        """Store the fragment's tile in vectors, one access of each warp after the other."""
         tile = _read_fragment(m, self.values, self.mma, "d")
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
         rows, vectors_per_row, vector_bytes = self._row_vectors()
@@ -224,7 +241,10 @@ class WmmaStoreGlobal(WmmaStore):
 
 
 class WmmaMma(Instruction):
-    """wmma.mma: D (16 x 16) = A (16 x k) B (k x 16) + D. A and B were loaded with `a_layout` and `b_layout`."""
+    """wmma.mma: a warp computes D (16 x 16) = A (16 x k) B (k x 16) + D, all in fragments.
+
+    `a_layout`, `b_layout`: the layouts with which A and B were loaded. `mma`: the dtypes.
+    """
 
     d: registers_inout
     a: registers_in
@@ -246,12 +266,14 @@ class WmmaMma(Instruction):
         return TILE_MN * TILE_MN * wmma_k(self.mma) // 32
 
     def text(self) -> str:
+        """Return the PTX. For fp16 operands it names only the dtypes of D and C, else all four."""
         mma, d = self.mma, self.mma.d.ptx
         types = f"{d}.{d}" if mma.a == FP16 else f"{mma}.{d}"
         shape = f"m16n16k{wmma_k(mma)}"
         return f"wmma.mma.sync.aligned.{self.a_layout}.{self.b_layout}.{shape}.{types} {{d}}, {{a}}, {{b}}, {{d}};"
 
     def simulate(self, m: Machine) -> None:
+        """Multiply as the hardware does, which executes one instruction for each `k_per_hmma` of K."""
         m.require_converged("wmma.mma")
         a, b = _read_fragment(m, self.a, self.mma, "a"), _read_fragment(m, self.b, self.mma, "b")
         a, b = (decode_elements(np.ascontiguousarray(x).view(f"u{x.itemsize}"), self.mma.a) for x in (a, b))

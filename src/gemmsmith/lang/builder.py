@@ -44,11 +44,11 @@ class Builder:
     """Records one kernel.
 
     Args:
-        name: name of the kernel.
-        threads: threads per CTA.
+        name: Name of the kernel.
+        threads: Threads per CTA.
         cluster: CTAs per cluster in (x, y, z).
-        min_ctas_per_sm: minimum CTAs per SM, which limits the registers per thread.
-        chip: target architecture.
+        min_ctas_per_sm: Minimum CTAs per SM, which limits the registers per thread.
+        chip: Target architecture.
     """
 
     def __init__(
@@ -96,7 +96,10 @@ class Builder:
             error.has_location = True  # type: ignore[attr-defined]
 
     def finish(self) -> Kernel:
-        """Return the verified kernel, with shared memory laid out. Raises KernelError with the error's source line."""
+        """Return the verified kernel, with shared memory laid out.
+
+        Raises KernelError or ConfigError if it cannot run.
+        """
         lay_out(self.buffers)
         kernel = Kernel(**{x.name: getattr(self, x.name) for x in fields(Kernel)})  # what was recorded, by these names
         verify(kernel)
@@ -104,7 +107,7 @@ class Builder:
 
     # -- recording ---------------------------------------------------------------------------------
     def emit(self, statement: st.Statement) -> None:
-        """Append a statement to the current block."""
+        """Append a statement to the current block, with the source line that the recorder finds for it."""
         statement.location = self._recorder.locate()
         self._blocks[-1].statements.append(statement)
 
@@ -114,7 +117,7 @@ class Builder:
         return value
 
     def issue(self, instruction: Instruction) -> Value:
-        """Emit an instruction and return its result, if it has one."""
+        """Emit an instruction and return its result, or None if it has none."""
         if instruction.result is None:
             self.emit(st.IssueInstruction(instruction))
             return None  # type: ignore[return-value]
@@ -131,9 +134,19 @@ class Builder:
     def call(
         self, name: str, compute: Callable[..., Sequence[Value]], *arguments: Value, parameter_names: Sequence[str] = ()
     ) -> list[Value]:
-        """Call `compute(*arguments)` as a `__device__` function `name`, which is recorded at the first call.
+        """Call the `__device__` function `name`, which is recorded at its first call by running `compute(*parameters)`.
 
-        `parameter_names` are the names of its parameters. Raises KernelError if it has side effects.
+        Args:
+            name: The function's name, which identifies it.
+            compute: Records the function's body and returns its results.
+            arguments: The arguments of this call.
+            parameter_names: The names of the parameters.
+
+        Returns:
+            The results of this call.
+
+        Raises:
+            KernelError: If the function has side effects.
         """
         function = next((x for x in self.functions if x.name == name), None)
         if function is None:
@@ -154,22 +167,27 @@ class Builder:
 
     # -- arguments and storage -----------------------------------------------------------------------
     def parameter(self, name: str, scalar_type: ScalarType = I32, compute: ArgumentFn | None = None) -> Parameter:
-        """Declare a kernel parameter, such as a size or a stride. `compute` computes it from the bound problem."""
+        """Declare a kernel parameter, such as a size or a stride.
+
+        `compute`: computes its argument from the problem that is launched; without it the launch must give the
+        argument.
+        """
         self.parameters.append(Parameter(scalar_type, name, compute))
         return self.parameters[-1]
 
     def tensor_map(self, name: str, compute: ArgumentFn | None = None) -> Parameter:
-        """Declare a parameter that is a tensor map (CUtensorMap)."""
+        """Declare a parameter that is a tensor map (CUtensorMap). `compute`: as in `parameter`."""
         return self.parameter(name, TENSOR_MAP, compute)
 
     def pointer(self, name: str, compute: ArgumentFn | None = None) -> Parameter:
-        """Declare a parameter that is a global address (u64, in bytes)."""
+        """Declare a parameter that is a global address (u64, in bytes). `compute`: as in `parameter`."""
         return self.parameter(name, U64, compute)
 
     def scratch(self, name: str, nbytes: ArgumentFn, *, zero_initialized: bool = False) -> Parameter:
-        """Declare a per-launch scratch buffer and return its address (u64). `nbytes` computes its size.
+        """Declare a buffer in global memory that a launch allocates, and return its address (u64).
 
-        `zero_initialized`: it is zero before the kernel, which must restore zeros.
+        `nbytes`: computes its size from the problem that is launched. `zero_initialized`: it is zero before the kernel,
+        which must set it to zero again.
         """
         self.scratch_buffers.append(ScratchBuffer(self.pointer(name), nbytes, zero_initialized))
         return self.scratch_buffers[-1].parameter
@@ -178,15 +196,15 @@ class Builder:
         self, slot: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer",
         allow_uninitialized_reads: bool = False, over: Sequence[SharedBuffer] = (),
     ) -> SharedBuffer:  # fmt: skip
-        """Allocate a shared-memory buffer.
+        """Allocate a shared-memory buffer of `stages` slots.
 
         Args:
-            slot: the tile, or the number of bytes, of one slot.
-            stages: number of slots.
-            alignment: alignment of each slot in bytes; by default that of the tile, or 16.
-            name: name of the buffer in the generated code.
-            allow_uninitialized_reads: unwritten bytes may be read; their values are not used.
-            over: adjacent buffers whose bytes it reuses, after earlier buffers over the same ones.
+            slot: The tile, or the number of bytes, of one slot.
+            stages: Number of slots.
+            alignment: Alignment of each slot in bytes; by default that of the tile, or 16.
+            name: Name of the buffer in the generated code.
+            allow_uninitialized_reads: Unwritten bytes may be read; their values are not used.
+            over: Buffers, adjacent in memory, whose bytes it reuses. It lies after earlier buffers over the same ones.
         """
         tile = slot if isinstance(slot, Tile) else None
         nbytes = slot.bytes if isinstance(slot, Tile) else slot
@@ -196,7 +214,10 @@ class Builder:
         return self.buffers[-1]
 
     def named_barriers(self, count: int) -> int:
-        """Reserve `count` named barriers of the CTA and return the first. Raises KernelError if too few are left."""
+        """Reserve `count` named barriers of the CTA and return the first one's number.
+
+        Raises KernelError if too few are left.
+        """
         first, self._next_barrier = self._next_barrier, self._next_barrier + count
         if self._next_barrier > NAMED_BARRIERS_PER_CTA:
             raise KernelError(
@@ -205,13 +226,13 @@ class Builder:
         return first
 
     def var(self, scalar_type: ScalarType, initial: ValueLike, name: str) -> Variable:
-        """Declare a mutable scalar."""
+        """Declare a mutable scalar of the kernel with its initial value."""
         variable = Variable(scalar_type, name)
         self.emit(st.Declare(variable, as_value(initial, scalar_type)))
         return variable
 
     def registers(self, scalar_type: ScalarType, count: int, name: str) -> RegisterArray:
-        """Declare an uninitialized register array."""
+        """Declare an uninitialized register array of `count` registers in each thread."""
         array = RegisterArray(scalar_type, count, name)
         self.emit(st.DeclareRegisters(array))
         return array
@@ -225,7 +246,7 @@ class Builder:
     # -- control -----------------------------------------------------------------------------------
     @contextmanager
     def _nested(self, block: st.Block) -> Iterator[None]:
-        """Record into a block inside the current one."""
+        """Record into a block inside the current one, while the `with` statement lasts."""
         self._blocks.append(block)
         try:
             yield
@@ -236,7 +257,10 @@ class Builder:
     def _loop(
         self, start: ValueLike, stop: ValueLike | None, step: ValueLike, name: str, unrolled: bool
     ) -> Iterator[LoopIndex]:
-        """Open a loop from `start` to `stop` or, without `stop`, from 0 to `start`; yield its index."""
+        """Open a loop from `start` to `stop` or, if `stop` is None, from 0 to `start`; yield its index.
+
+        `name`: of the index. `unrolled`: the compiler unrolls it, so all bounds must be known at build time.
+        """
         if stop is None:
             start, stop = 0, start
         loop = st.Loop(LoopIndex(name, unrolled), as_value(start, I32), as_value(stop, I32), as_value(step, I32))
@@ -249,17 +273,18 @@ class Builder:
     def range(
         self, start: ValueLike, stop: ValueLike | None = None, step: ValueLike = 1, *, name: str = "i"
     ) -> AbstractContextManager[LoopIndex]:
-        """Open a run-time loop (`#pragma unroll 1`).
+        """Open a run-time loop (`#pragma unroll 1`) and yield its index, named `name`.
 
-        The bounds and the step (positive) must be uniform across the threads of the role.
+        The arguments are those of Python's range. The bounds and the step (positive) must be uniform across the threads
+        of the role.
         """
         return self._loop(start, stop, step, name, unrolled=False)
 
     @contextmanager
     def unroll(self, start: int, stop: int | None = None, step: int = 1, *, name: str = "i") -> Iterator[Value]:
-        """Open a loop with compile-time bounds that the compiler unrolls; its index may index registers.
+        """Open a loop that the compiler unrolls, and yield its index, which may index registers.
 
-        A single iteration is emitted without a loop, and its index is a constant.
+        The bounds are known at build time. A single iteration is emitted without a loop, and its index is a constant.
         """
         indices = range(start) if stop is None else range(start, stop, step)
         if len(indices) == 1:
@@ -270,9 +295,9 @@ class Builder:
 
     @contextmanager
     def with_lane_and_warp(self, lane: Value, warp_index: Value) -> Iterator[None]:
-        """Replace `self.lane` and `self.warp_index` within the block by opaque copies (hw.opaque).
+        """Replace `self.lane` and `self.warp_index` within the block by opaque copies, which `hw.opaque` makes.
 
-        The compiler does not hoist code that depends on the copies.
+        The compiler does not move code that depends on the copies before the block.
         """
         saved = self.lane, self.warp_index
         self.lane, self.warp_index = lane, warp_index
@@ -285,7 +310,8 @@ class Builder:
     def when(self, condition: ValueLike) -> Iterator[None]:
         """Open a branch for the threads for which `condition` holds.
 
-        If that is known at build time, there is no branch: what is recorded inside stands here, or is dropped.
+        If the condition is known at build time, there is no branch in the kernel: what is recorded inside stands there
+        without one, or is dropped.
         """
         value = as_value(condition, PRED)
         if isinstance(value, Constant):
@@ -300,7 +326,11 @@ class Builder:
 
     @contextmanager
     def otherwise(self) -> Iterator[None]:
-        """Open the else branch of the immediately preceding `k.when`."""
+        """Open the else branch of the immediately preceding `k.when`.
+
+        If that one's condition was known at build time, what is recorded inside stands here, or is dropped if the
+        condition held.
+        """
         block, length, is_taken = self._constant_branch
         if block is self._blocks[-1] and length == len(block.statements):
             with self._nested(st.Block()) if is_taken else nullcontext():
@@ -314,7 +344,7 @@ class Builder:
             yield
 
     def select(self, condition: Value, then: ValueLike, otherwise: ValueLike) -> Value:
-        """Return condition ? then : otherwise. Both values are evaluated."""
+        """Return condition ? then : otherwise. Both values are evaluated. A Python number gets the other's type."""
         like = then if isinstance(then, Value) else otherwise
         scalar_type = like.type if isinstance(like, Value) else I32
         values = as_value(condition, PRED), as_value(then, scalar_type), as_value(otherwise, scalar_type)
@@ -331,7 +361,11 @@ class Builder:
     # -- roles ---------------------------------------------------------------------------------------
     @contextmanager
     def _role(self, role: st.Role) -> Iterator[Value]:
-        """Open a block that only the warps or warpgroups of a role execute; yield the index of one among them."""
+        """Open a block that only the warps or warpgroups of a role execute; yield the index of each within the role.
+
+        Raises KernelError if the role does not fit the kernel, is inside a role of the same unit, or overlaps the one
+        before.
+        """
         limit = self.threads // 128 if role.unit == "warpgroup" else 4
         if role.first + role.count > limit:
             raise KernelError(
@@ -358,24 +392,30 @@ class Builder:
             self._roles.pop()
 
     def warpgroup(self, index: int, name: str = "") -> AbstractContextManager[Value]:
-        """Open the role of one warpgroup (128 threads). `name`: its label in timelines."""
+        """Open the role of the warpgroup (128 threads) `index` of the CTA. `name`: its label in timelines."""
         return self._role(st.Role("warpgroup", index, 1, name))
 
     def warpgroups(self, first: int, stop: int, name: str = "") -> AbstractContextManager[Value]:
-        """Open the role of warpgroups first..stop-1. Yields the index of the warpgroup within the role."""
+        """Open the role of warpgroups first..stop-1 of the CTA, and yield the index of the warpgroup within the role.
+
+        `name`: its label in timelines.
+        """
         return self._role(st.Role("warpgroup", first, stop - first, name))
 
     def warp(self, index: int, name: str = "") -> AbstractContextManager[Value]:
-        """Open the role of one warp of the surrounding warpgroup role."""
+        """Open the role of warp `index` (0 to 3) of the surrounding warpgroup role. `name`: its label in timelines."""
         return self._role(st.Role("warp", index, 1, name))
 
     @property
     def current_role(self) -> tuple[tuple[str, int], ...]:
-        """The role being recorded, as (unit, first) from the outermost to the innermost."""
+        """The roles that surround the code being recorded, from the outermost on: (unit, index of the first) of each.
+
+        The unit is "warpgroup" or "warp".
+        """
         return tuple((role.unit, role.first) for role in self._roles)
 
     @property
     def role_warps(self) -> int:
-        """Number of warps that execute the code being recorded."""
+        """Number of warps that execute the code being recorded: those of the innermost role, or all of the CTA."""
         units = {role.unit: role.count for role in self._roles}
         return units.get("warp", 4 * units.get("warpgroup", 0)) or self.threads // 32

@@ -18,9 +18,10 @@ _BREAK = re.compile(r"[,;] ?| (?=(?:[-+|^?:]|&&|\|\|) )")
 
 
 def wrap_line(text: str, indent: str, continuation_indent: str = "    ") -> str:
-    """Wrap a line at WIDTH columns: at the shallowest nesting, preferring commas to operators.
+    """Return a line of code, indented by `indent`, wrapped at WIDTH columns.
 
-    Continuation lines are indented by `continuation_indent`.
+    It is broken where parentheses are nested least, after commas rather than before operators. Further lines are
+    indented by `continuation_indent`, too.
     """
     lines, extra_indent = [], ""
     while len(indent + extra_indent + text) > WIDTH and not text.startswith("//"):
@@ -28,6 +29,7 @@ def wrap_line(text: str, indent: str, continuation_indent: str = "    ") -> str:
         breaks = [m for m in _BREAK.finditer(text) if WIDTH // 3 < len(text[: m.end()].rstrip()) <= columns]
         if not breaks:
             break
+        # Open parentheses at each place, of those that are not closed before.
         nesting = {m: sum(text.count(x, 0, m.start()) for x in "([") - sum(text.count(x, 0, m.start()) for x in ")]")
                    for m in breaks}  # fmt: skip
         best = min(breaks, key=lambda m: (nesting[m], text[m.start()] != ",", -m.start()))
@@ -42,14 +44,17 @@ def comment_lines(text: str) -> str:
 
 
 def device_function(return_type: str, name: str, parameters: list[str], body: str) -> str:
-    """Return the definition of a device function, on one line if it fits."""
+    """Return the definition of a device function, on one line if it fits.
+
+    `parameters`: the text of each; `body`: indented.
+    """
     opening = f"__device__ __forceinline__ {return_type} {name}({', '.join(parameters)}) {{"
     short = f"{opening} {body.strip()} }}"
     return short if "\n" not in body and len(short) <= WIDTH else f"{wrap_line(opening, '')}\n{body}\n}}"
 
 
 def join_definitions(definitions: Iterable[str]) -> str:
-    """Join definitions, with blank lines around multi-line ones."""
+    """Return the definitions as one text, with blank lines around those of several lines."""
     text = ""
     for definition in definitions:
         is_multi_line = "\n" in definition
@@ -60,7 +65,11 @@ def join_definitions(definitions: Iterable[str]) -> str:
 
 
 def instruction_wrapper(instruction: Instruction) -> str:
-    """Return the `__device__` function that wraps the PTX of an instruction."""
+    """Return the C++ `__device__` function that wraps the PTX of an instruction as inline assembly.
+
+    Its parameters are the operands. In the PTX, `{operand}` becomes `%n`, and a register array `{%n, ...}`; outputs are
+    numbered first, as inline assembly requires.
+    """
     outputs: list[str] = []
     inputs: list[str] = []
     parameters: list[str] = []
@@ -111,12 +120,15 @@ def instruction_wrapper(instruction: Instruction) -> str:
 
 
 def _registers(name: str, count: int) -> list[str]:
-    """Return the texts of the registers of a wrapper's operand: a scalar, or an array's elements."""
+    """Return the texts of the `count` registers of the operand `name`: a scalar, or an array's elements."""
     return [name] if count == 1 else [f"{name}[{i}]" for i in range(count)]
 
 
 def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> str:
-    """Return an asm statement: the PTX, and the operands after its last line or below it."""
+    """Return an asm statement: the PTX `text`, and its operands after the last line or, if they do not fit, below it.
+
+    `outputs`, `inputs`: the operands with their constraints. `pure`: without side effects, so not volatile.
+    """
     sections = [outputs, inputs] if pure else [outputs, inputs, ['"memory"']]
     while sections and not sections[-1]:
         sections.pop()

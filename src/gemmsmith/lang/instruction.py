@@ -61,10 +61,10 @@ registers_inout = Annotated[Any, RegisterOperand("inout")]
 
 @dataclass_transform(eq_default=False)
 class Instruction:
-    """Base class of instructions.
+    """Base class of instructions; see the module's docstring for how a subclass declares one.
 
-    `result` is the type of the returned value, or None. `pure`: without side effects, so that it may be folded or
-    dropped.
+    `result`: the type of the returned value, or None. `pure`: without side effects, so that it may be printed where its
+    result is used, or dropped.
     """
 
     ptx: ClassVar[str] = ""
@@ -90,7 +90,7 @@ class Instruction:
     operand_types: ClassVar[dict[str, ScalarType | RegisterOperand]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Make the class a dataclass, and find which of its fields are operands."""
+        """Make the class a dataclass, and find which of its fields are operands: those annotated with a type."""
         dataclass(eq=False)(cls)
         cls.__init__.__annotations__["return"] = "Value" if cls.result else None  # for help() on its `emitter`
         hints = get_type_hints(cls, include_extras=True)
@@ -100,7 +100,10 @@ class Instruction:
         }
 
     def __post_init__(self) -> None:
-        """Convert operands to values of their types; KernelError names one that does not fit."""
+        """Convert operands to values of their types, and check the modifiers.
+
+        KernelError names an operand that does not fit.
+        """
         for name, operand_type in self.operand_types.items():
             operand = getattr(self, name)
             if isinstance(operand_type, ScalarType):
@@ -118,7 +121,10 @@ class Instruction:
         """Raise KernelError for invalid modifiers. Subclasses override it."""
 
     def check_kernel(self, kernel: Any, location: Any) -> None:
-        """Raise KernelError if the recorded kernel cannot have the instruction. Subclasses override it."""
+        """Raise KernelError if the recorded `kernel` cannot have the instruction, which is at `location`.
+
+        Subclasses override it.
+        """
 
     # -- recording -----------------------------------------------------------------------------
     def issue(self) -> Value:
@@ -143,7 +149,7 @@ class Instruction:
 
     @property
     def wrapper_name(self) -> str:
-        """The name of the C++ function, see `wrapper`."""
+        """The name of the C++ function, see `wrapper`. The modifiers that differ from their defaults are part of it."""
         if self.wrapper:
             return re.sub(r"\W+", "_", self._fill(self.wrapper))
         words = [self.mnemonic]
@@ -162,7 +168,10 @@ class Instruction:
         return self._fill(self.ptx)
 
     def _fill(self, template: str) -> str:
-        """Replace attributes in braces, such as `{space}` or `{dtype.name}`, but for the operands and the result."""
+        """Return the template with attributes in braces, such as `{space}` or `{dtype.name}`, replaced by their values.
+
+        Operands and the result keep their braces, for `instruction_wrapper`.
+        """
 
         def value(match: re.Match[str]) -> str:
             is_placeholder = match[1] == "result" or match[1] in self.operand_types
@@ -171,7 +180,10 @@ class Instruction:
         return re.sub(r"\{([\w.]+)\}", value, template)
 
     def simulate(self, m: Any) -> Any:
-        """Execute the instruction on the simulator. Returns the result, or a generator if it may block."""
+        """Execute the instruction on the simulator; `m` is a `machine.Machine`.
+
+        Returns the result, or a generator if it may block.
+        """
         raise KernelError(f"{self.mnemonic}: simulate() is not implemented")
 
 
@@ -182,7 +194,10 @@ class Sm90Instruction(Instruction):
 
 
 class InstructionFamily(Instruction):
-    """Base class of several instructions, which declare the fields that it uses, each in its own order."""
+    """Base class of a family of instructions that share code, such as loads.
+
+    The code uses fields that each instruction declares itself, since their order is that of its operands.
+    """
 
     if TYPE_CHECKING:
 
@@ -190,7 +205,10 @@ class InstructionFamily(Instruction):
 
 
 def emitter(instruction: Callable[P, Instruction]) -> Callable[P, Value]:
-    """Return the function that records an instruction of a class, with the class's parameters and docstring."""
+    """Return the function that records an instruction of the class `instruction` in the current builder.
+
+    It has the class's parameters and docstring, and returns the instruction's result.
+    """
 
     @wraps(instruction, updated=())
     def emit(*args: P.args, **kwargs: P.kwargs) -> Value:

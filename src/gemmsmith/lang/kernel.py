@@ -29,14 +29,18 @@ def align_scratch(nbytes: int) -> int:
 def max_registers_per_thread(threads: int) -> int:
     """Return the maximum registers per thread under `__launch_bounds__(threads, 1)`.
 
-    It is 65536 / threads, rounded down to a multiple of 8, and at most 255.
+    It is 65536 (registers per SM) / threads, rounded down to a multiple of 8, and at most 255.
     """
     return min(REGISTERS_PER_SM // threads // 8 * 8, 255)
 
 
 @dataclass(frozen=True)
 class ScratchBuffer:
-    """A per-launch scratch buffer in global memory, passed as a kernel argument. See `Builder.scratch`."""
+    """A buffer in global memory that each launch allocates. See `Builder.scratch`.
+
+    `parameter`: the kernel parameter that is its address. `nbytes`: computes its size from the problem that is
+    launched.
+    """
 
     parameter: Parameter
     nbytes: ArgumentFn
@@ -47,9 +51,17 @@ class ScratchBuffer:
 class Kernel:
     """A recorded kernel.
 
-    `threads`: threads per CTA. `cluster`: CTAs in (x, y, z). `header`: comment at the top of the printed file.
-    `work_clusters`: computes the number of clusters with work. `min_ctas_per_sm`: minimum CTAs per SM. `chip`: target
-    architecture. `persistent`: fewer clusters than have work may process all of it.
+    Attributes:
+        threads: Threads per CTA.
+        cluster: CTAs per cluster in (x, y, z).
+        buffers: Buffers of shared memory.
+        header: Comment at the top of the printed file.
+        scratch_buffers: Buffers in global memory that each launch allocates.
+        functions: Device functions.
+        work_clusters: Computes the number of clusters with work from the problem that is launched.
+        min_ctas_per_sm: Minimum CTAs per SM, for the launch bounds.
+        chip: Target architecture.
+        persistent: A cluster loops over work, so that fewer clusters than have work may do all of it.
     """
 
     name: str
@@ -69,9 +81,10 @@ class Kernel:
     persistent: bool
 
     def arguments(self, bound: Any, workspace: Any = 0, zeroed_base: Any = 0) -> dict[str, Any]:
-        """Return the arguments by name for the problem `bound`.
+        """Return the kernel's arguments by name for the problem `bound`, but for parameters without a `compute`.
 
-        `workspace` and `zeroed_base` are the base addresses of ordinary and of zero-initialized scratch memory.
+        Scratch buffers lie one after the other from `workspace` on, or from `zeroed_base` on if they are
+        zero-initialized; both are addresses or Pointers.
         """
         arguments = {p.name: p.compute(bound) for p in self.parameters if p.name and p.compute}
         free = {False: workspace, True: zeroed_base}
@@ -81,7 +94,7 @@ class Kernel:
         return arguments
 
     def scratch_bytes(self, bound: Any, *, zero_initialized: bool = False) -> int:
-        """Return the bytes of ordinary or of zero-initialized scratch memory that a launch needs."""
+        """Return the bytes of all ordinary, or of all zero-initialized, scratch buffers for the problem `bound`."""
         return sum(
             align_scratch(s.nbytes(bound)) for s in self.scratch_buffers if s.zero_initialized == zero_initialized
         )
@@ -122,13 +135,16 @@ class Kernel:
 
 
 def verify(kernel: Kernel) -> None:
-    """Check a kernel. Raises ConfigError or KernelError if it cannot run."""
+    """Check a kernel. Raises ConfigError for too much shared memory, KernelError for what else cannot run."""
     _check_instructions(kernel)
     _check_shared_memory(kernel)
 
 
 def _check_instructions(kernel: Kernel) -> None:
-    """Raise KernelError for an instruction that the chip does not have, or that the kernel cannot have."""
+    """Raise KernelError for an instruction that the chip or the kernel cannot have.
+
+    Also for a barrier whose arrival count is still None: no thread arrives at it.
+    """
     for block in (kernel.body, *(function.body for function in kernel.functions)):
         for instruction, location in instructions(block):
             if not kernel.chip.supports(instruction.required_arch):
@@ -145,7 +161,7 @@ def _check_instructions(kernel: Kernel) -> None:
 
 
 def _check_shared_memory(kernel: Kernel) -> None:
-    """Raise ConfigError if a CTA of the chip has less shared memory than the kernel needs."""
+    """Raise ConfigError if the kernel needs more shared memory than a CTA of the chip may have."""
     limit = kernel.chip.max_shared_bytes_per_cta
     excess = kernel.shared_bytes - limit
     if excess > 0:

@@ -23,9 +23,10 @@ EMPTY: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its arguments by name, and its number of work clusters.
+    """A kernel, its arguments by name, and the number of clusters with work.
 
-    For a persistent kernel the backend caps the grid at what is resident.
+    The grid of a persistent kernel has fewer clusters, if fewer are resident at once. Arguments may be Pointers, for
+    which `resolve` takes addresses.
     """
 
     kernel: Kernel
@@ -34,13 +35,14 @@ class Launch:
 
     @classmethod
     def from_kernel(cls, kernel: Kernel, bound: Any, workspace: Pointer = WORKSPACE) -> Launch:
-        """Return the launch of a kernel for the problem `bound`, with its scratch memory at `workspace`."""
+        """Return the launch of a kernel for the problem `bound`. `workspace`: where its scratch buffers begin."""
         return cls(kernel, kernel.work_clusters(bound), kernel.arguments(bound, workspace, Pointer("flags")))
 
     def resolve(self, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> dict[str, Any]:
-        """Return the arguments with every Pointer replaced by its address.
+        """Return the arguments with every Pointer replaced by its address or number in `addresses`.
 
-        `interleave_strides`: in bytes, those of two arrays each, by Pointer name, if they differ at these addresses.
+        `interleave_strides`: for two arrays whose columns alternate, the bytes from one to the other, by Pointer name,
+        if that differs from the distance of the arrays that were bound.
         """
         return {name: _resolve(x, addresses, interleave_strides) for name, x in self.arguments.items()}
 
@@ -49,10 +51,14 @@ class Launch:
 class Launches:
     """All launches of one GEMM, in order, and the device memory that they need.
 
-    The memory is a workspace, and flags that are zero before and after each run. `spec`: the KernelSpec of the GEMM,
-    opaque to `lang`, or None. `swapped`: the kernel computes D^T, with A and B exchanged. `is_dependent`: the first
-    kernel may start before the stream's previous one has finished, for which it waits (programmatic dependent launch);
-    later kernels always may.
+    Attributes:
+        spec: The KernelSpec of the GEMM, opaque to `lang`, or None.
+        swapped: The kernel computes D^T, with A and B exchanged.
+        all: The launches.
+        workspace_bytes: Bytes of the workspace, scratch memory with any contents.
+        flag_bytes: Bytes of flags, which are zero before and after each run.
+        is_dependent: The first kernel may start before the stream's previous one has finished, and waits for it
+            (programmatic dependent launch). Later kernels always may.
     """
 
     spec: Any
@@ -64,10 +70,13 @@ class Launches:
 
 
 def _resolve(argument: Argument, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> Any:
-    """Return an argument with the address that its Pointer, or its tensor map's, stands for."""
+    """Return an argument with the address, or the number, that its Pointer or its tensor map's Pointer stands for.
+
+    `addresses`, `interleave_strides`: as in `Launch.resolve`.
+    """
     if isinstance(argument, Pointer):
         address, offset = addresses[argument.name], argument.offset
-        if argument.reaches_other:
+        if argument.reaches_other:  # its offset is the distance to the other of two arrays
             offset = interleave_strides.get(argument.name, offset)
         return address + offset if offset else address
     if isinstance(argument, TensorMap) and isinstance(argument.address, Pointer):

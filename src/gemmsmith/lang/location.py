@@ -49,7 +49,7 @@ class SourceLocation:
     """The source line (of a design, or of a user's own kernel) that emitted a statement. Compares by file and line.
 
     `number`: the statement's number in the kernel, -1 for none. `calls`: the functions that were executing, innermost
-    first, in two parts.
+    first, in parts (those around the line's function are shared by its statements).
     """
 
     __slots__ = ("calls", "file", "line", "number")
@@ -59,7 +59,10 @@ class SourceLocation:
 
     @property
     def stack(self) -> list[Call]:
-        """The calls that recorded the statement, innermost first, from the collective to the kernel's function."""
+        """The calls that led to the statement, innermost first, from the collective to the kernel's function.
+
+        Calls in the language itself are left out.
+        """
         flat: Any = [*chain(*self.calls)]
         pairs = zip(flat[::2], flat[1::2], strict=True)
         calls = (Call(code.co_filename, _line_of(code, offset), code.co_name) for code, offset in pairs)
@@ -67,7 +70,7 @@ class SourceLocation:
 
     @property
     def call(self) -> Call:
-        """The line with its function."""
+        """The source line as a Call, which has its function; "?" if no call was recorded."""
         here = (self.file, self.line)
         return next((call for call in self.stack if call[:2] == here), Call(*here, "?"))
 
@@ -87,22 +90,25 @@ class SourceLocation:
 
 
 def _line_of(code: CodeType, offset: int) -> int:
-    """Return the line of the instruction at an offset of the bytecode."""
+    """Return the source line of the bytecode instruction at `offset` in a function's code."""
     return next((line for first, end, line in code.co_lines() if first <= offset < end and line), code.co_firstlineno)
 
 
 def hide_frames(file: str) -> None:
-    """Attribute statements that a module emits, or a package whose `__init__.py` is given, to the lines calling it."""
+    """Attribute the statements that a module emits to the lines that call it.
+
+    `file`: the module's file; an `__init__.py` stands for its whole package.
+    """
     global _hidden_paths
     _hidden_paths += (file.removesuffix("__init__.py"),)
     _is_hidden.cache_clear()
 
 
 class Recorder:
-    """Locates the statements of one kernel, which it numbers.
+    """Finds the source line of each statement of one kernel, and numbers the statements.
 
-    `_outermost`: the code of the function whose calls end the stack; `_shown`: the function to which the last statement
-    was attributed; `_outer`: the calls that led to it, which do not change while it executes.
+    `_outermost`: the code of the function at which stacks end; `_shown`: the frame of the function to which the last
+    statement was attributed; `_outer`: the calls that led to it, kept since they do not change while it executes.
     """
 
     def __init__(self) -> None:
@@ -112,7 +118,7 @@ class Recorder:
         self._outer: _Calls = []
 
     def begin(self) -> None:
-        """End stacks at the function that calls the caller of this method."""
+        """Let stacks end at the function that calls the caller of this method: the one that opens the builder."""
         self._outermost = sys._getframe(2).f_code
 
     def end(self) -> None:
@@ -120,7 +126,10 @@ class Recorder:
         self._shown = None
 
     def locate(self) -> SourceLocation:
-        """Return the innermost source line that is not hidden, or the caller's if all are, for the next statement."""
+        """Return the location of the next statement, which is being recorded.
+
+        It is the innermost source line that is not hidden (`hide_frames`), or the caller's line if all are.
+        """
         frame = caller = sys._getframe(1)
         calls: _Calls = []
         while frame is not None:
@@ -137,7 +146,7 @@ class Recorder:
         return SourceLocation(frame.f_code.co_filename, frame.f_lineno, (calls, self._outer), self._count - 1)
 
     def _outer_calls(self, frame: FrameType | None) -> _Calls:
-        """Return the calls that have led to a function."""
+        """Return the calls that have led to a function, up to the outermost one that is shown. `frame`: its frame."""
         calls: _Calls = []
         while frame is not None and frame.f_code is not self._outermost:
             frame = frame.f_back
@@ -147,7 +156,10 @@ class Recorder:
 
 
 def error_location(trace: TracebackType | None) -> SourceLocation:
-    """Return the innermost source line of a traceback that is not hidden, or the innermost one if all are."""
+    """Return where an error was raised: the innermost line of its traceback that is not hidden (`hide_frames`).
+
+    If all lines are hidden, it is the innermost one.
+    """
     frames = []
     while trace is not None:
         frames.append(SourceLocation(trace.tb_frame.f_code.co_filename, trace.tb_lineno))

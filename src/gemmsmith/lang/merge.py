@@ -17,12 +17,18 @@ def is_pure(value: Value) -> bool:
 
 
 def is_inlined(value: Value, uses: Counter[Value]) -> bool:
-    """Return whether a pure value is printed where it is used, not as a constant."""
+    """Return whether a pure value is printed as part of the expression that uses it, not as a named constant.
+
+    So it is if it has no name of its own, and is used once or only reads a variable. `uses`: how often values are used.
+    """
     return not value.name and (uses[value] == 1 or isinstance(value, VariableRead))
 
 
 def is_live(statement: st.Statement, uses: Counter[Value]) -> bool:
-    """Return whether a statement has an effect of its own, or a result that is used."""
+    """Return whether a statement must be printed: it has an effect, or a result that is used.
+
+    `uses`: how often each value is used.
+    """
     match statement:
         case st.Define(value=value) if is_pure(value):
             return uses[value] > 0
@@ -32,7 +38,7 @@ def is_live(statement: st.Statement, uses: Counter[Value]) -> bool:
 
 
 def _is_line(statement: st.Statement, uses: Counter[Value]) -> bool:
-    """Return whether a statement is printed where it stands."""
+    """Return whether a statement is printed as a line of its own: it is live, and no inlined value."""
     match statement:
         case st.Define(value=value) | st.Call(results=[value]) if is_pure(value) and is_inlined(value, uses):
             return False
@@ -44,7 +50,7 @@ def _last_line(statements: list[st.Statement], uses: Counter[Value]) -> st.State
 
 
 def merge_statements(block: st.Block, uses: Counter[Value]) -> st.Block:
-    """Return a block to print, with these statements merged if nothing is printed between them.
+    """Return a block to print, with these statements merged if nothing is printed between them. `uses`: of each value.
 
     - The declaration of a register that is no array, and its first assignment.
     - An instruction, and the `if` on its result, if that has no other use.
@@ -71,9 +77,10 @@ def merge_statements(block: st.Block, uses: Counter[Value]) -> st.Block:
 
 
 def _merge_if(merged: list[st.Statement], branch: st.If, uses: Counter[Value]) -> st.If | None:
-    """Return the branch to print after the statements `merged`; None if it is empty, or now part of the last of them.
+    """Return an `if` as it is printed after the statements `merged`.
 
-    Statements between what is merged define values that are inlined, and move before it.
+    Returns None if it is empty, or is now part of the last `if` of these. Statements between two merged ones define
+    values that are inlined; they move before the merged one.
     """
     condition, then = branch.condition, merge_statements(branch.then, uses)
     otherwise = merge_statements(branch.otherwise, uses) if branch.otherwise else None
@@ -82,6 +89,7 @@ def _merge_if(merged: list[st.Statement], branch: st.If, uses: Counter[Value]) -
             merged.remove(call)
         case st.If(condition=same, otherwise=None) as last if same is condition:
             between = merged[merged.index(last) + 1 :]
+            # A read must not move before the first `if`, which may assign what it reads.
             if not any(isinstance(x, st.Define) and isinstance(x.value, (VariableRead, RegisterRead)) for x in between):
                 merged.remove(last)
                 merged.append(last)

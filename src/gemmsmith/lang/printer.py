@@ -49,10 +49,14 @@ __device__ __forceinline__ T (&registers_from(T (&all)[size], int first))[count]
 
 @dataclass
 class _Expression:
-    """A C++ expression, the precedence of its operator, and the variables and register arrays that it reads.
+    """A C++ expression of a value.
 
-    `implicit_form`: text and precedence without its cast, for contexts in which C++ converts implicitly; None without.
-    `depth`, `location`: of the definition of the value, whose expression is inlined.
+    Attributes:
+        text: The C++.
+        precedence: Of its outermost operator; the higher, the tighter it binds.
+        reads: The variables and register arrays that it reads.
+        implicit_form: (text, precedence) without its cast, for places where C++ converts implicitly, or None.
+        depth, location: Where the value is defined, if its expression is inlined at a use instead.
     """
 
     text: str
@@ -83,7 +87,8 @@ class Printer:
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     merged_depth: int = 0
-    """Levels without a line of their own, which count for the width of lines."""
+    """Levels of `if` around the current line that were merged into another `if`. Lines are wrapped as if they were
+    indented by these levels, too."""
     line_directives: bool = False
     """Precedes each line by a `#line` directive that names the Python line it comes from."""
     location: SourceLocation | None = None
@@ -93,11 +98,10 @@ class Printer:
 
     # -- names and expressions ---------------------------------------------------------------------
     def name(self, thing: object, hint: str, used_names: Counter[str] | None = None) -> str:
-        """Return a unique identifier for `thing` based on `hint`, with a number appended if it is in use.
+        """Return a unique identifier for `thing`, which keeps it: `hint`, with a number appended if it is in use.
 
-        Temporaries, whose hint is empty, are t0, t1 and so on.
-
-        `used_names`: the names in use; by default those of the current scope.
+        Temporaries, whose hint is empty, are t0, t1 and so on. `used_names`: the names in use; by default those of the
+        current scope.
         """
         if thing not in self.names:
             used_names = self.used_names if used_names is None else used_names
@@ -116,13 +120,19 @@ class Printer:
         return name
 
     def shared_array(self, offset: Constant) -> str:
-        """Return the identifier of a shared buffer's array of slots, such as `a_smem` or `mainloop_full_barrier`."""
+        """Return the identifier of a shared buffer's array of slots, such as `a_smem` or `mainloop_full_barrier`.
+
+        `offset`: the constant that is the buffer's offset, by whose name the buffer is named.
+        """
         buffer = (offset.name or "").removesuffix("_OFFSET").lower()
         hint = buffer if buffer.endswith("barrier") else f"{buffer}_smem"
         return self.name(("slots", offset.name, offset.value), hint)
 
     def expression(self, value: Value) -> _Expression:
-        """Return the expression of a value, at one of its uses."""
+        """Return the expression of a value at one of its uses: the inlined definition, a name, or a literal.
+
+        After its last use, an inlined value is forgotten.
+        """
         if value in self.inlinable:
             inlinable = self.inlinable[value]
             self.uses[value] -= 1
@@ -147,7 +157,10 @@ class Printer:
         return self.expression(value).text
 
     def _compose(self, value: Value) -> _Expression:
-        """Return the expression of a value's definition."""
+        """Return the expression that defines a value, from those of its operands.
+
+        Parentheses are added where precedence needs them, and casts are left out where C++ converts implicitly.
+        """
         reads: set[object] = set()
 
         def operand_text(operand: Value, min_precedence: int, converts: bool = False) -> str:
@@ -199,7 +212,7 @@ class Printer:
         raise AssertionError(value)
 
     def array(self, x: RegisterArray) -> str:
-        """Return the text of a register array or of a row of one."""
+        """Return the text of a register array, or of a row of one that a loop index selects."""
         return f"{self.names[x.array]}[{self.text(x.row)}]" if isinstance(x, LoopIndexedRow) else self.names[x]
 
     def register(self, x: RegisterArray, index: str) -> str:
@@ -207,7 +220,10 @@ class Printer:
         return self.array(x) if x.count == 1 else f"{self.array(x)}[{index}]"
 
     def operand_array(self, x: RegisterArray) -> str:
-        """Return the text of a register array, or of a slice of one, as an instruction operand."""
+        """Return the text of a register array as an instruction operand.
+
+        A slice is passed as a reference to the array's part, by the helper `registers_from`.
+        """
         if not isinstance(x, RegisterSlice):
             return self.names[x]
         if x.count == 1:
@@ -216,7 +232,7 @@ class Printer:
         return f"registers_from<{x.count}>({self.array(x.array)}, {self.text(x.start)})"
 
     def call(self, instruction: Instruction) -> str:
-        """Return the call of an instruction's wrapper, or its C++ expression."""
+        """Return the C++ of an instruction: its expression, or a call of its wrapper, which is added to `wrappers`."""
         arguments = []
         for operand in instruction.operands.values():
             if isinstance(operand, RegisterArray):
@@ -237,7 +253,10 @@ class Printer:
 
     # -- statements ----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
-        """Append a line, indented and wrapped."""
+        """Append a line of code to `lines`: indented, wrapped and, with `line_directives`, after a `#line` directive.
+
+        It belongs to the statement at `self.location`.
+        """
         margin = "    " * self.merged_depth
         lines = [x[len(margin) :] for x in wrap_line(text, "    " * self.depth + margin).split("\n")]
         if self.location:
@@ -248,7 +267,11 @@ class Printer:
         self.lines += lines
 
     def flush(self, changes: list[object] | None = None) -> None:
-        """Emit inlinable values, all of this block or only those that read something in `changes`."""
+        """Print values that wait to be inlined as named constants now, since what they read is about to change.
+
+        `changes`: the variables and register arrays that change, see `statements.defs`; None prints all values of this
+        block.
+        """
         for value, inlinable in list(self.inlinable.items()):
             if inlinable.depth == self.depth if changes is None else not inlinable.reads.isdisjoint(changes):
                 text, current = self.inlinable.pop(value).text, self.location
@@ -257,14 +280,20 @@ class Printer:
                 self.location = current
 
     def define(self, value: Value) -> None:
-        """Print the definition of a value, or keep its expression to inline it at its use."""
+        """Print the definition of a value, or keep its expression to inline it at its use.
+
+        An unused pure value is dropped.
+        """
         pure = is_pure(value)
         if pure and not self.uses[value]:
             return
         self._fold_or_emit(value, self._compose(value), pure)
 
     def _fold_or_emit(self, value: Value, inlinable: _Expression, pure: bool) -> None:
-        """Keep a value's expression to inline it at its use or, if it is used more than once, print its definition."""
+        """Keep a value's expression, to inline it where it is used, or print its definition.
+
+        It is inlined if it is `pure` and `merge.is_inlined` says so. Without uses, only its expression is printed.
+        """
         if pure and is_inlined(value, self.uses):
             self.inlinable[value] = replace(inlinable, depth=self.depth, location=self.location)
             return
@@ -274,7 +303,7 @@ class Printer:
             self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {inlinable.text};")
 
     def block(self, block: st.Block) -> None:
-        """Print the statements of a block."""
+        """Print the statements of a block; consecutive roles of one unit become one chain of branches."""
         for unit, group in groupby(block.statements, lambda s: s.unit if isinstance(s, st.Role) else None):
             if unit is None:
                 for statement in group:
@@ -284,7 +313,7 @@ class Printer:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Open a scope. Names that are declared inside may be reused after it."""
+        """Open a scope within the `with` statement. Names that are declared inside may be used again after it."""
         used_names, self.used_names = self.used_names, self.used_names.copy()
         yield
         self.used_names = used_names
@@ -297,7 +326,12 @@ class Printer:
             self.depth -= 1
 
     def statement(self, statement: st.Statement) -> None:
-        """Print a statement."""
+        """Print a statement.
+
+        Its operands become text first, so values inlined in it are done. Then `flush` prints the other waiting values
+        that read what the statement assigns to (`statements.defs`), since they must be computed before it. A
+        declaration assigns to nothing that exists already.
+        """
         self.location = statement.location
         match statement:
             case st.Comment(text=text):
@@ -345,7 +379,10 @@ class Printer:
                 self.line("}")
 
     def _call(self, call: st.Call) -> None:
-        """Print the call of a device function, or keep it to inline it at the use of its result."""
+        """Print the call of a device function, or keep it to inline it at the use of its result.
+
+        Several results are bound by a structured binding. A call without used results is dropped.
+        """
         if not any(self.uses[r] for r in call.results):
             return
         arguments = [self.expression(v) for v in st.uses(call)]
@@ -374,7 +411,10 @@ class Printer:
         self.line("}")
 
     def _bound(self, value: Value, hint: str) -> str:
-        """Return the text of a loop bound. It is evaluated once: a computed bound is stored in a constant first."""
+        """Return the text of a loop bound.
+
+        It is evaluated once, so a computed one is stored in a constant before the loop. `hint`: the constant's name.
+        """
         x = self.expression(value)
         if not x.reads and re.fullmatch(r"\w+", x.text):
             return x.text
@@ -382,7 +422,7 @@ class Printer:
         return self.names[value]
 
     def _roles(self, roles: list[st.Role]) -> None:
-        """Print consecutive roles as one if/else chain, with `else` if they cover all."""
+        """Print consecutive roles as one if/else chain. If they cover all units, the last one is the `else`."""
         # ptxas requires a chain of roles that change their register budgets.
         self.flush()
         self.builtins.add(roles[0].unit)
@@ -399,7 +439,7 @@ class Printer:
         self.line("}")
 
     def _role_condition(self, role: st.Role, unit_count: int) -> str:
-        """Return the condition for a role's warps or warpgroups, of which there are `unit_count` in all."""
+        """Return the C++ condition for the warps or warpgroups of a role; `unit_count`: how many there are in all."""
         index = "warpgroup" if role.unit == "warpgroup" else "warp % 4"
         first, stop = role.first, role.first + role.count
         if role.count == 1:
@@ -410,7 +450,10 @@ class Printer:
 
 
 def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
-    """Return the assignment `variable = text`, as `variable op= text` if the value is an operation on the variable."""
+    """Return the assignment of `text` to a variable; `name = name + x` becomes `name += x`.
+
+    `value`: the value that `text` is of.
+    """
     match value:
         case Operation(op="+" | "-" | "^" | "|" | "&" as op, operands=(VariableRead(variable=read), _)) if (
             read is variable
@@ -422,7 +465,7 @@ def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
 
 
 def literal(scalar_type: ScalarType, value: object) -> str:
-    """Return the C++ literal of a constant."""
+    """Return the C++ literal of a constant, with the suffix of its type; large 64-bit numbers are hexadecimal."""
     if scalar_type == PRED:
         return "true" if value else "false"
     if scalar_type == F32:
@@ -434,7 +477,7 @@ def literal(scalar_type: ScalarType, value: object) -> str:
 
 
 def _float(x: float) -> str:
-    """Return the C++ literal of a float."""
+    """Return the C++ literal of a float. NaN and infinities, which have none, are given by their bits."""
     if x != x or x in (float("inf"), float("-inf")):
         bits = {"nan": "0x7fffffff", "inf": "0x7f800000", "-inf": "0xff800000"}[str(x)]
         return f"__int_as_float({bits})"
@@ -443,7 +486,10 @@ def _float(x: float) -> str:
 
 
 def identifier_hint(value: Value) -> str:
-    """Return the name of a value or, without one, a default name, which is empty for a temporary."""
+    """Return the name that a value gets in the printed code, before it is made unique; empty for a temporary.
+
+    It is the value's own name or, without one, a default by its kind.
+    """
     if hint := value.name or value.name_hint:
         return hint
     match value:
@@ -460,7 +506,10 @@ def identifier_hint(value: Value) -> str:
 
 
 def _converts_implicitly(source: ScalarType, target: ScalarType) -> bool:
-    """Return whether C++ converts `source` implicitly to an operand or a parameter of type `target`."""
+    """Return whether C++ converts `source` to `target` without a cast, as an operand or an argument, to the same value.
+
+    Only integers are converted so, and not to a narrower type.
+    """
     if not source.is_integer or target not in (U32, I64, U64) or source.bits > target.bits:
         return False
     return not (target == I64 and source == U64)

@@ -18,8 +18,9 @@ from gemmsmith.lang.values import Constant, Value, ValueLike, as_value, shared_s
 class SharedBuffer:
     """`count` slots of `slot_bytes` each in the CTA's shared memory, at an offset that `lay_out` sets.
 
-    `allow_uninitialized_reads`: unwritten bytes may be read; their values are not used. `over`: the adjacent buffers
-    whose bytes it reuses, after earlier buffers over the same ones.
+    `alignment`: of each slot, in bytes. `tile`: what a slot holds, or None. `allow_uninitialized_reads`: unwritten
+    bytes may be read; their values are not used. `over`: buffers, adjacent in memory, whose bytes it reuses; it lies
+    after earlier buffers over the same ones.
     """
 
     name: str
@@ -51,9 +52,10 @@ class SharedBuffer:
 
 @dataclass(frozen=True)
 class SharedView:
-    """A location in shared memory, constant + sum(value * step) bytes into a buffer, and the tile stored there.
+    """A location in shared memory: `constant` + sum(value * step) bytes into a buffer.
 
-    The offset is kept symbolic so that it can be expressed in 16-byte units without run-time arithmetic.
+    `tile`: what is stored there, or None. `terms`: the (value, step) pairs, values known at run time and their steps in
+    bytes. They are kept apart, so that the offset can be expressed in units of 16 bytes without a division at run time.
     """
 
     buffer: SharedBuffer
@@ -63,7 +65,10 @@ class SharedView:
 
     @property
     def address(self) -> Value:
-        """The address in bytes (u32): of a slot of the buffer, if its first term is one, and bytes from there."""
+        """The address in bytes (u32).
+
+        If the first term is a slot of the buffer, it prints as `buffer[slot]`, with the other terms added.
+        """
         smem, slot_bytes = current_builder().smem, self.buffer.slot_bytes
         if not self.terms or self.terms[0][1] != slot_bytes:
             return self.sum(smem)
@@ -73,7 +78,10 @@ class SharedView:
         return shared_slot(smem, slot, slot_bytes, self.buffer.offset_constant, offset) + self.constant
 
     def sum(self, base: Value, unit: int = 1) -> Value:
-        """Return the base plus the offset in units of `unit` bytes (u32). Raises KernelError if it is no multiple."""
+        """Return base + offset / unit (u32), for an offset that is a multiple of `unit` bytes; else raises KernelError.
+
+        The division is done at build time, since it divides each part of the offset.
+        """
         if any(x % unit for x in (self.buffer.alignment, self.constant, *(step for _, step in self.terms))):
             raise KernelError(f"shared-memory offset is not a multiple of {unit} bytes")
         total = base
@@ -82,14 +90,17 @@ class SharedView:
         return total + self.buffer.offset_constant // unit + self.constant // unit
 
     def at(self, count: ValueLike, step: int = 1) -> SharedView:
-        """Return this view advanced by `count` * `step` bytes."""
+        """Return this view advanced by `count` * `step` bytes. A run-time `count` becomes a term of the offset."""
         value = as_value(count, count.type if isinstance(count, Value) else I32)
         if isinstance(value, Constant):
             return replace(self, constant=self.constant + value.value * step)
         return replace(self, terms=(*self.terms, (value, step)))
 
     def rows(self, first: ValueLike, count: int) -> SharedView:
-        """Return the view of `count` rows (of M or N) starting at `first`, which must be a multiple of `count`."""
+        """Return the view of `count` rows (of M or N) of the tile, from row `first` on, a multiple of `count`.
+
+        Raises KernelError if the rows are not whole swizzle atoms or boxes.
+        """
         tile = self.tile
         if tile is None:
             raise KernelError("rows(): this buffer has no tile layout")
@@ -101,9 +112,10 @@ class SharedView:
 
 
 def lay_out(buffers: Sequence[SharedBuffer]) -> None:
-    """Set the offsets of a kernel's buffers: tiles, then what needs less alignment, each in the order of declaration.
+    """Set the offsets of a kernel's buffers: tiles first, then what needs less alignment, in the order of declaration.
 
-    So the mainloop's stages are adjacent, and begin at 0, where addresses need no addition.
+    So the mainloop's stages are adjacent, and begin at 0, where addresses need no addition. Buffers over others come
+    last, since the others' offsets must be known.
     """
     ends: dict[tuple[SharedBuffer, ...], int] = {(): 0}
     for buffer in sorted(buffers, key=lambda x: (bool(x.over), -min(x.alignment, MIN_TILE_ALIGNMENT_BYTES))):
@@ -115,7 +127,7 @@ def lay_out(buffers: Sequence[SharedBuffer]) -> None:
 
 
 def _check_over(buffer: SharedBuffer, buffers: Sequence[SharedBuffer]) -> None:
-    """Raise KernelError if a buffer reaches beyond those that it is over, or into another one between them."""
+    """Raise KernelError if a buffer reaches beyond those that it is over, or into another one that lies among them."""
     begin, end, last = buffer.over[0].offset, buffer.offset + buffer.bytes, buffer.over[-1]
     between = [
         x for x in buffers if not x.over and x not in buffer.over and x.offset < end and begin < x.offset + x.bytes

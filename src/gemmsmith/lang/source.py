@@ -40,13 +40,17 @@ _BUILTINS = {
 
 
 def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value]:
-    """Count the uses of each value by live statements; `results` count as used. An `if` without statements is dead."""
+    """Return how often each value is used by live statements; `results`: values that count as used, too.
+
+    An `if` without live statements is dead.
+    """
     uses = Counter(results)
 
     def count(block: st.Block) -> bool:
         """Count a block's uses, from its end on: a value's uses before its definition. Return whether any is live."""
         any_live = False
         for statement in reversed(block.statements):
+            # A list: all blocks are counted, also after a live one.
             living_blocks = [count(child) for child in reversed(st.children(statement))]
             if any(living_blocks) if isinstance(statement, st.If) else is_live(statement, uses):
                 uses.update(st.uses(statement))
@@ -58,10 +62,13 @@ def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value
 
 
 def _all_lines(block: st.Block, printed: dict[int, int], uses_at: dict[object, int], around: int) -> dict[int, int]:
-    """Return the line of each statement in a block, by its number.
+    """Return the line of each statement in a block, by the statement's number.
 
-    A statement without a line in `printed` is printed where its value is used, at the line of `uses_at`, or as part of
-    the statement around it, at the line `around`.
+    Args:
+        block: The statements.
+        printed: The lines of the statements that are printed as lines of their own, by number.
+        uses_at: The line at which each value is used; modified. An inlined value is printed there.
+        around: The line of the statement around the block, for statements that have become part of it.
     """
     lines: dict[int, int] = {}
     for statement in reversed(block.statements):
@@ -78,9 +85,10 @@ def _all_lines(block: st.Block, printed: dict[int, int], uses_at: dict[object, i
 def _print_function(
     function: st.Function, threads: int, wrappers: dict[str, None], used_names: set[str]
 ) -> tuple[str, dict[int, int]]:
-    """Print a device function. Several results are returned as a struct with one member each.
+    """Return the C++ of a device function, and the line of each statement (from 0) by its number.
 
-    Also returns the line of each statement, from 0, by its number.
+    Several results are returned as a struct with one member each. `threads`: per CTA. `wrappers`: those in use;
+    modified. `used_names`: names that the function may not use.
     """
     p = Printer(threads, _count_uses(function.body, function.results), wrappers, used_names=Counter(used_names))
     inputs = [*function.parameters, *function.captured]
@@ -104,9 +112,7 @@ def _print_function(
 
 
 def print_kernel(kernel: Kernel, line_directives: bool = False) -> tuple[str, dict[int, int]]:
-    """Print the CUDA C++ file of a kernel, with the wrappers of the instructions that it uses.
-
-    Also returns the line of each statement, from 1, by its number (SourceLocation.number).
+    """Return the CUDA C++ file of a kernel, and the line of each statement (from 1) by its number.
 
     `line_directives`: add `#line` directives that name the lines of the Python file, for the compiler's line
     information.

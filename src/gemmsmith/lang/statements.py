@@ -75,7 +75,7 @@ class Assign(Statement):
 
 @dataclass(eq=False)
 class DeclareRegisters(Statement):
-    """Declaration of a register array, one- or two-dimensional, with its value if it is a single register."""
+    """Declaration of a register array, one- or two-dimensional. `initial`: its value, if it is a single register."""
 
     registers: RegisterArray | RegisterArray2D
     initial: Value | None = None
@@ -110,7 +110,7 @@ class Loop(Statement):
 class If(Statement):
     """A branch on a condition that may differ between threads.
 
-    `merged`: the branches of which it is the only statement, whose conditions its own includes.
+    `merged`: how many branches around it have been merged into it by the printer; its condition includes theirs.
     """
 
     condition: Value
@@ -121,7 +121,10 @@ class If(Statement):
 
 @dataclass(eq=False)
 class Role(Statement):
-    """Code of `count` warpgroups starting at `first`, or of `count` warps of the surrounding warpgroup."""
+    """Code that only some threads of the CTA execute.
+
+    `unit`: "warpgroup": `count` warpgroups from `first` on; "warp": `count` warps of the surrounding warpgroup.
+    """
 
     unit: Literal["warpgroup", "warp"]
     first: int
@@ -132,7 +135,7 @@ class Role(Statement):
 
 @dataclass(eq=False)
 class Function:
-    """A side-effect-free device function from `parameters` and `captured` kernel values to `results`."""
+    """A device function without side effects, from `parameters` to `results`. It may also use values of the kernel."""
 
     name: str
     parameters: list[Value]
@@ -141,7 +144,7 @@ class Function:
 
     @property
     def captured(self) -> list[Value]:
-        """Values of the kernel that the function uses and that are not its parameters."""
+        """The values of the kernel that the function uses, which are passed as further parameters."""
         defined: set[Value] = {s.value for s in self.body.statements if isinstance(s, Define)}
         defined |= {v for s in self.body.statements if isinstance(s, Call) for v in s.results}
         used = [v for s in self.body.statements for v in uses(s)] + self.results
@@ -159,7 +162,7 @@ class Call(Statement):
 
 
 def uses(statement: Statement) -> list[Value]:
-    """Return the values that a statement reads, without those read in the blocks inside it."""
+    """Return the values that a statement reads: its operands, not those of statements in blocks inside it."""
     match statement:
         case Define(value=Operation(operands=operands)):
             return list(operands)
@@ -181,7 +184,7 @@ def uses(statement: Statement) -> list[Value]:
 
 
 def defs(statement: Statement) -> list[object]:
-    """Return the variables and declared register arrays that a statement, or one inside it, assigns to."""
+    """Return the variables and declared register arrays to which a statement, or one inside it, assigns."""
     match statement:
         case Assign(variable=variable):
             return [variable]

@@ -10,9 +10,10 @@ from gemmsmith.core.cached_property import cached_property
 
 @dataclass(frozen=True, eq=False)
 class ScalarType:
-    """A scalar type: C++ spelling, width and inline-PTX constraint letter.
+    """A scalar type. Instances are singletons, compared by identity.
 
-    Instances are singletons, compared by identity. `struct`: the C++ definition of a type that no register holds.
+    `cpp`: its name in C++. `constraint`: the letter of its registers in inline PTX. `struct`: the C++ definition of a
+    type that no register holds, such as a tensor map; "" for others.
     """
 
     name: str
@@ -34,7 +35,7 @@ class ScalarType:
         return range(low, low + (1 << self.bits))
 
     def wrap(self, x: Any) -> Any:
-        """Return integers modulo 2^bits, in the range of this type; of 64 bits no arrays."""
+        """Return x modulo 2^bits in the type's range: an int or, unless the type has 64 bits, an array of int64."""
         low = self.range.start
         return ((x - low) & ((1 << self.bits) - 1)) + low
 

@@ -36,13 +36,19 @@ class Value:
     __hash__ = object.__hash__
 
     def named(self, name: str) -> Value:
-        """Name the value in the generated code. Has no effect on values that already have a name, or on literals."""
+        """Name the value in the generated code, and return it.
+
+        Values that have a name, and literals, are not changed.
+        """
         if not self.name and not isinstance(self, Constant):
             self.name = name
         return self
 
     def with_name_hint(self, name: str) -> Value:
-        """Name the value if it is printed as a constant of its own, but let the printer inline it."""
+        """Let the value have this name if it is printed as a constant of its own, and return it.
+
+        It may still be inlined.
+        """
         self.name_hint = self.name_hint or name
         return self
 
@@ -88,9 +94,10 @@ class Value:
 
 
 class Constant(Value):
-    """A value known at build time. A named constant is printed as a `constexpr` and is not folded.
+    """A value known at build time. A named constant is printed as a `constexpr`, and operations on it are not folded.
 
-    None for a value that is set later during recording, before `Builder.finish`, such as a barrier's arrival count.
+    The number `value` is None if it is set later during recording, before `Builder.finish`, such as a barrier's arrival
+    count.
     """
 
     def __init__(self, scalar_type: ScalarType, value: Any, name: str | None = None) -> None:
@@ -111,9 +118,10 @@ class Parameter(Value):
 
 
 class Builtin(Value):
-    """The thread, lane, warp or warpgroup index, or the base address of shared memory.
+    """A value that each thread has from the start, such as the thread, lane, warp or warpgroup index.
 
-    Others are computed once, at the start of the kernel, by the C++ expression `initializer`.
+    `initializer`: the C++ expression by which it is computed at the start of the kernel; "" for those that the printer
+    knows.
     """
 
     def __init__(self, scalar_type: ScalarType, name: str, initializer: str = "") -> None:
@@ -130,7 +138,10 @@ class LoopIndex(Value):
 
 
 class Operation(Value):
-    """A pure operation on values: a C operator, "neg", "select", "cast", "min" or "max"."""
+    """A pure operation on values.
+
+    `op`: a C operator, "neg", "select", "cast", "min", "max", or "slot" (see `shared_slot`).
+    """
 
     def __init__(self, op: str, scalar_type: ScalarType, operands: tuple[Value, ...]) -> None:
         super().__init__(scalar_type)
@@ -171,7 +182,8 @@ class Variable:
 class RegisterArray:
     """A register array. Indices must be compile-time constants or indices of unrolled loops.
 
-    `declaration` is the array in the C++ declaration: this array, or the two-dimensional array of which it is a row.
+    `count`: its registers. `declaration`: the array in the C++ declaration: this one, or the two-dimensional array of
+    which it is a row.
     """
 
     def __init__(
@@ -198,7 +210,7 @@ class RegisterArray:
 
 
 class RegisterSlice(RegisterArray):
-    """A contiguous slice of a register array, as an instruction operand."""
+    """The registers of `array` from `start` on, `count` of them, as an instruction operand."""
 
     def __init__(self, array: RegisterArray, start: Value, count: int) -> None:
         super().__init__(array.type, count, array.name, array.declaration)
@@ -236,7 +248,10 @@ class LoopIndexedRow(RegisterArray):
 
 
 def _register_index(name: str, index: ValueLike, count: int) -> Value:
-    """Return the index into `count` registers of the array `name`; KernelError unless it is known at build time."""
+    """Return `index` as a value. Raises KernelError unless it is known at build time and less than `count`.
+
+    `name`: of the array, for messages.
+    """
     value = as_value(index, I32)
     if isinstance(value, Constant):
         if not 0 <= value.value < count:
@@ -261,7 +276,10 @@ def _is_build_time(value: Value) -> bool:
 
 
 def as_value(x: ValueLike, scalar_type: ScalarType) -> Value:
-    """Return `x` as a value of `scalar_type`. Python numbers become constants; values must already have the type."""
+    """Return `x` as a value of `scalar_type`: Python numbers become constants.
+
+    Raises KernelError for a value of another type, and for a number that the type does not have.
+    """
     if isinstance(x, Value):
         if x.type != scalar_type:
             raise KernelError(
@@ -286,7 +304,10 @@ def define(value: Value) -> Value:
 
 
 def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:
-    """Emit a binary operation. A Python number takes the type of the other side."""
+    """Emit the binary operation `left op right`, and return its result.
+
+    A Python number takes the type of the other side.
+    """
     scalar_type = left.type if isinstance(left, Value) else right.type  # type: ignore[union-attr]
     a = as_value(left, scalar_type)
     shift_type = right.type if isinstance(right, Value) else I32  # a shift count need not have the left side's type
@@ -302,7 +323,11 @@ _NEUTRAL_ON_THE_RIGHT = _NEUTRAL | {"-": 0, "<<": 0, ">>": 0, "/": 1}
 
 
 def operation(op: str, scalar_type: ScalarType, *operands: Value) -> Value:
-    """Emit an operation, or fold it if its operands are known at build time."""
+    """Emit an operation and return its result.
+
+    It is folded, without being emitted, if its operands are known at build time, or one of them leaves the other as it
+    is.
+    """
     known = [x.value if isinstance(x, Constant) and not x.name else None for x in operands]
     if None not in known:
         return Constant(scalar_type, evaluate(op, scalar_type, *known))
@@ -320,9 +345,9 @@ def operation(op: str, scalar_type: ScalarType, *operands: Value) -> Value:
 
 
 def shared_slot(smem: Value, slot: Value, slot_bytes: int, offset: Constant, nbytes: Value | None = None) -> Value:
-    """Emit the address of a slot of the shared buffer at `offset`, or of the byte `nbytes` of that slot.
+    """Emit the address (u32) of a slot of a shared buffer, or of byte `nbytes` in it.
 
-    It prints as `buffer[slot]` or `buffer.at(slot, nbytes)`.
+    It prints as `buffer[slot]` or `buffer.at(slot, nbytes)`. `smem`: the base of shared memory. `offset`: the buffer's.
     """
     operands = (smem, slot, Constant(U32, slot_bytes), offset)
     return define(Operation("slot", U32, operands if nbytes is None else (*operands, nbytes)))
@@ -339,7 +364,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(op: str, scalar_type: ScalarType, *x: Any) -> Any:
-    """Evaluate an operation on Python numbers. Integers wrap (u32, u64) or raise on overflow (i32, i64)."""
+    """Return an operation on the Python numbers `x`, in the range of `scalar_type`.
+
+    u32 and u64 wrap. Raises KernelError if i32 or i64 overflows, and for a division whose result differs between C and
+    Python.
+    """
     if not scalar_type.is_integer:
         return operator.truediv(*x) if op == "/" else OPERATIONS[op](*x)
     if op in ("/", "%") and (x[0] < 0 or x[1] <= 0):

@@ -17,7 +17,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def directory() -> Path:
-    """Return GEMMSMITH_CACHE_DIR, in which ~ is the home folder, or else the platform's cache folder."""
+    """Return the cache folder: GEMMSMITH_CACHE_DIR (~ is the home folder) if it is set, else the platform's."""
     return _directory(*map(os.environ.get, ("GEMMSMITH_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
 
@@ -41,7 +41,10 @@ def make_key(source: str, options: Sequence[str], compiler: str) -> str:
 
 
 def load(key: str) -> tuple[bytes, str] | None:
-    """Return the cubin and the log of an entry; None if it is missing or damaged."""
+    """Return the cubin and the compiler's log of an entry; None if it is missing or damaged.
+
+    A file holds a SHA-256 digest of the rest, the cubin's size (8 bytes), the cubin, and the log.
+    """
     try:
         data = read_regular_file(_path(key))
     except OSError:
@@ -54,7 +57,7 @@ def load(key: str) -> tuple[bytes, str] | None:
 
 
 def store(key: str, cubin: bytes, log: str) -> None:
-    """Store an entry. Warn, and store nothing, if the folder is not writable."""
+    """Store a cubin and the compiler's log under `key`. Warns, and stores nothing, if the folder is not writable."""
     body = len(cubin).to_bytes(8, "little") + cubin + log.encode()
     write_atomically(_path(key), hashlib.sha256(body).digest() + body)
 
@@ -109,7 +112,7 @@ _WARNED: set[Path] = set()
 
 
 def _warn_unwritable(folder: Path, why: str) -> None:
-    """Warn that a folder is not writable, once per process."""
+    """Warn that a folder is not writable, once per process. `why`: the error's text."""
     if folder not in _WARNED:
         _WARNED.add(folder)
         warnings.warn(

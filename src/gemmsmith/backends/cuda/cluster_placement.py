@@ -41,10 +41,17 @@ _PROBE_CLUSTER_SIZES = (16, 12, 10, 8, 6, 4)
 
 @cache
 def cluster_permutation(device: int, cluster: int, resident: int, clusters: int) -> tuple[int, ...]:
-    """Return a permutation: the raster position at which each of `clusters` clusters starts.
+    """Return each launched cluster's position in the order of the tiles: adjacent ones for clusters of one GPC.
 
-    `cluster`: CTAs per cluster. `resident`: clusters resident at once. At the first call for a device, `cluster` and
-    `resident`, the device must be current, and no stream being captured.
+    It has MAX_CLUSTERS entries; it is the identity if the device cannot be probed, or if more clusters are launched
+    than run at once. The first call for a device, `cluster` and `resident` runs the probe, so the device must be
+    current, and no stream may be being captured.
+
+    Args:
+        device: CUDA's device number.
+        cluster: CTAs per cluster.
+        resident: Clusters that run at once with one CTA per SM.
+        clusters: Clusters that are launched.
     """
     gpcs = _gpc_of_cluster(device, cluster, resident)
     positions = np.arange(MAX_CLUSTERS)
@@ -55,7 +62,10 @@ def cluster_permutation(device: int, cluster: int, resident: int, clusters: int)
 
 @cache
 def _gpc_of_cluster(device: int, cluster: int, resident: int) -> Array:
-    """Return the GPC of each cluster, by index; empty (launch order) if the device cannot be probed."""
+    """Return the GPC of each of `resident` clusters, by its index in the grid; empty if the device cannot be probed.
+
+    A cluster runs on one GPC, so the SM of its first CTA suffices. `cluster`: CTAs per cluster.
+    """
     try:
         return np.asarray(_gpc_of_sm(device)[_probe_sms(device, cluster, resident)[::cluster]])
     except DeviceError:  # a MIG instance, or a GPU shared with other processes
@@ -64,7 +74,10 @@ def _gpc_of_cluster(device: int, cluster: int, resident: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _gpc_of_sm(device: int) -> Array:
-    """Return a GPC id per SM: equal for SMs known to share a GPC."""
+    """Return a GPC id for each SM; SMs that ran CTAs of one cluster have the same id.
+
+    The CTAs of a cluster always run on one GPC. So each cluster that the probe launches merges the ids of its SMs.
+    """
     sms = device_attributes(device).sm_count
     gpcs = np.arange(sms)
     for size in _PROBE_CLUSTER_SIZES:
@@ -78,7 +91,10 @@ def _gpc_of_sm(device: int) -> Array:
 
 
 def _probe_sms(device: int, cluster: int, clusters: int) -> Array:
-    """Return the SM id of each CTA, with one CTA per SM. Raises DeviceError."""
+    """Launch `clusters` clusters of `cluster` CTAs, one CTA per SM; return the SM id of each CTA. Raises DeviceError.
+
+    Each CTA requests all shared memory of an SM, so no two of them share one.
+    """
     function, gpu = _load_probe(device), device_attributes(device)
     stream = Stream()  # the default stream would wait for other streams, which may be being captured
     out = DeviceArray(4 * clusters * cluster, (clusters * cluster,), (4,), np.uint32, stream.handle)
@@ -105,5 +121,8 @@ def _encode_permutation(permutation: tuple[int, ...]) -> ctypes.Array[ctypes.c_u
 
 
 def permutation_address(permutation: tuple[int, ...]) -> int:
-    """Return the host address of a permutation as the kernel's `ClusterPermutation` argument; it is never freed."""
+    """Return the host address of a permutation in the layout of the kernel parameter `ClusterPermutation`.
+
+    The memory is never freed, since launches refer to it by address.
+    """
     return ctypes.addressof(_encode_permutation(permutation))

@@ -37,7 +37,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cubin, its kernel's symbol, and the compiler's log."""
+    """A compiled kernel: the cubin, the compiler's log, and `name`, the kernel's symbol in the cubin."""
 
     cubin: bytes
     log: str
@@ -45,7 +45,10 @@ class Compiled:
 
     @cached_property
     def resources(self) -> Resources:
-        """Resources from the log: of this kernel; advisories (warnings, ptxas C75xx) are of the whole source."""
+        """The resources of this kernel, parsed from the compiler's log.
+
+        `advisories`: the log's lines with warnings, or with ptxas's advisories C75xx, of the whole source.
+        """
         entries = re.split(r"Compiling entry function '(\w+)'", self.log)
         log_of_kernel = dict(zip(entries[1::2], entries[2::2], strict=True)).get(self.name, self.log)
 
@@ -82,9 +85,10 @@ def nvrtc_version() -> str:
 def compile_source(
     source: str, name: str, target: str = HOPPER.target, *, cache: bool = True, line_info: bool = False
 ) -> Compiled:
-    """Return the cubin for `target` of the `extern "C"` kernel `name`, from the cache if it is there.
+    """Return the compiled `extern "C"` kernel `name`, from the cache if it is there. Raises CompileError.
 
-    `line_info`: compile with line information. Raises CompileError.
+    `target`: architecture, such as "sm_90a". `cache`: whether to read and write the cache on disk. `line_info`: compile
+    with line information.
     """
     flags = [LINE_INFO_FLAG] if line_info else []
     key = cubin_cache.make_key(source, (target, *OPTIONS, *flags), nvrtc_version())
@@ -97,12 +101,18 @@ def compile_source(
 
 
 def compile_ptx(source: str, name: str, target: str = HOPPER.target, *, line_info: bool = False) -> str:
-    """Return the PTX of a kernel; `line_info`: with line information. Raises CompileError."""
+    """Return the PTX of the kernel `name`. Raises CompileError.
+
+    `target`: architecture, such as "sm_90a". `line_info`: with line information.
+    """
     return _compile(source, name, target, "ptx", line_info)[0].decode().rstrip("\0")
 
 
 def _compile(source: str, name: str, target: str, output: str, line_info: bool) -> tuple[bytes, str]:
-    """Compile a kernel by NVRTC; return the cubin or, if `output` is "ptx", the PTX, and the compiler's log."""
+    """Compile a kernel by NVRTC; return (cubin or PTX, compiler's log), by `output`: "cubin" or "ptx".
+
+    Raises CompileError with the log and the source lines that it names. ptxas names lines of PTX, so these are quoted.
+    """
     nvrtc = _nvrtc()
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))[0]
     try:
@@ -137,7 +147,7 @@ def _check(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _quote_lines(source: str, log: str, pattern: str) -> str:
-    """Return the source lines of the first ten errors in the log."""
+    """Return the source lines of the first ten errors; `pattern` finds their line numbers in the log."""
     lines = source.split("\n")
     numbers = sorted({int(n) for n in re.findall(pattern, log)})
     return "\n".join(f"{n:5}  {lines[n - 1]}" for n in numbers[:10] if n <= len(lines))

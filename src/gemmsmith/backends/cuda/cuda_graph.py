@@ -11,7 +11,7 @@ from gemmsmith.backends.cuda.driver import bindings, check
 
 
 class Stream:
-    """A new stream on the current device, destroyed with the object."""
+    """A new non-blocking stream on the current device, destroyed with the object. `handle`: its address as an int."""
 
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -25,9 +25,10 @@ class Stream:
 
 
 class CudaGraph:
-    """CUDA graph of the launches that `call` makes on `stream`."""
+    """A CUDA graph of the launches that `call()` makes on `stream`, which is captured meanwhile."""
 
     def __init__(self, call: Callable[[], Any], stream: Stream) -> None:
+        """Capture `call()` on the stream. Raises DeviceError if the driver cannot capture it."""
         from cuda.bindings import driver
 
         self._driver, self.stream = driver, stream
@@ -59,7 +60,10 @@ class CudaGraph:
 
 
 def time_calls(call: Callable[[], Any], stream: int, count: int) -> float:
-    """Return the total microseconds that what `count` calls launch takes on a stream, whose device is current."""
+    """Return the GPU time in microseconds of what `count` calls of `call()` launch on a stream, in total.
+
+    The stream's device is current.
+    """
     cu = bindings()
     begin, end = events = [check(cu.cuEventCreate(0), "cuEventCreate") for _ in range(2)]
     try:

@@ -45,7 +45,11 @@ def device_count() -> int:
 
 
 def check(result: tuple[Any, ...], call: str = "") -> Any:
-    """Return a driver call's result without its error code. Raises DeviceError, which names the error."""
+    """Return what a driver call returned besides its error code: one value, or a tuple of several.
+
+    `result`: the call's, which begins with the error code. Raises DeviceError with the error's name and `call`, the
+    call's name in messages.
+    """
     if int(result[0]):
         raise DeviceError(f"CUDA driver: {result[0].name}" + (f" in {call}" if call else ""))
     return result[1] if len(result) == 2 else result[1:]
@@ -65,7 +69,7 @@ def require_chip(device: int, chip: Chip = HOPPER) -> None:
 
 @lru_cache(maxsize=64)
 def newest_supported_chip(gpu: DeviceAttributes) -> Chip | None:
-    """Return the latest chip whose kernels a GPU runs; None before 8.0."""
+    """Return the latest chip whose kernels a GPU runs; None below compute capability 8.0."""
     major, minor = gpu.capability
     supported = [chip for chip in CHIPS.values() if chip.runs_on(10 * major + minor)]
     return max(supported, key=lambda chip: chip.capability, default=None)
@@ -87,7 +91,8 @@ def get_device_chip(device: int) -> Chip:
 class DeviceAttributes:
     """Attributes of a GPU.
 
-    `max_shared_bytes_per_cta`: with the opt-in attribute. `bandwidth`: of its memory in bytes/s, from clock and width.
+    `capability`: compute capability (major, minor). `max_shared_bytes_per_cta`: shared memory of a kernel that opts in
+    to more than 48 KiB. `bandwidth`: of the GPU's memory in bytes/s, computed from its clock and bus width.
     """
 
     name: str
@@ -156,9 +161,10 @@ def load_function(image: bytes, name: str, shared_bytes: int) -> Any:
 
 
 def launch_config(ctas: int, threads: int, shared_bytes: int, cluster: tuple[int, int, int] | None) -> Any:
-    """Return a CUlaunchConfig of a grid along x with one attribute: the shape of a cluster.
+    """Return a CUlaunchConfig of `ctas` CTAs along x, with one attribute.
 
-    Without `cluster` it is programmatic dependent launch.
+    The attribute is the shape of a cluster, if `cluster` is given, else programmatic dependent launch. `shared_bytes`:
+    dynamic shared memory per CTA.
     """
     cu = bindings()
     config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
@@ -182,7 +188,10 @@ MAX_TENSOR_MAP_RANK = 5
 
 @lru_cache(maxsize=MAX_CACHED_TENSOR_MAPS)
 def encode_tensor_map(tensor_map: TensorMap) -> Any:
-    """Return the CUtensorMap, encoded once per address and shape. Raises DeviceError, which names the map."""
+    """Return the driver's CUtensorMap, encoded once per address and shape.
+
+    Raises DeviceError, whose message has the map's fields.
+    """
     _require_driver()
     cu = bindings()
     element, swizzle, ones, interleave, promotion, fill = _tensor_map_codes(tensor_map.dtype, tensor_map.swizzle)
@@ -200,7 +209,7 @@ def _tensor_map_codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
     """Return the driver's codes for a tensor map: dtype, swizzle, element strides, interleave, L2 promotion, fill."""
     from cuda.bindings import driver as cu
 
-    element = {
+    element = {  # TMA copies bytes: types that the driver does not have are copied as UINT8
         BF16: "BFLOAT16", FP16: "FLOAT16", FP32: "FLOAT32", TF32: "FLOAT32", INT32: "INT32",
         E4M3: "UINT8", E5M2: "UINT8", INT8: "UINT8", BOOL: "UINT8",
     }[dtype]  # fmt: skip

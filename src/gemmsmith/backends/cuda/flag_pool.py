@@ -24,7 +24,11 @@ FLAG_ALIGNMENT_BYTES = 128
 
 @dataclass
 class _Blocks:
-    """Blocks of zeroed device memory, by address. The rest of the last one is at `end`, `rest` bytes."""
+    """Blocks of zeroed device memory, of which parts are handed out in order.
+
+    `sizes`: bytes of each block by its address. `end`: the next free address in the newest block. `rest`: bytes free
+    there.
+    """
 
     sizes: dict[int, int] = field(default_factory=dict)
     end: int = 0
@@ -51,7 +55,12 @@ class _Blocks:
 
 @dataclass
 class FlagPool:
-    """Flags of one device. Whoever launches holds `lock` from `get` until the launch: `free` waits for it."""
+    """The flags of one device.
+
+    A launching thread holds `lock` from `get` until it has launched, so that `free` cannot free its flags in between.
+    `streams`: address and bytes of each stream's flags, by the stream's id. `of_streams`, `of_graphs`: the memory of
+    the flags of streams, and of launches captured into graphs.
+    """
 
     device: int
     lock: Any = field(default_factory=threading.Lock)
@@ -60,9 +69,10 @@ class FlagPool:
     of_graphs: _Blocks = field(default_factory=_Blocks)
 
     def get(self, stream: int, nbytes: int) -> int:
-        """Return the address of at least `nbytes` zeroed bytes for a launch on the stream.
+        """Return the address of at least `nbytes` zeroed bytes for a launch on the stream. Raises DeviceError.
 
-        The device is current. Raises DeviceError.
+        A captured launch gets flags of its own; others get those of the stream, where one launch follows the other. The
+        pool's device is current.
         """
         if is_capturing(stream):
             return self.of_graphs.allocate(nbytes)
@@ -73,7 +83,10 @@ class FlagPool:
         return address
 
     def free(self, graphs: bool) -> int:
-        """Wait for the device, free the flags of streams, and of `graphs`, and return their bytes."""
+        """Wait for the device, free the flags of all streams, and return the bytes freed.
+
+        `graphs`: free those of captured launches, too; their graphs may not be launched afterwards.
+        """
         with self.lock, device_guard(self.device):
             check(bindings().cuCtxSynchronize(), "cuCtxSynchronize")
             self.streams.clear()
@@ -92,12 +105,18 @@ def pool_of(device: int) -> FlagPool:
 
 
 def free_flags(graphs: bool) -> int:
-    """Free the flags on all devices as `gemmsmith.free_memory`, and return their bytes. Raises DeviceError."""
+    """Free the flags on all devices and return the bytes freed. Raises DeviceError.
+
+    `graphs`: free those of launches captured into CUDA graphs, too, as in `gemmsmith.free_memory`.
+    """
     return sum(pool.free(graphs) for pool in list(_POOLS.values()))
 
 
 def _allocate_zeros(nbytes: int) -> int:
-    """Allocate zeroed device memory, also while some stream is being captured."""
+    """Return the address of new device memory that holds zeros. Also works while a stream is being captured.
+
+    A stream of its own clears it, since the default stream would wait for streams that may be being captured.
+    """
     driver = bindings()
     with relaxed_capture_mode():
         address = int(check(driver.cuMemAlloc(nbytes), f"cuMemAlloc({nbytes})"))

@@ -32,7 +32,11 @@ _FORMATS = {
 
 @dataclass(eq=False)
 class LoadedKernel:
-    """A kernel loaded on one device. `cluster` is compiled into it; grids count CTAs."""
+    """A kernel loaded on one device.
+
+    `function`: the driver's CUfunction. `threads`: per CTA. `cluster`: CTAs in (x, y, z), compiled into the kernel.
+    `shared_bytes`: dynamic shared memory per CTA. `parameter_kinds`: see `Kernel.parameter_kinds`.
+    """
 
     name: str
     function: Any
@@ -52,12 +56,19 @@ class LoadedKernel:
         self._pdl_configs = threading.local()  # one CUlaunchConfig per thread: making one costs as much as a launch
 
     def cluster_permutation(self, clusters: int) -> tuple[int, ...]:
-        """Return the cluster permutation for a grid size: consecutive tiles go to clusters of the same GPC."""
+        """Return the cluster permutation of a grid of `clusters` clusters: neighboring tiles go to clusters of one GPC.
+
+        See `cluster_placement.cluster_permutation`.
+        """
+        # The probe runs one CTA per SM, so it places no more than sm_count CTAs.
         resident = min(self.max_active_clusters(), device_attributes(self.device).sm_count // self.cluster[0])
         return cluster_permutation(self.device, self.cluster[0], resident, clusters)
 
     def max_active_clusters(self) -> int:
-        """Return the number of resident clusters on the device, from the driver. Raises DeviceError if it is 0."""
+        """Return how many clusters are resident on the device at once, from the driver.
+
+        Raises DeviceError if none is.
+        """
         if not self._max_active_clusters:
             self._max_active_clusters = _query_max_active_clusters(self)
             if not self._max_active_clusters:
@@ -68,10 +79,14 @@ class LoadedKernel:
         return self._max_active_clusters
 
     def launch(self, grid: int, arguments: int, stream: int, pdl: bool) -> None:
-        """Launch `grid` CTAs on `stream`; `arguments`: address of the array of pointers to the arguments.
+        """Launch the kernel. Raises DeviceError.
 
-        `pdl`: the kernel may start while the stream's previous one runs; it executes griddepcontrol.wait before it
-        accesses memory. Raises DeviceError.
+        Args:
+            grid: Number of CTAs.
+            arguments: Host address of an array of pointers to the arguments, as cuLaunchKernel takes it.
+            stream: Handle of the stream.
+            pdl: Programmatic dependent launch: the kernel may start while the stream's previous one runs, and executes
+                griddepcontrol.wait before it accesses memory.
         """
         if pdl:
             config = getattr(self._pdl_configs, "config", None)
@@ -87,7 +102,11 @@ class LoadedKernel:
             check(result, f"the launch of {self.name}: grid {grid}, {self.threads} threads, stream {stream:#x}")
 
     def pack_arguments(self, buffer: Any, values: Sequence[Any]) -> None:
-        """Write pointers and scalars into `buffer`, in the formats of the parameter kinds."""
+        """Write an argument block into `buffer`; ArgumentError if a value does not fit its parameter.
+
+        `values`: for each parameter the pointer to its argument, then the arguments that are stored in the block
+        itself, each padded to 8 bytes.
+        """
         try:
             self._layout.pack_into(buffer, 0, *values)
         except (struct.error, OverflowError) as error:
@@ -100,9 +119,9 @@ _LOAD_LOCKS: dict[tuple[str, int], threading.Lock] = {}
 
 
 def load_kernel(kernel: Kernel, device: int, stream: int) -> LoadedKernel:
-    """Return the kernel on `device`, which is current; it is compiled and loaded at its first use there.
+    """Return the kernel on `device`, which is current. At its first use there it is compiled and loaded.
 
-    Raises DeviceError if it is not loaded yet and `stream` is being captured into a graph.
+    Raises DeviceError if it must be loaded while `stream` is being captured into a graph.
     """
     key, name, shared_bytes = (kernel.source, device), kernel.name, kernel.shared_bytes
     cached = _LOADED.get(key)
@@ -125,7 +144,10 @@ def load_kernel(kernel: Kernel, device: int, stream: int) -> LoadedKernel:
 
 
 def _build_image(kernel: Kernel, device: int) -> bytes:
-    """Return the image that the driver loads: a cubin, or PTX if the kernel is for an earlier chip than the device."""
+    """Return the image that the driver loads: a cubin if the kernel was built for the device's chip, else PTX.
+
+    The driver compiles the PTX of an earlier chip for the device.
+    """
     gpu, target = device_attributes(device), kernel.chip.target
     chip = newest_supported_chip(gpu)
     if chip is not None and chip.target == target and chip.capability // 10 == gpu.capability[0]:
@@ -134,7 +156,10 @@ def _build_image(kernel: Kernel, device: int) -> bytes:
 
 
 def _query_max_active_clusters(kernel: LoadedKernel) -> int:
-    """Return how many clusters of a kernel are resident on its device at once, as the driver computes it."""
+    """Return how many clusters of a kernel the driver says are resident on its device at once.
+
+    The driver has separate queries for a kernel without clusters (CTAs per SM) and for one with them.
+    """
     from cuda.bindings import driver
 
     if kernel.cluster == (1, 1, 1):
@@ -161,9 +186,10 @@ def is_capturing(stream: int) -> bool:
 
 @contextmanager
 def relaxed_capture_mode() -> Iterator[None]:
-    """Set the relaxed capture mode for this thread.
+    """Put this thread in the relaxed capture mode within the block.
 
-    It can allocate memory and load modules while another thread captures a stream; these calls are not captured.
+    The thread may then allocate memory and load modules while another thread captures a stream. These calls are not
+    captured.
     """
     driver = bindings()
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -176,7 +202,7 @@ def relaxed_capture_mode() -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _primary_context(device: int) -> Any:
-    """Return the context that the CUDA runtime, and so torch, uses on a device; it is created if it does not exist."""
+    """Return a device's primary context, which the CUDA runtime, and so torch, uses. It is created if there is none."""
     from cuda.bindings import driver
 
     device_attributes(device)  # raises DeviceError if there is no such device
@@ -185,7 +211,10 @@ def _primary_context(device: int) -> Any:
 
 
 def is_current(device: int) -> bool:
-    """Return whether a device's primary context is current, which it nearly always is. Called in every run."""
+    """Return whether a device's primary context is current.
+
+    Every run asks, so this is fast; the answer is nearly always yes.
+    """
     get, handle = _current_context(device)
     result, context = get()
     return not result and int(context) == handle
@@ -193,12 +222,15 @@ def is_current(device: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _current_context(device: int) -> tuple[Callable[[], Any], int]:
-    """Return cuCtxGetCurrent and the primary context's handle."""
+    """Return the function cuCtxGetCurrent, and the handle of the device's primary context; cached for `is_current`."""
     return bindings().cuCtxGetCurrent, int(_primary_context(device))
 
 
 class device_guard:  # noqa: N801 - named as contextlib names its own
-    """Makes a device's primary context current, and restores the previous one. contextlib's take twice as long."""
+    """A context manager that makes a device's primary context current, and restores the previous one.
+
+    A class, since a generator of contextlib takes twice as long.
+    """
 
     __slots__ = ("_device", "_pushed")
 

@@ -23,12 +23,18 @@ MAX_TENSOR_MAPS = 1024
 
 
 class LaunchTemplate:
-    """A launch with unresolved addresses.
+    """A launch of `grid` CTAs whose addresses are filled in at each call.
 
-    `arguments`: in parameter order; Pointers are resolved to addresses or scalars at each call.
+    Each thread has an argument block, an array of 8-byte entries: first a pointer to each argument, which the driver
+    takes, then the arguments that have no memory of their own. `arguments`: in parameter order; a Pointer stands for
+    the address or the number that a call gives under its name. `pdl`: see `LoadedKernel.launch`.
     """
 
     def __init__(self, kernel: LoadedKernel, grid: int, arguments: Sequence[Any], pdl: bool) -> None:
+        """Lay out the argument block: what is fixed becomes an initial value, what a call gives an entry to fill.
+
+        Tensor maps and cluster permutations have memory of their own, which their entry points to.
+        """
         self.kernel, self.grid, self.pdl = kernel, grid, pdl
         self._local = threading.local()
         self._addresses: list[tuple[int, str, int]] = []  # (entry of the block, Pointer name, offset in bytes)
@@ -62,7 +68,10 @@ class LaunchTemplate:
         self._initial_values += scalars
 
     def launch(self, addresses: Mapping[str, Any], stream: int) -> None:
-        """Launch the kernel. `addresses`: addresses and scalars by Pointer name."""
+        """Launch the kernel on a stream. `addresses`: addresses and numbers by Pointer name.
+
+        The block is filled only if the addresses differ from those of this thread's last call.
+        """
         local = self._local
         try:
             block, address = local.block
@@ -76,13 +85,20 @@ class LaunchTemplate:
         self.kernel.launch(self.grid, address, stream, self.pdl)
 
     def for_one_call(self) -> LaunchTemplate:
-        """Return the launch with argument blocks of its own: a call whose addresses recur need not fill them again."""
+        """Return a copy with argument blocks of its own, for one place in a program that passes the same arrays again.
+
+        No other call overwrites the block, so it keeps these addresses and need not be filled.
+        """
         template = copy(self)
         template._local = threading.local()
         return template
 
     def _fill(self, block: Any, address: int, addresses: Mapping[str, Any]) -> list[Any]:
-        """Write addresses and scalars into the block; return the objects it points to, which the caller keeps alive."""
+        """Write the addresses, numbers and pointers to tensor maps of a call into a block.
+
+        Returns the encoded tensor maps, which the caller keeps alive while the block points to them. `address`: the
+        block's.
+        """
         maps = []
         for entry, name, offset in self._addresses:
             block[entry] = addresses[name] + offset
@@ -99,7 +115,10 @@ class LaunchTemplate:
         return maps
 
     def _block(self) -> tuple[Any, int]:
-        """Return this thread's block, pointers to arguments, then scalars, and its address. The driver copies it."""
+        """Return a new argument block for this thread, and its address.
+
+        It may be overwritten after a launch, since the driver copies the arguments.
+        """
         block = (ctypes.c_uint64 * len(self._initial_values))()
         address = ctypes.addressof(block)
         self.kernel.pack_arguments(block, self._initial_values)
@@ -109,7 +128,7 @@ class LaunchTemplate:
 
 
 def _write_fp32(address: int, name: str, value: float) -> None:
-    """Write a number at a host address; ArgumentError names the argument if fp32 cannot hold it."""
+    """Write the number `value` as fp32 at a host address. Raises ArgumentError, with `name`, if fp32 cannot hold it."""
     try:
         packed = struct.pack("<f", value)
     except OverflowError:

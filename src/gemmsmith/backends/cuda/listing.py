@@ -19,9 +19,10 @@ from gemmsmith.lang.location import SourceLocation
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop.
+    """A natural loop of the control flow: its instructions, by their indices in the listing.
 
-    `body`: indices of its instructions. `unconditional`: those that execute in every iteration (dominate all latches).
+    `body`: all of them. `unconditional`: those that execute in every iteration, since every path to each jump back to
+    the loop's start passes them.
     """
 
     body: frozenset[int]
@@ -34,9 +35,11 @@ class Loop:
 
 
 def find_loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
-    """Return all loops reachable from instruction 0, in the order of their first instructions.
+    """Return all natural loops that are reachable from instruction 0, in the order of their first instructions.
 
-    A loop's first instruction dominates its latches, the instructions that jump back to it.
+    `successors`: for each instruction, the indices of those that may execute next. A jump back to an instruction that
+    every path to the jump passes (that dominates it) makes a loop: the instruction is the header, the jump a latch. The
+    body is the header and all instructions from which a latch is reached without passing the header.
     """
     dominators = _dominators(successors)
     edges = [(node, x) for node, mask in enumerate(dominators) if mask != -1 for x in successors[node]]
@@ -58,9 +61,10 @@ def find_loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
 
 
 def _dominators(successors: Sequence[Sequence[int]]) -> list[int]:
-    """Return, for each instruction, those that every path from instruction 0 to it executes, itself among them.
+    """Return the dominators of each instruction: those that every path from instruction 0 to it passes, and itself.
 
-    They are the bits of an integer; -1, all bits, for an instruction that no path reaches.
+    They are the set bits of an int: bit i is instruction i. An instruction that no path reaches has -1, all bits.
+    `successors`: as in `find_loops`.
     """
     masks, changed = [1] + [-1] * (len(successors) - 1), True
     while changed:
@@ -78,8 +82,8 @@ class ListedInstruction:
     """An instruction of a listing.
 
     `address`: in bytes, hexadecimal; for PTX the line number. `label`: the label before it, or "". `guard`: its
-    predicate, such as "@P0". `kind`: its class. `location`: the kernel's Python line; None if it belongs to no
-    statement.
+    predicate, such as "@P0", or "". `kind`: its class (mnemonics.INSTRUCTION_CLASSES). `location`: the kernel's Python
+    line; None if it belongs to no statement.
     """
 
     address: str
@@ -106,7 +110,7 @@ class Listing:
         return inner if kind == "tensor" else sorted(inner, key=lambda loop: -self.count(loop.body)[kind])[:1]
 
     def count(self, indices: Iterable[int] | None = None) -> Counter[str]:
-        """Count the instructions by class: all, or those of these indices."""
+        """Count the instructions by class: those at `indices`, or all."""
         indices = range(len(self.instructions)) if indices is None else indices
         return Counter(self.instructions[i].kind for i in indices)
 
@@ -115,7 +119,7 @@ class Listing:
         return {x.label: i for i, x in enumerate(self.instructions) if x.label}
 
     def _successors(self, i: int) -> list[int]:
-        """Return the control-flow successors of an instruction."""
+        """Return the indices of the instructions that may execute after instruction `i`."""
         x, next_instruction = self.instructions[i], [i + 1] if i + 1 < len(self.instructions) else []
         if re.match(r"(EXIT|RET|ret|exit)\b", x.text):
             return next_instruction if x.guard else []
@@ -126,9 +130,9 @@ class Listing:
 
 
 def build_listing(kernel: Kernel, code: Code) -> Listing:
-    """Return a kernel's PTX or SASS, compiled with line information, which does not change the machine code.
+    """Return the listing of a kernel's PTX or SASS, by `code`. Raises CompileError.
 
-    Raises CompileError.
+    It is compiled with line information, which does not change the machine code.
     """
     source, target = kernel.source_with_line_directives, kernel.chip.target
     if code == "ptx":
@@ -141,7 +145,7 @@ def build_listing(kernel: Kernel, code: Code) -> Listing:
 
 
 def _needs_location_from_ptx(x: ListedInstruction) -> bool:
-    """Return whether ptxas's location of an instruction is missing or wrong.
+    """Return whether the source location that ptxas gives an MMA instruction is missing or wrong.
 
     ptxas emits no line information for wgmma, and may attribute wmma to the .cu file.
     """
@@ -149,7 +153,11 @@ def _needs_location_from_ptx(x: ListedInstruction) -> bool:
 
 
 def _copy_locations_from_ptx(instructions: list[ListedInstruction], ptx: Listing) -> list[ListedInstruction]:
-    """Take missing locations from the PTX's MMA instructions, if their number matches or all have one location."""
+    """Return the SASS instructions, with the locations that ptxas lost taken from the MMA instructions of the PTX.
+
+    They are taken in order if there are as many in both. Otherwise they are only taken if all in the PTX have one
+    location.
+    """
     locations = [x.location for x in ptx.instructions if x.kind == "tensor"]
     count = sum(map(_needs_location_from_ptx, instructions))
     if len(locations) != count:
@@ -161,14 +169,20 @@ def _copy_locations_from_ptx(instructions: list[ListedInstruction], ptx: Listing
 def _make_instruction(
     code: Code, address: str, label: str, text: str, file: str, line_number: int
 ) -> ListedInstruction:
-    """Return the instruction of a text; its location is None if `file` is the CUDA file (.cu)."""
+    """Return the instruction of a line `text`, which may begin with its predicate.
+
+    `file`, `line_number`: where it comes from; the location is None if that is the CUDA file (.cu), not Python.
+    """
     guard, text = re.fullmatch(r"(@\S+)?\s*(.*)", text).groups("")  # type: ignore[union-attr]
     location = None if file.endswith(".cu") else SourceLocation(file, line_number)
     return ListedInstruction(address, label, guard, text, classify(code, text), location)
 
 
 def _parse_sass(text: str) -> Iterator[ListedInstruction]:
-    """Parse nvdisasm's text. For inlined code, the last line that it names before an instruction is the caller's."""
+    """Yield the instructions of nvdisasm's text.
+
+    For inlined code, nvdisasm names several lines before an instruction. The last one, the caller's, counts.
+    """
     location, label = (".cu", 0), ""
     for line in text.splitlines():
         if match := re.search(r'//## File "(.*?)", line (\d+)', line):
@@ -181,7 +195,10 @@ def _parse_sass(text: str) -> Iterator[ListedInstruction]:
 
 
 def _parse_ptx(text: str) -> Iterator[ListedInstruction]:
-    """Parse PTX, without the labels of wait loops in inline assembly."""
+    """Yield the instructions of PTX, each with its line number as its address.
+
+    The location of inlined code is that of its outermost caller. Labels of wait loops in inline assembly are left out.
+    """
     files = dict(re.findall(r'\.file\s+(\d+)\s+"(.*?)"', text))
     callers: dict[tuple[str, ...], tuple[str, ...]] = {}
     location, label, parts = (".cu", 0), "", []

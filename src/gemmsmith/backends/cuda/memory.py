@@ -26,7 +26,7 @@ class DeviceArray:
 
     @classmethod
     def from_numpy(cls, x: np.ndarray[Any, Any]) -> DeviceArray:
-        """Return a copy with the same strides; x is contiguous in some order of its dimensions."""
+        """Return a copy of x on the GPU with the same strides; x has no gaps between its elements."""
         from cuda.bindings import driver
 
         device = cls(x.nbytes, x.shape, x.strides, x.dtype)
@@ -40,7 +40,7 @@ class DeviceArray:
         return cls(nbytes, (max(nbytes, 1),), (1,), np.uint8)
 
     def fill(self, pattern: np.ndarray[Any, Any]) -> None:
-        """Fill the array with repetitions of the bytes of a contiguous array."""
+        """Fill the array with repetitions of the bytes of `pattern`, a contiguous array on the host."""
         from cuda.bindings import driver
 
         for first in range(0, self.nbytes, pattern.nbytes):

@@ -9,7 +9,7 @@ Code = Literal["ptx", "sass"]
 
 
 class InstructionClass(NamedTuple):
-    """A class of instructions, and the patterns of their mnemonics in PTX and in SASS."""
+    """A class of instructions, and the regular expressions of their mnemonics in PTX and in SASS."""
 
     name: str
     ptx: str
@@ -53,5 +53,5 @@ _PATTERNS = {
 
 
 def classify(code: Code, instruction: str) -> str:
-    """Return the class of an instruction, given without its predicate."""
+    """Return the name of an instruction's class. `instruction`: its text without a predicate such as "@P0"."""
     return next(name for name, pattern in _PATTERNS[code] if pattern.match(instruction))

@@ -26,20 +26,26 @@ Arguments = Mapping[str, ArrayInfo | float]
 
 
 def pointer_values(arguments: Arguments) -> dict[str, Any]:
-    """Return the arrays' addresses, and the scalars, by Pointer name."""
+    """Return the arrays' addresses, and the numbers, by Pointer name."""
     return {name: x.address if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
 
 
 class BoundLaunches:
-    """Launches for arrays with the signatures of `arguments`.
+    """The launches of a GEMM for all arrays with the dtypes, shapes and strides of `arguments`.
 
-    `like`: an array of the library and device that allocate. `unallocated_results`: by name, the results for which the
-    caller passes no array.
+    Everything but the addresses is prepared once.
+
+    Args:
+        launches: What to launch.
+        arguments: Arrays and numbers by Pointer name.
+        like: An array of the library, and on the device, that allocates results and workspace.
+        unallocated_results: The results, by name, for which calls pass no array.
     """
 
     def __init__(
         self, launches: Launches, arguments: Arguments, like: Any, unallocated_results: Mapping[str, ArrayInfo]
     ) -> None:
+        """Load the kernels on the device of `like`. Raises DeviceError if it cannot run them."""
         self._arrays = adapter_of(like)
         device, stream = describe(like).device_index, current_stream(like)
         driver.require_chip(device, next((x.kernel.chip for x in launches.all), HOPPER))
@@ -55,16 +61,21 @@ class BoundLaunches:
         self._arguments = arguments
 
     def for_one_call(self) -> BoundLaunches:
-        """Return launches with argument blocks of their own (`LaunchTemplate.for_one_call`)."""
+        """Return a copy with argument blocks of its own, for one place in a program.
+
+        See `LaunchTemplate.for_one_call`.
+        """
         launches = copy(self)
         launches.launches = [x.for_one_call() for x in self.launches]
         return launches
 
     @cached_property
     def _overlap_checks(self) -> list[tuple[str, str, int, int, int]]:
-        """Outputs, other arrays, and exclusive bounds of the distances at which they overlap; for repeated runs.
+        """The pairs of an output and another array, which must not overlap: (output, other, low, high, bound).
 
-        Last is the distance of the arrays that were bound, which do not overlap: columns of one array may alternate.
+        Both are Pointer names. Their bytes overlap if low < address(other) - address(output) < high. `bound` is that
+        distance for the arrays that were bound. There the byte ranges may overlap, since columns of one array may
+        alternate; the elements do not, since `bind` has compared them.
         """
         arrays = {name: x for name, x in self._arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         unallocated = {pointer for _, pointer, _ in self.unallocated_results}
@@ -78,13 +89,14 @@ class BoundLaunches:
             (output, name, first_of_output - end, end_of_output - first, arrays[name].address - arrays[output].address)
             for output, first_of_output, end_of_output in spans if output in outputs
             for name, first, end in spans
-            if name != output and (name not in outputs or name > output)
+            if name != output and (name not in outputs or name > output)  # each pair of outputs once
         ]  # fmt: skip
 
     def outputs_do_not_overlap(self, addresses: Mapping[str, Any]) -> bool:
-        """Return whether no output that the caller passed overlaps another argument, by address range.
+        """Return whether the memory of no output that the caller passed overlaps that of another argument.
 
-        Arrays at the distance of those that were bound do not overlap: `bind` compared their elements.
+        Byte ranges are compared. Arrays at the distance of those that were bound pass: `bind` compared their elements.
+        `addresses`: by Pointer name.
         """
         for output, name, low, high, bound in self._overlap_checks:  # all() takes three times as long
             if low < addresses[name] - addresses[output] < high and addresses[name] - addresses[output] != bound:
@@ -92,14 +104,20 @@ class BoundLaunches:
         return True
 
     def workspace_or_allocate(self, like: Any, workspace: Any) -> Any:
-        """Return the caller's workspace, or one allocated by `like`'s library; None if none is needed."""
+        """Return the caller's workspace.
+
+        If it is None, return one that `like`'s library allocates, or None if none is needed.
+        """
         return self._allocate_workspace(like) if workspace is None and self.workspace_bytes else workspace
 
     def _allocate_workspace(self, like: Any) -> Any:
         return empty_like_kind(like, (self.workspace_bytes // 2,), BF16, (1,))
 
     def run(self, addresses: dict[str, Any], like: Any, workspace: Any = None) -> list[Any]:
-        """Allocate the results that the caller did not pass, launch, and return them. `addresses`: as in `launch`."""
+        """Allocate the results for which the caller passed no array, launch, and return these results.
+
+        `addresses`, `like`, `workspace`: as in `launch`.
+        """
         empty, address, results = self._arrays.empty, self._arrays.address, []
         for _, pointer, layout in self.unallocated_results:
             results.append(array := empty(like, *layout))
@@ -108,13 +126,17 @@ class BoundLaunches:
         return results
 
     def launch(self, addresses: dict[str, Any], like: Any, workspace: Any, stream: int | None = None) -> None:
-        """Launch on a stream, by default on the current one of `like`'s library.
+        """Launch all kernels.
 
-        `addresses`: addresses and scalars by Pointer name; modified. `workspace`: allocated if None and needed.
+        Args:
+            addresses: Addresses and numbers by Pointer name; modified.
+            like: An array of the library whose current stream is used, and which allocates a workspace.
+            workspace: Scratch memory on the device, or None to allocate it if it is needed.
+            stream: Handle of a stream to launch on instead of the library's current one.
         """
         if stream is None:
             stream = self._arrays.stream(like)
-        if self.swapped:
+        if self.swapped:  # the kernel computes D^T = B^T A^T
             addresses["a"], addresses["b"] = addresses["b"], addresses["a"]
         if self.workspace_bytes:
             # Alive until the launches: memory that is freed before may be unmapped.
@@ -142,13 +164,25 @@ class BoundLaunches:
 class PreparedRun:
     """A run bound to fixed arrays, replayed as a CUDA graph on the current stream of `like`'s library.
 
-    While a stream is being captured, the launches themselves are captured instead, with the caller's workspace or one
-    allocated in the capture. `results`: what a call returns. `keepalive`: further objects that must not be freed.
+    While that stream is being captured, the launches themselves are captured instead, with the caller's workspace or
+    one allocated in the capture.
+
+    Args:
+        launches: What to launch.
+        arguments: Arrays and numbers by Pointer name.
+        like: An array of the library that has the stream.
+        workspace: The caller's workspace, or None to allocate one.
+        results: What a call returns.
+        keepalive: Further objects that must not be freed.
     """
 
     def __init__(
         self, launches: Launches, arguments: Arguments, like: Any, workspace: Any, results: Any, keepalive: Any
     ) -> None:
+        """Capture the launches into a CUDA graph.
+
+        Raises DeviceError if the current stream is being captured already.
+        """
         self._array, self._given_workspace, self._results, self._keepalive = like, workspace, results, keepalive
         self._device, self._addresses = describe(like).device_index, pointer_values(arguments)
         with kernel_loader.device_guard(self._device):
@@ -185,15 +219,16 @@ class PreparedRun:
 def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool) -> LaunchTemplate:
     """Return the template of a launch on a device, which is current; loads the kernel at its first use there.
 
-    `pdl`: the kernel may start before the stream's previous one has finished; the kernel itself waits for that kernel's
-    results (griddepcontrol.wait).
+    A persistent kernel gets at most as many clusters as are resident at once. `stream`: that of the call; if it is
+    being captured, no kernel can be loaded. `pdl`: the kernel may start before the stream's previous one has finished,
+    and waits for its results by griddepcontrol.wait.
     """
     kernel = launch.kernel
     loaded = kernel_loader.load_kernel(kernel, device, stream)
     clusters = min(launch.work_clusters, loaded.max_active_clusters()) if kernel.persistent else launch.work_clusters
     arguments = dict(launch.arguments)
     if "cluster_permutation" in arguments:
-        if clusters > MAX_CLUSTERS:  # whole waves, so that every SM gets as many
+        if clusters > MAX_CLUSTERS:  # whole waves, so that every SM gets the same number
             clusters_per_wave = driver.device_attributes(device).sm_count // kernel.cluster[0]
             clusters = MAX_CLUSTERS // clusters_per_wave * clusters_per_wave or MAX_CLUSTERS
         if "flags" not in arguments:  # with flags, clusters wait for lower ones: keep the launch order
@@ -203,7 +238,11 @@ def load_launch_template(launch: Launch, device: int, stream: int, *, pdl: bool)
 
 
 def _workspace_address(workspace: Any, required_bytes: int, device: int) -> int:
-    """Return the address of the caller's workspace, after a check of its device, size and alignment."""
+    """Return the address of the caller's workspace.
+
+    Raises ArgumentError unless it is contiguous on the device, and fits. It fits with at least `required_bytes` bytes
+    at a multiple of 16.
+    """
     if hasattr(workspace, "data_ptr"):
         if workspace.get_device() != device or not workspace.is_contiguous():
             raise ArgumentError(f"workspace: got a tensor on {workspace.device}; use a contiguous one on cuda:{device}")

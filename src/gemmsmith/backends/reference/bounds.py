@@ -75,10 +75,15 @@ _finfo: Any = ml_dtypes.finfo  # has no types
 
 @dataclass(frozen=True)
 class Report:
-    """Errors of D against the float64 GEMM. `max_error` is absolute; the norms are relative to the reference's.
+    """Errors of D against the float64 GEMM.
 
-    `ratio`: the largest error in units of its element's bound (Inf for an unexpected NaN or Inf); `num_out_of_bound`:
-    the number of elements with a ratio above 1; `worst`: index and values of the element with the largest ratio.
+    Attributes:
+        max_error: Largest absolute error of an element.
+        ratio: Largest error in units of its element's bound; Inf for an unexpected NaN or Inf.
+        num_out_of_bound: Number of elements with a ratio above 1.
+        frobenius: Frobenius norm of the error, relative to the reference's.
+        frobenius_bound: What `frobenius` may be at most.
+        worst: Index and values of the element with the largest ratio.
     """
 
     max_error: float
@@ -108,7 +113,10 @@ class Report:
 
 
 def reference_mma(a: DType, b: DType, accumulator_dtype: DType, on_cuda_cores: bool = False) -> Mma:
-    """Return the Mma for these dtypes; fp32 means TF32, unless `on_cuda_cores`."""
+    """Return the instruction whose errors the bounds model, for these dtypes.
+
+    fp32 operands are multiplied as TF32 or, with `on_cuda_cores`, in fp32.
+    """
     if on_cuda_cores:
         return select_mma(a, b, accumulator_dtype, FMA)
     a, b = (TF32 if x == FP32 else x for x in (a, b))
@@ -116,7 +124,11 @@ def reference_mma(a: DType, b: DType, accumulator_dtype: DType, on_cuda_cores: b
 
 
 def step_error(mma: Mma) -> float:
-    """Return a bound of the error of one accumulation step, relative to the sum of the addends' magnitudes."""
+    """Return a bound of the error of one accumulation step, relative to the sum of the addends' magnitudes.
+
+    Alignment truncates each of the k products by less than 2^-fraction, and the sum is rounded once; integers are
+    exact.
+    """
     if mma.d == INT32:
         return 0.0
     rounding = mma.d.roundoff if mma.d == FP16 else 2.0 ** -min(mma.aligned_fraction_bits, mma.d.mantissa)
@@ -157,7 +169,7 @@ def check(
     mma, k = reference_mma(dtype_a, dtype_b, accumulator_dtype, on_cuda_cores), a.shape[-1]
     scaled = scale_a is not None or scale_b is not None
     steps, sums = ceil_div(k, mma.k), 3 * (scaled or (mma.d == INT32 and out_dtype != INT32))
-    if promoted:
+    if promoted:  # sums of a block of 128 bytes of K, each of which is rounded into the total
         block = SCALE_BLOCK // a.dtype.itemsize
         steps, sums = ceil_div(min(k, block), mma.k), ceil_div(k, block) + 3
     is_3xtf32 = promoted and mma.a == TF32
@@ -183,7 +195,10 @@ def check(
 
 
 class Factors(NamedTuple):
-    """Operands in float64, and their scales, if any, one per row (or column) and block of 128 of k."""
+    """Operands A (m, k) and B (k, n) in float64, and their scales, or None.
+
+    `scales`: of A (m, blocks of k), of B (blocks of k, n); a block has 128 elements of k.
+    """
 
     a: Array
     b: Array
@@ -199,16 +214,32 @@ class Factors(NamedTuple):
         return Factors(f(self.a), f(self.b), self.scales and (f(self.scales[0]), f(self.scales[1])))
 
     def magnitudes(self, a_normal: float, b_normal: float) -> Factors:
-        """Return absolute values, subnormals raised to the smallest normal, whose exponent hardware aligns with."""
+        """Return the factors of P: absolute values, with subnormals raised to the smallest normal.
+
+        The hardware aligns products of subnormals as if they had the smallest normal's exponent, so their errors are as
+        large. `a_normal`, `b_normal`: the smallest normal of a's and of b's dtype.
+        """
         return self.map(np.abs)._replace(a=_raise_subnormals(self.a, a_normal), b=_raise_subnormals(self.b, b_normal))
 
 
 class _ErrorAccumulator:
-    """Errors of D, accumulated panel by panel, with the sums for the norms."""
+    """Errors of D, accumulated panel by panel, and the sums for the norms.
+
+    The names are those of the module's docstring.
+
+    Args:
+        steps: Accumulation steps of a sum.
+        step: Relative error of one step (`step_error`).
+        accumulator_dtype: fp32, fp16 or int32.
+        out_dtype: The dtype of D.
+        zero_mean: Whether the norm's bound uses Q instead of P.
+        sums: Further roundings in fp32.
+    """
 
     def __init__(
         self, steps: int, step: float, accumulator_dtype: DType, out_dtype: DType, zero_mean: bool, sums: int
     ) -> None:
+        """Compute the constants of the bounds: `c`, `tiny`, and u of the module's docstring, and the ranges."""
         self.c = math.expm1(steps * math.log1p(step) + sums * math.log1p(FP32.roundoff))
         self.tiny = steps * STEP_UNDERFLOW_ERROR[accumulator_dtype] * (1 + self.c)
         self.wraps = out_dtype == INT32
@@ -221,7 +252,14 @@ class _ErrorAccumulator:
         self.max_error, self.ratio, self.worst = 0.0, 0.0, "none"
 
     def update(self, out: Array, factors: Factors, normal: tuple[float, float], origin: tuple[int, ...]) -> None:
-        """Add the errors of a panel of D that starts at index `origin`; `normal`: smallest normals of a and b."""
+        """Add the errors of a panel of D.
+
+        Args:
+            out: The panel's elements.
+            factors: The operands of the panel.
+            normal: The smallest normals of a's and b's dtypes.
+            origin: The index in D of the panel's first element.
+        """
         if not out.size:
             return
         reference, p = factors.matmul, factors.magnitudes(*normal).matmul
@@ -232,6 +270,7 @@ class _ErrorAccumulator:
             lost = self.c * p + self.tiny
             bound = lost + self.u * (np.abs(reference) + lost) + self.half_subnormal
             error = np.abs(value - reference)
+            # (p + s * reference) / 2 is the sum of the positive (or the magnitude of the negative) products.
             positive, negative = ((p + s * reference) / 2 + lost >= self.range for s in (1, -1))
             can_overflow = (value == np.inf) & (positive | (reference + lost >= self.output_range))
             can_overflow |= (value == -np.inf) & (negative | (-reference + lost >= self.output_range))
@@ -263,7 +302,10 @@ class _ErrorAccumulator:
 
 
 def _overflow(dtype: DType) -> float:
-    """Return the smallest magnitude that rounds to Inf."""
+    """Return the smallest magnitude that rounds to Inf.
+
+    It is midway between the largest finite value and the next power of two, 2^maxexp.
+    """
     if dtype == INT32:
         return math.inf
     return math.ldexp(1 - dtype.roundoff / 2, int(_finfo(dtype.numpy).maxexp))
@@ -279,7 +321,10 @@ def _raise_subnormals(x: Array, smallest_normal: float) -> Array:
 
 
 def _expand_scales(scale: Array | None, rows: int, k: int) -> Array:
-    """Expand a scale of any shape that `gemm` accepts to (..., rows, blocks of 128 of k); ones for None."""
+    """Return a scale of any shape that `gemm` accepts as (..., rows, blocks of 128 of k); ones for None.
+
+    `rows`, `k`: the shape of the operand.
+    """
     x = np.ones((1, 1)) if scale is None else np.asarray(scale, np.float64)
     x = x.reshape(1, 1) if x.ndim < 2 else x
     if x.shape[-2] not in (1, rows):  # one per 128 rows

@@ -28,7 +28,7 @@ def execute(
         operands: Numbers, or arrays that broadcast against the accumulator, columns as (m, 1); after a GLU gate, which
             halves n, against (m, n / 2).
         group_index: The index of each row's group, an array that broadcasts likewise.
-        reduce: Computes reductions, as `reduced` does.
+        reduce: Computes reductions instead of `reduced`, with its arguments.
     """
     with np.errstate(all="ignore"):
         values = _NumpyArrays(graph, accumulator, operands, group_index, reduce or reduced).compute()
@@ -46,11 +46,17 @@ def execute(
 
 
 def reduced(x: Array, kind: str, axis: str) -> Array:
-    """Return a reduction of x, (m, n) or (batch, m, n)."""
+    """Return a reduction of x, (m, n) or (batch, m, n).
+
+    `kind`: a name in REDUCTIONS, such as "sum". `axis`: the dimensions reduced, such as "n" (one result per row) or
+    "all".
+    """
     return np.asarray(REDUCTIONS[kind].reference(x, reduced_axes(axis, x.ndim)))
 
 
 class _NumpyArrays(GraphArrays):
+    """Values of a graph's nodes as numpy arrays in float64; `reduce`: as in `execute`."""
+
     library = np
 
     def __init__(

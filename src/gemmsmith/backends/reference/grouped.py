@@ -22,9 +22,9 @@ def group_slices(grouping: Grouping, table: Array, extent: int, end_multiple: in
 
     Args:
         grouping: What the table holds.
-        table: The table.
-        extent: What the groups divide; if masked, the most rows of one.
-        end_multiple: What the ends are multiples of.
+        table: int32, one entry per group: the end of each group, or its size.
+        extent: Rows (or K) that are divided; in a masked GEMM, the rows of each group's own matrix.
+        end_multiple: The number of which each group's end must be a multiple.
     """
     sizes: Any = np.diff(table.astype(np.int64), prepend=0) if grouping.table == "offsets" else table.astype(np.int64)
     ends = sizes if grouping.is_masked else sizes.cumsum()
@@ -43,7 +43,14 @@ def accumulate(
 ) -> Array:  # fmt: skip
     """Return the products of all groups, (m, n) or (groups, m, n), with zeros in rows of no group.
 
-    `groups`: the rows, or elements of K, of each. b is (groups, k, n), or (k, n) if groups divide K.
+    Args:
+        grouping: How the operands are divided.
+        groups: The rows, or the elements of K, of each group.
+        multiply: Computes the product of one group.
+        a: (m, k), or (groups, m, k) if masked.
+        b: (groups, k, n), or (k, n) if the groups divide K.
+        scale_a: Scales of a, or None.
+        scale_b: Scales of b, or None.
     """
     count, m, n = len(groups), a.shape[-2], b.shape[-1]
     accumulator = np.zeros((count, m, n) if grouping.has_batch else (m, n))
@@ -60,7 +67,10 @@ def accumulate(
 
 
 def _part(scales: Array | None, group: int, axis: int = -1, part: slice = slice(None)) -> Array | None:
-    """Return a part of a group's scales, along an axis."""
+    """Return the scales of a group, or of the elements `part` of it along `axis`, -1 or -2.
+
+    None if there are no scales. `scales`: (groups, rows, columns), or (rows, columns) for all groups.
+    """
     if scales is None:
         return None
     of_group = scales[group % scales.shape[0]] if scales.ndim == 3 else scales
@@ -68,9 +78,9 @@ def _part(scales: Array | None, group: int, axis: int = -1, part: slice = slice(
 
 
 def gathered(x: Any, indices: Array, rows: int | None = None) -> Any:
-    """Return the rows of an array by index, zeros where it has no such row.
+    """Return the rows of an array at `indices`, with zeros for an index that is no row.
 
-    `rows`: an array without so many rows is the same for all rows, and returned as it is.
+    `rows`: the number of rows of A. With it, an array that does not have a value for each of them is returned as it is.
     """
     if rows is not None and (np.ndim(x) < 2 or len(x) != rows):
         return x
@@ -81,13 +91,19 @@ def gathered(x: Any, indices: Array, rows: int | None = None) -> Any:
 
 
 def rows_of(groups: list[slice], operands: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operands with one row for each group, (groups, 1, n), as rows of the product (m, n)."""
+    """Return the operands, with those of shape (groups, 1, n) repeated to one row per row of the product (m, n).
+
+    `groups`: the rows of each group.
+    """
     group_of_row = np.repeat(np.arange(len(groups)), [x.stop - x.start for x in groups])
     return {name: x[group_of_row, 0] if np.ndim(x) == 3 else x for name, x in operands.items()}
 
 
 def reduced_by_group(grouping: Grouping, groups: list[slice], x: Array, kind: str, axis: str) -> Array:
-    """Return a reduction of the rows of groups, (m, n) or (groups, m, n); of rows of no group it is zero."""
+    """Return a reduction of x, (m, n) or (groups, m, n), over the rows of the groups; rows of no group are zero.
+
+    A reduction along M has one result per group. `kind`, `axis`: as in `epilogue.reduced`.
+    """
     parts = group_rows(grouping, groups)
     if "m" in axis:
         return np.stack([reduced(x[rows], kind, axis) for rows in parts])

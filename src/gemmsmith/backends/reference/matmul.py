@@ -20,9 +20,9 @@ ROWS_PER_MATMUL = 64
 def matmul_float64(a: Array, b: Array) -> Array:
     """Return A @ B in float64; batches broadcast.
 
-    Products of elements are exact or rounded once, sums of int8 products are exact; the error of a sum of k products is
-    at most k * 2^-53 * (|A| |B|). A row's sums do not depend on the other rows. NaN and Inf propagate as IEEE 754
-    specifies; k = 0 yields zeros.
+    Products of elements are exact or rounded once, and sums of int8 products are exact. The error of a sum of k
+    products is at most k * 2^-53 * (|A| |B|). A row's sums do not depend on the other rows. NaN and Inf propagate as
+    IEEE 754 specifies; k = 0 yields zeros.
 
     Args:
         a: (..., m, k), of any float dtype or int8.
@@ -49,9 +49,9 @@ def matmul_float64(a: Array, b: Array) -> Array:
 
 
 def instruction_matmul(a: Array, b: Array, mma: Mma) -> Array:
-    """Return A @ B in float64 on the operands as the instruction reads them.
+    """Return A @ B in float64, of the operands as the instruction `mma` reads them.
 
-    TF32 operands are truncated; integer sums wrap modulo 2^32.
+    It truncates TF32 operands, and its integer sums wrap modulo 2^32.
     """
     if mma.a == TF32:
         a, b = truncate_to_tf32(a), truncate_to_tf32(b)
@@ -65,9 +65,9 @@ def wrap_int32(sums: Array) -> Array:
 
 
 def alternating_scales(scales: Array, columns: int) -> Array:
-    """Return the scale of each column (..., columns), of two arrays whose columns alternate in groups of 8.
+    """Return the scale of each column, (..., columns), of two arrays whose columns alternate in groups of 8.
 
-    scales: (..., 2 * blocks of 128 columns of each array), which alternate one by one.
+    `scales`: (..., 2 * blocks): the scale of each block of 128 columns of the first array and of the second, in turn.
     """
     of_array = np.repeat(scales.reshape(*scales.shape[:-1], -1, 2), SCALE_BLOCK, -2)[..., : columns // 2, :]
     groups = of_array.reshape(*scales.shape[:-1], -1, N8_COLUMNS, 2).swapaxes(-1, -2)
@@ -75,7 +75,9 @@ def alternating_scales(scales: Array, columns: int) -> Array:
 
 
 def blockwise_scaled_matmul(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
-    """Return the sum over blocks of 128 of k of A @ B times their scales, in float64.
+    """Return A @ B in float64 with block scales.
+
+    It is the sum, over blocks of 128 of k, of the block's product times its scales.
 
     Args:
         a: (..., m, k).
@@ -120,12 +122,15 @@ def rounded(x: Array, dtype: DType) -> Array:
 
 
 def _to_odd_float32(x: Array) -> Array:
-    """Round to odd: truncate, and set the last bit if anything was lost, so that the next rounding is correct.
+    """Round float64 to fp32 to odd: truncate, and set the last bit if anything was lost.
 
-    Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
-    rounding to odd", 2008.
+    A rounding to a narrower dtype afterwards then gives the same as one rounding of the float64.
+
+    Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to
+    odd", 2008.
     """
     nearest = np.asarray(x, np.float32)
+    # One less in the bits is the next number toward zero.
     bits = nearest.view(np.uint32) - (np.abs(nearest) > np.abs(x))
     odd: Array = np.asarray(bits | (nearest != x), np.uint32).view(np.float32)
     return np.where(np.isnan(x), nearest, odd)

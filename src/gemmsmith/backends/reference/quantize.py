@@ -18,7 +18,11 @@ Array = np.ndarray[Any, Any]
 
 
 def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
-    """Return (values, scales) of an array (..., m, k); `recipe`: "tensor", "rows", "1x128" or "128x128"."""
+    """Return (values, scales) of an array (..., m, k).
+
+    `recipe`: what one scale covers: "tensor", "rows" (a row), "1x128" or "128x128" (a block of rows x columns).
+    `dtype`: of the values. `scale_dtype`: fp32, or ue8m0 for powers of two.
+    """
     *batch, m, k = x.shape
     wide = x.astype(np.float32)
     if recipe == "tensor":
@@ -26,6 +30,7 @@ def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[A
         with np.errstate(invalid="ignore"):
             return round_to_8_bits(wide * inverse, dtype), scale
     rows, columns = {"rows": (1, max(k, 1)), "1x128": (1, SCALE_BLOCK), "128x128": (SCALE_BLOCK, SCALE_BLOCK)}[recipe]
+    # A row without elements has a scale, too.
     blocks_per_column, blocks_per_row = ceil_div(m, rows), max(ceil_div(k, columns), int(recipe == "rows"))
     padded = np.zeros((*batch, blocks_per_column * rows, blocks_per_row * columns), np.float32)
     padded[..., :m, :k] = wide
@@ -42,9 +47,19 @@ def quantize_groups(
     x: Array, table: Array, grouping: Grouping, dtype: DType, scale_dtype: DType, values: Array, scales: Array,
     ends: Array,
 ) -> None:  # fmt: skip
-    """Store the transpose of x (m, n), each group of rows filled to whole blocks, and where the filled groups end.
+    """Quantize the transpose of x (m, n), with a scale for each block of 128 of m.
 
-    Values (n, filled rows), scales (n, blocks), ends (groups,): -1 if the table is invalid.
+    The rows of each group are padded with zeros to whole blocks.
+
+    Args:
+        x: (m, n).
+        table: The int32 table of the groups.
+        grouping: What the table holds.
+        dtype: Of the values.
+        scale_dtype: fp32, or ue8m0 for powers of two.
+        values: Output (n, padded m).
+        scales: Output (n, padded m / 128).
+        ends: Output (groups,): where each padded group ends; -1 if the table is invalid.
     """
     groups = group_slices(grouping, table, len(x))
     ends[...] = -1
@@ -61,7 +76,7 @@ def quantize_groups(
 
 
 def dequantize(values: Array, scales: Array, shares: tuple[int, int], dtype: DType) -> Array:
-    """Return values * scales; each scale covers `shares` = (rows, columns)."""
+    """Return values (..., m, k) * scales in fp32, rounded to `dtype`; each scale covers `shares` = (rows, columns)."""
     m, k = values.shape[-2:]
     wide = scales.astype(np.float32)
     for axis, share in zip((-2, -1), shares, strict=True):
@@ -72,8 +87,12 @@ def dequantize(values: Array, scales: Array, shares: tuple[int, int], dtype: DTy
 
 
 def scales_from_amax(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
-    """Return the scales from amax, and their reciprocals."""
+    """Return the scales for the largest magnitudes `amax`, and their reciprocals; values are multiplied by the latter.
+
+    A scale maps `amax` to the largest value of `dtype`; ue8m0 is rounded up to a power of two. It is 1 for amax 0.
+    """
     limit, amax = np.float32(MAX_FINITE[dtype]), np.asarray(amax, np.float32)
+    # Below MIN_SCALE, a scale or its reciprocal would be subnormal or infinite.
     bounded = np.maximum(amax, limit * np.float32(MIN_SCALE))
     with np.errstate(invalid="ignore"):
         scale = np.where(amax == 0, np.float32(1), bounded * (1 / limit))

@@ -46,12 +46,12 @@ def run(
 
     Args:
         graph: The epilogue.
-        mma: The instruction, as which operands are read.
+        mma: The instruction that kernels multiply with, which determines how operands are read.
         arguments: Arrays on the CPU and numbers, by their Pointers' names.
-        scale_granularity: Rows (columns, for b) per block scale, by the operands that have these.
+        scale_granularity: For each operand with block scales, the rows (columns, for b) that one scale covers.
         is_3xtf32: Whether operands are not truncated to TF32 (3xTF32).
         grouping: The groups of a grouped GEMM.
-        deterministic: Scattered rows are stored, not added.
+        deterministic: Whether scattered rows are stored; otherwise they are added to the result.
     """
     arrays: dict[str, Any] = {
         name: as_numpy(x, name) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()
@@ -88,8 +88,9 @@ def _run_groups(
 ) -> None:  # fmt: skip
     """Execute a grouped GEMM and its epilogue, and store the rows of the groups.
 
-    `inputs`: a, b and their scales or None. `product_arrays`: the grouping's table and indices. Of an invalid table all
-    results are NaN, or the least integer. The other arguments are those of `run`.
+    `multiply`: computes the product of a group. `inputs`: a, b, and their scales or None. `product_arrays`: the
+    grouping's table and row indices, by name. If the table is invalid, all results are NaN, or int32's least value. The
+    other arguments are those of `run`.
     """
     a, b, *scales = inputs
     if grouping.gathers:
@@ -142,7 +143,7 @@ def _store(out: Array, values: Array, where: Any = ...) -> None:
 
 
 def _add(out: Array, values: Array, rows: Array) -> None:
-    """Add values to rows of `out`, of which some may be equal, and round each sum once."""
+    """Add values to the rows of `out` at the indices `rows`, which may repeat; each sum is rounded once."""
     changed, index = np.unique(rows, return_inverse=True)
     total = out[changed].astype(np.float64)
     np.add.at(total, index.reshape(-1), values)

@@ -29,10 +29,11 @@ MAX_SCHEDULER_STEPS = 5_000_000
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """Result of simulated launches: hazards (none for correct kernels), and cycles of the cost model.
+    """Result of simulated launches.
 
-    `time_dependences`: what depends on when instructions execute, so that other schedules may do other things.
-    `records`: what happened in each launch, if it was recorded. `schedules`: how many were run.
+    `hazards`: the errors found, none for correct kernels. `cycles`: of the cost model. `time_dependences`: what depends
+    on when instructions execute, so that other schedules may do other things. `records`: what happened in each launch,
+    if it was recorded. `schedules`: how many were run.
     """
 
     hazards: list[Hazard]
@@ -48,7 +49,7 @@ class SimulationResult:
         return Verdict("hazards" if self.hazards else "schedules run" if why else "every schedule", why, self.schedules)
 
     def followed_by(self, other: SimulationResult) -> SimulationResult:
-        """Return the result of another schedule, after these, which had no hazards."""
+        """Return the result of these schedules, which had no hazards, and of `other`, which was run after them."""
         dependences = [*dict.fromkeys([*self.time_dependences, *other.time_dependences])]
         return replace(other, time_dependences=dependences, schedules=self.schedules + other.schedules)
 
@@ -74,7 +75,7 @@ def simulate(
         grid: Number of CTAs, a multiple of the cluster size.
         arguments: Kernel arguments, by parameter name.
         memory: Global memory, which the kernel reads and writes.
-        seed: Schedule of the execution.
+        seed: Chooses the schedule, see above.
         max_hazards: Number of hazards after which the execution stops.
         is_dependent_launch: Whether the prerequisite grids may still be running (programmatic dependent launch), so
             that griddepcontrol.wait must precede accesses to global memory.
@@ -106,7 +107,7 @@ def simulate(
 
 
 def _break_reference_cycles(state: GridState, ctas: Iterable[Cta]) -> None:
-    """Break reference cycles, so that memory is freed without waiting for the garbage collector."""
+    """Drop references that form cycles, so that memory is freed without waiting for the garbage collector."""
     for cta in ctas:
         cta.cluster.ctas.clear()
         cta.mbarriers.clear()
@@ -115,10 +116,14 @@ def _break_reference_cycles(state: GridState, ctas: Iterable[Cta]) -> None:
 
 
 def _run(state: GridState, groups: list[LockstepGroup], counters: Counters | None) -> None:
-    """Execute until all groups have finished."""
+    """Execute until all groups have finished. Each step runs one group until it waits, or completes one operation.
+
+    Raises SimulationAborted for a deadlock, or after too many steps. `counters`: count the accesses, if given.
+    """
     operations = state.operations
     compiled: dict[Block, list[CompiledStatement]] = {}
     programs = {group: Interpreter(group, compiled, counters).run() for group in groups}
+    # What each unfinished group waits for; None if it can proceed.
     blocked: dict[LockstepGroup, Wait | None] = dict.fromkeys(groups)
     for _ in range(MAX_SCHEDULER_STEPS):
         if not blocked:
@@ -151,7 +156,10 @@ def _run(state: GridState, groups: list[LockstepGroup], counters: Counters | Non
 def _choose(
     state: GridState, ready: list[LockstepGroup], completable: list[InFlightOperation]
 ) -> LockstepGroup | InFlightOperation:
-    """Return what proceeds next: with seed 0 what comes first in the cost model, else any, at random."""
+    """Return which ready group, or which completable operation, proceeds next.
+
+    Seed 0 takes the earliest time of the cost model, an operation before a group of the same time; other seeds any.
+    """
     candidates: list[LockstepGroup | InFlightOperation] = [*ready, *completable]
     if state.seed:
         return state.random.choice(candidates)
@@ -159,7 +167,10 @@ def _choose(
 
 
 def _deadlock(state: GridState, blocked: dict[LockstepGroup, Wait | None]) -> SimulationAborted:
-    """Report that no group can proceed, and for what each of them waits; return the exception to raise."""
+    """Report that no group can proceed, and what each of them waits for; return the exception to raise.
+
+    `blocked`: the wait of each unfinished group.
+    """
     waits = [(u, w.describe()) for u, w in blocked.items() if w]
     message = "; ".join(f"{u.title} ({u.location}) waits for {reason}" for u, reason in waits)
     first, *others = (u.location.accessed(f"wait for {reason.partition(':')[0]}", "threads") for u, reason in waits)

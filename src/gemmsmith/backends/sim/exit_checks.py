@@ -12,9 +12,14 @@ from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
 
 
 def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) -> None:
-    """Report operations in flight, incomplete mbarriers and unequal register budgets, CTA by CTA."""
+    """Report, for each CTA, what is wrong when its threads have exited.
+
+    That is: accesses by other CTAs to its memory that may come later, operations that no thread has waited for,
+    mbarriers in the middle of a phase, and register budgets that differ within a warpgroup. `groups`: the threads of
+    each CTA.
+    """
     for cta in groups:
-        clock = VectorClock(state.num_agents)
+        clock = VectorClock(state.num_agents)  # all that happens before some thread of the CTA exits
         for warp in cta.warps:
             for agent in (warp.all_lanes, *warp.subset_agents.values()):
                 clock.join(agent.clock)
@@ -28,7 +33,10 @@ def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) ->
 
 
 def _check_registers(state: GridState, groups: list[LockstepGroup]) -> None:
-    """Check that all warps of a warpgroup have the same register budget."""
+    """Report a warpgroup whose warps have different register budgets: setmaxnreg is for a whole warpgroup.
+
+    `groups`: those of one CTA.
+    """
     for warpgroup, members in groupby(groups, lambda group: int(group.threads[0]) // 128):
         registers = {group.registers_per_thread for group in members}
         if len(registers) > 1:
@@ -40,7 +48,11 @@ def _check_registers(state: GridState, groups: list[LockstepGroup]) -> None:
 
 
 def _check_operations(state: GridState, cta: Cta, clock: VectorClock) -> None:
-    """Check that bulk stores have read their sources, and that other operations have completed."""
+    """Report operations of a CTA that no thread has waited for.
+
+    A bulk store must have read its source, the CTA's shared memory; other operations must have completed. `clock`: what
+    the CTA's threads know to have happened.
+    """
     for in_flight in state.operations.all:
         if in_flight.cta is not cta:
             continue
@@ -53,7 +65,7 @@ def _check_operations(state: GridState, cta: Cta, clock: VectorClock) -> None:
 
 
 def _check_mbarriers(hazards: Hazards, cta: Cta) -> None:
-    """Check that each mbarrier is between two phases, and that some thread waited for every phase with data."""
+    """Report mbarriers in the middle of a phase, and phases that received data but for which no thread waited."""
     for barrier in cta.mbarriers.values():
         if barrier.pending != barrier.count or barrier.tx_count:
             message = (

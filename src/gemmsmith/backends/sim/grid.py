@@ -21,7 +21,10 @@ from gemmsmith.lang.values import Builtin, Operation, Value
 
 
 def check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, object]) -> None:
-    """Raise an error for a launch that a driver would refuse."""
+    """Raise KernelError or ArgumentError for a launch that the driver would refuse or the simulator cannot execute.
+
+    `grid`: number of CTAs.
+    """
     if kernel.cluster[1:] != (1, 1):
         raise KernelError(f"{kernel.name}: cluster {kernel.cluster}; the simulator takes clusters along x only")
     if grid % kernel.cluster[0]:
@@ -48,7 +51,10 @@ def create_ctas(state: GridState, *, is_dependent_launch: bool) -> dict[Cta, lis
 
 
 def _create_cta(state: GridState, cluster: Cluster, index: int, rank: int, is_dependent_launch: bool) -> Cta:
-    """Return a CTA at its start: shared memory is uninitialized, no warp has executed anything."""
+    """Return a CTA at its start: its shared memory is uninitialized, and no warp has executed anything.
+
+    `index`: in the grid. `rank`: in the cluster. `is_dependent_launch`: whether prerequisite grids may still run.
+    """
     kernel = state.kernel
     shared = np.full(SHARED_BASE + round_up(kernel.shared_bytes, 16), 0xFF, np.uint8)
     shadow = Shadow(len(shared), initialized=False)
@@ -63,10 +69,10 @@ def _create_cta(state: GridState, cluster: Cluster, index: int, rank: int, is_de
 
 
 def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
-    """Return (first thread, threads, name) per warpgroup, or per warp.
+    """Return (first thread, threads, name) of each lockstep group: a warpgroup, or a single warp.
 
-    Warps are groups of their own where the warpgroup's code has warp roles, or branches in which threads wait, unless
-    all warps execute wgmma together: while some warps wait there, the others proceed.
+    A warpgroup is split into warps if its warps may wait at different places: if its code has warp roles, or branches
+    on the thread's index in which threads wait. It is not split if all its warps execute wgmma, which they do together.
     """
     groups = []
     for first in range(0, kernel.threads, 128):
@@ -86,9 +92,10 @@ def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
 
 
 def _waits_in_branches(statements: list[Statement]) -> bool:
-    """Return whether a warpgroup's warps run apart: some wait for threads in a branch on the thread's index.
+    """Return whether a warpgroup's warps must run apart: some wait for other threads in a branch on the thread's index.
 
-    A warpgroup that executes wgmma or the like outside of branches stays one group.
+    Not if the warpgroup executes wgmma, or another instruction for all of it, outside of branches. `statements`: all
+    that the warpgroup executes, at any depth.
     """
     unconditional = instructions(Block([x for x in statements if not children(x)]))
     branches = [x for x in statements if isinstance(x, If) and _depends_on_thread(x.condition)]
@@ -103,7 +110,7 @@ def _depends_on_thread(x: Value) -> bool:
 
 
 def _statements(block: Block, warpgroup: int) -> Iterator[Statement]:
-    """Yield all statements, at any depth, that a warpgroup or its warps execute."""
+    """Yield all statements of a block, at any depth, that a warpgroup executes. `warpgroup`: its index in the CTA."""
     for x in block.statements:
         if not (isinstance(x, Role) and x.unit == "warpgroup") or x.first <= warpgroup < x.first + x.count:
             yield x

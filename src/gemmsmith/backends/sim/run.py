@@ -22,7 +22,7 @@ from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.lang.location import SourceLocation
 
 GUARD_BYTES = 256
-"""Multiple at which the second of two arrays in one buffer begins."""
+"""The second of two arrays in one buffer begins at a multiple of this."""
 MAX_RESIDENT_CTAS = 4
 """Resident CTAs of a persistent kernel, few so that small problems exercise its tile loop. Chosen; not measured."""
 
@@ -32,12 +32,17 @@ def run(
     progress: Callable[[float], None] | None, counters: Counters | None = None, *, record: bool = False,
     schedules: int = 1,
 ) -> SimulationResult:  # fmt: skip
-    """Execute the launches one after the other, with the schedule of the seed.
+    """Execute the launches one after the other; return their hazards and cycles.
 
-    `arguments`: arrays on the CPU and numbers, by their Pointers' names. `progress` is called from time to time with
-    the completed fraction of a schedule's tensor-core cycles. Returns the hazards and the cycles of all launches, and
-    their records if `record` is set. `schedules`: the most seeds that are run, one after the other, until hazards are
-    found or a run speaks for every schedule; the results are those of the last one.
+    Args:
+        launches: What to execute.
+        arguments: Arrays on the CPU and numbers, by their Pointers' names. Results are written to the arrays.
+        seed: The first schedule; 0 follows the cost model.
+        progress: Called from time to time with the completed fraction of a schedule's tensor-core cycles.
+        counters: Counts instructions and memory accesses, if given.
+        record: Whether the result has a record of each launch.
+        schedules: How many seeds are run at most, from `seed` on. Fewer are run if one has hazards, or proves that
+            every schedule does the same. Results and cycles are those of the last one.
     """
     arrays = [x for x in arguments.values() if isinstance(x, ArrayInfo)]
     writable = [_bytes_of(x)[1] for x in arrays if x.writable and 0 not in x.shape and x.device == "cpu"]
@@ -55,8 +60,11 @@ def _run_schedule(
     launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
     progress: Callable[[float], None] | None, counters: Counters | None, record: bool,
 ) -> SimulationResult:  # fmt: skip
-    """Execute the launches with one seed, on memory that holds the arrays, and check the results."""
-    if launches.swapped:
+    """Execute the launches with one seed, and check that results are written and flags reset.
+
+    The arguments are as in `run`. The simulated global memory holds the arrays, the workspace and the flags.
+    """
+    if launches.swapped:  # the kernels compute D^T = B^T A^T
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory, are_whole = GlobalMemory(), _are_written_whole(launches.spec)
     addresses: dict[str, int | float] = {}
@@ -108,17 +116,22 @@ def _run_schedule(
 
 
 def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
-    """Return the tensor-core cycles of all wgmmas of a launch: N / 2 per m64nNk16; 0 if it multiplies nothing."""
+    """Return the tensor-core cycles of all wgmmas of a launch; 0 if it multiplies nothing.
+
+    An m64nNk16 takes N / 2 cycles, so a product of m x n x k takes m * n * k / (64 * 16 * 2).
+    """
     tiles, k_tiles = launch.arguments.get("cluster_tiles", 0), launch.arguments.get("k_tiles", 0)
     assert isinstance(tiles, int)
     assert isinstance(k_tiles, int)
+    # A tile of a cluster is one tile of each of `multicast_size` CTAs.
     return tiles * spec.multicast_size * k_tiles * math.prod(spec.config.tile) // (64 * 16 * 2)
 
 
 def _address(memory: GlobalMemory, info: ArrayInfo, name: str, is_written_whole: bool) -> int:
     """Add an array's bytes to `memory` with the same alignment; return the address of its first element.
 
-    `is_written_whole`: if it is a result, kernels write all of it.
+    `name`: in messages. `is_written_whole`: whether kernels write all of a result; reads of it before are then
+    reported.
     """
     if 0 in info.shape:
         return int(memory.add_buffer(np.zeros(16, np.uint8), name, writable=info.writable))
@@ -139,10 +152,14 @@ def _are_written_whole(spec: KernelSpec | None) -> bool:
 
 
 def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Hazard]:
-    """Return the hazard that elements of a result have not been written."""
+    """Return a hazard if elements of a result have not been written, else an empty list.
+
+    `address`: the simulated address of the array's first element.
+    """
     buffer = memory.buffer_at(int(address))
     if buffer is None or 0 in info.shape:
         return []
+    # One bool per byte from the first element on; the shadow has one per cell of `granule` bytes.
     written = np.repeat(buffer.shadow.initialized_cells(), buffer.shadow.granule)[int(address) - buffer.address :]
     strides = (*(stride * info.itemsize for stride in info.strides), 1)
     elements = as_strided(written, (*info.shape, info.itemsize), strides).all(axis=-1)
@@ -153,9 +170,9 @@ def _unwritten(memory: GlobalMemory, info: ArrayInfo, address: float) -> list[Ha
 
 
 def _address_of_copies(memory: GlobalMemory, info: ArrayInfo, name: str) -> tuple[int, int]:
-    """Add copies of two arrays whose columns alternate to one buffer; return its address, and the second's distance.
+    """Add copies of two arrays whose columns alternate to one buffer, since one instruction may access both.
 
-    An access that reads both is one to the same buffer so.
+    Returns the address of the array at the lower address, and the distance in bytes to the other one.
     """
     (first, lower), (_, higher) = map(_bytes_of, sorted(info.parts, key=lambda part: part.address))
     distance = round_up(len(lower), GUARD_BYTES)

@@ -32,7 +32,10 @@ _CLOSED_OPERATIONS = ("/", "%", ">>", "&", "|", "^", "select", "min", "max")
 
 
 def _cast(x: np.ndarray, type: ScalarType) -> np.ndarray:
-    """Convert as C does: towards zero from floats, modulo 2^bits between integers, true unless zero."""
+    """Return x converted to `type` as C does it.
+
+    Floats are rounded toward zero, integers wrap modulo 2^bits, and a predicate is true unless x is zero.
+    """
     if not type.is_integer:
         return x.astype(bool if type == PRED else np.float32)
     x = x.astype(np.int64)
@@ -47,13 +50,18 @@ class Context(Protocol):
 
 
 def compile_operation(operation: Operation) -> Callable[[Context, Operation], None]:
-    """Return the function that computes an operation and stores the result in the table of values."""
+    """Return a function `(context, operation)` that computes the operation and stores the result in `context.values`.
+
+    What does not change between executions is computed here. An integer result is wrapped to its type; a signed
+    overflow is reported.
+    """
     op, kind, operands = operation.op, operation.type, operation.operands
     evaluate = operator.truediv if op == "/" and kind == F32 else _OPERATIONS[op]
     valid = kind.range if kind.is_integer else range(0)
     low, high, is_closed = valid.start, valid.stop, op in _CLOSED_OPERATIONS or not kind.is_integer or kind.bits == 64
 
     def store(context: Context, x: Operation, result: Any) -> None:
+        """Store a result that may be out of the type's range, wrapped to it."""
         if type(result) is not int or not low <= result < high:
             if not isinstance(result, np.ndarray):
                 result = _wrap_scalar(context.group, result, kind, op)
@@ -62,6 +70,7 @@ def compile_operation(operation: Operation) -> Callable[[Context, Operation], No
         context.values[x] = result
 
     def evaluate_binary(context: Context, x: Operation) -> None:
+        """Compute an operation of two operands; a Python int in range, the common case, needs no `store`."""
         values = context.values
         result = evaluate(values[first], values[second])
         if type(result) is int and low <= result < high:
@@ -84,19 +93,26 @@ def compile_operation(operation: Operation) -> Callable[[Context, Operation], No
 
 
 def _check_divisor(group: LockstepGroup, numerator: Any, divisor: Any) -> Any:
-    """Return the divisor of an integer division, at least 1; report operands for which C and Python differ."""
+    """Return the divisor of an integer division, but at least 1.
+
+    Reports a negative numerator and a divisor below 1 in an active thread: C rounds toward zero, Python down.
+    """
     if _minimum(divisor) <= 0 or _minimum(numerator) < 0:
         active = group.active
         if (group.broadcast(divisor)[active] <= 0).any() or (group.broadcast(numerator)[active] < 0).any():
             group.report("overflow", "integer division with negative numerator or non-positive divisor")
-        return np.maximum(divisor, 1)
+        return np.maximum(divisor, 1)  # an inactive thread may have 0
     return divisor
 
 
 def _wrap_array(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: str) -> np.ndarray:
-    """Wrap integers of the threads; report an overflow of a signed one in an active thread."""
+    """Return integers, one per thread, wrapped to `type`; report a signed overflow in an active thread.
+
+    `op`: the operation that computed them; a cast may change the value.
+    """
     if op == "cast":
         return _cast(result, type)
+    # Nonzero if the result is out of range: the range has 2^bits numbers.
     outside = (result - type.range.start) >> type.bits
     if type.signed and np.count_nonzero(outside) and outside[group.active].any():
         value = int(result[group.active & (outside != 0)][0])
@@ -105,7 +121,10 @@ def _wrap_array(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: 
 
 
 def _wrap_scalar(group: LockstepGroup, result: Any, type: ScalarType, op: str) -> Any:
-    """Return a result in the range of its type; report the overflow of a signed integer."""
+    """Return a number in the range of `type`; report a signed overflow.
+
+    `op`: what computed it; a cast may change the value.
+    """
     if not type.is_integer:
         return bool(result) if type == PRED else np.float32(result)
     exact = int(result)

@@ -31,6 +31,8 @@ class AsyncIssuer:
 
     Issue checks an operation, records its accesses and schedules it on an engine. `uncommitted`: operations that no
     commit_group has put into a group yet; `committed`: groups that a wait_group may still wait for, oldest first.
+    `last_wgmma`: the one issued last, which the next one follows. `copies`: (issuing threads, cp.async) of those on
+    which no cp.async.mbarrier.arrive has arrived yet.
     """
 
     def __init__(
@@ -86,14 +88,20 @@ class AsyncIssuer:
             self.uncommitted.setdefault(key, []).append(in_flight)
 
     def _copies_covered_by(self, threads: np.ndarray) -> tuple[InFlightOperation, ...]:
-        """Return the cp.asyncs issued only by these threads since their last cp.async.mbarrier.arrive."""
+        """Return, and forget, the cp.asyncs for which a cp.async.mbarrier.arrive by `threads` arrives.
+
+        They are those whose issuing threads are all among `threads`, a bool per thread.
+        """
         covered = [bool((~copied | threads).all()) for copied, _ in self.copies]
         result = tuple(copy for (_, copy), is_covered in zip(self.copies, covered, strict=True) if is_covered)
         self.copies = [copy for copy, is_covered in zip(self.copies, covered, strict=True) if not is_covered]
         return result
 
     def _check_threads(self, operation: AsyncOperation) -> None:
-        """Report an operation that too many threads issue (TMA), or not a whole warpgroup (wgmma)."""
+        """Report a TMA copy that several threads issue.
+
+        Raises SimulationAborted for a wgmma by less than a whole warpgroup.
+        """
         threads = int(np.count_nonzero(self.group.active))
         if operation.engine == "tma" and threads != 1:
             self.group.report(
@@ -108,7 +116,11 @@ class AsyncIssuer:
             )
 
     def _common_clock(self) -> VectorClock:
-        """Return the events that happen before the operation for all active threads, and the executed ones of each."""
+        """Return the clock of an operation: what happens before it for every active thread.
+
+        That is the minimum of the threads' clocks. What one thread knows to have been executed has been executed, so of
+        the last two rows it is the maximum.
+        """
         first, *others = self.group.active_lanes
         clock = first.agent().clock.copy()
         for lanes in others:
@@ -123,7 +135,11 @@ class AsyncIssuer:
     def _record(
         self, in_flight: InFlightOperation, access: Access, write: bool, lanes: ActiveLanes | None = None
     ) -> Event:
-        """Record an access of the operation; a clock with the event's bit set has seen its completion."""
+        """Check and record an access of the operation; return its event.
+
+        The event's clock bit is the one that says "sources read", or "results written" for a `write`. `lanes`: the
+        warp's lanes that made the access, for cp.async.
+        """
         group, operation = self.group, in_flight.operation
         cta = group.peer(access.rank)
         label = f"{'write' if write else 'read'} of {operation.label}"
@@ -145,14 +161,17 @@ class AsyncIssuer:
         return event
 
     def _record_copies(self, in_flight: InFlightOperation) -> None:
-        """Record cp.async writes per warp, since wait_group covers only the waiting thread's own copies."""
+        """Record the writes of a cp.async per warp: wait_group covers only the copies of the threads that wait."""
         (access,) = in_flight.operation.writes
         for lanes, part in self.group.active_lanes.slices:
             own = replace(access, addresses=access.addresses[part])
             in_flight.copy_writes[lanes.warp] = self._record(in_flight, own, write=True, lanes=lanes)
 
     def _schedule(self, operation: AsyncOperation) -> int:
-        """Reserve the operation's engine and return the time at which the operation completes, in cycles."""
+        """Reserve the operation's engine and return the time at which the operation completes, in cycles.
+
+        Each engine executes its operations one after the other; their latencies overlap.
+        """
         group, state, engines = self.group, self.group.state, self.group.cta.engines
         group.time += INSTRUCTION_CYCLES
         row = "TMA store" if operation.group == "bulk" else ENGINE_ROWS[operation.engine]
@@ -169,7 +188,10 @@ class AsyncIssuer:
         return end
 
     def _stage(self, operation: AsyncOperation) -> int | None:
-        """Return the pipeline's stage: the slot of the mbarrier that a copy signals, or of the B of wgmma."""
+        """Return the pipeline stage of an operation, for the timeline, or None.
+
+        It is the slot, in its shared buffer, of the mbarrier that a copy signals, or of the operand B of a wgmma.
+        """
         address = operation.complete_tx[0][1] if operation.complete_tx else None
         if address is None and operation.engine == "tensor":
             address = int(operation.reads[-1].addresses[0])
@@ -187,9 +209,9 @@ class AsyncIssuer:
                 observer.commit(self.group, f"{kind} group", [x.operation for x in members])
 
     def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
-        """Wait until at most `pending` groups of a kind are pending, or with `read` until they have read their sources.
+        """Wait until at most `pending` groups of a kind are pending, or with `read`, have not yet read their sources.
 
-        Then the operations happen before what the waiting threads do next.
+        The other groups' operations then happen before what the waiting threads do next.
         """
         lockstep = self.group
         if kind == "wgmma":
@@ -219,14 +241,20 @@ class AsyncIssuer:
         lockstep.record_wait(start, f"{kind} group", pending=pending, operations=[x.operation for x in operations])
 
     def _keys_of_active_threads(self, kind: AsyncGroupKind) -> list[Key]:
-        """Return the keys of the active threads' lists of groups."""
+        """Return the keys of the lists of groups that the active threads commit to and wait for.
+
+        Bulk stores have one list for each thread that has issued some; the other kinds have one in all.
+        """
         if kind != "bulk":
             return [kind]
         keys = dict.fromkeys(key for key in (*self.uncommitted, *self.committed) if isinstance(key, tuple))
         return [key for key in keys if self.group.active[key[1]]]
 
     def _join_completion(self, key: Key, operations: list[InFlightOperation], read: bool) -> None:
-        """Set the operations' completion bits in the clocks of the threads that waited for them."""
+        """Record in the waiting threads' clocks that operations have completed or, with `read`, read their sources.
+
+        `key`: of the list of groups that the operations are from.
+        """
         lockstep, bits = self.group, 0
         for operation in operations:
             bits |= operation.bits[0] if read else operation.bits[0] | operation.bits[1]

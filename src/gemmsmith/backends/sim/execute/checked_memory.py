@@ -23,8 +23,8 @@ from gemmsmith.machine import Access
 class ResolvedAccess:
     """An access resolved to bytes: `access.width` bytes at each of `offsets` into `data`.
 
-    `data`: a global buffer's bytes, or a CTA's shared memory (`buffer` is None). `aligned`: all offsets are multiples
-    of this, at most MAX_ACCESS_BYTES.
+    `data`: the bytes of a global `buffer`, or a CTA's shared memory (then `buffer` is None). `aligned`: a power of two
+    that divides all offsets and the width, at most MAX_ACCESS_BYTES.
     """
 
     access: Access
@@ -58,7 +58,7 @@ class CheckedMemory:
             resolved.write(values)
 
     def resolve(self, access: Access) -> ResolvedAccess | None:
-        """Return the bytes that an access means; None if it is empty, or out of bounds, which is reported."""
+        """Return the bytes that an access means; None if it is empty or, which is reported, out of bounds."""
         if not len(access.addresses) or not access.width:
             return None
         if access.space == "shared":
@@ -86,13 +86,15 @@ class CheckedMemory:
             self.group.report("alignment", f"misaligned access of {width} bytes")
 
     def record(self, resolved: ResolvedAccess, event: Event, clock: VectorClock, part: slice = slice(None)) -> None:
-        """Report that an access is not allowed, or not ordered after an earlier one; later ones are checked against it.
+        """Check an access against the earlier ones, and record it, so that later ones are checked against it.
+
+        Reported are races, and accesses that the buffer does not allow.
 
         Args:
-            resolved: the access.
-            event: what made it.
-            clock: the events that happen before.
-            part: the part of its addresses that `event` accesses.
+            resolved: The access.
+            event: The event that it is.
+            clock: The events that happen before it.
+            part: The part of the access's addresses that `event` accesses, such as one warp's.
         """
         access, buffer, state = resolved.access, resolved.buffer, self.group.state
         if buffer is None:
@@ -112,7 +114,10 @@ class CheckedMemory:
         )
 
     def _check_buffer(self, buffer: Buffer, event: Event, clock: VectorClock) -> None:
-        """Report an access to global memory before griddepcontrol.wait, and a write to what is read-only."""
+        """Report an access to global memory before griddepcontrol.wait, and a write to a read-only buffer.
+
+        `clock`: what happens before the access.
+        """
         if not clock.completed_bits & PREREQUISITE_GRIDS_BIT:
             message = f"{event} of {buffer.name} is not ordered after the prerequisite grids"
             self.group.report("race", f"{message}: griddepcontrol.wait must come first")

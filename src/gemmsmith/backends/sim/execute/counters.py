@@ -51,10 +51,17 @@ LANES_PER_WAVEFRONT = {8: 16, 16: 8}
 class Count:
     """Counts for one instruction at one source line.
 
-    `instructions`: warp instructions; `macs`: multiply-adds; `wavefronts`: of shared memory; `sectors`: of 32 bytes of
-    global memory; `lines`: of 128 bytes, touched by the rows of TMA boxes. `memory`: names of the buffers accessed,
-    separated by commas. The ideal counts are those without bank conflicts and overfetch: each byte counted once, in
-    contiguous storage.
+    Attributes:
+        location: The source line.
+        instruction: The name of the instruction's wrapper.
+        memory: Names of the buffers accessed, separated by commas.
+        instructions: Warp instructions.
+        macs: Multiply-adds.
+        wavefronts: Of shared memory.
+        sectors: Of 32 bytes of global memory.
+        lines: Of 128 bytes, touched by the rows of TMA boxes.
+        ideal_wavefronts, ideal_sectors, ideal_lines: The same without bank conflicts and overfetch: as if the distinct
+            bytes were contiguous.
     """
 
     location: SourceLocation
@@ -113,7 +120,10 @@ class Counters:
 
 
 class AccessCounter:
-    """Counts a lockstep group's instructions, and the accesses of each, which come after it."""
+    """Counts a lockstep group's instructions and their memory accesses.
+
+    Accesses are counted for the instruction that began last.
+    """
 
     def __init__(self, group: LockstepGroup, counts: dict[Instruction, Count]) -> None:
         self._group, self._counts = group, counts
@@ -129,7 +139,7 @@ class AccessCounter:
         count.macs += instruction.macs_per_thread * int(group.active.sum())
 
     def count(self, space: Space, address: Any, width: int, mask: Any = None) -> None:
-        """Count an ordinary access of `width` bytes by the active threads, or by those of `mask`."""
+        """Count an ordinary access of `width` bytes by each active thread, or by those of `mask`, a bool per thread."""
         group = self._group
         threads = np.flatnonzero(group.active if mask is None else mask)
         access = Access(space, group.broadcast(address)[threads], width, threads=threads)
@@ -164,7 +174,7 @@ class AccessCounter:
 def wavefronts(
     access: Access, *, neighbors_share: bool = False, copy_sources: Sequence[Access] = ()
 ) -> tuple[int, int]:
-    """Return (actual, ideal) wavefronts of a shared-memory access.
+    """Return (actual, ideal) wavefronts of a shared-memory access, by the rules of the module's docstring.
 
     `neighbors_share`: neighboring lanes with the same address share a wavefront (loads). `copy_sources`: for cp.async,
     the global reads; threads without one write zeros.
@@ -176,6 +186,7 @@ def wavefronts(
     lanes_per_wavefront = np.full(len(access.threads), LANES_PER_WAVEFRONT.get(access.width, WARP_LANES))
     if neighbors_share and access.width in LANES_PER_WAVEFRONT:
         lanes_per_wavefront[_shares_with_neighbor(access)] *= 2
+    # Lanes of one group may share a wavefront; then it takes as many as the most distinct words in one bank.
     group = access.threads // WARP_LANES * WARP_LANES + lane // lanes_per_wavefront
     words = access.addresses[:, None] // BANK_BYTES + np.arange(max(1, access.width // BANK_BYTES))
     if copy_sources:
@@ -190,8 +201,8 @@ def wavefronts(
 def sectors(access: Access, copy_destinations: Sequence[Access] = ()) -> tuple[int, int]:
     """Return (actual, ideal) sectors of a global-memory access.
 
-    `copy_destinations`: for cp.async, the shared-memory destinations. Copies that bypass the L1 count the sectors that
-    they fill.
+    `copy_destinations`: for cp.async, the shared-memory destinations. A copy of 16 bytes per thread, which bypasses the
+    L1, counts the sectors of shared memory that it fills.
     """
     if access.threads is not None and access.width == L1_BYPASS_COPY_BYTES and copy_destinations:
         return _sectors_of_l1_bypass_copy(access, copy_destinations), _ideal(access, SECTOR_BYTES)
@@ -208,9 +219,9 @@ def lines(access: Access) -> tuple[int, int]:
 
 
 def _sectors_of_l1_bypass_copy(access: Access, copy_destinations: Sequence[Access]) -> int:
-    """Return the sectors of shared memory that threads fill by copying, counted per source line.
+    """Return the sectors of shared memory that threads fill by copying from `access`, counted once per source line.
 
-    Copies that another thread of the warp overwrites do not count.
+    A copy to an address to which another thread of the warp copies, too, does not count.
     """
     target, warps = _addresses_of_threads(access, copy_destinations), _warps(access)
     _, counted = np.unique(warps << 48 | target, return_index=True)
@@ -219,7 +230,7 @@ def _sectors_of_l1_bypass_copy(access: Access, copy_destinations: Sequence[Acces
 
 
 def _addresses_of_threads(access: Access, others: Sequence[Access]) -> np.ndarray:
-    """Return each thread's address in the accesses `others`; -1 if it has none."""
+    """Return the address that each thread of `access` has in the accesses `others`; -1 if it has none."""
     assert access.threads is not None
     threads = [access.threads, *(x.threads for x in others if x.threads is not None)]
     addresses = np.full(int(max(x.max(initial=-1) for x in threads)) + 1, -1)
@@ -229,7 +240,10 @@ def _addresses_of_threads(access: Access, others: Sequence[Access]) -> np.ndarra
 
 
 def _ideal(access: Access, granularity: int) -> int:
-    """Return how many blocks of `granularity` bytes the distinct bytes of each warp (of an engine's operation) fill."""
+    """Return how many blocks of `granularity` bytes the accessed bytes would fill if they were contiguous.
+
+    Each address counts once per warp; all addresses of an asynchronous engine count together.
+    """
     distinct = np.unique(_warps(access) << 48 | access.addresses)
     return int((-(-np.bincount(distinct >> 48) * access.width // granularity)).sum())
 
@@ -239,9 +253,10 @@ def _warps(access: Access) -> np.ndarray:
 
 
 def _shares_with_neighbor(access: Access) -> np.ndarray:
-    """Return, per thread, whether all lanes of its warp have the address of their neighbor at distance 1, or at 2.
+    """Return, per thread, whether its warp's lanes can share wavefronts with their neighbors.
 
-    Inactive lanes do not count.
+    They can if all have the address of their neighbor at distance 1, or all that at distance 2; inactive lanes do not
+    count.
     """
     assert access.threads is not None
     addresses = np.full((int(access.threads[-1]) // WARP_LANES + 1, WARP_LANES), -1)
@@ -256,9 +271,10 @@ def _shares_with_neighbor(access: Access) -> np.ndarray:
 def _split_by_source_line(
     access: Access, copy_sources: Sequence[Access], group: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the wavefront group of each thread, which those copying from one line share, and the threads that count.
+    """Return (wavefront group of each thread, indices of the threads that count), for a copy by cp.async.
 
-    Of the threads of a warp that write the same address one counts.
+    Threads of a warp that copy from one line of global memory share a group; those that write zeros keep theirs,
+    `group`. Of the threads that write one address, only one counts.
     """
     source, warps = _addresses_of_threads(access, copy_sources), _warps(access)
     _, line = np.unique(warps << 48 | source // LINE_BYTES, return_inverse=True)

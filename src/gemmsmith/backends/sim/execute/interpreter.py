@@ -26,9 +26,9 @@ Chosen; not measured."""
 
 
 class CompiledStatement(NamedTuple):
-    """A statement, ready to execute: `handler(interpreter, argument)`.
+    """A statement, ready to execute by `handler(interpreter, argument)`.
 
-    `is_preemption_point`: whether another group may run after it, since others can observe its effects.
+    `is_preemption_point`: another group may run after it, since others can observe its effects.
     """
 
     location: SourceLocation
@@ -40,7 +40,8 @@ class CompiledStatement(NamedTuple):
 class Interpreter:
     """Executes the kernel for one lockstep group, from its first statement to its last.
 
-    `compiled`: the statements of the blocks that some group has executed, shared by all groups of the grid.
+    Methods that may block return a generator, which yields a Wait when the group must wait, or None when another group
+    may run. `compiled`: the compiled statements of each block that has been executed, shared by all groups of the grid.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Interpreter:
         return self._block(self.group.state.kernel.body)
 
     def _block(self, block: st.Block) -> Blocking:
-        """Execute a block; with other seeds than 0, other groups may run between two of its statements."""
+        """Execute a block. With other seeds than 0, other groups may run between two of its statements, at random."""
         group, random, seed = self.group, self.group.state.random.random, self.group.state.seed
         statements = self.compiled.get(block)
         if statements is None:
@@ -81,6 +82,7 @@ class Interpreter:
         return instruction.simulate(self.machine)
 
     def execute(self, statement: st.IssueInstruction) -> Blocking | None:
+        """Execute an instruction without a result; if it may block, return its generator."""
         result = self.simulate(statement.instruction)
         return result if isinstance(result, GeneratorType) else None
 
@@ -102,12 +104,14 @@ class Interpreter:
         self.values[x] = yield from blocking
 
     def call(self, statement: st.Call) -> Blocking:
+        """Execute a function in the caller's table of values: set its parameters, then copy its results."""
         function, value_of = statement.function, self.values.__getitem__
         self.values.update(zip(function.parameters, map(value_of, statement.arguments), strict=True))
         yield from self._block(function.body)
         self.values.update(zip(statement.results, map(value_of, function.results), strict=True))
 
     def declare_registers(self, statement: st.DeclareRegisters) -> None:
+        """Declare a register array, or each row of a two-dimensional one."""
         declared = statement.registers
         for array in declared if isinstance(declared, RegisterArray2D) else [declared]:
             self.registers.declare(array)
@@ -120,7 +124,7 @@ class Interpreter:
         array[selection, index] = new[selection] if isinstance(new, np.ndarray) else new
 
     def branch(self, branch: st.If) -> Blocking | None:
-        """Execute the branch that the condition chooses; if the threads differ, both, one after the other."""
+        """Execute the branch that the condition chooses. If the threads differ, execute both, one after the other."""
         condition = self.values[branch.condition]
         if isinstance(condition, np.ndarray):
             return self._diverge(branch, condition)
@@ -147,7 +151,10 @@ class Interpreter:
         self.group.loops = around
 
     def role(self, role: st.Role) -> Blocking | None:
-        """Execute a role's body if the group has that role."""
+        """Execute a role's body if the group is of that role.
+
+        A warp's index is that in its warpgroup; a group of a warpgroup's 128 threads has the index of its first warp.
+        """
         size = 128 if role.unit == "warpgroup" else 32
         index = int(self.group.threads[0]) // size
         if role.unit == "warp":

@@ -67,7 +67,7 @@ class LockstepMachine:
         self._group.set_active(active)
 
     def fence(self, kind: str, scope: str = "gpu") -> None:
-        """Execute a fence in the active threads; see `machine.Machine`."""
+        """Execute a fence in the active threads. `kind`, `scope`: see `machine.Machine.fence`."""
         self._group.time += INSTRUCTION_CYCLES
         if kind == "wgmma":
             self._group.require_converged("wgmma.fence")

@@ -32,9 +32,11 @@ class Mbarriers:
         self.group = group
 
     def at(self, cta: Cta, address: int, clock: VectorClock, *, used_by_async_proxy: bool = False) -> Mbarrier:
-        """Return the mbarrier at an address of a CTA; report a hazard if its init is not ordered before `clock`.
+        """Return the mbarrier at an address of a CTA; report an init that its use at `clock` does not come after.
 
-        `used_by_async_proxy`: TMA signals the mbarrier, so its init must be fenced for the async proxy.
+        The use must be ordered after the init, or after the fence of mbarrier inits. For an mbarrier of another CTA, it
+        must come after the fence. `used_by_async_proxy`: TMA signals the mbarrier, so either that fence or a proxy
+        fence is needed.
         """
         group, remote = self.group, cta is not self.group.cta
         barrier = cta.mbarriers.get(address & OFFSET_MASK)
@@ -54,7 +56,10 @@ class Mbarriers:
         return barrier
 
     def init(self, address: Any, count: int) -> None:
-        """Initialize an mbarrier of this CTA that expects `count` arrivals per phase."""
+        """Initialize an mbarrier of this CTA, at `address`, that expects `count` arrivals per phase.
+
+        One thread executes it.
+        """
         group, state, cta = self.group, self.group.state, self.group.cta
         agent = group.active_lanes[0].agent()
         offset = int(address) & OFFSET_MASK
@@ -73,9 +78,10 @@ class Mbarriers:
         self._observe_state("init", cta, cta.mbarriers[offset], count)
 
     def arrive(self, address: Any, *, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:
-        """Arrive once per active thread, which publishes what the thread has done, at `scope`.
+        """Arrive once per active thread, which publishes at `scope` what the thread has done.
 
-        `expect_tx`: bytes that the phase waits for, too. `rank`: the CTA that holds the barrier, None for this one.
+        `address`, `expect_tx`, `rank` may differ between threads. `expect_tx`: bytes for which the phase then waits,
+        too. `rank`: the CTA of the cluster that holds the barrier, None for this one.
         """
         group = self.group
         group.time += INSTRUCTION_CYCLES
@@ -103,12 +109,18 @@ class Mbarriers:
                 self._observe_state("arrive", cta, barrier, arrivals)
 
     def _observe_state(self, kind: str, cta: Cta, barrier: Mbarrier, amount: int) -> None:
-        """Tell the observer of the state of a barrier of a CTA after an instruction."""
+        """Tell the observer, if there is one, the state of a CTA's barrier after an instruction.
+
+        `kind`: init, arrive or expect_tx. `amount`: its arrivals or bytes.
+        """
         if (observer := self.group.state.observer) is not None:
             observer.barrier(kind, self.group, cta.index, barrier, amount)
 
     def _targets(self, part: ActiveLanes, rank: Any, address: Any) -> Iterator[tuple[int | None, int, np.ndarray, int]]:
-        """Yield (rank, address, rows, lane mask) of the barriers that the active lanes of a warp arrive at."""
+        """Yield the barriers that a warp's active lanes arrive at: (rank, address, thread indices, lane mask) of each.
+
+        `rank`, `address`: those of the threads, see `arrive`.
+        """
         ranks, addresses = (
             self.group.broadcast(x)[part.thread_indices] for x in (-1 if rank is None else rank, address)
         )
@@ -117,7 +129,7 @@ class Mbarriers:
             yield None if rank is None else target, at, rows, mask_of(rows % 32)
 
     def expect_tx(self, address: Any, nbytes: Any) -> None:
-        """Let the phase in progress wait for `nbytes` more per active thread, without an arrival."""
+        """Let the phase in progress wait for `nbytes` more bytes per active thread, without an arrival."""
         group, bytes_ = self.group, self.group.broadcast(nbytes)
         for lanes in group.active_lanes:
             agent = lanes.agent()
@@ -127,7 +139,10 @@ class Mbarriers:
             self._observe_state("expect_tx", group.cta, barrier, int(bytes_[lanes.thread_indices].sum()))
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
-        """Return whether the phase of a parity has completed; then what came before it happens before what follows."""
+        """Return whether the phase with this parity has completed.
+
+        If so, what its arrivals published at `scope` happens before what follows.
+        """
         barrier, phase = self._resolve_phase(int(address), int(parity))
         if not self.group.state.tests_only_skip_waits:
             self.group.depends_on_time("the result of test_wait decides more than whether a wait is executed")
@@ -137,7 +152,10 @@ class Mbarriers:
         return True
 
     def wait(self, address: Any, parity: Any, scope: str = "cta") -> Blocking:
-        """Wait until the phase of a parity has completed; what came before it then happens before what follows."""
+        """Wait until the phase with this parity has completed.
+
+        What its arrivals published at `scope` then happens before what follows.
+        """
         parity = int(parity)
         barrier, phase = self._resolve_phase(int(address), parity)
         if not barrier.is_complete(parity):
@@ -155,7 +173,10 @@ class Mbarriers:
         self.group.record_wait(start, barrier.name, phase)
 
     def _resolve_phase(self, address: int, parity: int) -> tuple[Mbarrier, int]:
-        """Return the mbarrier, and the phase that a wait for `parity` is for; report a parity that is ambiguous."""
+        """Return the mbarrier, and the number of the phase that a wait for `parity` means.
+
+        Reports a wait whose parity is ambiguous, since the barrier is two phases further already.
+        """
         clocks = [lanes.agent().clock for lanes in self.group.active_lanes]
         barrier, *_ = [self.at(self.group.cta, address, clock) for clock in clocks]
         phase = barrier.resolve_phase(self.group, clocks[0], parity)
@@ -168,7 +189,10 @@ class Mbarriers:
         return barrier, phase
 
     def _observe(self, barrier: Mbarrier, phase: int, scope: str) -> None:
-        """Record that the active threads have seen a phase complete: join the clocks that its arrivals published."""
+        """Record that the active threads have seen a phase complete: join the clocks that its arrivals have published.
+
+        A wait at cluster scope also joins what was published at that scope.
+        """
         group = self.group
         for lanes in group.active_lanes:
             lanes.acquire(barrier.completed_clocks.cta)

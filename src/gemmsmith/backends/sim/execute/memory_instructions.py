@@ -48,7 +48,7 @@ class MemoryInstructions(CheckedMemory):
         self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak",
         scope: str = "gpu", mask: Any = None,
     ) -> None:  # fmt: skip
-        """Store bytes of the active threads.
+        """Store `data`, (threads, nbytes), of the active threads. See `machine.Memory` for the arguments.
 
         Weak stores of two threads to one address are a race (PTX ISA, "Data races"). A read gets one of their values,
         so within one instruction it is reported only if the values differ.
@@ -65,7 +65,11 @@ class MemoryInstructions(CheckedMemory):
         self, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: str = "relaxed", scope: str = "gpu", returns: bool = True, rounds: bool = False,
     ) -> np.ndarray:  # fmt: skip
-        """Update a word of global memory per active thread, in their order; return the old words."""
+        """Update a word of global memory for each active thread, in their order; return the old words.
+
+        `update`: computes the new word from the old one and the thread's `operand`. The other arguments are those of
+        `machine.Memory.atomic`.
+        """
         if returns:
             self.group.depends_on_time("an atomic returns what has been written by then")
         kind = np.dtype(dtype)
@@ -86,7 +90,8 @@ class MemoryInstructions(CheckedMemory):
     ) -> Blocking:  # fmt: skip
         """Poll a word of global memory until `ready(word)`, at most `max_polls` times, and return it.
 
-        Only the load that ends the wait is checked and ordered. `description`: what the word is until then.
+        Only the load that ends the wait is checked and ordered. `description`: what the word is before, such as "not
+        1", for reports of deadlocks.
         """
         group, address = self.group, int(address)
         polls_left = math.inf if max_polls is None else self._choose_polls(max_polls)
@@ -122,19 +127,24 @@ class MemoryInstructions(CheckedMemory):
         return word()
 
     def _choose_polls(self, limit: int) -> float:
-        """Return after how many steps of the scheduler a poll with a limit ends: any number is possible."""
+        """Return after how many steps of the scheduler a poll of at most `limit` loads ends.
+
+        Any number is possible, since other groups may be delayed: seed 0 waits without limit, others draw one.
+        """
         state = self.group.state
         return limit * 2 ** state.random.uniform(*LOG2_STEPS_PER_POLL) if state.seed else math.inf
 
     def _check_started(self, address: int) -> None:
-        """Report a wait for a CTA that may not have started: only lower clusters and those of the first wave have.
+        """Report a wait at an address to which a CTA wrote that might not have started in another schedule.
 
-        CTAs start in order of index and as others exit, so one may keep waiting for one that has no SM (CUDA C++
-        Programming Guide, "Cooperative Groups": only CTAs that are co-resident may wait for one another).
+        Only CTAs of lower clusters and of the first wave have surely started. CTAs start in order of index and as
+        others exit, so a CTA may keep waiting for one that has no SM (CUDA C++ Programming Guide, "Cooperative Groups":
+        only CTAs that are co-resident may wait for one another).
         """
         group, state = self.group, self.group.state
         for _, event in state.sync_variables[address].writes:
             assert event.strong is not None
+            # index - rank is the index of the cluster's first CTA.
             writer, own = event.strong[1], group.cta
             if writer.index - writer.rank > own.index - own.rank and writer.index >= state.resident_ctas:
                 group.report(
@@ -147,9 +157,11 @@ class MemoryInstructions(CheckedMemory):
         self, kind: Literal["read", "write", "atomic"], space: Space, address: Any, width: int, order: str, scope: str,
         rank: Any = None, mask: Any = None, *, returns: bool = True, rounds: bool = False,
     ) -> Iterator[tuple[Access, np.ndarray, ResolvedAccess | None]]:  # fmt: skip
-        """Check and record what an instruction of the active threads accesses; yield its parts, still to be performed.
+        """Check and record the accesses of an instruction of the active threads; yield them, for the caller to perform.
 
-        Each is (access, thread indices, resolved access). `returns`, `rounds`: of an atomic, see `Memory.atomic`.
+        Each is (access, thread indices, resolved access). `order`: "weak" or a strong order, at `scope`. `mask`: the
+        threads that access memory, a bool per thread; None for all active ones. `returns`, `rounds`: of an atomic, see
+        `machine.Memory.atomic`.
         """
         if self.counter:
             self.counter.count(space, address, width, mask)
@@ -171,7 +183,10 @@ class MemoryInstructions(CheckedMemory):
     def _split(
         self, space: Space, address: Any, width: int, rank: Any, mask: Any
     ) -> Iterator[tuple[Access, ActiveWarps]]:
-        """Split the active threads' access by target CTA, or by warp if warps access different buffers."""
+        """Yield the active threads' access in parts of one buffer each, with the lanes that make it.
+
+        It is split by `rank`, the target CTA of each thread, or by warp if warps access different global buffers.
+        """
         group, addresses = self.group, self.group.broadcast(address)
         active = group.active_lanes if mask is None else group.active_lanes_of(np.asarray(mask))
         if not active:
@@ -196,7 +211,11 @@ class MemoryInstructions(CheckedMemory):
         self, access: Access, resolved: ResolvedAccess | None, lanes: ActiveLanes, warp_slice: slice, label: str,
         scope: ScopeLevel | None,
     ) -> Event:  # fmt: skip
-        """Record one warp's share of an access, `warp_slice` of its addresses; `scope`: None for weak accesses."""
+        """Check and record one warp's share of an access, and return its event.
+
+        `warp_slice`: the share's part of the access's addresses. `label`: read, write or atomic. `scope`: None if it is
+        weak.
+        """
         group, agent, cta = self.group, lanes.agent(), self.group.peer(access.rank)
         offsets = resolved.offsets if resolved else access.addresses
         accesses = LaneAccesses(offsets[warp_slice], access.width, lanes.thread_indices)
@@ -209,13 +228,18 @@ class MemoryInstructions(CheckedMemory):
             self.record(resolved, event, agent.clock, warp_slice)
         if cta is not group.cta:
             cta.remote.append(event)
+            # Counts of a CTA's warps are 0 in clocks that know nothing of it.
             if not any(agent.clock.event_counts[EXECUTED, warp.first_agent] for warp in cta.warps):
                 group.report("barrier", f"access to shared memory of CTA {cta.index}, which may not have started; "
                              "add a cluster barrier before it")  # fmt: skip
         return event
 
     def _strong_read(self, lanes: ActiveLanes, addresses: np.ndarray, scope: ScopeLevel, *, acquires: bool) -> None:
-        """Record a strong read: an acquire joins the writers' clocks immediately, a relaxed read at the next fence."""
+        """Record a strong read, at `scope`, of the words at `addresses` by some lanes of a warp.
+
+        An acquire joins the clocks that the words' writes have published, a relaxed read does so at the next fence. If
+        a scope is too narrow, it only joins what has been executed.
+        """
         agent = lanes.agent()
         for x in np.unique(addresses):
             for released_clock in self.group.state.sync_variables[int(x)].read(agent.index):
@@ -230,9 +254,10 @@ class MemoryInstructions(CheckedMemory):
     def _strong_write(
         self, lanes: ActiveLanes, access: Access, event: Event, order: str, scope: ScopeLevel, *, rounds: bool = False
     ) -> None:
-        """Record a strong write, before it is performed; `rounds`: its result depends on those before.
+        """Record a strong write by some lanes of a warp, before it is performed.
 
-        A release publishes the lanes' clock, a relaxed write the clock of the last fence.
+        A release publishes the lanes' clock, and a relaxed write that of the last fence. What makes the result depend
+        on time is recorded, too. `rounds`: the result depends on the order of the writes, as floating-point sums do.
         """
         group, agent = self.group, lanes.agent()
         if order in ("release", "acq_rel"):

@@ -36,24 +36,32 @@ class RegisterFile:
         self.accessed_since_fence: set[RegisterArray] = set()
 
     def declare(self, x: RegisterArray) -> None:
-        """Fill a new array with poison; reads of poison are reported."""
+        """Fill a new array with poison, a value by which reads of uninitialized registers are found."""
         shape = len(self.group.threads), x.count
         values = np.full(shape, POISON, np.uint32).view(np.float32) if x.type == F32 else np.full(shape, POISON_INTEGER)
         self.arrays[x] = values
         self.access(x, write=True)
 
     def view(self, x: RegisterArray, write: bool = False) -> np.ndarray:
+        """Return a live view (threads, count) of an array, or of a slice of one, to read or to `write`.
+
+        Reports the hazards that `access` does.
+        """
         if not isinstance(x, RegisterSlice):
             return self.access(x, write)
         start = int(self.values[x.start])
         return self.access(self.selected_row(x.array), write, slice(start, start + x.count))
 
     def selected_row(self, x: RegisterArray) -> RegisterArray:
-        """Return the array, or the row that a loop index selects now."""
+        """Return the array itself. For a row that a loop index selects, return the row of this iteration."""
         return x.array.rows[int(self.values[x.row])] if isinstance(x, LoopIndexedRow) else x
 
     def access(self, x: RegisterArray, write: bool = False, part: slice = slice(None)) -> np.ndarray:
-        """Return a live view (threads, count) of a register array; report hazards."""
+        """Return a live view (threads, count) of a register array; report hazards.
+
+        They are: a wgmma is using the array; it was waited for, but no compiler fence followed; unless `write`, a
+        register is uninitialized. `part`: the registers that are accessed.
+        """
         if x in self.owner:
             self.group.report(REGISTER_HAZARD, f"{x.name} accessed while {self.owner[x].operation.label} is using it")
         elif x in self.awaiting_compiler_fence:
@@ -72,7 +80,10 @@ class RegisterFile:
         return values
 
     def _check_initialized(self, x: RegisterArray, values: np.ndarray) -> None:
-        """Report poison in the active threads' elements of (a slice of) a register array."""
+        """Report a read of registers that hold poison in an active thread.
+
+        `values`: the registers of x that are read.
+        """
         is_float = values.dtype == np.float32
         bits, poison = (values.view(np.uint32), POISON) if is_float else (values, POISON_INTEGER)
         poisoned = bits == poison
@@ -90,7 +101,10 @@ class RegisterFile:
         self.accessed_since_fence.clear()
 
     def acquire_for(self, wgmma: InFlightOperation) -> None:
-        """Make a wgmma that starts the owner of its registers."""
+        """Make a wgmma that starts the owner of its registers.
+
+        Reports an array that has been accessed since the last wgmma.fence.
+        """
         for x in map(_whole, wgmma.operation.register_operands):
             if x in self.accessed_since_fence:
                 self.group.report(
@@ -100,7 +114,10 @@ class RegisterFile:
             self.awaiting_compiler_fence.discard(x)
 
     def release_from(self, wgmma: InFlightOperation) -> None:
-        """Return the registers of a wgmma that has been waited for."""
+        """Give back the registers of a wgmma that has been waited for.
+
+        A compiler fence must follow before they are accessed.
+        """
         for x in map(_whole, wgmma.operation.register_operands):
             if self.owner.get(x) is wgmma:
                 del self.owner[x]
@@ -111,7 +128,10 @@ class RegisterFile:
 
     # -- setmaxnreg --------------------------------------------------------------------------------
     def set_budget(self, registers: int, action: str) -> Blocking:
-        """Execute setmaxnreg: wait until the CTA's pool has the registers, and take or return them."""
+        """Execute setmaxnreg: wait until the CTA's pool has enough registers, and take them from it or return them.
+
+        `registers`: the new budget per thread. `action`: "inc" or "dec"; the other direction is reported.
+        """
         group, cta = self.group, self.group.cta
         group.require_converged("setmaxnreg")
         warps, change = len(group.warps), registers - group.registers_per_thread

@@ -24,6 +24,10 @@ class ThreadBarriers:
         self.cluster_arrivals: dict[Warp, tuple[int, bool]] = {}
 
     def sync(self, identifier: Any, threads: int) -> Blocking:
+        """Execute bar.sync: arrive at a named barrier for `threads` threads, and wait for its other threads.
+
+        If the arrival was the last one, the barrier has begun its next generation: the wait is for the previous one.
+        """
         barrier = self._arrive_at(int(identifier), threads)
         yield from self._wait(barrier, barrier.generation - (barrier.arrived == 0))
 
@@ -38,7 +42,7 @@ class ThreadBarriers:
                 lanes.warp.sync()
 
     def cluster_arrive(self, *, relaxed: bool = False) -> None:
-        """Arrive at the cluster's barrier; `relaxed`: without publishing the threads' accesses."""
+        """Arrive at the cluster's barrier; `relaxed`: without ordering the threads' memory accesses."""
         barrier = self.group.cta.cluster.barrier
         for lanes in self.group.active_lanes:
             if lanes.warp in self.cluster_arrivals:
@@ -58,7 +62,10 @@ class ThreadBarriers:
         yield from self._wait(self.group.cta.cluster.barrier, max(generations), relaxed)
 
     def _arrive_at(self, identifier: int, threads: int) -> ThreadBarrier:
-        """Arrive at a named barrier for `threads` threads; return it."""
+        """Arrive at the named barrier `identifier`, which releases its threads when `threads` have arrived.
+
+        Return the barrier.
+        """
         group = self.group
         if not 0 <= identifier < NAMED_BARRIERS_PER_CTA or threads % 32:
             group.report(
@@ -77,7 +84,10 @@ class ThreadBarriers:
         return barrier
 
     def _arrive(self, barrier: ThreadBarrier, *, relaxed: bool = False) -> None:
-        """Arrive at a barrier with the active threads' clocks, or with `relaxed` only with what they have executed."""
+        """Arrive at a barrier, and publish the active threads' clocks.
+
+        With `relaxed` only what they have executed is published, and what a fence has ordered before.
+        """
         group = self.group
         group.require_converged(barrier.name)
         clock, arrivals = VectorClock(group.state.num_agents), []
@@ -105,7 +115,11 @@ class ThreadBarriers:
             group.report("barrier", f"{barrier.name}: more threads have arrived than the {barrier.expected} expected")
 
     def _wait(self, barrier: ThreadBarrier, generation: int, relaxed: frozenset[Warp] = frozenset()) -> Blocking:
-        """Wait for a generation to complete; `relaxed`: warps whose arrival did not order their accesses."""
+        """Wait until a generation of the barrier is complete, and join the clocks that its arrivals published.
+
+        `generation`: a use of the barrier, counted from 0. `relaxed`: warps that arrived relaxed, so that their lanes'
+        accesses are not ordered.
+        """
         group = self.group
         if barrier.generation <= generation:
             yield Wait(

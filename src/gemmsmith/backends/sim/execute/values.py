@@ -14,10 +14,11 @@ from gemmsmith.machine import CLUSTER_RANK_SHIFT
 
 
 class Values(dict[Value, Any]):
-    """The values of a lockstep group by the kernel's, and its `variables`.
+    """A lockstep group's simulated values, by the kernel's values, and its `variables`.
 
-    Statements store results; constants, built-ins and parameters are looked up on first use. Each has its type in the
-    kernel: fp32 is np.float32, a predicate is a bool, an integer is a Python int or np.int64.
+    Statements store results; constants, built-ins and parameters are looked up on first use. Each is a number if it is
+    uniform, else an array over the threads, of the type that it has in the kernel: fp32 is np.float32, a predicate is a
+    bool, an integer is a Python int or np.int64.
     """
 
     def __init__(self, group: LockstepGroup) -> None:
@@ -68,7 +69,7 @@ class Values(dict[Value, Any]):
         self._declared[variable] = self.group.active
 
     def assign(self, variable: Variable, value: Value) -> None:
-        """Assign a variable in the active threads; others keep its value."""
+        """Assign a variable in the active threads; the other threads that have declared it keep its value."""
         new, active, declared = self[value], self.group.active, self._declared[variable]
         if declared is not active and (declared & ~active).any():
             new = np.where(active, new, self.variables[variable])

@@ -34,8 +34,8 @@ class VectorClock:
     - MBARRIER_INIT_FENCED: if mbarrier inits, have been made visible to the cluster by a fence;
     - EXECUTED: have been executed, whether or not their accesses are visible.
 
-    `completed_bits` has the bits of the asynchronous operations that have completed, `fenced_bits` of those that had
-    when a proxy fence was executed later: what cp.async writes, the async proxy sees after a fence only.
+    `completed_bits` has a bit for each asynchronous operation that is known to have completed. `fenced_bits` has those
+    that had completed before a proxy fence: the async proxy sees what cp.async writes only after a fence.
     """
 
     __slots__ = ("completed_bits", "event_counts", "fenced_bits")
@@ -58,21 +58,25 @@ class VectorClock:
         self.fenced_bits |= other.fenced_bits
 
     def has_executed(self, agent: int, count: int) -> bool:
-        """Return whether the event `count` of an agent has been executed before, whether or not it is visible."""
+        """Return whether event number `count` of an agent has been executed before, whether or not it is visible."""
         return self.event_counts.item(EXECUTED, agent) >= count
 
     def join_executed_events(self, other: VectorClock) -> None:
-        """Join the EXECUTED and MBARRIER_INIT_FENCED rows: implied by synchronization at too narrow a scope, too."""
+        """Join only the rows EXECUTED and MBARRIER_INIT_FENCED of another clock.
+
+        A synchronization with too narrow a scope orders no accesses, but still implies that the events have been
+        executed.
+        """
         executed = self.event_counts[MBARRIER_INIT_FENCED:]
         np.maximum(executed, other.event_counts[MBARRIER_INIT_FENCED:], out=executed)
 
 
 @dataclass(eq=False)
 class Agent:
-    """A set of a warp's lanes with one vector clock, which in the literature each thread has.
+    """A set of a warp's lanes that act together, with one vector clock for all (in the literature each thread has one).
 
-    `fenced`: scope and clock of the last fence, which relaxed writes publish. `pending`: (scope, clock) observed by
-    relaxed reads, joined at the next fence.
+    `index`: its column in vector clocks. `fenced`: scope and clock of the last fence; relaxed writes publish that
+    clock. `pending`: (scope, clock) that relaxed reads have observed; the next fence joins them.
     """
 
     index: int
@@ -92,15 +96,23 @@ class Agent:
 
 
 class Warp:
-    """The agents of a warp.
+    """The agents of a warp: `all_lanes`, and one for each subset of lanes that acts by itself, in a branch.
 
-    A subset of lanes inherits the warp's clock, except for the warp's own accesses and fences since the last
-    __syncwarp, which other lanes may have executed. The warp joins its subsets' clocks at the next __syncwarp.
-    Instructions that all lanes execute together (.aligned) order the execution of earlier instructions of the warp, not
-    their accesses. `synced_counts`: the warp's own events, by row and agent, that all of its lanes have observed.
+    A subset starts with the warp's clock, but without the warp's own accesses and fences since the last __syncwarp:
+    lanes outside the subset may have executed them. The next __syncwarp joins the subsets' clocks into the warp's. An
+    instruction that all lanes execute together (.aligned) orders the execution of the warp's earlier instructions, not
+    their accesses.
+
+    `subset_agents`: the agents by their lanes, a bit mask. `synced_counts`: the numbers of the warp's own events, by
+    row and agent, that all of its lanes have observed. `converged_counts`: those that were executed before the last
+    instruction of all lanes, by agent.
     """
 
     def __init__(self, index: int, num_agents: int) -> None:
+        """Begin without any accesses. `index`: of the warp in the grid.
+
+        The first event is number 1, of which other clocks, which are 0, do not know.
+        """
         self.first_agent = AGENTS_PER_WARP * index
         self.agent_slice = slice(self.first_agent, self.first_agent + AGENTS_PER_WARP)
         self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
@@ -110,7 +122,11 @@ class Warp:
         self.converged_counts = np.zeros(AGENTS_PER_WARP, np.int32)
 
     def agent(self, lanes: int) -> Agent:
-        """Return the agent (clock owner) of the lanes that execute now, after it has joined what they did before."""
+        """Return the agent of the lanes that execute now. `lanes`: a bit mask.
+
+        Its clock first joins the clocks of all supersets: what a superset has executed, each of these lanes has
+        executed. A set that only overlaps may have executed something in lanes that are not among these.
+        """
         if lanes == ALL_LANES:
             return self.all_lanes
         agent = self.subset_agents.get(lanes)
@@ -123,10 +139,11 @@ class Warp:
         return agent
 
     def _agent_of_new_subset(self) -> Agent:
-        """Return a new agent for a subset of lanes; the last one that there is for all further subsets.
+        """Return a new agent for a subset of lanes.
 
-        Its events are numbered on from those of the agent of this index before the last __syncwarp. It has executed the
-        fences of its warp.
+        If all AGENTS_PER_WARP are in use, the last one serves further subsets, too. Its event numbers continue after
+        those that the agent of this index had before the last __syncwarp. It has executed the last fence of the whole
+        warp.
         """
         index = self.first_agent + min(len(self.subset_agents) + 1, AGENTS_PER_WARP - 1)
         for agent in self.subset_agents.values():
@@ -142,9 +159,9 @@ class Warp:
         return agent
 
     def _join_synced(self, clock: VectorClock, other: Agent, clock_then: VectorClock | None = None) -> None:
-        """Join another agent's clock into `clock`, excluding its own accesses and fences since the last __syncwarp.
+        """Join another agent's clock into `clock`, but not its own accesses and fences since the last __syncwarp.
 
-        `clock_then`: the other agent's clock at an earlier time, instead of its current one.
+        `clock_then`: the other agent's clock at an earlier time, to use instead of its current one.
         """
         clock_then = clock_then or other.clock
         counts, slot = clock_then.event_counts.copy(), other.index - self.first_agent
@@ -158,7 +175,7 @@ class Warp:
         clock.fenced_bits |= clock_then.fenced_bits
 
     def converge(self) -> None:
-        """Record that all lanes execute an instruction together, which later events of theirs do not precede."""
+        """Record that all lanes execute an instruction together, so all have executed what came before it."""
         self.converged_counts = np.maximum(
             self.converged_counts, self.all_lanes.clock.event_counts[EXECUTED, self.agent_slice]
         )
@@ -179,13 +196,21 @@ class Warp:
         self.all_lanes.advance()
 
     def _observed_by_all(self, clock: VectorClock) -> np.ndarray:
-        """Return the warp's own events at a clock. Each lane's fence for global memory is one for all of them."""
+        """Return the counts of the warp's own events, by row and agent, in a clock that all of its lanes have observed.
+
+        The row of global proxy fences has the counts of HAPPENS_BEFORE: a later fence by any lane also covers the
+        accesses of other lanes that it has observed.
+        """
         counts = clock.event_counts[:EXECUTED, self.agent_slice].copy()
         counts[GLOBAL_PROXY_FENCED] = counts[HAPPENS_BEFORE]
         return counts
 
     def release(self, lanes: int) -> VectorClock:
-        """Return a copy of the lanes' clock and advance it, so that later events are not covered by the copy."""
+        """Return a copy of the lanes' clock, and advance the clock, so that the copy does not cover later events.
+
+        `lanes`: a bit mask. Subsets of the lanes are included. Of a set that overlaps, its own accesses since the last
+        __syncwarp are not, since other lanes may have made them.
+        """
         agent = self.agent(lanes)
         copy = agent.clock.copy()
         for other_lanes, other in self.subset_agents.items():
@@ -200,10 +225,11 @@ class Warp:
         return copy
 
     def release_for_relaxed_write(self, lanes: int) -> tuple[ScopeLevel, VectorClock]:
-        """Return (scope, clock) that a relaxed write publishes.
+        """Return (scope, clock) that a relaxed write by `lanes`, a bit mask, publishes.
 
-        The clock covers the lanes' executed events and fenced mbarrier inits. If a fence precedes the write, it also
-        covers everything before that fence, at the fence's scope.
+        The clock has the events that the lanes have executed, of which no accesses are visible. If a fence precedes the
+        write, it also has all that happens before that fence, at the fence's scope. Without a fence no accesses are
+        published, so the scope is the widest.
         """
         agent = self.agent(lanes)
         published = VectorClock(agent.clock.event_counts.shape[1])
@@ -213,7 +239,10 @@ class Warp:
         return scope, published
 
     def acquire(self, lanes: int, clock: VectorClock) -> None:
-        """Join a clock into that of the lanes; all lanes together also observe what their warp had released before."""
+        """Join a clock into that of the lanes, a bit mask.
+
+        If these are all lanes, all have then observed the warp's own events in that clock.
+        """
         self.agent(lanes).clock.join(clock)
         if lanes == ALL_LANES:
             self.synced_counts = np.maximum(self.synced_counts, self._observed_by_all(clock))
@@ -221,13 +250,17 @@ class Warp:
             self.converged_counts = np.maximum(self.converged_counts, executed)
 
     def _agents_within(self, lanes: int) -> dict[int, Agent]:
-        """Return the agents of the lanes (first) and of their subsets, by lane mask."""
+        """Return the agent of the lanes, and then those of their subsets, by bit mask of lanes."""
         return {lanes: self.agent(lanes)} | {
             subset: x for subset, x in self.subset_agents.items() if subset & ~lanes == 0
         }
 
     def fence(self, scope: ScopeLevel, lanes: int) -> None:
-        """Execute a memory fence at `scope`: order the lanes' earlier relaxed accesses before the later ones."""
+        """Execute a memory fence at `scope` in the lanes, a bit mask.
+
+        Their earlier relaxed reads then acquire what they have read, if the scope suffices, and their later relaxed
+        writes publish what is before the fence.
+        """
         agents = self._agents_within(lanes)
         for agent in agents.values():
             for needed_scope, clock in agent.pending:
@@ -238,11 +271,14 @@ class Warp:
             agent.fenced = scope, self.release(subset)
 
     def fence_proxy(self, row: int, lanes: int) -> None:
-        """Mark earlier accesses (mbarrier inits) as ordered before those of the async proxy (the cluster) in a row.
+        """Execute a proxy fence, or a fence of mbarrier inits, in the lanes, a bit mask.
+
+        Their earlier accesses count in `row` from then on, so they are ordered before accesses of the async proxy
+        (mbarrier inits: before uses in the cluster); see VectorClock.
 
         PTX ISA, "Causality order", keeps base causality only within a proxy. It does not say where on the way from one
         access to the other fence.proxy.async stands. In shared memory the accessing thread must execute it, as in
-        CUTLASS; in global memory also a thread that has acquired the data, since the writer may be in another CTA.
+        CUTLASS; in global memory also a thread that has acquired the data may, since the writer may be in another CTA.
         """
         acting = self.agent(lanes)
         if row == GLOBAL_PROXY_FENCED:

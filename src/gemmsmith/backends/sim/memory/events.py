@@ -16,7 +16,7 @@ from gemmsmith.machine import Proxy
 class LaneAccesses:
     """The bytes that each lane of a warp accesses: `width` bytes at each of `offsets`.
 
-    `rows`: the lanes' indices among the lockstep group's threads, one per offset.
+    `rows`: for each offset, the lane's thread index in the lockstep group.
     """
 
     offsets: np.ndarray
@@ -24,7 +24,10 @@ class LaneAccesses:
     rows: np.ndarray
 
     def lane_of_cells(self, cells: np.ndarray, granule: int) -> np.ndarray:
-        """Return the lane that accessed each cell of `granule` bytes; -1 if none did, -2 if several did."""
+        """Return the lane that accessed each cell, -1 if none did, -2 if several did.
+
+        `cells`: their indices; a cell has `granule` bytes.
+        """
         count = max(1, self.width // granule)
         own = (self.offsets[:, None] // granule + np.arange(count)).reshape(-1)
         lanes = np.repeat(self.rows % 32, count)
@@ -37,12 +40,21 @@ class LaneAccesses:
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """A memory access by an agent at its event count, or (agent -1) by an asynchronous operation.
+    """A memory access by an agent (a set of lanes, see clocks.py) or by an asynchronous operation.
 
-    `engine`: what accesses memory (see Place). `bits`: the operation's bits in a clock once it has completed. `row`:
-    the row of a clock that orders the event. `warp`, `lanes`: set for accesses by threads. `strong`: (scope, CTA) of a
-    strong access (atomic, relaxed, acquire, release). `is_read`: whether it only reads. `is_atomic`: whether it reads
-    and writes. `proxy`: the one that it accesses memory through.
+    Attributes:
+        agent: Index of the agent; -1 for an asynchronous operation.
+        count: The event's number among the agent's.
+        bits: The bits that clocks which know of the operation's completion have set.
+        label: What it is, for messages.
+        location: Its source line, threads and iteration.
+        engine: What accesses memory (see Place).
+        row: The row of a clock that orders it.
+        warp, lanes: The warp, and the bytes of each lane, of an access by threads.
+        strong: (scope, CTA) of a strong access: atomic, relaxed, acquire or release.
+        is_read: Whether it only reads.
+        is_atomic: Whether it reads and writes.
+        proxy: The proxy through which it accesses memory.
     """
 
     agent: int
@@ -60,9 +72,9 @@ class Event:
     proxy: Proxy = "generic"
 
     def happens_before(self, clock: VectorClock) -> bool:
-        """Return whether this event happens before the events at `clock`: its agent's count there includes it.
+        """Return whether this event happens before the events at `clock`.
 
-        An asynchronous operation's does if its completion has been observed.
+        An agent's event does if the clock counts it, an asynchronous operation's if the clock knows of its completion.
         """
         if self.agent < 0:
             return clock.completed_bits & self.bits == self.bits
@@ -71,8 +83,10 @@ class Event:
     def ordered_before(self, later: Event, clock: VectorClock, cells: np.ndarray, granule: int) -> bool:
         """Return whether this event happens before `later`, whose agent is at `clock`.
 
-        Accesses of one warp are ordered by __syncwarp, or if the same lane made both to each cell.
+        Accesses of one warp are ordered by __syncwarp, or if the same lane made both to each of `cells` (of `granule`
+        bytes).
         """
+        # Of one agent, the clock always counts the earlier event, which another lane may have made.
         if self.agent < 0 or (self.happens_before(clock) and self.agent != later.agent):
             return self.happens_before(clock)
         if self.warp is None or self.warp is not later.warp or self.lanes is None or later.lanes is None:
@@ -83,17 +97,20 @@ class Event:
         return bool(((own == others) & (own >= 0)).all())
 
     def morally_strong_with(self, other: Event) -> bool:
-        """Return whether the two are morally strong (PTX): each scope includes the other's CTA. They do not race."""
+        """Return whether two strong accesses do not race (PTX: morally strong).
+
+        The scope of each must include the CTA of the other.
+        """
         if self.strong is None or other.strong is None:
             return False
         (scope, cta), (other_scope, other_cta) = self.strong, other.strong
         return min(scope, other_scope) >= narrowest_common_scope(cta, other_cta)
 
     def visible_to_async_proxy(self, clock: VectorClock, fenced_row: int) -> bool:
-        """Return whether the async proxy sees this access at `clock`, if it happens before.
+        """Return whether the async proxy sees this access, which happens before `clock`.
 
-        It sees what a thread has accessed, or cp.async has written, after a proxy fence; what TMA has written, at once.
-        `fenced_row`: the clock's row that counts the fenced accesses of threads to this memory.
+        It sees what TMA has written at once, and what threads have accessed, or cp.async has written, after a proxy
+        fence. `fenced_row`: the clock's row that counts the fenced accesses of threads to this memory.
         """
         if self.agent >= 0:
             return clock.event_counts.item(fenced_row, self.agent) >= self.count

@@ -30,7 +30,10 @@ class Buffer:
 
 
 class GlobalMemory:
-    """Buffers with large gaps between them, so that an access outside of all is detected."""
+    """The buffers of global memory.
+
+    The gaps between them are large, so an access outside of all of them is detected.
+    """
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
@@ -56,12 +59,18 @@ class GlobalMemory:
 
 
 def widest_word(bits: int) -> int:
-    """Return the widest word that accesses are made of; `bits`: those of all their offsets and widths."""
+    """Return the widest word, in bytes, in which an access can be copied.
+
+    `bits`: the bitwise or of all its offsets and widths, so its lowest set bit divides all of them.
+    """
     return min(MAX_ACCESS_BYTES, bits & -bits)
 
 
 def gather(data: np.ndarray, offsets: np.ndarray, width: int, word_bytes: int) -> np.ndarray:
-    """Return (len(offsets), width) bytes, read in words of `word_bytes`, which divides all offsets and `width`."""
+    """Return (len(offsets), width) bytes of `data`, `width` from each offset on.
+
+    They are copied in words of `word_bytes`, which divides all offsets and the width; wider words are faster.
+    """
     if word_bytes == 1 or data.nbytes % word_bytes:
         return data[offsets[:, None] + np.arange(width)]
     words = data.view(_WORD_DTYPES[word_bytes])[_word_indices(offsets, width, word_bytes)]
@@ -69,7 +78,10 @@ def gather(data: np.ndarray, offsets: np.ndarray, width: int, word_bytes: int) -
 
 
 def scatter(data: np.ndarray, offsets: np.ndarray, values: np.ndarray, word_bytes: int) -> None:
-    """Set data[offsets[i] + j] = values[i, j], in words of `word_bytes`, which divides all offsets and the row size."""
+    """Set data[offsets[i] + j] = values[i, j].
+
+    The bytes are copied in words of `word_bytes`, which divides all offsets and the row size; wider words are faster.
+    """
     width = values.shape[1]
     if word_bytes == 1 or data.nbytes % word_bytes:
         data[offsets[:, None] + np.arange(width)] = values

@@ -27,7 +27,7 @@ def scope_of(name: str) -> ScopeLevel:
 
 
 def narrowest_common_scope(one: HasClusterRank, other: HasClusterRank) -> ScopeLevel:
-    """Return the narrowest scope that contains both CTAs."""
+    """Return the narrowest scope that contains both CTAs: that of the CTA, of the cluster, or of the GPU."""
     if one is other:
         return ScopeLevel.CTA
     is_one_cluster = one.index - one.rank == other.index - other.rank  # the index of the cluster's first CTA

@@ -20,9 +20,10 @@ MBARRIER_BYTES = 8
 
 
 class CellState(NamedTuple):
-    """State of a cell: the last ordinary write, and the ordinary reads and the strong accesses since.
+    """State of a cell of memory.
 
-    `initialized`: the cell may be read without a write by the kernel; `barriers`: offsets of the mbarriers in it.
+    `writer`: the last ordinary write. `readers`, `strong`: the ordinary reads, and the strong accesses, since then.
+    `initialized`: it may be read without a write by the kernel. `barriers`: offsets of the mbarriers in it.
     """
 
     writer: Event | None = None
@@ -34,10 +35,16 @@ class CellState(NamedTuple):
 
 @dataclass(slots=True)
 class CheckedAccess:
-    """The access that `event` is, of `width` bytes at each of `offsets`, and its check against earlier ones.
+    """An access of memory, with its check against earlier ones.
 
-    `aligned`: all offsets are multiples of it. `clock`: what happens before the event. `fenced_row`: the row of `clock`
-    that counts the accesses to this memory which the async proxy sees. `describe`: returns the memory's name.
+    Attributes:
+        offsets, width: It accesses `width` bytes at each of `offsets`.
+        aligned: A number of bytes that divides all offsets and the width.
+        event: What it is as an event.
+        clock: What happens before the event.
+        fenced_row: The row of `clock` that counts the accesses to this memory which the async proxy sees.
+        describe: Returns the memory's name.
+        hazards: Where races are reported.
     """
 
     offsets: np.ndarray
@@ -50,7 +57,11 @@ class CheckedAccess:
     hazards: Hazards
 
     def check(self, state: CellState, cells: np.ndarray, granule: int) -> CellState:
-        """Check the access against cells, of `granule` bytes, of one state; return their next state."""
+        """Check the access against cells that have one state, and return their next state.
+
+        A write must come after the last write and the reads since, a read after the last write. Strong accesses with
+        sufficient scopes do not race with one another. `cells`: their indices; a cell has `granule` bytes.
+        """
         event, (writer, readers, strong, initialized, barriers) = self.event, state
         write = not event.is_read
         for first in barriers:
@@ -77,7 +88,10 @@ class CheckedAccess:
         return CellState(writer, self._append_event(readers, cells, granule), strong, initialized, barriers)
 
     def _check_order(self, earlier: Event, cells: np.ndarray, granule: int, kind: str) -> bool:
-        """Return whether an earlier access is ordered before this one; report a race or a missing proxy fence."""
+        """Return whether an earlier access is ordered before this one; report a race or a missing proxy fence.
+
+        `kind`: of the pair, such as "read after write". `cells`, `granule`: as in `check`.
+        """
         event = self.event
         if not earlier.ordered_before(event, self.clock, cells, granule):
             message = f"{kind} of {self.describe()}: {event} is not ordered after {earlier}"
@@ -89,7 +103,10 @@ class CheckedAccess:
         return True
 
     def _append_event(self, others: tuple[Event, ...], cells: np.ndarray, granule: int) -> tuple[Event, ...]:
-        """Append the event and drop those ordered before it."""
+        """Return the accesses `others` and this one, without those that are ordered before it.
+
+        What comes after this one also comes after those.
+        """
         unordered = (x for x in others if not x.ordered_before(self.event, self.clock, cells, granule))
         return *unordered, self.event
 
@@ -97,7 +114,8 @@ class CheckedAccess:
 class Shadow:
     """Shadow of one memory of `size` bytes; `initialized`: it holds data before the kernel.
 
-    A cell has `granule` bytes, the width of the narrowest access so far, and holds the id of its state.
+    `granule`: bytes of a cell, the largest power of two up to 16 that divides all accesses so far. `cells`: the id of
+    each cell's state, an index into `states`; many cells share a state.
     """
 
     def __init__(self, size: int, *, initialized: bool) -> None:
@@ -105,7 +123,10 @@ class Shadow:
         self._set_initialized(np.full(ceil_div(size, MAX_ACCESS_BYTES), initialized))
 
     def begin_launch(self) -> None:
-        """Forget all accesses, which are ordered before those of the next launch; what was written is initialized."""
+        """Forget all accesses, since they are ordered before those of the next launch.
+
+        What was written counts as initialized.
+        """
         self._set_initialized(self.initialized_cells())
 
     def initialized_cells(self) -> np.ndarray:
@@ -133,26 +154,30 @@ class Shadow:
         self.cells[first // self.granule : (first + nbytes) // self.granule] = self._intern(CellState(initialized=True))
 
     def add_barrier(self, first: int) -> None:
-        """Record an mbarrier at offset `first`, which no other access may overlap."""
+        """Record an mbarrier at offset `first`, whose bytes no ordinary access may overlap."""
         for cell in {first // self.granule, (first + MBARRIER_BYTES - 1) // self.granule}:
             state = self.states[self.cells[cell]]
             self.cells[cell] = self._intern(state._replace(barriers=(*state.barriers, first)))
 
     def _intern(self, state: CellState) -> int:
+        """Return the id of a state, a new one if no cell has had it."""
         state_id = self.state_ids.setdefault(state, len(self.states))
         if state_id == len(self.states):
             self.states.append(state)
         return state_id
 
     def _refine_cells(self, multiple: int) -> None:
-        """Split the cells until their size divides `multiple`."""
+        """Halve the cells until their size divides `multiple`, in bytes."""
         while multiple % self.granule:
             self.granule //= 2
             self.cells = np.repeat(self.cells, 2)[: ceil_div(self.size, self.granule)]
 
 
 def _cells_by_state(state_ids: np.ndarray, cells: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Return (state id, cells) for each distinct id."""
+    """Return (state id, cells) for each distinct state among cells.
+
+    `state_ids`: the id of the state of each of `cells`.
+    """
     as_bytes = state_ids.tobytes()  # numpy takes longer to compare few elements
     if as_bytes == as_bytes[: state_ids.itemsize] * len(state_ids):
         return [(state_ids.item(0), cells)]

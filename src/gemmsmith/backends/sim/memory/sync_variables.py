@@ -11,7 +11,7 @@ from gemmsmith.backends.sim.memory.scopes import HasClusterRank, ScopeLevel, nar
 
 
 class ReleasedClock(NamedTuple):
-    """The clock that a strong write publishes, at a scope, by a thread of a CTA."""
+    """The clock that a strong write by a thread of `cta` publishes, to readers within `scope`."""
 
     scope: ScopeLevel
     cta: HasClusterRank
@@ -22,11 +22,15 @@ class ReleasedClock(NamedTuple):
 class SyncVariable:
     """A word of global memory that strong accesses read and write.
 
-    `released_clocks`: clocks published by the last store and the atomics after it (a release sequence; PTX ISA,
-    "observation order"). `writes`: their events, numbered from 1. `write_count`: writes so far; `last_observed_write`:
-    the number of the last write that each agent (see clocks.py) has observed. `visible_at`: time at which the last
-    write becomes visible to polling threads. `spins`: (agent, event count) of spins that have ended; `previous`: the
-    word before the last write.
+    Attributes:
+        released_clocks: Clocks published by the last store and the atomics after it (a release sequence; PTX ISA,
+            "observation order").
+        writes: (number, event) of that store and these atomics; the first write of the word is number 1.
+        write_count: Writes so far.
+        last_observed_write: The number of the last write that each agent (see clocks.py) has observed.
+        visible_at: Time at which the last write becomes visible to polling threads.
+        spins: (agent, event count) of spins on the word that have ended.
+        previous: The word before the last write.
     """
 
     released_clocks: list[ReleasedClock] = field(default_factory=list)
@@ -43,13 +47,17 @@ class SyncVariable:
         return self.released_clocks
 
     def is_spin_free(self, clock: VectorClock) -> bool:
-        """Return whether all spins on the word had ended before the events at `clock`, whatever the schedule."""
+        """Return whether all spins on the word have ended before the events at `clock`, in every schedule.
+
+        Otherwise a write at `clock` may replace a word that a spin has not seen yet.
+        """
         return all(clock.has_executed(agent, count) for agent, count in self.spins)
 
     def write(self, event: Event, released_clock: ReleasedClock, clock: VectorClock) -> Event | None:
-        """Record a store or an atomic, by an agent at `clock`, that publishes `released_clock`.
+        """Record a store or an atomic, `event`, by an agent at `clock`; it publishes `released_clock`.
 
-        Returns an earlier write that is neither ordered before the store nor observed by its agent (a race), if any.
+        Returns an earlier write that races with a store: neither ordered before it nor observed by its agent. Else
+        None.
         """
         unordered_write = None
         if not event.is_atomic:
@@ -63,6 +71,9 @@ class SyncVariable:
 
 
 def synchronizing_scope(reader: HasClusterRank, scope: ScopeLevel, released_clock: ReleasedClock) -> ScopeLevel | None:
-    """Return the narrowest scope that contains reader and writer, or None if either access has a narrower one."""
+    """Return the narrowest scope that contains a reader and the writer of a clock; None if they do not synchronize.
+
+    They do not if either access, the read at `scope` or the write, has a narrower scope.
+    """
     needed = narrowest_common_scope(reader, released_clock.cta)
     return needed if min(scope, released_clock.scope) >= needed else None

@@ -18,9 +18,12 @@ Loops = tuple[tuple[str, int], ...]
 class Place(SourceLocation):
     """A source line that threads execute. Compares by file and line.
 
-    `cta`, `agent`: the CTA's index, and the name of the threads. `loops`: those around the line. `access`: the access
-    made there, such as "read of wgmma m64n128k16", and `engine`, which makes it: threads, tma, bulk (TMA stores),
-    tensor or copy (cp.async).
+    Attributes:
+        cta: The CTA's index.
+        agent: Name of the threads, such as "CTA 0 consumer warpgroup 0".
+        loops: Name and index of each loop around the line, outermost first.
+        access: The access made there, such as "read of wgmma m64n128k16", or "".
+        engine: What makes it: threads, tma, bulk (TMA stores), tensor or copy (cp.async), or "".
     """
 
     __slots__ = ("access", "agent", "cta", "engine", "loops")
@@ -132,13 +135,16 @@ class Hazard:
 
     @property
     def id(self) -> str:
-        """The same for all schedules, and after edits elsewhere: a hash of kind, subject, functions and code."""
+        """A hash of kind, subject, functions and code, so the same for all schedules, and after edits elsewhere."""
         lines = {f"{basename(x.file)} {x.call.function} {x.call.text} {_rule_key(x)}" for x in self.places}
         return hashlib.sha256("\n".join([self.kind, self.subject, *sorted(lines)]).encode()).hexdigest()[:8]
 
     @property
     def hint(self) -> str:
-        """Which order or which fence is missing; empty if the message says it."""
+        """What to add, such as the fence or the order that is missing; empty if the message says it.
+
+        For a race it depends on what has made the earlier access, and on whether both are made by threads.
+        """
         by_phrase = _HINTS.get(self.kind, {})
         hint = next((hint for phrase, hint in by_phrase.items() if phrase in self.message), "")
         if hint or not self.others:
@@ -155,7 +161,7 @@ class Hazard:
         return "\n  ".join([*lines, f"id {self.id}" + (f", {self.count} times" if self.count > 1 else "")])
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for JSON: kind, message, location, id, count, hint, and each place with its lines and stack."""
+        """Return the hazard for JSON: kind, message, location, id, count, hint, and each place with its stack."""
         return {
             "kind": self.kind, "message": self.message, "location": f"{self.location}", "id": self.id,
             "count": self.count, "hint": self.hint, "kernel": self.kernel.name if self.kernel else None,
@@ -163,7 +169,7 @@ class Hazard:
         }  # fmt: skip
 
     def _describe(self, place: SourceLocation) -> str:
-        """Return a place's line of text: who made which access, where in Python, and in the printed CUDA."""
+        """Return a place as text: who made which access in which iteration, the Python calls, and the line of CUDA."""
         who = ""
         if isinstance(place, Place):
             loops = "".join(f", {name} {index}" for name, index in place.loops)
@@ -198,7 +204,11 @@ def _rule_key(place: SourceLocation) -> tuple[str, str]:
 
 @dataclass
 class Hazards:
-    """Collects the hazards of a kernel, once per kind, lines and subject. Raises SimulationAborted at `limit`."""
+    """Collects the hazards of a kernel; those of one kind, subject and place are counted.
+
+    Raises SimulationAborted at `limit`. `observer`: the record of the simulation's events, if there is one, whose
+    length gives the current event's number.
+    """
 
     limit: int
     kernel: Kernel
@@ -209,7 +219,11 @@ class Hazards:
     def report(
         self, kind: str, message: str, location: SourceLocation, subject: str = "", others: tuple[Place, ...] = ()
     ) -> None:
-        """Record a hazard, or count it if one of its kind was reported for the same source lines."""
+        """Record a hazard, or count it if one of its kind was reported for the same source lines and subject.
+
+        `subject`: the buffer or barrier that tells hazards of one line apart. `others`: the earlier access of a race,
+        or the other waits of a deadlock. Raises SimulationAborted if there are too many.
+        """
         key = kind, frozenset((x, _rule_key(x)) for x in (location, *others)) if others else location, subject
         if key in self._seen:
             self._seen[key].count += 1

@@ -25,15 +25,20 @@ _DIFFERENCES = ("time", "start", "end", "issue", "complete", "commit", "wait")
 
 
 class Event(NamedTuple):
-    """An event. -1 where its kind has no such field.
+    """An event. A field that the kind does not have is -1, or None.
 
-    `kind`: instruction (with no effect below), issue (of an operation), complete (of one that signals no barrier),
-    commit (of a group), init, arrive, expect_tx, complete_tx (of a barrier), block, resume (of a wait), or exit.
-    `time`: in cycles. `agent`: (CTA, name) of the threads, or of the engine that executes an operation. `statement`:
-    its number. `loops`: name and index of each loop, outermost first. `object`: (CTA, name) of the barrier, or of what
-    is waited for. `phase`, `pending`, `bytes`: the barrier's phase after the event, and the arrivals and bytes that it
-    misses then; for block and resume the phase that is waited for, and the groups that may be pending. `amount`:
-    arrivals, bytes or operations; for resume when the wait began.
+    Attributes:
+        kind: instruction (with no effect below), issue (of an operation), complete (of one that signals no barrier),
+            commit (of a group), init, arrive, expect_tx, complete_tx (of a barrier), block, resume (of a wait), exit.
+        time: In cycles.
+        agent: (CTA, name) of the threads, or of the engine that executes an operation.
+        statement: The statement's number.
+        loops: Name and index of each loop, outermost first.
+        object: (CTA, name) of the barrier, or of what is waited for.
+        phase: Of a barrier, after the event. For block and resume, the phase that is waited for.
+        pending: Arrivals that the phase misses. For block and resume, the groups that may be pending.
+        bytes: Bytes that the phase misses.
+        amount: Arrivals, bytes or operations. For resume, the cycle in which the wait began.
     """
 
     kind: str
@@ -49,10 +54,11 @@ class Event(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What an operation does.
+    """What an asynchronous operation accesses.
 
-    `reads`, `writes`: (CTA, slot of a buffer) in shared memory, (-1, array) in global memory. `registers`: the register
-    arrays that it uses until it has been waited for.
+    `label`, `engine`: its name, and the engine that executes it. `reads`, `writes`: (CTA, buffer with its slot) in
+    shared memory, (-1, buffer) in global memory, by name. `registers`: the register arrays that it uses until it has
+    been waited for.
     """
 
     label: str
@@ -66,9 +72,14 @@ class Route(NamedTuple):
 class Operation:
     """An asynchronous operation.
 
-    `coordinates`: of a TMA box; `bytes`: that it moves; `cycles`: of the tensor core; `stage`: of the pipeline, -1 for
-    none; `start`, `end`: when its engine works on it, in cycles; `issue`, `complete`, `commit`, `wait`: the numbers of
-    these events, -1 if there is none.
+    Attributes:
+        route: What it accesses.
+        coordinates: Of a TMA box.
+        bytes: Bytes that it moves.
+        cycles: Cycles of the tensor core.
+        stage: Stage of the pipeline, -1 for none.
+        start, end: When its engine works on it, in cycles.
+        issue, complete, commit, wait: The numbers of these events, -1 if there is none.
     """
 
     route: Route
@@ -94,6 +105,8 @@ class _Threads(Protocol):
 
 
 class _Barrier(Protocol):
+    """An mbarrier, a named barrier or a cluster barrier."""
+
     name: str
 
     @property
@@ -129,7 +142,11 @@ class Record:
     def issue(
         self, threads: _Threads, operation: AsyncOperation, engine: str, span: tuple[int, int], stage: int | None
     ) -> None:
-        """Record an operation, on which its engine works in `span`."""
+        """Record that threads issue an operation.
+
+        `engine`: the row of the timeline. `span`: (first, end) of the cycles in which the engine works on it. `stage`:
+        that of the pipeline, if any.
+        """
         self._add("issue", threads)
         cta, x = threads.row[0], operation
         registers = tuple([array.name for array in x.register_operands])
@@ -146,24 +163,30 @@ class Record:
         self._events.append(("complete", started.end, engine, *self._events[started.issue][3:5]))
 
     def signal(self, kind: str, operation: AsyncOperation, cta: int, barrier: _Barrier, amount: int) -> None:
-        """Record that an operation, which has completed, signals an mbarrier of a CTA."""
+        """Record that an operation, which has completed, signals an mbarrier of a CTA.
+
+        `kind`: arrive or complete_tx. `amount`: its arrivals or bytes.
+        """
         started, engine = self._started[id(operation)]
         cause = self._events[started.issue][3:5]
         self._append(kind, started.end, engine, *cause, (cta, barrier.name), *barrier.state, amount)
 
     def barrier(self, kind: str, threads: _Threads, cta: int, barrier: _Barrier, amount: int) -> None:
-        """Record an init, arrivals, or expected bytes, of a barrier of a CTA."""
+        """Record what threads do to a barrier of a CTA.
+
+        `kind`: init, arrive or expect_tx. `amount`: the arrivals or bytes.
+        """
         self._add(kind, threads, self._object(cta, barrier.name), *barrier.state, amount)
 
     def commit(self, threads: _Threads, name: str, operations: Iterable[AsyncOperation]) -> None:
-        """Record that a group of operations was committed."""
+        """Record that threads commit `operations` as a group, such as the "wgmma group" that `name` says."""
         members = [self._started[id(x)][0] for x in operations]
         self._add("commit", threads, (threads.row[0], name), -1, -1, -1, len(members))
         for x in members:
             x.commit = len(self._events) - 1
 
     def block(self, threads: _Threads, name: str, phase: int, pending: int) -> None:
-        """Record that threads cannot proceed: they wait for `name`."""
+        """Record that threads cannot proceed: they wait for `name`. `phase`, `pending`: see Event."""
         self._add("block", threads, self._object(threads.row[0], name), phase, pending)
 
     def resume(
@@ -171,7 +194,7 @@ class Record:
     ) -> None:
         """Record the end of a wait for `name` that began at the cycle `begin`.
 
-        `phase`, `pending`: as in Event. `operations`: those that the threads now know to have completed.
+        `phase`, `pending`: see Event. `operations`: those that the threads now know to have completed.
         """
         self._add("resume", threads, self._object(threads.row[0], name), phase, pending, -1, begin)
         for started, _ in (self._started[id(x)] for x in operations):
@@ -182,25 +205,36 @@ class Record:
         self._events.append(("exit", threads.time, threads.row, -1, ()))
 
     def end(self) -> None:
-        """Let go of the machine that has been simulated."""
+        """Drop the references to the simulated machine, which is not needed any more."""
         self._started.clear()
         del self._name_of
 
     def _buffers(self, cta: int, accesses: list[Access]) -> tuple[tuple[int, str], ...]:
-        """Return what an operation of a CTA accesses, as in Route."""
+        """Return (CTA, buffer's name) of each access by an operation of a CTA; the CTA is -1 for global memory.
+
+        An access has the rank of its CTA in the cluster, or None for the operation's own CTA.
+        """
         first = cta - cta % self.kernel.cluster[0]
         ctas = [-1 if x.space == "global" else cta if x.rank is None else first + x.rank for x in accesses]
         return tuple(zip(ctas, map(self._name_of, accesses), strict=True))
 
     def _object(self, cta: int, name: str) -> tuple[int, str]:
-        """Return what is signaled or waited for in a CTA. The barrier of a cluster is its first CTA's."""
+        """Return (CTA, name) of what is signaled or waited for in a CTA.
+
+        A cluster's barrier is that of its first CTA.
+        """
         return (cta - cta % self.kernel.cluster[0] if name == "cluster barrier" else cta), name
 
     def _add(self, kind: str, threads: _Threads, *fields: Any) -> None:
+        """Add an event of threads at the statement that they execute; `fields`: those of Event from `object` on."""
         self._append(kind, threads.time, threads.row, threads.line.number, threads.loops, *fields)
 
     def _append(self, *event: Any) -> None:
-        """Append an event, or replace the last one by it: an instruction's first effect stands for the instruction."""
+        """Append an event (the fields of Event), or put it in the place of the last one.
+
+        An instruction, and the completion of an operation, have an event of their own only if they have no effect. So
+        an effect by the same agent at the same statement replaces it.
+        """
         last = self._events[-1] if self._events else event
         if last[0] in _CAUSES and event[0] != "instruction" and last[2:5] == event[2:5]:
             self._events[-1] = event
@@ -226,7 +260,7 @@ class Record:
         return max((x.time for x in self.of_kind("exit", "resume")), default=0)
 
     def timeline(self) -> Timeline:
-        """Return what each engine and each warp does when."""
+        """Return the timeline: when each engine works on what, and when each group of threads executes or waits."""
         result, busy_since = Timeline(), Counter[tuple[int, str]]()
         for x in self.operations:
             kind = {"tensor core": "mma", "TMA store": "store"}.get(x.route.engine, "load")
@@ -243,7 +277,7 @@ class Record:
     def idle(self) -> list[Idle]:
         """Return when and why each CTA's tensor core is idle.
 
-        The causes are what the warpgroup that issues its next wgmma waits for meanwhile.
+        The causes are what the warpgroup that issues the tensor core's next wgmma waits for meanwhile.
         """
         waits, ends = defaultdict[tuple[int, str], list[Event]](list), Counter[int]()
         for x in self.of_kind("resume", "exit"):
@@ -255,6 +289,7 @@ class Record:
         for start, end, agent in sorted(products):
             cta, own = agent[0], waits[agent]
             time = busy_until[cta]
+            # The waits of that warpgroup which end after the tensor core became idle.
             for wait in own[bisect_right(own, time, key=lambda wait: wait.time) :]:
                 if wait.amount >= start:
                     break
@@ -314,7 +349,11 @@ class Record:
 def _columns(
     names: Iterable[str], rows: Iterable[tuple[Any, ...]], tables: dict[str, dict[Any, int]]
 ) -> dict[str, Any]:
-    """Return a list for each field of the rows; values of `tables` are added there and replaced by their index."""
+    """Return rows as columns: a list for each field, by its name.
+
+    A value of a field in `tables` is added to that table and replaced by its index; None becomes -1. Fields in
+    _DIFFERENCES are stored as differences.
+    """
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
     for name, values in columns.items():
         if name in tables:

@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """Cycles in which the tensor core of a CTA is idle, and why: the wait that its next wgmma is behind."""
+    """Cycles from `start` to `end` in which a CTA's tensor core is idle. `cause`: what its next wgmma waits for."""
 
     cta: int
     start: int
@@ -61,7 +61,10 @@ class Timeline:
             self.spans.append(span)
 
     def plot(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
-        """Plot the timelines of `ctas` to a PNG or SVG file: one row per role, colored by stage, waits light gray."""
+        """Plot the timelines of `ctas` (their indices) to a PNG or SVG file.
+
+        Each engine and each group of threads has a row; colors are pipeline stages, waits are light gray.
+        """
         from matplotlib.figure import Figure  # pyplot takes longer to import
         from matplotlib.patches import Patch
 
@@ -117,5 +120,6 @@ class Timeline:
 
 
 def _order(row: str) -> int:
+    """Return the position of a row in the plot: engines first, then threads."""
     order = ["TMA", "tensor", "copy"]
     return next((i for i, name in enumerate(order) if row.startswith(name)), len(order))

@@ -12,7 +12,7 @@ from gemmsmith.lang.values import Operation, VariableRead
 
 
 class TimeDependence(NamedTuple):
-    """Something that depends on when instructions execute, although they do not race."""
+    """Something that depends on when instructions execute, though it is no race. `reason` says what."""
 
     reason: str
     location: SourceLocation
@@ -25,9 +25,12 @@ class TimeDependence(NamedTuple):
 class Verdict:
     """What a run says of a kernel and its arguments.
 
-    `scope`: "every schedule": no schedule has a hazard or a deadlock, and all compute the same bits. "schedules run":
-    the schedules that were run have no hazard; others may execute other instructions or add in another order.
-    "hazards": there are some. `time_dependences`: why others may differ. `schedules`: how many were run.
+    Attributes:
+        scope: "every schedule": no schedule has a hazard or a deadlock, and all compute the same bits. "schedules run":
+            the schedules that were run have no hazard; others may execute other instructions or add in another order.
+            "hazards": there are some.
+        time_dependences: Why other schedules may differ.
+        schedules: How many were run.
     """
 
     scope: Literal["every schedule", "schedules run", "hazards"]
@@ -49,7 +52,11 @@ class Verdict:
 
 
 def tests_only_skip_waits(block: Block) -> bool:
-    """Return whether results of test_wait decide nothing but whether a blocking wait is executed."""
+    """Return whether results of test_wait decide nothing but whether a blocking wait is executed.
+
+    Then they do not make the kernel depend on time: without the test, the wait would end at once. The values derived
+    from results of tests may only be operands of further values, or the condition of an `if` around waits.
+    """
     derived: set[object] = set()
     statements, count = list(walk(block)), -1
     while count < len(derived):  # loops carry variables back
@@ -70,7 +77,10 @@ def tests_only_skip_waits(block: Block) -> bool:
 
 
 def _derived(statement: object, derived: set[object]) -> object:
-    """Return the value or variable that a statement sets from the result of a test, if it does."""
+    """Return the value or variable that a statement computes from the result of a test_wait, or None.
+
+    `derived`: the values and variables that are known to be computed from one.
+    """
     match statement:
         case Define(value=Result(instruction=instruction) as value) if instruction.tests_wait:
             return value

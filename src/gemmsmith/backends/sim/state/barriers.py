@@ -10,7 +10,7 @@ from gemmsmith.lang.location import SourceLocation
 
 
 class ScopedClocks:
-    """Clocks that a wait joins: `cta` at CTA scope, and additionally `cluster` at cluster scope."""
+    """Clocks that arrivals at an mbarrier have published. A wait joins `cta` or, at cluster scope, both."""
 
     def __init__(self, num_agents: int) -> None:
         self.cta, self.cluster = VectorClock(num_agents), VectorClock(num_agents)
@@ -23,7 +23,7 @@ class ScopedClocks:
 
 @dataclass(frozen=True)
 class FinishedWait:
-    """A finished wait for a phase, by an agent at its event count."""
+    """A finished wait for a phase by an agent (see clocks.py), as its event number `count`, at `place`."""
 
     phase: int
     agent: int
@@ -37,10 +37,11 @@ class FinishedWait:
 
 @dataclass(eq=False)
 class Contributions:
-    """What completes a phase of a barrier: (agent, event count) of arrivals, and bits of asynchronous operations.
+    """What completes a phase of a barrier.
 
-    An arrival or complete_tx counts in the phase in progress, whichever phase its thread expects (PTX ISA, "Phase
-    Completion of the mbarrier object"). So what has been executed before it must include the whole previous phase.
+    `arrivals`: (agent, event count) of each; `bits`: clock bits of the asynchronous operations. An arrival or
+    complete_tx counts in the phase in progress, whichever phase its thread expects (PTX ISA, "Phase Completion of the
+    mbarrier object"). So what has been executed before it must include the whole previous phase.
     """
 
     arrivals: list[tuple[int, int]] = field(default_factory=list)
@@ -53,15 +54,25 @@ class Contributions:
 
 @dataclass(eq=False)
 class Mbarrier:
-    """An mbarrier. `phase` counts completed phases; its parity is that of the phase in progress.
+    """An mbarrier. A wait for the parity of phase p is correct only if it is ordered before phase p + 1 completes.
 
-    `count`: expected arrivals per phase; `pending`: arrivals still missing; `tx_count`: bytes still missing;
-    `initializer`: (agent, event count) of its init; `data_phases`: the completed phases that received data;
-    `current`, `previous`: contributions to the phase in progress and to the one before; `expects`: (agent, event count,
-    place) of each expect_tx that no arrival in the phase in progress follows.
-    `last_waited_phase`: the last phase that each lockstep group has waited for; `last_waits`: each agent's last wait.
-    A parity wait for phase p is correct only if it is ordered before the completion of phase p + 1; otherwise phase
-    aliasing is reported.
+    Attributes:
+        name: Its buffer and slot.
+        count: Arrivals expected per phase.
+        initializer: (agent, event count) of its init; `location` is its source line.
+        num_agents: Length of vector clocks.
+        hazards: Where errors are reported.
+        phase: Completed phases, so the number of the phase in progress, whose parity is phase % 2.
+        pending: Arrivals that the phase in progress still misses.
+        tx_count: Bytes that it still misses.
+        received_data: Whether it has received data.
+        time: Time in cycles of its last contribution; `completed_at`: of the phase before.
+        current_clocks: Clocks published by the phase in progress; `completed_clocks`: by all completed ones.
+        last_waited_phase: The last phase that each lockstep group has waited for.
+        last_waits: Each agent's last wait.
+        data_phases: The completed phases that received data.
+        current, previous: Contributions to the phase in progress and to the one before.
+        expects: (agent, event count, place) of each expect_tx that no arrival in the phase in progress follows yet.
     """
 
     name: str
@@ -90,7 +101,10 @@ class Mbarrier:
         self.current_clocks, self.completed_clocks = ScopedClocks(self.num_agents), ScopedClocks(self.num_agents)
 
     def check_order(self, clock: VectorClock, label: str, place: Place) -> None:
-        """Report a contribution at `clock`, made at `place`, that may be counted in the previous phase."""
+        """Report a contribution to the phase in progress that may come early, and be counted in the previous phase.
+
+        It is made at `clock` and at `place`; `label`: what it is, such as "arrival".
+        """
         if not self.previous.executed_before(clock):
             message = (
                 f"{self.name}: this {label} for phase {self.phase} is not ordered after phase {self.phase - 1} and may "
@@ -102,9 +116,16 @@ class Mbarrier:
         self, arrival: tuple[int, int], count: int, expect: int, clock: VectorClock, time: int, *, at_cta_scope: bool,
         at_cluster_scope: bool,
     ) -> bool:  # fmt: skip
-        """Record `count` arrivals, an event, that release `clock` at CTA scope, at cluster scope, or both.
+        """Record arrivals, and complete the phase if nothing is missing. Returns False if there are too many.
 
-        Returns False if the phase receives more arrivals than expected.
+        Args:
+            arrival: (agent, event count) of the event.
+            count: Number of arrivals.
+            expect: Bytes for which the phase then waits, too.
+            clock: The clock that they publish.
+            time: Time in cycles.
+            at_cta_scope: Whether waits at CTA scope see all of `clock`: the barrier is in the arriving threads' CTA.
+            at_cluster_scope: Whether waits at cluster scope see it.
         """
         self.current.arrivals.append(arrival)
         if self.expects:
@@ -127,10 +148,15 @@ class Mbarrier:
     def complete(
         self, nbytes: int, clock: VectorClock, bits: int, time: int, *, at_cta_scope: bool, arrivals: int = 0
     ) -> None:
-        """Record complete_tx of `nbytes` by an operation issued at `clock`; it may precede the expect_tx.
+        """Record complete_tx of `nbytes` bytes by an operation issued at `clock`. It may come before the expect_tx.
 
-        `bits`: the operation's completion bits. `at_cta_scope`: whether waits at CTA scope see the data, or only those
-        at cluster scope. `arrivals`: arrivals that come with the data.
+        Args:
+            nbytes: Bytes that have arrived.
+            clock: The clock of the operation's issue.
+            bits: The operation's completion bits.
+            time: Time in cycles.
+            at_cta_scope: Whether waits at CTA scope see the data, or only those at cluster scope.
+            arrivals: Arrivals that come with the data.
         """
         clock_of_scope = self.current_clocks.cta if at_cta_scope else self.current_clocks.cluster
         clock_of_scope.completed_bits |= bits
@@ -151,7 +177,7 @@ class Mbarrier:
         self.expects.append((agent.index, agent.next_event, place))
 
     def _advance(self) -> None:
-        """Complete the phase if nothing is missing: publish the clocks, and begin the next phase."""
+        """Complete the phase if nothing is missing: check it, publish its clocks, and begin the next phase."""
         if self.pending or self.tx_count:
             return
         for _, _, place in self.expects:
@@ -168,7 +194,7 @@ class Mbarrier:
         self.phase, self.pending, self.received_data = self.phase + 1, self.count, False
 
     def _report_overrun(self, wait: FinishedWait) -> None:
-        """Report that a wait may still be polling when the next phase completes."""
+        """Report a wait for the previous phase that may still be polling when the phase in progress completes."""
         self.hazards.report(
             "phase aliasing",
             f"a wait for phase {wait.phase} of {self.name} by {wait.place.agent} may run after phase {self.phase} "
@@ -191,17 +217,18 @@ class Mbarrier:
         self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.next_event, place)
 
     def resolve_phase(self, lockstep_group: object, clock: VectorClock, parity: int) -> int:
-        """Return the phase that a wait for `parity` is for.
+        """Return the number of the phase that a wait for `parity` means; -1 is the phase before the first.
 
-        It is the first phase with that parity after the last phase for which `lockstep_group`, or a wait ordered before
-        `clock`, has waited. -1 is the phase before the first.
+        A wait names only a parity. It means the first phase of that parity after the last one for which
+        `lockstep_group`, or a wait ordered before `clock`, has waited.
         """
         waited = (wait.phase for wait in self.last_waits.values() if wait.happens_before(clock))
+        # -2 for no wait yet: the first wait may be for phase -1, which has parity 1 and is complete from the start.
         last = max(self.last_waited_phase.get(lockstep_group, -2), max(waited, default=-2))
         return last + 1 if (last + 1) % 2 == parity else last + 2
 
     def is_complete(self, parity: int) -> bool:
-        """Return the result of the hardware's test: whether the phase in progress has the other parity."""
+        """Return what the hardware tests: whether the phase in progress has the other parity than `parity`."""
         return self.phase % 2 != parity
 
 
@@ -209,7 +236,12 @@ class Mbarrier:
 class ThreadBarrier:
     """A named barrier or a cluster barrier: releases its threads when `expected` have arrived, then starts again.
 
-    `current`, `previous`: contributions to the current generation and to the one before.
+    Attributes:
+        arrived: Threads that have arrived in this generation (a use of the barrier).
+        generation: Completed generations.
+        time: Time in cycles of the last arrival; `opened_at`: of the completion of the last generation.
+        clock: Joined clocks of the arrivals so far; `released_clock`: of those of the last generation.
+        current, previous: Contributions to this generation and to the one before.
     """
 
     name: str
@@ -229,7 +261,10 @@ class ThreadBarrier:
         return self.generation, self.expected - self.arrived, 0
 
     def arrive(self, threads: int, clock: VectorClock, arrivals: list[tuple[int, int]], time: int) -> bool:
-        """Record arrivals; return False if more threads arrive than expected."""
+        """Record that `threads` threads arrive; return False if there are more than expected.
+
+        `clock`: what they publish. `arrivals`: (agent, event count) of each warp. `time`: in cycles.
+        """
         if self.clock is not None:
             clock.join(self.clock)
         self.clock = clock

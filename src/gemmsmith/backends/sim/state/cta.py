@@ -24,8 +24,10 @@ class Cluster:
 class Cta:
     """A CTA: its shared memory, barriers, register pool and asynchronous engines.
 
-    `engines`: the time in cycles until which each engine is busy. `remote`: accesses to its shared memory, and arrivals
-    at its mbarriers, by other CTAs of the cluster.
+    `index`: in the grid. `rank`: in the cluster. `shared`: the bytes of shared memory, and `shadow` their shadow.
+    `mbarriers`: by offset in shared memory. `named_barriers`: by number. `engines`: the time in cycles until which each
+    engine is busy. `free_registers`: the pool for setmaxnreg, in registers per thread times warps. `remote`: accesses
+    to its shared memory, and arrivals at its mbarriers, by other CTAs of the cluster.
     """
 
     index: int

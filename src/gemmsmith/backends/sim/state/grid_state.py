@@ -33,8 +33,9 @@ STORE_LATENCY = 500
 class GridState:
     """The launch, global memory, and everything recorded while the grid executes.
 
-    `observer`: is told of all that happens, if given. `num_agents`: number of sets of lanes that have a clock, the
-    length of vector clocks.
+    `grid`: number of CTAs. `observer`: the record that is told of all that happens, if there is one. `num_agents`:
+    number of agents (sets of lanes with a clock), the length of vector clocks. `sync_variables`: words of strong
+    accesses, by address. `time_dependences`: an ordered set.
     """
 
     kernel: Kernel
@@ -60,7 +61,10 @@ class GridState:
 
     @cached_property
     def resident_ctas(self) -> int:
-        """CTAs of the grid that certainly are resident at once on the chip, whatever registers ptxas allocates."""
+        """CTAs of the grid that certainly are resident at once on the chip, whatever registers ptxas allocates.
+
+        It allocates at most those that the launch bounds allow.
+        """
         kernel, size = self.kernel, self.kernel.cluster[0]
         per_sm = occupancy(
             kernel.chip, kernel.threads, kernel.max_registers_per_thread, kernel.shared_bytes
@@ -74,14 +78,17 @@ class GridState:
         return record
 
     def name_of(self, access: Access) -> str:
-        """Return the name of the buffer, with the slot of a shared one, that is accessed."""
+        """Return the name of the buffer that is accessed; that of shared memory has its slot, as in "a[2]"."""
         if access.space == "shared":
             return self.describe_address(access.first)[0]
         buffer = self.memory.buffer_at(access.first)
         return buffer.name if buffer else "?"
 
     def describe_address(self, address: int) -> tuple[str, int | None]:
-        """Return the name of the buffer (and slot) at a shared address, and the slot if there are several."""
+        """Return (name, slot) of the buffer at an address in shared memory.
+
+        The slot is None if the buffer has one only.
+        """
         offset = (address & OFFSET_MASK) - SHARED_BASE
         if offset not in self._descriptions:
             self._descriptions[offset] = _describe_address(self.kernel, offset)
@@ -89,7 +96,7 @@ class GridState:
 
 
 def _describe_address(kernel: Kernel, offset: int) -> tuple[str, int | None]:
-    """Return the buffer's name, with its slot, at an offset of shared memory; and the slot if there are several."""
+    """Return (name, slot) of the buffer at an offset of shared memory; the slot is None if the buffer has only one."""
     for buffer in kernel.buffers:
         if buffer.offset <= offset < buffer.offset + buffer.bytes:
             slot = (offset - buffer.offset) // buffer.slot_bytes

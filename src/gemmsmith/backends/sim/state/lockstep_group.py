@@ -25,9 +25,10 @@ def mask_of(lanes: np.ndarray) -> int:
 
 @dataclass
 class Wait:
-    """Reason why a group is blocked: until `ready()` is true; `describe()` returns the reason for messages.
+    """Why a group is blocked: until `ready()` is true; `describe()` returns the reason for messages.
 
-    `name`: what it waits for; `phase`: of a barrier; `pending`: groups of operations that may be pending.
+    `name`: what it waits for: a barrier, or groups of operations, such as "wgmma group". `phase`: that of the barrier.
+    `pending`: how many groups may still be pending when it continues. What a wait does not have is -1.
     """
 
     ready: Callable[[], bool]
@@ -39,7 +40,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class ActiveLanes:
-    """The active lanes of one warp, as a bit mask; `rows` are their indices among the group's threads."""
+    """The active lanes of one warp.
+
+    `mask`: as bits. `thread_indices`: their indices among the group's threads.
+    """
 
     warp: Warp
     mask: int
@@ -64,7 +68,11 @@ class ActiveLanes:
 
 
 class ActiveWarps(list[ActiveLanes]):
-    """The active lanes by warp. `thread_indices`: of all of them; `slices`: each warp's part of these."""
+    """The active lanes by warp.
+
+    `thread_indices`: those of all active lanes. `slices`: each warp's lanes, and the part of `thread_indices` that is
+    its.
+    """
 
     def __init__(self, by_warp: Iterable[ActiveLanes]) -> None:
         super().__init__(by_warp)
@@ -79,9 +87,18 @@ class ActiveWarps(list[ActiveLanes]):
 class LockstepGroup:
     """The threads of a warp or a warpgroup of one CTA, executed in lockstep.
 
-    `title`: name in messages; `row`: (CTA, name); `time`: cycles of the cost model; `line`: the source line being
-    executed; `loops`: name and index of each loop that is being executed, outermost first; `active_lanes`: the active
-    threads by warp; `selection`: an index of their rows; `registers_per_thread`: the register budget (setmaxnreg).
+    Attributes:
+        title: Its name in messages.
+        row: (CTA, name).
+        threads: The threads' indices in the CTA.
+        warps: Its warps.
+        time: Cycles of the cost model.
+        line: The source line being executed.
+        loops: Name and index of each loop that is being executed, outermost first.
+        active: Whether each thread is active.
+        active_lanes: The active threads by warp.
+        selection: An index that selects the active threads.
+        registers_per_thread: The register budget (setmaxnreg).
     """
 
     def __init__(self, state: GridState, cta: Cta, first: int, count: int, name: str) -> None:
@@ -102,7 +119,7 @@ class LockstepGroup:
         self.selection = slice(None) if active.all() else active
 
     def active_lanes_of(self, active: np.ndarray) -> ActiveWarps:
-        """Return the active lanes by warp, for a bool per thread."""
+        """Return the active lanes by warp. `active`: a bool per thread."""
         active_lanes = self._active_lanes.get(active.tobytes())
         if active_lanes is None:
             by_warp = [(i, np.flatnonzero(lanes)) for i, lanes in enumerate(active.reshape(-1, 32))]
@@ -112,7 +129,7 @@ class LockstepGroup:
         return active_lanes
 
     def broadcast(self, x: Any, dtype: Any = np.int64) -> np.ndarray:
-        """Return a number, or an array over the threads, as an array over the threads; do not write to it."""
+        """Return a number as an array over the threads, and an array over them as it is; do not write to it."""
         if isinstance(x, np.ndarray):
             return x.astype(dtype, copy=False)
         return np.full(len(self.threads), x, dtype)
@@ -129,7 +146,10 @@ class LockstepGroup:
         return self.location_of(None)
 
     def location_of(self, warp: Warp | None) -> Place:
-        """Return the source line being executed, with a warp of the group (None for all of it) and the iteration."""
+        """Return the source line being executed, with the iteration of its loops and the threads that execute it.
+
+        These are a warp of the group, or the whole group for None.
+        """
         place = self._places.get(warp)
         if place is None or place.number != self.line.number or place.loops is not self.loops:
             name = f" warp {self.warps.index(warp)}" if warp is not None and len(self.warps) > 1 else ""
@@ -150,7 +170,10 @@ class LockstepGroup:
         self.state.time_dependences[TimeDependence(reason, self.location)] = None
 
     def require_converged(self, label: str) -> None:
-        """Report a hazard if some lanes of a warp are inactive; `label` names the instruction."""
+        """Report a hazard for each warp of which some lanes are inactive.
+
+        `label`: the instruction that all must execute.
+        """
         for lanes in self.active_lanes:
             if lanes.is_partial:
                 self.report("divergence", f"{label} by some lanes of a warp; all must execute it together")
@@ -160,6 +183,14 @@ class LockstepGroup:
     def record_wait(
         self, start: int, name: str, phase: int = -1, pending: int = -1, operations: Iterable[AsyncOperation] = ()
     ) -> None:
-        """Tell the observer of a wait from `start` until now, for `name`, perhaps for operations."""
+        """Tell the observer, if there is one, that the group's wait has ended now.
+
+        Args:
+            start: When it began, in cycles of the group's time.
+            name: What it was for: a barrier, or groups of operations, such as "wgmma group".
+            phase: The barrier's phase; -1 for other waits.
+            pending: How many groups could still be pending; -1 for other waits.
+            operations: The asynchronous operations that are now known to have completed.
+        """
         if self.state.observer is not None:
             self.state.observer.resume(self, start, name, phase, pending, operations)

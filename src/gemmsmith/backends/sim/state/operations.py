@@ -18,10 +18,17 @@ from gemmsmith.machine import AsyncOperation
 class InFlightOperation:
     """An asynchronous operation that a CTA has issued.
 
-    `clock`: the issuing threads' clock; `bits`: the bits of a clock that say (sources read, results written); `end`:
-    time of completion in cycles; `depends_on`: operations that complete first; `issuer_clocks`: the clock of each
-    issuing warp, if the operation signals an mbarrier; `copy_writes`: the write events of a cp.async, by warp, until
-    the warp has waited for them.
+    Attributes:
+        operation: What it does.
+        cta: The issuing CTA.
+        clock: What happens before it.
+        bits: The bits of a clock that say (sources read, results written).
+        end: Time of completion in cycles.
+        location: Where it was issued.
+        depends_on: Operations that complete first.
+        finished: Whether it has completed.
+        issuer_clocks: The clock of each issuing warp, if the operation signals an mbarrier.
+        copy_writes: The write events of a cp.async, by warp, until the warp has waited for them.
     """
 
     operation: AsyncOperation
@@ -49,7 +56,10 @@ class Operations:
     in_flight: list[InFlightOperation] = field(default_factory=list)
 
     def next_bits(self) -> tuple[int, int]:
-        """Return the completion bits of the next operation; bits 0 and 1 are not an operation's."""
+        """Return the completion bits (sources read, results written) of the next operation.
+
+        Bits 0 and 1 are not an operation's: bit 0 is PREREQUISITE_GRIDS_BIT.
+        """
         index = len(self.all) + 1
         return 1 << 2 * index, 2 << 2 * index
 
@@ -59,7 +69,7 @@ class Operations:
         self.in_flight.append(operation)
 
     def completable(self) -> list[InFlightOperation]:
-        """Return the operations that may complete next: wgmmas complete in order."""
+        """Return the operations that may complete next: those whose predecessors have. wgmmas complete in order."""
         # The last one that an operation depends on is asked first: it is the last to finish.
         return [x for x in self.in_flight if all(other.finished for other in reversed(x.depends_on))]
 
@@ -88,7 +98,10 @@ class Operations:
         self, in_flight: InFlightOperation, cta: Cta, address: int, bits: int, *, at_cta_scope: bool, nbytes: int = 0,
         arrivals: int = 0,
     ) -> None:  # fmt: skip
-        """Signal a CTA's mbarrier by `nbytes` or `arrivals`; the other arguments are those of `Mbarrier.complete`."""
+        """Signal a CTA's mbarrier: `nbytes` bytes have come, or `arrivals` threads arrive.
+
+        `address`: of the mbarrier. `bits`, `at_cta_scope`: see `Mbarrier.complete`.
+        """
         operation, barrier = in_flight.operation, cta.mbarriers[address & OFFSET_MASK]
         kind, label = ("arrive", "arrival") if arrivals else ("complete_tx", f"complete_tx of {operation.label}")
         for clock in in_flight.issuer_clocks:
