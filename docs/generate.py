@@ -19,6 +19,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -205,8 +206,9 @@ def cuda() -> str:
     return "```cuda\n" + textwrap.dedent("\n".join(lines[first : last + 1])) + "\n    ...\n```"
 
 
-def report() -> str:
-    """Return what the simulator reports on the default kernel without `accumulator.wait(pending=1)`."""
+@cache
+def _report() -> list[str]:
+    """Return the lines that the simulator reports on the default kernel without `accumulator.wait(pending=1)`."""
     build.cache_clear()
     a = np.ones((256, 512), np.float16)
     broken = plan(a, a.T, config=Config(), backend="sim")
@@ -221,7 +223,17 @@ def report() -> str:
         block.statements.remove(wait)
     lines = str(broken.simulate(a, a.T).hazards[0]).split("\n")
     build.cache_clear()
-    return "```\n" + "\n".join(textwrap.fill(x, 118, subsequent_indent="    ") for x in lines) + "\n```"
+    return [textwrap.fill(x, 118, subsequent_indent="    ") for x in lines]
+
+
+def report() -> str:
+    """Return all of the report."""
+    return "```\n" + "\n".join(_report()) + "\n```"
+
+
+def race() -> str:
+    """Return the report's first sentence."""
+    return f"```\n{_report()[0]}\n```"
 
 
 def excerpt(file: str, first: str, last: str) -> str:
@@ -304,7 +316,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     """Yield every page with generated text, and that text."""
     blocks = {**figures.BLOCKS, "cuda": cuda, "consumer_loop": consumer_loop, "instruction": instruction,
               "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction,
-              "report": report}  # fmt: skip
+              "report": report, "race": race}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")

@@ -295,14 +295,6 @@ def test_a_fence_that_only_counts_where_a_wait_gives_up() -> None:
     assert not any(execute(spec, kernel, seed, WAVES) for seed in range(20))
 
 
-def test_the_readme_quotes_a_mutant() -> None:
-    """accumulator.wait(pending=1) gone from the mainloop."""
-    spec, page = spec_of(CONFIGS[0]), (Path(__file__).parents[2] / "README.md").read_text()
-    waits = [m.kernel for m in mutants(spec) if (m.what, m.target) == ("delete", "wgmma_wait")]
-    found = [str(simulated(spec, kernel, 0).hazards[0]).split("\n")[0] for kernel in waits]
-    assert any(text in " ".join(page.split()) for text in found), found
-
-
 def test_the_page_says_how_many() -> None:
     """The table of docs/internals/simulator.md."""
     changes = [kind_of(what) for config in CONFIGS for what in changes_of(spec_of(config))]
