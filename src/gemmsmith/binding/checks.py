@@ -162,8 +162,11 @@ def _dtype_name(dtype: object) -> str:
 def resolve_out_dtype(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused: bool) -> DType:
     """Return the dtype of the result: that of `out`, or `out_dtype`, or the default for the instruction's operands.
 
-    `fused`: there is an epilogue or a scale; the dtype is then the one of its matrices for which the epilogue names
-    none, and it cannot be int32. Raises ArgumentError if the dtypes disagree, or are no dtype of results.
+    `fused`: there is an epilogue or a scale. The result is then fp32 before it is converted, so it cannot be int32; of
+    several result matrices, the dtype is that of those for which the epilogue names none.
+
+    Raises:
+        ArgumentError: If the dtypes disagree, or are no dtype of results.
     """
     may_store_int32 = mma.d == INT32 and not fused
     default = {FP16: FP16, TF32: FP32, FP32: FP32, INT8: INT32 if may_store_int32 else BF16}.get(mma.a, BF16)

@@ -111,7 +111,11 @@ class Fragments:
         hw.load_matrix(self._a[mma_m].slice(0, 4), stage[0].address + offset, tile.major == "MN")
 
     def _load_b(self, stage: list[SharedView], group: Value) -> None:
-        """Load B's fragments of an MMA group into that half of their double buffer whose turn it is."""
+        """Load B's fragments of an MMA group from a stage (A's and B's tile in shared memory).
+
+        A group is the MMAs of one k-step with 16 * `_n16_per_group` columns of B; groups are numbered through all
+        k-steps of the stage. Their fragments have a double buffer: even groups have one half, odd ones the other.
+        """
         tile, k_step = self._b_tile, group // self._groups_per_k_step
         with current_builder().unroll(self._n16_per_group, name="n16") as n16:
             column = (group % self._groups_per_k_step * self._n16_per_group + n16) * N_PER_LDMATRIX_X4

@@ -45,8 +45,9 @@ class CopyStep:
 def has_whole_steps(tile: Tile, threads: int) -> bool:
     """Return whether `threads` threads can copy a tile as ThreadCopyPartition does.
 
-    In one step, one vector per thread, they must copy whole rows; and either whole boxes or an equal part of one box,
-    so that the rows and boxes of all steps are the same for each thread.
+    In one step each thread copies one vector of 16 bytes. A step must consist of whole rows. If the tile is stored as
+    several boxes, of `tile.outer` rows each, a step must also consist of whole boxes or be an equal part of one: then a
+    thread's rows of all steps have the same place in their boxes.
     """
     per_row = tile.pitch // VECTOR_BYTES
     rows = threads // per_row

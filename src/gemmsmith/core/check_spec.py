@@ -146,7 +146,10 @@ def _check_promotion(spec: KernelSpec) -> None:
 
 
 def _check_registers(spec: KernelSpec) -> None:
-    """Raise ConfigError if a thread's accumulator and fragments do not fit in its registers."""
+    """Raise ConfigError if a thread's accumulator and fragments do not fit in its registers.
+
+    Kernels with TMA that gather or scatter rows have lower limits, since their consumers have fewer registers.
+    """
     design, needed = spec.design, spec.accumulator_registers + spec.a_registers
     consumers = spec.config.consumers
     limit = design.max_accumulator_registers[consumers]

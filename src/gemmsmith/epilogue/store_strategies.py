@@ -203,7 +203,7 @@ class TmaStores(ThreadStores):
         super().wait_for_buffer(group)
 
     def issue(self, group: StoreGroup) -> None:
-        """Issue the group's TMA stores, as one bulk group, and then the loads."""
+        """Issue the group's TMA stores, as one bulk group, and then the TMA loads of later subtiles' operands."""
         self.issue_stores(group)
         hw.bulk_commit()
         super().issue(group)

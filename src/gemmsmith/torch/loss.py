@@ -279,10 +279,20 @@ def _backward(
     x: Any, weight: Any, grad_x: Any, grad_weight: Any, grad_logits: Any, g: Any, needs_x: bool, needs_weight: bool, *,
     in_place: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return the gradients of x and of weight, times g; one that is not needed has no rows.
+    """Return the gradients of x (rows, dim) and of weight (classes, dim), times g; one that is not needed has no rows.
 
-    `grad_x`, `grad_weight`, `grad_logits`: what `_forward` returns after the loss. `g`: the gradient of the loss, ().
-    `needs_x`, `needs_weight`: which gradients are needed. `in_place`: grad_x and grad_weight may be overwritten.
+    `_forward` computes the gradients chunk by chunk of rows, but for the last chunk, whose share is added here.
+
+    Args:
+        x: (rows, dim).
+        weight: (classes, dim).
+        grad_x: (rows before the last chunk, dim), as `_forward` returns it; without rows if there is one chunk.
+        grad_weight: (classes, dim), the sum over these rows; likewise.
+        grad_logits: (rows of the last chunk, classes).
+        g: The gradient of the loss, ().
+        needs_x: Whether the gradient of x is needed.
+        needs_weight: Likewise of weight.
+        in_place: Whether grad_x and grad_weight may be overwritten.
     """
     (rows, dim), last = x.shape, grad_logits.shape[0]
     if needs_x:

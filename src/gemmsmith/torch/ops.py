@@ -304,9 +304,10 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
 
 
 def by_rows(x: Any) -> Any:
-    """Return an operand of gemmsmith.grouped_gemm with three dimensions, (1, 1, n) or (1, m, n).
+    """Return a tensor operand (n,) or (m, n) of gemmsmith.grouped_gemm as (1, 1, n) or (1, m, n), others as they are.
 
-    If n or m is also the number of groups, (n,) or (m, n) might mean a value or a row for each group there.
+    With three dimensions it is one for all groups. With fewer, if n or m is the number of groups, grouped_gemm would
+    take it as a value or a row for each group.
     """
     return x.reshape((1,) * (3 - x.dim()) + x.shape) if isinstance(x, torch.Tensor) and 0 < x.dim() < 3 else x
 

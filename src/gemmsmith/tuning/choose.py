@@ -120,7 +120,9 @@ def rank_configs(
 def choose(
     problem: Problem, epilogue: EpilogueSpec | None = None, fixed_k_order: bool = False, gpu: Gpu = H200
 ) -> Config:
-    """Return the config with the least estimated time on a GPU; `fixed_k_order` as in `rank_configs`.
+    """Return the config with the least estimated time on a GPU.
+
+    `fixed_k_order`: only of the configs that add the products of K in one order, whatever M and N are.
 
     If no config can be built, return the default config, which is rejected later, with the reason. The choice is cached
     for problems that are equal after `round_up_m`.

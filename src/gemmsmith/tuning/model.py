@@ -463,7 +463,8 @@ def _schedule_waves(
 def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     """Return, per k-tile of a CTA, (bytes written to its shared memory, bytes it reads from the L2), for each config.
 
-    Reads are fewer by multicast, and by what a GPC merges of the reads of its SMs. They count more if they are slower.
+    With multicast, the CTAs that share a tile of an operand divide its read among them. Without, a GPC merges a part of
+    the equal reads of its SMs. Reads of layouts that the L2 delivers more slowly are multiplied by that factor.
     """
     (a, b), (sharers_of_a, sharers_of_b) = problem.operands, table.gpc_sharers(problem)
     filled = read = np.zeros(1)

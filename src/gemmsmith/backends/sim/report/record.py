@@ -157,7 +157,10 @@ class Record:
         self._started[id(operation)] = started, (cta, engine)
 
     def complete(self, operation: AsyncOperation) -> None:
-        """Record that an operation has completed."""
+        """Record that an operation has completed, at the time at which its engine ends.
+
+        The place in the kernel, fields 3 and 4 of an event, is that of the instruction that issued the operation.
+        """
         started, engine = self._started[id(operation)]
         started.complete = len(self._events)
         self._events.append(("complete", started.end, engine, *self._events[started.issue][3:5]))
