@@ -178,6 +178,20 @@ def test_every_command_takes_the_config_of_gemm(
     assert good(call("show", sizes, *words, "--why")).startswith(f"{want}:")
 
 
+def test_help_has_sections(call) -> None:
+    """Each option is in one of them."""
+    for name in ("run", "simulate", "show"):
+        text = good(call(name, "--help"))
+        problem, rest = text.split("\nProblem:\n")[1].split("\nConfig (see gemmsmith.Config):\n")
+        config, others = rest.split("\nOptions:\n")
+        assert "--dtype " in problem
+        assert "--tile " in config
+        assert "--json" in others
+        for option in find_command(name).params:
+            if isinstance(option, click.Option):
+                assert text.count(f"\n  {option.opts[0]} ") == 1, option.opts[0]
+
+
 def test_sizes_are_one_word_or_three_options(call) -> None:
     source = good(call("show", "200x136x96"))
     assert source == good(call("show", "--m", "200", "--n", "136", "--k", "96"))

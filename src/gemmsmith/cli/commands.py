@@ -32,7 +32,7 @@ CPU_SIZES = (512, 512, 512)
 """Default m, n, k elsewhere: a GEMM that the simulator finishes in seconds."""
 
 
-@click.command()
+@click.command(cls=options.ProblemCommand)
 @options.problem
 @click.option(
     "--backend",
@@ -54,7 +54,7 @@ def run(sizes: PartialSizes, backend: str, seed: int, output: Path, as_json: boo
     _execute_and_report(_resolve_backend(backend), sizes, seed, output, as_json, choices)
 
 
-@click.command()
+@click.command(cls=options.ProblemCommand)
 @options.problem
 @click.option("--counters", is_flag=True, help="Count memory accesses by source line, and show the occupancy.")
 @click.option(
@@ -83,7 +83,7 @@ def simulate(
     _execute_and_report("sim", sizes, seed, output, as_json, choices, Counters() if counters else None, schedules)
 
 
-@click.command()
+@click.command(cls=options.ProblemCommand)
 @options.problem
 @click.option("--source", "kind", flag_value="source", default=True, help="The CUDA C++ file.  [default]")
 @click.option("--ptx", "kind", flag_value="ptx", help="PTX, compiled by NVRTC.")

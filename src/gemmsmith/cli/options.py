@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from gemmsmith.core.chip import CHIPS
-from gemmsmith.core.config import Eviction
+from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.design import design_names
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
@@ -162,6 +162,25 @@ problem = combine_options(
     click.option("--sync-clusters/--no-sync-clusters", default=None, help="Synchronize clusters every few k-tiles."),
 )  # fmt: skip
 """The problem, and the fields of a Config."""
+
+
+class ProblemCommand(click.Command):
+    """A command with the options of `problem`: its --help has sections for the problem, the config and the others."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections, as click requires."""
+        sections: dict[str, list[tuple[str, str]]] = {"Problem": [], "Config (see gemmsmith.Config)": [], "Options": []}
+        of_problem, of_config, others = sections.values()
+        of_decorator = {parameter.name for parameter in problem(lambda: None).__click_params__}  # type: ignore[attr-defined]
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and isinstance(parameter, click.Option):
+                is_config = parameter.name in Config.__dataclass_fields__ or parameter.name == "config_base"
+                (of_config if is_config else of_problem if parameter.name in of_decorator else others).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
 
 execution = combine_options(
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
