@@ -99,7 +99,7 @@ class SharedView:
     def rows(self, first: ValueLike, count: int) -> SharedView:
         """Return the view of `count` rows (of M or N) of the tile, from row `first` on, a multiple of `count`.
 
-        Raises KernelError if the rows are not whole swizzle atoms or boxes.
+        Raises KernelError if the rows are not whole atoms or boxes.
         """
         tile = self.tile
         if tile is None:
