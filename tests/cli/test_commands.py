@@ -428,6 +428,7 @@ def test_an_annotated_listing(call, code: str, tensor: str) -> None:
         (["show", "512x512x512", "--m", "4"], "MxNxK: got it beside --m, --n or --k; use either"),
         (["show", "512x512"], "'512x512' is not 3 integers joined by x, at least 0 each, such as 512x4096x4096"),
         (["cache", "--list", "--clear"], "--list, --clear, --warm: got several; use one"),
+        (["cache", "--warm", "quoted.txt"], "--warm: quoted.txt, line 1: No closing quotation"),
         (["cache", "--warm", "problems.txt"], "problems.txt, line 2: Invalid value for '--dtype': 'fp7' is not one of"),
         (["explain", "--epilogue", "amax", "--operand", "x=row", "--operand", "x=column"], "x is given twice; use one"),
         (["run", "--m", "-1"], "'--m': -1 is not in the range x>=0"),
@@ -462,6 +463,7 @@ def test_an_annotated_listing(call, code: str, tensor: str) -> None:
 def test_errors_are_one_clear_line(call, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "problems.txt").write_text("64x64x64\n64x64x64 --dtype fp7\n")
+    (tmp_path / "quoted.txt").write_text('64x64x64 "a\n')
     (tmp_path / "wrong.py").write_text("def f(")
     (tmp_path / "raises.py").write_text("1 / 0\n")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")

@@ -58,11 +58,11 @@ def cache(lists: bool, clear: bool, warm: Path | None, as_json: bool) -> None:
 def _kernels_of(file: Path) -> Iterator[Kernel]:
     """Yield the kernels of the problems in a file. Raises UsageError, which names the line, for one that is refused."""
     for number, line in enumerate(file.read_text().splitlines(), 1):
-        words = shlex.split(line, comments=True)
         try:
+            words = shlex.split(line, comments=True)
             for launch in plan_of_words(words).launches.all if words else []:
                 yield launch.kernel
-        except (GemmsmithError, click.UsageError) as error:
+        except (GemmsmithError, click.UsageError, ValueError) as error:  # ValueError: a quotation that does not end
             message = error.format_message() if isinstance(error, click.UsageError) else error
             raise click.UsageError(f"--warm: {file}, line {number}: {message}") from error
 

@@ -21,6 +21,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.host.plans import Plan
+from gemmsmith.tuning.gpus import gpu_at
 from gemmsmith.tuning.model import covers_config
 
 MAX_SIMULATED_SIZE = 512
@@ -114,7 +115,7 @@ class Outcome:
         if self.backend == "cuda":
             rows["speed"] = "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)".format(**self.timings)
         if self.backend != "reference" and covers_config(plan.config):
-            rows["estimate"] = f"{plan.estimated_us:.1f} us on an H200, by the model that chooses configs"
+            rows["estimate"] = f"{plan.estimated_us:.1f} us on an {gpu_at(0).name}, by the model that chooses configs"
         if self.backend == "reference":
             rows["speed"] = "not timed (float64 reference)"
         return rows
