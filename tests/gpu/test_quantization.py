@@ -25,7 +25,8 @@ TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
         made = empty_like_kind(x, shape, dtype)
-        made.reshape(-1).view(torch.uint8).fill_(0xFF)
+        if isinstance(made, torch.Tensor):  # the expected results are computed from numpy arrays, not poisoned here
+            made.reshape(-1).view(torch.uint8).fill_(0xFF)
         return made
 
     monkeypatch.setattr(output_kernels, "empty_like_kind", poisoned)
