@@ -90,8 +90,8 @@ def run_or_dispatch(
     if sees_operators() or not runs_kernels(a):
         return dispatch()
     if isinstance(b, tuple):
-        is_plain = TENSOR_TYPES.issuperset(map(type, (a, *b, *operands)))
-        return _launch(epilogue, a, b, offsets, numbers, operands) if is_plain else dispatch()
+        launches = all(type(x) in TENSOR_TYPES and x.device == a.device for x in (a, *b, *operands))
+        return _launch(epilogue, a, b, offsets, numbers, operands) if launches else dispatch()
     values = operands_by_name(graph_serialization.deserialize(epilogue), numbers, operands)
     arguments = read_arguments(epilogue, offsets is None, a, b, values, offsets)
     return as_outputs(run_or_call(arguments, a, dispatch))
