@@ -308,3 +308,23 @@ def test_an_epilogue_of_groups_and_its_gradients() -> None:
     wanted = torch.autograd.grad(want, exact, upstream.double())
     for x, y in zip(torch.autograd.grad(got, (a, b, bias), upstream), wanted, strict=True):
         assert near(x, y, 0.02)
+
+
+@pytest.mark.parametrize("in_fp8", [False, True])
+def test_backward_frees_what_no_later_step_reads(in_fp8: bool) -> None:
+    """The peak is that of the gradients, one gathered matrix, gate and up and their gradients, and h, with its copy."""
+    dim, hidden, count, top_k, tokens = 1024, 256, 4, 8, 4096
+    layer = FusedMoE(dim, hidden, count * 2, top_k, device="cuda", dtype=torch.bfloat16, multiply_in_fp8=in_fp8)
+    x = torch.randn(tokens, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    upstream = torch.randn_like(x)
+    for _ in range(2):
+        layer.zero_grad(set_to_none=True)
+        x.grad = None
+        y = layer(x)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y.backward(upstream)
+    gradients = sum(p.numel() * p.element_size() for p in [x, *layer.parameters()])
+    row = 2 * tokens * top_k  # bytes of a column of all rows
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= 1.1 * (gradients + row * (2 * dim + 4 * hidden))

@@ -103,9 +103,11 @@ def _forward(
     if in_fp8:
         y, *halves = forward_in_fp8(x, table, row_weights, gate_up, down, activation)
     else:
-        rows = x.index_select(0, token_of_row)
-        h, *halves = _multiply_by_gate_and_up(rows, gate_up, bias, offsets, row_weights, activation, interleaved)
+        h, *halves = _multiply_by_gate_and_up(
+            x.index_select(0, token_of_row), gate_up, bias, offsets, row_weights, activation, interleaved
+        )
         y = call_op(PLAIN_GEMM, h, down.mT, offsets=offsets)
+        del h
     return sum_slots(y, x.shape[0], row_of_slot=row_of_slot) if sums else y, halves
 
 
@@ -125,7 +127,8 @@ def _backward(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Compute the operator BACKWARD; the module's docstring explains arguments and results.
 
-    A gradient that is not needed is an empty tensor.
+    A gradient that is not needed is an empty tensor. What no later step reads is freed: the gathered rows are most
+    of the memory beside the gradients.
     """
     (offsets, token_of_row, row_of_slot), (activation, interleaved, sums, in_fp8, needs) = table, options
     needs_x, needs_gate_up, needs_down, needs_bias = needs
@@ -139,14 +142,16 @@ def _backward(
     if needs_x:
         grad_rows = call_op(PLAIN_GEMM, grad_both, gate_up, offsets=offsets)
         grad_x = sum_slots(grad_rows, x.shape[0], row_of_slot=row_of_slot)
+        del grad_rows
     if needs_gate_up:
-        rows = x.index_select(0, token_of_row)
-        grad_gate_up = weight_gradient(rows, grad_both, is_column_major(transposed(gate_up)), offsets).mT
-    if needs_down:
-        grad_down = weight_gradient(h, gradient, is_column_major(transposed(down)), offsets).mT
+        by_columns = is_column_major(transposed(gate_up))
+        grad_gate_up = weight_gradient(x.index_select(0, token_of_row), grad_both, by_columns, offsets).mT
     if needs_bias:
         ones = grad_both.new_ones(1, grad_both.shape[0])  # a product with it is each expert's sum over rows
         grad_bias = multiply_slices(ones, grad_both, offsets).squeeze(1)
+    del grad_both
+    if needs_down:
+        grad_down = weight_gradient(h, gradient, is_column_major(transposed(down)), offsets).mT
     return grad_x, grad_weights, grad_gate_up, grad_down, grad_bias
 
 
@@ -303,9 +308,8 @@ def forward_in_fp8(
     """
     offsets, token_of_row, _ = table
     multiply = partial(launch, offsets=offsets, backend=backend)
-    values, scales = quantize(x, "1x128", backend=backend)
     h, h_scales, gate, up = multiply(
-        values, scale_a=scales, **_gate_and_up(gate_up, backend), gather=token_of_row,
+        **_rows(x, backend), **_gate_and_up(gate_up, backend), gather=token_of_row,
         epilogue=_weighted_gated(activation), weight=by_rows(row_weights.unsqueeze(1)), out_dtype=x.dtype,
     )  # fmt: skip
     return multiply(h, scale_a=h_scales, **_transposed(down, backend), out_dtype=x.dtype), gate, up
@@ -321,21 +325,30 @@ def backward_in_fp8(
     down are needed; others are empty. The other arguments are those of the operator BACKWARD; `backend`: as in `gemm`.
     """
     offsets, token_of_row, row_of_slot = table
-    values, scales = quantize(gradient, "1x128", backend=backend)
-    arrays = {"a": values, "scale_a": scales, **_transposed(down.mT, backend), "gather": token_of_row}
-    grad_both, grad_weights, h = gate_gradients(arrays, halves, row_weights, offsets, activation, backend=backend)
+    grad_both, grad_weights, h = gate_gradients(
+        {**_rows(gradient, backend), **_transposed(down.mT, backend), "gather": token_of_row},
+        halves, row_weights, offsets, activation, backend=backend,
+    )  # fmt: skip
     grad_x, grad_gate_up, grad_down = (x.new_empty(0) for _ in range(3))
     if needs[0]:
-        values, scales = quantize(grad_both, "1x128", backend=backend)
-        factors = {"a": values, "scale_a": scales, **_transposed(gate_up.mT, backend)}
+        factors = {**_rows(grad_both, backend), **_transposed(gate_up.mT, backend)}
         grad_rows = launch(**factors, offsets=offsets, out_dtype=x.dtype, backend=backend)
+        del factors
         grad_x = sum_slots(grad_rows, x.shape[0], row_of_slot=row_of_slot)
+        del grad_rows
     along_rows = partial(_multiply_along_rows, offsets=offsets, backend=backend)
     if needs[1]:
         grad_gate_up = along_rows(grad_both, x.index_select(0, token_of_row), dtype=gate_up.dtype)
+    del grad_both
     if needs[2]:
         grad_down = along_rows(gradient.index_select(0, token_of_row), h, dtype=down.dtype)
     return grad_x, grad_weights, grad_gate_up, grad_down
+
+
+def _rows(x: Any, backend: Backend) -> dict[str, Any]:
+    """Return the arguments a and scale_a of `grouped_gemm` for x (rows, k), quantized."""
+    values, scales = quantize(x, "1x128", backend=backend)
+    return {"a": values, "scale_a": scales}
 
 
 def _gate_and_up(gate_up: Any, backend: Backend) -> dict[str, Any]:
