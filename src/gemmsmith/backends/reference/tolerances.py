@@ -11,14 +11,69 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gemmsmith.core.dtypes import DType
+import numpy as np
+
+from gemmsmith.backends.reference.bounds import Report, step_error
+from gemmsmith.backends.reference.evaluation import Evaluation
+from gemmsmith.backends.reference.matmul import Array
+from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.core.graph import EpilogueGraph, Node
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import Mma
 from gemmsmith.graph.functions import FUNCTIONS
 
 PATTERNS = 16
 """Graphs with disturbed values. Chosen; not measured."""
 LOSS = 2.0**-11
 """Relative and absolute disturbance of a value: the error of the coarse functions."""
+
+
+def check_results(
+    graph: EpilogueGraph, evaluation: Evaluation, actual: Mapping[str, Array], mma: Mma, k: int
+) -> Report:
+    """Compare an epilogue's results with float64, each element with its tolerance.
+
+    Args:
+        graph: The epilogue.
+        evaluation: The product in float64.
+        actual: The results by name.
+        mma: The instruction that multiplied.
+        k: How many products an element of the product sums.
+    """
+
+    def execute(graph: EpilogueGraph) -> dict[str, Array]:
+        results = {name: np.full(x.shape, np.nan) for name, x in actual.items()}
+        evaluation.execute(graph, results)
+        return results
+
+    product = np.zeros(0) if evaluation.accumulator is None else evaluation.accumulator
+    scale = max(1.0, float(np.sqrt(np.mean(product**2)))) if product.size else 1.0
+    loss = max(LOSS, ceil_div(k, mma.k) ** 0.5 * step_error(mma))
+    dtypes = {name: as_dtype(x.dtype, name, allow_integers=True) for name, x in actual.items()}
+    filled = {name: x for name, x in execute(graph).items() if x.size}
+    graph = replace(graph, results=tuple(r for r in graph.results if r.name in filled))
+    actual = {name: actual[name] for name in filled}
+    with np.errstate(all="ignore"):
+        allowed = tolerances(graph, filled, dtypes, product.size, execute, np.maximum, (loss, loss * scale))
+    reports = [_compare(name, actual[name].astype(np.float64), y, allowed[name]) for name, y in filled.items()]
+    return max(reports, key=lambda r: r.ratio, default=Report(0.0, 0.0, 0, 0.0, 0.0, "none"))
+
+
+def _compare(name: str, x: Array, y: Array, allowed: Array) -> Report:
+    """Return the report of a result x, which is to be y, and whose elements may be off by `allowed`."""
+    with np.errstate(all="ignore"):
+        is_same = (x == y) | (np.isnan(x) & np.isnan(y))
+        error = np.where(is_same, 0.0, np.abs(x - y))
+        ratio = np.where(is_same, 0.0, error / allowed)
+    ratio[np.isnan(ratio)] = np.inf
+    at = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    norm = float(np.linalg.norm(y)) or 1.0
+    place = ", ".join(map(str, at))
+    return Report(
+        float(error.max()), float(ratio[at]), int((ratio > 1).sum()), float(np.linalg.norm(error)) / norm,
+        float(np.linalg.norm(np.broadcast_to(allowed, y.shape))) / norm,
+        f"{name}[{place}] = {x[at]:.6g}, want {y[at]:.6g}",
+    )  # fmt: skip
 
 
 def tolerances(

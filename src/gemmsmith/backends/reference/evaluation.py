@@ -108,16 +108,6 @@ class Evaluation:
                 out[end:] = 0
 
 
-def run(
-    graph: EpilogueGraph, mma: Mma, arguments: Mapping[str, ArrayInfo | float],
-    scale_granularity: Mapping[Role, int] | None = None, **options: Any,
-) -> None:  # fmt: skip
-    """Evaluate a GEMM and its epilogue, and store the results. The arguments are those of `evaluate`."""
-    evaluation = evaluate(graph, mma, arguments, scale_granularity, **options)
-    pointers = {r.name: arguments[result_argument(r.name)] for r in graph.results}
-    evaluation.execute(graph, {name: as_numpy(x, name) for name, x in pointers.items()})
-
-
 def evaluate(
     graph: EpilogueGraph, mma: Mma, arguments: Mapping[str, ArrayInfo | float],
     scale_granularity: Mapping[Role, int] | None = None, *, is_3xtf32: bool = False, grouping: Grouping | None = None,
