@@ -18,7 +18,8 @@ from gemmsmith.cli import options
 from gemmsmith.cli.options import PartialSizes, complete_sizes
 from gemmsmith.cli.problem import make_plan, make_request
 from gemmsmith.cli.progress import ProgressCallback, progress_bar
-from gemmsmith.cli.tables import format_table, print_outcome
+from gemmsmith.cli.tables import format_table, print_outcome, wrapped
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.host.plans import Plan
 
@@ -67,7 +68,8 @@ def bench(sizes: PartialSizes, seconds: float, as_json: bool, **choices: Any) ->
     table = [("", "us", "TFLOP/s", "speedup of gemmsmith")]
     table += [(x["name"], f"{x['us']:.1f}", f"{x['tflops']:.0f}", f"{x['speedup']:.3f}") for x in rows]
     conditions = "{gpu}, {sm_mhz} MHz, CUDA {cuda}, torch {torch}; {sets} sets, {rounds} blocks of {seconds} s"
-    text = f"{about['problem']}, {about['config']}\n{conditions.format(**about)}\n\n{format_table(table)}"
+    title = wrapped(f"{about['problem']}, {about['config']}\n{conditions.format(**about)}")
+    text = f"{title}\n\n{format_table(table)}"
     print_outcome({**about, "contenders": rows}, text, None, as_json)
 
 
@@ -82,6 +84,15 @@ def _torch_with_gpu() -> Any:
     return torch
 
 
+def _torch_dtype(dtype: DType) -> Any:
+    """Return torch's dtype."""
+    import torch
+
+    from gemmsmith.torch.fallback import TORCH_DTYPES
+
+    return TORCH_DTYPES.get(dtype) or getattr(torch, dtype.name)
+
+
 def _random_sets(request: Request, group_sizes: tuple[int, ...] | None) -> list[Request]:
     """Return copies of the request with random tensors on the GPU in place of Specs.
 
@@ -89,10 +100,8 @@ def _random_sets(request: Request, group_sizes: tuple[int, ...] | None) -> list[
     """
     import torch
 
-    from gemmsmith.torch.fallback import TORCH_DTYPES
-
     def tensor(spec: Spec) -> Any:
-        x = torch.empty_strided(spec.shape, spec.strides, dtype=TORCH_DTYPES[spec.dtype], device="cuda")
+        x = torch.empty_strided(spec.shape, spec.strides, dtype=_torch_dtype(spec.dtype), device="cuda")
         return x.random_(-128, 128) if spec.dtype.is_integer else x.copy_(torch.randn(spec.shape, device="cuda"))
 
     def scale(spec: Spec | None) -> Any:
@@ -131,9 +140,7 @@ def _by_torch(plan: Plan) -> dict[str, Call]:
     """Return torch's product for the operands' dtype, without scales of blocks."""
     import torch
 
-    from gemmsmith.torch.fallback import TORCH_DTYPES
-
-    out_dtype, dtype, mma = TORCH_DTYPES[plan.out_dtype], f"{plan.binding.a.dtype}", plan.binding.mma
+    out_dtype, dtype, mma = _torch_dtype(plan.out_dtype), f"{plan.binding.a.dtype}", plan.binding.mma
     if dtype == "int8":
         return {"torch._int_mm": lambda x: torch._int_mm(x.a, x.b)}
     if dtype.startswith("fp8"):
@@ -180,11 +187,10 @@ def _by_cublaslt(plan: Plan, first: Request) -> dict[str, Call]:
     import torch
 
     from gemmsmith.cli import cublaslt
-    from gemmsmith.torch.fallback import TORCH_DTYPES
 
     if first.scale_a is not None or first.scale_b is not None or plan.problem.is_3xtf32:
         return {}
-    d = torch.empty(plan.binding.shape, dtype=TORCH_DTYPES[plan.out_dtype], device="cuda")
+    d = torch.empty(plan.binding.shape, dtype=_torch_dtype(plan.out_dtype), device="cuda")
     try:
         algorithms = cublaslt.algorithms(first.a, first.b, d, tf32=f"{plan.binding.mma.a}" == "tf32")
     except (ValueError, OSError, cublaslt.CublasLtError):
