@@ -9,15 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
+from gemmsmith.backends.cuda import compiler
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.report.verdict import Verdict
 from gemmsmith.cli.progress import ProgressCallback
 from gemmsmith.cli.tables import KernelCounts
 from gemmsmith.core.dtypes import FP32, DType
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, MissingPackageError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.host.plans import Plan
@@ -80,7 +82,7 @@ class Outcome:
             "result": "pass" if self.ok else "fail",
             "error": {name: x if math.isfinite(x) else None for name, x in error.items()},
         }
-        if self.backend != "reference":
+        if self.backend != "reference" and compiler.is_available():
             result |= resources(plan)
         if self.backend == "sim":
             result["hazards"] = [h.to_json() for h in self.hazards]
@@ -102,10 +104,12 @@ class Outcome:
             "result": "pass" if self.ok else "FAIL",
             "error": f"{self.report}",
         }
-        if self.backend != "reference":
+        if self.backend != "reference" and compiler.is_available():
             r = resources(plan)
             spilled, shared = f"{r['spill_bytes']} bytes spilled", f"{r['shared_bytes']} bytes of shared memory"
             rows["resources"] = f"{r['registers']} registers, {spilled}, {shared}"
+        elif self.backend == "sim":
+            rows["resources"] = "known to NVRTC only, which is not installed"
         if self.backend == "sim":
             rows["hazards"] = "\n".join(map(str, self.hazards)) or "none"
         if self.verdict:
@@ -232,9 +236,13 @@ def execute(
         if simulation.record:  # an empty D needs no kernel
             progress("plotting the timeline")
             picture, trace = folder / "timeline.png", folder / "timeline.json"
-            simulation.timeline.plot(picture)
+            try:
+                simulation.timeline.plot(picture)
+                files["timeline"] = str(picture)
+            except MissingPackageError as missing:
+                click.echo(f"no picture of the timeline: {missing}", err=True)
             simulation.timeline.write_trace(trace)
-            files |= {"timeline": str(picture), "trace": str(trace)}
+            files["trace"] = str(trace)
     progress("comparing with float64")
     problem = plan.problem
     report = bounds.check(

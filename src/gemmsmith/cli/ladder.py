@@ -11,7 +11,7 @@ import click
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table, print_outcome
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, require_matplotlib
 from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase, Sizes, simulate_rung
 from gemmsmith.tuning.roofline import RESOURCES, compute_roofline
 
@@ -152,6 +152,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     A bar is the upper bound by the counts, colored by the limiting resource.
     """
+    require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
