@@ -81,7 +81,7 @@ class Timeline:
         stages = pictures.colors(sum(entry.startswith("stage ") for entry in entries))
         color_of = dict(zip(entries, stages, strict=False)) | COLORS
         title = f"CTA {', '.join(map(str, ctas))}: {self.cycles} cycles of the cost model"
-        with pictures.drawing(path, 13, 1.2 + 0.45 * len(rows), title) as figure:
+        with pictures.drawing(path, 10, 1.2 + 0.45 * len(rows), title) as figure:
             axes = figure.subplots()
             for (row, entry), ranges in bars.items():
                 height = HEIGHTS.get(entry, 0.8)
