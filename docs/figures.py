@@ -228,7 +228,9 @@ def fp8() -> str:
                "M = 256 to 1024": (256, 1024), "M = 4096, 8192": (4096, 8192), "all": (1, 8192)}  # fmt: skip
     members = {title: [r for r in rows if low <= r["m"] <= high] for title, (low, high) in classes.items()}
     cells = (f"{title} | {len(x)} | {means(x, *FP8_RATIOS)}" for title, x in members.items())
-    header = "H200, e4m3, block scales | GEMMs | torch: mean | minimum | cuBLASLt: mean | minimum | DeepGEMM: mean | minimum"
+    header = (
+        "H200, e4m3, block scales | GEMMs | torch: mean | minimum | cuBLASLt: mean | minimum | DeepGEMM: mean | minimum"
+    )
     return table(header, cells) + "\n\n" + source("fp8-h200", len(rows))
 
 
@@ -321,7 +323,9 @@ def experts() -> str:
         f"gemmsmith's: grouped_mm {over('grouped_mm')}; Triton {over('triton')}."
     )
     text = "\n".join(textwrap.wrap(text, 120))
-    header = "layer on an H100 | tokens | gemmsmith, bf16 | in FP8 | torch's grouped_mm | Triton | weights in use, copied"
+    header = (
+        "layer on an H100 | tokens | gemmsmith, bf16 | in FP8 | torch's grouped_mm | Triton | weights in use, copied"
+    )
     return "\n\n".join((table(header, cells), text, source("moe-h100", root="../..")))
 
 

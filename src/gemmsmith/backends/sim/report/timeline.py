@@ -80,7 +80,7 @@ class Timeline:
         entries = sorted({entry for _, entry in bars}, key=_order_of_entry)
         stages = pictures.colors(sum(entry.startswith("stage ") for entry in entries))
         color_of = dict(zip(entries, stages, strict=False)) | COLORS
-        title = f"CTA {', '.join(map(str, ctas))}: {self.cycles} cycles of the cost model"
+        title = f"CTA {', '.join(map(str, ctas))}; the launch takes {self.cycles} cycles of the cost model"
         with pictures.drawing(path, 10, 1.2 + 0.45 * len(rows), title) as figure:
             axes = figure.subplots()
             for (row, entry), ranges in bars.items():
