@@ -87,7 +87,7 @@ WRONG = [
     "tune 64x64x64 --dtype fp7", "tune 64x64x64 --force yes", "bench 64x64", "bench 64x64x64 --seconds 0",
     "bench 64x64x64 --dtype fp7", "--nosuch", "run --nosuch", "show 64x64x64 --m",
 ]  # fmt: skip
-WIDE = ("--ptx", "--sass", "--annotate", "--source", "--counters", "--json", "show", "ladder")
+WIDE = ("--ptx", "--sass", "--annotate", "--source", "--counters", "--json", "show")
 """Listings, files and tables may be wider."""
 
 

@@ -302,6 +302,8 @@ def test_an_epilogue_of_other_operands(call) -> None:
     for options in (["--dtype", "fp8_e4m3"], ["--dtype", "int8"], ["--dtype", "fp32", "--precision", "tf32"]):
         text = good(call("explain", "--epilogue", "LinCombPerColBias", *options))
         assert "RowBroadcast(bias)" in text
+        assert "\nconfig:\n" in text
+        assert "-bound: estimated" in text
 
 
 def test_nothing_to_sum(call) -> None:

@@ -24,6 +24,8 @@ def explain(sizes: options.PartialSizes, picture: Path | None, as_json: bool, **
     It is printed as written, and after each pass that changes it; the picture shows it before and after all passes. A
     predefined epilogue has its own operands, and gelu if it takes an activation. The default sizes are 4096x256x4096.
 
+    Then follows what bounds the kernel (`Plan.why`).
+
     \b
     Example: gemmsmith explain --epilogue LinCombPerColBiasEltAct --operand beta=row
     """
@@ -37,4 +39,5 @@ def explain(sizes: options.PartialSizes, picture: Path | None, as_json: bool, **
         plot_graphs([graphs[0], ("after the passes", optimize(source_graph))], picture)
     steps = [{"step": name, "tree": format_tree(graph)} for name, graph in graphs]
     text = "\n".join(f"{click.style(x['step'] + ':', bold=True)}\n{x['tree']}\n" for x in steps)
-    print_outcome(steps, text, picture, as_json)
+    text += f"\n{click.style('config:', bold=True)}\n{plan.why}"
+    print_outcome({"steps": steps, "why": plan.why}, text, picture, as_json)
