@@ -2,7 +2,7 @@
 
     python docs/generate.py
 
-Whole pages: docs/reference/operations.md, docs/reference/cli.md, benchmarks/results/README.md. Blocks between
+Whole pages: operations.md, cli.md and python.md of docs/reference, benchmarks/results/README.md. Blocks between
 `<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of CUDA in
 README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]";
 in the notebook the output of a command.
@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs import figures, results  # noqa: E402
 
+import gemmsmith  # noqa: E402
 from gemmsmith import Config, Spec, plan  # noqa: E402
 from gemmsmith.cli import main  # noqa: E402
 from gemmsmith.cli.group import COMMANDS, find_command  # noqa: E402
@@ -107,6 +108,31 @@ one line on stderr; with `--json`, one object on stdout. This page is generated 
 | 0 | done |
 | 1 | the result is wrong, a hazard was found, or `doctor` found something broken |
 | 2 | the request cannot be served |
+"""
+
+PYTHON = """\
+# Python
+
+Look up a public name. What it takes, returns and raises (shapes, dtypes, units, errors) is in its docstring:
+`help(gemmsmith.gemm)`, or the page of the site that the name leads to. This page is generated from the docstrings by
+`python docs/generate.py`.
+
+## Functions and classes
+
+{names}
+
+## Errors
+
+Each message names the argument, what came, and what works. All but the warning are subclasses of
+`gemmsmith.GemmsmithError`; the command line prints them in one line and exits with 2.
+
+{errors}
+
+## gemmsmith.torch
+
+With gradients, and for torch.compile ([guide](../guides/pytorch.md)).
+
+{torch}
 """
 
 
@@ -192,6 +218,39 @@ def command_line() -> str:
         if rows:
             sections.append("\n".join(("| option | meaning |", "| --- | --- |", *rows, "")))
     return "\n".join(sections)
+
+
+def _rows(documented: dict[str, str | None]) -> str:
+    """Return a table of names and the first sentences of their docstrings."""
+    rows = (f"| `{name}` | {_sentence(doc or '')} |" for name, doc in documented.items())
+    return "\n".join(("| name | what it is |", "| --- | --- |", *rows))
+
+
+def _sentence(doc: str) -> str:
+    return re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()))[0].replace("|", "\\|")
+
+
+def _of_source(package: Path) -> dict[str, str | None]:
+    """Return the docstrings of the names that a package imports, by its source."""
+    found = {}
+    for statement in ast.walk(ast.parse((package / "__init__.py").read_text())):
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("gemmsmith."):
+            module = ast.parse((ROOT / "src" / f"{str(statement.module).replace('.', '/')}.py").read_text())
+            of_module = {x.name: x for x in module.body if isinstance(x, ast.FunctionDef | ast.ClassDef)}
+            found |= {x.name: ast.get_docstring(of_module[x.name]) for x in statement.names}
+    return found
+
+
+def python() -> str:
+    """Return docs/reference/python.md. It does not need torch."""
+    names = {name: getattr(gemmsmith, name) for name in sorted(gemmsmith.__all__, key=str.lower)}
+    errors = {name for name, x in names.items() if isinstance(x, type) and issubclass(x, Exception)}
+    of_torch = _of_source(ROOT / "src/gemmsmith/torch")
+    return PYTHON.format(
+        names=_rows({f"gemmsmith.{name}": x.__doc__ for name, x in names.items() if name not in errors}),
+        errors=_rows({f"gemmsmith.{name}": names[name].__doc__ for name in names if name in errors}),
+        torch=_rows({f"gemmsmith.torch.{name}": of_torch[name] for name in sorted(of_torch, key=str.lower)}),
+    )
 
 
 def cuda() -> str:
@@ -319,6 +378,7 @@ def pages() -> Iterator[tuple[Path, str]]:
               "report": report, "race": race}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()
+    yield ROOT / "docs/reference/python.md", python()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
     yield ROOT / "docs/notebook/l2-and-dram.md", consoles(ROOT / "docs/notebook/l2-and-dram.md")
     for name in PAGES:
