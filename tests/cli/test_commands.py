@@ -259,7 +259,7 @@ def test_reference(call) -> None:
 def test_a_gpus_time_is_a_number_with_its_unit() -> None:
     plan = Plan(Request(Spec((64, 64), "bf16"), Spec((64, 64), "bf16")))
     report = Report(float("inf"), float("inf"), 3, 0.5, 0.25, "none")
-    outcome = Outcome((64, 64, 64), "cuda", report, [], {"time_us": 10.04, "tflops": 105.2}, {"source": "a.cu"})
+    outcome = Outcome((64, 64, 64), "cuda", None, report, [], {"time_us": 10.04, "tflops": 105.2}, {"source": "a.cu"})
     assert outcome.to_rows(plan)["speed"] == "10.0 us, 105 TFLOP/s (one buffer, back to back)"
     facts = json.loads(json.dumps(outcome.to_json(plan), allow_nan=False))
     assert (facts["time_us"], facts["tflops"], facts["result"]) == (10.04, 105.2, "fail")
