@@ -19,6 +19,7 @@ from gemmsmith.core.errors import (
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.graph.frontend.interleave import deinterleave, interleave
 from gemmsmith.graph.frontend.values import top_k_softmax
+from gemmsmith.host.launch_kernel import launch
 from gemmsmith.host.packing import pack
 from gemmsmith.host.plans import Plan, Simulation
 from gemmsmith.host.quantization import dequantize, quantize
@@ -47,6 +48,7 @@ __all__ = [
     "gemm",
     "grouped_gemm",
     "interleave",
+    "launch",
     "pack",
     "plan",
     "quantize",
