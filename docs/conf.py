@@ -26,12 +26,12 @@ pygments_style, pygments_dark_style = "friendly", "monokai"
 myst_heading_anchors = 4  # links to headings are checked, as GitHub names them
 suppress_warnings = ["autoapi.python_import_resolution"]  # of constants that are assigned in pairs; none is public
 
-PUBLIC = {"gemmsmith", "gemmsmith.torch"}
+PUBLIC = {"gemmsmith", "gemmsmith.lang", "gemmsmith.torch"}
 """The modules whose names are in the reference: those in `__all__`."""
 autoapi_dirs = ["../src"]
 autoapi_root = "reference/python"
 autoapi_add_toctree_entry = False
-autoapi_options = ["members", "undoc-members", "show-module-summary", "imported-members"]
+autoapi_options = ["members", "show-module-summary", "imported-members"]
 autoapi_own_page_level = "class"
 autoapi_python_class_content = "both"
 add_module_names = False

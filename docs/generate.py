@@ -2,25 +2,27 @@
 
     python docs/generate.py
 
-Whole pages: operations.md, cli.md and python.md of docs/reference, benchmarks/results/README.md. Blocks between
-`<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of CUDA in
-README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]";
-in the notebook the output of a command.
+Whole pages: operations.md, cli.md, python.md and kernels.md of docs/reference, benchmarks/results/README.md. Blocks
+between `<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of
+CUDA in README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]"; in the notebook the
+output of a command.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import os
 import re
 import shlex
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -32,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from docs import figures, results  # noqa: E402
 
 import gemmsmith  # noqa: E402
-from gemmsmith import Config, Spec, plan  # noqa: E402
+from gemmsmith import Config, Spec, hw, plan  # noqa: E402
 from gemmsmith.cli import main  # noqa: E402
 from gemmsmith.cli.group import COMMANDS, find_command  # noqa: E402
 from gemmsmith.graph.frontend import op_table  # noqa: E402
@@ -40,7 +42,9 @@ from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
 from gemmsmith.hw.wgmma import WgmmaWait  # noqa: E402
 from gemmsmith.kernels.build import build  # noqa: E402
+from gemmsmith.lang import Builder, Kernel, Value  # noqa: E402
 from gemmsmith.lang import statements as st  # noqa: E402
+from gemmsmith.lang.instruction import Instruction  # noqa: E402
 
 PAGES = (
     "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/guides/pytorch.md",
@@ -128,11 +132,48 @@ Each message names the argument, what came, and what works. All but the warning 
 
 {errors}
 
+## gemmsmith.lang
+
+What records kernels, with the types of values (`F32`, `I32`, `I64`, `PRED`, `U16`, `U32`, `U64`). Its methods and the
+instructions are on [a page of their own](kernels.md).
+
+{lang}
+
 ## gemmsmith.torch
 
 With gradients, and for torch.compile ([guide](../guides/pytorch.md)).
 
 {torch}
+"""
+
+KERNELS = """\
+# Kernels: k. and hw.
+
+Look up a name of the language that kernels are written in. `k` is the `gemmsmith.lang.Builder` of a kernel, and
+`gemmsmith.hw` has the instructions. The [guide](../guides/write-a-kernel.md) explains them with an example. This page
+is generated from the docstrings by `python docs/generate.py`.
+
+## k
+
+| name | what it does |
+| --- | --- |
+{builder}
+
+## Values
+
+Operators (`+ - * // % << >> & | ^ ~ < <= > >= == !=`) take values and Python's numbers.
+
+| name | what it does |
+| --- | --- |
+{value}
+
+## hw
+
+Types of operands are PTX's. Instructions record themselves in the current kernel.
+
+| name | what it does | from |
+| --- | --- | --- |
+{instructions}
 """
 
 
@@ -249,7 +290,29 @@ def python() -> str:
     return PYTHON.format(
         names=_rows({f"gemmsmith.{name}": x.__doc__ for name, x in names.items() if name not in errors}),
         errors=_rows({f"gemmsmith.{name}": names[name].__doc__ for name in names if name in errors}),
+        lang=_rows({f"gemmsmith.lang.{x.__name__}": x.__doc__ for x in (Builder, Kernel, Value)}),
         torch=_rows({f"gemmsmith.torch.{name}": of_torch[name] for name in sorted(of_torch, key=str.lower)}),
+    )
+
+
+def _call(name: str, function: Callable[..., Any]) -> str:
+    return f"`{name}({', '.join(x for x in inspect.signature(function).parameters if x != 'self')})`"
+
+
+def kernels() -> str:
+    """Return docs/reference/kernels.md."""
+
+    def members(prefix: str, cls: type) -> str:
+        found = {name: x for name, x in vars(cls).items() if callable(x) and name[0] != "_"}
+        return "\n".join(f"| {_call(prefix + name, x)} | {_sentence(x.__doc__)} |" for name, x in found.items())
+
+    instructions = []
+    for name, x in vars(hw).items():
+        if callable(x) and name[0] != "_" and name not in ("emitter", "current_builder", "hide_frames"):
+            arch = getattr(x, "__wrapped__", Instruction).required_arch
+            instructions.append(f"| {_call(f'hw.{name}', x)} | {_sentence(x.__doc__ or '')} | {arch} |")
+    return KERNELS.format(
+        builder=members("k.", Builder), value=members("x.", Value), instructions="\n".join(instructions)
     )
 
 
@@ -379,6 +442,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()
     yield ROOT / "docs/reference/python.md", python()
+    yield ROOT / "docs/reference/kernels.md", kernels()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
     yield ROOT / "docs/notebook/l2-and-dram.md", consoles(ROOT / "docs/notebook/l2-and-dram.md")
     for name in PAGES:
