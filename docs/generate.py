@@ -4,8 +4,8 @@
 
 Whole pages: operations.md, cli.md, python.md and kernels.md of docs/reference, benchmarks/results/README.md. Blocks
 between `<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of
-CUDA in README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]"; in the notebook the
-output of a command.
+CUDA in README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]"; in the notebook and
+docs/guides/reading-why.md the output of commands.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from gemmsmith.hw.wgmma import WgmmaWait  # noqa: E402
 from gemmsmith.kernels.build import build  # noqa: E402
 from gemmsmith.lang import Builder, Kernel, Value  # noqa: E402
 from gemmsmith.lang import statements as st  # noqa: E402
-from gemmsmith.lang.instruction import Instruction  # noqa: E402
 
 PAGES = (
     "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/guides/pytorch.md",
@@ -309,7 +308,8 @@ def kernels() -> str:
     instructions = []
     for name, x in vars(hw).items():
         if callable(x) and name[0] != "_" and name not in ("emitter", "current_builder", "hide_frames"):
-            arch = getattr(x, "__wrapped__", Instruction).required_arch
+            arch = x.__wrapped__.required_arch if hasattr(x, "__wrapped__") else ""
+            arch = arch if isinstance(arch, str) else "by its operands"
             instructions.append(f"| {_call(f'hw.{name}', x)} | {_sentence(x.__doc__ or '')} | {arch} |")
     return KERNELS.format(
         builder=members("k.", Builder), value=members("x.", Value), instructions="\n".join(instructions)
@@ -444,7 +444,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/reference/python.md", python()
     yield ROOT / "docs/reference/kernels.md", kernels()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
-    yield ROOT / "docs/notebook/l2-and-dram.md", consoles(ROOT / "docs/notebook/l2-and-dram.md")
+    for name in ("docs/notebook/l2-and-dram.md", "docs/guides/reading-why.md"):
+        yield ROOT / name, consoles(ROOT / name)
     for name in PAGES:
         text = (ROOT / name).read_text()
         yield ROOT / name, BLOCK.sub(lambda x: x.group(1) + "\n" + blocks[x.group(2)]() + "\n\n", text)

@@ -229,8 +229,8 @@ def execute(
         ArgumentError: The problem needs more memory than there is.
         OSError: The files cannot be written.
     """
-    plan = make_plan(choices, sizes)
-    groups = choices["groups"]
+    problem, groups = make_request(choices, sizes), choices["groups"]
+    plan = make_plan(problem, choices)
     _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
@@ -239,7 +239,7 @@ def execute(
         source.write_text(plan.source)
         files["source"] = str(source)
     progress("generating operands")
-    request = random_arrays(make_request(choices, sizes), groups, seed)
+    request = random_arrays(problem, groups, seed)
     hazards, verdict, timings = list[Any](), None, dict[str, float]()
     if backend == "reference":
         progress("multiplying in float64")

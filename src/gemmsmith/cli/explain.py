@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gemmsmith.cli import options
-from gemmsmith.cli.problem import make_plan
+from gemmsmith.cli.problem import make_plan, make_request
 from gemmsmith.cli.tables import print_outcome
 from gemmsmith.graph.frontend.show import format_tree, plot_graphs
 from gemmsmith.graph.passes import optimize, trace_passes
@@ -24,16 +24,20 @@ def explain(sizes: options.PartialSizes, picture: Path | None, as_json: bool, **
     It is printed as written, and after each pass that changes it; the picture shows it before and after all passes. A
     predefined epilogue has its own operands, and gelu if it takes an activation. The default sizes are 4096x256x4096.
 
+    Then follows what bounds the kernel (`Plan.why`).
+
     \b
     Example: gemmsmith explain --epilogue LinCombPerColBiasEltAct --operand beta=row
     """
     if not choices["epilogue"]:
         raise click.MissingParameter(param_hint="'--epilogue'", param_type="option")
-    plan = make_plan(choices, options.complete_sizes(sizes, (4096, 256, 4096), choices["groups"]))
+    request = make_request(choices, options.complete_sizes(sizes, (4096, 256, 4096), choices["groups"]))
+    plan = make_plan(request, choices)
     source_graph = plan.binding.source_graph
     graphs = [("as written", source_graph), *trace_passes(source_graph)]
     if picture:
         plot_graphs([graphs[0], ("after the passes", optimize(source_graph))], picture)
     steps = [{"step": name, "tree": format_tree(graph)} for name, graph in graphs]
     text = "\n".join(f"{click.style(x['step'] + ':', bold=True)}\n{x['tree']}\n" for x in steps)
-    print_outcome(steps, text, picture, as_json)
+    text += f"\n{click.style('config:', bold=True)}\n{plan.why}"
+    print_outcome({"steps": steps, "why": plan.why}, text, picture, as_json)
