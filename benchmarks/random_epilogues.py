@@ -1,4 +1,4 @@
-"""Random epilogue graphs, trees and DAGs over all functions, and what their results may be off by.
+"""Random epilogue graphs, trees and DAGs over all functions.
 
 `speed.heavy` times them; tests draw them through hypothesis.
 """
@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gemmsmith.core.dtypes import BF16, FP32, DType
+from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
-from gemmsmith.graph.functions import FUNCTIONS
 from gemmsmith.graph.passes.rewrite import eliminate_dead_code
 
 OPERANDS = {
@@ -32,8 +30,6 @@ POSITIVE = ["log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal"]
 BOUNDED = ["exp", "exp2", "expm1"]
 """Of tanh(x)."""
 REDUCTIONS = ["sum", "mean", "max", "min", "logsumexp"]
-PATTERNS = 16
-"""Graphs with disturbed values that show how sensitive results are. Chosen; not measured."""
 
 
 def drawn(one_of: Callable[[Sequence[Any]], Any], most: int = 8, reductions: bool = True) -> EpilogueGraph:
@@ -93,42 +89,3 @@ def of_size(nodes: int, seed: int) -> EpilogueGraph:
         graph = eliminate_dead_code(drawn(one_of, nodes))
         if len(graph.nodes) == nodes:
             return graph
-
-
-def disturbed(graph: EpilogueGraph, signs: Sequence[int]) -> EpilogueGraph:
-    """Return the graph with every value off by what a coarse function may lose, up or down."""
-    nodes: list[Node] = []
-    place: list[int] = []
-    for node, sign in zip(graph.nodes, signs, strict=True):
-        nodes.append(replace(node, inputs=tuple(place[i] for i in node.inputs)))
-        if node.op == "accumulator" or (node.op in FUNCTIONS and not node.operation.is_predicate):
-            at, loss = len(nodes) - 1, sign * 2.0**-11
-            nodes += [Node("constant", (), 1 + loss), Node("constant", (), loss), Node("fma", (at, at + 1, at + 2))]
-        place.append(len(nodes) - 1)
-    return replace(graph, nodes=tuple(nodes), results=tuple(replace(r, node=place[r.node]) for r in graph.results))
-
-
-def tolerances(
-    graph: EpilogueGraph, expected: Mapping[str, Any], dtypes: Mapping[str, DType], terms: int,
-    execute: Callable[[EpilogueGraph], Mapping[str, Any]], maximum: Callable[[Any, Any], Any],
-) -> dict[str, Any]:  # fmt: skip
-    """Return what each result may be off by: functions amplify what others lose, and jump.
-
-    `execute` returns a graph's results in float64, of the data that `expected` is of; `maximum` is numpy's or torch's.
-    A sum may be off by the root of `terms` times as much as other results.
-    """
-    count, dice = len(graph.nodes), random.Random(0)
-    patterns = [[1] * count, [-1] * count, *([dice.choice((-1, 1)) for _ in range(count)] for _ in range(PATTERNS - 2))]
-    sensitive: dict[str, Any] = {}
-    for signs in patterns:
-        for name, shaken in execute(disturbed(graph, signs)).items():
-            off = abs(shaken - expected[name])
-            sensitive[name] = maximum(off, sensitive.get(name, off))
-    allowed = {}
-    for r in graph.results:
-        y, dtype = expected[r.name], dtypes[r.name]
-        loss = (2.0**-9 if dtype.bits < 32 else 2.0**-13) * max(1.0, float(abs(y).max()))
-        if graph.nodes[r.node].op == "reduce" and graph.nodes[r.node].attribute[0] == "sum":
-            loss *= terms**0.5
-        allowed[r.name] = 1.01 * dtype.roundoff * abs(y) + loss + 2 * sensitive[r.name]
-    return allowed

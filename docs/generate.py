@@ -5,7 +5,7 @@
 Whole pages: docs/reference/operations.md, docs/reference/cli.md, benchmarks/results/README.md. Blocks between
 `<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of CUDA in
 README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]";
-in the notebook the output of a command.
+in the notebook and docs/guides/reading-why.md the output of commands.
 """
 
 from __future__ import annotations
@@ -320,7 +320,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
-    yield ROOT / "docs/notebook/l2-and-dram.md", consoles(ROOT / "docs/notebook/l2-and-dram.md")
+    for name in ("docs/notebook/l2-and-dram.md", "docs/guides/reading-why.md"):
+        yield ROOT / name, consoles(ROOT / name)
     for name in PAGES:
         text = (ROOT / name).read_text()
         yield ROOT / name, BLOCK.sub(lambda x: x.group(1) + "\n" + blocks[x.group(2)]() + "\n\n", text)

@@ -251,8 +251,8 @@ def judge_random(
     graph: EpilogueGraph, actual: dict[str, Array], expected: dict[str, Array], product: Array, given: Any
 ) -> None:
     """Functions may amplify what others lose, and jump: disturbed values show by how much."""
-    from benchmarks.random_epilogues import tolerances
     from gemmsmith.backends.reference.epilogue import execute
+    from gemmsmith.backends.reference.tolerances import tolerances
 
     dtypes = {name: as_dtype(x.dtype) for name, x in actual.items()}
     allowed = tolerances(graph, expected, dtypes, product.size, lambda x: execute(x, product, given), np.maximum)

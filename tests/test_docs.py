@@ -31,7 +31,7 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, ROOT / "benchmarks" / "results" / "README.md"]
 MAX_WORDS = {"README.md": 800, "docs/notebook/README.md": 3000, "docs/ladder.md": 3100}
 """Of a page: 2500 if it is not named here."""
-MAX_WORDS_IN_ALL = {"docs/notebook": 9000, "": 38000}
+MAX_WORDS_IN_ALL = {"docs/notebook": 9000, "": 46000}
 """Of the pages below a folder; the empty one has README.md, CONTRIBUTING.md and docs."""
 QUOTED = {"docs/ladder.md", "docs/internals/kernel-language.md"}
 """Pages whose Python is quoted from the source, not executed."""

@@ -42,6 +42,7 @@ from benchmarks.speed.kinds import matrix
 from benchmarks.suite import SMALL, Shape, specs
 from benchmarks.timing import captured, replayed
 from gemmsmith import Config
+from gemmsmith.backends.reference.tolerances import tolerances
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.torch.fallback import TORCH_DTYPES, evaluate_graph
@@ -289,7 +290,7 @@ def check_of(case: Case, job: Job) -> Callable[[Case], str]:
     if isinstance(function, EpilogueGraph):
         exact = evaluate_graph(function, product, operands)
         dtypes = {name: as_dtype(x.dtype) for name, x in case.results.items()}
-        allowed = random_epilogues.tolerances(
+        allowed = tolerances(
             function, exact, dtypes, 1, lambda graph: evaluate_graph(graph, product, operands),
             torch.maximum,
         )  # fmt: skip

@@ -259,7 +259,7 @@ def test_reference(call) -> None:
 def test_a_gpus_time_is_a_number_with_its_unit() -> None:
     plan = Plan(Request(Spec((64, 64), "bf16"), Spec((64, 64), "bf16")))
     report = Report(float("inf"), float("inf"), 3, 0.5, 0.25, "none")
-    outcome = Outcome((64, 64, 64), "cuda", report, [], {"time_us": 10.04, "tflops": 105.2}, {"source": "a.cu"})
+    outcome = Outcome((64, 64, 64), "cuda", None, report, [], {"time_us": 10.04, "tflops": 105.2}, {"source": "a.cu"})
     assert outcome.to_rows(plan)["speed"] == "10.0 us, 105 TFLOP/s (one buffer, back to back)"
     facts = json.loads(json.dumps(outcome.to_json(plan), allow_nan=False))
     assert (facts["time_us"], facts["tflops"], facts["result"]) == (10.04, 105.2, "fail")
@@ -302,6 +302,8 @@ def test_an_epilogue_of_other_operands(call) -> None:
     for options in (["--dtype", "fp8_e4m3"], ["--dtype", "int8"], ["--dtype", "fp32", "--precision", "tf32"]):
         text = good(call("explain", "--epilogue", "LinCombPerColBias", *options))
         assert "RowBroadcast(bias)" in text
+        assert "\nconfig:\n" in text
+        assert "-bound: estimated" in text
 
 
 def test_nothing_to_sum(call) -> None:
@@ -568,7 +570,8 @@ def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) 
     words = example[1].split()
     assert name in (None, words[0])
     result = call(*words)
-    assert result.exit_code == 0 or (name == "tune" and "Error: tune: this machine has no GPU" in result.stderr)
+    needs = {"tune": "Error: tune: this machine has no GPU", "bench": "Error: bench: torch "}
+    assert result.exit_code == 0 or result.stderr.startswith(needs.get(name or "", "nothing"))
 
 
 def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -652,11 +655,31 @@ def test_any_words_end_in_a_result_or_in_one_line(words: list[str]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", ["", "--dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128", "--dtype int8",
+@pytest.mark.parametrize(("options", "others"), [
+    ("--layout nn", {"torch.matmul", "cuBLASLt"}), ("--dtype int8 --layout nt", {"torch._int_mm", "cuBLASLt"}),
+    ("--epilogue LinCombPerColBiasEltAct", {"torch eager", "torch.compile"}),
+    ("--groups 100,0,924", {"torch._grouped_mm"}),
+    ("--dtype fp8_e4m3 --scale-a rows --scale-b rows", {"torch._scaled_mm"}),
+    ("--batch 2", {"torch.matmul", "cuBLASLt"}),
+    ("--dtype fp32 --precision tf32", {"torch.matmul", "cuBLASLt"}),
+])  # fmt: skip
+def test_bench_on_the_gpu(call, options: str, others: set[str]) -> None:
+    pytest.importorskip("torch")
+    result = call("bench", "1024x1024x1024", "--seconds", "0.003", "--json", *options.split())
+    rows = json.loads(good(result))
+    names = {row["name"].partition(",")[0] for row in rows["contenders"]}
+    assert names == {"gemmsmith", *others}, result.stderr
+    assert all(row["us"] > 1 for row in rows["contenders"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", ["", "--epilogue LinCombPerColBiasEltAct", "--batch 3", "--groups 300,0,700",
+                                     "--dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128", "--dtype int8",
                                      "--dtype fp32 --precision 3xtf32 --scale-a rows --scale-b tensor"])  # fmt: skip
 def test_run_on_the_gpu(call, options: str) -> None:
     rows = json.loads(good(call("run", "--m", "1000", "--n", "1000", "--k", "1000", "--json", *options.split())))
     assert rows["backend"] == "cuda"
     assert rows["result"] == "pass"
     assert rows["time_us"] > 1
-    assert rows["tflops"] == pytest.approx(2e-6 * 1000**3 / rows["time_us"])
+    products = rows["problem"].get("batch", 1)
+    assert rows["tflops"] == pytest.approx(2e-6 * products * 1000**3 / rows["time_us"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import model
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import ConfigTable
-from gemmsmith.tuning.explain_config import NUM_ALTERNATIVES, explain_config
+from gemmsmith.tuning.explain_config import MIN_SHARE, WIDTH, explain_config
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
+from gemmsmith.tuning.tuned_table import find_tuned
 
 
 def problem(m: int, n: int, k: int) -> Problem:
@@ -41,8 +43,67 @@ def test_what_bounds_a_product(
     e = estimate(p, ConfigTable.from_configs([config]))
     bounds = {"compute": e.work_cycles[0], "memory": e.memory_cycles[0], "power": e.power_limited_cycles[0]}
     assert max(bounds, key=bounds.__getitem__) == bound
-    said = ", ".join(f"{name} bound alone {cycles:.0f}" for name, cycles in bounds.items())
-    assert f"; {said}: {bound}-bound\n" in explain_config(p, config, None, "chosen")
+    text = explain_config(p, config, None, "chosen")
+    total = float(e.cycles[0])
+    assert f"\n{bound}-bound: estimated {total / SM_CLOCK_MHZ:.1f} us (H200, 1600 MHz), not measured\n" in text
+    found = parts(text)
+    serial = sum(found.get(name, (0, 0))[0] for name in ("mainloop", "uneven waves", "epilogue"))
+    assert serial == pytest.approx(bounds["compute"] / SM_CLOCK_MHZ, abs=0.2, rel=0.05)
+    for name, key in (("DRAM", "memory"), ("power", "power")):
+        assert (name in found) == (bounds[key] >= MIN_SHARE * total)
+        if name in found:
+            us, share = found[name]
+            assert us == pytest.approx(bounds[key] / SM_CLOCK_MHZ, abs=0.051)
+            assert share == pytest.approx(100 * bounds[key] / total, abs=0.51)
+
+
+def unwrapped(text: str) -> str:
+    return text.replace("\n    ", " ")
+
+
+def parts(text: str) -> dict[str, tuple[float, float]]:
+    """Return the microseconds and the share in percent of each part, by name."""
+    found = re.findall(r"^  ([\w, ]+?) +([\d.]+) us +(\d+)%", text, re.MULTILINE)
+    return {name: (float(us), float(share)) for name, us, share in found}
+
+
+def test_a_small_product_is_bound_by_latency() -> None:
+    """Most of its time is the launch; the parts add up to the estimate, as nothing overlaps much."""
+    plan = gemmsmith.plan(Spec((128, 128), "bf16"), Spec((128, 128), "bf16", (1, 128)))
+    name, share = max(parts(plan.why).items(), key=lambda x: x[1])
+    assert plan.why.split("\n")[1].startswith("latency-bound: ")
+    assert name == "launch, fill"
+    assert share[1] > 80
+    assert sum(us for us, _ in parts(plan.why).values()) == pytest.approx(plan.estimated_us, rel=0.1)
+
+
+def test_tiles_that_do_not_fill_the_last_wave() -> None:
+    """A tile more than the SMs compute at once: half of their time is idle."""
+    config = Config(tile=(128, 256, 64), cluster=(1, 1))
+    even, uneven = (explain_config(problem(128 * n, 256, 8192), config, None, "given") for n in (132, 133))
+    assert "uneven waves" not in parts(even)
+    assert "\nbound by wave quantization: " not in even
+    assert parts(uneven)["uneven waves"][0] == pytest.approx(parts(uneven)["mainloop"][0], rel=0.05)
+    assert "133 tiles of clusters, 132 at once; 50% of SM time idle" in uneven
+
+
+def test_a_tuned_plan_says_what_was_measured() -> None:
+    """And of what: the table's M, and without the epilogue."""
+    a, b = Spec((400, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    entry = find_tuned(problem(400, 4096, 4096))
+    assert entry
+    assert entry.m > 400
+    measured = f", measured {entry.us:.1f} us (H200, M = {entry.m}"
+    assert f"{measured})\n" in gemmsmith.plan(a, b).why
+    assert f"{measured}, no epilogue)\n" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
+
+
+@pytest.mark.parametrize("m", [1, 64, 500, 4096, 20000])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (64, 64), (128, 8192), (7168, 2048)])
+def test_it_is_short(m: int, n: int, k: int) -> None:
+    lines = gemmsmith.plan(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).why.split("\n")
+    assert len(lines) <= 11
+    assert max(map(len, lines)) <= WIDTH
 
 
 @pytest.mark.parametrize(
@@ -56,23 +117,28 @@ def test_what_bounds_a_product(
 def test_what_limits_a_k_tile(config: Config, limit: str) -> None:
     p = problem(4096, 4096, 4096)
     e = estimate(p, ConfigTable.from_configs([config]))
-    larger = "math" if e.math_cycles[0] >= e.copy_cycles[0] else "copies"
-    assert limit == ("copy latency" if e.k_tile_cycles[0] > 1.2 * max(e.math_cycles[0], e.copy_cycles[0]) else larger)
-    assert f"limited by {limit}\n" in explain_config(p, config, None, "given")
+    math, copies, k_tile = (float(x[0]) for x in (e.math_cycles, e.copy_cycles, e.k_tile_cycles))
+    larger = "math" if math >= copies else "copies"
+    assert limit == ("copy latency" if k_tile > 1.2 * max(math, copies) else larger)
+    text, names = unwrapped(explain_config(p, config, None, "given")), {"math": "compute", "copy latency": "latency"}
+    assert f"of {k_tile:.0f} cycles: tensor cores {math:.0f}, copies {copies:.0f}" in text
+    assert (", else waiting" in text) == (limit == "copy latency")
+    bound = "bound by copies from the L2" if limit == "copies" else f"{names[limit]}-bound"
+    assert text.split("\n")[1].startswith(f"{bound}: ")
 
 
-def test_the_config_comes_first_and_then_the_best_alternatives() -> None:
+def test_the_config_comes_first_and_last_the_best_other() -> None:
+    """Its estimate is of the same kind, and the changes make it of the plan's config."""
     p = problem(4096, 4096, 4096)
-    best = rank_configs(p, limit=NUM_ALTERNATIVES + 1)
-    for config in (best[0], best[2], Config()):
-        first, *lines = explain_config(p, config, None, "chosen by hand").split("\n")
+    best = rank_configs(p, limit=2)
+    for config in (best[0], best[1], Config()):
+        first, *_, last = unwrapped(explain_config(p, config, None, "chosen by hand")).split("\n")
         assert first == f"{config}: chosen by hand"
-        alternatives = [line for line in lines if line.startswith("alternative: ")]
-        assert len(alternatives) == NUM_ALTERNATIVES
-        others = [c for c in best if c != config][:NUM_ALTERNATIVES]
-        space = ConfigTable.from_configs(others)
-        us = estimate(p, space).cycles / SM_CLOCK_MHZ
-        assert alternatives == [f"alternative: {time:.1f} us {c}" for time, c in zip(us, others, strict=True)]
+        other = next(c for c in best if c != config)
+        us = estimate(p, ConfigTable.from_configs([other])).cycles[0] / SM_CLOCK_MHZ
+        said, changes = last.split(" with ")
+        assert said == f"best other config: estimated {us:.1f} us"
+        assert eval(f"config.replace({changes})", {"config": config}) == other
 
 
 def test_a_swapped_plan_is_explained_with_its_epilogue() -> None:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gemmsmith.arrays import Spec
 from gemmsmith.backends import BACKENDS
 from gemmsmith.backends.cuda.mnemonics import Code
 from gemmsmith.backends.sim.execute.counters import Counters
-from gemmsmith.binding.bind import bind
-from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
-from gemmsmith.cli.execute import RandomOperands, execute, resources, scale_shapes
+from gemmsmith.cli.execute import execute, resources
 from gemmsmith.cli.group import FAILED
 from gemmsmith.cli.options import PartialSizes, complete_sizes
+from gemmsmith.cli.problem import make_plan, make_request
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import print_outcome, wrapped
-from gemmsmith.core.chip import get_chip
-from gemmsmith.core.config import Config
 from gemmsmith.host.plans import Plan
-from gemmsmith.tuning.model import covers_config
 
 GPU_SIZES = (8192, 8192, 8192)
 """Default m, n, k on a GPU."""
@@ -104,7 +98,7 @@ def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choice
     code: Code = "ptx" if kind == "ptx" else "sass"
     if annotate and kind != code:
         raise click.UsageError(f"--annotate: got --{kind}; use --ptx or --sass")
-    plan = _make_plan(choices, complete_sizes(sizes, GPU_SIZES))
+    plan = _plan_of(sizes, choices)
     if annotate:
         from gemmsmith.backends.cuda.listing import build_listing
         from gemmsmith.cli.tables import format_listing, listing_to_json
@@ -132,11 +126,9 @@ def _execute_and_report(
     `choices`: the options of the problem and of the config, by name. `output`: folder for the files. `counters` and
     `schedules`: as for `execute`.
     """
-    sizes = complete_sizes(partial_sizes, GPU_SIZES if backend == "cuda" else CPU_SIZES)
-    plan = _make_plan(choices, sizes)
-    operands = RandomOperands(choices["layout"], (choices["scale_a"], choices["scale_b"]), seed)
+    sizes = complete_sizes(partial_sizes, GPU_SIZES if backend == "cuda" else CPU_SIZES, choices["groups"])
     with progress_bar() as progress:
-        outcome = execute(plan, sizes, operands, backend, output, progress, counters, schedules)
+        plan, outcome = execute(choices, sizes, seed, backend, output, progress, counters, schedules)
     if as_json:
         click.echo(json.dumps(outcome.to_json(plan), indent=2))
     else:
@@ -159,56 +151,13 @@ def _resolve_backend(backend: str) -> str:
     return "cuda" if driver.is_available() else "sim"
 
 
-def _make_plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> Plan:
-    """Return the plan of the options of a command (`choices`, by name) for `sizes` (m, n, k).
-
-    Without options for fields of a Config, its config is the one that `gemm` takes. Otherwise the options replace
-    fields of that config, or of `Config()` if a tile is given or with --config default; then the fields that are not
-    given are adapted (`complete_config`), and as many stages as fit are taken.
-    """
-    a, b = operand_specs(sizes, choices["layout"], choices["dtype"], choices["dtype_b"])
-    shapes = scale_shapes(sizes, (choices["scale_a"], choices["scale_b"]))
-    scales = [shape if shape is None else Spec(shape, "fp32") for shape in shapes]
-    names = "out_dtype", "accumulate", "precision", "batch_invariant"
-    request = Request(a, b, scale_a=scales[0], scale_b=scales[1], **{name: choices[name] for name in names})
-    fixed = {f.name: choices[f.name] for f in fields(Config) if choices[f.name] is not None}
-    from_defaults = choices["config_base"] == "default" or "tile" in fixed
-    if not fixed and not from_defaults:
-        return Plan(request)
-    from gemmsmith.tuning.choose import complete_config
-    from gemmsmith.tuning.dtype_equivalence import config_for_dtype
-    from gemmsmith.tuning.stage_count import fit_stages
-
-    config: Config = config_for_dtype(Config(), a.dtype) if from_defaults else Plan(request).config
-    fixed_fields, candidate = set(fixed), config.replace(**fixed)
-    if "tile" not in fixed and not covers_config(candidate):
-        from gemmsmith.tuning.choose_sm80 import rank_sm80
-
-        binding = bind(request)
-        config = rank_sm80(binding.problem, binding.spec, get_chip(candidate.chip))[0]
-        fixed_fields |= {"design", "tile", "cluster", "consumers"}
-    if fixed:
-        config = complete_config(replace(config, **fixed), fixed_fields)
-    if "stages" not in fixed:
-        config = fit_stages(Plan(request._replace(config=config)).spec)
-    return Plan(request._replace(config=config))
-
-
 def plan_of_words(words: list[str]) -> Plan:
     """Return the plan of the arguments `words` of `gemmsmith show`. Raises UsageError if they are not valid."""
     choices = show.make_context("show", words).params
     shape = choices.pop("shape") or tuple(choices[name] for name in "mnk")
-    return _make_plan(choices, complete_sizes(shape, GPU_SIZES))
+    return _plan_of(shape, choices)
 
 
-def operand_specs(
-    sizes: tuple[int, int, int], layout: str, dtype: str, dtype_b: str | None = None
-) -> tuple[Spec, Spec]:
-    """Return specs of A (m, k) and B (k, n), for `sizes` (m, n, k).
-
-    `layout`: a letter for A and one for B: row-major (n) or column-major (t). `dtype_b`: B's dtype; None: A's.
-    """
-    m, n, k = sizes
-    a = Spec((m, k), dtype, None if layout[0] == "n" else (1, max(m, 1)))
-    b = Spec((k, n), dtype_b or dtype, None if layout[1] == "n" else (1, max(k, 1)))
-    return a, b
+def _plan_of(sizes: PartialSizes, choices: dict[str, Any]) -> Plan:
+    """Return the plan of the options of `show`, by name, whose default sizes are GPU_SIZES."""
+    return make_plan(make_request(choices, complete_sizes(sizes, GPU_SIZES, choices["groups"])), choices)

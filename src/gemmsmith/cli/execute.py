@@ -6,23 +6,28 @@ import math
 import os
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from gemmsmith.arrays import Spec
 from gemmsmith.backends.cuda import compiler
 from gemmsmith.backends.reference import bounds
+from gemmsmith.backends.reference.tolerances import check_results
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.report.verdict import Verdict
+from gemmsmith.binding.bind import bind
+from gemmsmith.binding.request import Request
+from gemmsmith.binding.results import outputs_by_name
+from gemmsmith.cli.problem import Choices, Sizes, make_plan, make_request
 from gemmsmith.cli.progress import ProgressCallback
 from gemmsmith.cli.tables import KernelCounts
-from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, MissingPackageError
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.host.plans import Plan
+from gemmsmith.host.plans import Plan, evaluate_reference
 from gemmsmith.tuning.gpus import gpu_at
 from gemmsmith.tuning.model import covers_config
 
@@ -37,7 +42,8 @@ class Outcome:
     Attributes:
         sizes: m, n, k.
         backend: "cuda", "sim" or "reference".
-        report: The comparison of D with float64.
+        epilogue: The option --epilogue, or None.
+        report: The comparison of the results with float64.
         hazards: The simulator's hazards; empty for other backends.
         timings: time_us and tflops (GPU), or cycles and the ctas that took them (simulator), or empty.
         files: Paths by kind: source, timeline, trace.
@@ -47,6 +53,7 @@ class Outcome:
 
     sizes: tuple[int, int, int]
     backend: str
+    epilogue: str | None
     report: bounds.Report
     hazards: list[Any]
     timings: dict[str, float]
@@ -73,6 +80,10 @@ class Outcome:
         accumulate = "promoted" if plan.problem.promoted else f"{plan.accumulator_dtype}"
         problem = {"m": m, "n": n, "k": k, "operands": " x ".join(dict.fromkeys((f"{mma.a}", f"{mma.b}"))),
                    "output": f"{plan.out_dtype}", "accumulate": accumulate}  # fmt: skip
+        if plan.problem.batch > 1:
+            problem["batch"] = plan.problem.batch
+        if self.epilogue:
+            problem["epilogue"] = self.epilogue
         if any(x != "none" for x in scales):
             problem |= {"scale_a": scales[0], "scale_b": scales[1]}
         result: dict[str, Any] = {
@@ -99,6 +110,7 @@ class Outcome:
         """Return the outcome as lines of text: value by title, in order."""
         rows = {
             "problem": f"{plan.problem.T if plan.binding.swapped else plan.problem}",
+            **({"epilogue": self.epilogue} if self.epilogue else {}),
             "config": f"{plan.config}",
             "backend": self.backend,
             "result": "pass" if self.ok else "FAIL",
@@ -132,68 +144,85 @@ def resources(plan: Plan) -> dict[str, int]:
     return {"registers": r.registers, "spill_bytes": spill_bytes, "shared_bytes": plan.kernel.shared_bytes}
 
 
-@dataclass(frozen=True)
-class RandomOperands:
-    """Random operands.
+def random_arrays(request: Request, group_sizes: tuple[int, ...] | None, seed: int) -> Request:
+    """Return the request with random numpy arrays in place of its Specs, and with results that hold no result yet.
 
-    `layout`: row-major (n) or column-major (t), for A and B. `scales`: scale granularity of each, one of
-    options.SCALES, or None. `seed`: also used for the simulated schedule.
+    Scales are uniform in 0.5 ... 2, integers in -128 ... 127, and all others from a normal distribution. Results hold
+    NaN, or the least integer, so that elements that the kernel does not write count as wrong. `group_sizes`: the rows
+    of each group of a grouped GEMM.
     """
+    rng = np.random.default_rng(seed)
 
-    layout: str
-    scales: tuple[str | None, str | None]
-    seed: int
+    def array(spec: Spec) -> Any:
+        shape, strides = spec.shape, spec.strides or ()
+        is_column_major = len(shape) > 1 and strides[-2] < strides[-1]
+        if is_column_major:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        is_integer = spec.dtype.is_integer
+        x: Any = rng.integers(-128, 128, shape) if is_integer else rng.standard_normal(shape, np.float32)
+        x = np.asarray(x).astype(spec.dtype.numpy)
+        return x.swapaxes(-1, -2) if is_column_major else x
 
-    def make(self, plan: Plan, sizes: tuple[int, int, int]) -> tuple[list[Any], dict[str, Any]]:
-        """Return ([A (m, k), B (k, n), D (m, n)], scales by name), as numpy arrays in the plan's dtypes.
+    def scale(spec: Spec | None) -> Any:
+        return None if spec is None else np.asarray(rng.uniform(0.5, 2, spec.shape), np.float32)
 
-        D is filled with a value that no result has (NaN, or the least integer), so that elements that the kernel does
-        not write count as wrong.
-        """
-        m, n, k = sizes
-        rng, mma = np.random.default_rng(self.seed), plan.binding.mma
-
-        def matrix(rows: int, columns: int, order: str, dtype: DType) -> Any:
-            shape = (rows, columns) if order == "n" else (columns, rows)
-            x: Any = rng.integers(-128, 128, shape) if dtype.is_integer else rng.standard_normal(shape, np.float32)
-            return x.astype(dtype.numpy) if order == "n" else x.astype(dtype.numpy).T
-
-        a, b = matrix(m, k, self.layout[0], mma.a), matrix(k, n, self.layout[1], mma.b)
-        d = np.full((m, n), -(2**31) if plan.out_dtype.is_integer else np.nan, plan.out_dtype.numpy)
-        shapes = zip(("scale_a", "scale_b"), scale_shapes(sizes, self.scales), strict=True)
-        scales = {name: rng.uniform(0.5, 2, x) for name, x in shapes if x is not None}
-        return [a, b, d], {name: np.asarray(x, np.float32) for name, x in scales.items()}
+    a, b = array(request.a), array(request.b)
+    scales = {"scale_a": scale(request.scale_a), "scale_b": scale(request.scale_b)}
+    operands = {
+        name: array(x) if isinstance(x, Spec) else float(rng.standard_normal()) for name, x in request.operands.items()
+    }
+    if group_sizes:
+        operands["sizes"] = np.asarray(group_sizes, np.int32)
+    filled = request._replace(a=a, b=b, operands=operands, **scales)
+    results = bind(filled).allocate_results().results
+    for x in results.values():
+        x[...] = np.iinfo(x.dtype).min if np.issubdtype(x.dtype, np.integer) else np.nan
+    return filled._replace(out=results if request.epilogue else results["out"])
 
 
-def scale_shapes(sizes: tuple[int, int, int], scales: tuple[str | None, str | None]) -> list[tuple[int, ...] | None]:
-    """Return the shapes of scale_a and scale_b for granularities of options.SCALES; None for no scales.
+def compare(plan: Plan, request: Request) -> bounds.Report:
+    """Compare the results of a request's arrays with float64: plain products by their bounds, others by tolerances."""
+    if request.epilogue:
+        binding = bind(request)
+        graph = binding.source_graph
+        results = {name: np.asarray(x) for name, x in outputs_by_name(request.out).items()}
+        return check_results(graph, evaluate_reference(binding), results, binding.mma, request.a.shape[-1])
+    problem = plan.problem
+    check = partial(
+        bounds.check, accumulator_dtype=plan.accumulator_dtype, out_dtype=plan.out_dtype, promoted=problem.promoted,
+        on_cuda_cores=problem.a.dtype == FP32,
+    )  # fmt: skip
+    out, a, b, scale_a, scale_b = request.out, request.a, request.b, request.scale_a, request.scale_b
+    if not request.grouping:
+        return check(out, a, b, scale_a=scale_a, scale_b=scale_b)
+    ends = np.cumsum(request.operands["sizes"])
+    reports = [
+        check(out[begin:end], a[begin:end], b[g], scale_a=_of_group(scale_a, slice(begin, end)),
+              scale_b=_of_group(scale_b, g))
+        for g, (begin, end) in enumerate(pairwise([0, *ends]))
+    ]  # fmt: skip
+    rest = np.zeros_like(out[ends[-1] :])
+    reports.append(check(out[ends[-1] :], rest[:, :0].astype(a.dtype), b[0][:0]))  # rows behind the groups are 0
+    return max(reports, key=lambda report: report.ratio)
 
-    `sizes`: m, n, k. B's granularity is that of B seen as N x K, so its shape is the transpose of such a shape.
-    """
-    m, n, k = sizes
-    blocks = ceil_div(k, SCALE_BLOCK)
 
-    def shape(rows: int, scale: str | None) -> tuple[int, ...] | None:
-        row_blocks = ceil_div(rows, SCALE_BLOCK)
-        shapes = {"tensor": (), "rows": (rows, 1), "1x128": (rows, blocks), "128x128": (row_blocks, blocks)}
-        return shapes[scale] if scale else None
-
-    shape_b = shape(n, scales[1])
-    return [shape(m, scales[0]), shape_b and shape_b[::-1]]
+def _of_group(scale: Any, part: Any) -> Any:
+    """Return a group's scales: `part` of those that have rows or groups, or the one for all."""
+    return scale if scale is None or scale.ndim == 0 else scale[part]
 
 
 def execute(
-    plan: Plan, sizes: tuple[int, int, int], operands: RandomOperands, backend: str, folder: Path,
-    progress: ProgressCallback, counters: Counters | None = None, schedules: int = 1,
-) -> Outcome:  # fmt: skip
-    """Run the plan, compare with float64, and write the CUDA file and the timeline.
+    choices: Choices, sizes: Sizes, seed: int, backend: str, folder: Path, progress: ProgressCallback,
+    counters: Counters | None = None, schedules: int = 1,
+) -> tuple[Plan, Outcome]:  # fmt: skip
+    """Run the plan of a command's options, compare with float64, and write the CUDA file and the timeline.
 
     A run on the GPU also simulates a problem of at most MAX_SIMULATED_SIZE for the timeline.
 
     Args:
-        plan: The plan.
+        choices: The options of the problem and of the config, by name.
         sizes: m, n, k.
-        operands: The random operands.
+        seed: Seed of the random arrays and of the simulated schedule.
         backend: "cuda", "sim" or "reference".
         folder: Where the files are written.
         progress: Called with what is being done.
@@ -204,6 +233,8 @@ def execute(
         ArgumentError: The problem needs more memory than there is.
         OSError: The files cannot be written.
     """
+    problem, groups = make_request(choices, sizes), choices["groups"]
+    plan = make_plan(problem, choices)
     _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
@@ -212,23 +243,25 @@ def execute(
         source.write_text(plan.source)
         files["source"] = str(source)
     progress("generating operands")
-    (a, b, out), scales = operands.make(plan, sizes)
+    request = random_arrays(problem, groups, seed)
     hazards, verdict, timings = list[Any](), None, dict[str, float]()
     if backend == "reference":
         progress("multiplying in float64")
-        plan.run(a, b, out, **scales)
+        plan.run(request.a, request.b, request.out, **request.inputs)
     else:
         on_progress = partial(progress, "simulating")
         if backend == "cuda":
             progress("running on the GPU")
-            timings = _time_on_gpu(plan, [a, b, out], scales)
+            timings = _time_on_gpu(plan, request)
+            small_groups = groups and tuple(min(x, MAX_SIMULATED_SIZE // len(groups)) for x in groups)
             m, n, k = (min(size, MAX_SIMULATED_SIZE) for size in sizes)
-            small, small_scales = operands.make(plan, (m, n, k))
-            simulation = plan.simulate(*small, **small_scales, progress=on_progress, record=True)
+            small_choices = {**choices, "groups": small_groups}
+            small = random_arrays(make_request(small_choices, (m, n, k)), small_groups, seed)
+            simulation = plan.simulate(small.a, small.b, small.out, **small.inputs, progress=on_progress, record=True)
         else:
             simulation = plan.simulate(
-                a, b, out, **scales, seed=operands.seed, progress=on_progress, counters=counters, record=True,
-                schedules=schedules,
+                request.a, request.b, request.out, **request.inputs, seed=seed, progress=on_progress,
+                counters=counters, record=True, schedules=schedules,
             )  # fmt: skip
             ctas = simulation.record.grid if simulation.record else 0
             timings = {"cycles": simulation.cycles, "ctas": ctas}
@@ -244,18 +277,15 @@ def execute(
             simulation.timeline.write_trace(trace)
             files["trace"] = str(trace)
     progress("comparing with float64")
-    problem = plan.problem
-    report = bounds.check(
-        out, a, b, plan.accumulator_dtype, plan.out_dtype, promoted=problem.promoted,
-        on_cuda_cores=problem.a.dtype == FP32, **scales,
-    )  # fmt: skip
+    report = compare(plan, request)
     counts = tuple(KernelCounts.from_kernel(x, counters.lines(x)) for x in counters.kernels) if counters else ()
-    return Outcome(sizes, backend, report, hazards, timings, files, counts, verdict)
+    return plan, Outcome(sizes, backend, choices["epilogue"], report, hazards, timings, files, counts, verdict)
 
 
 def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:
     """Raise ArgumentError if A, B, D and the float64 copies for checking them exceed this machine's memory."""
     m, n, k = sizes
+    m *= plan.problem.batch
     arrays = plan.problem.a.dtype.bytes * (m * k + k * n) + plan.out_dtype.bytes * m * n
     doubles = 4 * k * n + (m * k + m * n) * (backend == "reference")  # bounds.check's B, |B|, temporaries
     needed = arrays + max(4 * m * k, 8 * doubles)
@@ -267,8 +297,8 @@ def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> No
         )
 
 
-def _time_on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[str, float]:
-    """Run the plan on the GPU, copy D back into the last of `arrays` (A, B, D), and return the time and TFLOP/s.
+def _time_on_gpu(plan: Plan, request: Request) -> dict[str, float]:
+    """Run the plan on the GPU, copy the results back into those of the request, and return the time and TFLOP/s.
 
     The number of repeated runs is such that a GEMM at 500 TFLOP/s takes 0.2 s, at least 3.
     """
@@ -276,15 +306,24 @@ def _time_on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[
     from gemmsmith.backends.cuda.cuda_graph import time_calls
     from gemmsmith.backends.cuda.memory import DeviceArray
 
+    def on_gpu(x: Any) -> Any:
+        return DeviceArray.from_numpy(x) if isinstance(x, np.ndarray) else x
+
     driver.require_chip(0)
+    results = outputs_by_name(request.out)
     with kernel_loader.device_guard(0):
-        device_arrays = [DeviceArray.from_numpy(x) for x in arrays]
-        keywords: dict[str, Any] = {name: DeviceArray.from_numpy(x) for name, x in scales.items()}
-        keywords["workspace"] = DeviceArray.allocate(plan.workspace_bytes)
-        plan.run(*device_arrays, **keywords)
-        arrays[-1][...] = device_arrays[-1].numpy()
+        a, b, scale_a, scale_b = map(on_gpu, (request.a, request.b, request.scale_a, request.scale_b))
+        operands = {name: on_gpu(x) for name, x in request.operands.items()}
+        out = {name: on_gpu(x) for name, x in results.items()}
+        workspace = DeviceArray.allocate(plan.workspace_bytes)
+        call = partial(
+            plan.run, a, b, out if request.epilogue else out["out"], scale_a=scale_a, scale_b=scale_b,
+            operands=operands, workspace=workspace,
+        )  # fmt: skip
+        call()
+        for name, x in out.items():
+            results[name][...] = x.numpy()
         repeats = max(3, int(0.2 * 5e14 / max(plan.problem.flops, 10**8)))
-        timed = partial(time_calls, lambda: plan.run(*device_arrays, **keywords), 0)
-        timed(max(1, repeats // 5))  # warm-up
-        microseconds = timed(repeats) / repeats
+        time_calls(call, 0, max(1, repeats // 5))  # warm-up
+        microseconds = time_calls(call, 0, repeats) / repeats
     return {"time_us": microseconds, "tflops": plan.problem.flops / microseconds / 1e6}

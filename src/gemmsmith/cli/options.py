@@ -105,8 +105,12 @@ PartialSizes = tuple[int | None, int | None, int | None]
 """M, N and K of a command line; None where it leaves the command's default."""
 
 
-def complete_sizes(sizes: PartialSizes, default: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return m, n, k: those of `sizes` that are given, and those of `default` in place of None."""
+def complete_sizes(
+    sizes: PartialSizes, default: tuple[int, int, int], groups: tuple[int, ...] | None = None
+) -> tuple[int, int, int]:
+    """Return m, n, k: those of `sizes` that are given; else m is the sum of `groups`, others are those of `default`."""
+    if groups:
+        default = sum(groups), *default[1:]
     m, n, k = (x if given is None else given for given, x in zip(sizes, default, strict=True))
     return m, n, k
 
@@ -126,8 +130,12 @@ SCALES = ("tensor", "rows", "1x128", "128x128")
 picture = click.option("--picture", type=Picture(), help=f"Plot into a file: {', '.join(PICTURE_SUFFIXES)}.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, errors included.")
 
-problem = combine_options(
+OPERAND_KINDS = ("number", "scalar", "row", "column", "matrix")
+gemm = combine_options(
     sizes(0),
+    click.option("--batch", type=click.IntRange(1), help="How many products: A is (batch, M, K), B (batch, K, N)."),
+    click.option("--groups", type=GROUP_SIZES, metavar="ROWS,ROWS...",
+                 help="Rows of each group of a grouped GEMM; M is their sum unless given."),
     dtype,
     click.option("--dtype-b", type=click.Choice(OPERANDS), help="Data type of B if it differs from A (fp8 only)."),
     click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32", "int32"]),
@@ -138,6 +146,14 @@ problem = combine_options(
       for x, y in (("a", "A"), ("b", "B, seen as N x K"))),
     click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                  help="A and B: n row-major, t column-major."),
+    click.option("--epilogue", help="module:function or file.py:function; or the name of a predefined one."),
+    click.option("--operand", "operands", multiple=True,
+                 help=f"An operand of the epilogue, name=kind, repeatable; a kind is {', '.join(OPERAND_KINDS)}."),
+    click.option("--batch-invariant", is_flag=True, help="Make rows of D independent of M."),
+)  # fmt: skip
+"""The problem: what `gemmsmith.cli.problem` makes a request of."""
+problem = combine_options(
+    gemm,
     click.option("--config", "config_base", type=click.Choice(["auto", "default"]), default="auto", show_default=True,
                  help="What the options below change. auto: the config that gemm takes, or the default one if there is "
                       "a --tile; default: gemmsmith.Config()."),
@@ -158,7 +174,6 @@ problem = combine_options(
                  help="Reuse the mainloop's shared memory in the epilogue."),
     click.option("--serpentine/--no-serpentine", default=None, help="Traverse K in reverse for every other tile."),
     click.option("--chip", type=click.Choice(list(CHIPS)), help="Architecture that the kernel is compiled for."),
-    click.option("--batch-invariant", is_flag=True, help="Make rows of D independent of M."),
     click.option("--sync-clusters/--no-sync-clusters", default=None, help="Synchronize clusters every few k-tiles."),
 )  # fmt: skip
 """The problem, and the fields of a Config."""
@@ -178,8 +193,9 @@ class ProblemCommand(click.Command):
                 is_config = parameter.name in Config.__dataclass_fields__ or parameter.name == "config_base"
                 (of_config if is_config else of_problem if parameter.name in of_decorator else others).append(record)
         for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 execution = combine_options(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gemmsmith.arrays import as_numpy
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.bind import bind
@@ -21,6 +22,7 @@ from gemmsmith.core.frozen import changed
 from gemmsmith.core.integers import as_integer
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.launch_sequence import build_launches
 from gemmsmith.kernels.build import build
@@ -37,6 +39,7 @@ from gemmsmith.tuning.model import covers_config
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
     from gemmsmith.backends.cuda.run import BoundLaunches
+    from gemmsmith.backends.reference.evaluation import Evaluation
     from gemmsmith.backends.sim.execute.counters import Counters
     from gemmsmith.backends.sim.report.hazards import Hazard
     from gemmsmith.backends.sim.report.record import Record
@@ -446,14 +449,24 @@ class Plan:
 def run_reference(binding: Binding) -> None:
     """Compute a GEMM's results in float64 with numpy, and store them; needs no kernel and no config.
 
+    Raises ArgumentError as `evaluate_reference` does.
+    """
+    graph, arrays = binding.source_graph, binding.arguments
+    results = {r.name: as_numpy(arrays[result_argument(r.name)], r.name) for r in graph.results}
+    evaluate_reference(binding).execute(graph, results)
+
+
+def evaluate_reference(binding: Binding) -> Evaluation:
+    """Return the product of a GEMM in float64, on which epilogues can be evaluated.
+
     Raises ArgumentError for a design's own product, and for operands that are converted before they are multiplied.
     """
-    from gemmsmith.backends.reference.run import run
+    from gemmsmith.backends.reference.evaluation import evaluate
 
     if (binding.product and not binding.grouping) or binding.multiplication.is_mixed:
         name = binding.product.name if binding.product else f"{binding.problem}"
         raise ArgumentError(f'backend: got "reference" for {name}, which it cannot compute; use "sim"')
-    run(
+    return evaluate(
         binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity,
         is_3xtf32=binding.problem.is_3xtf32, grouping=binding.grouping, deterministic=binding.spec.deterministic,
     )  # fmt: skip

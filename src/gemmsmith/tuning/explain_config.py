@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from typing import NamedTuple
+
 import numpy as np
 
 from gemmsmith.core.config import Config
@@ -13,20 +16,42 @@ from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
 from gemmsmith.tuning.choose import rank_configs
-from gemmsmith.tuning.config_table import ConfigTable
-from gemmsmith.tuning.dtype_equivalence import config_for_16bit
+from gemmsmith.tuning.config_table import NUM_SMS, ConfigTable
+from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
 from gemmsmith.tuning.gpus import H200, Gpu
-from gemmsmith.tuning.model import estimate, tile_bytes
+from gemmsmith.tuning.model import Estimate, estimate, tile_bytes
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, packing_us
+from gemmsmith.tuning.tuned_table import find_tuned
 
-NUM_ALTERNATIVES = 3
-"""Alternatives that are listed."""
+WIDTH = 100
+"""Columns of the text."""
+LATENCY_FACTOR = 1.2
+"""Ratio of a k-tile's cycles to those of its math and of its copies from which its latency limits it. Chosen."""
+
+MIN_SHARE = 0.02
+"""Share of the estimate from which a part is listed. Chosen."""
+
+
+class Part(NamedTuple):
+    """A part of a kernel's estimated time.
+
+    Attributes:
+        name: What takes the time.
+        cycles: SM cycles that it would take alone.
+        bound: What the kernel is called if this part takes the most time.
+        note: What the time comes from.
+    """
+
+    name: str
+    cycles: float
+    bound: str
+    note: str
 
 
 def explain_config(
     problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str, gpu: Gpu = H200, names: str = "ab"
 ) -> str:
-    """Return the text of `plan.why`: the model's estimate for the config and for the best alternatives.
+    """Return the text of `plan.why`: what the kernel's time consists of by the model, and the best other config.
 
     Args:
         problem: The GEMM that `swap_ab` transposes.
@@ -36,48 +61,96 @@ def explain_config(
         gpu: The GPU's constants.
         names: What the caller calls A and B of the kernel.
     """
-    ranked = rank_configs(problem, epilogue, NUM_ALTERNATIVES + 1, gpu=gpu)
-    alternatives = [c for c in ranked if c != config][:NUM_ALTERNATIVES]
-    table = ConfigTable.from_configs([config_for_16bit(c, problem.a.dtype) for c in (config, *alternatives)], epilogue)
+    others = [c for c in rank_configs(problem, epilogue, 2, gpu=gpu) if c != config][:1]
+    table = ConfigTable.from_configs([config_for_16bit(c, problem.a.dtype) for c in (config, *others)], epilogue)
     e = estimate(problem, table, epilogue, gpu)
-    math, copies, k_tile = (float(x[0]) for x in (e.math_cycles, e.copy_cycles, e.k_tile_cycles))
-    cycles_of_bounds = e.work_cycles[0], e.memory_cycles[0], e.power_limited_cycles[0]
-    bounds = dict(zip(("compute", "memory", "power"), map(float, cycles_of_bounds), strict=True))
-    each_bound = ", ".join(f"{name} bound alone {x:.0f}" for name, x in bounds.items())
-    limit = "math" if math >= copies else "copies"
-    if k_tile > 1.2 * max(math, copies):
-        limit = "copy latency"
+    bound, parts = _parts(problem, table, e, epilogue)
+    total = float(e.cycles[0])
+    entry = find_tuned(problem, gpu) if origin.startswith("tuned") else None
+    measured = "not measured"
+    if entry and entry.us:
+        plain = "" if origin == "tuned" else ", no epilogue"
+        measured = (
+            f"measured {entry.us:.1f} us ({entry.gpu.name if entry.gpu else 'another GPU'}, M = {entry.m}{plain})"
+        )
     lines = [
-        f"{config}: {origin}",
-        f"k-tile: math {math:.0f} cycles, copies {copies:.0f}; {e.k_tiles_per_cta[0]:.0f} k-tiles per CTA, "
-        f"limited by {limit}",
-        f"exposed epilogue stores {e.exposed_stores[0]:.0f}, split-K reduction {e.split_reduction[0]:.0f}; "
-        f"{each_bound}: {max(bounds, key=bounds.__getitem__)}-bound",
-        f"model: {e.cycles[0]:.0f} cycles: {e.cycles[0] / SM_CLOCK_MHZ:.1f} us at {SM_CLOCK_MHZ} MHz",
+        *([f"{config}: {origin}"] if len(f"{config}: {origin}") <= WIDTH else [f"{config}:", f"    {origin}"]),
+        f"{bound}: estimated {_us(total)} us ({gpu.name}, {SM_CLOCK_MHZ} MHz), {measured}",
+    ]
+    us = [_us(part.cycles) for part in parts]
+    width = max(map(len, us))
+    lines += [
+        f"  {part.name:<15} {text:>{width}} us {part.cycles / total:4.0%}  {part.note}".rstrip()
+        for part, text in zip(parts, us, strict=True)
     ]
     oriented = problem.T if config.swap_ab else problem
-    lines += [
-        _mn_major_line(name, x, width)
-        for name, x, width in zip(names, with_packed_operands(oriented, config).operands, config.tile, strict=False)
-        if operand_major(x) == "MN"
-    ]
+    operands = zip(names, with_packed_operands(oriented, config).operands, config.tile, strict=False)
+    lines += [line for x in operands if (line := _mn_major_line(*x))]
     design = get_design(config.design)
     packings = zip(names, operand_packings(oriented, design), strict=True)
     residuals = zip(names, tf32_residual_packings(oriented, design), strict=False)
     lines += [_packing_line(name, x, oriented) for name, x in (*packings, *residuals) if x]
-    if epilogue and (cost := epilogue_cost(epilogue.graph, epilogue.fast_math)).instructions:
-        lines.append(
-            f"epilogue: its functions take {cost.instructions:.0f} instructions an element, {cost.special:.0f} of them "
-            "of the special-function unit"
-        )
-    lines += [f"alternative: {x / SM_CLOCK_MHZ:.1f} us {c}" for x, c in zip(e.cycles[1:], alternatives, strict=True)]
-    return "\n".join(lines)
+    lines += [
+        f"best other config: estimated {_us(cycles)} us with {_changes(config, other)}"
+        for cycles, other in zip(e.cycles[1:], others, strict=True)
+    ]
+    return "\n".join(textwrap.fill(x, WIDTH, subsequent_indent="    ", break_on_hyphens=False) for x in lines)
+
+
+def _us(cycles: float) -> str:
+    """Return cycles in microseconds."""
+    return f"{cycles / SM_CLOCK_MHZ:.1f}"
+
+
+def _changes(config: Config, other: Config) -> str:
+    """Return the fields of another config that differ, as arguments of `Config.replace`."""
+    return ", ".join(f"{name}={x!r}" for name, x in vars(other).items() if x != getattr(config, name))
+
+
+def _parts(problem: Problem, table: ConfigTable, e: Estimate, epilogue: EpilogueSpec | None) -> tuple[str, list[Part]]:
+    """Return what bounds the first config of a table, and the parts of its time of at least MIN_SHARE.
+
+    Latencies add up, and so do the mainloop, idle SMs and the epilogue, with which DRAM and power overlap. The bound is
+    that of the longest part of the longest of these four.
+    """
+    math, copies, k_tile = (float(x[0]) for x in (e.math_cycles, e.copy_cycles, e.k_tile_cycles))
+    count, tiles = float(e.k_tiles_per_cta[0]), float(table.tiles(problem)[0] * np.maximum(table.splits[0], 1))
+    k_tiles = np.ceil(as_16bit_problem(problem).k / table.tile_k[0])
+    ctas = table.cluster_shape_m[0] * table.cluster_shape_n[0]
+    share = min(count, float(table.tiles(problem)[0] * ctas * k_tiles) / NUM_SMS)  # of a CTA, if all had the same
+    bound = "compute-bound" if math >= copies else "bound by copies from the L2"
+    per_k_tile = f"tensor cores {math:.0f}, copies {copies:.0f}"
+    if k_tile > LATENCY_FACTOR * max(math, copies):
+        bound, per_k_tile = "latency-bound", f"{per_k_tile}, else waiting"
+    cost = epilogue and epilogue_cost(epilogue.graph, epilogue.fast_math)
+    has_functions, functions = bool(cost and cost.instructions), "what no mainloop hides"
+    if cost and cost.instructions:
+        functions += f"; {cost.instructions:.0f} instructions an element, {cost.special:.0f} special"
+    parts = [
+        Part("launch, fill", float(e.launch_and_fill[0]), "latency-bound", "until the pipeline's first stage is full"),
+        Part("reduction", float(e.split_reduction[0]), "bound by the split-K reduction", "of partial sums"),
+        Part("mainloop", share * k_tile, bound, f"{share:.1f} k-tiles an SM of {k_tile:.0f} cycles: {per_k_tile}"),
+        Part("uneven waves", (count - share) * k_tile, "bound by wave quantization",
+             f"{tiles:.0f} tiles of clusters, {table.max_active_clusters[0]:.0f} at once; "
+             f"{1 - share / max(count, 1):.0%} of SM time idle"),
+        Part("epilogue", float(e.exposed_stores[0]), "epilogue-bound", functions),
+        Part("DRAM", float(e.memory_cycles[0]), "memory-bound", f"{e.dram_bytes[0] / 1e6:.1f} MB"),
+        Part("power", float(e.power_limited_cycles[0]), "power-bound", "its energy at the limit of 700 W"),
+    ]  # fmt: skip
+    shown = [x for x in parts if x.cycles >= MIN_SHARE * e.cycles[0] or (x.name == "epilogue" and has_functions)]
+    groups = parts[:2], parts[2:5], parts[5:6], parts[6:]
+    longest = max(groups, key=lambda group: sum(part.cycles for part in group))
+    return max(longest, key=lambda part: part.cycles).bound, shown
 
 
 def _mn_major_line(name: str, operand: Matrix, width: int) -> str:
-    """Return a line on what it costs to read an MN-major operand in tiles of `width` rows (of M or N)."""
+    """Return a line on what it costs to read an MN-major operand in tiles of `width` rows (of M or N); "": nothing."""
+    if operand_major(operand) != "MN":
+        return ""
     nbytes, slowdown = tile_bytes(operand, np.array([float(width)]), np.ones(1))
     used = min(width, operand.rows) * operand.dtype.bytes
+    if nbytes[0] <= used and slowdown[0] <= 1:
+        return ""
     line = f"{name} is MN-major: its k-tiles read {nbytes[0]:.0f} bytes per row, {used} of them used"
     if slowdown[0] > 1:
         line += f"; L2 reads take {slowdown[0]:.2f} times as long, since rows begin within lines"
@@ -96,4 +169,4 @@ def _packing_line(name: str, packing: Packing, problem: Problem) -> str:
     done = f"{name} is {'transposed' if transposes else 'copied'} before each run, since {reason}"
     if packing.tf32_residual:
         done = f"the TF32 residual of {name} is computed before each run"
-    return f"{done}: {moved / 1e6:.1f} MB moved, {packing_us(packing):.1f} us and a launch"
+    return f"{done}: {moved / 1e6:.1f} MB, {packing_us(packing):.1f} us"

@@ -206,7 +206,7 @@ def covers_config(config: Config) -> bool:
 
 
 class Estimate(NamedTuple):
-    """What the model estimates for each config, in SM cycles except `k_tiles_per_cta`.
+    """What the model estimates for each config, in SM cycles except `k_tiles_per_cta` and `dram_bytes`.
 
     Attributes:
         math_cycles: Tensor-core cycles of a k-tile.
@@ -215,7 +215,8 @@ class Estimate(NamedTuple):
         k_tiles_per_cta: k-tiles that a CTA works on, one after the other.
         exposed_stores: Cycles of stores that no mainloop hides.
         work_cycles: k_tiles_per_cta * k_tile_cycles + exposed_stores.
-        memory_cycles: Cycles that DRAM takes for all bytes.
+        dram_bytes: Bytes of the operands and results, each moved once.
+        memory_cycles: Cycles that DRAM takes for these bytes, and for those that are read again.
         power_limited_cycles: Cycles that all energy takes at the power limit.
         wave_cycles: Cycles of all waves.
         split_reduction: Cycles of the split-K or stream-K reduction.
@@ -228,6 +229,7 @@ class Estimate(NamedTuple):
     k_tiles_per_cta: Array
     exposed_stores: Array
     work_cycles: Array
+    dram_bytes: Array
     memory_cycles: Array
     power_limited_cycles: Array
     wave_cycles: Array
@@ -283,7 +285,7 @@ def estimate(
     sync = CLUSTER_SYNC_CYCLES * (table.cluster_size - 1)
     launch_and_fill = LAUNCH_AND_FILL_CYCLES + sync + FILL_CYCLES_PER_STAGE * table.stages
     return Estimate(
-        tile.math_cycles, tile.copy_cycles, tile.cycles, k_tiles_per_cta, exposed_stores, work, memory, power,
+        tile.math_cycles, tile.copy_cycles, tile.cycles, k_tiles_per_cta, exposed_stores, work, nbytes, memory, power,
         cycles_of(full) + cycles_of(last), split_reduction, launch_and_fill,
     )  # fmt: skip
 

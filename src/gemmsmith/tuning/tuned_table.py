@@ -56,12 +56,16 @@ def operand_layout(problem: Problem) -> str:
 
 
 class Entry(NamedTuple):
-    """A config, and the M, the operand layout and the GPU (None: another one) that it was measured for."""
+    """A config, and the M, the operand layout and the GPU (None: another one) that it was measured for.
+
+    `us`: its microseconds then; None if the row has none.
+    """
 
     m: int
     config: Config
     layout: str
     gpu: Gpu | None
+    us: float | None
 
 
 class TunedTable:
@@ -72,7 +76,7 @@ class TunedTable:
 
         Args:
             rows: Each has m, n, k, config (a Config's fields), and optionally operands (the operand class, default "16
-                bits"), layout (default "nt") and gpu (default H200).
+                bits"), layout (default "nt"), gpu (default H200) and us (microseconds).
 
         Raises:
             KeyError, TypeError, ValueError: A row is malformed.
@@ -82,7 +86,8 @@ class TunedTable:
             m, n, k = (index(row[name]) for name in "mnk")
             config = Config(**row["config"])
             check_config(config)
-            entry = Entry(m, config, row.get("layout", "nt"), find_gpu(row.get("gpu", H200.name)))
+            gpu, us = find_gpu(row.get("gpu", H200.name)), row.get("us")
+            entry = Entry(m, config, row.get("layout", "nt"), gpu, None if us is None else float(us))
             self._entries.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append(entry)
         for entries in self._entries.values():
             entries.sort(key=lambda entry: entry.m)
@@ -91,11 +96,17 @@ class TunedTable:
         return sum(map(len, self._entries.values()))
 
     def get(self, problem: Problem, chip: Chip = HOPPER, gpu: Gpu = H200) -> Config | None:
-        """Return the config that was tuned for the problem's N and K, and for the next M that is not smaller; or None.
+        """Return the config of `find`, or None."""
+        entry = self.find(problem, chip, gpu)
+        return entry.config if entry else None
 
-        That M is at most twice the problem's. Entries of the problem's layout on this GPU come first, then entries of
-        this layout on other GPUs, then entries of other layouts, if the model rates them about as fast as its own
-        choice. A config that does not suit the problem is skipped; with a warning if its design does not use wgmma.
+    def find(self, problem: Problem, chip: Chip = HOPPER, gpu: Gpu = H200) -> Entry | None:
+        """Return the entry for the problem's N and K, and for the next M that is not smaller, with its config adapted.
+
+        None if there is none. That M is at most twice the problem's. Entries of the problem's layout on this GPU come
+        first, then entries of this layout on other GPUs, then entries of other layouts, if the model rates them about
+        as fast as its own choice. A config that does not suit the problem is skipped; with a warning if its design does
+        not use wgmma.
         """
         if problem.batch != 1 or not self._entries:
             return None
@@ -105,14 +116,14 @@ class TunedTable:
         layout = operand_layout(problem)
         same_layout = [entry for entry in entries if entry.layout == layout]
         for group in ([entry for entry in same_layout if entry.gpu == gpu], same_layout):
-            if config := _next_config(group, problem, gpu):
-                return config
-        config = _next_config([entry for entry in entries if entry.layout != layout], problem, gpu)
-        return config if config and _model_agrees(config, problem, gpu) else None
+            if found := _next_entry(group, problem, gpu):
+                return found
+        found = _next_entry([entry for entry in entries if entry.layout != layout], problem, gpu)
+        return found if found and _model_agrees(found.config, problem, gpu) else None
 
 
-def _next_config(entries: list[Entry], problem: Problem, gpu: Gpu) -> Config | None:
-    """Return the config of the entry with the next M that is not smaller, adapted to the problem.
+def _next_entry(entries: list[Entry], problem: Problem, gpu: Gpu) -> Entry | None:
+    """Return the entry with the next M that is not smaller, its config adapted to the problem.
 
     None if that M is more than twice the problem's (and more than SHARED_ENTRY_MAX_M), or if the config does not suit
     the problem. `entries` are in ascending M.
@@ -120,15 +131,17 @@ def _next_config(entries: list[Entry], problem: Problem, gpu: Gpu) -> Config | N
     next_index = bisect_left(entries, problem.m, key=lambda entry: entry.m)
     if next_index == len(entries) or entries[next_index].m > max(2 * problem.m, SHARED_ENTRY_MAX_M):
         return None
-    config = entries[next_index].config
+    entry = entries[next_index]
+    config = entry.config
     if covers_config(config):
-        return adapt_config(config, round_up_m(problem), None, gpu)
+        adapted = adapt_config(config, round_up_m(problem), None, gpu)
+        return entry._replace(config=adapted) if adapted else None
     try:
         spec_for(config, problem)
     except ConfigError as error:
         _warn_once(f"ignoring tuned config for {operand_class(problem)}, {config}: {error}; tune again")
         return None
-    return config
+    return entry
 
 
 @lru_cache(maxsize=1024)
@@ -167,6 +180,11 @@ def adapt_config(
         return None
 
 
+def find_tuned(problem: Problem, gpu: Gpu = H200) -> Entry | None:
+    """Return a plain GEMM's entry: of the user's table, else of the built-in table; None if there is none."""
+    return user_table().find(problem, gpu=gpu) or builtin_table().find(problem, gpu=gpu)
+
+
 def lookup_tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> Config | None:
     """Look up a tuned config: in the user's table, then in the built-in table; None if there is none.
 
@@ -175,7 +193,8 @@ def lookup_tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gp
     to a multiple of 16 for an epilogue that stores halves of it, as gated activations do. Entries with swap_ab are not
     reused.
     """
-    config = user_table().get(problem, gpu=gpu) or builtin_table().get(problem, gpu=gpu)
+    entry = find_tuned(problem, gpu)
+    config = entry and entry.config
     if config is None or epilogue is None or epilogue.graph.is_identity:
         return config
     if config.swap_ab:

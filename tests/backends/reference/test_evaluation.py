@@ -1,4 +1,4 @@
-"""The float64 run: any layout of operands and results, rounded once."""
+"""The float64 evaluation: any layout of operands and results, rounded once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from gemmsmith.backends.reference.matmul import matmul_float64, rounded
-from gemmsmith.backends.reference.run import run
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.host.plans import run_reference
 
 
 @pytest.mark.parametrize("column_major", [False, True])
@@ -27,7 +27,7 @@ def test_results_are_written_where_they_lie(rng: np.random.Generator, column_maj
 
     there = bind(Request(a, b, (out, sums), {"bias": bias, "scale": 0.5}, epilogue=f))
     assert there.swapped == column_major
-    run(there.source_graph, there.mma, there.arguments)
+    run_reference(there)
     product = matmul_float64(a, b)
     assert np.array_equal(out, rounded(product * 0.5 + bias, BF16))
     assert np.array_equal(sums, rounded(product.sum(-1), FP32))
@@ -36,5 +36,5 @@ def test_results_are_written_where_they_lie(rng: np.random.Generator, column_maj
 def test_nothing_is_written_for_no_elements() -> None:
     a, b, out = np.zeros((0, 4), np.float16), np.zeros((4, 9), np.float16), np.zeros((0, 9), np.float16)
     there = bind(Request(a, b, out))
-    run(there.source_graph, there.mma, there.arguments)
+    run_reference(there)
     assert out.shape == (0, 9)
