@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith.arrays import as_numpy
+from gemmsmith.arrays import ArrayLike, Operand, Pair, as_numpy
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.binding import Binding
-from gemmsmith.binding.request import Request, read_arrays
+from gemmsmith.binding.request import Out, Request, read_arrays
 from gemmsmith.binding.results import arrange_results, outputs_by_name, primary_result_name
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.cached_property import cached_property
@@ -233,8 +233,9 @@ class Plan:
 
     # -- running -----------------------------------------------------------------------------------------
     def run(
-        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
-        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named_operands: Any,
+        self, a: ArrayLike, b: ArrayLike | Pair, out: Out = None, *, scale_a: ArrayLike | None = None,
+        scale_b: ArrayLike | Pair | None = None, operands: Mapping[str, Operand] | None = None,
+        workspace: ArrayLike | None = None, **named_operands: Operand,
     ) -> Any:  # fmt: skip
         """Compute out = epilogue(a @ b).
 
@@ -261,8 +262,9 @@ class Plan:
         return self.run_bound(self._bind(a, b, out, all_operands, scale_a, scale_b), workspace, cache_key)
 
     def prepare(
-        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
-        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named_operands: Any,
+        self, a: ArrayLike, b: ArrayLike | Pair, out: Out = None, *, scale_a: ArrayLike | None = None,
+        scale_b: ArrayLike | Pair | None = None, operands: Mapping[str, Operand] | None = None,
+        workspace: ArrayLike | None = None, **named_operands: Operand,
     ) -> Callable[[], Any]:  # fmt: skip
         """Prepare a run of these arrays without launching it; return a function that launches it.
 
@@ -289,9 +291,10 @@ class Plan:
         return PreparedRun(launches, binding.arguments, a, workspace, binding.value, (b, *inputs))
 
     def simulate(
-        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
-        operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
-        counters: Counters | None = None, record: bool = False, schedules: int = 1, **named_operands: Any,
+        self, a: ArrayLike, b: ArrayLike | Pair, out: Out = None, *, scale_a: ArrayLike | None = None,
+        scale_b: ArrayLike | Pair | None = None, operands: Mapping[str, Operand] | None = None, seed: int = 0,
+        progress: Callable[[float], None] | None = None, counters: Counters | None = None, record: bool = False,
+        schedules: int = 1, **named_operands: Operand,
     ) -> Simulation:  # fmt: skip
         """Execute the kernels on the CPU, and check every barrier and asynchronous access.
 

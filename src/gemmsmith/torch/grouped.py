@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 
 from gemmsmith.binding import checks
-from gemmsmith.binding.request import Request
+from gemmsmith.binding.request import Epilogue, Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch.api import (
+    Operand,
+    Tensors,
     autocast,
     check_operands_are_read,
     check_tensor,
@@ -33,9 +35,25 @@ from gemmsmith.torch.plain_tensors import in_groups, read_arguments, run_cached_
 from gemmsmith.torch.tracing import serialize_epilogue
 
 
+@overload
 def grouped_gemm(
-    a: Any, b: Any, *, offsets: Any, along: Literal["m", "k"] = "m", epilogue: Any = None, recompute: bool = False,
-    operands: Mapping[str, Any] | None = None, **named: Any,
+    a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m", epilogue: None = None,
+    recompute: bool = False, operands: Mapping[str, Operand] | None = None, **named: Operand,
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def grouped_gemm(
+    a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m",
+    epilogue: Epilogue | None = None, recompute: bool = False, operands: Mapping[str, Operand] | None = None,
+    **named: Operand,
+) -> Any: ...  # fmt: skip
+
+
+def grouped_gemm(
+    a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m",
+    epilogue: Epilogue | None = None, recompute: bool = False, operands: Mapping[str, Operand] | None = None,
+    **named: Operand,
 ) -> Any:  # fmt: skip
     """Differentiable product for each of several groups; works with autograd and torch.compile.
 
