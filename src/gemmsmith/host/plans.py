@@ -406,6 +406,11 @@ class Plan:
                 raise ArgumentError(
                     f"{name}: got {actual}, this plan has {expected}; make a plan from arrays like these"
                 )
+        if binding.mma != planned.mma:
+            raise ArgumentError(
+                f"a, b: got {binding.mma.a} and {binding.mma.b}, this plan multiplies {planned.mma.a} and "
+                f"{planned.mma.b}; make a plan from arrays like these"
+            )
         if 0 not in binding.shape and (spec := self._required_spec(binding)) != self.spec:
             if binding.graph != planned.graph:
                 raise ArgumentError(
@@ -416,11 +421,6 @@ class Plan:
                 raise ArgumentError(
                     f"{self.spec.grouping.table}: got {binding.problem.groups} groups; this plan has room for "
                     f"{self.spec.grouping.capacity}, make a plan from arrays like these"
-                )
-            if binding.mma != planned.mma:
-                raise ArgumentError(
-                    f"a, b: got {binding.mma.a} and {binding.mma.b}, this plan multiplies {planned.mma.a} and "
-                    f"{planned.mma.b}; make a plan from arrays like these"
                 )
             names = _SCALES[:: -1 if binding.swapped else 1]
             for name, planned_scale, scale in zip(names, self.spec.scales, spec.scales, strict=True):
