@@ -272,7 +272,8 @@ def _described(dtype: DType) -> str:
 def check_operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
     """Check the dtype, address and device (that of a) of an epilogue's operand."""
     if x.dtype.bits == 8 and x.dtype != BOOL:
-        raise ArgumentError(f"{name}: got dtype {_described(x.dtype)}; operands are fp32, fp16, bf16, int32, int64 or bool")
+        dtype = _described(x.dtype)
+        raise ArgumentError(f"{name}: got dtype {dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
     check_alignment_and_device(name, x, a)
 
 

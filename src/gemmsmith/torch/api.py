@@ -18,7 +18,7 @@ from gemmsmith.binding.request import Epilogue, Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import validate_fp32_scalar
-from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
+from gemmsmith.core.errors import ARGUMENTS, PYTORCH_PAGE, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
@@ -106,7 +106,7 @@ def gemm(
         name = next(name for name in named if name in _UNSUPPORTED_ARGUMENTS)
         raise ArgumentError(
             f"{name}: got an argument of gemmsmith.gemm, which has no gradients; call that, or give an operand of this "
-            "name in `operands`"
+            f"name in `operands` ({PYTORCH_PAGE})"
         )
     if isinstance(b, tuple):
         scales_b = scale_b if isinstance(scale_b, tuple) else (scale_b,)
