@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 import gemmsmith
-from benchmarks import cublaslt, portions
+from benchmarks import portions
 from benchmarks.timing import L2_BYTES, captured, fastest, machine, options, replayed, save, sm_clock
+from gemmsmith.cli import cublaslt
 from gemmsmith.tuning.search import compile_all
 
 Call = Callable[[Any], Any]

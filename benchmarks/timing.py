@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import gemmsmith
-from benchmarks import cublaslt
 from benchmarks.rows import write
+from gemmsmith.cli import cublaslt
 from gemmsmith.lang.kernel import Kernel
 
 L2_BYTES = 60 * 2**20

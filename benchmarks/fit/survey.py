@@ -29,13 +29,13 @@ from typing import Any
 import torch
 
 import gemmsmith
-from benchmarks import cublaslt
 from benchmarks.fit.sweep import varied
 from benchmarks.rows import write
 from benchmarks.speed import fp8
 from benchmarks.suite import POWER_LIMITED, SMALL, TRAINING, UNSEEN, Shape, in_blocks, roles, specs
 from benchmarks.timing import captured, machine, replayed, rotated
 from gemmsmith import Config
+from gemmsmith.cli import cublaslt
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.search import steady_state_us
 

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import cublaslt, portions
+from benchmarks import portions
 from benchmarks.ladder.peak_throughput import MICROBENCHMARKS, THREADS, LoopLaunch, microbenchmark
 from benchmarks.suite import Shape
 from benchmarks.timing import FAR, L2_BYTES, captured, fastest, options, save, shuffled
 from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
+from gemmsmith.cli import cublaslt
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase

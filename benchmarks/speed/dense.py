@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 import gemmsmith
-from benchmarks import cublaslt
 from benchmarks.rows import read
 from benchmarks.suite import FLAGSHIPS, SUITE, UNALIGNED, UNSEEN, Shape, classes, specs
 from benchmarks.timing import block, block_seconds, captured, exact, fastest, is_right, options, rotated, save, sm_clock
+from gemmsmith.cli import cublaslt
 from gemmsmith.tuning.search import compile_all
 
 SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "unaligned": UNALIGNED, "unseen": UNSEEN}

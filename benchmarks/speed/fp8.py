@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 import gemmsmith
-from benchmarks import cublaslt, portions
+from benchmarks import portions
 from benchmarks.suite import SCALE_BLOCK as BLOCK
 from benchmarks.suite import Shape, block_scaled, in_blocks, layers
 from benchmarks.timing import FAR, L2_BYTES, block, block_seconds, captured, fastest, options, save
+from gemmsmith.cli import cublaslt
 from gemmsmith.tuning.search import compile_all
 
 WEIGHTS = [(2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]

@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 import torch
 
 import gemmsmith
-from benchmarks import contest, cublaslt
+from benchmarks import contest
 from benchmarks.speed import fp8
 from benchmarks.suite import block_scaled
+from gemmsmith.cli import cublaslt
 
 Shapes = Sequence[tuple[int, ...]]
 """(M, N, K), or with a batch first."""

@@ -337,9 +337,11 @@ def test_simulate_with_counters(call) -> None:
 def test_ladder(call, tmp_path: Path) -> None:
     """A row a rung; measured rows beside, where they are of the same sizes."""
     words = ["ladder", "--rung", "naive", "--rung", "wmma_naive", "--m", "64", "--n", "64", "--k", "512"]
-    titles, naive, wmma = good(call(*words, "--picture", "ladder.png")).splitlines()[:3]
+    counts, bounds = good(call(*words, "--picture", "ladder.png")).split("\n\n")
+    titles, naive, wmma = counts.splitlines()
     assert titles.split()[:6] == ["rung", "dtype", "CTAs", "warps", "registers", "wavefronts"]
     assert naive.split()[:2] == ["naive", "fp32"]
+    _, naive, *_ = bounds.splitlines()
     assert " L1 " in naive
     assert re.search(r"naive\.py:\d+ load_global A", naive)
     assert wmma.split()[:2] == ["wmma_naive", "bf16"]
@@ -570,7 +572,8 @@ def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) 
     words = example[1].split()
     assert name in (None, words[0])
     result = call(*words)
-    assert result.exit_code == 0 or (name == "tune" and "Error: tune: this machine has no GPU" in result.stderr)
+    needs = {"tune": "Error: tune: this machine has no GPU", "bench": "Error: bench: torch "}
+    assert result.exit_code == 0 or result.stderr.startswith(needs.get(name or "", "nothing"))
 
 
 def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,11 +657,31 @@ def test_any_words_end_in_a_result_or_in_one_line(words: list[str]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", ["", "--dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128", "--dtype int8",
+@pytest.mark.parametrize(("options", "others"), [
+    ("--layout nn", {"torch.matmul", "cuBLASLt"}), ("--dtype int8 --layout nt", {"torch._int_mm", "cuBLASLt"}),
+    ("--epilogue LinCombPerColBiasEltAct", {"torch eager", "torch.compile"}),
+    ("--groups 100,0,924", {"torch._grouped_mm"}),
+    ("--dtype fp8_e4m3 --scale-a rows --scale-b rows", {"torch._scaled_mm"}),
+    ("--batch 2", {"torch.matmul", "cuBLASLt"}),
+    ("--dtype fp32 --precision tf32", {"torch.matmul", "cuBLASLt"}),
+])  # fmt: skip
+def test_bench_on_the_gpu(call, options: str, others: set[str]) -> None:
+    pytest.importorskip("torch")
+    result = call("bench", "1024x1024x1024", "--seconds", "0.003", "--json", *options.split())
+    rows = json.loads(good(result))
+    names = {row["name"].partition(",")[0] for row in rows["contenders"]}
+    assert names == {"gemmsmith", *others}, result.stderr
+    assert all(row["us"] > 1 for row in rows["contenders"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", ["", "--epilogue LinCombPerColBiasEltAct", "--batch 3", "--groups 300,0,700",
+                                     "--dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128", "--dtype int8",
                                      "--dtype fp32 --precision 3xtf32 --scale-a rows --scale-b tensor"])  # fmt: skip
 def test_run_on_the_gpu(call, options: str) -> None:
     rows = json.loads(good(call("run", "--m", "1000", "--n", "1000", "--k", "1000", "--json", *options.split())))
     assert rows["backend"] == "cuda"
     assert rows["result"] == "pass"
     assert rows["time_us"] > 1
-    assert rows["tflops"] == pytest.approx(2e-6 * 1000**3 / rows["time_us"])
+    products = rows["problem"].get("batch", 1)
+    assert rows["tflops"] == pytest.approx(2e-6 * products * 1000**3 / rows["time_us"])

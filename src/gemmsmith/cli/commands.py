@@ -15,7 +15,7 @@ from gemmsmith.cli import options
 from gemmsmith.cli.execute import execute, resources
 from gemmsmith.cli.group import FAILED
 from gemmsmith.cli.options import PartialSizes, complete_sizes
-from gemmsmith.cli.problem import make_plan
+from gemmsmith.cli.problem import make_plan, make_request
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import print_outcome, wrapped
 from gemmsmith.host.plans import Plan
@@ -98,7 +98,7 @@ def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choice
     code: Code = "ptx" if kind == "ptx" else "sass"
     if annotate and kind != code:
         raise click.UsageError(f"--annotate: got --{kind}; use --ptx or --sass")
-    plan = make_plan(choices, complete_sizes(sizes, GPU_SIZES, choices["groups"]))
+    plan = _plan_of(sizes, choices)
     if annotate:
         from gemmsmith.backends.cuda.listing import build_listing
         from gemmsmith.cli.tables import format_listing, listing_to_json
@@ -155,4 +155,9 @@ def plan_of_words(words: list[str]) -> Plan:
     """Return the plan of the arguments `words` of `gemmsmith show`. Raises UsageError if they are not valid."""
     choices = show.make_context("show", words).params
     shape = choices.pop("shape") or tuple(choices[name] for name in "mnk")
-    return make_plan(choices, complete_sizes(shape, GPU_SIZES, choices["groups"]))
+    return _plan_of(shape, choices)
+
+
+def _plan_of(sizes: PartialSizes, choices: dict[str, Any]) -> Plan:
+    """Return the plan of the options of `show`, by name, whose default sizes are GPU_SIZES."""
+    return make_plan(make_request(choices, complete_sizes(sizes, GPU_SIZES, choices["groups"])), choices)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gemmsmith.cli import options
-from gemmsmith.cli.problem import make_plan
+from gemmsmith.cli.problem import make_plan, make_request
 from gemmsmith.cli.tables import print_outcome
 from gemmsmith.graph.frontend.show import format_tree, plot_graphs
 from gemmsmith.graph.passes import optimize, trace_passes
@@ -31,7 +31,8 @@ def explain(sizes: options.PartialSizes, picture: Path | None, as_json: bool, **
     """
     if not choices["epilogue"]:
         raise click.MissingParameter(param_hint="'--epilogue'", param_type="option")
-    plan = make_plan(choices, options.complete_sizes(sizes, (4096, 256, 4096), choices["groups"]))
+    request = make_request(choices, options.complete_sizes(sizes, (4096, 256, 4096), choices["groups"]))
+    plan = make_plan(request, choices)
     source_graph = plan.binding.source_graph
     graphs = [("as written", source_graph), *trace_passes(source_graph)]
     if picture:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ import click
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table, print_outcome
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, require_matplotlib
 from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase, Sizes, simulate_rung
 from gemmsmith.tuning.roofline import RESOURCES, compute_roofline
 
@@ -117,14 +118,26 @@ def _load_rows(option: str, path: Path, keys: tuple[str, ...], sizes: Sizes) -> 
 
 COUNT_TITLES = ("rung", "dtype", "CTAs", "warps", "registers", "wavefronts", "ideal", "sectors", "ideal", "multiply",
           "us", "TFLOP/s", "of roofline", "by", "at")  # fmt: skip
+BOUND_COLUMN = COUNT_TITLES.index("us")
+"""The first column of the bound, in the second table."""
 MEASURED_TITLES = ("measured us", "TFLOP/s", "of cuBLAS", "of roofline")
 
 
 def format_rows(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a text table."""
-    if not any("us" in x for x in rows):
-        return format_table([COUNT_TITLES, *map(format_counts, rows)])
-    return format_table([COUNT_TITLES + MEASURED_TITLES, *(format_counts(x) + format_measurements(x) for x in rows)])
+    """Return the rows as two text tables: what the kernel needs and counts; the bound, its line, and what was measured.
+
+    Counts are per million FLOPs.
+    """
+    cells = [COUNT_TITLES, *map(format_counts, rows)]
+    counts, bounds = (
+        [x[:BOUND_COLUMN] for x in cells],
+        [(*x[:2], *x[BOUND_COLUMN:-1], shorten(x[-1], 40, placeholder=" …")) for x in cells],
+    )
+    tables = [format_table(counts), format_table(bounds)]
+    if any("us" in x for x in rows):
+        measured = [x[:2] + format_measurements(row) for x, row in zip(cells[1:], rows, strict=True)]
+        tables.append(format_table([("rung", "dtype", *MEASURED_TITLES), *measured]))
+    return "\n\n".join(tables)
 
 
 def _microseconds(us: float) -> str:
@@ -152,6 +165,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     A bar is the upper bound by the counts, colored by the limiting resource.
     """
+    require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

@@ -193,8 +193,9 @@ class ProblemCommand(click.Command):
                 is_config = parameter.name in Config.__dataclass_fields__ or parameter.name == "config_base"
                 (of_config if is_config else of_problem if parameter.name in of_decorator else others).append(record)
         for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 execution = combine_options(

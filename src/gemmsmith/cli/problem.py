@@ -67,14 +67,13 @@ def make_request(choices: Choices, sizes: Sizes) -> Request:
     )  # fmt: skip
 
 
-def make_plan(choices: Choices, sizes: Sizes) -> Plan:
-    """Return the plan of the options of a command for `sizes`.
+def make_plan(request: Request, choices: Choices) -> Plan:
+    """Return the plan of a request that `make_request` made of the options `choices`.
 
     Without options for fields of a Config, its config is the one that `gemm` takes. Otherwise the options replace
     fields of that config, or of `Config()` if a tile is given or with --config default; then the fields that are not
     given are adapted (`complete_config`), and as many stages as fit are taken.
     """
-    request = make_request(choices, sizes)
     try:
         return _plan_of(request, choices)
     except Exception as error:
@@ -172,8 +171,13 @@ def _load_epilogue(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
             assert spec
             assert spec.loader
             module = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(module.__name__, module)
-            spec.loader.exec_module(module)
+            sys.modules.setdefault(module.__name__, module)  # where dataclasses look for it
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                if sys.modules[module.__name__] is module:
+                    del sys.modules[module.__name__]
+                raise
         else:
             sys.path.insert(0, "")
             module = importlib.import_module(source)

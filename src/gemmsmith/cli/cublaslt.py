@@ -134,6 +134,7 @@ def handle() -> c_void_p:
 
 @cache
 def workspace() -> torch.Tensor:
+    """Return the memory for split-K, on the current device."""
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 

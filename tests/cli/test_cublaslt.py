@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from benchmarks import cublaslt  # noqa: E402
+from gemmsmith.cli import cublaslt  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
