@@ -183,6 +183,10 @@ def test_representations_fit_a_screen(record: bool) -> None:
     assert "operands   bias, s" in lines
     simulation = plan.simulate(a, b, bias=bf16(512), s=2.0, record=record)
     assert "hazards  none" in repr(simulation).splitlines()
+    assert plan._repr_html_().count("<details>") == 2
+    assert "AccFetch" in plan._repr_html_()
+    assert simulation._repr_html_().startswith("<pre>Simulation of ")
+    assert ("<svg" in simulation._repr_html_()) == record
     hazard = Hazard("race", "message\nsecond line", SourceLocation("a.py", 3))
     text = repr(replace(simulation, hazards=[hazard] * 40))
     assert "hazards  40, the first:" in text

@@ -264,7 +264,7 @@ def plan(
         a, b, out, checks.merge_operands(operands, named_operands), epilogue, scale_a, scale_b, out_dtype, accumulate,
         precision, fast_math, deterministic, config, batch_invariant, backend, grouping,
     ))  # fmt: skip
-    plan_.detach_arrays()
+    plan_._detach_arrays()
     return plan_
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.arrays import ArrayLike, Operand, Pair, as_numpy
@@ -77,6 +81,16 @@ class Simulation:
         lines.append(f"hazards  {len(self.hazards) or 'none'}" + ", the first:" * bool(hazards))
         return "\n".join(lines + hazards)
 
+    def _repr_html_(self) -> str:
+        """Return the representation in a notebook: with a record, and matplotlib, also the timeline as SVG."""
+        text = f"<pre>{html.escape(repr(self))}</pre>"
+        if self.record is None or find_spec("matplotlib") is None:
+            return text
+        with TemporaryDirectory() as folder:
+            self.timeline.plot(picture := Path(folder) / "timeline.svg")
+            svg = picture.read_text()
+        return text + svg[svg.index("<svg") :]
+
     @property
     def record(self) -> Record | None:
         """The record of the longest launch; None without `record=True`."""
@@ -130,6 +144,14 @@ class Plan:
             lines.append(f"estimate   {self.estimated_us:.1f} us, of the kernel alone")
         names = *self.binding.graph.tensor_names, *self.binding.graph.number_names
         return "\n".join([*lines, f"operands   {', '.join(names) or 'none'}"])
+
+    def _repr_html_(self) -> str:
+        """Return the representation in a notebook, with the explanation and the visitor tree below."""
+        parts = {"why": self.why, "epilogue": self.epilogue}
+        below = (
+            f"<details><summary>{x}</summary><pre>{html.escape(text)}</pre></details>" for x, text in parts.items()
+        )
+        return f"<pre>{html.escape(repr(self))}</pre>{''.join(below)}"
 
     def __init__(self, request: Request) -> None:
         """Bind the request to a problem, and choose a config unless the request has one. Nothing is compiled."""
@@ -259,7 +281,7 @@ class Plan:
         call = self._cached_launches.get(cache_key)
         if call is not None and call.outputs_do_not_overlap(addresses):
             return self.launch(call, addresses, results, a, workspace)
-        return self.run_bound(self._bind(a, b, out, all_operands, scale_a, scale_b), workspace, cache_key)
+        return self._run_bound(self._bind(a, b, out, all_operands, scale_a, scale_b), workspace, cache_key)
 
     def prepare(
         self, a: ArrayLike, b: ArrayLike | Pair, out: Out = None, *, scale_a: ArrayLike | None = None,
@@ -351,13 +373,13 @@ class Plan:
             results[name] = array
         return arrange_results(results, self._result_names)
 
-    def detach_arrays(self) -> Binding:
+    def _detach_arrays(self) -> Binding:
         """Return the binding, and drop the plan's references to the arrays, so that a cached plan keeps none alive."""
         binding = self.binding
         self.binding = changed(binding, results={}, like=None)
         return binding
 
-    def run_bound(self, binding: Binding, workspace: Any = None, cache_key: Hashable = None) -> Any:
+    def _run_bound(self, binding: Binding, workspace: Any = None, cache_key: Hashable = None) -> Any:
         """Run a GEMM whose arrays are bound to the plan already, and return its results.
 
         `cache_key`: the key of the arrays (of `read_arrays`), under which the launches are cached; None: they are not.
