@@ -14,7 +14,7 @@ from gemmsmith import ArgumentError, Config, ConfigError, DeviceError, Gemmsmith
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.cuda import driver
 from gemmsmith.backends.sim import Hazard
-from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.dtypes import BF16, E4M3
 from gemmsmith.host import plans
 from gemmsmith.lang.location import SourceLocation
 
@@ -151,6 +151,10 @@ def bf16(*shape: int) -> np.ndarray:
     [
         (lambda: gemmsmith.plan(bf16(8, 16), bf16(16, 8)).run(*[np.ones(x, np.float16) for x in ((8, 16), (16, 8))]),
          "a, b: got fp16 and fp16, this plan multiplies bf16 and bf16; make a plan from arrays like these"),
+        (lambda: gemmsmith.plan(bf16(8, 16), bf16(16, 8)).run(*[np.ones(x, E4M3.numpy) for x in ((8, 16), (16, 8))]),
+         "a, b: got fp8_e4m3 and fp8_e4m3, this plan multiplies bf16 and bf16; make a plan from arrays like these"),
+        (lambda: gemmsmith.gemm(np.ones((8, 8), np.uint8), np.ones((8, 8), np.uint8)),
+         "a: got dtype uint8, or ue8m0, which are scales; operands are bf16, fp16"),
         (lambda: gemmsmith.simulate(Spec((8, 16), "bf16"), Spec((16, 8), "bf16")),
          "a: got a Spec, which has no data; use an array"),
         (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8)),
@@ -179,6 +183,10 @@ def test_representations_fit_a_screen(record: bool) -> None:
     assert "operands   bias, s" in lines
     simulation = plan.simulate(a, b, bias=bf16(512), s=2.0, record=record)
     assert "hazards  none" in repr(simulation).splitlines()
+    assert plan._repr_html_().count("<details>") == 2
+    assert "AccFetch" in plan._repr_html_()
+    assert simulation._repr_html_().startswith("<pre>Simulation of ")
+    assert ("<svg" in simulation._repr_html_()) == record
     hazard = Hazard("race", "message\nsecond line", SourceLocation("a.py", 3))
     text = repr(replace(simulation, hazards=[hazard] * 40))
     assert "hazards  40, the first:" in text

@@ -6,13 +6,13 @@ What is imported and not used here is the rest of that interface, which `gemmsmi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from gemmsmith.arrays import Spec
+from gemmsmith.arrays import ArrayLike, ArrayT, Operand, Pair, Spec
 from gemmsmith.backends import Backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.groups import make_grouping, with_arrays
-from gemmsmith.binding.request import Request
+from gemmsmith.binding.request import Accumulate, Epilogue, Out, Precision, Request
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import Design, register_design
@@ -42,11 +42,32 @@ if TYPE_CHECKING:
     from gemmsmith.tuning.search import Measured
 
 
+@overload
 def gemm(
-    a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
-    operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
-    precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
-    batch_invariant: bool = False, backend: Backend = "auto", **named_operands: Any,
+    a: ArrayT, b: ArrayLike | Pair, *, scale_a: ArrayLike | None = None, scale_b: ArrayLike | Pair | None = None,
+    epilogue: None = None, operands: Mapping[str, Operand] | None = None, out: None = None, out_dtype: Any = None,
+    accumulate: Accumulate | None = None, precision: Precision | None = None, fast_math: bool = True,
+    deterministic: bool = True, config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto",
+    **named_operands: Operand,
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def gemm(
+    a: ArrayLike, b: ArrayLike | Pair, *, scale_a: ArrayLike | None = None, scale_b: ArrayLike | Pair | None = None,
+    epilogue: Epilogue | None = None, operands: Mapping[str, Operand] | None = None, out: Out = None,
+    out_dtype: Any = None, accumulate: Accumulate | None = None, precision: Precision | None = None,
+    fast_math: bool = True, deterministic: bool = True, config: Config | None = None, batch_invariant: bool = False,
+    backend: Backend = "auto", **named_operands: Operand,
+) -> Any: ...  # fmt: skip
+
+
+def gemm(
+    a: ArrayLike, b: ArrayLike | Pair, *, scale_a: ArrayLike | None = None, scale_b: ArrayLike | Pair | None = None,
+    epilogue: Epilogue | None = None, operands: Mapping[str, Operand] | None = None, out: Out = None,
+    out_dtype: Any = None, accumulate: Accumulate | None = None, precision: Precision | None = None,
+    fast_math: bool = True, deterministic: bool = True, config: Config | None = None, batch_invariant: bool = False,
+    backend: Backend = "auto", **named_operands: Operand,
 ) -> Any:  # fmt: skip
     """Compute out = epilogue(a @ b).
 
@@ -113,12 +134,38 @@ def gemm(
     ))  # fmt: skip
 
 
+@overload
 def grouped_gemm(
-    a: Any, b: Any, *, offsets: Any = None, sizes: Any = None, counts: Any = None, along: Literal["m", "k"] = "m",
-    gather: Any = None, scatter: Any = None, zero_fill: bool = True, scale_a: Any = None, scale_b: Any = None,
-    epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None,
-    accumulate: Any = None, precision: Any = None, fast_math: bool = True, deterministic: bool = True,
-    config: Config | None = None, backend: Backend = "auto", **named_operands: Any,
+    a: ArrayT, b: ArrayLike | Pair, *, offsets: ArrayLike | None = None, sizes: ArrayLike | None = None,
+    counts: ArrayLike | None = None, along: Literal["m", "k"] = "m", gather: ArrayLike | None = None,
+    scatter: ArrayLike | None = None, zero_fill: bool = True, scale_a: ArrayLike | None = None,
+    scale_b: ArrayLike | Pair | None = None, epilogue: None = None, operands: Mapping[str, Operand] | None = None,
+    out: None = None, out_dtype: Any = None, accumulate: Accumulate | None = None, precision: Precision | None = None,
+    fast_math: bool = True, deterministic: bool = True, config: Config | None = None, backend: Backend = "auto",
+    **named_operands: Operand,
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def grouped_gemm(
+    a: ArrayLike, b: ArrayLike | Pair, *, offsets: ArrayLike | None = None, sizes: ArrayLike | None = None,
+    counts: ArrayLike | None = None, along: Literal["m", "k"] = "m", gather: ArrayLike | None = None,
+    scatter: ArrayLike | None = None, zero_fill: bool = True, scale_a: ArrayLike | None = None,
+    scale_b: ArrayLike | Pair | None = None, epilogue: Epilogue | None = None,
+    operands: Mapping[str, Operand] | None = None, out: Out = None, out_dtype: Any = None,
+    accumulate: Accumulate | None = None, precision: Precision | None = None, fast_math: bool = True,
+    deterministic: bool = True, config: Config | None = None, backend: Backend = "auto", **named_operands: Operand,
+) -> Any: ...  # fmt: skip
+
+
+def grouped_gemm(
+    a: ArrayLike, b: ArrayLike | Pair, *, offsets: ArrayLike | None = None, sizes: ArrayLike | None = None,
+    counts: ArrayLike | None = None, along: Literal["m", "k"] = "m", gather: ArrayLike | None = None,
+    scatter: ArrayLike | None = None, zero_fill: bool = True, scale_a: ArrayLike | None = None,
+    scale_b: ArrayLike | Pair | None = None, epilogue: Epilogue | None = None,
+    operands: Mapping[str, Operand] | None = None, out: Out = None, out_dtype: Any = None,
+    accumulate: Accumulate | None = None, precision: Precision | None = None, fast_math: bool = True,
+    deterministic: bool = True, config: Config | None = None, backend: Backend = "auto", **named_operands: Operand,
 ) -> Any:  # fmt: skip
     """Compute a product for each of G groups, whose lengths are known to the device only.
 
@@ -194,10 +241,11 @@ def grouped_gemm(
 
 
 def plan(
-    a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
-    operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
-    precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
-    batch_invariant: bool = False, backend: Backend = "auto", grouping: Grouping | None = None, **named_operands: Any,
+    a: ArrayLike, b: ArrayLike | Pair, *, scale_a: ArrayLike | None = None, scale_b: ArrayLike | Pair | None = None,
+    epilogue: Epilogue | None = None, operands: Mapping[str, Operand] | None = None, out: Out = None,
+    out_dtype: Any = None, accumulate: Accumulate | None = None, precision: Precision | None = None,
+    fast_math: bool = True, deterministic: bool = True, config: Config | None = None, batch_invariant: bool = False,
+    backend: Backend = "auto", grouping: Grouping | None = None, **named_operands: Operand,
 ) -> Plan:  # fmt: skip
     """Return a plan for GEMMs with these dtypes, layouts, alignments and epilogue; nothing is computed.
 
@@ -217,16 +265,17 @@ def plan(
         a, b, out, checks.merge_operands(operands, named_operands), epilogue, scale_a, scale_b, out_dtype, accumulate,
         precision, fast_math, deterministic, config, batch_invariant, backend, grouping,
     ))  # fmt: skip
-    plan_.detach_arrays()
+    plan_._detach_arrays()
     return plan_
 
 
 def simulate(
-    a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
-    operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
-    precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
-    batch_invariant: bool = False, grouping: Grouping | None = None, seed: int = 0, schedules: int = 1,
-    record: bool = False, **named_operands: Any,
+    a: ArrayLike, b: ArrayLike | Pair, *, scale_a: ArrayLike | None = None, scale_b: ArrayLike | Pair | None = None,
+    epilogue: Epilogue | None = None, operands: Mapping[str, Operand] | None = None, out: Out = None,
+    out_dtype: Any = None, accumulate: Accumulate | None = None, precision: Precision | None = None,
+    fast_math: bool = True, deterministic: bool = True, config: Config | None = None, batch_invariant: bool = False,
+    grouping: Grouping | None = None, seed: int = 0, schedules: int = 1, record: bool = False,
+    **named_operands: Operand,
 ) -> Simulation:  # fmt: skip
     """Execute the kernel that `gemm` would run, on the CPU, instruction by instruction.
 
@@ -275,8 +324,8 @@ def free_memory(*, graphs: bool = False) -> int:
 
 
 def tune(
-    a: Spec, b: Spec, *, accumulate: Any = None, precision: Any = None, max_configs: int = 64,
-    on_progress: Callable[[str], None] = lambda stage: None,
+    a: ArrayLike, b: ArrayLike, *, accumulate: Accumulate | None = None, precision: Precision | None = None,
+    max_configs: int = 64, on_progress: Callable[[str], None] = lambda stage: None,
 ) -> list[Measured]:  # fmt: skip
     """Time the most promising configs of a @ b on the GPU, on random data, and store the fastest for later plans.
 

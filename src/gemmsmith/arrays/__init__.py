@@ -17,11 +17,16 @@ from gemmsmith.arrays.access import (
     is_array,
 )
 from gemmsmith.arrays.array_info import ArrayInfo, Spec, byte_range, row_major
+from gemmsmith.arrays.array_types import ArrayLike, ArrayT, Operand, Pair
 from gemmsmith.arrays.interleaved_pair import INTERLEAVE_COLUMNS
 
 __all__ = [
     "INTERLEAVE_COLUMNS",
     "ArrayInfo",
+    "ArrayLike",
+    "ArrayT",
+    "Operand",
+    "Pair",
     "Spec",
     "adapter_of",
     "address_of",

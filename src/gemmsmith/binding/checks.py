@@ -132,7 +132,9 @@ def _check_dtypes(a: ArrayInfo, b: ArrayInfo) -> None:
     hint = f", or the design {designs}" if designs else ""
     for name, info in (("a", a), ("b", b)):
         if info.dtype not in _ACCUMULATE:
-            raise ArgumentError(f"{name}: got dtype {info.dtype}; operands are {join_alternatives(_ACCUMULATE)}{hint}")
+            raise ArgumentError(
+                f"{name}: got dtype {_described(info.dtype)}; operands are {join_alternatives(_ACCUMULATE)}{hint}"
+            )
     raise ArgumentError(
         f"b: got dtype {b.dtype} with a of {a.dtype}; use the same for both, fp8_e4m3 with fp8_e5m2{hint}"
     )
@@ -262,10 +264,15 @@ def check_addressable(infos: Infos) -> None:
         raise ArgumentError(f"{', '.join(devices)}: got {locations}; use arrays of one device")
 
 
+def _described(dtype: DType) -> str:
+    """Return a dtype's name for a message on an operand: arrays of uint8 are read as ue8m0."""
+    return "uint8, or ue8m0, which are scales" if dtype == UE8M0 else str(dtype)
+
+
 def check_operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
     """Check the dtype, address and device (that of a) of an epilogue's operand."""
     if x.dtype.bits == 8 and x.dtype != BOOL:
-        dtype = "uint8, or ue8m0, which are scales" if x.dtype == UE8M0 else x.dtype
+        dtype = _described(x.dtype)
         raise ArgumentError(f"{name}: got dtype {dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
     check_alignment_and_device(name, x, a)
 

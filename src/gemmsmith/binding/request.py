@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from gemmsmith.arrays import cache_key_and_address
+from gemmsmith.arrays import ArrayLike, cache_key_and_address
 from gemmsmith.backends import Backend
 from gemmsmith.binding.results import outputs_by_name
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.epilogue.inputs import operand_argument
@@ -22,6 +23,18 @@ from gemmsmith.graph.frontend.fingerprint import fingerprint
 
 _SCALE_A, _SCALE_B = map(operand_argument, SCALE_NAMES.values())
 _NO_OPERANDS: Mapping[str, Any] = {}
+
+
+class VisitorTree(Protocol):
+    """An epilogue as a tree of operations."""
+
+    def graph(self) -> EpilogueGraph: ...
+
+
+Epilogue: TypeAlias = Callable[..., Any] | EpilogueGraph | VisitorTree
+Out: TypeAlias = ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike] | None
+Accumulate: TypeAlias = Literal["fp32", "fp16", "int32", "promoted", "fast"]
+Precision: TypeAlias = Literal["tf32", "3xtf32"]
 Key = tuple[Hashable, Hashable, Hashable]
 """The epilogue's fingerprint, or its id if it has none; the key of the arrays (`read_arrays`); the options."""
 

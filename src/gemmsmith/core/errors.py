@@ -54,10 +54,19 @@ ARGUMENTS = (
     "deterministic", "config", "batch_invariant", "backend",
 )  # fmt: skip
 """Argument names of `gemm`; any other name is an epilogue operand."""
+ARGUMENTS_OF_GROUPS = "sizes", "counts", "gather", "scatter", "zero_fill"
+"""Further argument names of `grouped_gemm` that gemmsmith.torch's does not have."""
+PYTORCH_PAGE = "docs/guides/pytorch.md#arguments-of-gemmsmithgemm"
+"""Where the arguments are listed that gemmsmith.torch has or lacks."""
 
 
 def did_you_mean(name: str) -> str:
-    """Return "; did you mean ...?" if an argument of `gemm` has a similar name, else ""."""
+    """Return "; did you mean ...?" if an argument of `gemm` has a similar name, else "".
+
+    For an argument that only gemmsmith.torch's functions have, the text says so.
+    """
+    if name == "recompute":
+        return f"; it is an argument of gemmsmith.torch's functions ({PYTORCH_PAGE})"
     from difflib import get_close_matches
 
     near = get_close_matches(name, ARGUMENTS, 1, 0.65)

@@ -123,12 +123,12 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
             binding = bind(request).allocate_results()
             run_reference(binding)
             return binding.value
-        binding = plan_.detach_arrays()
+        binding = plan_._detach_arrays()
         if source is not None:
             _PLAN_CACHE[key] = plan_, None
         # `arrays` is the plan's key, too, unless the plan names the result otherwise than `results` does
         cache_key = arrays if results.keys() == binding.results.keys() else None
-        value = plan_.run_bound(binding, cache_key=cache_key)
+        value = plan_._run_bound(binding, cache_key=cache_key)
     if (runs := _RECORD.get()) is not None:
         launches = plan_.cached_launches(arrays)
         runs.append(None if out is not None or launches is None else CachedRun(plan_, launches))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import cast
 
 import numpy as np
 
+from gemmsmith.arrays import ArrayT
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.core.bounded_cache import BoundedCache
@@ -31,7 +32,7 @@ _CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)
 """Kernels by the array's description, with the alignment instead of the address."""
 
 
-def pack(b: Any, *, backend: Backend = "auto") -> Any:
+def pack(b: ArrayT, *, backend: Backend = "auto") -> ArrayT:
     """Return b in column-major layout with 16-byte aligned columns: b itself if it already is, else a copy.
 
     `gemm` copies ("packs") some operands in every call; pack a weight once to avoid that. It copies a row-major b of
@@ -73,4 +74,4 @@ def pack(b: Any, *, backend: Backend = "auto") -> Any:
         return OutputKernels(Launches(None, False, launches), {"packed": packed}, lambda x, y: np.copyto(y, x))
 
     kernels = get_or_create(_CACHE, x._replace(address=x.alignment), make_kernels)
-    return kernels(backend, {"source": b}, b)["packed"]
+    return cast("ArrayT", kernels(backend, {"source": b}, b)["packed"])

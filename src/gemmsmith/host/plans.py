@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith.arrays import as_numpy
+from gemmsmith.arrays import ArrayLike, Operand, Pair, as_numpy
 from gemmsmith.backends import Backend, chip_of, resolve_backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.binding import Binding
-from gemmsmith.binding.request import Request, read_arrays
+from gemmsmith.binding.request import Out, Request, read_arrays
 from gemmsmith.binding.results import arrange_results, outputs_by_name, primary_result_name
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.cached_property import cached_property
@@ -79,6 +83,16 @@ class Simulation:
         lines.append(f"hazards  {len(self.hazards) or 'none'}" + ", the first:" * bool(hazards))
         return "\n".join(lines + hazards)
 
+    def _repr_html_(self) -> str:
+        """Return the representation in a notebook: with a record, and matplotlib, also the timeline as SVG."""
+        text = f"<pre>{html.escape(repr(self))}</pre>"
+        if self.record is None or find_spec("matplotlib") is None:
+            return text
+        with TemporaryDirectory() as folder:
+            self.timeline.plot(picture := Path(folder) / "timeline.svg")
+            svg = picture.read_text()
+        return text + svg[svg.index("<svg") :]
+
     @property
     def record(self) -> Record | None:
         """The record of the longest launch; None without `record=True`."""
@@ -132,6 +146,14 @@ class Plan:
             lines.append(f"estimate   {self.estimated_us:.1f} us, of the kernel alone")
         names = *self.binding.graph.tensor_names, *self.binding.graph.number_names
         return "\n".join([*lines, f"operands   {', '.join(names) or 'none'}"])
+
+    def _repr_html_(self) -> str:
+        """Return the representation in a notebook, with the explanation and the visitor tree below."""
+        parts = {"why": self.why, "epilogue": self.epilogue}
+        below = (
+            f"<details><summary>{x}</summary><pre>{html.escape(text)}</pre></details>" for x, text in parts.items()
+        )
+        return f"<pre>{html.escape(repr(self))}</pre>{''.join(below)}"
 
     def __init__(self, request: Request) -> None:
         """Bind the request to a problem, and choose a config unless the request has one. Nothing is compiled."""
@@ -236,8 +258,9 @@ class Plan:
 
     # -- running -----------------------------------------------------------------------------------------
     def run(
-        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
-        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named_operands: Any,
+        self, a: ArrayLike, b: ArrayLike | Pair, out: Out = None, *, scale_a: ArrayLike | None = None,
+        scale_b: ArrayLike | Pair | None = None, operands: Mapping[str, Operand] | None = None,
+        workspace: ArrayLike | None = None, **named_operands: Operand,
     ) -> Any:  # fmt: skip
         """Compute out = epilogue(a @ b).
 
@@ -261,11 +284,12 @@ class Plan:
         call = self._cached_launches.get(cache_key)
         if call is not None and call.outputs_do_not_overlap(addresses):
             return self.launch(call, addresses, results, a, workspace)
-        return self.run_bound(self._bind(a, b, out, all_operands, scale_a, scale_b), workspace, cache_key)
+        return self._run_bound(self._bind(a, b, out, all_operands, scale_a, scale_b), workspace, cache_key)
 
     def prepare(
-        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
-        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named_operands: Any,
+        self, a: ArrayLike, b: ArrayLike | Pair, out: Out = None, *, scale_a: ArrayLike | None = None,
+        scale_b: ArrayLike | Pair | None = None, operands: Mapping[str, Operand] | None = None,
+        workspace: ArrayLike | None = None, **named_operands: Operand,
     ) -> Callable[[], Any]:  # fmt: skip
         """Prepare a run of these arrays without launching it; return a function that launches it.
 
@@ -292,9 +316,10 @@ class Plan:
         return PreparedRun(launches, binding.arguments, a, workspace, binding.value, (b, *inputs))
 
     def simulate(
-        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
-        operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
-        counters: Counters | None = None, record: bool = False, schedules: int = 1, **named_operands: Any,
+        self, a: ArrayLike, b: ArrayLike | Pair, out: Out = None, *, scale_a: ArrayLike | None = None,
+        scale_b: ArrayLike | Pair | None = None, operands: Mapping[str, Operand] | None = None, seed: int = 0,
+        progress: Callable[[float], None] | None = None, counters: Counters | None = None, record: bool = False,
+        schedules: int = 1, **named_operands: Operand,
     ) -> Simulation:  # fmt: skip
         """Execute the kernels on the CPU, and check every barrier and asynchronous access.
 
@@ -351,13 +376,13 @@ class Plan:
             results[name] = array
         return arrange_results(results, self._result_names)
 
-    def detach_arrays(self) -> Binding:
+    def _detach_arrays(self) -> Binding:
         """Return the binding, and drop the plan's references to the arrays, so that a cached plan keeps none alive."""
         binding = self.binding
         self.binding = changed(binding, results={}, like=None)
         return binding
 
-    def run_bound(self, binding: Binding, workspace: Any = None, cache_key: Hashable = None) -> Any:
+    def _run_bound(self, binding: Binding, workspace: Any = None, cache_key: Hashable = None) -> Any:
         """Run a GEMM whose arrays are bound to the plan already, and return its results.
 
         `cache_key`: the key of the arrays (of `read_arrays`), under which the launches are cached; None: they are not.
@@ -406,6 +431,11 @@ class Plan:
                 raise ArgumentError(
                     f"{name}: got {actual}, this plan has {expected}; make a plan from arrays like these"
                 )
+        if binding.mma != planned.mma:
+            raise ArgumentError(
+                f"a, b: got {binding.mma.a} and {binding.mma.b}, this plan multiplies {planned.mma.a} and "
+                f"{planned.mma.b}; make a plan from arrays like these"
+            )
         if 0 not in binding.shape and (spec := self._required_spec(binding)) != self.spec:
             if binding.graph != planned.graph:
                 raise ArgumentError(
@@ -416,11 +446,6 @@ class Plan:
                 raise ArgumentError(
                     f"{self.spec.grouping.table}: got {binding.problem.groups} groups; this plan has room for "
                     f"{self.spec.grouping.capacity}, make a plan from arrays like these"
-                )
-            if binding.mma != planned.mma:
-                raise ArgumentError(
-                    f"a, b: got {binding.mma.a} and {binding.mma.b}, this plan multiplies {planned.mma.a} and "
-                    f"{planned.mma.b}; make a plan from arrays like these"
                 )
             names = _SCALES[:: -1 if binding.swapped else 1]
             for name, planned_scale, scale in zip(names, self.spec.scales, spec.scales, strict=True):

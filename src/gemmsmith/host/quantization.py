@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from gemmsmith.arrays import ArrayInfo, cache_key_and_address, describe
+from gemmsmith.arrays import ArrayInfo, ArrayLike, ArrayT, cache_key_and_address, describe
 from gemmsmith.backends import Backend, resolve_backend
 from gemmsmith.backends.reference import quantize as reference
 from gemmsmith.binding import checks
@@ -63,9 +63,9 @@ _QUANTIZE_CACHE: dict[Hashable, _Run] = BoundedCache(MAX_CACHED_RUNS)
 
 
 def quantize(
-    x: Any, recipe: Recipe | str = "1x128", dtype: Any = "fp8_e4m3", *, transposed: bool = False,
+    x: ArrayLike | Traced, recipe: Recipe | str = "1x128", dtype: Any = "fp8_e4m3", *, transposed: bool = False,
     scale_dtype: Any = "fp32", scale_order: Literal["K", "M"] | None = None, scale_padding: int | None = None,
-    offsets: Any = None, sizes: Any = None, backend: Backend = "auto",
+    offsets: ArrayLike | None = None, sizes: ArrayLike | None = None, backend: Backend = "auto",
 ) -> tuple[Any, ...]:  # fmt: skip
     """Quantize an array to 8 bits with scales, so that x is about values * scales.
 
@@ -295,7 +295,7 @@ def _build_launches(options: _Options, source: Matrix, outputs: dict[str, Output
     return Launches(None, False, (first, *launches), 4 * MAX_AMAX_PARTIALS)
 
 
-def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: Backend = "auto") -> Any:
+def dequantize(values: ArrayT, scales: ArrayLike, dtype: Any = "bf16", *, backend: Backend = "auto") -> ArrayT:
     """Return values * scales, each rounded to fp32 and then to dtype.
 
     Args:
@@ -329,7 +329,7 @@ def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: Backen
     backend = resolve_backend(backend, x, "values")
     key: Hashable = x._replace(address=x.alignment), s._replace(address=0), out
     kernels = get_or_create(_DEQUANTIZE_CACHE, key, lambda: _make_dequantize(x, s, elements_per_scale, out))
-    return kernels(backend, {"source": values, "scales": scales}, values)["out"]
+    return cast("ArrayT", kernels(backend, {"source": values, "scales": scales}, values)["out"])
 
 
 _DEQUANTIZE_CACHE: dict[Hashable, OutputKernels] = BoundedCache(MAX_CACHED_RUNS)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch.autograd import forward_ad
@@ -14,11 +14,11 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from gemmsmith.arrays import INTERLEAVE_COLUMNS
 from gemmsmith.binding import checks
-from gemmsmith.binding.request import Request
+from gemmsmith.binding.request import Epilogue, Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import validate_fp32_scalar
-from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
+from gemmsmith.core.errors import ARGUMENTS, PYTORCH_PAGE, ArgumentError, did_you_mean
 from gemmsmith.core.graph import reduced_dims
 from gemmsmith.graph.frontend.classify import classify
 from gemmsmith.graph.frontend.fingerprint import fingerprint
@@ -48,12 +48,29 @@ GEMM_DTYPES = (*FLOAT_DTYPES, *FP8, torch.int8)
 """Dtypes of a and b."""
 OPERAND_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool)
 """Dtypes of an epilogue's operands; float64 too if a is float64."""
+Tensors: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Operand: TypeAlias = torch.Tensor | float
+Scale: TypeAlias = torch.Tensor | float | None
 _UNSUPPORTED_ARGUMENTS = frozenset(ARGUMENTS) - {"scale_a", "scale_b", "epilogue", "operands"}
 
 
+@overload
 def gemm(
-    a: Any, b: Any, *, epilogue: Any = None, recompute: bool = False, scale_a: Any = None, scale_b: Any = None,
-    operands: Mapping[str, Any] | None = None, **named: Any,
+    a: torch.Tensor, b: Tensors, *, epilogue: None = None, recompute: bool = False, scale_a: Scale = None,
+    scale_b: Scale | Tensors = None, operands: Mapping[str, Operand] | None = None, **named: Operand,
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def gemm(
+    a: torch.Tensor, b: Tensors, *, epilogue: Epilogue | None = None, recompute: bool = False, scale_a: Scale = None,
+    scale_b: Scale | Tensors = None, operands: Mapping[str, Operand] | None = None, **named: Operand,
+) -> Any: ...  # fmt: skip
+
+
+def gemm(
+    a: torch.Tensor, b: Tensors, *, epilogue: Epilogue | None = None, recompute: bool = False, scale_a: Scale = None,
+    scale_b: Scale | Tensors = None, operands: Mapping[str, Operand] | None = None, **named: Operand,
 ) -> Any:  # fmt: skip
     """Differentiable `epilogue(a @ b)`; works with autograd, torch.compile and torch.func transforms.
 
@@ -89,7 +106,7 @@ def gemm(
         name = next(name for name in named if name in _UNSUPPORTED_ARGUMENTS)
         raise ArgumentError(
             f"{name}: got an argument of gemmsmith.gemm, which has no gradients; call that, or give an operand of this "
-            "name in `operands`"
+            f"name in `operands` ({PYTORCH_PAGE})"
         )
     if isinstance(b, tuple):
         scales_b = scale_b if isinstance(scale_b, tuple) else (scale_b,)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 
 from gemmsmith.binding import checks
-from gemmsmith.binding.request import Request
+from gemmsmith.binding.request import Epilogue, Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ARGUMENTS, ARGUMENTS_OF_GROUPS, PYTORCH_PAGE, ArgumentError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch.api import (
+    Operand,
+    Tensors,
     autocast,
     check_operands_are_read,
     check_tensor,
@@ -32,10 +34,28 @@ from gemmsmith.torch.ops import by_rows, fp32_precision, rows_shape, slices_shap
 from gemmsmith.torch.plain_tensors import in_groups, read_arguments, run_cached_call, run_or_call, sees_operators
 from gemmsmith.torch.tracing import serialize_epilogue
 
+_UNSUPPORTED_ARGUMENTS = frozenset({*ARGUMENTS, *ARGUMENTS_OF_GROUPS} - {"epilogue", "operands", "batch_invariant"})
+
+
+@overload
+def grouped_gemm(
+    a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m", epilogue: None = None,
+    recompute: bool = False, operands: Mapping[str, Operand] | None = None, **named: Operand,
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def grouped_gemm(
+    a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m",
+    epilogue: Epilogue | None = None, recompute: bool = False, operands: Mapping[str, Operand] | None = None,
+    **named: Operand,
+) -> Any: ...  # fmt: skip
+
 
 def grouped_gemm(
-    a: Any, b: Any, *, offsets: Any, along: Literal["m", "k"] = "m", epilogue: Any = None, recompute: bool = False,
-    operands: Mapping[str, Any] | None = None, **named: Any,
+    a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m",
+    epilogue: Epilogue | None = None, recompute: bool = False, operands: Mapping[str, Operand] | None = None,
+    **named: Operand,
 ) -> Any:  # fmt: skip
     """Differentiable product for each of several groups; works with autograd and torch.compile.
 
@@ -65,6 +85,12 @@ def grouped_gemm(
     if recompute is not False:
         (recompute,) = as_bools(recompute=recompute)
     values = checks.merge_operands(operands, named)
+    if named and not _UNSUPPORTED_ARGUMENTS.isdisjoint(named):
+        name = next(name for name in named if name in _UNSUPPORTED_ARGUMENTS)
+        raise ArgumentError(
+            f"{name}: got an argument of gemmsmith.grouped_gemm, which has no gradients; call that, or give an operand "
+            f"of this name in `operands` ({PYTORCH_PAGE})"
+        )
     of_two = ()
     if isinstance(b, tuple):
         b = combine_two(a, b, *values.values())

@@ -84,7 +84,7 @@ class FusedLinearCrossEntropy(nn.Module):
         """Initialize the weight again, as that of nn.Linear is."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
-    def forward(self, input: Any, target: Any) -> Any:
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the loss of the logits input @ weight.T against target, of shapes (..., dim) and (...)."""
         return cross_entropy(
             input, self.weight, target, self.ignore_index, self.reduction, self.chunks, self.low_memory

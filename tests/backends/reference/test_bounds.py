@@ -300,3 +300,13 @@ def test_scaled_sums_of_integers_have_three_roundings(output: DType, rng: np.ran
     assert 0 < check(sums.astype(output.numpy), a, b, INT32, output, **options).ratio <= 1
     wrong = (sums * np.float32(1.02)).astype(output.numpy)
     assert not check(wrong, a, b, INT32, output, **options).is_ok
+
+
+def test_a_norm_of_no_element_is_not_reported() -> None:
+    """If nothing is finite there is no norm to compare."""
+    a, b = np.ones((4, 8), np.float16), np.ones((8, 4), np.float16)
+    wrong = check(np.full((4, 4), np.nan, np.float16), a, b, FP32, FP16)
+    assert not wrong.is_ok
+    assert "16 elements out of bound" in str(wrong)
+    assert "Frobenius" not in str(wrong)
+    assert "Frobenius 0 of at most" in str(check(a @ b, a, b, FP32, FP16))

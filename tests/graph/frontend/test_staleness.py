@@ -471,8 +471,9 @@ def test_it_says_so_once() -> None:
 
     with pytest.warns(
         RetraceWarning, match=r"epilogue \(test_staleness.py:\d+: .*since it imports gemmsmith_test_settings"
-    ):
+    ) as warned:
         result(epilogue)
+    assert (warned[0].filename, warned[0].lineno) == (__file__, epilogue.__code__.co_firstlineno)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result(epilogue)

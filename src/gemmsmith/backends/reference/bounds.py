@@ -81,7 +81,7 @@ class Report:
         max_error: Largest absolute error of an element.
         ratio: Largest error in units of its element's bound; Inf for an unexpected NaN or Inf.
         num_out_of_bound: Number of elements with a ratio above 1.
-        frobenius: Frobenius norm of the error, relative to the reference's.
+        frobenius: Frobenius norm of the error of finite elements, relative to the reference's.
         frobenius_bound: What `frobenius` may be at most.
         worst: Index and values of the element with the largest ratio.
     """
@@ -106,10 +106,10 @@ class Report:
     def __str__(self) -> str:
         beyond = self.num_out_of_bound
         elements = f"{beyond} elements out of bound" if beyond else "every element within its bound"
-        return (
-            f"{elements} (worst {self.worst}, {self.ratio:.3g} of its bound); "
-            f"Frobenius {self.frobenius:.3g} of at most {self.frobenius_bound:.3g}"
-        )
+        text = f"{elements} (worst {self.worst}, {self.ratio:.3g} of its bound)"
+        if not self.frobenius_bound:  # no element is finite, or results are exact
+            return text
+        return f"{text}; Frobenius {self.frobenius:.3g} of at most {self.frobenius_bound:.3g}"
 
 
 def reference_mma(a: DType, b: DType, accumulator_dtype: DType, on_cuda_cores: bool = False) -> Mma:

@@ -311,7 +311,10 @@ _WARNED: dict[Hashable, None] = BoundedCache(4096)
 
 
 def _warn(function: Any, reason: str) -> None:
-    """Warn, once per function and reason, that it is traced again at every call."""
+    """Warn, once per function and reason, that it is traced again at every call.
+
+    The warning is at the function's definition, or, without one, at the user's innermost frame.
+    """
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     key = code or type(function), reason
     if key in _WARNED:
@@ -320,9 +323,11 @@ def _warn(function: Any, reason: str) -> None:
     location = f" ({format_location(code.co_filename, code.co_firstlineno)})" if code else ""
     name = getattr(function, "__name__", type(function).__name__)
     _LOGGER.info("%s%s is traced again at each call, since %s", name, location, reason)
-    warnings.warn(
+    message = (
         f"epilogue: {name}{location} is traced again at each call, since {reason}; let it capture only numbers, "
-        "containers and functions, or pass what changes as an operand",
-        RetraceWarning,
-        stacklevel=user_stacklevel(),
+        "containers and functions, or pass what changes as an operand"
     )
+    if code:
+        warnings.warn_explicit(message, RetraceWarning, code.co_filename, code.co_firstlineno)
+    else:
+        warnings.warn(message, RetraceWarning, stacklevel=user_stacklevel())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import fusion
 
@@ -70,7 +71,7 @@ class FusedLinear(nn.Module):
             )
         return super().__reduce_ex__(protocol)
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return activation(input @ weight.T + bias), of shape (..., out_features)."""
         weight, bias = self.weight, self.bias
         if _is_wrapper(weight):
@@ -130,7 +131,7 @@ class FusedMLP(nn.Module):
         for layer in self.children():
             layer.reset_parameters()
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the MLP's output, of shape (..., dim)."""
         gate = GATED.get(self.activation) if isinstance(self.activation, str) else None
         layers = [self.up, self.down] if gate is None else [self.gate, self.up, self.down]

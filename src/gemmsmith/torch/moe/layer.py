@@ -229,7 +229,7 @@ class FusedMoE(nn.Module):
             if module._parameters:
                 module.reset_parameters()
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the layer's output, of shape (..., dim)."""
         expect_tensor("input", input)
         refuse_transforms("input")
