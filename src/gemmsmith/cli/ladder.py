@@ -132,7 +132,7 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
     cells = [COUNT_TITLES, *map(format_counts, rows)]
     counts, bounds = (
         [x[:BOUND_COLUMN] for x in cells],
-        [(*x[:2], *x[BOUND_COLUMN:-1], shorten(x[-1], 48, placeholder=" …")) for x in cells],
+        [(*x[:2], *x[BOUND_COLUMN:-1], shorten(x[-1], 40, placeholder=" …")) for x in cells],
     )
     tables = [format_table(counts), format_table(bounds)]
     if any("us" in x for x in rows):
@@ -166,14 +166,14 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     A mark is the upper bound by the counts, colored by the limiting resource.
     """
-    from matplotlib.lines import Line2D
-
     sizes = " x ".join(str(rows[0][x]) for x in "mnk")
     title = f"{sizes} on an H200: the speed that the counts of each rung allow, colored by the limiting resource"
     measured = any("us" in x for x in rows)
     with pictures.drawing(
         path, 9, 1.6 + 0.3 * len(rows), f"{title}; and the measured speed" if measured else title
     ) as f:
+        from matplotlib.lines import Line2D
+
         axes = f.subplots()
         positions = range(len(rows))[::-1]
         for x, y in zip(rows, positions, strict=True):

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gemmsmith.core.errors import require_matplotlib
+
 TEXT = "#6f7b87"
 """Of text and lines: a contrast above 4 with white and with #0d1117, the background of dark pages on GitHub."""
 PALETTE = ("#4a8fdb", "#e8833a", "#4ca35c", "#dd5560", "#a77bd1", "#2fa5a8", "#c29a1f", "#a0765b")
@@ -39,8 +41,10 @@ def gradient() -> Any:
 def drawing(path: Path | str, width: float, height: float, title: str = "") -> Iterator[Any]:
     """Yield an empty matplotlib Figure, and write it to the file `path`.
 
-    `width`, `height`: in inches. `title`: its lines are wrapped to the width.
+    `width`, `height`: in inches. `title`: its lines are wrapped to the width. Raises MissingPackageError
+    without matplotlib, before the body of the `with` imports it.
     """
+    require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # pyplot takes longer to import
 

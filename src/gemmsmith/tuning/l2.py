@@ -180,8 +180,6 @@ def plot_waves(problem: Problem, config: Config, path: str | Path) -> None:
     `problem`: in the kernel's orientation; with `swap_ab` its rows are the columns of the D that is drawn.
     """
     import numpy as np
-    from matplotlib.colors import ListedColormap
-    from matplotlib.ticker import MaxNLocator
 
     tile = cluster_tile(config)
     tiles = [(wave_index, *coord) for wave_index, wave in enumerate(waves(problem, config)) for coord in wave]
@@ -198,6 +196,9 @@ def plot_waves(problem: Problem, config: Config, path: str | Path) -> None:
     )
     width, height = (min(9, max(least, 2 + count / 3)) for least, count in ((7, columns * 1.25), (4, rows)))
     with pictures.drawing(path, width, height, title) as figure:
+        from matplotlib.colors import ListedColormap
+        from matplotlib.ticker import MaxNLocator
+
         axes = figure.subplots()
         few = ListedColormap(pictures.colors(count)) if count <= len(pictures.PALETTE) else pictures.gradient()
         image = axes.imshow(
