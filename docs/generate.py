@@ -2,25 +2,27 @@
 
     python docs/generate.py
 
-Whole pages: docs/reference/operations.md, docs/reference/cli.md, benchmarks/results/README.md. Blocks between
-`<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of CUDA in
-README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]";
-in the notebook and docs/guides/reading-why.md the output of commands.
+Whole pages: operations.md, cli.md, python.md and kernels.md of docs/reference, benchmarks/results/README.md. Blocks
+between `<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of
+CUDA in README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]"; in the notebook and
+docs/guides/reading-why.md the output of commands.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import os
 import re
 import shlex
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -31,7 +33,8 @@ sys.path.insert(0, str(ROOT))
 
 from docs import figures, results  # noqa: E402
 
-from gemmsmith import Config, Spec, plan  # noqa: E402
+import gemmsmith  # noqa: E402
+from gemmsmith import Config, Spec, hw, plan  # noqa: E402
 from gemmsmith.cli import main  # noqa: E402
 from gemmsmith.cli.group import COMMANDS, find_command  # noqa: E402
 from gemmsmith.graph.frontend import op_table  # noqa: E402
@@ -39,6 +42,7 @@ from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
 from gemmsmith.hw.wgmma import WgmmaWait  # noqa: E402
 from gemmsmith.kernels.build import build  # noqa: E402
+from gemmsmith.lang import Builder, Kernel, Value  # noqa: E402
 from gemmsmith.lang import statements as st  # noqa: E402
 
 PAGES = (
@@ -107,6 +111,68 @@ one line on stderr; with `--json`, one object on stdout. This page is generated 
 | 0 | done |
 | 1 | the result is wrong, a hazard was found, or `doctor` found something broken |
 | 2 | the request cannot be served |
+"""
+
+PYTHON = """\
+# Python
+
+Look up a public name. What it takes, returns and raises (shapes, dtypes, units, errors) is in its docstring:
+`help(gemmsmith.gemm)`, or the page of the site that the name leads to. This page is generated from the docstrings by
+`python docs/generate.py`.
+
+## Functions and classes
+
+{names}
+
+## Errors
+
+Each message names the argument, what came, and what works. All but the warning are subclasses of
+`gemmsmith.GemmsmithError`; the command line prints them in one line and exits with 2.
+
+{errors}
+
+## gemmsmith.lang
+
+What records kernels, with the types of values (`F32`, `I32`, `I64`, `PRED`, `U16`, `U32`, `U64`). Its methods and the
+instructions are on [a page of their own](kernels.md).
+
+{lang}
+
+## gemmsmith.torch
+
+With gradients, and for torch.compile ([guide](../guides/pytorch.md)).
+
+{torch}
+"""
+
+KERNELS = """\
+# Kernels: k. and hw.
+
+Look up a name of the language that kernels are written in. `k` is the `gemmsmith.lang.Builder` of a kernel, and
+`gemmsmith.hw` has the instructions. The [guide](../guides/write-a-kernel.md) explains them with an example. This page
+is generated from the docstrings by `python docs/generate.py`.
+
+## k
+
+| name | what it does |
+| --- | --- |
+{builder}
+
+## Values
+
+Operators (`+ - * // % << >> & | ^ ~ < <= > >= == !=`) take values and Python's numbers.
+
+| name | what it does |
+| --- | --- |
+{value}
+
+## hw
+
+Types of operands are PTX's. Instructions record themselves in the current kernel.
+
+| name | what it does | from |
+| --- | --- | --- |
+{instructions}
 """
 
 
@@ -192,6 +258,62 @@ def command_line() -> str:
         if rows:
             sections.append("\n".join(("| option | meaning |", "| --- | --- |", *rows, "")))
     return "\n".join(sections)
+
+
+def _rows(documented: dict[str, str | None]) -> str:
+    """Return a table of names and the first sentences of their docstrings."""
+    rows = (f"| `{name}` | {_sentence(doc or '')} |" for name, doc in documented.items())
+    return "\n".join(("| name | what it is |", "| --- | --- |", *rows))
+
+
+def _sentence(doc: str) -> str:
+    return re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()))[0].replace("|", "\\|")
+
+
+def _of_source(package: Path) -> dict[str, str | None]:
+    """Return the docstrings of the names that a package imports, by its source."""
+    found = {}
+    for statement in ast.walk(ast.parse((package / "__init__.py").read_text())):
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("gemmsmith."):
+            module = ast.parse((ROOT / "src" / f"{str(statement.module).replace('.', '/')}.py").read_text())
+            of_module = {x.name: x for x in module.body if isinstance(x, ast.FunctionDef | ast.ClassDef)}
+            found |= {x.name: ast.get_docstring(of_module[x.name]) for x in statement.names}
+    return found
+
+
+def python() -> str:
+    """Return docs/reference/python.md. It does not need torch."""
+    names = {name: getattr(gemmsmith, name) for name in sorted(gemmsmith.__all__, key=str.lower)}
+    errors = {name for name, x in names.items() if isinstance(x, type) and issubclass(x, Exception)}
+    of_torch = _of_source(ROOT / "src/gemmsmith/torch")
+    return PYTHON.format(
+        names=_rows({f"gemmsmith.{name}": x.__doc__ for name, x in names.items() if name not in errors}),
+        errors=_rows({f"gemmsmith.{name}": names[name].__doc__ for name in names if name in errors}),
+        lang=_rows({f"gemmsmith.lang.{x.__name__}": x.__doc__ for x in (Builder, Kernel, Value)}),
+        torch=_rows({f"gemmsmith.torch.{name}": of_torch[name] for name in sorted(of_torch, key=str.lower)}),
+    )
+
+
+def _call(name: str, function: Callable[..., Any]) -> str:
+    return f"`{name}({', '.join(x for x in inspect.signature(function).parameters if x != 'self')})`"
+
+
+def kernels() -> str:
+    """Return docs/reference/kernels.md."""
+
+    def members(prefix: str, cls: type) -> str:
+        found = {name: x for name, x in vars(cls).items() if callable(x) and name[0] != "_"}
+        return "\n".join(f"| {_call(prefix + name, x)} | {_sentence(x.__doc__)} |" for name, x in found.items())
+
+    instructions = []
+    for name, x in vars(hw).items():
+        if callable(x) and name[0] != "_" and name not in ("emitter", "current_builder", "hide_frames"):
+            arch = x.__wrapped__.required_arch if hasattr(x, "__wrapped__") else ""
+            arch = arch if isinstance(arch, str) else "by its operands"
+            instructions.append(f"| {_call(f'hw.{name}', x)} | {_sentence(x.__doc__ or '')} | {arch} |")
+    return KERNELS.format(
+        builder=members("k.", Builder), value=members("x.", Value), instructions="\n".join(instructions)
+    )
 
 
 def cuda() -> str:
@@ -325,6 +447,8 @@ def pages() -> Iterator[tuple[Path, str]]:
               "report": report, "race": race}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()
+    yield ROOT / "docs/reference/python.md", python()
+    yield ROOT / "docs/reference/kernels.md", kernels()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
     for name in ("docs/notebook/l2-and-dram.md", "docs/guides/reading-why.md"):
         yield ROOT / name, consoles(ROOT / name)

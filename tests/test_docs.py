@@ -29,7 +29,12 @@ from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, ROOT / "benchmarks" / "results" / "README.md"]
-MAX_WORDS = {"README.md": 750, "docs/notebook/README.md": 3000, "docs/ladder.md": 3100}
+MAX_WORDS = {
+    "README.md": 750,
+    "docs/reference/kernels.md": 3000,
+    "docs/notebook/README.md": 3000,
+    "docs/ladder.md": 3100,
+}
 """Of a page: 2500 if it is not named here."""
 MAX_WORDS_IN_ALL = {"docs/notebook": 9000, "": 46000}
 """Of the pages below a folder; the empty one has README.md, CONTRIBUTING.md and docs."""

@@ -10,11 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from examples.custom_design import SERIAL
-from examples.custom_kernel import on_cpu, on_gpu, transpose
+from examples.custom_kernel import Transpose, hazards, transpose
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Design, Spec, register_design
 from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import BF16, FP32
 
@@ -97,16 +98,27 @@ def test_what_a_design_does_not_take_is_refused() -> None:
 @pytest.mark.parametrize("shape", [(70, 45), (1, 1), (32, 64), (33, 1)])
 def test_a_custom_kernel(shape: tuple[int, int]) -> None:
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    results, hazards = on_cpu(transpose(), x)
+    kernel, results = transpose(), np.full(x.shape[::-1], np.nan, np.float32)
+    gemmsmith.launch(kernel, Transpose(*shape), source=x, target=results)  # raises HazardError for a hazard
     np.testing.assert_array_equal(results, x.T)
-    assert hazards == []
-    kernel = transpose()
     assert compile_source(kernel.source, kernel.name).resources.spill_store_bytes == 0
 
 
 def test_its_planted_race_is_reported() -> None:
-    _, hazards = on_cpu(transpose(barrier=False), np.ones((70, 45), np.float32))
-    assert any("custom_kernel.py" in hazard for hazard in hazards)
+    assert any("custom_kernel.py" in hazard for hazard in hazards(transpose(barrier=False)))
+    assert hazards(transpose()) == []
+
+
+def test_launch_checks_its_arguments() -> None:
+    x = np.ones((32, 32), np.float32)
+    for arguments, message in (
+        ({"source": x}, "got source; transpose takes source, target"),
+        ({"source": x, "target": x, "sauce": x}, "got source, target, sauce; transpose takes source, target"),
+        ({"source": 0, "target": 0}, "got arrays on no device"),
+        ({"source": x, "target": gemmsmith.Spec((32, 32), "fp32")}, "got arrays on cpu and spec"),
+    ):
+        with pytest.raises(gemmsmith.ArgumentError, match=message):
+            gemmsmith.launch(transpose(), Transpose(32, 32), **arguments)
 
 
 @pytest.mark.gpu
@@ -114,7 +126,9 @@ def test_its_planted_race_is_reported() -> None:
 def test_a_custom_kernel_on_a_gpu(shape: tuple[int, int]) -> None:
     """The larger has more CTAs than are resident at a time."""
     x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-    np.testing.assert_array_equal(on_gpu(transpose(), x), x.T)
+    source, target = DeviceArray.from_numpy(x), DeviceArray.from_numpy(np.full(shape[::-1], np.nan, np.float32))
+    gemmsmith.launch(transpose(), Transpose(*shape), source=source, target=target)
+    np.testing.assert_array_equal(target.numpy(), x.T)
 
 
 @pytest.mark.torch

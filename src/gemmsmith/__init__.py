@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gemmsmith.core.grouping import Grouping
     from gemmsmith.graph.frontend.interleave import deinterleave, interleave
     from gemmsmith.graph.frontend.values import top_k_softmax
+    from gemmsmith.host.launch_kernel import launch
     from gemmsmith.host.packing import pack
     from gemmsmith.host.plans import Plan, Simulation
     from gemmsmith.host.quantization import dequantize, quantize
@@ -53,6 +54,7 @@ __all__ = [
     "gemm",
     "grouped_gemm",
     "interleave",
+    "launch",
     "pack",
     "plan",
     "quantize",

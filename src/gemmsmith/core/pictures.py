@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.core.errors import require_matplotlib
+from gemmsmith.core.errors import MissingPackageError
 
 TEXT = "#6f7b87"
 """Of text and lines: a contrast above 4 with white and with #0d1117, the background of dark pages on GitHub."""
@@ -20,6 +20,14 @@ PINK, LIME, TAN, GRAY = "#d66ba0", "#9dba3c", "#c9a585", "#9aa3ad"
 EDGE = (0, 0, 0, 0.35)
 """Of the edges of colored areas."""
 FONT_SIZE = 10
+
+
+def require_matplotlib() -> None:
+    """Raise MissingPackageError if matplotlib, which draws the pictures, is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise MissingPackageError("pictures need matplotlib: pip install matplotlib")
 
 
 def colors(count: int) -> list[str]:

@@ -181,7 +181,7 @@ def load(
     map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
     barrier: ValueLike | SharedView, cache_hint: ValueLike, *, interleaved: bool = False,
 ) -> None:  # fmt: skip
-    """Emit a TmaLoad, with its arguments.
+    """Copy the box at (x, y, z) of a tensor map to shared memory, and complete its bytes on the mbarrier (`TmaLoad`).
 
     From sm_100 on it uses `.shared::cta`; with `.shared::cluster` ptxas emits a function call on sm_120.
     """

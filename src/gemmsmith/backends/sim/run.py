@@ -30,7 +30,7 @@ MAX_RESIDENT_CTAS = 4
 def run(
     launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
     progress: Callable[[float], None] | None, counters: Counters | None = None, *, record: bool = False,
-    schedules: int = 1,
+    schedules: int = 1, dependent: bool = True,
 ) -> SimulationResult:  # fmt: skip
     """Execute the launches one after the other; return their hazards and cycles.
 
@@ -43,22 +43,23 @@ def run(
         record: Whether the result has a record of each launch.
         schedules: How many seeds are run at most, from `seed` on. Fewer are run if one has hazards, or proves that
             every schedule does the same. Results and cycles are those of the last one.
+        dependent: Whether the first kernel may start before the stream's previous one has finished.
     """
     arrays = [x for x in arguments.values() if isinstance(x, ArrayInfo)]
     writable = [_bytes_of(x)[1] for x in arrays if x.writable and 0 not in x.shape and x.device == "cpu"]
     before = [x.copy() for x in writable] if schedules > 1 else []
-    result = _run_schedule(launches, arguments, seed, progress, counters, record)
+    result = _run_schedule(launches, arguments, seed, progress, counters, record, dependent)
     while result.verdict.scope == "schedules run" and result.schedules < schedules:
         for x, saved in zip(writable, before, strict=True):
             x[...] = saved
-        other = _run_schedule(launches, arguments, seed + result.schedules, progress, counters, record)
+        other = _run_schedule(launches, arguments, seed + result.schedules, progress, counters, record, dependent)
         result = result.followed_by(other)
     return result
 
 
 def _run_schedule(
     launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
-    progress: Callable[[float], None] | None, counters: Counters | None, record: bool,
+    progress: Callable[[float], None] | None, counters: Counters | None, record: bool, dependent: bool,
 ) -> SimulationResult:  # fmt: skip
     """Execute the launches with one seed, and check that results are written and flags reset.
 
@@ -92,15 +93,15 @@ def _run_schedule(
             progress(done_cycles / total)
 
     results = []
-    for launch in launches.all:
+    for i, launch in enumerate(launches.all):
         size = launch.kernel.cluster[0]
         max_clusters = max(1, MAX_RESIDENT_CTAS // size) if launch.kernel.persistent else launch.work_clusters
         grid = size * min(launch.work_clusters, max_clusters)
-        dependent = launch.kernel.chip.supports("sm_90")  # programmatic dependent launch
+        overlaps = (dependent or i > 0) and launch.kernel.chip.supports("sm_90")  # programmatic dependent launch
         with np.errstate(all="ignore"):  # infinities and NaN are results like others
             result = simulate(
                 launch.kernel, grid, launch.resolve(addresses, interleave_strides), memory, seed=seed,
-                is_dependent_launch=dependent, on_mma_cycles=on_mma_cycles, counters=counters, record=record,
+                is_dependent_launch=overlaps, on_mma_cycles=on_mma_cycles, counters=counters, record=record,
             )  # fmt: skip
         results.append(result)
     hazards = [hazard for result in results for hazard in result.hazards]

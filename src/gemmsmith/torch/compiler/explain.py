@@ -116,7 +116,7 @@ def _describe(x: Outcome) -> str:
 def explain(model: Callable[..., Any], *inputs: Any, measure: bool = False, **named: Any) -> Explanation:
     """Explain what torch.compile with gemmsmith's passes would replace in a model.
 
-    Torch traces model(*inputs, **named) as torch.compile would, and its backward pass if a result requires grad. In
+    Torch traces `model(*inputs, **named)` as torch.compile would, and its backward pass if a result requires grad. In
     place of the compiled graphs, functions run that return zeros. So the model's state does not change, except by code
     at a graph break, which runs.
 

@@ -1,0 +1,96 @@
+"""The site, of the same pages that GitHub shows: `sphinx-build -W --keep-going -b html docs build/site`.
+
+Nothing of gemmsmith is imported: sphinx-autoapi reads the source.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from autoapi._astroid_utils import is_local_import_from
+from autoapi._parser import Parser
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+
+project = html_title = "gemmsmith"
+extensions = ["myst_parser", "autoapi.extension", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_copy_source = False
+html_show_copyright = False
+pygments_style, pygments_dark_style = "friendly", "monokai"
+
+myst_heading_anchors = 4  # links to headings are checked, as GitHub names them
+suppress_warnings = ["autoapi.python_import_resolution"]  # of constants that are assigned in pairs; none is public
+
+PUBLIC = {"gemmsmith", "gemmsmith.lang", "gemmsmith.torch"}
+"""The modules whose names are in the reference: those in `__all__`."""
+autoapi_dirs = ["../src"]
+autoapi_root = "reference/python"
+autoapi_add_toctree_entry = False
+autoapi_options = ["members", "show-module-summary", "imported-members"]
+autoapi_own_page_level = "class"
+autoapi_python_class_content = "both"
+add_module_names = False
+default_role = "py:obj"  # `name` in a docstring: a link if it is public, else code
+maximum_signature_line_length = 100
+napoleon_use_ivar = True
+
+WHOLE = {"index": "README.md", "contributing": "CONTRIBUTING.md", "rows": "benchmarks/results/README.md"}
+"""Pages of the site whose text is a file outside of docs/."""
+PLACES = {ROOT / file: DOCS / f"{name}.md" for name, file in WHOLE.items()}
+LINK = re.compile(r"(\]\()([^)#\s:]+)")
+TOCTREES = {"reference/python": "```{toctree}\n:hidden:\n\npython/gemmsmith/index\n```"}
+PUBLIC_NAME = re.compile(r"(?<!\[)(`gemmsmith\.\w[\w.]*`)")
+SECTION = re.compile(r"^## (.*)\n\n((?:- .*\n)+)", re.MULTILINE)
+
+
+def with_links(text: str, source: Path, page: Path) -> str:
+    """Return the text of the file `source` with its links as they are from `page`."""
+
+    def link(x: re.Match[str]) -> str:
+        file = (source.parent / x.group(2)).resolve()
+        return x.group(1) + os.path.relpath(PLACES.get(file, file), page.parent) if file.is_file() else x.group()
+
+    return LINK.sub(link, text)
+
+
+def toctrees(text: str) -> str:
+    """Return the lists of docs/index.md as the sections of the site's sidebar."""
+    sections = []
+    for caption, items in SECTION.findall(text):
+        links = "\n".join(f"{title} <{target}>" for title, target in re.findall(r"\[(.*?)\]\((.*?)\)", items))
+        sections.append(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{links}\n```\n")
+    return "\n".join(sections)
+
+
+def read(app: Any, name: str, source: list[str]) -> None:
+    """Take the text of `WHOLE` pages from their files, and lead all links to pages of the site."""
+    page = DOCS / f"{name}.md"
+    if not page.exists():  # of autoapi
+        return
+    file = ROOT / WHOLE[name] if name in WHOLE else page
+    text = PUBLIC_NAME.sub(r"{py:obj}\1", with_links(file.read_text(), file, page))
+    source[0] = f"{text}\n{toctrees(source[0]) if name == 'index' else TOCTREES.get(name, '')}"
+
+
+def skip(app: Any, what: str, name: str, found: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out the modules that are not public."""
+    return name not in PUBLIC if what in ("module", "package") else None
+
+
+def parse_if(self: Parser, node: Any) -> list[Any]:
+    """Read the imports of a package that only type checkers execute: gemmsmith.torch imports these names when used."""
+    imports = [x for x in node.body if node.root().package and is_local_import_from(x, "gemmsmith")]
+    return [name for x in imports for name in self._parse_local_import_from(x)]
+
+
+Parser.parse_if = parse_if
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", read)
+    app.connect("autoapi-skip-member", skip)

@@ -1,0 +1,54 @@
+"""`launch`: a kernel that its author has recorded, on arrays of a GPU or, in the simulator, of the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmsmith.arrays import address_of, describe
+from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.launch import Launch, Launches
+
+
+def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
+    """Launch a kernel that was recorded by `gemmsmith.lang.Builder`.
+
+    On arrays on a GPU it runs there, on the current stream, and the call does not wait for it. On arrays on the CPU it
+    runs in the simulator, which checks each access. The kernel reads and writes the arrays in place.
+
+    Args:
+        kernel: The kernel, as `Builder.finish` returns it.
+        problem: What the kernel's `work_clusters` and the `compute` of its parameters and scratch buffers get: any
+            object, such as a NamedTuple of sizes.
+        **arguments: Arrays, or numbers, by the names of the parameters without `compute`.
+
+    Raises:
+        ArgumentError: If an argument is missing or unknown, no array is given, or the arrays are on several devices.
+        DeviceError: If the GPU cannot run the kernel.
+        HazardError: If the simulator finds hazards; they are its `hazards`.
+    """
+    scratch = {x.parameter.name for x in kernel.scratch_buffers}
+    names = [x.name for x in kernel.parameters if x.name and not x.compute and x.name not in scratch]
+    if {*names} != {*arguments}:
+        raise ArgumentError(f"arguments: got {', '.join(arguments) or 'none'}; {kernel.name} takes {', '.join(names)}")
+    arrays = {name: describe(x, name) for name, x in arguments.items() if not isinstance(x, int | float)}
+    devices = {x.device_name for x in arrays.values()}
+    if len(devices) != 1 or devices == {"spec"}:
+        raise ArgumentError(f"arguments: got arrays on {' and '.join(sorted(devices)) or 'no device'}; use one device")
+    computed = Launch.from_kernel(kernel, problem)
+    pointers = {name: Pointer(name) for name in names}
+    one = Launch(kernel, computed.work_clusters, {**computed.arguments, **pointers})
+    flag_bytes = kernel.scratch_bytes(problem, zero_initialized=True)
+    launches = Launches(None, False, (one,), kernel.scratch_bytes(problem), flag_bytes)
+    if devices == {"cpu"}:
+        from gemmsmith.backends.sim.run import run
+
+        if hazards := run(launches, {**arguments, **arrays}, 0, None, dependent=False).hazards:
+            raise HazardError(hazards)
+    else:
+        from gemmsmith.backends.cuda.run import BoundLaunches
+
+        like = arguments[next(iter(arrays))]
+        addresses = {name: address_of(x) if name in arrays else x for name, x in arguments.items()}
+        BoundLaunches(launches, {}, like, {}).launch(addresses, like, None)
