@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 import gemmsmith
 from gemmsmith import Config, Plan, Spec
@@ -27,6 +28,7 @@ from gemmsmith.backends.reference.bounds import Report
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import commands, main
+from gemmsmith.cli import ladder as ladder_picture
 from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.group import COMMANDS, find_command
 from gemmsmith.cli.options import Integers
@@ -360,6 +362,22 @@ def test_ladder(call, tmp_path: Path) -> None:
     refused = call("ladder", "--rung", "naive", "--measured", "rows.json")
     assert refused.exit_code == 2
     assert "rows.json has no rows of 4096x4096x4096; use --m, --n, --k of one of 64x64x512" in refused.output
+
+
+def test_the_picture_of_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bound is a mark and each measurement a dot, where they are; a logarithmic axis has no bars."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.append(figure))
+    rows = [{"rung": f"rung {i}", "dtype": "fp32", "m": 8, "n": 8, "k": 8, "limit": limit, "bound_tflops": bound}
+            for i, (limit, bound) in enumerate([("L1", 2.0), ("math", 30.0), ("issue", 4.0)])]  # fmt: skip
+    for row, speed in zip(rows[:2], (3.0, 20.0), strict=True):  # one is above its bound
+        row |= {"us": 1.0, "tflops": speed}
+    ladder_picture.plot(rows, Path("ladder.png"))
+    (axes,) = drawn[0].axes
+    found = {marker: [x.get_xdata()[0] for x in axes.lines if x.get_marker() == marker] for marker in "|o"}
+    assert found == {"|": [2.0, 30.0, 4.0], "o": [3.0, 20.0]}
+    assert not axes.patches
+    assert axes.get_xscale() == "log"
 
 
 def test_all_rungs_of_the_ladder(call) -> None:

@@ -166,15 +166,14 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     A mark is the upper bound by the counts, colored by the limiting resource.
     """
-    pictures.require_matplotlib()
-    from matplotlib.lines import Line2D
-
     sizes = " x ".join(str(rows[0][x]) for x in "mnk")
     title = f"{sizes} on an H200: the speed that the counts of each rung allow, colored by the limiting resource"
     measured = any("us" in x for x in rows)
     with pictures.drawing(
         path, 9, 1.6 + 0.3 * len(rows), f"{title}; and the measured speed" if measured else title
     ) as f:
+        from matplotlib.lines import Line2D
+
         axes = f.subplots()
         positions = range(len(rows))[::-1]
         for x, y in zip(rows, positions, strict=True):

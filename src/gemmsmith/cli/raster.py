@@ -75,12 +75,12 @@ def group_tiles(sizes: Sequence[int], n: int, config: Config) -> Iterator[GroupT
 
 def plot_group_tiles(sizes: Sequence[int], m: int, n: int, config: Config, path: Path) -> None:
     """Plot D to a file: its tiles, colored by group, and labeled with their clusters if they are not too many."""
-    from matplotlib.patches import Rectangle
-
     tiles, ends = list(group_tiles(sizes, n, config)), list(accumulate(sizes))
     centered = dict[str, Any](ha="center", va="center", fontsize=7)
     least_rows = m / 60  # of a tile that has the height of its label
     with pictures.drawing(path, 10, 7, f"the cluster that computes each tile\n{config}") as figure:
+        from matplotlib.patches import Rectangle
+
         axes = figure.subplots()
         for x in tiles:
             color = pictures.PALETTE[x.group % len(pictures.PALETTE)]  # next to each other they differ

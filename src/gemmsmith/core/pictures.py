@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import colorsys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gemmsmith.core.errors import MissingPackageError
 
-TEXT = "#768390"
+TEXT = "#6f7b87"
 """Of text and lines: a contrast above 4 with white and with #0d1117, the background of dark pages on GitHub."""
 PALETTE = ("#4a8fdb", "#e8833a", "#4ca35c", "#dd5560", "#a77bd1", "#2fa5a8", "#c29a1f", "#a0765b")
-"""Colors of what a picture tells apart."""
+"""Colors of what a picture tells apart; black text reads on them."""
 PINK, LIME, TAN, GRAY = "#d66ba0", "#9dba3c", "#c9a585", "#9aa3ad"
 """More of them, for what is not one of many."""
 EDGE = (0, 0, 0, 0.35)
@@ -34,30 +34,23 @@ def colors(count: int) -> list[str]:
     """Return `count` different colors: those of PALETTE, or, if these do not suffice, hues of two lightnesses."""
     if count <= len(PALETTE):
         return list(PALETTE[:count])
-    shades = (colorsys.hls_to_rgb(i / count, 0.68 if i % 2 else 0.46, 0.6) for i in range(count))
+    shades = (colorsys.hls_to_rgb(i / count, 0.54 if i % 2 else 0.42, 0.5) for i in range(count))
     return ["#" + "".join(f"{round(255 * x):02x}" for x in shade) for shade in shades]
 
 
 def gradient() -> Any:
-    """Return a matplotlib colormap for what is ordered. Raises MissingPackageError without matplotlib."""
-    require_matplotlib()
+    """Return a matplotlib colormap for what is ordered."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("gradient", [PALETTE[i] for i in (4, 0, 2, 6)])
-
-
-def ink_on(rgba: Sequence[float]) -> str:
-    """Return black or white, whichever reads better on a color."""
-    red, green, blue = rgba[:3]
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"
 
 
 @contextmanager
 def drawing(path: Path | str, width: float, height: float, title: str = "") -> Iterator[Any]:
     """Yield an empty matplotlib Figure, and write it to the file `path`.
 
-    `width`, `height`: in inches. `title`: its lines are wrapped to the width. Raises MissingPackageError without
-    matplotlib.
+    `width`, `height`: in inches. `title`: its lines are wrapped to the width. Raises MissingPackageError
+    without matplotlib, before the body of the `with` imports it.
     """
     require_matplotlib()
     from matplotlib import rc_context

@@ -34,7 +34,7 @@ GPC_MERGED_READ_FRACTIONS = {False: 0.4, True: 0.65}
 """Fraction of the repeated reads of a panel by the clusters of a GPC that the chip merges, without and with
 `sync_clusters`; by the counters in counters-h200 and lockstep-h200."""
 
-MAX_LABELED_ROWS, MAX_LABELED_COLUMNS = 64, 32
+MAX_LABELED_ROWS, MAX_LABELED_COLUMNS = 64, 24
 """Tiles of a picture are labeled if they are not more."""
 
 
@@ -180,8 +180,6 @@ def plot_waves(problem: Problem, config: Config, path: str | Path) -> None:
     `problem`: in the kernel's orientation; with `swap_ab` its rows are the columns of the D that is drawn.
     """
     import numpy as np
-    from matplotlib.colors import ListedColormap
-    from matplotlib.ticker import MaxNLocator
 
     tile = cluster_tile(config)
     tiles = [(wave_index, *coord) for wave_index, wave in enumerate(waves(problem, config)) for coord in wave]
@@ -196,8 +194,11 @@ def plot_waves(problem: Problem, config: Config, path: str | Path) -> None:
         f"{get_max_active_clusters(config.cluster[0] * config.cluster[1])} clusters, "
         f"{traffic.dram_bytes / 1e6:.0f} MB from DRAM, L2 hit rate {traffic.hit_rate:.1%}"
     )
-    width, height = (min(12, max(least, 2 + count / 3)) for least, count in ((7, columns * 1.25), (4, rows)))
+    width, height = (min(9, max(least, 2 + count / 3)) for least, count in ((7, columns * 1.25), (4, rows)))
     with pictures.drawing(path, width, height, title) as figure:
+        from matplotlib.colors import ListedColormap
+        from matplotlib.ticker import MaxNLocator
+
         axes = figure.subplots()
         few = ListedColormap(pictures.colors(count)) if count <= len(pictures.PALETTE) else pictures.gradient()
         image = axes.imshow(
@@ -205,10 +206,9 @@ def plot_waves(problem: Problem, config: Config, path: str | Path) -> None:
             vmin=-0.5, vmax=count - 0.5,
         )  # fmt: skip
         if rows <= MAX_LABELED_ROWS and columns <= MAX_LABELED_COLUMNS:
-            for number, (wave_index, *coord) in enumerate(tiles):
+            for number, (_, *coord) in enumerate(tiles):
                 row, column = coord[::drawn]
-                color = pictures.ink_on(image.to_rgba(wave_index))
-                axes.text(column, row, str(number), ha="center", va="center", fontsize=7, color=color)
+                axes.text(column, row, str(number), ha="center", va="center", fontsize=7, color="black")
         units = [f"in tiles of {extent}, those of a cluster" for extent in tile[::drawn]]
         axes.set_ylabel(f"rows of D, {units[0]}")
         axes.set_xlabel(f"columns of D, {units[1]}")

@@ -64,11 +64,9 @@ class Timeline:
     def plot(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
         """Plot the timelines of `ctas` (their indices) to a PNG or SVG file.
 
-        Each engine and each group of threads has a row; colors are pipeline stages, waits are thin lines.
+        Each engine and each group of threads has a row; colors are pipeline stages, waits are thin lines. Raises
+        MissingPackageError without matplotlib.
         """
-        pictures.require_matplotlib()
-        from matplotlib.lines import Line2D
-
         spans = [s for s in self.spans if s.cta in ctas]
         ends = {(s.cta, s.row): s.end for s in sorted(spans, key=lambda s: s.end)}
         last = max(ends.values(), default=1)
@@ -83,6 +81,8 @@ class Timeline:
         color_of = dict(zip(entries, stages, strict=False)) | COLORS
         title = f"CTA {', '.join(map(str, ctas))}; the launch takes {self.cycles} cycles of the cost model"
         with pictures.drawing(path, 10, 1.2 + 0.45 * len(rows), title) as figure:
+            from matplotlib.lines import Line2D
+
             axes = figure.subplots()
             for (row, entry), ranges in bars.items():
                 height = HEIGHTS.get(entry, 0.8)
