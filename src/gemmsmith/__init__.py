@@ -1,28 +1,33 @@
 """gemmsmith forges GEMM kernels for NVIDIA Hopper GPUs: D = epilogue(A @ B), readable, and executable without a GPU."""
 
-from gemmsmith.api import free_memory, gemm, grouped_gemm, plan, simulate, tune
-from gemmsmith.arrays import Spec
+from typing import TYPE_CHECKING, Any
+
 from gemmsmith.core import fork as _fork  # noqa: F401 registers what it does
-from gemmsmith.core.config import Config
-from gemmsmith.core.design import Design, register_design
-from gemmsmith.core.errors import (
-    ArgumentError,
-    CompileError,
-    ConfigError,
-    DeviceError,
-    EpilogueError,
-    GemmsmithError,
-    HazardError,
-    KernelError,
-    RetraceWarning,
-)
-from gemmsmith.core.grouping import Grouping
-from gemmsmith.graph.frontend.interleave import deinterleave, interleave
-from gemmsmith.graph.frontend.values import top_k_softmax
-from gemmsmith.host.launch_kernel import launch
-from gemmsmith.host.packing import pack
-from gemmsmith.host.plans import Plan, Simulation
-from gemmsmith.host.quantization import dequantize, quantize
+
+if TYPE_CHECKING:
+    from gemmsmith.api import free_memory, gemm, grouped_gemm, plan, simulate, tune
+    from gemmsmith.arrays import Spec
+    from gemmsmith.core.config import Config
+    from gemmsmith.core.design import Design, register_design
+    from gemmsmith.core.errors import (
+        ArgumentError,
+        CompileError,
+        ConfigError,
+        DeviceError,
+        EpilogueError,
+        GemmsmithError,
+        HazardError,
+        KernelError,
+        MissingPackageError,
+        RetraceWarning,
+    )
+    from gemmsmith.core.grouping import Grouping
+    from gemmsmith.graph.frontend.interleave import deinterleave, interleave
+    from gemmsmith.graph.frontend.values import top_k_softmax
+    from gemmsmith.host.launch_kernel import launch
+    from gemmsmith.host.packing import pack
+    from gemmsmith.host.plans import Plan, Simulation
+    from gemmsmith.host.quantization import dequantize, quantize
 
 __version__ = "0.1.0"
 
@@ -38,6 +43,7 @@ __all__ = [
     "Grouping",
     "HazardError",
     "KernelError",
+    "MissingPackageError",
     "Plan",
     "RetraceWarning",
     "Simulation",
@@ -57,3 +63,22 @@ __all__ = [
     "top_k_softmax",
     "tune",
 ]  # fmt: skip
+
+
+def _get_public_name(name: str) -> Any:
+    """Return a public name. The first one imports the library, which the command's --version does not wait for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gemmsmith import api
+
+    globals().update({x: getattr(api, x) for x in __all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, whether they were imported or not."""
+    return sorted({*globals(), *__all__})
+
+
+if not TYPE_CHECKING:  # to type checkers, no other name exists
+    __getattr__ = _get_public_name

@@ -1,24 +1,44 @@
-"""The functions of the public interface: gemm, grouped_gemm, plan, simulate, free_memory, tune."""
+"""The functions of the public interface: gemm, grouped_gemm, plan, simulate, free_memory, tune.
+
+What is imported and not used here is the rest of that interface, which `gemmsmith` takes from here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from gemmsmith.arrays import Spec
 from gemmsmith.backends import Backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.groups import make_grouping, with_arrays
 from gemmsmith.binding.request import Request
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.config import Config
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.design import Design, register_design
+from gemmsmith.core.errors import (
+    ArgumentError,
+    CompileError,
+    ConfigError,
+    DeviceError,
+    EpilogueError,
+    GemmsmithError,
+    HazardError,
+    KernelError,
+    MissingPackageError,
+    RetraceWarning,
+)
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import as_integer
+from gemmsmith.graph.frontend.interleave import deinterleave, interleave
+from gemmsmith.graph.frontend.values import top_k_softmax
 from gemmsmith.host.cached_run import run_cached
+from gemmsmith.host.launch_kernel import launch
+from gemmsmith.host.packing import pack
 from gemmsmith.host.plans import Plan, Simulation
+from gemmsmith.host.quantization import dequantize, quantize
 
 if TYPE_CHECKING:
-    from gemmsmith.arrays import Spec
     from gemmsmith.tuning.search import Measured
 
 

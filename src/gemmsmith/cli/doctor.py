@@ -12,6 +12,7 @@ from typing import NamedTuple
 import click
 from rich.filesize import decimal
 
+import gemmsmith
 from gemmsmith.cli import options
 from gemmsmith.cli.group import FAILED
 from gemmsmith.cli.tables import print_outcome
@@ -54,7 +55,7 @@ def doctor(as_json: bool) -> None:
 def examine() -> Iterator[Finding]:
     """Yield the findings, the most basic first."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "ml_dtypes"))
-    yield Finding("gemmsmith", "ok", f"{metadata.version('gemmsmith')}, Python {platform.python_version()}, {versions}")
+    yield Finding("gemmsmith", "ok", f"{gemmsmith.__version__}, Python {platform.python_version()}, {versions}")
     yield from _gpus()
     yield _attempt("compiler", _compile)
     yield _attempt("nvdisasm", _find_nvdisasm)

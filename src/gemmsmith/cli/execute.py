@@ -10,9 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 from gemmsmith.arrays import Spec
+from gemmsmith.backends.cuda import compiler
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.tolerances import check_results
 from gemmsmith.backends.sim.execute.counters import Counters
@@ -24,7 +26,7 @@ from gemmsmith.cli.problem import Choices, Sizes, make_plan, make_request
 from gemmsmith.cli.progress import ProgressCallback
 from gemmsmith.cli.tables import KernelCounts
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, MissingPackageError
 from gemmsmith.host.plans import Plan, evaluate_reference
 from gemmsmith.tuning.gpus import gpu_at
 from gemmsmith.tuning.model import covers_config
@@ -91,7 +93,7 @@ class Outcome:
             "result": "pass" if self.ok else "fail",
             "error": {name: x if math.isfinite(x) else None for name, x in error.items()},
         }
-        if self.backend != "reference":
+        if self.backend != "reference" and compiler.is_available():
             result |= resources(plan)
         if self.backend == "sim":
             result["hazards"] = [h.to_json() for h in self.hazards]
@@ -114,10 +116,12 @@ class Outcome:
             "result": "pass" if self.ok else "FAIL",
             "error": f"{self.report}",
         }
-        if self.backend != "reference":
+        if self.backend != "reference" and compiler.is_available():
             r = resources(plan)
             spilled, shared = f"{r['spill_bytes']} bytes spilled", f"{r['shared_bytes']} bytes of shared memory"
             rows["resources"] = f"{r['registers']} registers, {spilled}, {shared}"
+        elif self.backend == "sim":
+            rows["resources"] = "known to NVRTC only, which is not installed"
         if self.backend == "sim":
             rows["hazards"] = "\n".join(map(str, self.hazards)) or "none"
         if self.verdict:
@@ -265,9 +269,13 @@ def execute(
         if simulation.record:  # an empty D needs no kernel
             progress("plotting the timeline")
             picture, trace = folder / "timeline.png", folder / "timeline.json"
-            simulation.timeline.plot(picture)
+            try:
+                simulation.timeline.plot(picture)
+                files["timeline"] = str(picture)
+            except MissingPackageError as missing:
+                click.echo(f"no picture of the timeline: {missing}", err=True)
             simulation.timeline.write_trace(trace)
-            files |= {"timeline": str(picture), "trace": str(trace)}
+            files["trace"] = str(trace)
     progress("comparing with float64")
     report = compare(plan, request)
     counts = tuple(KernelCounts.from_kernel(x, counters.lines(x)) for x in counters.kernels) if counters else ()

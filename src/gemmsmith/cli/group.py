@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+import gemmsmith
 from gemmsmith.core.errors import GemmsmithError
 
 FAILED = 1
@@ -97,7 +98,7 @@ def _describe_error(error: Exception) -> tuple[str, str]:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="gemmsmith")
+@click.version_option(gemmsmith.__version__)
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Make GEMM kernels for Hopper GPUs, and execute them on any machine.

@@ -12,7 +12,7 @@ import click
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table, print_outcome
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, require_matplotlib
 from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase, Sizes, simulate_rung
 from gemmsmith.tuning.roofline import RESOURCES, compute_roofline
 
@@ -131,7 +131,7 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
     cells = [COUNT_TITLES, *map(format_counts, rows)]
     counts, bounds = (
         [x[:BOUND_COLUMN] for x in cells],
-        [(*x[:2], *x[BOUND_COLUMN:-1], shorten(x[-1], 48, placeholder=" …")) for x in cells],
+        [(*x[:2], *x[BOUND_COLUMN:-1], shorten(x[-1], 40, placeholder=" …")) for x in cells],
     )
     tables = [format_table(counts), format_table(bounds)]
     if any("us" in x for x in rows):
@@ -165,6 +165,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     A bar is the upper bound by the counts, colored by the limiting resource.
     """
+    require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

@@ -20,7 +20,7 @@ from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import format_table, print_outcome
 from gemmsmith.core.config import Config
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, require_matplotlib
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.host.plans import Plan
@@ -72,6 +72,7 @@ def group_tiles(sizes: Sequence[int], n: int, config: Config) -> Iterator[GroupT
 
 def plot_group_tiles(sizes: Sequence[int], m: int, n: int, config: Config, path: Path) -> None:
     """Plot D to a file: its tiles, colored by group, and labeled with their clusters if they are not too many."""
+    require_matplotlib()
     from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle

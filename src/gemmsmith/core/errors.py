@@ -33,6 +33,10 @@ class DeviceError(GemmsmithError, RuntimeError):
     """No usable GPU: none is present, there is no driver, or the kernel was built for another chip."""
 
 
+class MissingPackageError(GemmsmithError, ImportError):
+    """An optional package is not installed; the message has pip's command."""
+
+
 class HazardError(GemmsmithError):
     """The simulator found races, deadlocks or misuses, listed in `hazards`."""
 
@@ -43,6 +47,14 @@ class HazardError(GemmsmithError):
 
 class RetraceWarning(UserWarning):
     """An epilogue is traced again in each call, which takes some tenths of a millisecond; the message says why."""
+
+
+def require_matplotlib() -> None:
+    """Raise MissingPackageError if matplotlib, which draws the pictures, is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise MissingPackageError("pictures need matplotlib: pip install matplotlib")
 
 
 ARGUMENTS = (

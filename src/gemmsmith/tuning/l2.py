@@ -18,6 +18,7 @@ from typing import NamedTuple, get_args
 
 from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.epilogue_spec import EpilogueSpec
+from gemmsmith.core.errors import require_matplotlib
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.config_table import SMS_PER_GPC, get_max_active_clusters
@@ -175,6 +176,7 @@ def l2_rows_read(wave: list[tuple[int, int]], config: Config, tile: tuple[int, i
 
 def plot_waves(problem: Problem, config: Config, path: str | Path) -> None:
     """Plot the tiles of D to a file, colored by wave, and numbered if there are at most MAX_LABELS."""
+    require_matplotlib()
     import numpy as np
     from matplotlib.figure import Figure
 

@@ -76,6 +76,14 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
+def is_available() -> bool:
+    """Return whether NVRTC is installed; a simulation does not need it."""
+    try:
+        return bool(_nvrtc())
+    except CompileError:
+        return False
+
+
 @lru_cache(maxsize=1)
 def nvrtc_version() -> str:
     """Return NVRTC's version, such as "13.0". Raises CompileError if NVRTC is not installed."""

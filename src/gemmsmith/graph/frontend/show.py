@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gemmsmith.core.errors import require_matplotlib
 from gemmsmith.core.graph import EpilogueGraph
 
 _NODE_STYLES: dict[str, tuple[str, str]] = {
@@ -54,6 +55,7 @@ def format_tree(graph: EpilogueGraph) -> str:
 
 def plot_graphs(graphs: Sequence[tuple[str, EpilogueGraph]], path: Path | str) -> None:
     """Plot graphs, given as (title, graph), side by side into the file `path`, with matplotlib; data flow downwards."""
+    require_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")

@@ -70,7 +70,7 @@ class Explanation:
             path: the file to write; its suffix is the format.
 
         Raises:
-            ImportError: matplotlib is not installed.
+            MissingPackageError: matplotlib is not installed.
             ValueError: no matmul has a fused epilogue.
         """
         from gemmsmith.graph.frontend.show import plot_graphs

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from gemmsmith.core.errors import require_matplotlib
+
 STAGE_COLORS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d"]
 """Colors of the pipeline stages."""
 WAIT_COLOR = "#e6e6e6"
@@ -63,8 +65,10 @@ class Timeline:
     def plot(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
         """Plot the timelines of `ctas` (their indices) to a PNG or SVG file.
 
-        Each engine and each group of threads has a row; colors are pipeline stages, waits are light gray.
+        Each engine and each group of threads has a row; colors are pipeline stages, waits are light gray. Raises
+        MissingPackageError without matplotlib.
         """
+        require_matplotlib()
         from matplotlib.figure import Figure  # pyplot takes longer to import
         from matplotlib.patches import Patch
 
