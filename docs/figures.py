@@ -174,7 +174,7 @@ def suite() -> str:
     classes |= {"cubes, M = N = K from 256 to 16384": cubes, "all": rows}
     assert sum(map(len, classes.values())) == 2 * len(rows)
     cells = (f"{title} | {len(x)} | {means(x, 'ratio', 'lt_ratio')}" for title, x in classes.items())
-    return table(f"bf16, layout nt | GEMMs | {RATIOS}", cells) + "\n\n" + source("dense-suite-h200", len(rows))
+    return table(f"H200, bf16, layout nt | GEMMs | {RATIOS}", cells) + "\n\n" + source("dense-suite-h200", len(rows))
 
 
 KINDS = {"bmm": "bf16, batched", "fp8_fast": "fp8, one scale, fast", "fp8": "fp8, one scale, promoted",
@@ -189,7 +189,7 @@ def layouts() -> str:
         groups.setdefault((KINDS[r["kind"]], r["layout"]), []).append(r)
     cells = (f"{title} | {layout} | {len(x)} | {means(x, 'torch_ratio', 'lt_ratio')}"
              for (title, layout), x in sorted(groups.items()))  # fmt: skip
-    header = f"GEMM | layout | count | {RATIOS.replace('.mm', '')}"
+    header = f"H100 | layout | count | {RATIOS.replace('.mm', '')}"
     return table(header, cells) + "\n\n" + source("kinds-h100")
 
 
@@ -212,7 +212,7 @@ def epilogues() -> str:
         f"{over_compile(r):.2f}"
         for r in rows
     )
-    header = "M x N x K | epilogue | us | over the plain GEMM | torch eager | torch.compile"
+    header = "H200, bf16, M x N x K | epilogue | us | over the plain GEMM | torch eager | torch.compile"
     cost = f"Fusing costs at most {max(r['cost'] for r in rows) - 1:.0%} of the plain GEMM's time here.".replace(
         "%", " %"
     )
@@ -228,14 +228,16 @@ def fp8() -> str:
                "M = 256 to 1024": (256, 1024), "M = 4096, 8192": (4096, 8192), "all": (1, 8192)}  # fmt: skip
     members = {title: [r for r in rows if low <= r["m"] <= high] for title, (low, high) in classes.items()}
     cells = (f"{title} | {len(x)} | {means(x, *FP8_RATIOS)}" for title, x in members.items())
-    header = "e4m3, block scales | GEMMs | torch: mean | minimum | cuBLASLt: mean | minimum | DeepGEMM: mean | minimum"
+    header = (
+        "H200, e4m3, block scales | GEMMs | torch: mean | minimum | cuBLASLt: mean | minimum | DeepGEMM: mean | minimum"
+    )
     return table(header, cells) + "\n\n" + source("fp8-h200", len(rows))
 
 
 def fp8_losses() -> str:
     rows = [r for r in current("fp8-h200", block_scaled) if round(min(r.get(x, 1) for x in FP8_RATIOS), 3) < 0.99]
     return table(
-        "M x N x K | us | torch | cuBLASLt | DeepGEMM",
+        "H200, e4m3, M x N x K | us | torch | cuBLASLt | DeepGEMM",
         (f"{shape(r)} | {r['us']:#.4g} | " + " | ".join(f"{r[x]:.3f}" for x in FP8_RATIOS) for r in rows),
     )
 
@@ -245,7 +247,7 @@ def half() -> str:
     ratio, saved = (statistics.geometric_mean(x) for x in ([r["ratio"] for r in rows],
                                                            [r["half_us"] / r["us"] for r in rows]))  # fmt: skip
     text = (
-        f"fp16, {len(rows)} large GEMMs: torch.mm takes {ratio:.3f} of gemmsmith's time; fp16 accumulation takes "
+        f"H200, fp16, {len(rows)} large GEMMs: torch.mm takes {ratio:.3f} of gemmsmith's time; fp16 accumulation takes "
         f"{saved:.2f} of the time of fp32 accumulation."
     )
     return "\n".join(textwrap.wrap(text, 120)) + "\n\n" + source("dense-half-h200")
@@ -264,7 +266,7 @@ CALLS = {
 def host() -> str:
     us = {r["call"]: f"{r['us']:.1f}" for r in load("launch-h200")["rows"]} | {"": ""}
     cells = (f"{title} | {us[ours]} | {us[torch]}" for title, (ours, torch) in CALLS.items())
-    return table("call | gemmsmith, us | torch, us", cells) + "\n\n" + source("launch-h200")
+    return table("H200, call | gemmsmith, us | torch, us", cells) + "\n\n" + source("launch-h200")
 
 
 def ceilings() -> str:
@@ -287,7 +289,7 @@ def chosen() -> str:
     rows = load("fused-h100")["rows"]
     over = [1 / r["best_ratio"] for r in rows]
     text = (
-        f"Of {len(rows)} fused GEMMs (`python -m benchmarks.speed.fused`) the chosen config takes "
+        f"Of {len(rows)} fused GEMMs on an H100 (`python -m benchmarks.speed.fused`), the chosen config takes "
         f"{statistics.geometric_mean(over):.3f} of the time of the fastest of 60 in the mean, and {max(over):.3f} at "
         "most."
     )
@@ -321,7 +323,9 @@ def experts() -> str:
         f"gemmsmith's: grouped_mm {over('grouped_mm')}; Triton {over('triton')}."
     )
     text = "\n".join(textwrap.wrap(text, 120))
-    header = "layer | tokens | gemmsmith, bf16 | in FP8 | torch's grouped_mm | Triton | weights in use, copied"
+    header = (
+        "layer on an H100 | tokens | gemmsmith, bf16 | in FP8 | torch's grouped_mm | Triton | weights in use, copied"
+    )
     return "\n\n".join((table(header, cells), text, source("moe-h100", root="../..")))
 
 
@@ -330,10 +334,10 @@ def headline() -> str:
     fused_rows = [{"ratio": over_compile(r)} for r in measured_fused()]
     moe = [{"ratio": r["grouped_mm_us"] / r["ours_us"]} for r in layers_of_experts()]
     shown = (
-        f"bf16 | {len(dense)} | torch.mm (cuBLAS) | {means(dense, 'ratio')}",
-        f"bf16 with epilogue | {len(fused_rows)} | torch.compile | {means(fused_rows, 'ratio')}",
-        f"FP8, block scales | {len(fp8_rows)} | DeepGEMM | {means(fp8_rows, 'deepgemm_ratio')}",
-        f"layers of experts, H100 | {len(moe)} | torch's grouped_mm | {means(moe, 'ratio')}",
+        f"bf16, H200 | {len(dense)} | torch.mm (cuBLAS) | {means(dense, 'ratio')}",
+        f"bf16 with epilogue, H200 | {len(fused_rows)} | torch.compile | {means(fused_rows, 'ratio')}",
+        f"FP8, block scales, H200 | {len(fp8_rows)} | DeepGEMM | {means(fp8_rows, 'deepgemm_ratio')}",
+        f"bf16 layers of experts, H100 | {len(moe)} | torch's grouped_mm | {means(moe, 'ratio')}",
         *(f"{name}, H100 | {len(x)} | torch.compile | {means(x, 'ratio')}" for name, x in whole_models().items()),
     )
     return table("GEMM | count | compared with | speedup, geometric mean | minimum", shown)
@@ -360,7 +364,7 @@ def models() -> str:
         return f"{r['inductor_us'] / 1000:.1f} | {r['compiled_us'] / 1000:.1f} | {r['ratio']:.2f}" if r else " | | "
 
     rows = (f"{name} | {cells(model, True)} | {cells(model, False)}" for model, name in MODELS.items())
-    header = "model | training, ms: Inductor | gemmsmith | ratio | prefill, ms: Inductor | gemmsmith | ratio"
+    header = "H100, bf16 | training, ms: Inductor | gemmsmith | ratio | prefill, ms: Inductor | gemmsmith | ratio"
     return table(header, rows) + "\n\n" + source("hf-models-h100")
 
 
@@ -383,7 +387,7 @@ def loss_heads() -> str:
             us, extra = row[f"{contender}_us"], row[f"{contender}_extra_bytes"]
             yield f"{us / 1000:.1f}, {extra / 2**30:.2f}"
 
-    header = "rows x dim x classes | default | low_memory | torch.compile | Liger | Cut Cross-Entropy"
+    header = "H200, rows x dim x classes | default | low_memory | torch.compile | Liger | Cut Cross-Entropy"
     rows = sorted(load("loss-heads-h200")["rows"], key=lambda r: r["tokens"] * r["dim"] * r["classes"])
     return "\n\n".join((table(header, (" | ".join(cells(r)) for r in rows)), source("loss-heads-h200", root="../..")))
 

@@ -328,11 +328,10 @@ def cuda() -> str:
     return "```cuda\n" + textwrap.dedent("\n".join(lines[first : last + 1])) + "\n    ...\n```"
 
 
-@cache
-def _report() -> list[str]:
-    """Return the lines that the simulator reports on the default kernel without `accumulator.wait(pending=1)`."""
+def hazards_without_wait(depth: int) -> list[str]:
+    """Return what the simulator finds in the default kernel without `accumulator.wait(pending=1)`, for K = `depth`."""
     build.cache_clear()
-    a = np.ones((256, 512), np.float16)
+    a = np.ones((256, depth), np.float16)
     broken = plan(a, a.T, config=Config(), backend="sim")
     waits = [
         (block, x)
@@ -343,8 +342,15 @@ def _report() -> list[str]:
     ]
     for block, wait in waits:
         block.statements.remove(wait)
-    lines = str(broken.simulate(a, a.T).hazards[0]).split("\n")
+    found = [str(x) for x in broken.simulate(a, a.T).hazards]
     build.cache_clear()
+    return found
+
+
+@cache
+def _report() -> list[str]:
+    """Return the lines of the first hazard."""
+    lines = hazards_without_wait(512)[0].split("\n")
     return [textwrap.fill(x, 118, subsequent_indent="    ") for x in lines]
 
 

@@ -12,14 +12,10 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import ml_dtypes
 import numpy as np
 
-from benchmarks.tools.plots import save
+from gemmsmith.core import pictures
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.mma import Mma, select_mma
 from gemmsmith.hw.mma import fused_sum
@@ -28,7 +24,7 @@ ROWS, COLUMNS, BLOCK = 16, 16, 128
 DEPTHS = [BLOCK << i for i in range(10)]
 """K from 128 to 65536."""
 FP8_MMA, BF16_MMA = select_mma(E4M3, E4M3, FP32), select_mma(BF16, BF16, FP32)
-COLORS = {"fast": "#d62728", "promoted": "#1f77b4", "bf16": "#b0b0b0"}
+COLORS = {"fast": pictures.PALETTE[3], "promoted": pictures.PALETTE[0], "bf16": pictures.GRAY}
 Array = np.ndarray
 Random = np.random.Generator
 
@@ -124,20 +120,22 @@ def norms(x: Array) -> Array:
 
 
 def draw(path: Path) -> None:
-    figure, grid = plt.subplots(2, 2, figsize=(9, 6.5), sharex=True, sharey=True)
-    for axes, kind in zip(grid.flat, KINDS, strict=True):
-        for name, error in sorted(errors(Operands(kind)).items()):
-            error[error == 0] = np.nan  # which a logarithm cannot show
-            axes.plot(DEPTHS, error, marker="o", markersize=3, color=COLORS[name], label=name)
-        axes.set_title(kind, loc="left", fontsize=10)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-    for axes in grid[1]:
-        axes.set_xlabel("K")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("relative error")
-    grid[0, 0].legend(frameon=False)
-    save(figure, grid.flat, path)
+    title = "relative error of sums of e4m3, fast and promoted, and of the same values in bf16: wgmma as simulated"
+    with pictures.drawing(path, 9, 6.5, title) as figure:
+        grid = figure.subplots(2, 2, sharex=True, sharey=True)
+        for axes, kind in zip(grid.flat, KINDS, strict=True):
+            for name, error in sorted(errors(Operands(kind)).items()):
+                error[error == 0] = np.nan  # which a logarithm cannot show
+                axes.plot(DEPTHS, error, marker="o", markersize=3, color=COLORS[name])
+            axes.set_title(kind, loc="left", fontsize=10)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+        for axes in grid[1]:
+            axes.set_xlabel("K")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("relative error")
+        pictures.legend(figure, COLORS)
+    print(path)
 
 
 def main() -> None:

@@ -270,6 +270,9 @@ class Machine(Protocol):
         `.aligned` instructions and full-mask shuffles, such as `label`, require it.
         """
 
+    def multiply(self, label: str, cycles: int) -> None:
+        """Take the time of an instruction of the tensor cores, such as `label`: `cycles` if each warp has one alone."""
+
     def fence(self, kind: FenceKind, scope: Scope = "gpu") -> None:
         """Execute a fence in every active thread.
 

@@ -355,7 +355,7 @@ def test_ladder(call, tmp_path: Path) -> None:
     assert first["bound_us"] == max(first["resources_us"].values()) == first["resources_us"][first["limit"]]
     (tmp_path / "kept.json").write_text(json.dumps([first, second]))
     assert json.loads(good(call(*words, "--from-json", "kept.json", "--json"))) == [first, second]
-    beside = good(call(*words, "--measured", "rows.json", "--picture", "ladder.svg")).splitlines()
+    beside = good(call(*words, "--measured", "rows.json", "--picture", "ladder.svg")).split("\n\n")[-1].splitlines()
     assert beside[1].split()[-4:] == ["10", "0.4", "50%", "25%"]
     refused = call("ladder", "--rung", "naive", "--measured", "rows.json")
     assert refused.exit_code == 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from matplotlib.figure import Figure
 
 from benchmarks.rows import load
 from gemmsmith import Config, Spec, hw
@@ -124,6 +125,36 @@ def test_progress_is_told_to_the_end() -> None:
     assert 0 < told[0] < told[-1] == 1
 
 
-def test_the_picture(tmp_path) -> None:
-    plot_waves(problem(1024, 2048, 512), Config(), tmp_path / "raster.png")
-    assert (tmp_path / "raster.png").stat().st_size > 5000
+@pytest.mark.parametrize(("m", "n", "swap_ab", "waves_text"), [
+    (300, 900, False, "1 wave of 66"), (300, 900, True, "1 wave of 66"), (1024, 64, True, "1 wave of 66"),
+    (4096, 20000, False, "20 waves of 66"), (20000, 4096, True, "20 waves of 66"),
+])  # fmt: skip
+def test_the_picture(monkeypatch: pytest.MonkeyPatch, m: int, n: int, swap_ab: bool, waves_text: str) -> None:
+    """Its axes are those of D, whichever operand is swapped; its title and labels are within it."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.append(figure))
+    config = Config(swap_ab=swap_ab)  # tiles of a cluster: 256 x 256
+    plot_waves(problem(*((n, m) if swap_ab else (m, n)), 64), config, "raster.png")
+    (figure,) = drawn
+    axes, bar = figure.axes
+    assert axes.images[0].get_array().shape == (-(-m // 256), -(-n // 256))
+    assert axes.get_ylabel().startswith("rows of D")
+    assert axes.get_xlabel().startswith("columns of D")
+    title = figure._suptitle
+    assert f"{m} x {n} x 64" in title.get_text()
+    assert waves_text in title.get_text()
+    figure.draw_without_rendering()
+    boxes = [x.get_window_extent() for x in (title, axes.xaxis.label, axes.yaxis.label, bar.yaxis.label)]
+    assert all(figure.bbox.x0 <= x.x0 and x.x1 <= figure.bbox.x1 for x in boxes)
+    assert all(figure.bbox.y0 <= x.y0 and x.y1 <= figure.bbox.y1 for x in boxes)
+
+
+def test_each_wave_of_a_picture_has_a_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each wave has the color that the bar shows for it, waves can be told apart by their order."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: drawn.append(figure))
+    for n in (256 * 66, 256 * 66 * 8, 256 * 66 * 40):
+        plot_waves(problem(256, n, 64), Config(), "raster.png")
+    for figure, waves_drawn in zip(drawn, (1, 8, 40), strict=True):
+        image = figure.axes[0].images[0]
+        assert len({tuple(image.to_rgba(i)) for i in range(waves_drawn)}) == waves_drawn

@@ -12,7 +12,8 @@ import click
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import ACCESS_COUNTS, KernelCounts, format_table, print_outcome
-from gemmsmith.core.errors import ArgumentError, require_matplotlib
+from gemmsmith.core import pictures
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.ladder.rungs import RUNG_CASES, RUNG_NAMES, RungCase, Sizes, simulate_rung
 from gemmsmith.tuning.roofline import RESOURCES, compute_roofline
 
@@ -23,7 +24,7 @@ COUNT_KEYS = (
 """Keys of a rung's counts, in addition to ACCESS_COUNTS."""
 MEASURED_KEYS = ("us", "tflops", "of_cublas", "of_roofline")
 """Keys of a rung's measurement, as benchmarks/ladder/speed.py writes them."""
-COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78a8"), strict=True))
+COLORS = dict(zip(RESOURCES, pictures.PALETTE, strict=False))
 
 
 @click.command()
@@ -161,25 +162,32 @@ def format_measurements(x: dict[str, Any]) -> tuple[str, ...]:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plot the rows of the ladder to a file: a bar per rung and a dot per measurement, in TFLOP/s.
+    """Plot the rows of the ladder to a file: a mark per rung and a dot per measurement, in TFLOP/s.
 
-    A bar is the upper bound by the counts, colored by the limiting resource.
+    A mark is the upper bound by the counts, colored by the limiting resource.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    pictures.require_matplotlib()
+    from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(9, 1 + 0.32 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    positions = range(len(rows))[::-1]
-    axes.barh(positions, [x["bound_tflops"] for x in rows], color=[COLORS[x["limit"]] for x in rows], height=0.7)
-    dots = [(x["tflops"], y) for x, y in zip(rows, positions, strict=True) if "us" in x]
-    legend: list[Any] = [Patch(color=COLORS[x], label=x) for x in RESOURCES if x in {r["limit"] for r in rows}]
-    if dots:
-        legend.append(axes.scatter(*zip(*dots, strict=True), color="black", zorder=2, label="measured"))
-    axes.set_yticks(positions, [f"{x['rung']}, {x['dtype']}" for x in rows])
-    axes.set_xscale("log")
-    axes.set_xlabel("TFLOP/s that the counts allow on an H200, colored by the limiting resource")
-    axes.legend(handles=legend, loc="upper right", frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    sizes = " x ".join(str(rows[0][x]) for x in "mnk")
+    title = f"{sizes} on an H200: the speed that the counts of each rung allow, colored by the limiting resource"
+    measured = any("us" in x for x in rows)
+    with pictures.drawing(
+        path, 9, 1.6 + 0.3 * len(rows), f"{title}; and the measured speed" if measured else title
+    ) as f:
+        axes = f.subplots()
+        positions = range(len(rows))[::-1]
+        for x, y in zip(rows, positions, strict=True):
+            color, bound = COLORS[x["limit"]], x["bound_tflops"]
+            axes.plot([bound], [y], "|", color=color, markersize=15, markeredgewidth=4)
+            if "us" in x:
+                axes.plot([x["tflops"], bound], [y, y], color=color, linewidth=1.5, zorder=1)
+                axes.plot([x["tflops"]], [y], "o", color=pictures.TEXT, markersize=6)
+        axes.set_yticks(positions, [f"{x['rung']}, {x['dtype']}" for x in rows])
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(axis="x", color=pictures.TEXT, alpha=0.3, linewidth=0.6)
+        axes.set_xlabel("TFLOP/s, logarithmic")
+        dot = Line2D([], [], color=pictures.TEXT, marker="o", linestyle="", label="measured")
+        limits = {r["limit"] for r in rows}
+        pictures.legend(f, {f"bound by {x}": COLORS[x] for x in RESOURCES if x in limits}, *[dot] * measured)

@@ -19,14 +19,17 @@ from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import format_table, print_outcome
+from gemmsmith.core import pictures
 from gemmsmith.core.config import Config
-from gemmsmith.core.errors import ArgumentError, require_matplotlib
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.host.plans import Plan
 from gemmsmith.tuning.config_table import get_max_active_clusters
-from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, MAX_LABELS, cluster_tile, plot_waves, simulate_traffic, tile_order
+from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, cluster_tile, plot_waves, simulate_traffic, tile_order
 
+MAX_LABELS = 1024
+"""Tiles of a picture that are labeled, at most."""
 MAX_GROUP_LABELS = 32
 
 
@@ -72,36 +75,46 @@ def group_tiles(sizes: Sequence[int], n: int, config: Config) -> Iterator[GroupT
 
 def plot_group_tiles(sizes: Sequence[int], m: int, n: int, config: Config, path: Path) -> None:
     """Plot D to a file: its tiles, colored by group, and labeled with their clusters if they are not too many."""
-    require_matplotlib()
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     tiles, ends = list(group_tiles(sizes, n, config)), list(accumulate(sizes))
-    figure = Figure(figsize=(10, 7), layout="tight")
-    axes, centered = figure.subplots(), dict[str, Any](ha="center", va="center")
-    colors = colormaps["Pastel1"].colors  # type: ignore[attr-defined]
-    for x in tiles:
-        style = {"facecolor": colors[x.group % len(colors)], "edgecolor": "gray", "linewidth": 0.5}
-        axes.add_patch(Rectangle((x.column, x.row), x.columns, x.rows, **style))
-        if len(tiles) <= MAX_LABELS:
-            axes.text(x.column + x.columns / 2, x.row + x.rows / 2, str(x.cluster), fontsize=7, **centered)
-    if m > ends[-1]:
-        axes.add_patch(Rectangle((0, ends[-1]), n, m - ends[-1], facecolor="white", edgecolor="gray", hatch="//"))
-        axes.text(n / 2, (ends[-1] + m) / 2, "rows of no group: zeros", backgroundcolor="white", **centered)
-    for end in ends:
-        axes.axhline(end, color="black", linewidth=1.5)
-    sides = axes.secondary_yaxis("right")
-    labels = [f"group {i}: {size} rows" for i, size in enumerate(sizes)] if len(sizes) <= MAX_GROUP_LABELS else []
-    sides.set_yticks([end - size / 2 for end, size in zip(ends, sizes, strict=True)][: len(labels)], labels, fontsize=9)
-    sides.tick_params(length=0)
-    axes.set_xlim(0, n)
-    axes.set_ylim(m, 0)
-    axes.set_xlabel("columns of D")
-    axes.set_ylabel("rows of D")
-    axes.set_yticks(sorted({0, *ends, m}) if labels else [0, m])
-    axes.set_title(f"the cluster that computes each tile\n{config}")
-    figure.savefig(path, dpi=120)
+    centered = dict[str, Any](ha="center", va="center", fontsize=7)
+    least_rows = m / 60  # of a tile that has the height of its label
+    with pictures.drawing(path, 10, 7, f"the cluster that computes each tile\n{config}") as figure:
+        axes = figure.subplots()
+        for x in tiles:
+            color = pictures.PALETTE[x.group % len(pictures.PALETTE)]  # next to each other they differ
+            axes.add_patch(Rectangle((x.column, x.row), x.columns, x.rows, facecolor=color, edgecolor=pictures.EDGE))
+            if len(tiles) <= MAX_LABELS and x.rows >= least_rows:
+                axes.text(x.column + x.columns / 2, x.row + x.rows / 2, str(x.cluster), color="black", **centered)
+        if m > ends[-1]:
+            style = dict[str, Any](facecolor="none", edgecolor=pictures.TEXT)
+            axes.add_patch(Rectangle((0, ends[-1]), n, m - ends[-1], hatch="//", **style))
+        for end in ends:
+            axes.axhline(end, color=pictures.TEXT, linewidth=1.5)
+        sides = axes.secondary_yaxis("right")
+        names = [f"group {i}: {size} rows" for i, size in enumerate(sizes)] if len(sizes) <= MAX_GROUP_LABELS else []
+        centers = [end - size / 2 for end, size in zip(ends, sizes, strict=True)][: len(names)]
+        if m > ends[-1]:
+            names, centers = [*names, "no group: zeros"], [*centers, (ends[-1] + m) / 2]
+        shown = _apart(centers, m / 40)
+        sides.set_yticks([centers[i] for i in shown], [names[i] for i in shown], fontsize=9)
+        sides.tick_params(length=0)
+        axes.set_xlim(0, n)
+        axes.set_ylim(m, 0)
+        axes.set_xlabel("columns of D")
+        axes.set_ylabel("rows of D")
+        marks = sorted({0, *ends, m}) if names else [0, m]
+        axes.set_yticks([marks[i] for i in _apart(marks, m / 40)])
+
+
+def _apart(positions: Sequence[float], distance: float) -> list[int]:
+    """Return the indices of ascending positions, without those that are too near the one before."""
+    kept: list[int] = []
+    for i, x in enumerate(positions):
+        if not kept or x - positions[kept[-1]] >= distance:
+            kept.append(i)
+    return kept
 
 
 RASTER_GROUPS = (1, 2, 4, 8, 16, 32)

@@ -49,14 +49,6 @@ class RetraceWarning(UserWarning):
     """An epilogue is traced again in each call, which takes some tenths of a millisecond; the message says why."""
 
 
-def require_matplotlib() -> None:
-    """Raise MissingPackageError if matplotlib, which draws the pictures, is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise MissingPackageError("pictures need matplotlib: pip install matplotlib")
-
-
 ARGUMENTS = (
     "scale_a", "scale_b", "epilogue", "operands", "out", "out_dtype", "accumulate", "precision", "fast_math",
     "deterministic", "config", "batch_invariant", "backend",

@@ -194,6 +194,10 @@ def pack_accumulator(elements: np.ndarray, dtype: DType) -> np.ndarray:
     return np.ascontiguousarray(elements).view(np.uint32) if dtype == FP16 else elements
 
 
+MMA_SYNC_CYCLES = 4
+"""Of an mma.sync of any dtype at the full rate of a tensor core, of which an SM has four."""
+
+
 class MmaSync(Instruction):
     """mma.sync: a warp computes D (16 x 8) = A (16 x k) B (k x 8) + D, all in registers.
 
@@ -232,6 +236,7 @@ class MmaSync(Instruction):
     def simulate(self, m: Machine) -> None:
         """Gather the matrices of each warp from the fragments of its lanes, multiply, and distribute D."""
         m.require_converged("mma.sync")
+        m.multiply("mma.sync", MMA_SYNC_CYCLES)
         warps, mma = len(m.threads) // 32, self.mma
         a, b = np.zeros((warps, M, WORDS), np.uint32), np.zeros((warps, N, WORDS), np.uint32)
         for matrix, words, registers in ((a, _A, self.a), (b, _B, self.b)):

@@ -17,7 +17,7 @@ from gemmsmith.core.dtypes import FP16, TF32, DType
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import MMA_SYNC, Mma
 from gemmsmith.hw.memory import numpy_dtype
-from gemmsmith.hw.mma import decode_elements, multiply
+from gemmsmith.hw.mma import MMA_SYNC_CYCLES, decode_elements, multiply
 from gemmsmith.lang.instruction import (
     Instruction,
     InstructionFamily,
@@ -275,6 +275,7 @@ class WmmaMma(Instruction):
     def simulate(self, m: Machine) -> None:
         """Multiply as the hardware does, which executes one instruction for each `k_per_hmma` of K."""
         m.require_converged("wmma.mma")
+        m.multiply("wmma.mma", 2 * MMA_SYNC_CYCLES)  # twice the columns
         a, b = _read_fragment(m, self.a, self.mma, "a"), _read_fragment(m, self.b, self.mma, "b")
         a, b = (decode_elements(np.ascontiguousarray(x).view(f"u{x.itemsize}"), self.mma.a) for x in (a, b))
         result, step = _read_fragment(m, self.d, self.mma, "d"), k_per_hmma(self.mma)

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from gemmsmith.core import pictures
 from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.epilogue_spec import EpilogueSpec
-from gemmsmith.core.errors import require_matplotlib
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.config_table import SMS_PER_GPC, get_max_active_clusters
@@ -34,8 +34,8 @@ GPC_MERGED_READ_FRACTIONS = {False: 0.4, True: 0.65}
 """Fraction of the repeated reads of a panel by the clusters of a GPC that the chip merges, without and with
 `sync_clusters`; by the counters in counters-h200 and lockstep-h200."""
 
-MAX_LABELS = 1024
-"""Tiles of a picture that are labeled, at most."""
+MAX_LABELED_ROWS, MAX_LABELED_COLUMNS = 64, 32
+"""Tiles of a picture are labeled if they are not more."""
 
 
 class L2Traffic(NamedTuple):
@@ -175,28 +175,43 @@ def l2_rows_read(wave: list[tuple[int, int]], config: Config, tile: tuple[int, i
 
 
 def plot_waves(problem: Problem, config: Config, path: str | Path) -> None:
-    """Plot the tiles of D to a file, colored by wave, and numbered if there are at most MAX_LABELS."""
-    require_matplotlib()
-    import numpy as np
-    from matplotlib.figure import Figure
+    """Plot the clusters' tiles of D to a file, colored by wave, and numbered if the numbers have room.
 
-    tile_m, tile_n = cluster_tile(config)
-    tiles_m, tiles_n = ceil_div(problem.m, tile_m), ceil_div(problem.n, tile_n)
-    tiles = [(wave_index, m, n) for wave_index, wave in enumerate(waves(problem, config)) for m, n in wave]
-    wave_of = np.zeros((tiles_m, tiles_n), np.int32)
+    `problem`: in the kernel's orientation; with `swap_ab` its rows are the columns of the D that is drawn.
+    """
+    import numpy as np
+    from matplotlib.colors import ListedColormap
+    from matplotlib.ticker import MaxNLocator
+
+    tile = cluster_tile(config)
+    tiles = [(wave_index, *coord) for wave_index, wave in enumerate(waves(problem, config)) for coord in wave]
+    wave_of = np.zeros((ceil_div(problem.m, tile[0]), ceil_div(problem.n, tile[1])), np.int32)
     for wave_index, m, n in tiles:
         wave_of[m, n] = wave_index
-    figure = Figure(figsize=(min(12, 3 + tiles_n / 2.5), min(12, 2 + tiles_m / 3.5)), layout="tight")
-    axes = figure.subplots()
-    axes.imshow(wave_of, cmap="tab20", aspect="auto", interpolation="nearest")
-    if len(tiles) <= MAX_LABELS:
-        for number, (_, m, n) in enumerate(tiles):
-            axes.text(n, m, str(number), ha="center", va="center", fontsize=7)
-    traffic = simulate_traffic(problem, config)
-    axes.set_xlabel("tiles along N")
-    axes.set_ylabel("tiles along M")
-    axes.set_title(
-        f"raster {config.raster}, groups of {config.raster_group}: {wave_of.max() + 1} waves, "
+    sizes, drawn = (problem.m, problem.n), -1 if config.swap_ab else 1
+    (rows, columns), (m_size, n_size) = wave_of.shape[::drawn], sizes[::drawn]
+    traffic, count = simulate_traffic(problem, config), tiles[-1][0] + 1
+    title = (
+        f"{m_size} x {n_size} x {problem.k}: {config}\n{count} wave{'s' * (count > 1)} of "
+        f"{get_max_active_clusters(config.cluster[0] * config.cluster[1])} clusters, "
         f"{traffic.dram_bytes / 1e6:.0f} MB from DRAM, L2 hit rate {traffic.hit_rate:.1%}"
     )
-    figure.savefig(path, dpi=120)
+    width, height = (min(12, max(least, 2 + count / 3)) for least, count in ((7, columns * 1.25), (4, rows)))
+    with pictures.drawing(path, width, height, title) as figure:
+        axes = figure.subplots()
+        few = ListedColormap(pictures.colors(count)) if count <= len(pictures.PALETTE) else pictures.gradient()
+        image = axes.imshow(
+            wave_of.T if config.swap_ab else wave_of, few, aspect="auto", interpolation="nearest",
+            vmin=-0.5, vmax=count - 0.5,
+        )  # fmt: skip
+        if rows <= MAX_LABELED_ROWS and columns <= MAX_LABELED_COLUMNS:
+            for number, (wave_index, *coord) in enumerate(tiles):
+                row, column = coord[::drawn]
+                color = pictures.ink_on(image.to_rgba(wave_index))
+                axes.text(column, row, str(number), ha="center", va="center", fontsize=7, color=color)
+        units = [f"in tiles of {extent}, those of a cluster" for extent in tile[::drawn]]
+        axes.set_ylabel(f"rows of D, {units[0]}")
+        axes.set_xlabel(f"columns of D, {units[1]}")
+        bar = figure.colorbar(image, ax=axes, label="wave")
+        for axis in (axes.xaxis, axes.yaxis, bar.ax.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

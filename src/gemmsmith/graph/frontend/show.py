@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.core.errors import require_matplotlib
+from gemmsmith.core import pictures
 from gemmsmith.core.graph import EpilogueGraph
 
 _NODE_STYLES: dict[str, tuple[str, str]] = {
@@ -55,27 +55,15 @@ def format_tree(graph: EpilogueGraph) -> str:
 
 def plot_graphs(graphs: Sequence[tuple[str, EpilogueGraph]], path: Path | str) -> None:
     """Plot graphs, given as (title, graph), side by side into the file `path`, with matplotlib; data flow downwards."""
-    require_matplotlib()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
     layouts = [_layout(graph) for _, graph in graphs]
     widest = [max(len(layer) for layer in rows) for rows, _ in layouts]
     num_layers = max(len(rows) for rows, _ in layouts)
-    figure, axes = pyplot.subplots(
-        1, len(graphs), figsize=(sum(2.0 * w for w in widest) + 0.8, 0.8 * num_layers + 1.0), squeeze=False,
-        width_ratios=widest,
-    )  # fmt: skip
-    for (title, graph), (rows, paths), ax in zip(graphs, layouts, axes[0], strict=True):
-        _draw(graph, rows, paths, ax, title, num_layers)
-    handles = [Patch(facecolor=color, edgecolor="#555555", label=text) for color, text in _NODE_STYLES.values()]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    width, styles = max(7, sum(2.0 * w for w in widest) + 0.8), {text: color for color, text in _NODE_STYLES.values()}
+    with pictures.drawing(path, width, 0.8 * num_layers + 1.0) as figure:
+        axes = figure.subplots(1, len(graphs), squeeze=False, width_ratios=widest)
+        for (title, graph), (rows, paths), ax in zip(graphs, layouts, axes[0], strict=True):
+            _draw(graph, rows, paths, ax, title, num_layers)
+        pictures.legend(figure, styles)
 
 
 Item = int
@@ -154,17 +142,17 @@ def _draw(
             x, y = positions[item]
             points += [(x, y + 0.24), (x, y - 0.24)]
         if len(points) > 1:
-            ax.plot(*zip(*points, strict=True), color="#777777", lw=0.9, zorder=1)
+            ax.plot(*zip(*points, strict=True), color=pictures.TEXT, lw=0.9, zorder=1)
         (x0, y0), (x1, y1) = points[-1], positions[path[-1]]
         ax.annotate(
             "", xy=(x1, y1 + 0.24), xytext=(x0, y0), zorder=1,
-            arrowprops={"arrowstyle": "-|>", "color": "#777777", "lw": 0.9, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={"arrowstyle": "-|>", "color": pictures.TEXT, "lw": 0.9, "shrinkA": 0, "shrinkB": 0},
         )  # fmt: skip
     for item, (text, style) in enumerate(_labels_and_styles(graph)):
         (x, y), (color, _) = positions[item], _NODE_STYLES[style]
         ax.text(
-            x, y, text, ha="center", va="center", fontsize=7.5, zorder=2,
-            bbox={"boxstyle": "round,pad=0.35", "facecolor": color, "edgecolor": "#555555", "linewidth": 0.8},
+            x, y, text, ha="center", va="center", fontsize=7.5, zorder=2, color="black",
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": color, "edgecolor": pictures.TEXT, "linewidth": 0.8},
         )  # fmt: skip
     width = max(len(row) for row in rows)
     ax.set_xlim(-width / 2, width / 2)

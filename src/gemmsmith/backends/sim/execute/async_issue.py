@@ -190,11 +190,14 @@ class AsyncIssuer:
     def _stage(self, operation: AsyncOperation) -> int | None:
         """Return the pipeline stage of an operation, for the timeline, or None.
 
-        It is the slot, in its shared buffer, of the mbarrier that a copy signals, or of the operand B of a wgmma.
+        It is the slot, in its shared buffer, of the mbarrier that a copy signals, of what cp.async writes, or of the
+        operand B of a wgmma.
         """
         address = operation.complete_tx[0][1] if operation.complete_tx else None
         if address is None and operation.engine == "tensor":
             address = int(operation.reads[-1].addresses[0])
+        elif address is None and operation.group == "cp.async":
+            address = int(operation.writes[0].addresses[0])
         return None if address is None else self.group.state.describe_address(address)[1]
 
     # -- groups ------------------------------------------------------------------------------------

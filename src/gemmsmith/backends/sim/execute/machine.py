@@ -19,8 +19,9 @@ from gemmsmith.backends.sim.memory.clocks import (
     PREREQUISITE_GRIDS_BIT,
 )
 from gemmsmith.backends.sim.memory.scopes import scope_of
-from gemmsmith.backends.sim.state.grid_state import INSTRUCTION_CYCLES
+from gemmsmith.backends.sim.state.grid_state import INSTRUCTION_CYCLES, TENSOR_CORES
 from gemmsmith.backends.sim.state.lockstep_group import LockstepGroup
+from gemmsmith.core.integers import ceil_div
 
 FENCED_ROWS = {
     "proxy.async.shared::cta": ASYNC_PROXY_FENCED,
@@ -65,6 +66,13 @@ class LockstepMachine:
     @active.setter
     def active(self, active: np.ndarray) -> None:
         self._group.set_active(active)
+
+    def multiply(self, label: str, cycles: int) -> None:
+        """See `machine.Machine.multiply`. The warps of a CTA share the tensor cores evenly."""
+        group, begin = self._group, self._group.time
+        group.time += cycles * ceil_div(group.state.kernel.threads, TENSOR_CORES * 32)
+        if group.state.observer is not None:
+            group.state.observer.multiply(group, label, begin)
 
     def fence(self, kind: str, scope: str = "gpu") -> None:
         """Execute a fence in the active threads. `kind`, `scope`: see `machine.Machine.fence`."""

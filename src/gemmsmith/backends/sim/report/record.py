@@ -132,6 +132,7 @@ class Record:
         self.kernel, self.grid, self.seed, self._name_of, self.hazards = kernel, grid, seed, name_of, hazards
         self.operations: list[Operation] = []
         self._events: list[tuple[Any, ...]] = []
+        self._products: list[tuple[tuple[int, str], str, int, int]] = []
         self._started: dict[int, tuple[Operation, tuple[int, str]]] = {}
 
     # -- hooks: called by the simulator ---------------------------------------------------------------
@@ -155,6 +156,13 @@ class Record:
         started = Operation(route, x.coordinates, x.nbytes, x.tensor_cycles, stage, *span, number)
         self.operations.append(started)
         self._started[id(operation)] = started, (cta, engine)
+
+    def multiply(self, threads: _Threads, label: str, begin: int) -> None:
+        """Record that threads executed a synchronous instruction of the tensor cores, since the cycle `begin`."""
+        last = self._products[-1] if self._products else None
+        if last and (last[0], last[1], last[3]) == (threads.row, label, begin):
+            begin = self._products.pop()[2]
+        self._products.append((threads.row, label, begin, threads.time))
 
     def complete(self, operation: AsyncOperation) -> None:
         """Record that an operation has completed, at the time at which its engine ends.
@@ -269,6 +277,8 @@ class Record:
             kind = {"tensor core": "mma", "TMA store": "store"}.get(x.route.engine, "load")
             stage, cta = None if x.stage < 0 else x.stage, self._events[x.issue][2][0]
             result.add(Span(cta, x.route.engine, kind, x.start, x.end, x.route.label, stage))
+        for (cta, _), label, begin, end in self._products:
+            result.add(Span(cta, "tensor core", "mma", begin, end, label))
         for event in self.of_kind("resume", "exit"):
             start = event.amount if event.object else event.time
             result.add(Span(*event.agent, "busy", busy_since[event.agent], start, "instructions"))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gemmsmith.core.errors import require_matplotlib
+from gemmsmith.core import pictures
 
-STAGE_COLORS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d"]
-"""Colors of the pipeline stages."""
-WAIT_COLOR = "#e6e6e6"
-BUSY_COLOR = "#bab0ac"
-STORE_COLOR = "#7f7f7f"
-MAX_LEGEND_COLUMNS = 9
+STORE, BUSY, WAITING, MULTIPLY, LOAD = "store of D", "instructions", "waiting", "mma.sync, wmma", "cp.async, st.async"
+COLORS = {MULTIPLY: pictures.LIME, LOAD: pictures.TAN, STORE: pictures.PINK, BUSY: pictures.GRAY,
+          WAITING: pictures.TEXT}  # fmt: skip
+"""Colors by entry of the legend; those of the stages, "stage 0" and so on, depend on their number."""
+HEIGHTS = {WAITING: 0.06, BUSY: 0.5}
+"""Of bars that are not 0.8 high; 1 is the distance of two rows."""
 NO_WAIT, AFTER_THE_LAST = "instructions", "no wgmma follows"
 """Causes of a tensor core's idle time that are no wait."""
 
@@ -65,12 +64,10 @@ class Timeline:
     def plot(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
         """Plot the timelines of `ctas` (their indices) to a PNG or SVG file.
 
-        Each engine and each group of threads has a row; colors are pipeline stages, waits are light gray. Raises
-        MissingPackageError without matplotlib.
+        Each engine and each group of threads has a row; colors are pipeline stages, waits are thin lines.
         """
-        require_matplotlib()
-        from matplotlib.figure import Figure  # pyplot takes longer to import
-        from matplotlib.patches import Patch
+        pictures.require_matplotlib()
+        from matplotlib.lines import Line2D
 
         spans = [s for s in self.spans if s.cta in ctas]
         ends = {(s.cta, s.row): s.end for s in sorted(spans, key=lambda s: s.end)}
@@ -78,33 +75,29 @@ class Timeline:
         spans = [s for s in spans if ends[s.cta, s.row] > last / 20]  # drops idle warps
         rows = sorted({(s.cta, s.row) for s in spans}, key=lambda r: (r[0], _order(r[1]), r[1]))
         position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
-        figure = Figure(figsize=(13, 1.3 + 0.55 * len(rows)), layout="constrained")
-        axes = figure.subplots()
-        bars = defaultdict[tuple[tuple[int, str], float, str, str | None], list[tuple[int, int]]](list)
-        colors = {"wait": WAIT_COLOR, "busy": BUSY_COLOR, "store": STORE_COLOR}
+        bars = defaultdict[tuple[tuple[int, str], str], list[tuple[int, int]]](list)
         for s in spans:
-            color = colors.get(s.kind, STAGE_COLORS[(s.stage or 0) % len(STAGE_COLORS)])
-            height, hatch = 0.5 if s.kind in ("wait", "busy") else 0.8, "////" if s.kind == "wait" else None
-            bars[(s.cta, s.row), height, color, hatch].append((s.start, s.end - s.start))
-        for (row, height, color, hatch), ranges in bars.items():
-            axes.broken_barh(
-                ranges, (position[row] - height / 2, height), facecolor=color, linewidth=0.3, edgecolor="white",
-                hatch=hatch,
-            )  # fmt: skip
-        axes.set_yticks([position[r] for r in rows], [r[1] if len(ctas) == 1 else f"CTA {r[0]} {r[1]}" for r in rows])
-        axes.set_xlabel("cycles of the cost model")
-        axes.set_xlim(0, max((s.end for s in spans), default=1))
-        axes.set_title(f"CTA {', '.join(map(str, ctas))}: {self.cycles} cycles", loc="left")
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        stages = sorted({s.stage for s in spans if s.stage is not None and s.kind in ("load", "mma")})
-        legend = [Patch(color=STAGE_COLORS[s % len(STAGE_COLORS)], label=f"stage {s}") for s in stages]
-        legend += [Patch(color=STORE_COLOR, label="store of D"), Patch(color=BUSY_COLOR, label="instructions")]
-        legend += [Patch(facecolor=WAIT_COLOR, hatch="////", edgecolor="white", label="waiting")]
-        columns = math.ceil(len(legend) / math.ceil(len(legend) / MAX_LEGEND_COLUMNS))
-        axes.legend(handles=legend, ncols=columns, loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
-        figure.savefig(path, dpi=130)
+            bars[(s.cta, s.row), _entry(s)].append((s.start, s.end - s.start))
+        entries = sorted({entry for _, entry in bars}, key=_order_of_entry)
+        stages = pictures.colors(sum(entry.startswith("stage ") for entry in entries))
+        color_of = dict(zip(entries, stages, strict=False)) | COLORS
+        title = f"CTA {', '.join(map(str, ctas))}; the launch takes {self.cycles} cycles of the cost model"
+        with pictures.drawing(path, 10, 1.2 + 0.45 * len(rows), title) as figure:
+            axes = figure.subplots()
+            for (row, entry), ranges in bars.items():
+                height = HEIGHTS.get(entry, 0.8)
+                axes.broken_barh(
+                    ranges, (position[row] - height / 2, height), facecolor=color_of[entry], linewidth=0.4,
+                    edgecolor=color_of[entry] if entry in HEIGHTS else pictures.EDGE, label=entry,
+                )  # fmt: skip
+            names = [row if len(ctas) == 1 else f"CTA {cta} {row}" for cta, row in rows]
+            axes.set_yticks([position[r] for r in rows], names)
+            axes.set_xlabel("cycles")
+            axes.set_xlim(0, max((s.end for s in spans), default=1))
+            axes.spines["left"].set_visible(False)
+            axes.tick_params(axis="y", length=0)
+            line = Line2D([], [], color=color_of[WAITING], linewidth=2, label=WAITING)
+            pictures.legend(figure, {entry: color_of[entry] for entry in entries if entry != WAITING}, line)
 
     def write_trace(self, path: str | Path) -> None:
         """Write a trace for ui.perfetto.dev or chrome://tracing; a cycle is shown as a nanosecond."""
@@ -127,3 +120,15 @@ def _order(row: str) -> int:
     """Return the position of a row in the plot: engines first, then threads."""
     order = ["TMA", "tensor", "copy"]
     return next((i for i, name in enumerate(order) if row.startswith(name)), len(order))
+
+
+def _entry(span: Span) -> str:
+    """Return the entry of the legend for a span."""
+    if span.kind in ("load", "mma"):
+        return f"stage {span.stage}" if span.stage is not None else MULTIPLY if span.kind == "mma" else LOAD
+    return {"store": STORE, "busy": BUSY, "wait": WAITING}[span.kind]
+
+
+def _order_of_entry(entry: str) -> tuple[int, int]:
+    """Return the position of an entry in the legend: stages first."""
+    return (0, int(entry.removeprefix("stage "))) if entry.startswith("stage ") else (1, [*COLORS].index(entry))

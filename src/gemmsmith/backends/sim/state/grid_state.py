@@ -19,8 +19,9 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.machine import Access
 
 # Latencies (cycles) and bandwidths (bytes per cycle) of one SM. The cycles of a wgmma are given by each operation
-# (N / 2 for m64nNk16: 4096 dense 16-bit FMAs per cycle, NVIDIA's 989 TFLOP/s at 1.83 GHz). TMA latency and L2
+# (N / 2 for m64nNk16: 4096 dense 16-bit FLOPs per cycle, NVIDIA's 989 TFLOP/s at 1.83 GHz). TMA latency and L2
 # bandwidth are from micro-benchmarks of H100 (Luo et al., 2024).
+TENSOR_CORES = 4
 INSTRUCTION_CYCLES = 4
 MEMORY_INSTRUCTION_CYCLES = 20
 BARRIER_CYCLES = 20
