@@ -39,7 +39,10 @@ default_role = "py:obj"  # `name` in a docstring: a link if it is public, else c
 maximum_signature_line_length = 100
 napoleon_use_ivar = True
 
-WHOLE = {"index": "README.md", "contributing": "CONTRIBUTING.md", "rows": "benchmarks/results/README.md"}
+WHOLE = {
+    "index": "README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md",
+    "rows": "benchmarks/results/README.md",
+}  # fmt: skip
 """Pages of the site whose text is a file outside of docs/."""
 PLACES = {ROOT / file: DOCS / f"{name}.md" for name, file in WHOLE.items()}
 LINK = re.compile(r"(\]\()([^)#\s:]+)")
@@ -53,7 +56,11 @@ def with_links(text: str, source: Path, page: Path) -> str:
 
     def link(x: re.Match[str]) -> str:
         file = (source.parent / x.group(2)).resolve()
-        return x.group(1) + os.path.relpath(PLACES.get(file, file), page.parent) if file.is_file() else x.group()
+        if not file.is_file():
+            return x.group()
+        file = PLACES.get(file, file)
+        is_no_page = file.suffix == ".md" and DOCS not in file.parents  # a file to load, as those of code
+        return x.group(1) + "path:" * is_no_page + os.path.relpath(file, page.parent)
 
     return LINK.sub(link, text)
 
