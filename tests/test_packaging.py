@@ -1,4 +1,4 @@
-"""What is installed, what an import brings, and what works without the optional packages."""
+"""What works without the optional packages, and the size of the wheel."""
 
 from __future__ import annotations
 

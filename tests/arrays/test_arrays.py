@@ -323,7 +323,7 @@ def test_torch_on_the_gpu() -> None:
 
 def test_only_numpy_is_imported() -> None:
     code = (
-        "import sys, numpy as np, gemmsmith; gemmsmith.arrays.describe(np.zeros((2, 2), np.float16));"
+        "import sys, numpy as np, gemmsmith; gemmsmith.gemm; gemmsmith.arrays.describe(np.zeros((2, 2), np.float16));"
         "print({'torch', 'cupy', 'cuda', 'matplotlib', 'rich', 'click'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -122,8 +122,7 @@ def _cache() -> Finding:
     folder, entries = cache.directory(), cache.entries()
     detail = f"{folder}, {len(entries)} kernels, {decimal(sum(x.bytes for x in entries))}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=cache.create()).close()
     except OSError as error:
         advice = "kernels are compiled by each process anew; set GEMMSMITH_CACHE_DIR to a folder that can be written"
         return Finding("cache", "broken", f"{folder}: {error.strerror}", advice)

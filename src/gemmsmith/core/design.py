@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
 from typing import Any, Literal
 
 from gemmsmith.core.cached_property import cached_property
@@ -183,16 +185,23 @@ def register_design(design: Design) -> Design:
     return design
 
 
+@lru_cache(maxsize=1)
+def registered_designs() -> dict[str, Design]:
+    """Return the designs by name. The library's register themselves when gemmsmith.kernels.build is imported."""
+    import_module("gemmsmith.kernels.build")
+    return _DESIGNS
+
+
 def get_design(name: str) -> Design:
     """Return the design of that name. Raises ConfigError if there is none."""
-    if not isinstance(name, str) or name not in _DESIGNS:
+    if not isinstance(name, str) or name not in registered_designs():
         raise ConfigError(f"design: got {name!r}; use {join_alternatives(design_names())}")
-    return _DESIGNS[name]
+    return registered_designs()[name]
 
 
 def design_names() -> list[str]:
     """Return the names of all designs."""
-    return sorted(_DESIGNS)
+    return sorted(registered_designs())
 
 
 def designs_supporting(option: str) -> str:
@@ -202,13 +211,13 @@ def designs_supporting(option: str) -> str:
 
 def designs_for_chip(chip: Chip) -> list[str]:
     """Return the names of the designs that run on a chip: those that use tensor cores first, then in order."""
-    designs = [x for x in list(_DESIGNS.values()) if chip.supports(x.required_arch)]
+    designs = [x for x in list(registered_designs().values()) if chip.supports(x.required_arch)]
     return [x.name for x in sorted(designs, key=lambda x: not x.mma_op.uses_tensor_cores)]
 
 
 def designs_that(support: Callable[[Design], Any]) -> str:
     """Return the designs that support something, as text for an error."""
-    return join_alternatives(name for name in design_names() if support(_DESIGNS[name]))
+    return join_alternatives(name for name in design_names() if support(registered_designs()[name]))
 
 
 def join_alternatives(choices: Iterable[object]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from gemmsmith.backends.sim.report.timeline import Timeline
     from gemmsmith.backends.sim.report.verdict import Verdict
 
+_LOGGER = logging.getLogger("gemmsmith")
 MAX_CACHED_CALLS = 4096
 """Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""
 _SCALES = "scale_a", "scale_b"
@@ -169,6 +171,7 @@ class Plan:
         else:
             choice = Choice.of(binding, request.config)
         self.binding, self.config, self.origin = choice.binding, choice.config, choice.origin
+        _LOGGER.info("plan of %s: %s, %s", binding.problem, self.config, self.origin)
         # What `config.swap_ab` transposes, for the model
         self._unswapped, self._unswapped_epilogue = binding.problem, binding.spec
         self.spec: KernelSpec = choice.spec

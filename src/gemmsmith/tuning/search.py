@@ -5,6 +5,7 @@ Kernels are compiled in parallel, then timed by successive halving.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ from gemmsmith.tuning.gpus import gpu_at
 from gemmsmith.tuning.model import covers
 from gemmsmith.tuning.tuned_table import save_tuned
 
+_LOGGER = logging.getLogger("gemmsmith")
 HALVING_ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (4, 1_050_000.0))
 """(Configs, microseconds per config) of each round of successive halving; chosen. The last duration is one period of an
 H200's clock, which oscillates by 5 to 8 % at the power limit (benchmarks/speed/dense.py)."""
@@ -154,6 +156,7 @@ def tune(
         measured = successive_halving(list(plans), bench.measure, on_progress=lambda: on_progress("measure"))
     if measured:
         save_tuned(problem, measured[0].config, measured[0].us, driver.device_attributes(0).name)
+        _LOGGER.info("tuned %s: %s, %.1f us, the fastest of %d", problem, *measured[0], len(measured))
     return measured
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -151,3 +152,9 @@ def test_a_pipe_in_an_entrys_place_is_replaced(folder: Path) -> None:
     assert cache.load("0" * 64) is None
     cache.store("0" * 64, b"cubin", "log")
     assert cache.load("0" * 64) == (b"cubin", "log")
+
+
+def test_the_cache_folder_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "home/cache"))
+    cache.store(cache.make_key("source", (), "13"), b"cubin", "log")
+    assert stat.S_IMODE((tmp_path / "home/cache").stat().st_mode) == 0o700

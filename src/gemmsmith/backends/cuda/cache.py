@@ -35,6 +35,13 @@ def _directory(path: str | None, xdg_cache_home: str | None, home: str | None) -
     return Path(platformdirs.user_cache_dir("gemmsmith"))
 
 
+def create() -> Path:
+    """Create the cache folder for its owner alone, since kernels from it are executed; return it. Raises OSError."""
+    folder = directory()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
 def make_key(source: str, options: Sequence[str], compiler: str) -> str:
     """Return a digest of everything that a cubin depends on: source, options, compiler version."""
     return hashlib.sha256("\0".join((compiler, *options, source)).encode()).hexdigest()
@@ -95,6 +102,7 @@ def read_regular_file(path: Path) -> bytes:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file by rename, so that other processes see it complete or not at all; warn if that fails."""
     try:
+        create()
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
         try:

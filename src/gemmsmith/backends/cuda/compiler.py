@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +15,7 @@ from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import CompileError
 
+_LOGGER = logging.getLogger("gemmsmith")
 _PTXAS_ERROR_LINE = r"ptx input, line (\d+); error"
 OPTIONS = ("--std=c++17", "--fmad=false", "--minimal", "--ptxas-options=-v")
 """--fmad=false: no implicit FMA contraction, so that results match the simulator; kernels use explicit FMAs.
@@ -101,8 +104,11 @@ def compile_source(
     flags = [LINE_INFO_FLAG] if line_info else []
     key = cubin_cache.make_key(source, (target, *OPTIONS, *flags), nvrtc_version())
     if cache and (entry := cubin_cache.load(key)):
+        _LOGGER.debug("read %s for %s from the cache folder", name, target)
         return Compiled(*entry, name)
+    start = time.perf_counter()
     cubin, log = _compile(source, name, target, "cubin", line_info)
+    _LOGGER.info("compiled %s for %s in %.2f s", name, target, time.perf_counter() - start)
     if cache:
         cubin_cache.store(key, cubin, log)
     return Compiled(cubin, log, name)

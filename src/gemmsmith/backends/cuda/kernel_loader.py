@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from gemmsmith.backends.cuda.driver import (
     load_function,
     newest_supported_chip,
 )
-from gemmsmith.core.errors import ArgumentError, DeviceError
+from gemmsmith.core.errors import ArgumentError, DeviceError, MissingPackageError
 from gemmsmith.lang.kernel import Kernel
 
 _FORMATS = {
@@ -113,6 +114,16 @@ class LoadedKernel:
             raise ArgumentError(f"{self.name}: {error}; got {values} for {self.parameter_kinds}") from None
 
 
+def add_nvtx_range(kernel: LoadedKernel) -> None:
+    """Give every launch of the kernel an NVTX range of its name. Raises MissingPackageError without nvtx."""
+    try:
+        import nvtx
+    except ImportError as missing:
+        raise MissingPackageError("GEMMSMITH_NVTX: ranges need the package nvtx: pip install nvtx") from missing
+    in_range = nvtx.annotate(kernel.name, domain="gemmsmith")
+    kernel.launch = in_range(kernel.launch)  # type: ignore[method-assign] # of this kernel: others stay as fast
+
+
 _LOADED: dict[tuple[str, int], LoadedKernel] = {}
 _LOAD_LOCKS: dict[tuple[str, int], threading.Lock] = {}
 """One lock per kernel, so that threads can compile different kernels concurrently."""
@@ -137,6 +148,8 @@ def load_kernel(kernel: Kernel, device: int, stream: int) -> LoadedKernel:
             loaded = LoadedKernel(
                 name, function, device, kernel.threads, kernel.cluster, shared_bytes, kernel.parameter_kinds
             )
+            if os.environ.get("GEMMSMITH_NVTX"):
+                add_nvtx_range(loaded)
             if "cluster_permutation" in kernel.parameter_kinds:
                 loaded.cluster_permutation(1)  # probes the device, which a stream that is captured later cannot
             _LOADED[key] = loaded

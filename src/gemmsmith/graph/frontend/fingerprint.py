@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import linecache
+import logging
 import sys
 import warnings
 from collections.abc import Hashable
@@ -26,6 +27,7 @@ from gemmsmith.graph.frontend.op_table import EPILOGUE_FUNCTIONS
 from gemmsmith.graph.frontend.purity import find_reads, is_listed_as_constant, is_module
 from gemmsmith.graph.source_location import epilogue_error, format_location, user_stacklevel
 
+_LOGGER = logging.getLogger("gemmsmith")
 _LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
 _SCALAR_TYPES = (bool, int, str, bytes)
 _NUMPY_SCALAR_TYPES = frozenset(x for x in np.sctypeDict.values() if issubclass(x, (np.number, np.bool_)))
@@ -320,6 +322,7 @@ def _warn(function: Any, reason: str) -> None:
     _WARNED[key] = None
     location = f" ({format_location(code.co_filename, code.co_firstlineno)})" if code else ""
     name = getattr(function, "__name__", type(function).__name__)
+    _LOGGER.info("%s%s is traced again at each call, since %s", name, location, reason)
     message = (
         f"epilogue: {name}{location} is traced again at each call, since {reason}; let it capture only numbers, "
         "containers and functions, or pass what changes as an operand"
