@@ -47,7 +47,7 @@ from gemmsmith.lang import statements as st  # noqa: E402
 
 PAGES = (
     "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/guides/pytorch.md",
-    "docs/internals/kernel-language.md", "docs/internals/extending.md", "docs/getting-started.md",
+    "docs/internals/extending.md", "docs/getting-started.md",
 )  # fmt: skip
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
 
@@ -372,11 +372,6 @@ def excerpt(file: str, first: str, last: str) -> str:
     return "```python\n" + textwrap.dedent("\n".join(lines[begin : end + 1])) + "\n```"
 
 
-def consumer_loop() -> str:
-    """Return the loop of a consumer warpgroup over a tile's k-tiles."""
-    return excerpt("src/gemmsmith/kernels/wgmma_mainloop.py", "with k.range(tile.k_tiles", "self._read.advance()")
-
-
 def instruction() -> str:
     """Return a class of an instruction."""
     return excerpt(
@@ -442,7 +437,7 @@ def _is_complete(text: str) -> bool:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield every page with generated text, and that text."""
-    blocks = {**figures.BLOCKS, "cuda": cuda, "consumer_loop": consumer_loop, "instruction": instruction,
+    blocks = {**figures.BLOCKS, "cuda": cuda, "instruction": instruction,
               "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction,
               "report": report, "race": race}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()

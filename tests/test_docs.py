@@ -36,9 +36,11 @@ MAX_WORDS = {
     "docs/ladder.md": 3100,
 }
 """Of a page: 2500 if it is not named here."""
-MAX_WORDS_IN_ALL = {"docs/notebook": 9000, "": 46000}
-"""Of the pages below a folder; the empty one has README.md, CONTRIBUTING.md and docs."""
-QUOTED = {"docs/ladder.md", "docs/internals/kernel-language.md"}
+MAX_WORDS_IN_ALL = {"docs/notebook": 9000, "": 40000}
+"""Of the pages below a folder; the empty one has README.md, CONTRIBUTING.md and docs, without GENERATED_REFERENCE."""
+GENERATED_REFERENCE = {f"docs/reference/{name}.md" for name in ("cli", "python", "kernels", "operations")}
+"""Pages that docs/generate.py writes whole."""
+QUOTED = {"docs/ladder.md"}
 """Pages whose Python is quoted from the source, not executed."""
 NEEDS_GPU = {"tune"}
 """Commands that pages show and that only a GPU can execute."""
@@ -107,7 +109,8 @@ def test_pages_are_short() -> None:
     words = {page_id(page): len(page.read_text().split()) for page in PAGES if "results" not in page_id(page)}
     assert {page: n for page, n in words.items() if n > MAX_WORDS.get(page, 2500)} == {}
     for folder, most in MAX_WORDS_IN_ALL.items():
-        assert sum(n for page, n in words.items() if page.startswith(folder)) <= most, folder
+        written = {page: n for page, n in words.items() if page.startswith(folder) and page not in GENERATED_REFERENCE}
+        assert sum(written.values()) <= most, folder
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
