@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-NEED_TORCH = {Path(__file__).parent / name for name in ("torch", "gpu")}
+NEED_TORCH = {Path(__file__).parent / name for name in ("torch", "gpu", "type_checkers")}
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by marks

@@ -229,13 +229,13 @@ def _measure(
     for name, call in contenders.items():
         progress(f"capturing {name}")
         try:
-            got = _first_result(call(sets[0])).float()
+            result = _first_result(call(sets[0])).float()
         except Exception as error:
             if name == "gemmsmith":
                 raise
             click.echo(f"{name} is left out: {' '.join(str(error).split())[:200]}", err=True)
             continue
-        difference = float((got - want).norm() / want.norm()) if want.numel() else 0.0
+        difference = float((result - want).norm() / want.norm()) if want.numel() else 0.0
         if not difference <= LARGEST_DIFFERENCE:
             click.echo(f"{name} is left out: its result differs by {difference:.2g} (Frobenius norm)", err=True)
             continue

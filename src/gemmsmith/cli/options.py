@@ -126,6 +126,8 @@ accumulate = click.option(
     "--accumulate", type=click.Choice(["fp32", "fp16", "promoted", "fast", "int32"]),
     help="Accumulation: fp16 (fp16 only), promoted or fast (fp8 only).  [default: fp32, promoted, int32]",
 )  # fmt: skip
+layout = click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
+                      help="A and B: n row-major, t column-major.")  # fmt: skip
 SCALES = ("tensor", "rows", "1x128", "128x128")
 picture = click.option("--picture", type=Picture(), help=f"Plot into a file: {', '.join(PICTURE_SUFFIXES)}.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, errors included.")
@@ -144,8 +146,7 @@ gemm = combine_options(
     *(click.option(f"--scale-{x}", type=click.Choice(SCALES),
                    help=f"Granularity of the scales of {y}; block scales for fp8 only.")
       for x, y in (("a", "A"), ("b", "B, seen as N x K"))),
-    click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
-                 help="A and B: n row-major, t column-major."),
+    layout,
     click.option("--epilogue", help="module:function or file.py:function; or the name of a predefined one."),
     click.option("--operand", "operands", multiple=True,
                  help=f"An operand of the epilogue, name=kind, repeatable; a kind is {', '.join(OPERAND_KINDS)}."),

@@ -51,8 +51,8 @@ def make_request(choices: Choices, sizes: Sizes) -> Request:
     if groups and sum(groups) > m:
         raise ArgumentError(f"--groups: got {sum(groups)} rows in all, and --m {m}; use a larger --m")
     leading_a, leading_b = ((batch,),) * 2 if batch else ((), (len(groups),) if groups else ())
-    a = _matrix((*leading_a, m, k), choices["dtype"], choices["layout"][0])
-    b = _matrix((*leading_b, k, n), choices["dtype_b"] or choices["dtype"], choices["layout"][1])
+    a = matrix((*leading_a, m, k), choices["dtype"], choices["layout"][0])
+    b = matrix((*leading_b, k, n), choices["dtype_b"] or choices["dtype"], choices["layout"][1])
     scale_a = _scale_shape(m, k, choices["scale_a"], leading_a)
     scale_b = _scale_shape(n, k, choices["scale_b"], leading_b)
     epilogue, operands = _epilogue_and_operands(choices, m, n, leading_a)
@@ -107,7 +107,7 @@ def _plan_of(request: Request, choices: Choices) -> Plan:
     return Plan(request._replace(config=config))
 
 
-def _matrix(shape: tuple[int, ...], dtype: str, layout: str) -> Spec:
+def matrix(shape: tuple[int, ...], dtype: str, layout: str) -> Spec:
     """Return the Spec of a matrix or a batch of them, row-major ("n") or column-major ("t")."""
     *leading, rows, columns = shape
     strides = (*[max(rows * columns, 1)] * len(leading), 1, max(rows, 1)) if layout == "t" else None

@@ -13,6 +13,7 @@ from gemmsmith.arrays import Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
+from gemmsmith.cli.problem import matrix
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.tuning.search import HALVING_ROUNDS, require_gpu
 from gemmsmith.tuning.tuned_table import user_table
@@ -22,25 +23,26 @@ from gemmsmith.tuning.tuned_table import user_table
 @click.argument("shapes", nargs=-1, required=True, type=options.joined_sizes(3, "512x4096x4096"), metavar="MxNxK...")
 @options.dtype
 @options.accumulate
+@options.layout
 @click.option("--max-configs", type=click.IntRange(min=1), default=HALVING_ROUNDS[0][0], show_default=True,
               help="Configs that are measured per shape.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Re-tune shapes that already have an entry.")
 @options.as_json
 def tune(
     shapes: tuple[tuple[int, int, int], ...], dtype: str, precision: str | None, accumulate: str | None,
-    max_configs: int, force: bool, as_json: bool,
+    layout: str, max_configs: int, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure configs on the GPU, and save the fastest for later plans.
 
-    B is column-major. Shapes that already have an entry are skipped, so the command can be stopped and restarted. With
-    --json it prints one line per shape, an object with its configs, fastest first.
+    Shapes that already have an entry are skipped, so the command can be stopped and restarted. With --json it prints
+    one line per shape, an object with its configs, fastest first.
 
     \b
     Example: gemmsmith tune 512x4096x4096 1024x4096x4096
     """
     precision_options: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
     for m, n, k in shapes:
-        a, b = Spec((m, k), dtype), Spec((k, n), dtype, (1, max(k, 1)))
+        a, b = matrix((m, k), dtype, layout[0]), matrix((k, n), dtype, layout[1])
         problem = bind(Request(a, b, **precision_options)).problem
         chip = require_gpu()
         shape_label, flops = f"{m}x{n}x{k}", 2 * m * n * k
