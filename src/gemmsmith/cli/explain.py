@@ -9,7 +9,7 @@ import click
 
 from gemmsmith.cli import options
 from gemmsmith.cli.problem import make_plan, make_request
-from gemmsmith.cli.tables import print_outcome
+from gemmsmith.cli.tables import print_outcome, wrapped
 from gemmsmith.graph.frontend.show import format_tree, plot_graphs
 from gemmsmith.graph.passes import optimize, trace_passes
 
@@ -39,5 +39,5 @@ def explain(sizes: options.PartialSizes, picture: Path | None, as_json: bool, **
         plot_graphs([graphs[0], ("after the passes", optimize(source_graph))], picture)
     steps = [{"step": name, "tree": format_tree(graph)} for name, graph in graphs]
     text = "\n".join(f"{click.style(x['step'] + ':', bold=True)}\n{x['tree']}\n" for x in steps)
-    text += f"\n{click.style('config:', bold=True)}\n{plan.why}"
+    text += f"\n{click.style('config:', bold=True)}\n{wrapped(plan.why)}"
     print_outcome({"steps": steps, "why": plan.why}, text, picture, as_json)
