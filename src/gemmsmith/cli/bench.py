@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from gemmsmith.arrays import Spec
+from gemmsmith.backends.cuda.cuda_graph import time_calls
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.options import PartialSizes, complete_sizes
@@ -128,6 +129,10 @@ def _contenders(plan: Plan, first: Request) -> dict[str, Call]:
 
     `first`: a set of operands, on which cuBLASLt's algorithms are timed.
     """
+    import torch
+
+    is_tf32 = f"{plan.binding.mma.a}" == "tf32" and not plan.problem.is_3xtf32
+    torch.backends.cuda.matmul.allow_tf32 = is_tf32  # also below an epilogue
     ours = {"gemmsmith": lambda x: plan.run(x.a, x.b, **x.inputs)}
     if first.epilogue:
         return {**ours, **_fused_by_torch(plan)}
@@ -140,7 +145,7 @@ def _by_torch(plan: Plan) -> dict[str, Call]:
     """Return torch's product for the operands' dtype, without scales of blocks."""
     import torch
 
-    out_dtype, dtype, mma = _torch_dtype(plan.out_dtype), f"{plan.binding.a.dtype}", plan.binding.mma
+    out_dtype, dtype = _torch_dtype(plan.out_dtype), f"{plan.binding.a.dtype}"
     if dtype == "int8":
         return {"torch._int_mm": lambda x: torch._int_mm(x.a, x.b)}
     if dtype.startswith("fp8"):
@@ -150,7 +155,6 @@ def _by_torch(plan: Plan) -> dict[str, Call]:
             x.a, x.b, one if x.scale_a is None else x.scale_a, one if x.scale_b is None else x.scale_b,
             out_dtype=out_dtype, use_fast_accum=is_fast,
         )}  # fmt: skip
-    torch.backends.cuda.matmul.allow_tf32 = f"{mma.a}" == "tf32" and not plan.problem.is_3xtf32
     return {"torch.matmul": lambda x: torch.matmul(x.a, x.b)}
 
 
@@ -290,13 +294,7 @@ def _sm_clock() -> int:
 
 
 def _gpu_us(call: Callable[[], Any], count: int) -> float:
-    """Return the GPU time in microseconds of `count` calls, in total."""
+    """Return the GPU time in microseconds of `count` calls on torch's current stream, in total."""
     import torch
 
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(count):
-        call()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) * 1e3
+    return time_calls(call, torch.cuda.current_stream().cuda_stream, count)

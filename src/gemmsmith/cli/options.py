@@ -12,6 +12,7 @@ import click
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.design import design_names
+from gemmsmith.core.errors import ArgumentError
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -108,10 +109,15 @@ PartialSizes = tuple[int | None, int | None, int | None]
 def complete_sizes(
     sizes: PartialSizes, default: tuple[int, int, int], groups: tuple[int, ...] | None = None
 ) -> tuple[int, int, int]:
-    """Return m, n, k: those of `sizes` that are given; else m is the sum of `groups`, others are those of `default`."""
+    """Return m, n, k: those of `sizes` that are given; else m is the sum of `groups`, others are those of `default`.
+
+    `groups`: rows of each group. Raises ArgumentError if they have more rows than m.
+    """
     if groups:
         default = sum(groups), *default[1:]
     m, n, k = (x if given is None else given for given, x in zip(sizes, default, strict=True))
+    if groups and sum(groups) > m:
+        raise ArgumentError(f"--groups: got {sum(groups)} rows in all, and --m {m}; use a larger --m")
     return m, n, k
 
 

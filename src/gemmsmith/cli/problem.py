@@ -48,8 +48,6 @@ def make_request(choices: Choices, sizes: Sizes) -> Request:
     batch, groups = choices["batch"], choices["groups"]
     if groups and batch:
         raise ArgumentError("--batch: got it with --groups; use one of them")
-    if groups and sum(groups) > m:
-        raise ArgumentError(f"--groups: got {sum(groups)} rows in all, and --m {m}; use a larger --m")
     leading_a, leading_b = ((batch,),) * 2 if batch else ((), (len(groups),) if groups else ())
     a = matrix((*leading_a, m, k), choices["dtype"], choices["layout"][0])
     b = matrix((*leading_b, k, n), choices["dtype_b"] or choices["dtype"], choices["layout"][1])
