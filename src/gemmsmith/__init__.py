@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.core import fork as _fork  # noqa: F401 registers what it does
+from gemmsmith.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gemmsmith.api import free_memory, gemm, grouped_gemm, plan, simulate, tune
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
     from gemmsmith.core.grouping import Grouping
     from gemmsmith.graph.frontend.interleave import deinterleave, interleave
     from gemmsmith.graph.frontend.values import top_k_softmax
+    from gemmsmith.host.autotune import autotune
     from gemmsmith.host.launch_kernel import launch
     from gemmsmith.host.packing import pack
     from gemmsmith.host.plans import Plan, Simulation
     from gemmsmith.host.quantization import dequantize, quantize
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
@@ -48,6 +48,7 @@ __all__ = [
     "RetraceWarning",
     "Simulation",
     "Spec",
+    "autotune",
     "deinterleave",
     "dequantize",
     "free_memory",

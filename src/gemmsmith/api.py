@@ -32,6 +32,7 @@ from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import as_integer
 from gemmsmith.graph.frontend.interleave import deinterleave, interleave
 from gemmsmith.graph.frontend.values import top_k_softmax
+from gemmsmith.host.autotune import autotune
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.host.launch_kernel import launch
 from gemmsmith.host.packing import pack

@@ -15,8 +15,8 @@ from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
 from gemmsmith.cli.problem import matrix
 from gemmsmith.cli.progress import progress_bar
+from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.search import HALVING_ROUNDS, require_gpu
-from gemmsmith.tuning.tuned_table import user_table
 
 
 @click.command()
@@ -43,10 +43,11 @@ def tune(
     precision_options: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
     for m, n, k in shapes:
         a, b = matrix((m, k), dtype, layout[0]), matrix((k, n), dtype, layout[1])
-        problem = bind(Request(a, b, **precision_options)).problem
-        chip = require_gpu()
+        binding = bind(Request(a, b, **precision_options))
+        key = measured_configs.key_of(binding.problem, binding.spec, require_gpu())
         shape_label, flops = f"{m}x{n}x{k}", 2 * m * n * k
-        before = None if force else user_table().get(problem, chip)
+        entry = None if force else measured_configs.find(key)
+        before = entry and entry.config
         rows: list[dict[str, Any]] = [] if before is None else [{"name": f"{before}", "config": vars(before)}]
         if not before:
             for config, us in _tune_shape(a, b, precision_options, max_configs, shape_label):

@@ -15,6 +15,7 @@ from gemmsmith.binding.results import outputs_by_name
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
+from gemmsmith.host.autotune import on_entry, tune_first_call
 from gemmsmith.host.plans import Plan, run_reference
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _PLAN_CACHE: dict[Key, tuple[Plan, BoundLaunches | None]] = BoundedCache(1024)
 """Plans by the keys of requests, each with its launches for these arrays; None if these are not cached."""
+on_entry(_PLAN_CACHE.clear)
 
 
 class CachedRun(NamedTuple):
@@ -114,6 +116,7 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
         _PLAN_CACHE[key] = plan_, plan_.cached_launches(arrays)
     else:
         request = Request._make(request)._replace(fingerprint=source)
+        tune_later = tune_first_call(request)
         try:
             plan_ = Plan(request)
         except ConfigError:  # no kernel computes it, but the reference, which has none, does
@@ -124,10 +127,10 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
             run_reference(binding)
             return binding.value
         binding = plan_._detach_arrays()
-        if source is not None:
+        if source is not None and not tune_later:
             _PLAN_CACHE[key] = plan_, None
         # `arrays` is the plan's key, too, unless the plan names the result otherwise than `results` does
-        cache_key = arrays if results.keys() == binding.results.keys() else None
+        cache_key = arrays if results.keys() == binding.results.keys() and not tune_later else None
         value = plan_._run_bound(binding, cache_key=cache_key)
     if (runs := _RECORD.get()) is not None:
         launches = plan_.cached_launches(arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import _C
@@ -11,6 +12,7 @@ from torch import _C
 from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
 from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.host.autotune import on_entry
 from gemmsmith.host.cached_run import record_run
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.plain_tensors import matches, multiplies_in_tf32, runs_kernels
@@ -38,6 +40,18 @@ class _Launches(NamedTuple):
     run: Callable[[dict[str, Any], Any], list[Any]]
 
 
+_CALLS: WeakSet[CompiledCall] = WeakSet()
+
+
+def _forget() -> None:
+    """Make all calls forget their launches."""
+    for call in list(_CALLS):
+        call.forget()
+
+
+on_entry(_forget)
+
+
 class CompiledCall:
     """A function that replaces an operator gemm_{o} at one place of generated code; arguments and results are the same.
 
@@ -48,6 +62,11 @@ class CompiledCall:
     def __init__(self, op: Any) -> None:
         self._op = op
         self._launches: tuple[_Launches, ...] = ()
+        _CALLS.add(self)
+
+    def forget(self) -> None:
+        """Forget the launches of earlier calls."""
+        self._launches = ()
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the launches that are kept for tensors of these layouts; call the operator if there are none."""

@@ -28,9 +28,9 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
+from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.gpus import H100, SCHEDULERS_PER_SM
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
-from gemmsmith.tuning.tuned_table import user_table
 
 INSTRUCTIONS_PER_COPIED_WORD = {"K": 3.0, "MN": 1.5}
 """Instructions to copy a word, with its address, by the operand's major dimension. This and the next from SASS by NVRTC
@@ -202,9 +202,11 @@ def rank_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant
     return [config for *_, config in sorted(ranking, key=lambda x: x[:2])]
 
 
-def lookup_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip) -> Config | None:
-    """Return the config that the user has tuned for the plain GEMM on a chip, if it works and does not spill."""
-    config = user_table().get(problem, chip)
+def lookup_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, device: int = 0) -> Config | None:
+    """Return the config that was measured for the GEMM, or the plain one, on a chip, if it works and does not spill."""
+    key = measured_configs.key_of(problem, epilogue, chip)
+    entry = measured_configs.find(key, device) or measured_configs.find(key.plain, device)
+    config = entry and entry.config
     try:
         fitted = _with_fitted_stages(config, problem, epilogue) if config else None
         return fitted if fitted and not _spills(spec_for(fitted, problem, epilogue)) else None

@@ -21,7 +21,7 @@ from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bi
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.model import Estimate, estimate, tile_bytes
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, packing_us
-from gemmsmith.tuning.tuned_table import find_tuned
+from gemmsmith.tuning.tuned_table import find_entry
 
 WIDTH = 100
 """Columns of the text."""
@@ -66,7 +66,7 @@ def explain_config(
     e = estimate(problem, table, epilogue, gpu)
     bound, parts = _parts(problem, table, e, epilogue)
     total = float(e.cycles[0])
-    entry = find_tuned(problem, gpu) if origin.startswith("tuned") else None
+    entry = find_entry(problem, epilogue, gpu) if origin.startswith("tuned") else None
     measured = "not measured"
     if entry and entry.us:
         plain = "" if origin == "tuned" else ", no epilogue"

@@ -114,6 +114,11 @@ def compile_source(
     return Compiled(cubin, log, name)
 
 
+def is_cached(source: str, target: str) -> bool:
+    """Return whether `compile_source` would find a kernel in the cache. Raises CompileError if there is no NVRTC."""
+    return cubin_cache.contains(cubin_cache.make_key(source, (target, *OPTIONS), nvrtc_version()))
+
+
 def compile_ptx(source: str, name: str, target: str = HOPPER.target, *, line_info: bool = False) -> str:
     """Return the PTX of the kernel `name`. Raises CompileError.
 

@@ -22,7 +22,7 @@ from gemmsmith.torch.compiler.fuse import fuse
 from gemmsmith.torch.compiler.hoist_grad_scale import hoist_scalar_grad
 from gemmsmith.torch.compiler.measure import configured_timer
 from gemmsmith.torch.ops import OPERATORS
-from gemmsmith.tuning.tuned_table import user_table_bytes
+from gemmsmith.tuning import measured_configs
 
 
 class _CachedPass(CustomGraphPass):
@@ -30,7 +30,7 @@ class _CachedPass(CustomGraphPass):
 
     def uuid(self) -> str:
         """Return a digest of gemmsmith's sources, tuning tables and the GPUs, as part of Inductor's cache keys."""
-        return hashlib.sha256(f"{_package_digest()} {_gpus()}".encode() + user_table_bytes()).hexdigest()
+        return hashlib.sha256(f"{_package_digest()} {_gpus()}".encode() + measured_configs.state()).hexdigest()
 
 
 class JointGraphPass(_CachedPass):
