@@ -35,8 +35,10 @@ from gemmsmith.cli.options import Integers
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
+from gemmsmith.tuning import measured_configs
+from gemmsmith.tuning.measured_configs import Entry, key_of
 from gemmsmith.tuning.search import Measured
-from gemmsmith.tuning.tuned_table import builtin_table, save_tuned
+from gemmsmith.tuning.tuned_table import builtin_table
 
 FAULT = "internal error in gemmsmith"
 
@@ -606,9 +608,10 @@ def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytes
     assert row["configs"][1]["tflops"] == pytest.approx(2 * 512 * 1000 * 1024 / 20e6)
     assert row["configs"][1]["config"]["tile"] == [64, 64, 64]
     assert other["m"] == 64
-    save_tuned(
-        bind(Request(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024)))).problem, slow, 20.0, "none"
-    )
+    binding = bind(Request(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024))))
+    monkeypatch.setattr(measured_configs, "folder", lambda device=0: tmp_path / "tuned")
+    monkeypatch.setattr(measured_configs, "_about", lambda device: {})
+    measured_configs.save([Entry(key_of(binding.problem, binding.spec), 512, slow, 20.0, "none")])
     assert "tuned before" in good(call("tune", "512x1000x1024"))
     before = json.loads(good(call("tune", "512x1000x1024", "--json")))
     assert before["tuned_before"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
@@ -23,7 +24,7 @@ from gemmsmith.binding.binding import Binding
 from gemmsmith.binding.request import Request
 from gemmsmith.core.bools import as_bools
 from gemmsmith.core.dtypes import INT8
-from gemmsmith.core.errors import GemmsmithError
+from gemmsmith.core.errors import ArgumentError, GemmsmithError
 from gemmsmith.core.integers import as_integer, ceil_div
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.host.plans import Plan
@@ -34,8 +35,9 @@ from gemmsmith.tuning.measured_configs import Entry, Key, key_of
 from gemmsmith.tuning.search import L2_BYTES, measure
 
 _LOGGER = logging.getLogger("gemmsmith")
-ROUNDS = ((16, 2_000.0), (6, 10_000.0), (3, 60_000.0))
-"""(Configs, microseconds per config) of each round: about 0.5 s in all, with a tenth of `tune`'s last round. Chosen."""
+ROUNDS = ((16, 2_000.0), (6, 8_000.0), (3, 15_000.0), (3, 15_000.0), (3, 15_000.0), (3, 15_000.0))
+"""(Configs, microseconds per config) of each round. The last ones, whose order alternates, count by their median, since
+the chip's clock changes meanwhile. Chosen."""
 MIN_GAIN = 1.01
 """By how much a config must be faster than the one that is chosen without measurements, to replace it; chosen."""
 MAX_SETS = 24
@@ -58,12 +60,12 @@ class Autotune:
     Attributes:
         tuned: The GEMMs, in the order of their first calls.
         max_configs: Configs that are measured for each, at most.
-        any_order: Whether configs may differ in the order in which they add along K.
+        keep_bits: Whether only configs are measured that add in one order.
     """
 
     tuned: list[Tuned] = field(default_factory=list)
     max_configs: int = 16
-    any_order: bool = False
+    keep_bits: bool = False
 
     def __repr__(self) -> str:
         """Return a line for each GEMM: its time, the gain, and what it took."""
@@ -87,7 +89,7 @@ _UNTUNABLE: set[Key] = set()
 
 
 @contextmanager
-def autotune(*, max_configs: int = 16, any_order: bool = False) -> Iterator[Autotune]:
+def autotune(*, max_configs: int = 16, keep_bits: bool = False) -> Iterator[Autotune]:
     """Measure configs at the first call of each GEMM within the block, in any thread, and use the fastest from then on.
 
     A GEMM of a new kind, or whose M is in a new bucket (powers of two; between 64 and 512 rows multiples of 64), takes
@@ -97,9 +99,10 @@ def autotune(*, max_configs: int = 16, any_order: bool = False) -> Iterator[Auto
 
     Args:
         max_configs: Configs that are measured for each GEMM, at most.
-        any_order: Also measure configs that add along K in another order, as `splits` and `serpentine` do. By default
-            results have the same bits whatever the measurements say. GEMMs with deterministic=False are always measured
-            with them, those with batch_invariant=True never.
+        keep_bits: Measure only configs that add in the same order, so that results have the same bits whatever is
+            measured; about 1 % slower. By default a config may split K: its results have the same bits in every run,
+            but others than another config's. Always so with batch_invariant=True, and with torch's
+            use_deterministic_algorithms.
 
     Yields:
         What was measured, whose text is a summary.
@@ -107,15 +110,33 @@ def autotune(*, max_configs: int = 16, any_order: bool = False) -> Iterator[Auto
     Raises:
         ArgumentError: If an argument has a wrong type or value.
     """
-    (any_order,) = as_bools(any_order=any_order)
-    block = Autotune([], as_integer("max_configs", max_configs, least=1), any_order)
+    (keep_bits,) = as_bools(keep_bits=keep_bits)
+    block = Autotune([], as_integer("max_configs", max_configs, least=1), keep_bits)
+    _forget_all()
+    with active(block):
+        yield block
+
+
+@contextmanager
+def active(block: Autotune) -> Iterator[Autotune]:
+    """Make a block the active one, without a change to calls that were planned before."""
     _ACTIVE.append(block)
-    for forget in _ON_ENTRY:
-        forget()
     try:
         yield block
     finally:
         _ACTIVE.remove(block)
+
+
+def share(entries: Sequence[Entry], device: int = 0) -> None:
+    """Use configs that another process has measured on a device like this one, from the next calls on."""
+    measured_configs.save(entries, device)
+    _forget_all()
+
+
+def _forget_all() -> None:
+    """Empty the caches of calls that were planned without these measurements."""
+    for forget in _ON_ENTRY:
+        forget()
 
 
 def on_entry(forget: Callable[[], Any]) -> None:
@@ -133,13 +154,13 @@ def _block() -> Autotune | None:
     return None
 
 
-def tune_first_call(request: Request) -> bool:
-    """Measure the GEMM's configs if an `autotune` block is active and they were not measured before.
+def tune_first_call(request: Request, force: bool = False) -> bool:
+    """Measure the GEMM's configs if an `autotune` block is active and they were not measured before, or with `force`.
 
     Return whether a later call should try again: this one's stream is being captured.
     """
     block = _block()
-    if block is None or request.config is not None:
+    if block is None or not block.max_configs or request.config is not None:
         return False
     from gemmsmith.backends.cuda import kernel_loader
 
@@ -148,14 +169,14 @@ def tune_first_call(request: Request) -> bool:
     if resolve_backend(request.backend, a, "a") != "cuda" or 0 in binding.shape or binding.problem.k == 0:
         return False
     key, device = key_of(binding.problem, binding.spec, chip_of(a), request.batch_invariant), a.device_index
-    if key in _UNTUNABLE or measured_configs.find(key, device):
+    if key in _UNTUNABLE or (not force and measured_configs.find(key, device)):
         return False
     stream = current_stream(request.a)
     with kernel_loader.device_guard(device):
         if kernel_loader.is_capturing(stream):
             return True
         with _LOCK, kernel_loader.relaxed_capture_mode():
-            if not measured_configs.find(key, device):  # another thread may have measured it meanwhile
+            if force or not measured_configs.find(key, device):  # another thread may have measured it meanwhile
                 _tune(request, binding, key, block, stream)
     return False
 
@@ -170,14 +191,16 @@ def _tune(request: Request, binding: Binding, key: Key, block: Autotune, stream:
     began, device = time.perf_counter(), binding.a.device_index
     chip, gpu = chip_of(binding.a), gpu_at(device)
     try:
-        any_order = (block.any_order or not request.deterministic) and not request.batch_invariant
+        torch = sys.modules.get("torch")
+        keeps_bits = block.keep_bits or bool(torch and torch.are_deterministic_algorithms_enabled())
+        any_order = not (keeps_bits or request.batch_invariant)
         untuned = choose_config(binding, chip, gpu, batch_invariant=request.batch_invariant).config
         configs = candidates(binding, chip, gpu, untuned, block.max_configs, any_order)
         if len(configs) < 2:
             _UNTUNABLE.add(key)
             return
         make_sets = partial(_copies, request, binding, stream)
-        measured = measure(request, configs, Plan, make_sets, ROUNDS)
+        measured = measure(request, configs, Plan, make_sets, ROUNDS, kept=configs[0])
     except (GemmsmithError, MemoryError, RuntimeError) as error:  # RuntimeError: torch's, if memory is exhausted
         _UNTUNABLE.add(key)
         warnings.warn(f"gemmsmith: {binding.problem} is not tuned: {error}", stacklevel=2)
@@ -243,11 +266,14 @@ def _view(x: ArrayInfo, like: Any, used_on: int, copied_on: int | None = None) -
     is uninitialized.
     """
     from gemmsmith.backends.cuda.driver import bindings, check
-    from gemmsmith.backends.cuda.memory import DeviceView
+    from gemmsmith.backends.cuda.memory import DeviceArray, DeviceView
 
     first, last = byte_range(x) if 0 not in x.shape else (x.address, x.address)
     offset = first % 128
-    memory = empty_like_kind(like, (last - first + 128,), INT8)
+    try:
+        memory = empty_like_kind(like, (last - first + 128,), INT8)
+    except ArgumentError:  # its library cannot allocate
+        memory = DeviceArray.allocate(last - first + 128)
     address = address_of(memory) + offset
     if copied_on is not None and last > first:
         check(bindings().cuMemcpyDtoDAsync(address, first, last - first, copied_on), "cuMemcpyDtoDAsync")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -12,7 +13,7 @@ from torch import _C
 from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
 from gemmsmith.epilogue.inputs import operand_argument
-from gemmsmith.host.autotune import on_entry
+from gemmsmith.host.autotune import Autotune, active, on_entry
 from gemmsmith.host.cached_run import record_run
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.plain_tensors import matches, multiplies_in_tf32, runs_kernels
@@ -59,8 +60,10 @@ class CompiledCall:
     the same in all calls, and there must be one array b (b2 is None).
     """
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: Any, *, autotune: bool = False) -> None:
+        """Replace `op`. `autotune`: the first call with tensors of new layouts measures configs."""
         self._op = op
+        self._autotune = autotune
         self._launches: tuple[_Launches, ...] = ()
         _CALLS.add(self)
 
@@ -99,7 +102,8 @@ class CompiledCall:
 
         `arguments`: the operator's. `tensors`: a, b, offsets if there are any, and the operands.
         """
-        results, run = record_run(lambda: self._op(*arguments))
+        with active(Autotune()) if self._autotune else nullcontext():
+            results, run = record_run(lambda: self._op(*arguments))
         graph, offsets = graph_serialization.deserialize(arguments[5]), ["offsets"] * (arguments[3] is not None)
         is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)
         is_unique = not (offsets and "offsets" in graph.tensor_names)

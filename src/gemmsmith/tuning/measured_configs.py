@@ -24,7 +24,7 @@ from gemmsmith.backends.cuda.compiler import nvrtc_version
 from gemmsmith.core.check_config import check_config
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import E4M3, E5M2, FP16
+from gemmsmith.core.dtypes import E4M3, E5M2, FP16, INT8
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ArgumentError, GemmsmithError
 from gemmsmith.core.integers import round_up
@@ -65,9 +65,8 @@ class Key(NamedTuple):
         k: K.
         batch: The number of GEMMs.
         operands: The operand class; whether fp16 is summed in fp16; the granularity of block scales.
-        layout: The layouts of A, B and D ("t": column-major), and the dtype of D. An operand that TMA cannot read has
-            an asterisk.
-        epilogue: A digest of the epilogue; empty for the plain GEMM.
+        layout: The layouts of A, B and D ("t": column-major; with an asterisk if TMA cannot access it).
+        epilogue: A digest of the epilogue; empty for the plain GEMM, whose D has the default dtype's bits.
         groups: The number and kind of the groups; empty if there are none.
         batch_invariant: Whether rows must not depend on M.
         chip: The kernel's architecture.
@@ -106,11 +105,11 @@ def key_of(problem: Problem, epilogue: EpilogueSpec, chip: Chip = HOPPER, batch_
         ("t" if x.is_column_major else "n") + "*" * (not x.is_tma_compatible) for x in (problem.a, problem.b, problem.d)
     )
     groups = f"{problem.groups} groups, {problem.grouping}" if problem.grouping else ""
-    digest = "" if epilogue.graph.is_identity else _digest(epilogue)
-    return Key(
-        bucket(problem.m), problem.n, problem.k, problem.batch, operands, f"{layout} {problem.d.dtype}", digest, groups,
-        batch_invariant, chip.name,
-    )  # fmt: skip
+    plain_bits = 32 if problem.a.dtype == INT8 else max(16, problem.a.dtype.bits)
+    is_plain = epilogue.graph.is_identity and problem.d.dtype.bits == plain_bits
+    digest = "" if is_plain else _digest(epilogue)
+    m, n, k = bucket(problem.m), problem.n, problem.k
+    return Key(m, n, k, problem.batch, operands, layout, digest, groups, batch_invariant, chip.name)
 
 
 @lru_cache(maxsize=1024)
@@ -209,9 +208,9 @@ def find(key: Key, device: int = 0) -> Entry | None:
     if tables := os.environ.get("GEMMSMITH_TABLE"):
         gpu = driver.device_attributes(device).name if driver.is_available() else None
         for name in tables.split(os.pathsep):
-            listed = _table(Path(name)).get(key)
-            if listed and gpu in (None, listed.gpu):
-                return listed
+            for entry in _table(Path(name)).get(key, ()):
+                if gpu in (None, entry.gpu):
+                    return entry
     return None
 
 
@@ -241,8 +240,11 @@ def write_table(file: Path, rows: Sequence[Entry]) -> None:
     file.write_text(f'{{"entries": [\n{lines}\n]}}\n')
 
 
-def _table(file: Path) -> dict[Key, Entry]:
-    """Return the entries of a table by key, read again if the file has changed; none, with a warning, if it is bad."""
+def _table(file: Path) -> dict[Key, list[Entry]]:
+    """Return the entries of a table by key, one for each GPU; none, with a warning, if the file is no table.
+
+    It is read again if it has changed.
+    """
     try:
         return _read_once(file, file.stat().st_mtime_ns)
     except OSError as error:
@@ -251,10 +253,13 @@ def _table(file: Path) -> dict[Key, Entry]:
 
 
 @lru_cache(maxsize=16)
-def _read_once(file: Path, changed: int) -> dict[Key, Entry]:
+def _read_once(file: Path, changed: int) -> dict[Key, list[Entry]]:
     """Return the entries of a file that was changed then."""
     try:
-        return {entry.key: entry for entry in read_table(file)}
+        by_key: dict[Key, list[Entry]] = {}
+        for entry in read_table(file):
+            by_key.setdefault(entry.key, []).append(entry)
+        return by_key
     except ArgumentError as error:
         _warn_once(f"ignoring GEMMSMITH_TABLE: {error}")
         return {}

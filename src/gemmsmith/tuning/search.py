@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,11 +70,13 @@ def successive_halving(
     measure: Callable[[Config, float], float],
     rounds: Iterable[tuple[int, float]] = HALVING_ROUNDS,
     on_progress: Callable[[], None] = lambda: None,
+    kept: Config | None = None,
 ) -> list[Measured]:
     """Measure configs in rounds, of which each keeps the fastest ones and times them longer.
 
-    Return all configs that were measured: those that reached the last round, fastest first, then those that were
-    dropped before it, and so on.
+    Rounds of equally many configs repeat the first of them, in alternating order, and the median counts. Return all
+    configs that were measured: those that reached the last round, fastest first, then those that were dropped before
+    it, and so on.
 
     Args:
         configs: The configs.
@@ -80,18 +84,25 @@ def successive_halving(
             config for which it raises is left out.
         rounds: (Configs, microseconds per config) of each round, as in HALVING_ROUNDS.
         on_progress: Called after every measurement.
+        kept: A config that reaches the last round, however slow it is.
     """
     remaining, times, ranking = list(configs), dict[Config, float](), list[Config]()
-    for count, microseconds in rounds:
-        ranking = remaining[count:] + ranking
-        remaining = remaining[:count]
-        for config in remaining:
-            try:
-                times[config] = measure(config, microseconds)
-            except Exception:  # a config that does not run on this GPU is left out
-                times.pop(config, None)
-            on_progress()
-        remaining = sorted((c for c in remaining if c in times), key=times.__getitem__)
+    for count, same in groupby(rounds, key=lambda x: x[0]):
+        kept_ones = [c for c in remaining[count:] if c == kept]
+        ranking = [c for c in remaining[count:] if c != kept] + ranking
+        remaining = remaining[:count] + kept_ones
+        samples: dict[Config, list[float]] = {config: [] for config in remaining}
+        for i, (_, microseconds) in enumerate(same):
+            for config in remaining[:: -1 if i % 2 else 1]:
+                try:
+                    samples[config].append(measure(config, microseconds))
+                except Exception:  # a config that does not run on this GPU is left out
+                    samples.pop(config, None)
+                    times.pop(config, None)
+                on_progress()
+            remaining = [config for config in remaining if config in samples]
+        times |= {config: statistics.median(us) for config, us in samples.items()}
+        remaining.sort(key=times.__getitem__)
     return [Measured(config, times[config]) for config in remaining + ranking if config in times]
 
 
@@ -118,10 +129,10 @@ def compile_all(kernels: Iterable[tuple[str, ...]], on_progress: Callable[[], No
             worker.stdin.close()
         workers.append(worker)
     for worker in workers:
-        assert worker.stdout
-        for _ in worker.stdout:
-            on_progress()
-        worker.wait()
+        with worker:  # waits for its end
+            assert worker.stdout
+            for _ in worker.stdout:
+                on_progress()
 
 
 L2_BYTES = 60 * 2**20
@@ -162,7 +173,7 @@ def tune(
 def measure(
     request: Request, configs: Iterable[Config], make_plan: Callable[[Request], Any],
     make_sets: Callable[[int], Sequence[Mapping[str, Any]]], rounds: Iterable[tuple[int, float]],
-    on_progress: Callable[[str], None] = lambda step: None,
+    on_progress: Callable[[str], None] = lambda step: None, kept: Config | None = None,
 ) -> list[Measured]:  # fmt: skip
     """Compile and time configs of a request on the current device; return those that ran, fastest first.
 
@@ -174,6 +185,7 @@ def measure(
             arrays are used on.
         rounds: As in `successive_halving`.
         on_progress: Called with "compile" or "measure" after each of these steps.
+        kept: As in `successive_halving`.
     """
     plans: dict[Config, Any] = {}
     for config in configs:
@@ -185,7 +197,7 @@ def measure(
         ((p.source, p.kernel.name, p.kernel.chip.target) for p in plans.values()), lambda: on_progress("compile")
     )
     bench = _Bench(make_sets, plans, bind(request).problem.flops)
-    return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"))
+    return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"), kept)
 
 
 def require_gpu() -> Chip:
@@ -248,16 +260,26 @@ def random_sets(a: Spec, b: Spec, output: DType, stream: int) -> list[dict[str, 
 
     `a`, `b`: shapes and layouts. `output`: D's dtype. `stream`: the stream that they are used on.
     """
-    d = Spec((a.shape[0], b.shape[1]), output)
-    size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in (a, b, d))
+    specs = {"a": a, "b": b, "out": Spec((a.shape[0], b.shape[1]), output)}
+    size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in specs.values())
+    return [random_arrays(specs, stream) for _ in range(max(2, ceil_div(2 * L2_BYTES, max(size, 1))))]
+
+
+def random_arrays(specs: Mapping[str, Spec], stream: int) -> dict[str, Any]:
+    """Return arrays on the current device with these shapes and layouts, and random values, by name.
+
+    `stream`: the stream that they are used on.
+    """
+    return {name: _filled(s, _pattern(s.dtype), stream) for name, s in specs.items()}
+
+
+@lru_cache(maxsize=8)
+def _pattern(dtype: DType) -> Any:
+    """Return random values of a dtype on the host, which arrays repeat."""
     rng = np.random.default_rng()
-    pattern: Any = rng.standard_normal(RANDOM_PATTERN_ELEMENTS, np.float32)
-    if a.dtype == INT8:
-        pattern = rng.integers(-128, 128, RANDOM_PATTERN_ELEMENTS)
-    count = max(2, ceil_div(2 * L2_BYTES, max(size, 1)))
-    specs = {"a": a, "b": b, "out": d}
-    patterns = {name: pattern.astype(s.dtype.numpy) for name, s in specs.items()}
-    return [{name: _filled(s, patterns[name], stream) for name, s in specs.items()} for _ in range(count)]
+    if dtype == INT8:
+        return rng.integers(-128, 128, RANDOM_PATTERN_ELEMENTS).astype(dtype.numpy)
+    return rng.standard_normal(RANDOM_PATTERN_ELEMENTS, np.float32).astype(dtype.numpy)
 
 
 def _filled(spec: Spec, pattern: Any, stream: int) -> Any:
