@@ -159,7 +159,7 @@ def broken(file: Path, deleted: str | None, old: str, new: str, command: str) ->
     else:
         text = f"Error: {outcome['error']['message']}"
     sentence, rest, _ = text.partition("; ")
-    return textwrap.fill(sentence + "; ..." * bool(rest), 118, subsequent_indent="    ")
+    return textwrap.fill(sentence + "; ..." * bool(rest), 88, subsequent_indent="    ")
 
 
 def draw(folder: Path) -> None:

@@ -105,6 +105,16 @@ def test_no_other_language_is_left_out() -> None:
     assert plain == {"README.md", "docs/getting-started.md", "docs/guides/pytorch.md", *map(page_id, LEARN)}
 
 
+def test_notebooks_are_kept_without_outputs() -> None:
+    """They are executed when the site is built (.ci/run), which lists them."""
+    notebooks = sorted((ROOT / "docs").rglob("*.ipynb"))
+    assert notebooks
+    for notebook in notebooks:
+        cells = json.loads(notebook.read_text())["cells"]
+        assert all(not x.get("outputs") and x.get("execution_count") is None for x in cells), notebook
+        assert f"({notebook.relative_to(ROOT / 'docs')})" in (ROOT / "docs/index.md").read_text()
+
+
 @pytest.mark.parametrize("page", LEARN, ids=page_id)
 def test_a_page_of_the_ladder_has_a_timeline_and_a_report(page: Path) -> None:
     """Of which docs/generate.py writes the numbers and the text."""
