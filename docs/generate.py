@@ -1,6 +1,9 @@
 """Writes what the pages take from the code and from measured rows; tests/test_docs.py checks that nothing is stale.
 
-    python docs/generate.py
+    python docs/generate.py [--check] [--quick]
+
+With --check it writes nothing, and fails if a page is stale. With --quick it leaves out docs/learn, which takes half a
+minute.
 
 Whole pages: operations.md, cli.md, python.md, kernels.md and ladder.md of docs/reference, benchmarks/results/README.md.
 Blocks between `<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the
@@ -539,8 +542,8 @@ def _is_complete(text: str) -> bool:
         return False
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """Yield every page with generated text, and that text."""
+def pages(*, quick: bool = False) -> Iterator[tuple[Path, str]]:
+    """Yield every page with generated text, and that text; if `quick`, not those of docs/learn, which are simulated."""
     blocks = {**figures.BLOCKS, "cuda": cuda, "instruction": instruction,
               "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction,
               "report": report, "race": race}  # fmt: skip
@@ -550,7 +553,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/reference/kernels.md", kernels()
     yield ROOT / "docs/reference/ladder.md", ladder_figures()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
-    for page in sorted((ROOT / "docs/learn").glob("*.md")):
+    for page in () if quick else sorted((ROOT / "docs/learn").glob("*.md")):
         yield page, quoted(page, tutorial.refreshed(page))
     for name in ("docs/notebook/l2-and-dram.md", "docs/guides/reading-why.md"):
         yield ROOT / name, consoles(ROOT / name)
@@ -563,7 +566,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GEMMSMITH_CACHE_DIR"] = folder  # without configs that the user tuned
-        for path, text in pages():
+        for path, text in pages(quick="--quick" in sys.argv):
             if "--check" not in sys.argv:
                 path.write_text(text)
             elif path.read_text() != text:

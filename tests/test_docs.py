@@ -272,9 +272,15 @@ def test_generated_pages_are_up_to_date() -> None:
 
     In a process of its own, in which no other test has registered designs.
     """
-    command = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
+    command = [sys.executable, ROOT / "docs" / "generate.py", "--check", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", LEARN, ids=page_id)
+def test_numbers_and_reports_of_the_ladder_are_those_of_today(page: Path) -> None:
+    assert generate.quoted(page, tutorial.refreshed(page)) == page.read_text()
 
 
 def test_every_table_of_speed_is_generated() -> None:
