@@ -24,7 +24,7 @@ html_show_copyright = False
 highlight_language = "none"  # of blocks without one: reports
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
-nb_execution_mode = "force"
+nb_execution_mode, nb_execution_timeout = "force", 300  # seconds a cell
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 myst_heading_anchors = 4  # links to headings are checked, as GitHub names them
