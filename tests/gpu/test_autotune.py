@@ -46,9 +46,7 @@ def test_kinds() -> None:
     exact = a.double() @ b.double()
     check(lambda: gemmsmith.gemm(a, b), exact)
     check(lambda: gemmsmith.gemm(a, b, batch_invariant=True), exact)
-    check(
-        lambda: gemmsmith.gemm(a, b, epilogue=lambda acc, bias: (acc + bias).relu(), bias=bias), (exact + bias).relu()
-    )
+    check(lambda: gemmsmith.gemm(a, b, epilogue=lambda acc, c: (acc + c).relu(), c=bias), (exact + bias).relu())
     check(lambda: gemmsmith.gemm(a, b, epilogue=lambda acc: acc.sum(0)), exact.sum(0))
     a8, b8 = a.to(torch.float8_e4m3fn), b.t().contiguous().to(torch.float8_e4m3fn).t()
     check(lambda: gemmsmith.gemm(a8, b8), a8.double() @ b8.double())
