@@ -17,7 +17,7 @@ from unittest import mock
 import gemmsmith
 from benchmarks.rows import Row, find, load
 from gemmsmith import Spec
-from gemmsmith.host import plans
+from gemmsmith.host import planned_gemm
 from gemmsmith.tuning import gpus
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -28,7 +28,7 @@ MIN_CURRENT = 0.9
 @contextmanager
 def choosing_for(gpu: Any) -> Iterator[None]:
     """Let gemmsmith choose configs for `gpu`, whatever this machine has, and without configs that its user tuned."""
-    with mock.patch.object(plans, "gpu_at", return_value=gpu):
+    with mock.patch.object(planned_gemm, "gpu_at", return_value=gpu):
         yield
 
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from gemmsmith.graph.frontend.values import top_k_softmax
     from gemmsmith.host.launch_kernel import launch
     from gemmsmith.host.packing import pack
-    from gemmsmith.host.plans import Plan, Simulation
+    from gemmsmith.host.plans import Plan
     from gemmsmith.host.quantization import dequantize, quantize
+    from gemmsmith.host.simulation import Simulation
 
 __version__ = "0.1.0"
 

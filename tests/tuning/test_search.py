@@ -20,7 +20,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.cli import main
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.host import plans
+from gemmsmith.host import planned_gemm
 from gemmsmith.tuning import search
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.gpus import H100
@@ -118,7 +118,8 @@ def test_operands_exceed_the_l2(shape: tuple[int, int, int], sets: int, monkeypa
     monkeypatch.setattr(Memory, "patterns", [])
     m, n, k = shape
     runs: list[tuple[Any, ...]] = []
-    plan = SimpleNamespace(run=lambda *arrays, workspace: runs.append(arrays), workspace_bytes=64)
+    launches = SimpleNamespace(workspace_bytes=64)
+    plan = SimpleNamespace(run=lambda *arrays, workspace: runs.append(arrays), launches=launches)
     bench = search._Bench(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)), BF16, {Config(): plan})
     assert len(bench.sets) == sets
     nbytes = sum(x.nbytes for arrays in bench.sets for x in arrays)
@@ -157,7 +158,7 @@ def test_tuning_on_another_chip(
         capability = divmod(CHIPS[chip].capability, 10)
         found = driver.DeviceAttributes("NVIDIA", capability, 84, CHIPS[chip].max_shared_bytes_per_cta)
         monkeypatch.setattr(driver, "device_attributes", lambda device: found)
-        monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS[chip])
+        monkeypatch.setattr(planned_gemm, "chip_of", lambda a: CHIPS[chip])
 
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "is_available", lambda: True)

@@ -135,7 +135,7 @@ def tune(
 
     Args:
         request: The GEMM.
-        make_plan: Returns the Plan of a request.
+        make_plan: Returns the PlannedGemm of a request.
         max_configs: Configs that are measured.
         on_progress: Called with "compile" or "measure" after each of these steps.
     """
@@ -149,7 +149,7 @@ def tune(
             plans[config] = make_plan(request._replace(config=config))
         except GemmsmithError:  # it does not suit these layouts
             continue
-    kernels = ((p.source, p.kernel.name, chip.target) for p in plans.values())
+    kernels = ((p.kernel.source, p.kernel.name, chip.target) for p in plans.values())
     compile_all(kernels, lambda: on_progress("compile"))
     with kernel_loader.device_guard(0):
         bench = _Bench(request.a, request.b, binding.out_dtype, plans)
@@ -226,7 +226,7 @@ class _Bench:
 
         if config not in self.graphs:
             plan = self.plans[config]
-            workspace = DeviceArray.allocate(plan.workspace_bytes)
+            workspace = DeviceArray.allocate(plan.launches.workspace_bytes)
 
             def calls() -> None:
                 for a, b, d in self.sets:
