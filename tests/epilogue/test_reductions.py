@@ -102,10 +102,8 @@ def test_partial_results(axis: Any, cluster: tuple[int, int], shape: tuple[int, 
     assert (found.batch, found.num_partials, found.num_outputs, found.tiles_per_batch, found.tiles_n) == shape
     assert found.bytes == nbytes
     pair = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.logsumexp(axis)), config=config)
-    assert (
-        partials_shape(pair._planned.spec.epilogue.graph.results[1], pair._planned.spec, pair.problem).bytes
-        == 2 * nbytes
-    )
+    spec = pair._planned.spec
+    assert partials_shape(spec.epilogue.graph.results[1], spec, pair.problem).bytes == 2 * nbytes
 
 
 @pytest.mark.slow
