@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,8 +23,10 @@ from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.simulation import Simulation
 from gemmsmith.tuning.choose import estimate_us
 from gemmsmith.tuning.explain_config import explain_config
+from gemmsmith.tuning.explain_sm80 import estimate_sm80, explain_sm80
 from gemmsmith.tuning.grouped import equal_groups
 from gemmsmith.tuning.model import covers_config
+from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Resources
@@ -58,7 +61,7 @@ class Plan:
     def _facts(self) -> dict[str, str]:
         """Return what the representations say of the plan, by title."""
         graph, estimate = self._planned.binding.graph, {}
-        if covers_config(self.config):
+        if not math.isnan(self.estimated_us):
             estimate = {"estimate": f"{self.estimated_us:.1f} us, of the kernel alone"}
         names = ", ".join((*graph.tensor_names, *graph.number_names))
         return {"config": f"{self.config}", "origin": self.origin, **estimate, "operands": names or "none"}
@@ -123,17 +126,23 @@ class Plan:
 
     @property
     def why(self) -> str:
-        """The source of the config, and the model's estimates for it and for alternatives."""
+        """The source of the config, and the model's estimates for it and for alternatives.
+
+        Without a model for the kernel, it says so.
+        """
         p = self._planned
-        if not covers_config(p.config) or p.binding.grouping:
-            return f"{p.config}: {p.origin}"
+        if not covers_config(p.config):
+            return explain_sm80(p.unswapped, p.unswapped_epilogue, p.origin, p.spec)
         names = "ba" if p.binding.swapped else "ab"
         return explain_config(p.unswapped, p.config, p.unswapped_epilogue, p.origin, p.gpu, names)
 
     @property
     def estimated_us(self) -> float:
-        """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds."""
+        """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds; NaN if no model covers it."""
         p = self._planned
+        if not covers_config(p.config):
+            e = estimate_sm80(p.unswapped, p.spec)
+            return e.cycles / SM_CLOCK_MHZ if e else math.nan
         problem = equal_groups(p.unswapped) if p.unswapped.grouping else p.unswapped
         return estimate_us(problem, p.config, p.unswapped_epilogue, p.gpu)
 

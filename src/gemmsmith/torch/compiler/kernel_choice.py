@@ -22,7 +22,6 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding.request import Request
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.host.planned_gemm import PlannedGemm
-from gemmsmith.host.plans import Plan
 from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer
 from gemmsmith.torch.compiler.matmuls import Matmul
 from gemmsmith.torch.compiler.measure import Timer, call_of_epilogue, call_of_node
@@ -37,6 +36,7 @@ from gemmsmith.torch.compiler.nodes import (
 )
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.ops import as_request, fp32_precision
+from gemmsmith.tuning.choose import estimate_us
 
 MIN_PLAIN_US = 100
 """Estimated us from which a matmul without an epilogue is replaced if kernels are not timed. In benchmarks/results
@@ -187,8 +187,12 @@ MAX_COMPILE_THREADS = 8
 
 
 def estimated_us(planned: PlannedGemm) -> float:
-    """Return the time in us of a plan's kernels, launches included, by the cost model."""
-    return Plan(planned).estimated_us + len(planned.launches.all) * LAUNCH_US
+    """Return the time in us of a plan's kernels, launches included, by the cost model.
+
+    That of wgmma also compares kernels without it, which it does not cover.
+    """
+    us = estimate_us(planned.unswapped, planned.config, planned.unswapped_epilogue, planned.gpu)
+    return us + len(planned.launches.all) * LAUNCH_US
 
 
 def saved_us(candidate: FusionCandidate) -> float:
