@@ -191,7 +191,7 @@ def test_refused() -> None:
         "operands: got 9 tensors; use at most 8|operands: got 10 tensors",
         lambda: gemm(a, b, epilogue=lambda acc, **xs: (acc * sum(xs.values())).gelu(), operands=seven),
     )  # fmt: skip
-    for name in ("out", "out_dtype", "backend"):
+    for name in ("out", "config", "backend"):
         refused(f"{name}: got an argument of gemmsmith.gemm, which has no", lambda n=name: gemm(a, b, **{n: x}))
     halves = lambda acc: (lambda gate, up: F.silu(gate) * up)(*acc.chunk(2, -1))  # noqa: E731
     refused("chunk cannot be part .*; no tile", lambda: gemm(a, b, epilogue=halves), EpilogueError)
