@@ -158,7 +158,11 @@ def bf16(*shape: int) -> np.ndarray:
         (lambda: gemmsmith.simulate(Spec((8, 16), "bf16"), Spec((16, 8), "bf16")),
          "a: got a Spec, which has no data; use an array"),
         (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8)),
-         "x: got dtype float64; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8 .*may also be int32"),
+         r"x: got dtype float64; use one of bf16, fp16, fp32, such as x.astype\(numpy.float32\)$"),
+        (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8, np.int16)),
+         "x: got dtype int16; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8 .*may also be int32"),
+        (lambda: Spec((8, 8), "float64"),
+         "Spec.dtype: got 'float64'; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2$"),
         (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8, np.uint8)),
          "x: got dtype uint8, or ue8m0, which are scales; operands are fp32, fp16, bf16, int32, int64 or bool"),
         (lambda: gemmsmith.quantize(bf16(8, 128), dtype="fp4"),
@@ -188,3 +192,18 @@ def test_representations_fit_a_screen(record: bool) -> None:
     assert "hazards  40, the first:" in text
     assert len(text.splitlines()) <= 20
     assert max(map(len, text.splitlines())) <= 200
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: gemmsmith.gemm(x, bf16(8, 8)), lambda x: gemmsmith.gemm(bf16(8, 8), x),
+    lambda x: gemmsmith.plan(x, x), lambda x: gemmsmith.simulate(x, x),
+    lambda x: gemmsmith.gemm(bf16(8, 8), bf16(8, 8), out=x), lambda x: gemmsmith.pack(x), gemmsmith.quantize,
+    lambda x: gemmsmith.gemm(bf16(8, 8), bf16(8, 8), scale_a=x),
+    lambda x: gemmsmith.grouped_gemm(x, bf16(1, 8, 8), sizes=np.array([8], np.int32)),
+])  # fmt: skip
+def test_float64_is_offered_narrower_floats(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"got dtype float64; use one of bf16, fp16, fp32, such as x\.astype"):
+        call(np.ones((8, 8)))
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match=r"of torch.float64; use one of .*torch.float32, such as x\.float\(\)$"):
+        call(torch.ones(8, 8, dtype=torch.float64))

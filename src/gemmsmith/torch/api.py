@@ -420,7 +420,10 @@ def _check_operand(name: str, x: Any, a: Any) -> None:
     """Raise ArgumentError if x cannot be an epilogue's operand of this name, for this tensor a."""
     check_tensor(name, x, a)
     if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
-        raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
+        offered = ", ".join(map(str, OPERAND_DTYPES))
+        if x.dtype == torch.float64:
+            offered = "torch.float32, torch.float16, torch.bfloat16, such as x.float()"
+        raise ArgumentError(f"{name}: got {x.dtype}; use one of {offered}")
 
 
 def as_batched_input(x: Any, weight: Any) -> Any:
