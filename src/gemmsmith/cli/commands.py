@@ -99,23 +99,33 @@ def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choice
     code: Code = "ptx" if kind == "ptx" else "sass"
     if annotate and kind != code:
         raise click.UsageError(f"--annotate: got --{kind}; use --ptx or --sass")
-    plan = _plan_of(sizes, choices)
-    if annotate:
+    with progress_bar() as progress:
+        progress("choosing a config")
+        plan = _plan_of(sizes, choices)
+        progress("printing" if kind in ("source", "why") else "compiling")
+        fields_for_json, text = _shown(plan, kind, code if annotate else None)
+    print_outcome(fields_for_json, text, None, as_json)
+
+
+def _shown(plan: PlannedGemm, kind: str, annotated: Code | None) -> tuple[dict[str, Any], str]:
+    """Return what `show` prints of a plan, for JSON and as text.
+
+    `kind`: an attribute of Plan. `annotated`: the code to annotate instead, or None.
+    """
+    if annotated:
         from gemmsmith.backends.cuda.listing import build_listing
         from gemmsmith.cli.tables import format_listing, listing_to_json
 
-        listing = build_listing(plan.kernel, code)
-        fields_for_json, text = listing_to_json(listing), format_listing(listing)
-    elif kind == "resources":
+        listing = build_listing(plan.kernel, annotated)
+        return listing_to_json(listing), format_listing(listing)
+    if kind == "resources":
         r = Plan(plan).resources
-        fields_for_json = {**resources(plan), "stack_bytes": r.stack_bytes, "advisories": r.advisories}
         text = f"registers {r.registers}\nspill stores {r.spill_store_bytes}\nspill loads {r.spill_load_bytes}\n"
         text += f"stack {r.stack_bytes}\nshared memory {plan.kernel.shared_bytes}"
         text += "".join(f"\nadvisory {line}" for line in r.advisories)
-    else:
-        text = getattr(Plan(plan), kind)
-        fields_for_json, text = {kind: text}, wrapped(text) if kind == "why" else text
-    print_outcome(fields_for_json, text, None, as_json)
+        return {**resources(plan), "stack_bytes": r.stack_bytes, "advisories": r.advisories}, text
+    text = getattr(Plan(plan), kind)
+    return {kind: text}, wrapped(text) if kind == "why" else text
 
 
 def _execute_and_report(
