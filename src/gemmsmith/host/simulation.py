@@ -64,7 +64,7 @@ class Simulation:
         with TemporaryDirectory() as folder:
             self.timeline.plot(picture := Path(folder) / "timeline.svg")
             svg = picture.read_text()
-        return text + svg[svg.index("<svg") :]
+        return text + svg[svg.index("<svg") :].replace("<svg", '<svg style="max-width: 100%; height: auto"', 1)
 
     def _listed_hazards(self) -> list[str]:
         """Return the first line of each of the first MAX_LISTED_HAZARDS hazards."""
