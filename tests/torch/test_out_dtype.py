@@ -82,6 +82,19 @@ def test_it_is_of_what_the_epilogue_does_not_convert() -> None:
     assert gt.gemm(a, torch.cat([b, b], 1).chunk(2, 1), out_dtype="fp32").dtype == torch.float32
 
 
+@pytest.mark.parametrize(("out_dtype", "stored"), [
+    (None, torch.int32), (torch.int32, torch.int32), ("int32", torch.int32), (torch.float32, torch.float32),
+    ("bf16", torch.bfloat16),
+])  # fmt: skip
+def test_int8(out_dtype: Any, stored: torch.dtype) -> None:
+    a, b = torch.randint(-9, 9, (M, K), dtype=torch.int8), torch.randint(-9, 9, (K, N), dtype=torch.int8)
+    actual = gt.gemm(a, b, out_dtype=out_dtype)
+    assert actual.dtype == stored
+    torch.testing.assert_close(actual, product(a, b).to(stored))
+    with pytest.raises(ArgumentError, match="out_dtype: got 'int32'; use one of bf16"):
+        gt.gemm(a, b, epilogue=lambda acc: acc.relu(), out_dtype="int32")
+
+
 def test_leading_dimensions_and_scales() -> None:
     a, b, _ = tensors(torch.bfloat16)
     folded = gt.gemm(a.reshape(2, 3, M // 6, K), b, scale_a=0.5, out_dtype=torch.float32)

@@ -203,9 +203,12 @@ def convert_results(epilogue: str, out_dtype: Any, a: Any) -> str:
 
     Raises ArgumentError for a dtype that results cannot have.
     """
-    if a.dtype == out_dtype == torch.float64:
+    name = str(out_dtype).removeprefix("torch.")
+    if (name == "float64" and a.dtype == torch.float64) or (
+        name == "int32" and a.dtype == torch.int8 and epilogue == graph_serialization.PLAIN_GEMM
+    ):
         return epilogue
-    return with_out_dtype(epilogue, str(out_dtype).removeprefix("torch."))
+    return with_out_dtype(epilogue, name)
 
 
 def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
