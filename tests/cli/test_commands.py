@@ -261,6 +261,18 @@ def test_reference(call) -> None:
     assert "float64" in good(call("run", *SMALL, "--backend", "reference", "--dtype", "fp16", "--layout", "tn"))
 
 
+def test_an_estimate_names_the_gpu_of_its_model(call, tmp_path: Path) -> None:
+    """That of CUDA cores is of an H100; mma.sync has none."""
+    words = ["run", "64x64x64", "--backend", "sim", "--output", str(tmp_path)]
+    for more, gpu in ((["--dtype", "bf16"], "H200"), (["--dtype", "fp32"], "H100")):
+        text = good(call(*words, *more))
+        assert re.search(rf"^estimate +[\d.]+ us on an {gpu}, by the model", text, re.MULTILINE)
+        assert json.loads(good(call(*words, *more, "--json")))["estimated_us"] > 0
+    plain = [*words, "--design", "mma_multistage", "--tile", "64x64x64", "--stages", "3"]
+    assert "estimate " not in good(call(*plain))
+    assert "estimated_us" not in json.loads(good(call(*plain, "--json")))
+
+
 def test_a_gpus_time_is_a_number_with_its_unit() -> None:
     plan = PlannedGemm(Request(Spec((64, 64), "bf16"), Spec((64, 64), "bf16")))
     report = Report(float("inf"), float("inf"), 3, 0.5, 0.25, "none")

@@ -29,7 +29,7 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, MissingPackageError
 from gemmsmith.host.planned_gemm import PlannedGemm, evaluate_reference
 from gemmsmith.host.plans import Plan
-from gemmsmith.tuning.gpus import gpu_at
+from gemmsmith.tuning.gpus import H100
 from gemmsmith.tuning.model import covers_config
 
 MAX_SIMULATED_SIZE = 512
@@ -101,8 +101,8 @@ class Outcome:
         if self.verdict:
             result |= self.verdict.to_json()
         result |= self.timings
-        if self.backend != "reference" and covers_config(plan.config):
-            result["estimated_us"] = Plan(plan).estimated_us
+        if self.backend != "reference" and not math.isnan(us := Plan(plan).estimated_us):
+            result["estimated_us"] = us
         if self.kernel_counts:
             result["counters"] = [x.to_json() for x in self.kernel_counts]
         return result | {"files": self.files}
@@ -131,10 +131,9 @@ class Outcome:
             rows["schedule"] = "{cycles} simulated cycles on {ctas} CTAs; no speed".format(**self.timings)
         if self.backend == "cuda":
             rows["speed"] = "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)".format(**self.timings)
-        if self.backend != "reference" and covers_config(plan.config):
-            rows["estimate"] = (
-                f"{Plan(plan).estimated_us:.1f} us on an {gpu_at(0).name}, by the model that chooses configs"
-            )
+        if self.backend != "reference" and not math.isnan(us := Plan(plan).estimated_us):
+            gpu = plan.gpu if covers_config(plan.config) else H100
+            rows["estimate"] = f"{us:.1f} us on an {gpu.name}, by the model that chooses configs"
         if self.backend == "reference":
             rows["speed"] = "not timed (float64 reference)"
         return rows
