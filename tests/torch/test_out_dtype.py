@@ -118,7 +118,8 @@ def test_refusals(function: str, compiled: bool) -> None:
         with pytest.raises(Exception, match="out_dtype: got .*; use one of .*bf16") as raised:
             call(out_dtype=wrong)
         assert compiled or raised.type is ArgumentError
-    for argument, instead in (("precision", "torch.set_float32_matmul_precision"), ("config", "call that")):
+    arguments = {"precision": "torch.set_float32_matmul_precision", "config": "gemmsmith.tune", "backend": "call that"}
+    for argument, instead in arguments.items():
         with pytest.raises(Exception, match=rf"{argument}: got an argument of gemmsmith\.{function}, .*{instead}"):
             call(**{argument: None})
     if function == "grouped_gemm":

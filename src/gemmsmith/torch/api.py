@@ -55,6 +55,7 @@ OutDtype: TypeAlias = torch.dtype | str | None
 _UNSUPPORTED_ARGUMENTS = frozenset(ARGUMENTS) - {"scale_a", "scale_b", "epilogue", "operands", "out_dtype"}
 _INSTEAD = {
     "out": "the tensor that is returned",
+    "config": "gemmsmith.tune, whose configs later calls take",
     "precision": "torch.set_float32_matmul_precision",
     "scale_a": "an operand of the epilogue",
     "scale_b": "an operand of the epilogue",
