@@ -442,7 +442,7 @@ def hazards_without_wait(depth: int) -> list[str]:
     broken = plan(a, a.T, config=Config(), backend="sim")
     waits = [
         (block, x)
-        for statement in st.walk(broken.kernel.body)
+        for statement in st.walk(broken._planned.kernel.body)
         for block in st.children(statement)
         for x in block.statements
         if isinstance(x, st.IssueInstruction) and isinstance(x.instruction, WgmmaWait) and x.instruction.pending == 1

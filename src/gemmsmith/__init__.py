@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from gemmsmith.host.autotune import autotune
     from gemmsmith.host.launch_kernel import launch
     from gemmsmith.host.packing import pack
-    from gemmsmith.host.plans import Plan, Simulation
+    from gemmsmith.host.plans import Plan
     from gemmsmith.host.quantization import dequantize, quantize
+    from gemmsmith.host.simulation import Simulation
 
 __all__ = [
     "ArgumentError",

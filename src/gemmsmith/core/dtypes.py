@@ -117,7 +117,8 @@ def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False, 
             pass
     if name in names:
         return names[name]
-    raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(dict.fromkeys(map(repr, names.values())))}")
+    offered = among or (_NAMES if name == "float64" else names).values()
+    raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(dict.fromkeys(map(repr, offered)))}")
 
 
 def validate_fp32_scalar(name: str, x: Any) -> float:

@@ -27,7 +27,7 @@ from gemmsmith.core.dtypes import INT8
 from gemmsmith.core.errors import ArgumentError, GemmsmithError
 from gemmsmith.core.integers import as_integer, ceil_div
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.host.plans import Plan
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.choice import candidates, choose_config
 from gemmsmith.tuning.gpus import gpu_at
@@ -200,7 +200,7 @@ def _tune(request: Request, binding: Binding, key: Key, block: Autotune, stream:
             _UNTUNABLE.add(key)
             return
         make_sets = partial(_copies, request, binding, stream)
-        measured = measure(request, configs, Plan, make_sets, ROUNDS, kept=configs[0])
+        measured = measure(request, configs, PlannedGemm, make_sets, ROUNDS, kept=configs[0])
     except (GemmsmithError, MemoryError, RuntimeError) as error:  # RuntimeError: torch's, if memory is exhausted
         _UNTUNABLE.add(key)
         warnings.warn(f"gemmsmith: {binding.problem} is not tuned: {error}", stacklevel=2)
@@ -220,7 +220,7 @@ def _tune(request: Request, binding: Binding, key: Key, block: Autotune, stream:
 
 
 def _copies(request: Request, binding: Binding, stream: int, used_on: int) -> Sequence[Mapping[str, Any]]:
-    """Return arguments of `Plan.run`: copies of the request's arrays, and uninitialized results.
+    """Return arguments of `PlannedGemm.run`: copies of the request's arrays, and uninitialized results.
 
     There are as many as exceed the L2 twice, if memory allows it, so that each GEMM reads from DRAM.
 

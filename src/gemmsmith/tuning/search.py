@@ -150,7 +150,7 @@ def tune(
 
     Args:
         request: The GEMM, without an epilogue.
-        make_plan: Returns the Plan of a request.
+        make_plan: Returns the PlannedGemm of a request.
         max_configs: Configs that are measured.
         on_progress: Called with "compile" or "measure" after each of these steps.
     """
@@ -180,9 +180,9 @@ def measure(
     Args:
         request: What is asked for.
         configs: The configs; those that cannot compute it are left out.
-        make_plan: Returns the Plan of a request.
-        make_sets: Returns arguments of `Plan.run`, which are used in turn, given the handle of the stream that their
-            arrays are used on.
+        make_plan: Returns the PlannedGemm of a request.
+        make_sets: Returns arguments of `PlannedGemm.run`, which are used in turn, given the handle of the stream that
+            their arrays are used on.
         rounds: As in `successive_halving`.
         on_progress: Called with "compile" or "measure" after each of these steps.
         kept: As in `successive_halving`.
@@ -194,7 +194,7 @@ def measure(
         except GemmsmithError:  # it does not suit these layouts
             continue
     compile_all(
-        ((p.source, p.kernel.name, p.kernel.chip.target) for p in plans.values()), lambda: on_progress("compile")
+        ((p.kernel.source, p.kernel.name, p.kernel.chip.target) for p in plans.values()), lambda: on_progress("compile")
     )
     bench = _Bench(make_sets, plans, bind(request).problem.flops)
     return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"), kept)
@@ -243,7 +243,7 @@ class _Bench:
 
         if config not in self.graphs:
             plan = self.plans[config]
-            workspace = DeviceArray.allocate(plan.workspace_bytes)
+            workspace = DeviceArray.allocate(plan.launches.workspace_bytes)
 
             def calls() -> None:
                 for arguments in self.sets:
