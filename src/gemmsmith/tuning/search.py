@@ -106,6 +106,10 @@ def successive_halving(
     return [Measured(config, times[config]) for config in remaining + ranking if config in times]
 
 
+WORKER = "gemmsmith.backends.cuda.compile_worker"
+"""The module that `compile_all` runs in processes."""
+
+
 def compile_all(kernels: Iterable[tuple[str, ...]], on_progress: Callable[[], None] = lambda: None) -> None:
     """Compile kernels into the cubin cache, in processes of their own; those that are there already are left out.
 
@@ -116,12 +120,12 @@ def compile_all(kernels: Iterable[tuple[str, ...]], on_progress: Callable[[], No
     complete = dict.fromkeys((*kernel, HOPPER.target)[:3] for kernel in kernels)
     missing = [kernel for kernel in complete if not is_cached(kernel[0], kernel[2])]
     count = min(len(missing), os.cpu_count() or 1)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = f"import runpy, sys; sys.path[:] = {sys.path}; runpy.run_module({WORKER!r}, run_name='__main__')"
     workers = []
     for i in range(count):
         worker = subprocess.Popen(
-            [sys.executable, "-m", "gemmsmith.backends.cuda.compile_worker"], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [sys.executable, "-c", program], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert worker.stdin
         with suppress(OSError):  # it has ended
