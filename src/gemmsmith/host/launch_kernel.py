@@ -8,7 +8,7 @@ from gemmsmith.arrays import address_of, describe
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.launch import Launch, Launches
+from gemmsmith.lang.launch import FLAGS, WORKSPACE, Launch, Launches
 
 
 def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
@@ -21,24 +21,24 @@ def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
         kernel: The kernel, as `Builder.finish` returns it.
         problem: What the kernel's `work_clusters` and the `compute` of its parameters and scratch buffers get: any
             object, such as a NamedTuple of sizes.
-        **arguments: Arrays, or numbers, by the names of the parameters without `compute`.
+        **arguments: Arrays, or numbers, by the names of the parameters without `compute`, and of the
+            `gemmsmith.lang.Pointer` objects in what a `compute` returns, such as a tensor map's.
 
     Raises:
         ArgumentError: If an argument is missing or unknown, no array is given, or the arrays are on several devices.
         DeviceError: If the GPU cannot run the kernel.
         HazardError: If the simulator finds hazards; they are its `hazards`.
     """
-    scratch = {x.parameter.name for x in kernel.scratch_buffers}
-    names = [x.name for x in kernel.parameters if x.name and not x.compute and x.name not in scratch]
+    computed = Launch.from_kernel(kernel, problem)
+    pointers = {x.name: Pointer(x.name) for x in kernel.parameters if x.name and x.name not in computed.arguments}
+    one = Launch(kernel, computed.work_clusters, {**computed.arguments, **pointers})
+    names = sorted(one.pointers - {WORKSPACE.name, FLAGS.name})
     if {*names} != {*arguments}:
         raise ArgumentError(f"arguments: got {', '.join(arguments) or 'none'}; {kernel.name} takes {', '.join(names)}")
     arrays = {name: describe(x, name) for name, x in arguments.items() if not isinstance(x, int | float)}
     devices = {x.device_name for x in arrays.values()}
     if len(devices) != 1 or devices == {"spec"}:
         raise ArgumentError(f"arguments: got arrays on {' and '.join(sorted(devices)) or 'no device'}; use one device")
-    computed = Launch.from_kernel(kernel, problem)
-    pointers = {name: Pointer(name) for name in names}
-    one = Launch(kernel, computed.work_clusters, {**computed.arguments, **pointers})
     flag_bytes = kernel.scratch_bytes(problem, zero_initialized=True)
     launches = Launches(None, False, (one,), kernel.scratch_bytes(problem), flag_bytes)
     if devices == {"cpu"}:

@@ -31,7 +31,7 @@ def registers_per_thread(spec: KernelSpec) -> tuple[int | None, int | None]:
     return (SETMAXNREG_WITH_GATHER if gathers else SETMAXNREG).get(spec.config.consumers, (None, None))
 
 
-def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = make_tile_scheduler) -> None:
+def record_cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = make_tile_scheduler) -> None:
     """Record the kernel, which is persistent: a tile's stores overlap with the next tile's mainloop.
 
     `make_scheduler`: returns the tile scheduler of a spec.
@@ -95,7 +95,7 @@ def consumer_loop(
 
 
 register_design(Design(
-    "cooperative", cooperative, producer_warpgroups=1,
+    "cooperative", record_cooperative, producer_warpgroups=1,
     max_accumulator_registers={1: 200, 2: 200, 3: 100},  # 3: ptxas assigns at most 128 to a CTA of 512 threads
     supported_options=frozenset({
         "splits", "cluster_splits", "alias_epilogue", "sync_clusters", "block_scales", "3xtf32", "interleaved_b",
