@@ -26,8 +26,8 @@ pygments_style, pygments_dark_style = "friendly", "monokai"
 myst_heading_anchors = 4  # links to headings are checked, as GitHub names them
 suppress_warnings = ["autoapi.python_import_resolution"]  # of constants that are assigned in pairs; none is public
 
-PUBLIC = {"gemmsmith", "gemmsmith.lang", "gemmsmith.torch"}
-"""The modules whose names are in the reference: those in `__all__`."""
+PUBLIC = {"gemmsmith", *re.findall(r"(?m)^## (gemmsmith\.[\w.]+)", (DOCS / "reference/python.md").read_text())}
+"""The packages whose names are public."""
 autoapi_dirs = ["../src"]
 autoapi_root = "reference/python"
 autoapi_add_toctree_entry = False
