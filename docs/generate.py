@@ -126,7 +126,7 @@ page is generated from the docstrings by `python docs/generate.py`.
 ## Errors
 
 Each message names the argument, what came, and what works. All but the warning are subclasses of
-`gemmsmith.GemmsmithError`; the command line prints them in one line and exits with 2.
+`gemmsmith.GemmsmithError`.
 
 {errors}
 

@@ -6,7 +6,10 @@ import torch
 
 import gemmsmith
 import gemmsmith.torch as gt
-from gemmsmith import Config, Spec
+from gemmsmith import Config, Spec, hw
+from gemmsmith.graph import EVT, AccFetch, Compute
+from gemmsmith.kernels import KernelSpec, TmaStages, make_tile_scheduler
+from gemmsmith.lang import U32, U64, Builder, Kernel, Value
 
 Matrix = npt.NDArray[np.float32]
 
@@ -25,6 +28,16 @@ def with_numpy(a: Matrix, b: Matrix, bias: Matrix) -> Matrix:
     return gemmsmith.pack(d + e + f)
 
 
+def with_kernels(k: Builder, spec: KernelSpec) -> Kernel:
+    """What a kernel is recorded with has types."""
+    mainloop = TmaStages(spec, make_tile_scheduler(spec)).prologue(prefetch=())
+    address = k.pointer("x") + (k.thread * 4).to(U64)
+    word: Value = hw.load_global_word(address, True, U32, "word")
+    hw.store_global_word(address, word, mainloop.prologue_k_tiles.get() == 0, "copied")
+    print(EVT(Compute("relu"), AccFetch()).graph())
+    return k.finish()
+
+
 def with_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A tensor in is a tensor out."""
     d = gemmsmith.gemm(a, b).relu() + gt.gemm(a, b).relu() + gt.gemm(a, (b, b)).relu()
@@ -38,6 +51,7 @@ def wrong(a: Matrix, t: torch.Tensor) -> None:
     gemmsmith.gemm(a, a, out_dytpe="fp32")  # error
     gemmsmith.gemm(a, a, precision="tf23")  # error
     gemmsmith.gemm(a, a, backend="gpu")  # error
+    hw.sync_thread()  # error
     gemmsmith.gemm(a, a, accumulate="fp64")  # error
     gemmsmith.gemm(a, "b")  # error
     gemmsmith.gemm(a, a, epilog=lambda acc: acc)  # error
