@@ -300,33 +300,29 @@ def _sentence(doc: str) -> str:
 
 
 @cache
-def _docstrings(module: str) -> dict[str, str | None]:
-    """Return the docstrings of a module's functions, classes and constants, or those that a package exports."""
-    path, found = ROOT / "src" / module.replace(".", "/"), {}
-    if path.is_dir():
-        return public(module)
-    body = ast.parse(path.with_suffix(".py").read_text()).body
-    for x, after in zip(body, [*body[1:], None], strict=True):
+def public(module: str) -> dict[str, str | None]:
+    """Return the docstrings of the names that a module defines or exports, by its source: to import it may need torch.
+
+    Packages export what they import; a module what it imports as itself.
+    """
+    path, found = ROOT / "src" / module.replace(".", "/"), dict[str, str | None]()
+    is_package = path.is_dir()
+    tree = ast.parse((path / "__init__.py" if is_package else path.with_suffix(".py")).read_text())
+    for x, after in zip(tree.body, [*tree.body[1:], None], strict=False):
         if isinstance(x, ast.FunctionDef | ast.ClassDef):
             found[x.name] = ast.get_docstring(x)
         elif isinstance(x, ast.Assign | ast.AnnAssign):
             documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             target = x.target if isinstance(x, ast.AnnAssign) else x.targets[0]
             found[ast.unparse(target)] = str(after.value.value) if documented else None
-    return found
-
-
-def public(package: str) -> dict[str, str | None]:
-    """Return the docstrings of the names that a package exports, by its source: to import it may need torch."""
-    source = ROOT / "src" / package.replace(".", "/") / "__init__.py"
-    if not source.exists():  # a module
-        return {name: doc for name, doc in _docstrings(package).items() if name[0] != "_"}
-    found = {name: x.__doc__ for name, x in _instructions().items()} if package == "gemmsmith.hw" else {}
-    for x in ast.walk(ast.parse(source.read_text())):
-        if isinstance(x, ast.ImportFrom) and str(x.module).startswith("gemmsmith.") and x.module != package:
-            documented, names = _docstrings(str(x.module)), [y.name for y in x.names if y.asname in (None, y.name)]
-            found |= {name: documented[name] for name in names if name in documented}
-    return {name: found[name] for name in sorted(found, key=str.lower)}
+    if module == "gemmsmith.hw":
+        found |= {name: x.__doc__ for name, x in _instructions().items()}
+    for x in ast.walk(tree):
+        if isinstance(x, ast.ImportFrom) and str(x.module).startswith("gemmsmith.") and x.module != module:
+            names = [y.name for y in x.names if y.asname == y.name or (is_package and y.asname is None)]
+            of_module = public(str(x.module)) if names else {}
+            found |= of_module if names == ["*"] else {name: of_module[name] for name in names if name in of_module}
+    return {name: found[name] for name in sorted(found, key=str.lower) if name[0] != "_"}
 
 
 PACKAGES = ("gemmsmith", *re.findall(r"^## (gemmsmith\.[\w.]+)", PYTHON, re.MULTILINE))
