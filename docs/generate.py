@@ -185,8 +185,8 @@ is generated from the docstrings by `python docs/generate.py`.
 ## What k returns
 
 `x` is a value, `v` a variable (`k.var`), `r` an array of registers (`k.registers`), `s` shared memory (`k.shared`),
-whose `s[i]` is the view of a stage. Operators (`+ - * / // % << >> & | ^ ~ < <= > >= == !=`) take values and Python's
-numbers.
+whose `s[i]` is the view of a stage, at `s[i].address` (u32). Operators (`+ - * / // % << >> & | ^ ~ < <= > >= == !=`)
+take values and Python's numbers.
 
 | name | what it does |
 | --- | --- |
@@ -357,8 +357,12 @@ def kernels() -> str:
     """Return docs/reference/kernels.md."""
 
     def members(prefix: str, cls: type) -> str:
-        found = {name: x for name, x in vars(cls).items() if callable(x) and name[0] != "_"}
-        return "\n".join(f"| {_call(prefix + name, x)} | {_sentence(x.__doc__)} |" for name, x in found.items())
+        attributes = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(cls).partition("Attributes:")[2], re.M)
+        found = {f"`{prefix}{name}`": text for name, text in attributes}
+        for name, x in vars(cls).items():
+            if name[0] != "_" and callable(x):
+                found[_call(prefix + name, x)] = x.__doc__
+        return "\n".join(f"| {name} | {_sentence(text)} |" for name, text in found.items())
 
     instructions = []
     for name, x in _instructions().items():
