@@ -12,6 +12,7 @@ from typing import Any
 
 from autoapi._astroid_utils import is_local_import_from
 from autoapi._parser import Parser
+from sphinx.ext.napoleon import GoogleDocstring
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -96,6 +97,7 @@ def parse_if(self: Parser, node: Any) -> list[Any]:
 
 
 Parser.parse_if = parse_if
+GoogleDocstring._parse_attribute_docstring = GoogleDocstring._consume_to_end  # its colons separate no type
 
 
 def setup(app: Any) -> None:
