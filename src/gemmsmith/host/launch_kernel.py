@@ -8,7 +8,7 @@ from gemmsmith.arrays import address_of, describe
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.launch import FLAGS, WORKSPACE, Launch, Launches
+from gemmsmith.lang.launch import Launch, Launches
 
 
 def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
@@ -30,9 +30,11 @@ def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
         HazardError: If the simulator finds hazards; they are its `hazards`.
     """
     computed = Launch.from_kernel(kernel, problem)
-    pointers = {x.name: Pointer(x.name) for x in kernel.parameters if x.name and x.name not in computed.arguments}
-    one = Launch(kernel, computed.work_clusters, {**computed.arguments, **pointers})
-    names = sorted(one.pointers - {WORKSPACE.name, FLAGS.name})
+    given = {x.name: Pointer(x.name) for x in kernel.parameters if x.name and x.name not in computed.arguments}
+    one = Launch(kernel, computed.work_clusters, {**computed.arguments, **given})
+    scratch = {x.parameter.name for x in kernel.scratch_buffers}
+    addresses = [getattr(x, "address", x) for name, x in one.arguments.items() if name not in scratch]  # a map has one
+    names = sorted({x.name for x in addresses if isinstance(x, Pointer)})
     if {*names} != {*arguments}:
         raise ArgumentError(f"arguments: got {', '.join(arguments) or 'none'}; {kernel.name} takes {', '.join(names)}")
     arrays = {name: describe(x, name) for name, x in arguments.items() if not isinstance(x, int | float)}
@@ -50,5 +52,5 @@ def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
         from gemmsmith.backends.cuda.run import BoundLaunches
 
         like = arguments[next(iter(arrays))]
-        addresses = {name: address_of(x) if name in arrays else x for name, x in arguments.items()}
-        BoundLaunches(launches, {}, like, {}).launch(addresses, like, None)
+        values = {name: address_of(x) if name in arrays else x for name, x in arguments.items()}
+        BoundLaunches(launches, {}, like, {}).launch(values, like, None)

@@ -12,7 +12,7 @@ from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
 
 Argument = int | float | TensorMap | tuple[int, ...] | Pointer
-WORKSPACE, FLAGS = Pointer("workspace"), Pointer("flags")
+WORKSPACE = Pointer("workspace")
 Addresses = Mapping[str, int | float]
 """Addresses (or scalars) by Pointer name: "a", "b", "workspace", "flags", and the argument names of operands and
 results."""
@@ -36,13 +36,7 @@ class Launch:
     @classmethod
     def from_kernel(cls, kernel: Kernel, bound: Any, workspace: Pointer = WORKSPACE) -> Launch:
         """Return the launch of a kernel for the problem `bound`. `workspace`: where its scratch buffers begin."""
-        return cls(kernel, kernel.work_clusters(bound), kernel.arguments(bound, workspace, FLAGS))
-
-    @property
-    def pointers(self) -> set[str]:
-        """The names of the Pointers in the arguments, those of tensor maps included."""
-        addresses = (x.address if isinstance(x, TensorMap) else x for x in self.arguments.values())
-        return {x.name for x in addresses if isinstance(x, Pointer)}
+        return cls(kernel, kernel.work_clusters(bound), kernel.arguments(bound, workspace, Pointer("flags")))
 
     def resolve(self, addresses: Addresses, interleave_strides: Mapping[str, int] = EMPTY) -> dict[str, Any]:
         """Return the arguments with every Pointer replaced by its address or number in `addresses`.
