@@ -1,6 +1,6 @@
 """The site, of the same pages that GitHub shows: `sphinx-build -W --keep-going -b html docs build/site`.
 
-Nothing of gemmsmith is imported: sphinx-autoapi reads the source.
+The notebooks are executed, without a GPU. The reference imports nothing: sphinx-autoapi reads the source.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 
 project = html_title = "gemmsmith"
-extensions = ["myst_parser", "autoapi.extension", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "autoapi.extension", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
+highlight_language = "none"  # of blocks without one: reports
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
+nb_execution_mode, nb_execution_timeout = "force", 300  # seconds a cell
+nb_execution_raise_on_error = True
+nb_merge_streams = True
 myst_heading_anchors = 4  # links to headings are checked, as GitHub names them
 suppress_warnings = ["autoapi.python_import_resolution"]  # of constants that are assigned in pairs; none is public
 

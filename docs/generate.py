@@ -1,11 +1,15 @@
 """Writes what the pages take from the code and from measured rows; tests/test_docs.py checks that nothing is stale.
 
-    python docs/generate.py
+    python docs/generate.py [--check] [--quick]
 
-Whole pages: operations.md, cli.md, python.md and kernels.md of docs/reference, benchmarks/results/README.md. Blocks
-between `<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of
-CUDA in README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]"; in the notebook and
-docs/guides/reading-why.md the output of commands.
+With --check it writes nothing, and fails if a page is stale. With --quick it leaves out docs/learn, which takes half a
+minute.
+
+Whole pages: operations.md, cli.md, python.md, kernels.md and ladder.md of docs/reference, benchmarks/results/README.md.
+Blocks between `<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the
+lines of CUDA in README.md, excerpts of the source. In docs/ladder.md and docs/learn the excerpts after "From [file]",
+the numbers of the timelines, and the reports of kernels with an error; in the notebook and docs/guides/reading-why.md
+the output of commands.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import json
 import os
 import re
 import shlex
@@ -31,10 +36,11 @@ from click.testing import CliRunner
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from docs import figures, results  # noqa: E402
+from docs import figures, results, tutorial  # noqa: E402
 
+from benchmarks.rows import find, load  # noqa: E402
 from gemmsmith import Config, Spec, hw, plan  # noqa: E402
-from gemmsmith.cli import main  # noqa: E402
+from gemmsmith.cli import ladder, main  # noqa: E402
 from gemmsmith.cli.group import COMMANDS, find_command  # noqa: E402
 from gemmsmith.graph.frontend import op_table  # noqa: E402
 from gemmsmith.graph.function_costs import COSTS  # noqa: E402
@@ -43,6 +49,8 @@ from gemmsmith.hw.wgmma import WgmmaWait  # noqa: E402
 from gemmsmith.kernels.build import build  # noqa: E402
 from gemmsmith.lang import Builder, RegisterArray, SharedView, Value, Variable  # noqa: E402
 from gemmsmith.lang import statements as st  # noqa: E402
+from gemmsmith.tuning import roofline  # noqa: E402
+from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ  # noqa: E402
 
 PAGES = (
     "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/guides/pytorch.md",
@@ -199,6 +207,52 @@ Types of operands are PTX's. Instructions record themselves in the current kerne
 | name | what it does | from |
 | --- | --- | --- |
 {instructions}
+"""
+
+LADDER = """\
+# Figures of the ladder
+
+Look up what each rung of the [ladder](../ladder.md) needs, counts and reaches. This page is generated from
+`docs/ladder.json` (`gemmsmith ladder --json`) and from measured rows by `python docs/generate.py`.
+
+A **wavefront** moves up to 128 bytes of shared memory, one word in each of its 32 banks. A **sector** is 32 bytes of
+global memory. **Ideal** is the count if the warp's lanes accessed the same bytes contiguously, each byte once. A
+**multiplication** is an instruction of a warp: FFMA, dp4a, or one of the tensor cores'. All three are per million
+FLOPs.
+
+{counts}
+
+## Bounds and measurements
+
+The counts bound the time of 4096 x 4096 x 4096 on an H200 from below, each resource at full rate, without latency. The
+resources are DRAM, the L2, the L1 (wavefronts of shared memory, and sectors that threads load), the issue of these
+instructions, and the multiplications (math). The roofline is the longer of math and DRAM, which no kernel can change.
+
+| resource | at most |
+| --- | --- |
+{rates}
+
+The rates of FFMA and mma.sync were measured with loops of these instructions. Those of DRAM, the L2 and wgmma are
+constants of the [cost model](../internals/decisions.md#choosing-configs). The others are NVIDIA's.
+
+The last four columns were measured on an H200 (CUDA {cuda}, torch {torch}, commit {commit}) under sustained load
+([rows](../../benchmarks/results/ladder-h200.json)) by `python -m benchmarks.ladder.speed --rounds 2 --shape
+4096x4096x4096`. cuBLAS has the same dtype and accumulation. The measured roofline is the longer of a copy of as many
+bytes and of a loop of the rung's own instruction in registers. Loops need less power than GEMMs, so they run at a
+higher clock. Loops reached, in TFLOP/s: {loops}.
+
+{bounds}
+
+## What Nsight Compute counts
+
+Each rung at 512 x 512 x 512, and [71 single accesses](../../benchmarks/ladder/shared.py) to shared memory
+([rows](../../benchmarks/results/ladder-counters-h200.json.xz)). Wavefronts are equal within 2 %, everything else
+exactly. The [notebook](../notebook/simulator-counters.md) has the reasons of the differences.
+
+{compared}
+
+ptxas joins loads of neighbors to loads of 16 bytes in `block_tile` and `thread_tile`. So the hardware has 0.75 and 0.51
+times as many wavefronts of loads as the simulator counts, and `thread_tile` is faster than its bound.
 """
 
 
@@ -376,6 +430,59 @@ def kernels() -> str:
     )  # fmt: skip
 
 
+COMPARED: dict[str, Callable[[bool, str], Any]] = {
+    "sectors of global memory": lambda probe, counter: counter.startswith("sectors"),
+    "bytes of TMA": lambda probe, counter: counter.startswith("bytes"),
+    "wavefronts of shared memory, rungs": lambda probe, counter: counter.startswith("wavefronts") and not probe,
+    "wavefronts of shared memory, single accesses": lambda probe, counter: counter.startswith("wavefronts") and probe,
+    "FFMA, IDP and tensor instructions": lambda probe, counter: re.match("FFMA|IDP|I?H?G?MMA", counter),
+    "CTAs and warps per SM, also by the driver": lambda probe, counter: re.search("(an|per) SM$", counter),
+}
+"""What is compared with Nsight Compute: whether a counter, of a single access or not, is of that group."""
+
+
+def ladder_figures() -> str:
+    """Return docs/reference/ladder.md."""
+    name = "ladder-h200"
+    measured = ladder.load_measurements(find(name), (4096, 4096, 4096))
+    rows = json.loads((ROOT / "docs/ladder.json").read_text())
+    cells = [ladder.format_counts(x)[:-1] for x in rows]
+    own = [ladder.format_measurements(x | measured.get((x["rung"], x["dtype"]), {})) for x in rows]
+    loops = {x["loop"]: f"{x['loop_tflops']:.1f}" for x in load(name)["rows"]}
+    ffma, dp4a, mma, wgmma = (f"{roofline.TFLOPS[x]:.1f}" for x in ("fused", "dp4a", "mma", "wgmma"))
+    rates = {
+        "DRAM": f"{figures.gpus.H200.dram_bytes_per_cycle * SM_CLOCK_MHZ / 1e6:.2f} TB/s",
+        "L2": f"{roofline.L2_TO_SM_BYTES_PER_CYCLE} bytes per cycle of an SM, of {SM_CLOCK_MHZ} MHz; "
+        f"{roofline.SMEM_FILL_BYTES_PER_CYCLE} with multicast",
+        "L1": f"{roofline.WAVEFRONT_BYTES} bytes per cycle: a wavefront, or {roofline.L1_SECTORS_PER_CYCLE} sectors",
+        "issue": f"{roofline.SCHEDULERS_PER_SM} instructions per cycle",
+        "math": f"FFMA {ffma}, dp4a {dp4a}, mma.sync and wmma {mma}, wgmma {wgmma} TFLOP/s of 16 bits; of TF32 half, "
+        "of 8 bits twice as much",
+    }
+    compared = [(x["part"] == "probes", y) for x in load("ladder-counters-h200")["rows"] for y in x["compared"]]
+    groups = {title: [y for probe, y in compared if has(probe, y["counter"])] for title, has in COMPARED.items()}
+    machine = load(name)["machine"]
+    return LADDER.format(
+        counts=figures.table(
+            "rung | dtype | CTAs per SM | warps | registers | wavefronts | ideal | sectors | ideal | multiplications",
+            (" | ".join(x[: ladder.BOUND_COLUMN]) for x in cells),
+        ),
+        bounds=figures.table(
+            "rung | dtype | at least us | at most TFLOP/s | of roofline | bound by | us | TFLOP/s | of cuBLAS | of "
+            "roofline",
+            (" | ".join((*x[:2], *x[ladder.BOUND_COLUMN :], *y)) for x, y in zip(cells, own, strict=True)),
+        ),
+        compared=figures.table(
+            "compared | numbers | equal",
+            (f"{title} | {len(found)} | {sum('why' not in x for x in found)}" for title, found in groups.items()),
+        ),
+        rates="\n".join(f"| {title} | {rate} |" for title, rate in rates.items()),
+        loops=f"FFMA {loops['fma']}, dp4a {loops['dp4a']}, mma.sync {loops['mma_bf16']} of bf16, "
+        f"{loops['mma_tf32']} of TF32, {loops['mma_int8']} of int8, wgmma {loops['wgmma_bf16']}",
+        cuda=machine["cuda"], torch=machine["torch"].split("+")[0], commit=results.FILES[name][1],
+    )  # fmt: skip
+
+
 def cuda() -> str:
     """Return the first half of the default kernel's mainloop, as it is printed."""
     a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
@@ -450,8 +557,8 @@ def reduction() -> str:
 QUOTE = re.compile(r"(From \[[\w.]+\]\(([^)]*)\):\n\n```python\n)(.*?)(?=\n```)", re.DOTALL)
 
 
-def quoted(page: Path) -> str:
-    """Return a page's text with each excerpt as its file has it today: the most similar statements."""
+def quoted(page: Path, text: str = "") -> str:
+    """Return a page's text (default: as it is) with each excerpt as its file has it today: the most similar lines."""
 
     def refresh(x: re.Match[str]) -> str:
         source = (page.parent / x.group(2)).read_text()
@@ -463,7 +570,7 @@ def quoted(page: Path) -> str:
         texts = [text for text in map(textwrap.dedent, map("\n".join, spans)) if text[0] != " " and _is_complete(text)]
         return x.group(1) + max(texts, key=lambda text: difflib.SequenceMatcher(None, text, x.group(3), False).ratio())
 
-    return QUOTE.sub(refresh, page.read_text())
+    return QUOTE.sub(refresh, text or page.read_text())
 
 
 CONSOLE = re.compile(r"(```console\n\$ gemmsmith (.*)\n)([^`]*)(?=```)")
@@ -486,16 +593,19 @@ def _is_complete(text: str) -> bool:
         return False
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """Yield every page with generated text, and that text."""
-    blocks = {**figures.BLOCKS, "cuda": cuda,
-              "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction,
+def pages(*, quick: bool = False) -> Iterator[tuple[Path, str]]:
+    """Yield every page with generated text, and that text; if `quick`, not those of docs/learn, which are simulated."""
+    blocks = {**figures.BLOCKS, "cuda": cuda, "elementwise_function": elementwise_function,
+              "row_function": row_function, "reduction": reduction,
               "report": report, "race": race}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()
     yield ROOT / "docs/reference/python.md", python()
     yield ROOT / "docs/reference/kernels.md", kernels()
+    yield ROOT / "docs/reference/ladder.md", ladder_figures()
     yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
+    for page in () if quick else sorted((ROOT / "docs/learn").glob("*.md")):
+        yield page, quoted(page, tutorial.refreshed(page))
     for name in ("docs/notebook/l2-and-dram.md", "docs/guides/reading-why.md"):
         yield ROOT / name, consoles(ROOT / name)
     for name in PAGES:
@@ -507,7 +617,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GEMMSMITH_CACHE_DIR"] = folder  # without configs that the user tuned
-        for path, text in pages():
+        for path, text in pages(quick="--quick" in sys.argv):
             if "--check" not in sys.argv:
                 path.write_text(text)
             elif path.read_text() != text:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from docs import generate, results
+from docs import generate, results, tutorial
 from PIL import Image
 
 import gemmsmith
@@ -33,14 +33,14 @@ MAX_WORDS = {
     "README.md": 750,
     "docs/reference/kernels.md": 3000,
     "docs/notebook/README.md": 3000,
-    "docs/ladder.md": 3100,
 }
 """Of a page: 2500 if it is not named here."""
 MAX_WORDS_IN_ALL = {"docs/notebook": 9000, "": 38000}
 """Of the pages below a folder; the empty one has README.md, CONTRIBUTING.md and docs, without GENERATED_REFERENCE."""
-GENERATED_REFERENCE = {f"docs/reference/{name}.md" for name in ("cli", "python", "kernels", "operations")}
+GENERATED_REFERENCE = {f"docs/reference/{name}.md" for name in ("cli", "python", "kernels", "operations", "ladder")}
 """Pages that docs/generate.py writes whole."""
-QUOTED = {"docs/ladder.md"}
+LEARN = sorted((ROOT / "docs" / "learn").glob("*.md"))
+QUOTED = {"docs/ladder.md", *(str(page.relative_to(ROOT)) for page in LEARN)}
 """Pages whose Python is quoted from the source, not executed."""
 NEEDS_GPU = {"tune"}
 """Commands that pages show and that only a GPU can execute."""
@@ -101,8 +101,27 @@ def test_no_other_language_is_left_out() -> None:
     languages = {x for page in PAGES for x in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)}
     assert languages <= {"python", "sh", "console", "cuda"}
     plain = {page_id(page) for page in PAGES if re.search(r"\n\n```\n", page.read_text())}
-    # a race's reports, and gt.explain's
-    assert plain == {"README.md", "docs/getting-started.md", "docs/guides/pytorch.md"}
+    # a race's reports, gt.explain's, and those of kernels with an error
+    assert plain == {"README.md", "docs/getting-started.md", "docs/guides/pytorch.md", *map(page_id, LEARN)}
+
+
+def test_notebooks_are_kept_without_outputs() -> None:
+    """They are executed when the site is built (.ci/run), which lists them."""
+    notebooks = sorted((ROOT / "docs").rglob("*.ipynb"))
+    assert notebooks
+    for notebook in notebooks:
+        cells = json.loads(notebook.read_text())["cells"]
+        assert all(not x.get("outputs") and x.get("execution_count") is None for x in cells), notebook
+        assert f"({notebook.relative_to(ROOT / 'docs')})" in (ROOT / "docs/index.md").read_text()
+
+
+@pytest.mark.parametrize("page", LEARN, ids=page_id)
+def test_a_page_of_the_ladder_has_a_timeline_and_a_report(page: Path) -> None:
+    """Of which docs/generate.py writes the numbers and the text."""
+    text = page.read_text()
+    assert f"](../pictures/learn-{page.stem}.png)" in text
+    assert len(tutorial.TABLE.findall(text)) == len(tutorial.CASES[page.stem]) - 1 == 1
+    assert len(tutorial.REPORT.findall(text)) == text.count("\n\n```\n") == 1
 
 
 def test_pages_are_short() -> None:
@@ -224,7 +243,7 @@ def test_pictures_are_what_the_commands_draw(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))  # without configs that the user tuned
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
-    for name in ("examples", "benchmarks", "docs/ladder.json"):
+    for name in ("examples", "benchmarks", "docs/ladder.json", "docs/tutorial.py"):
         (tmp_path / name).symlink_to(ROOT / name)
     for command in blocks(ROOT / "CONTRIBUTING.md", "sh")[-1][1].replace("\\\n", "").replace(" && ", "\n").splitlines():
         program, *words = shlex.split(command)
@@ -253,9 +272,15 @@ def test_generated_pages_are_up_to_date() -> None:
 
     In a process of its own, in which no other test has registered designs.
     """
-    command = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
+    command = [sys.executable, ROOT / "docs" / "generate.py", "--check", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", LEARN, ids=page_id)
+def test_numbers_and_reports_of_the_ladder_are_those_of_today(page: Path) -> None:
+    assert generate.quoted(page, tutorial.refreshed(page)) == page.read_text()
 
 
 def test_every_table_of_speed_is_generated() -> None:
@@ -301,15 +326,16 @@ def test_the_notebook_names_rows() -> None:
 
 # The ladder
 
-LADDER = ROOT / "docs" / "ladder.md"
+LADDER = ROOT / "docs" / "reference" / "ladder.md"
 
 
-def test_the_ladder_quotes_its_files() -> None:
+@pytest.mark.parametrize("page", [ROOT / x for x in sorted(QUOTED)], ids=page_id)
+def test_the_ladder_quotes_its_files(page: Path) -> None:
     """Each excerpt stands in the file that is named before it."""
-    quoted = re.findall(r"^From \[[\w.]+\]\(([^)]*)\):\n\n```python\n(.*?)^```", LADDER.read_text(), re.M | re.S)
-    assert len(quoted) == LADDER.read_text().count("```python")
+    quoted = re.findall(r"^From \[[\w.]+\]\(([^)]*)\):\n\n```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert len(quoted) == page.read_text().count("```python")
     for file, block in quoted:
-        source = (LADDER.parent / file).read_text()
+        source = (page.parent / file).read_text()
         assert any(textwrap.indent(block, " " * depth) in source for depth in range(4, 32, 4)), (file, block)
 
 

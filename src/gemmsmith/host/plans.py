@@ -91,7 +91,7 @@ class Simulation:
         with TemporaryDirectory() as folder:
             self.timeline.plot(picture := Path(folder) / "timeline.svg")
             svg = picture.read_text()
-        return text + svg[svg.index("<svg") :]
+        return text + svg[svg.index("<svg") :].replace("<svg", '<svg style="max-width: 100%; height: auto"', 1)
 
     @property
     def record(self) -> Record | None:

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 import gemmsmith
 from gemmsmith.backends.sim import Span, Timeline
-from gemmsmith.backends.sim.report.timeline import BUSY, COLORS, HEIGHTS, STORE, WAITING
+from gemmsmith.backends.sim.report.timeline import BUSY, COLORS, HEIGHTS, STORE, WAITING, plot_timelines
 from gemmsmith.core.pictures import PALETTE, colors
 
 SPANS = [
@@ -69,6 +69,18 @@ def test_no_two_entries_of_the_legend_have_one_color(figures: list[Figure], stag
     plot = axes.get_tightbbox()
     assert all(figure.bbox.x0 <= x.x0 and x.x1 <= figure.bbox.x1 for x in (*boxes, plot))
     assert 0 <= boxes[1].y0 < boxes[1].y1 <= plot.y0 < plot.y1 <= boxes[0].y0 < boxes[0].y1 <= figure.bbox.y1
+
+
+def test_timelines_below_one_another_have_one_scale_and_one_legend(figures: list[Figure]) -> None:
+    """Each has its title and its rows."""
+    short = Timeline([Span(0, "TMA", "load", 0, 20, "", 2), Span(1, "copy", "load", 0, 500, "")])
+    plot_timelines("timelines.png", {"before": Timeline(SPANS), "after": short})
+    (figure,) = figures
+    assert [x.get_title(loc="left") for x in figure.axes] == ["before", "after"]
+    assert [x.get_xlim() for x in figure.axes] == [(0, 90), (0, 90)]
+    rows = [[text.get_text() for text in axes.get_yticklabels()] for axes in figure.axes]
+    assert rows == [["TMA", "TMA store", "tensor core", "warp"], ["TMA"]]
+    assert {f"stage {i}" for i in range(3)} <= {text.get_text() for text in figure.legends[0].texts}
 
 
 @pytest.mark.parametrize(("design", "tile"), [("mma_multistage", (64, 64, 32))])

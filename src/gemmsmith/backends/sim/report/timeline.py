@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemmsmith.core import pictures
 
@@ -67,37 +68,8 @@ class Timeline:
         Each engine and each group of threads has a row; colors are pipeline stages, waits are thin lines. Raises
         MissingPackageError without matplotlib.
         """
-        spans = [s for s in self.spans if s.cta in ctas]
-        ends = {(s.cta, s.row): s.end for s in sorted(spans, key=lambda s: s.end)}
-        last = max(ends.values(), default=1)
-        spans = [s for s in spans if ends[s.cta, s.row] > last / 20]  # drops idle warps
-        rows = sorted({(s.cta, s.row) for s in spans}, key=lambda r: (r[0], _order(r[1]), r[1]))
-        position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
-        bars = defaultdict[tuple[tuple[int, str], str], list[tuple[int, int]]](list)
-        for s in spans:
-            bars[(s.cta, s.row), _entry(s)].append((s.start, s.end - s.start))
-        entries = sorted({entry for _, entry in bars}, key=_order_of_entry)
-        stages = pictures.colors(sum(entry.startswith("stage ") for entry in entries))
-        color_of = dict(zip(entries, stages, strict=False)) | COLORS
         title = f"CTA {', '.join(map(str, ctas))}; the launch takes {self.cycles} cycles of the cost model"
-        with pictures.drawing(path, 10, 1.2 + 0.45 * len(rows), title) as figure:
-            from matplotlib.lines import Line2D
-
-            axes = figure.subplots()
-            for (row, entry), ranges in bars.items():
-                height = HEIGHTS.get(entry, 0.8)
-                axes.broken_barh(
-                    ranges, (position[row] - height / 2, height), facecolor=color_of[entry], linewidth=0.4,
-                    edgecolor=color_of[entry] if entry in HEIGHTS else pictures.EDGE, label=entry,
-                )  # fmt: skip
-            names = [row if len(ctas) == 1 else f"CTA {cta} {row}" for cta, row in rows]
-            axes.set_yticks([position[r] for r in rows], names)
-            axes.set_xlabel("cycles")
-            axes.set_xlim(0, max((s.end for s in spans), default=1))
-            axes.spines["left"].set_visible(False)
-            axes.tick_params(axis="y", length=0)
-            line = Line2D([], [], color=color_of[WAITING], linewidth=2, label=WAITING)
-            pictures.legend(figure, {entry: color_of[entry] for entry in entries if entry != WAITING}, line)
+        plot_timelines(path, {title: self}, ctas)
 
     def write_trace(self, path: str | Path) -> None:
         """Write a trace for ui.perfetto.dev or chrome://tracing; a cycle is shown as a nanosecond."""
@@ -114,6 +86,63 @@ class Timeline:
             for s in self.spans
         ]  # fmt: skip
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+
+
+def plot_timelines(path: str | Path, timelines: Mapping[str, Timeline], ctas: tuple[int, ...] = (0,)) -> None:
+    """Plot the timelines of `ctas` below one another on one scale of cycles, each below its title, as `Timeline.plot`.
+
+    Args:
+        path: A PNG or SVG file.
+        timelines: By title.
+        ctas: The indices of the CTAs that are shown.
+    """
+    shown = [_shown(x, ctas) for x in timelines.values()]
+    rows = [sorted({(s.cta, s.row) for s in spans}, key=lambda r: (r[0], _order(r[1]), r[1])) for spans in shown]
+    entries = sorted({_entry(s) for spans in shown for s in spans}, key=_order_of_entry)
+    stages = pictures.colors(sum(entry.startswith("stage ") for entry in entries))
+    color_of = dict(zip(entries, stages, strict=False)) | COLORS
+    first, *others = timelines
+    heights = [max(len(x), 1) for x in rows]
+    with pictures.drawing(path, 10, 1.2 + 0.45 * sum(heights) + 0.6 * len(others), "" if others else first) as figure:
+        from matplotlib.lines import Line2D
+
+        all_axes = figure.subplots(len(rows), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, title, spans, names in zip(all_axes, timelines, shown, rows, strict=True):
+            if others:
+                axes.set_title(title, loc="left", fontsize=pictures.FONT_SIZE)
+            _draw(axes, spans, names, color_of, len(ctas) > 1)
+        axes.set_xlabel("cycles")
+        axes.set_xlim(0, max((s.end for spans in shown for s in spans), default=1))
+        line = Line2D([], [], color=color_of[WAITING], linewidth=2, label=WAITING)
+        pictures.legend(figure, {entry: color_of[entry] for entry in entries if entry != WAITING}, line)
+
+
+def _shown(timeline: Timeline, ctas: tuple[int, ...]) -> list[Span]:
+    """Return the spans of CTAs, without those of warps that end early: they are idle."""
+    spans = [s for s in timeline.spans if s.cta in ctas]
+    ends = {(s.cta, s.row): s.end for s in sorted(spans, key=lambda s: s.end)}
+    last = max(ends.values(), default=1)
+    return [s for s in spans if ends[s.cta, s.row] > last / 20]
+
+
+def _draw(
+    axes: Any, spans: list[Span], rows: list[tuple[int, str]], color_of: dict[str, Any], name_ctas: bool
+) -> None:  # fmt: skip
+    """Draw spans in `rows` (CTA and name), from the top. `color_of`: by entry of the legend."""
+    position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
+    bars = defaultdict[tuple[tuple[int, str], str], list[tuple[int, int]]](list)
+    for s in spans:
+        bars[(s.cta, s.row), _entry(s)].append((s.start, s.end - s.start))
+    for (row, entry), ranges in bars.items():
+        height = HEIGHTS.get(entry, 0.8)
+        axes.broken_barh(
+            ranges, (position[row] - height / 2, height), facecolor=color_of[entry], linewidth=0.4,
+            edgecolor=color_of[entry] if entry in HEIGHTS else pictures.EDGE, label=entry,
+        )  # fmt: skip
+    names = [f"CTA {cta} {row}" if name_ctas else row for cta, row in rows]
+    axes.set_yticks([position[r] for r in rows], names)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
 
 
 def _order(row: str) -> int:
