@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -78,15 +79,18 @@ def imports_and_uses(code: str) -> set[str]:
 
 
 PUBLIC = {*generate.PACKAGES}.union(*([f"{x}.{name}" for name in generate.public(x)] for x in generate.PACKAGES))
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+FILES = [x for kind in ("examples/*.py", "docs/**/*.md", "docs/**/*.ipynb") for x in sorted(ROOT.glob(kind))]
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_it_needs_only_public_names(path: Path) -> None:
     text = path.read_text()
-    blocks = [text] if path.suffix == ".py" else re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert set().union(*map(imports_and_uses, blocks)) <= PUBLIC
+    blocks = {
+        ".py": lambda: [text],
+        ".md": lambda: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE),
+        ".ipynb": lambda: ["".join(x["source"]) for x in json.loads(text)["cells"] if x["cell_type"] == "code"],
+    }
+    assert imports_and_uses("\n".join(blocks[path.suffix]())) <= PUBLIC
 
 
 def test_a_private_name_is_found() -> None:
