@@ -1,5 +1,6 @@
 """A user's program, which type checkers read: what must pass, and lines that must fail, each with `error`."""
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,6 +25,7 @@ def with_numpy(a: Matrix, b: Matrix, bias: Matrix) -> Matrix:
     print(len(simulation.hazards) + simulation.cycles)
     values, scales, *_ = gemmsmith.quantize(a, "1x128")
     print(values.shape, scales.shape)
+    print(gemmsmith.simulate(a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)).cycles)
     f = gemmsmith.grouped_gemm(a, b, offsets=np.zeros(1, np.int32), along="m", precision="3xtf32")
     return gemmsmith.pack(d + e + f)
 
@@ -31,6 +33,7 @@ def with_numpy(a: Matrix, b: Matrix, bias: Matrix) -> Matrix:
 def with_kernels(k: Builder, spec: KernelSpec) -> Kernel:
     """What a kernel is recorded with has types."""
     mainloop = TmaStages(spec, make_tile_scheduler(spec)).prologue(prefetch=())
+    k.when((k.warp_index == 0) & hw.elect_one())
     address = k.pointer("x") + (k.thread * 4).to(U64)
     word: Value = hw.load_global_word(address, True, U32, "word")
     hw.store_global_word(address, word, mainloop.prologue_k_tiles.get() == 0, "copied")
