@@ -151,7 +151,7 @@ def compared(
 
 def kernels(plans: Iterable[gemmsmith.Plan]) -> list[tuple[str, str]]:
     """Return (source, name) of all kernels that these plans launch, packing and second steps included."""
-    launches = [launch for plan in plans for launch in plan.launches.all]
+    launches = [launch for plan in plans for launch in plan._planned.launches.all]
     return [(launch.kernel.source, launch.kernel.name) for launch in launches]
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 import gemmsmith
 from benchmarks.rows import Row, find, load
 from gemmsmith import Spec
-from gemmsmith.host import plans
+from gemmsmith.host import planned_gemm
 from gemmsmith.tuning import gpus
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -28,7 +28,7 @@ MIN_CURRENT = 0.9
 @contextmanager
 def choosing_for(gpu: Any) -> Iterator[None]:
     """Let gemmsmith choose configs for `gpu`, whatever this machine has, and without configs that its user tuned."""
-    with mock.patch.object(plans, "gpu_at", return_value=gpu):
+    with mock.patch.object(planned_gemm, "gpu_at", return_value=gpu):
         yield
 
 
@@ -269,6 +269,20 @@ def host() -> str:
     return table("H200, call | gemmsmith, us | torch, us", cells) + "\n\n" + source("launch-h200")
 
 
+def startup() -> str:
+    file = load("startup-cpu")
+    seconds, machine = {r["what"]: f"{r['seconds']:.2f} s" for r in file["rows"]}, file["machine"]
+    text = (
+        f"A process with `import gemmsmith` takes {seconds['import gemmsmith']}, `from gemmsmith import gemm` "
+        f"{seconds['import gemmsmith, gemm']} (numpy alone {seconds['import numpy']}), `gemmsmith --version` "
+        f"{seconds['gemmsmith --version']}, `import gemmsmith.torch` {seconds['import gemmsmith.torch']} (torch alone "
+        f"{seconds['import torch']}): the least of {file['rows'][0]['rounds']}, Python {machine['python']}, torch "
+        f"{machine['torch'].split('+')[0]}, {machine['cpu']}, files in memory, "
+        f"[rows](../benchmarks/results/{find('startup-cpu').name})."
+    )
+    return "\n".join(textwrap.wrap(text, 120, break_on_hyphens=False))
+
+
 def ceilings() -> str:
     rows = current("dense-suite-h200")
     loops = {r["loop"]: r["loop_tflops"] for r in load("ladder-h200")["rows"]}
@@ -405,6 +419,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         fp8,
         fp8_losses,
         host,
+        startup,
         ceilings,
         experts,
         loss_heads,

@@ -340,13 +340,12 @@ def command_line() -> str:
     return "\n".join(sections)
 
 
-def _rows(documented: dict[str, str | None]) -> str:
-    """Return a table of names and the first sentences of their docstrings; names with the same one share a row."""
+def _items(documented: dict[str, str | None]) -> str:
+    """Return a list of names and the first sentences of their docstrings; names with the same one share an item."""
     names: dict[str, list[str]] = {}
     for name, doc in documented.items():
         names.setdefault(_sentence(doc or ""), []).append(name)
-    rows = (f"| {_code(names[sentence])} | {sentence} |" for sentence in names)
-    return "\n".join(("| name | what it is |", "| --- | --- |", *rows))
+    return "\n".join(f"- {_code(names[sentence])}: {sentence}" for sentence in names)
 
 
 def _sentence(doc: str) -> str:
@@ -387,7 +386,7 @@ def python() -> str:
     """Return docs/reference/python.md. It does not need torch."""
 
     def table(package: str, names: Iterable[str]) -> str:
-        return _rows({f"{package}.{x}": public(package)[x] for x in names})
+        return _items({f"{package}.{x}": public(package)[x] for x in names})
 
     names = public("gemmsmith")
     errors = [x for x in names if x.endswith(("Error", "Warning"))]
@@ -502,7 +501,7 @@ def hazards_without_wait(depth: int) -> list[str]:
     broken = plan(a, a.T, config=Config(), backend="sim")
     waits = [
         (block, x)
-        for statement in st.walk(broken.kernel.body)
+        for statement in st.walk(broken._planned.kernel.body)
         for block in st.children(statement)
         for x in block.statements
         if isinstance(x, st.IssueInstruction) and isinstance(x.instruction, WgmmaWait) and x.instruction.pending == 1

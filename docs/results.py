@@ -36,6 +36,7 @@ FILES: dict[str, tuple[str, str, str]] = {
     "ladder-counters-h200": ("Are the simulator's counters those of Nsight Compute?", "3a74253", "2026-11-24"),
     "ladder-h200": ("How fast is each kernel of the ladder, and loops of its instructions alone?",
                     "bf9e60b", "2026-11-23"),
+    "startup-cpu": ("How many seconds do imports and a command take?", "ab5e4785", "2026-11-29"),
     "launch-h200": ("What does a call cost on the host?", "c9d5e26", "2026-11-24"),
     "heavy-unrolled-h100": ("The same before long epilogues looped.", "85dfd21", "2026-11-26"),
     "launch-h100": ("What does a call cost on the host of an H100?", "67011cc", "2026-11-26"),

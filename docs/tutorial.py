@@ -102,7 +102,7 @@ def simulate(case: Case) -> tuple[Timeline, str]:
     timeline = plan.simulate(a, b.T, counters=counters, record=True).timeline
     spans = [x for x in timeline.spans if x.cta == 0 and x.row == "tensor core"]
     busy = len({cycle for x in spans for cycle in range(x.start, x.end)})  # those of mma.sync overlap
-    lines = counters.lines(plan.kernel)
+    lines = counters.lines(*counters.kernels)
     counts = (sum(x.instructions for x in lines if x.macs), sum(x.wavefronts for x in lines),
               sum(x.sectors for x in lines))  # fmt: skip
     cells = case.title.partition(":")[0], timeline.cycles, f"{busy / timeline.cycles:.0%}", *counts

@@ -103,7 +103,7 @@ def test_an_operand_in_a_layout_that_its_tiles_do_not_have_is_refused() -> None:
         Spec((128, 64), "bf16"), Spec((64, 64), "bf16", (1, 64)), b2=Spec((64, 64), "bf16"), config=CONFIG
     )
     with pytest.raises(ArgumentError, match="in_b2: got a stride of 64; its tiles are K-major"):
-        _ = plan.launches
+        _ = plan._planned.launches
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ W4: dict[str, Any] = {
 def test_what_int4_weights_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     given = {name: x for name, x in {**W4, **changes}.items() if x is not None}
     with pytest.raises((ArgumentError, ConfigError), match=message):
-        _ = gemmsmith.plan(**given).launches
+        _ = gemmsmith.plan(**given)._planned.launches
 
 
 def variant(design: gemmsmith.Design, name: str, record: Callable[[Builder, KernelSpec], None]) -> Config:

@@ -15,7 +15,7 @@ from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.cuda import driver
 from gemmsmith.backends.sim import Hazard
 from gemmsmith.core.dtypes import BF16, E4M3
-from gemmsmith.host import plans
+from gemmsmith.host import planned_gemm
 from gemmsmith.lang.location import SourceLocation
 
 
@@ -88,7 +88,7 @@ CASES: list[tuple[str, str | None, dict[str, Any], type[GemmsmithError], str]] =
 @pytest.mark.parametrize(("a", "b", "options", "error", "message"), CASES)
 def test_what_is_refused(a: str, b: str | None, options: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        gemmsmith.plan(Spec((256, 256), a), Spec((256, 256), b or a), **options).kernel  # noqa: B018
+        gemmsmith.plan(Spec((256, 256), a), Spec((256, 256), b or a), **options)._planned.kernel  # noqa: B018
 
 
 A, B = np.ones((16, 32), np.float16), np.ones((32, 24), np.float16)
@@ -103,7 +103,7 @@ WRONG_TYPES: list[tuple[Callable[[], Any], str]] = [
       for call in (lambda plan: plan.run, lambda plan: plan.prepare)),
     *((lambda text=text: Config.parse(text), "text: got .*; use that of a Config, such as 'cooperative 128x256x64")
       for text in (None, 3, b"cooperative", "cooperative", ARRAY)),
-    (lambda: gemmsmith.Plan("x"), r"request: got str; use gemmsmith.plan\(a, b\)"),
+    (lambda: gemmsmith.Plan("x"), r"planned: got str; use gemmsmith.plan\(a, b\)"),
     (lambda: Spec((3, 3), "bf16", 3), "Spec.strides: got 3; use 2 integers, in elements"),
     *((lambda name=name, x=x: gemmsmith.gemm(A, B, **{name: x}), f"{name}: got ")
       for name in ("out_dtype", "accumulate", "backend", "scale_a", "out", "config", "operands", "precision")
@@ -139,7 +139,7 @@ def test_gpus_before_8_0(capability: tuple[int, int], monkeypatch: pytest.Monkey
     here = ArrayInfo(BF16, (8, 8), (8, 1), 0, "cuda", 0, True)
     message = "device 0 is a Tesla T4 of compute capability 7..; use a GPU of 8.0 or later"
     with pytest.raises(DeviceError, match=message):
-        plans.chip_of(here)
+        planned_gemm.chip_of(here)
 
 
 def bf16(*shape: int) -> np.ndarray:
@@ -158,7 +158,11 @@ def bf16(*shape: int) -> np.ndarray:
         (lambda: gemmsmith.simulate(Spec((8, 16), "bf16"), Spec((16, 8), "bf16")),
          "a: got a Spec, which has no data; use an array"),
         (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8)),
-         "x: got dtype float64; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8 .*may also be int32"),
+         r"x: got dtype float64; use one of bf16, fp16, fp32, such as x.astype\(numpy.float32\)$"),
+        (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8, np.int16)),
+         "x: got dtype int16; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8 .*may also be int32"),
+        (lambda: Spec((8, 8), "float64"),
+         "Spec.dtype: got 'float64'; use one of bf16, fp16, fp32, fp8_e4m3, fp8_e5m2$"),
         (lambda: gemmsmith.gemm(bf16(8, 16), bf16(16, 8), epilogue=lambda acc, x: acc + x, x=np.ones(8, np.uint8)),
          "x: got dtype uint8, or ue8m0, which are scales; operands are fp32, fp16, bf16, int32, int64 or bool"),
         (lambda: gemmsmith.quantize(bf16(8, 128), dtype="fp4"),
@@ -183,12 +187,23 @@ def test_representations_fit_a_screen(record: bool) -> None:
     assert "operands   bias, s" in lines
     simulation = plan.simulate(a, b, bias=bf16(512), s=2.0, record=record)
     assert "hazards  none" in repr(simulation).splitlines()
-    assert plan._repr_html_().count("<details>") == 2
-    assert "AccFetch" in plan._repr_html_()
-    assert simulation._repr_html_().startswith("<pre>Simulation of ")
-    assert ("<svg" in simulation._repr_html_()) == record
     hazard = Hazard("race", "message\nsecond line", SourceLocation("a.py", 3))
     text = repr(replace(simulation, hazards=[hazard] * 40))
     assert "hazards  40, the first:" in text
     assert len(text.splitlines()) <= 20
     assert max(map(len, text.splitlines())) <= 200
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: gemmsmith.gemm(x, bf16(8, 8)), lambda x: gemmsmith.gemm(bf16(8, 8), x),
+    lambda x: gemmsmith.plan(x, x), lambda x: gemmsmith.simulate(x, x),
+    lambda x: gemmsmith.gemm(bf16(8, 8), bf16(8, 8), out=x), lambda x: gemmsmith.pack(x), gemmsmith.quantize,
+    lambda x: gemmsmith.gemm(bf16(8, 8), bf16(8, 8), scale_a=x),
+    lambda x: gemmsmith.grouped_gemm(x, bf16(1, 8, 8), sizes=np.array([8], np.int32)),
+])  # fmt: skip
+def test_float64_is_offered_narrower_floats(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"got dtype float64; use one of bf16, fp16, fp32, such as x\.astype"):
+        call(np.ones((8, 8)))
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match=r"of torch.float64; use one of .*torch.float32, such as x\.float\(\)$"):
+        call(torch.ones(8, 8, dtype=torch.float64))

@@ -65,7 +65,7 @@ def spills(kind: str, witness: Witness, config: Config) -> bool:
         plan = gemmsmith.plan(a, b, epilogue=function, operands=operands, out_dtype=out, config=config)
     except gemmsmith.ConfigError:
         return False
-    found = epilogue_class(plan.spec.epilogue)
+    found = epilogue_class(plan._planned.spec.epilogue)
     assert found == kind, f"{kind}: the epilogue is of the class {found}"
     return plan.resources.spill_store_bytes > 0
 

@@ -141,7 +141,7 @@ def compiled(kind: str, shape: Shape, configs: list[Config]) -> None:
     for config in configs:
         plan = KINDS[kind].plan(shape, config)
         try:
-            compile_source(plan.source, plan.kernel.name)
+            compile_source(plan.source, plan._planned.kernel.name)
         except gemmsmith.CompileError:
             continue
 

@@ -122,7 +122,7 @@ def shapes_of(rows: list[Row]) -> dict[Shape, list[Row]]:
 
 def is_candidate(shape: Shape, config: Config) -> bool:
     """Return whether a plan leaves a config of the table its stages."""
-    return fit_stages(gemmsmith.plan(*specs(shape), config=config).spec) == config
+    return fit_stages(gemmsmith.plan(*specs(shape), config=config)._planned.spec) == config
 
 
 def enter(sweep: Path, table: Path) -> None:
@@ -183,7 +183,7 @@ def main() -> None:
                 rank_configs(problem, limit=4 * arguments.max_configs, any_splits=True), arguments.max_configs
             )
             contests[shape] = some, ROUNDS, FINALISTS
-    kernels = {(p.source, p.kernel.name) for s, (cs, _, _) in contests.items() for c in cs
+    kernels = {(p.source, p._planned.kernel.name) for s, (cs, _, _) in contests.items() for c in cs
                for p in [gemmsmith.plan(*specs(s), config=c)]}  # fmt: skip
     print(f"{len(kernels)} kernels built in {time.perf_counter() - begun:.0f} s", flush=True)
     compile_all(kernels)

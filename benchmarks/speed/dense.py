@@ -158,7 +158,7 @@ def main() -> None:
     rows = still_chosen(rows, {shape: str(plan.config) for shape, plan in plans.items()})
     for r in rows:
         plans.pop((r["m"], r["n"], r["k"]), None)
-    compile_all((plan.source, plan.kernel.name) for plan in plans.values())
+    compile_all((plan.source, plan._planned.kernel.name) for plan in plans.values())
     dtype = getattr(torch, arguments.dtype)
     for m, n, k in plans:
         rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.half, arguments.lt))

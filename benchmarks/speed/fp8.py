@@ -187,7 +187,7 @@ def main() -> None:
     all_shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape or ()] or SUITES[arguments.suite]()
     rows = portions.load_rows(arguments)
     shapes = portions.missing(all_shapes, rows, lambda r: (r["m"], r["n"], r["k"]), arguments.part)
-    compile_all((plan.source, plan.kernel.name) for plan in map(planned, shapes))
+    compile_all((plan.source, plan._planned.kernel.name) for plan in map(planned, shapes))
     for m, n, k in portions.in_time(shapes, arguments.seconds):
         rows.append(measure(m, n, k, arguments.rounds))
         r = rows[-1]

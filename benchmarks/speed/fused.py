@@ -213,7 +213,7 @@ def planned(job: Job, config: Config | None = None) -> gemmsmith.Plan:
 
 def contenders(job: Job, most: int) -> list[Config]:
     """Return at most `most` configs: the chosen one, those of PLAIN that can be built, and the model's first."""
-    small = planned(job, SMALL).binding
+    small = planned(job, SMALL)._planned.binding
     timings = [planned(job).config, *(c for c in (deepest(job, c) for c in PLAIN) if c)]
     timings += varied(rank_configs(small.problem, small.spec, limit=4 * most, any_splits=True), most)
     return list(dict.fromkeys(timings))[:most]
@@ -227,7 +227,7 @@ def deepest(job: Job, config: Config) -> Config | None:
     for stages in range(config.stages, 1, -1):
         fewer = config.replace(stages=stages)
         try:
-            planned(job, fewer).kernel  # noqa: B018
+            planned(job, fewer)._planned.kernel  # noqa: B018
         except gemmsmith.GemmsmithError:
             continue
         return fewer
@@ -256,7 +256,7 @@ class Case:
         self.b = matrix(1, k, n, torch.bfloat16, job.layout[1], device).mul_(k**-0.5)
         kinds = epilogue_of(job.epilogue).operands
         self.operands = {name: drawn(kind, job.shape(kind), device) for name, kind in kinds.items()}
-        made = planned(job, SMALL).binding.unallocated_results
+        made = planned(job, SMALL)._planned.binding.unallocated_results
         self.results = {
             name: torch.empty(x.shape, device=device, dtype=TORCH_DTYPES[x.dtype]) for name, x in made.items()
         }

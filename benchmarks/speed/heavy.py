@@ -87,7 +87,7 @@ def bare_of(job: Job) -> Job:
 
 def bare_configs(bare: Job) -> list[Config]:
     """Return the chosen config of a plain GEMM, and the model's first ones."""
-    small = planned(bare, SMALL).binding
+    small = planned(bare, SMALL)._planned.binding
     first = rank_configs(small.problem, small.spec, FIRST, gpu=gpu_at(0))
     return list(dict.fromkeys([planned(bare).config, *first]))
 
@@ -106,7 +106,7 @@ def cost_of(spec: EpilogueSpec) -> Cost:
 
 def floors(job: Job, mhz: float) -> dict[str, float]:
     """Return the epilogue's cost per element, and the microseconds of its bytes, special functions and instructions."""
-    spec, elements, cycles_per_us = planned(job).binding.spec, job.m * job.n, NUM_SMS * (mhz or SM_CLOCK_MHZ)
+    spec, elements, cycles_per_us = planned(job)._planned.binding.spec, job.m * job.n, NUM_SMS * (mhz or SM_CLOCK_MHZ)
     cost = cost_of(spec)
     nbytes = EpilogueCost.from_epilogue(spec).bytes_per_element
     us = {
@@ -153,7 +153,7 @@ def measure(job: Job, pace: contest.Pace, device: str = "cuda") -> contest.Row:
         **job._asdict(), "us": us["ours"], "bare_us": us["bare"], **about, "bound_us": bound,
         "of_bound": us["ours"] / bound, "bound_ratio": bound / us["ours"],
         "bare_ratio": statistics.median(b / o for o, b in zip(times["ours"], times["bare"], strict=True)),
-        "estimated_us": plan.estimated_us, "nodes": len(plan.binding.graph.nodes), "config": str(plan.config),
+        "estimated_us": plan.estimated_us, "nodes": len(plan._planned.binding.graph.nodes), "config": str(plan.config),
         "bare_config": str(fastest), "refused": refused, "sm_mhz": mhz, "sets": count,
         "times": {name: [round(x, 4) for x in t] for name, t in times.items()},
     }  # fmt: skip

@@ -49,7 +49,7 @@ def compared(shape: Shape, before: str, rounds: int) -> dict[str, Any]:
 
     plan = gemmsmith.plan(a, b, out=d)
     graphs = {"ours": graph(), "torch": captured(lambda a, b, d: torch.mm(a, b, out=d), sets)}
-    with edited(plan.kernel, before):
+    with edited(plan._planned.kernel, before):
         graphs["before"] = graph()
     if m <= 64:
         size = m * k + k * n + m * n  # a copy of half the bytes reads and writes all

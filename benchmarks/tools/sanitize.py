@@ -47,13 +47,15 @@ def epilogues(rng: np.random.Generator) -> None:
         plan = gemmsmith.plan(a, b, epilogue=function, operands=given, config=config)
         there = {name: x if isinstance(x, float) else DeviceArray.from_numpy(x) for name, x in given.items()}
         results = {
-            r.name: DeviceArray.from_numpy(np.zeros(result_shape(plan.binding.graph, r, (m, n)), r.dtype.numpy))
-            for r in plan.binding.graph.results
+            r.name: DeviceArray.from_numpy(
+                np.zeros(result_shape(plan._planned.binding.graph, r, (m, n)), r.dtype.numpy)
+            )
+            for r in plan._planned.binding.graph.results
         }
         workspace = DeviceArray.from_numpy(np.zeros(max(plan.workspace_bytes, 1), np.uint8))
         plan.run(*(DeviceArray.from_numpy(x) for x in (a, b)), results, operands=there, workspace=workspace)
         assert np.isfinite(results["out"].numpy().astype(np.float32)).all()
-        print(plan.spec.name, m, n, k, "done", flush=True)
+        print(plan._planned.spec.name, m, n, k, "done", flush=True)
 
 
 def main() -> None:
@@ -75,7 +77,7 @@ def main() -> None:
                     workspace = DeviceArray.from_numpy(np.zeros(max(plan.workspace_bytes, 1), np.uint8))
                     plan.run(*on_device, workspace=workspace)
                     bounds.check(on_device[2].numpy(), a, b, FP32, FP16).require()
-                    print(plan.spec.name, m, n, k, "right", flush=True)
+                    print(plan._planned.spec.name, m, n, k, "right", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.core import fork as _fork  # noqa: F401 registers what it does
+from gemmsmith.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gemmsmith.api import *
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
@@ -27,6 +26,7 @@ __all__ = [
     "RetraceWarning",
     "Simulation",
     "Spec",
+    "autotune",
     "deinterleave",
     "dequantize",
     "free_memory",

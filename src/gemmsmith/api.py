@@ -33,13 +33,15 @@ from gemmsmith.core.integers import as_integer
 from gemmsmith.graph.frontend.interleave import deinterleave as deinterleave
 from gemmsmith.graph.frontend.interleave import interleave as interleave
 from gemmsmith.graph.frontend.values import top_k_softmax as top_k_softmax
+from gemmsmith.host.autotune import autotune as autotune
 from gemmsmith.host.cached_run import run_cached
 from gemmsmith.host.launch_kernel import launch as launch
 from gemmsmith.host.packing import pack as pack
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan as Plan
-from gemmsmith.host.plans import Simulation as Simulation
 from gemmsmith.host.quantization import dequantize as dequantize
 from gemmsmith.host.quantization import quantize as quantize
+from gemmsmith.host.simulation import Simulation as Simulation
 
 if TYPE_CHECKING:
     from gemmsmith.tuning.search import Measured
@@ -264,12 +266,12 @@ def plan(
         EpilogueError: If the epilogue cannot be traced.
         ConfigError: If no config, or not the given one, can compute it.
     """
-    plan_ = Plan(Request(
+    planned = PlannedGemm(Request(
         a, b, out, checks.merge_operands(operands, named_operands), epilogue, scale_a, scale_b, out_dtype, accumulate,
         precision, fast_math, deterministic, config, batch_invariant, backend, grouping,
     ))  # fmt: skip
-    plan_._detach_arrays()
-    return plan_
+    planned.detach_arrays()
+    return Plan(planned)
 
 
 def simulate(
@@ -299,7 +301,8 @@ def simulate(
         a, b, out, checks.merge_operands(operands, named_operands), epilogue, scale_a, scale_b, out_dtype, accumulate,
         precision, fast_math, deterministic, config, batch_invariant, "sim", grouping,
     )  # fmt: skip
-    return Plan(request).simulate(a, b, out, **request.inputs, seed=seed, schedules=schedules, record=record)
+    plan_ = Plan(PlannedGemm(request))
+    return plan_.simulate(a, b, out, **request.inputs, seed=seed, schedules=schedules, record=record)
 
 
 def free_memory(*, graphs: bool = False) -> int:
@@ -356,4 +359,4 @@ def tune(
     max_configs = as_integer("max_configs", max_configs, least=1)
     if not callable(on_progress):
         raise ArgumentError(f"on_progress: got {on_progress!r}; use a function of the stage")
-    return tune_on_gpu(Request(a, b, accumulate=accumulate, precision=precision), Plan, max_configs, on_progress)
+    return tune_on_gpu(Request(a, b, accumulate=accumulate, precision=precision), PlannedGemm, max_configs, on_progress)

@@ -212,7 +212,7 @@ def test_jobs_are_as_many_as_the_pages_say() -> None:
 def test_every_product_has_a_plan_for_its_operands() -> None:
     for job in kinds.jobs():
         plan = kinds.planned(job)
-        problem = plan.binding.problem.T if plan.config.swap_ab else plan.binding.problem
+        problem = plan._planned.binding.problem.T if plan.config.swap_ab else plan._planned.binding.problem
         assert problem.m * problem.batch == job.batch * job.m, job  # a batch may be folded into M
         assert (problem.n, problem.k) == job[4:], job
 

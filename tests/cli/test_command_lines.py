@@ -51,6 +51,7 @@ GOOD = {
     "ladder": ["64x64x64 --rung naive", "64x64x64 --rung naive --json"],
     "doctor": ["", "--json"],
     "cache": ["", "--list", "--json", "--clear"],
+    "table": ["list", "list --json", "export there.json", "merge table.json table.json there.json"],
     "tune": [], "bench": [],  # need a GPU
 }  # fmt: skip
 NUMBER_OF_GOOD = sum(map(len, GOOD.values()))
@@ -84,6 +85,9 @@ WRONG = [
     "ladder 64x64x64 --rung 99", "ladder --rung x", "ladder 64x64x64 --measured nosuch.json",
     "ladder --from-json nosuch.json", "doctor extra", "doctor --nosuch", "cache --warm nosuch.txt",
     "cache --warm problems.txt", "cache extra", "tune", "tune 0x2x3", "tune 64x64", "tune 64x64x64 --max-configs 0",
+    "tune 64x64x64 --model problems.txt", "tune --model problems.txt", "tune --model nosuch.json",
+    "tune --model problems.txt --tokens 0", "tune --model problems.txt --training yes", "table", "table nosuch",
+    "table list extra", "table export", "table merge table.json", "table load problems.txt", "table load nosuch",
     "tune 64x64x64 --dtype fp7", "tune 64x64x64 --force yes", "bench 64x64", "bench 64x64x64 --seconds 0",
     "bench 64x64x64 --dtype fp7", "--nosuch", "run --nosuch", "show 64x64x64 --m",
 ]  # fmt: skip
@@ -99,6 +103,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wrong.py").write_text("def f(")
     (tmp_path / "raises.py").write_text("1 / 0\n")
     (tmp_path / "problems.txt").write_text("64x64x64\n64x64x64 --dtype fp7\n")
+    (tmp_path / "table.json").write_text('{"entries": []}')
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import gemmsmith
-from gemmsmith import Config, Plan, Spec
+from gemmsmith import Config, Spec
 from gemmsmith.backends.cuda import compiler
 from gemmsmith.backends.reference.bounds import Report
 from gemmsmith.binding.bind import bind
@@ -35,8 +35,11 @@ from gemmsmith.cli.options import Integers
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS
+from gemmsmith.host.planned_gemm import PlannedGemm
+from gemmsmith.tuning import measured_configs
+from gemmsmith.tuning.measured_configs import Entry, key_of
 from gemmsmith.tuning.search import Measured
-from gemmsmith.tuning.tuned_table import builtin_table, save_tuned
+from gemmsmith.tuning.tuned_table import builtin_table
 
 FAULT = "internal error in gemmsmith"
 
@@ -170,8 +173,10 @@ def test_every_command_takes_the_config_of_gemm(
     precision = {"precision": options["--precision"]} if "--precision" in options else {}
     want = gemmsmith.plan(a, b, **precision).config
     sizes, planned = f"{m}x{n}x{k}", []
-    init = Plan.__init__
-    monkeypatch.setattr(Plan, "__init__", lambda self, request: (init(self, request), planned.append(self.config))[0])
+    init = PlannedGemm.__init__
+    monkeypatch.setattr(
+        PlannedGemm, "__init__", lambda self, request: (init(self, request), planned.append(self.config))[0]
+    )
     gemmsmith.gemm(a, b, backend="reference", **precision)
     assert {*planned} <= {want}
     for command in (["run", "--backend", "reference"], ["simulate"]):
@@ -258,8 +263,20 @@ def test_reference(call) -> None:
     assert "float64" in good(call("run", *SMALL, "--backend", "reference", "--dtype", "fp16", "--layout", "tn"))
 
 
+def test_an_estimate_names_the_gpu_of_its_model(call, tmp_path: Path) -> None:
+    """That of CUDA cores is of an H100; mma.sync has none."""
+    words = ["run", "64x64x64", "--backend", "sim", "--output", str(tmp_path)]
+    for more, gpu in ((["--dtype", "bf16"], "H200"), (["--dtype", "fp32"], "H100")):
+        text = good(call(*words, *more))
+        assert re.search(rf"^estimate +[\d.]+ us on an {gpu}, by the model", text, re.MULTILINE)
+        assert json.loads(good(call(*words, *more, "--json")))["estimated_us"] > 0
+    plain = [*words, "--design", "mma_multistage", "--tile", "64x64x64", "--stages", "3"]
+    assert "estimate " not in good(call(*plain))
+    assert "estimated_us" not in json.loads(good(call(*plain, "--json")))
+
+
 def test_a_gpus_time_is_a_number_with_its_unit() -> None:
-    plan = Plan(Request(Spec((64, 64), "bf16"), Spec((64, 64), "bf16")))
+    plan = PlannedGemm(Request(Spec((64, 64), "bf16"), Spec((64, 64), "bf16")))
     report = Report(float("inf"), float("inf"), 3, 0.5, 0.25, "none")
     outcome = Outcome((64, 64, 64), "cuda", None, report, [], {"time_us": 10.04, "tflops": 105.2}, {"source": "a.cu"})
     assert outcome.to_rows(plan)["speed"] == "10.0 us, 105 TFLOP/s (one buffer, back to back)"
@@ -606,9 +623,10 @@ def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytes
     assert row["configs"][1]["tflops"] == pytest.approx(2 * 512 * 1000 * 1024 / 20e6)
     assert row["configs"][1]["config"]["tile"] == [64, 64, 64]
     assert other["m"] == 64
-    save_tuned(
-        bind(Request(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024)))).problem, slow, 20.0, "none"
-    )
+    binding = bind(Request(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024))))
+    monkeypatch.setattr(measured_configs, "folder", lambda device=0: tmp_path / "tuned")
+    monkeypatch.setattr(measured_configs, "_about", lambda device: {})
+    measured_configs.save([Entry(key_of(binding.problem, binding.spec), 512, slow, 20.0, "none")])
     assert "tuned before" in good(call("tune", "512x1000x1024"))
     before = json.loads(good(call("tune", "512x1000x1024", "--json")))
     assert before["tuned_before"]

@@ -49,7 +49,7 @@ def test_every_design(config: Config, rng: np.random.Generator) -> None:
     for layout, swap_ab in (("tt", False), ("nn", True)):
         a, b, out = arrays(layout, 260, 132, 200)
         plan = gemmsmith.plan(a, b, out=out, precision="tf32", config=config.replace(swap_ab=swap_ab))
-        assert plan.spec.majors == ("MN", "K")
+        assert plan._planned.spec.majors == ("MN", "K")
         assert plan.simulate(a, b, out, seed=int(rng.integers(1 << 30))).hazards == []
         judge(out, a, b)
 
@@ -87,14 +87,14 @@ def test_what_is_copied(m: int, n: int, k: int) -> None:
 def test_what_tma_cannot_read_is_copied() -> None:
     ragged = gemmsmith.plan(Spec((512, 4096), "fp32", (4097, 1)), specs("nt", 512, 8192, 4096)[1], precision="tf32")
     assert "a is copied before each run, since TMA cannot read its rows" in ragged.why
-    assert ragged.spec.majors == ("K", "K")
+    assert ragged._planned.spec.majors == ("K", "K")
 
 
 def test_an_orientation_that_copies_is_taken_if_given() -> None:
     a, b = specs("nn", 256, 256, 256)
     plan = gemmsmith.plan(a, b, precision="tf32", config=COOPERATIVE)
     assert plan.workspace_bytes == 256 * 256 * 4
-    assert plan.spec.majors == ("K", "K")
+    assert plan._planned.spec.majors == ("K", "K")
     assert "b is transposed before each run" in plan.why
 
 
@@ -122,7 +122,7 @@ def test_no_two_lanes_meet_in_a_bank(tile: tuple[int, int, int]) -> None:
     config, counters = COOPERATIVE.replace(tile=tile, stages=2), Counters()
     plan = gemmsmith.plan(a, b, out=out, precision="tf32", config=config)
     plan.simulate(a, b, out, counters=counters)
-    (loads,) = (x for x in counters.lines(plan.kernel) if x.access == "load_shared A")
+    (loads,) = (x for x in counters.lines(plan._planned.kernel) if x.access == "load_shared A")
     elements = 256 * 64 * 64 // tile[1]  # for each tile
     assert loads.wavefronts == loads.ideal_wavefronts == loads.instructions == elements // 32
 

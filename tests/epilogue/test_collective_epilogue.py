@@ -66,6 +66,6 @@ def test_long_epilogues_fit_the_instruction_cache() -> None:
 
     a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
     plan = gemmsmith.plan(a, b, epilogue=waves)
-    found = epilogue_plan.plan_epilogue(plan.spec)
+    found = epilogue_plan.plan_epilogue(plan._planned.spec)
     assert found.loops_over_columns
     assert sum(line.lstrip().startswith("/*") for line in plan.sass.splitlines()) * 16 < 128 << 10

@@ -82,7 +82,7 @@ def test_any_name_makes_a_kernel_that_compiles() -> None:
              "max": "matrix", "fabsf": "column"}  # fmt: skip
     plan = plan_of(named, kinds, 130)  # TMA can neither read nor write these
     assert plan.resources.spill_store_bytes == 0
-    names = [p.name for p in plan.kernel.parameters]
+    names = [p.name for p in plan._planned.kernel.parameters]
     assert len(set(names)) == len(names)
 
 
@@ -102,8 +102,8 @@ def test_reductions_and_scales_of_every_dtype(dtype: str) -> None:
         return q, s.to(dtype), acc.sum(-1).to(dtype), acc.logsumexp(-2).to(dtype), acc.mean().to(dtype)
 
     plan = plan_of(small, {})
-    assert plan.compiled.cubin
-    _, second = plan.launches.all
+    assert plan._planned.compiled.cubin
+    _, second = plan._planned.launches.all
     assert compile_source(second.kernel.source, second.kernel.name).resources.spill_store_bytes == 0
 
 

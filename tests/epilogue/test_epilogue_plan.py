@@ -148,7 +148,7 @@ def test_load_stages_that_do_not_divide_the_subtiles() -> None:
         a, b, epilogue=lambda acc, c, d: acc + c * d, operands={"c": c, "d": d}, out_dtype="fp32",
         config=Config(tile=(64, 160, 64), cluster=(1, 1), stages=7, consumers=1),
     )  # fmt: skip
-    found = plan_epilogue(plan.spec)
+    found = plan_epilogue(plan._planned.spec)
     assert (found.subtiles, found.load_stages) == (5, 2)
     out = np.full((120, 800), np.nan, np.float32)
     done = plan.simulate(a, b, out, operands={"c": c, "d": d})
@@ -223,7 +223,7 @@ def test_a_bias_takes_a_word_per_column(
     config = Config(design, tile, (1, 1), stages)
     operands = {"bias": bias, "c": Spec((512, 512), "bf16")} if residual else {"bias": bias}
     add = (lambda acc, bias, c: acc + bias + c) if residual else (lambda acc, bias: acc + bias)
-    found = plan_epilogue(gemmsmith.plan(a, b, epilogue=add, operands=operands, config=config).spec)
+    found = plan_epilogue(gemmsmith.plan(a, b, epilogue=add, operands=operands, config=config)._planned.spec)
     assert (found.subtiles_per_store, found.store_stages, found.load_stages) == want
 
 
@@ -233,7 +233,7 @@ def test_block_scales_take_room_beside_each_stage() -> None:
     scales = {"scale_a": Spec((2048, 16), "fp32", (1, 2048)), "scale_b": Spec((16, 16), "fp32", (1, 16))}
     config = Config(tile=(128, 128, 128), cluster=(1, 1), stages=6, consumers=1)
     plan = gemmsmith.plan(a, b, **scales, config=config, out_dtype="bf16")
-    assert plan.spec.scale_bytes(6) == 6 * (512 + 16)
-    found = plan_epilogue(plan.spec)
+    assert plan._planned.spec.scale_bytes(6) == 6 * (512 + 16)
+    found = plan_epilogue(plan._planned.spec)
     assert (found.subtiles, found.subtiles_per_store, found.store_stages) == (4, 1, 2)
-    assert plan.kernel.shared_bytes <= 232_448
+    assert plan._planned.kernel.shared_bytes <= 232_448

@@ -66,7 +66,7 @@ def test_integers_by_tma_and_by_threads(
     config = TILE.replace(swap_ab=swap_ab)
     options: Any = {"operands": {"mask": mask}, "config": config, "out_dtype": "fp32"}
     plan = gemmsmith.plan(x, np.eye(n, dtype=x.dtype), epilogue=lambda acc, mask: acc * mask + 1, **options)
-    assert ("mask" in plan.spec.tma_names) == by_tma
+    assert ("mask" in plan._planned.spec.tma_names) == by_tma
     found = through(x, lambda acc, mask: acc * mask + 1, config, mask=mask, out_dtype="fp32")
     number = (mask.view(np.uint8) != 0) if dtype == "bool" else mask
     np.testing.assert_array_equal(found, x.astype(np.float32) * number + 1)

@@ -98,11 +98,12 @@ def test_partial_results(axis: Any, cluster: tuple[int, int], shape: tuple[int, 
     a, b = Spec((100, 64), "bf16"), Spec((64, 60), "bf16")
     config = TILE.replace(cluster=cluster)
     plan = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.sum(axis)), config=config)
-    found = partials_shape(plan.spec.epilogue.graph.results[1], plan.spec, plan.problem)
+    found = partials_shape(plan._planned.spec.epilogue.graph.results[1], plan._planned.spec, plan.problem)
     assert (found.batch, found.num_partials, found.num_outputs, found.tiles_per_batch, found.tiles_n) == shape
     assert found.bytes == nbytes
     pair = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.logsumexp(axis)), config=config)
-    assert partials_shape(pair.spec.epilogue.graph.results[1], pair.spec, pair.problem).bytes == 2 * nbytes
+    spec = pair._planned.spec
+    assert partials_shape(spec.epilogue.graph.results[1], spec, pair.problem).bytes == 2 * nbytes
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_second_steps_with_counters_after_a_gemm_with_flags(rng: np.random.Gener
     b = rng.integers(-4, 5, (96, 24)).astype(np.float16)
     given, config = (a, b), TILE.replace(splits=0)
     plan = gemmsmith.plan(*given, epilogue=sums_and_products, config=config)
-    gemm, second = plan.launches.all
+    gemm, second = plan._planned.launches.all
     counters = second.arguments["arrivals_0"]
     assert gemm.arguments["flags"] == counters == Pointer("flags")
     product = a.astype(np.float64) @ b.astype(np.float64)

@@ -297,16 +297,16 @@ class Trial:
             config = random_config(self.rng)
             try:
                 plan = self._plan(config)
-                _ = plan.kernel  # here too it may turn out not to suit
+                _ = plan._planned.kernel  # here too it may turn out not to suit
             except ConfigError:
                 continue
             return config, plan
         return None, self._plan(None)
 
     def _make_outs(self, plan: Plan) -> None:
-        graph, p = plan.binding.graph, self.p
+        graph, p = plan._planned.binding.graph, self.p
         expected_results = [
-            (r.name, result_shape(graph, r, p.shape), r.dtype or plan.out_dtype, graph.is_reduction(r))
+            (r.name, result_shape(graph, r, p.shape), r.dtype or plan._planned.binding.out_dtype, graph.is_reduction(r))
             for r in graph.results
         ]
         if p.outs == "first":
@@ -333,7 +333,7 @@ class Trial:
             done = self.plan.run(self.a, self.b, self.out, operands=self.given)
         else:
             done = self.plan.prepare(self.a, self.b, self.out, operands=self.given)()
-        names = self.plan.binding.graph.result_names
+        names = self.plan._planned.binding.graph.result_names
         if not isinstance(done, dict):
             done = dict(zip(names, done if isinstance(done, tuple) else (done,), strict=True))
         results = {name: x.clone() for name, x in done.items()}
@@ -345,14 +345,14 @@ class Trial:
         """AssertionError where a result is wrong, or the second run's differs."""
         p = self.p
         first, second = self.run(), self.run()
-        sums = set(self.plan.binding.graph.result_names) if self.case and not p.deterministic else set()
+        sums = set(self.plan._planned.binding.graph.result_names) if self.case and not p.deterministic else set()
         for name in first:
             assert name in sums or judges.same_bits(first[name], second[name]), f"{name}: other bits the second time"
         if self.case is None:
             return self.check_bare(first["out"])
         product = judges.exact(self.a, self.b)
         numbers = {n: x if isinstance(x, float) else x.double().cpu().numpy() for n, x in self.given.items()}
-        binding = self.plan.binding
+        binding = self.plan._planned.binding
         expected = execute(binding.source_graph, product.cpu().numpy(), numbers)
         for results in (first,) if p.deterministic else (first, second):
             actual = {name: x.float().cpu().numpy() for name, x in results.items()}

@@ -45,7 +45,7 @@ class LossHead(Product):
         return outs
 
     def plan(self) -> Any:
-        return SimpleNamespace(compiled=None, kernel=None)
+        return SimpleNamespace(_planned=SimpleNamespace(compiled=None, kernel=None))
 
     def expect(self) -> None:
         self.isolated_results = self()

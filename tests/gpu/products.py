@@ -163,7 +163,7 @@ def expected(some: Iterable[Product], tell: Callable[[str], None]) -> list[Produ
         tell(f"compiling {p}")
         try:
             plan = p.plan()
-            _ = plan.compiled if p.a.is_cuda and not p.control else plan.kernel
+            _ = plan._planned.compiled if p.a.is_cuda and not p.control else plan._planned.kernel
         except ConfigError:
             return None
         return p

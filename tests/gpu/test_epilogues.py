@@ -109,13 +109,17 @@ def test_random_problem(name: str, seed: int) -> None:
     except ConfigError:
         return  # the tile does not suit it, and says so
     product = matmul_float64(a.cpu().double().numpy(), b.cpu().double().numpy())
-    expected = execute(plan.binding.source_graph, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
-    names = [r.name for r in plan.binding.graph.results]
+    expected = execute(
+        plan._planned.binding.source_graph, product, {key: np.asarray(x, np.float64) for key, x in more.items()}
+    )
+    names = [r.name for r in plan._planned.binding.graph.results]
     results = [x if isinstance(x, dict) else dict(zip(names, x if isinstance(x, tuple) else (x,), strict=True))
                for x in (first, second)]  # fmt: skip
     for key in names:
         assert torch.equal(_bits(results[0][key]), _bits(results[1][key])), f"{key} differs"
-    judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results[0].items()}, expected, product)
+    judge(
+        plan._planned.binding.graph, {key: x.float().cpu().numpy() for key, x in results[0].items()}, expected, product
+    )
 
 
 @pytest.mark.parametrize("swap_ab", [False, True])
@@ -135,7 +139,7 @@ def test_masks_and_integers(n: int, design: str, swap_ab: bool) -> None:
 
     options = {"operands": {"mask": mask, "whole": whole}, "config": config, "out_dtype": "fp32"}
     plan = gemmsmith.plan(a, b, epilogue=masked, **options)
-    assert plan.spec.tma_names >= ({"mask", "whole"} if n == 1024 else {"whole"} if n == 1000 else set())
+    assert plan._planned.spec.tma_names >= ({"mask", "whole"} if n == 1024 else {"whole"} if n == 1000 else set())
     product, selected = gemmsmith.gemm(a, b, epilogue=masked, **options)
     is_nonzero = mask.view(torch.uint8) != 0
     assert torch.equal(selected, torch.where(is_nonzero, whole, 0).float())
@@ -180,7 +184,7 @@ def test_second_steps_of_many_partials(m: int, n: int) -> None:
     """Several CTAs combine them: the same bits in every call, in graphs, and on two streams at once."""
     a, b = torch.randn(m, 64, device="cuda").bfloat16(), torch.randn(64, n, device="cuda").bfloat16()
     plan = gemmsmith.plan(a, b, epilogue=everything_reduced)
-    assert plan.launches.flag_bytes
+    assert plan._planned.launches.flag_bytes
     product = a.double() @ b.double()
     found = plan.run(a, b)
     for got, want, dim in zip(found[:2], (product.sum(0), product.sum(1)), (0, 1), strict=True):
@@ -246,10 +250,12 @@ def test_every_ready_made_fusion(name: str, shape: tuple[int, int, int]) -> None
     plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=there)
     done = plan.run(a, b, operands=there)
     product = matmul_float64(a.cpu().double().numpy(), b.cpu().double().numpy())
-    expected = execute(plan.binding.source_graph, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
-    names = [r.name for r in plan.binding.graph.results]
+    expected = execute(
+        plan._planned.binding.source_graph, product, {key: np.asarray(x, np.float64) for key, x in more.items()}
+    )
+    names = [r.name for r in plan._planned.binding.graph.results]
     results = named(names, done)
-    judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results.items()}, expected, product)
+    judge(plan._planned.binding.graph, {key: x.float().cpu().numpy() for key, x in results.items()}, expected, product)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -74,7 +74,11 @@ def assert_same_bits(result: list[tuple[torch.Tensor, gemmsmith.Plan]], splits: 
 
 def ctas(plan: gemmsmith.Plan) -> list[int]:
     """Of the product's launch: no more than run at once, which registers decide."""
-    return [min(x.work_clusters, at_once(x.kernel)) for x in plan.launches.all if x.kernel.name == plan.kernel.name]
+    return [
+        min(x.work_clusters, at_once(x.kernel))
+        for x in plan._planned.launches.all
+        if x.kernel.name == plan._planned.kernel.name
+    ]
 
 
 def at_once(kernel: Kernel) -> int:

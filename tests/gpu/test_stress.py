@@ -65,14 +65,14 @@ def test_every_schedule_is_one_of_a_kernel(name: str) -> None:
     """None is left out for a ConfigError where products are bare, and FEW has one of each."""
     a, b = gemmsmith.Spec((1000, 4096), "bf16"), gemmsmith.Spec((4096, 2112), "bf16")
     for config in stress.SCHEDULES[name]:
-        assert gemmsmith.plan(a, b, config=config).kernel
+        assert gemmsmith.plan(a, b, config=config)._planned.kernel
     assert stress.SCHEDULES[name][0] in stress.FEW
 
 
 @pytest.mark.parametrize("config", stress.GROUPED, ids=str)
 def test_every_config_is_one_of_a_grouped_kernel(config: gemmsmith.Config | None) -> None:
     a, b, table = (gemmsmith.Spec(*x) for x in (((1000, 520), "bf16"), ((32, 520, 1024), "bf16"), ((32,), "int32")))
-    assert gemmsmith.plan(a, b, offsets=table, grouping=gemmsmith.Grouping("offsets"), config=config).kernel
+    assert gemmsmith.plan(a, b, offsets=table, grouping=gemmsmith.Grouping("offsets"), config=config)._planned.kernel
 
 
 @pytest.mark.parametrize("form", stress.FORMS)

@@ -28,9 +28,9 @@ def test_what_is_chosen_and_compiled_is_logged(
         gemmsmith.plan(a, b, config=plan.config).resources  # noqa: B018 reads the cubin
     chosen, compiled, given, read = [x.getMessage() for x in caplog.records if x.name == "gemmsmith"]
     assert chosen == f"plan of {plan.problem}: {plan.config}, {plan.origin}"
-    assert compiled.startswith(f"compiled {plan.kernel.name} for sm_90a in ")
+    assert compiled.startswith(f"compiled {plan._planned.kernel.name} for sm_90a in ")
     assert given.endswith(f"{plan.config}, given")
-    assert read == f"read {plan.kernel.name} for sm_90a from the cache folder"
+    assert read == f"read {plan._planned.kernel.name} for sm_90a from the cache folder"
 
 
 def test_what_is_retraced_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -48,8 +48,8 @@ def test_products_of_packed_weights_pack_nothing() -> None:
     rng = np.random.default_rng()
     a, b = (rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn) for shape in ((64, 96), (96, 130)))
     packed = gemmsmith.pack(b)
-    assert len(gemmsmith.plan(a, b, backend="sim").launches.all) == 2
-    assert len(gemmsmith.plan(a, packed, backend="sim").launches.all) == 1
+    assert len(gemmsmith.plan(a, b, backend="sim")._planned.launches.all) == 2
+    assert len(gemmsmith.plan(a, packed, backend="sim")._planned.launches.all) == 1
     assert (gemmsmith.gemm(a, b) == gemmsmith.gemm(a, packed)).all()
 
 

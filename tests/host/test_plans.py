@@ -32,6 +32,13 @@ def add(acc: Any, c: Any) -> Any:
     return acc + c
 
 
+def test_a_plan_has_what_users_need() -> None:
+    plan = gemmsmith.plan(matrix(64, 64, False), matrix(64, 64, False), config=SMALL)
+    facts = {"config", "origin", "problem", "why", "estimated_us", "epilogue", "workspace_bytes"}
+    code = {"source", "ptx", "sass", "resources"}
+    assert {name for name in dir(plan) if not name.startswith("_")} == facts | code | {"run", "prepare", "simulate"}
+
+
 @settings(max_examples=80)
 @given(
     m=extents, k=extents, planned_k=some.sampled_from([64, 63]), aligned=some.booleans(), data=some.data(),
@@ -83,7 +90,8 @@ def test_the_command_takes_hardly_any_k(k: int, layout: str, tmp_path: Any) -> N
 @pytest.mark.parametrize("config", [SMALL, SMALL.replace(stages=4), Config()])
 def test_resources_count_the_shared_memory_of_a_launch(config: Config) -> None:
     plan = gemmsmith.plan(gemmsmith.Spec((512, 512), "bf16"), gemmsmith.Spec((512, 512), "bf16"), config=config)
-    assert plan.resources.shared_bytes == plan.kernel.shared_bytes + plan.compiled.resources.shared_bytes
+    planned = plan._planned
+    assert plan.resources.shared_bytes == planned.kernel.shared_bytes + planned.compiled.resources.shared_bytes
     assert plan.resources.shared_bytes >= config.stages * (config.tile[0] + config.tile[1]) * config.tile[2] * 2
 
 

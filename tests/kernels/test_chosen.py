@@ -11,7 +11,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Spec
 from gemmsmith.core.chip import CHIPS, HOPPER
-from gemmsmith.host import plans
+from gemmsmith.host import planned_gemm
 
 
 def residual(acc: Any, c: Any) -> Any:
@@ -60,7 +60,7 @@ def test_nothing_spills(chip: Any, turn: int, rng: np.random.Generator, monkeypa
     if not products:
         return
     dtype, options, sizes, layout, epilogue = products[int(rng.integers(len(products)))]
-    monkeypatch.setattr(plans, "chip_of", lambda a: chip)
+    monkeypatch.setattr(planned_gemm, "chip_of", lambda a: chip)
     m, n, k = sizes
     a, b = (
         Spec(shape, dtype, None if major == "n" else (1, shape[0]))
@@ -70,7 +70,7 @@ def test_nothing_spills(chip: Any, turn: int, rng: np.random.Generator, monkeypa
     names = epilogue.__code__.co_varnames[1 : epilogue.__code__.co_argcount] if epilogue else ()
     plan = gemmsmith.plan(a, b, epilogue=epilogue, operands={name: known[name] for name in names}, **options)
     r = plan.resources
-    assert plan.kernel.chip == chip
+    assert plan._planned.kernel.chip == chip
     assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ()), plan.config
     assert r.shared_bytes <= chip.max_shared_bytes_per_cta
 

@@ -51,10 +51,10 @@ def test_no_spills_and_no_advisories(config: Config, ragged: bool, rng: np.rando
     out = Spec((4096, n), output)
     plan = gemmsmith.plan(a, b, out=out, config=config)
     r = plan.resources
-    assert plan.spec.epilogue.tma_eligible == (frozenset() if ragged else {"out"})
+    assert plan._planned.spec.epilogue.tma_eligible == (frozenset() if ragged else {"out"})
     assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())
     if config.design == "cooperative" and config.consumers > 1:
-        assert r.registers <= plan.kernel.max_registers_per_thread
+        assert r.registers <= plan._planned.kernel.max_registers_per_thread
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_other_dtypes(dtype: str, options: dict[str, str], instruction: str) -> 
         for m, n in ((16, 4096), (128, 4095), (4096, 4096), (4096, 1000))
     ]
     a, b = Spec((4096, 2048), dtype), Spec((2048, 4096), dtype)
-    out = Spec((4096, 4096), plans[0].out_dtype, (1, 4096))
+    out = Spec((4096, 4096), plans[0]._planned.binding.out_dtype, (1, 4096))
     plans.append(gemmsmith.plan(a, b, out=out, **options))  # type: ignore[arg-type]
     plans.append(gemmsmith.plan(a, b, epilogue=dequantized, operands=vectors, **options))  # type: ignore[arg-type]
     for plan in plans:
@@ -167,7 +167,7 @@ def test_the_machine_code_is_hoppers() -> None:
 def test_a_config_that_cannot_work_says_why(changes: dict, message: str) -> None:
     a, b = Spec((512, 512), "bf16"), Spec((512, 512), "bf16", (1, 512))
     with pytest.raises(ConfigError, match=message):
-        gemmsmith.plan(a, b, config=Config().replace(**changes)).kernel  # noqa: B018
+        gemmsmith.plan(a, b, config=Config().replace(**changes))._planned.kernel  # noqa: B018
 
 
 def test_a_config_from_json() -> None:
@@ -197,7 +197,7 @@ def test_no_spills_beside_the_largest_accumulators(name: str) -> None:
     if name == "scaled":
         given = {"s": Spec((8192, 1), "fp32"), "r": Spec((n,), "fp32"), "b": Spec((8192, 1), "fp32")}
     plan = partial(gemmsmith.plan, a, b, epilogue=scaled if name == "scaled" else f, operands=given)
-    epilogue = plan(config=Config()).spec.epilogue  # as written, where the chosen config may transpose it
+    epilogue = plan(config=Config())._planned.spec.epilogue  # as written, where the chosen config may transpose it
     tiles = {(x.design, x.tile, x.consumers, x.tile[0] * x.tile[1]) for x in configs_for_epilogue(epilogue).configs}
     largest = sorted(tiles, key=lambda x: x[3])[-4:]
     assert (("cooperative", (256, 192, 64), 2) in {x[:3] for x in largest}) == (name in ("relu", "tanh"))
@@ -218,7 +218,8 @@ def test_sums_of_rows_beside_the_largest_accumulators(n: int) -> None:
     config = Config(tile=(256, n, 64), cluster=(1, 2), stages=3, raster="n", serpentine=True, sync_clusters=True)
     plan = gemmsmith.plan(a, b, epilogue=sums, operands={"bias": Spec((28672,), "bf16")}, config=config)
     assert any(
-        (x.tile, x.cluster) == (config.tile, config.cluster) for x in configs_for_epilogue(plan.spec.epilogue).configs
+        (x.tile, x.cluster) == (config.tile, config.cluster)
+        for x in configs_for_epilogue(plan._planned.spec.epilogue).configs
     )
     assert plan.resources.spill_store_bytes == 0
 
@@ -236,7 +237,7 @@ def test_no_spills_where_one_warpgroup_has_a_tile(n: int) -> None:
     config = Config(tile=(128, n, 64), cluster=(1, 1), consumers=1)
     for epilogue, operands in ((sums, {"bias": row}), (lambda acc, c: acc + c, {"c": matrix})):
         found = configs_for_epilogue(
-            gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config).spec.epilogue
+            gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config)._planned.spec.epilogue
         ).configs
         assert any((x.tile, x.consumers) == (config.tile, 1) for x in found)
         r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config.replace(stages=4)).resources
@@ -269,7 +270,7 @@ def test_no_spills_beside_many_matrices(epilogue: Any, swap_ab: bool, rng: np.ra
 
     def tiles(dtype: str) -> set[Any]:
         plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands(dtype), config=Config(stages=2))
-        every = configs_for_epilogue(plan.spec.epilogue).configs
+        every = configs_for_epilogue(plan._planned.spec.epilogue).configs
         found = {(x.design, x.tile, x.consumers, 2) for x in every if x.swap_ab == swap_ab and x.tile[1] >= 112}
         return {x for x in found if x[1][0] // (1 if x[0] == "pingpong" else x[2]) == 128 and x[1][2] == 64}
 
@@ -482,7 +483,9 @@ def test_promoted_problems_whose_choice_once_spilled(columns: int, fused: bool) 
 def test_promoted_sums_of_clusters_do_not_spill() -> None:
     """Of each tile that is ranked for a product one config whose CTAs share K."""
     plan = block_scaled(10, 7168, 2048, 128, config=Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1))
-    for c in {c.tile: c for c in rank_configs(plan.problem, plan.spec.epilogue, 256) if c.cluster_splits > 1}.values():
+    for c in {
+        c.tile: c for c in rank_configs(plan.problem, plan._planned.spec.epilogue, 256) if c.cluster_splits > 1
+    }.values():
         r = block_scaled(10, 7168, 2048, 128, config=c).resources
         assert (r.spill_store_bytes, r.spill_load_bytes) == (0, 0), c
 
@@ -491,7 +494,9 @@ def test_clusters_that_share_k_have_fewer_k_tiles_in_flight() -> None:
     """Where those of two would spill beside the sums that CTAs exchange, the tile is chosen with one."""
     plan = block_scaled(256, 4096, 7168, 128)
     shared = [
-        c for c in rank_configs(plan.problem, plan.spec.epilogue, 8) if c.tile == (128, 128, 128) and c.stages > 3
+        c
+        for c in rank_configs(plan.problem, plan._planned.spec.epilogue, 8)
+        if c.tile == (128, 128, 128) and c.stages > 3
     ]
     assert [c.cluster_splits for c in shared[:1]] == [2]
     r = block_scaled(256, 4096, 7168, 128, config=shared[0]).resources

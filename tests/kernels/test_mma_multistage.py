@@ -63,7 +63,7 @@ def test_fp32_on_cuda_cores(chip: str) -> None:
     plan = gemmsmith.plan(a, b, config=Config("sgemm", (256, 128, 8), (1, 1), 3, 2, chip=chip))
     r = plan.resources
     assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())
-    listing = build_listing(plan.kernel, "sass")
+    listing = build_listing(plan._planned.kernel, "sass")
     (loop,) = listing.mainloops
     count = listing.count(loop.unconditional)
     assert listing.count()["tensor"] == 0
@@ -82,7 +82,7 @@ def test_fp32_on_cuda_cores(chip: str) -> None:
 ])  # fmt: skip
 def test_what_it_refuses(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        gemmsmith.plan(A, B, config=config().replace(**changes)).kernel  # noqa: B018
+        gemmsmith.plan(A, B, config=config().replace(**changes))._planned.kernel  # noqa: B018
 
 
 def test_what_3xtf32_refuses() -> None:

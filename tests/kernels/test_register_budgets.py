@@ -28,7 +28,9 @@ def epilogue_of(
 ) -> EpilogueSpec:  # fmt: skip
     config = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
     a, b = Spec((4096, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
-    return gemmsmith.plan(a, b, epilogue=function, operands=operands, config=config, out_dtype=out).spec.epilogue
+    return gemmsmith.plan(
+        a, b, epilogue=function, operands=operands, config=config, out_dtype=out
+    )._planned.spec.epilogue
 
 
 def tiles(epilogue: EpilogueSpec, m: int, *, design: str = "cooperative", swap_ab: bool = False) -> set[int]:

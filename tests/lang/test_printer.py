@@ -31,7 +31,9 @@ typedef unsigned long uint64_t; typedef long int64_t;
 
 @lru_cache(maxsize=1)
 def flagship() -> Kernel:
-    return gemmsmith.plan(Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), config=Config()).kernel
+    return gemmsmith.plan(
+        Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), config=Config()
+    )._planned.kernel
 
 
 @lru_cache(maxsize=1)

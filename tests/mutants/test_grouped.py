@@ -152,7 +152,7 @@ class Case:
         plan = gemmsmith.plan(
             a, b, sizes=sizes, grouping=self.grouping, config=config, out_dtype="fp32", backend="sim"
         )  # fmt: skip
-        return plan.spec
+        return plan._planned.spec
 
     def found_in_any(self, config: Config, seeds: int = SEEDS) -> set[str]:
         """The same of several schedules, up to the first that finds something."""

@@ -235,7 +235,7 @@ def test_3xtf32_packs_low_parts() -> None:
     assert plan.workspace_bytes == 4 * (512 * 1024 + 2 * 1024 * 768)  # b is transposed, too
     assert "the TF32 residual of a is computed before each run: 4.2 MB" in plan.why
     assert "low part" not in single.why
-    assert plan.kernel.name != single.kernel.name
+    assert plan._planned.kernel.name != single._planned.kernel.name
     config = SMALL.replace(tile=(64, 64, 64))
     with pytest.raises(ConfigError, match='tile K: got 64 with precision="3xtf32"; use 32'):
         gemmsmith.plan(a, b, precision="3xtf32", config=config)

@@ -81,10 +81,10 @@ def check(case: Case, config: Config | None, m: int, n: int, k: int, dtype: str,
     assert done.hazards == []
     product = matmul_float64(a, b)
     numbers = {name: np.asarray(x, np.float64) for name, x in more.items()}
-    expected_ = execute(plan.binding.source_graph, product, numbers)
-    names = [r.name for r in plan.binding.graph.results]
+    expected_ = execute(plan._planned.binding.source_graph, product, numbers)
+    names = [r.name for r in plan._planned.binding.graph.results]
     actual = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
-    judge(plan.binding.graph, actual, expected_, product)
+    judge(plan._planned.binding.graph, actual, expected_, product)
 
 
 def _many(result):
@@ -157,15 +157,17 @@ def test_column_major_result(name: str) -> None:
     more = operands(CASES[name], rng, m, n, as_dtype("bf16"), None)
     out = np.full((n // 2 if CASES[name].gated else n, m), np.nan, ml_dtypes.bfloat16).T
     plan = gemmsmith.plan(a, b, epilogue=CASES[name].function, operands=more, out=out, config=CONFIGS[0])
-    assert plan.binding.swapped
+    assert plan._planned.binding.swapped
     done = plan.simulate(a, b, out, operands=more)
     assert done.hazards == []
     expected_ = execute(
-        plan.binding.source_graph, matmul_float64(a, b), {key: np.asarray(x, np.float64) for key, x in more.items()}
+        plan._planned.binding.source_graph,
+        matmul_float64(a, b),
+        {key: np.asarray(x, np.float64) for key, x in more.items()},
     )
-    names = [r.name for r in plan.binding.graph.results]
+    names = [r.name for r in plan._planned.binding.graph.results]
     actual = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
-    judge(plan.binding.graph, actual, expected_, matmul_float64(a, b))
+    judge(plan._planned.binding.graph, actual, expected_, matmul_float64(a, b))
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -412,8 +414,10 @@ def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, bl
         plan = gemmsmith.plan(a, b, epilogue=epilogue, out=out)
         done = plan.simulate(a, b, out)
         assert done.hazards == []
-        expected_ = execute(plan.binding.source_graph, matmul_float64(a, b), {})
-        judge(plan.binding.graph, dict(zip(expected_, done.result, strict=True)), expected_, matmul_float64(a, b))
+        expected_ = execute(plan._planned.binding.source_graph, matmul_float64(a, b), {})
+        judge(
+            plan._planned.binding.graph, dict(zip(expected_, done.result, strict=True)), expected_, matmul_float64(a, b)
+        )
 
 
 def test_a_block_wider_than_the_product(rng: np.random.Generator) -> None:
@@ -421,8 +425,8 @@ def test_a_block_wider_than_the_product(rng: np.random.Generator) -> None:
     plan = gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, "1x192"))
     done = plan.simulate(a, b)
     assert done.hazards == []
-    expected_ = execute(plan.binding.source_graph, matmul_float64(a, b), {})
-    judge(plan.binding.graph, dict(zip(expected_, done.result, strict=True)), expected_, matmul_float64(a, b))
+    expected_ = execute(plan._planned.binding.source_graph, matmul_float64(a, b), {})
+    judge(plan._planned.binding.graph, dict(zip(expected_, done.result, strict=True)), expected_, matmul_float64(a, b))
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -24,7 +24,7 @@ from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import BF16, FP16, FP32, TF32, as_dtype
 from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import MMA_SYNC, select_mma
-from gemmsmith.host import plans
+from gemmsmith.host import planned_gemm
 from gemmsmith.hw.mma import fused_mma
 
 OPERANDS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32, "int8": np.int8}
@@ -218,7 +218,7 @@ def test_random_graphs(graph: EpilogueGraph, seed: int, selected: Config) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["everything", "reductions", "gated_everything", "matrix"])
 def test_what_is_chosen_for_an_epilogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
+    monkeypatch.setattr(planned_gemm, "chip_of", lambda a: CHIPS["sm_86"])
     for dtype in ("bf16", "fp32"):
         check(CASES[name], None, 70, 136, 40, dtype, None, 3)
 

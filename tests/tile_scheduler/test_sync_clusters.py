@@ -108,6 +108,6 @@ def test_products(m: int, n: int, k: int, batch: int, changes: dict[str, Any]) -
     out = np.full((*lead, m, n), np.nan, np.float16)
     config = Config(tile=(64, 16, 64), cluster=(1, 1), consumers=1, sync_clusters=True).replace(**changes)
     plan = gemmsmith.plan(a, b, out=out, config=config, backend="sim")
-    assert plan.spec.config.sync_clusters
+    assert plan._planned.spec.config.sync_clusters
     plan.run(a, b, out)
     assert np.array_equal(out, (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16))

@@ -159,7 +159,9 @@ def test_several_results_by_name_and_a_number(calls: Calls) -> None:
 def test_operators(calls: Calls) -> None:
     """As compiled code calls them: through the dispatcher, whose Autograd kernel finds what ran."""
     x, w, bias = (y.detach() for y in inputs())
-    epilogue = graph_serialization.serialize(gemmsmith.plan(x, w.mT, epilogue=biased, bias=bias).binding.source_graph)
+    epilogue = graph_serialization.serialize(
+        gemmsmith.plan(x, w.mT, epilogue=biased, bias=bias)._planned.binding.source_graph
+    )
     arguments = w.mT, None, None, ops.op_signature(epilogue)[1], epilogue, [], [bias]
     want = ops.call_op(epilogue, x, w.mT, [], [bias])
     launches = calls.launches
@@ -173,7 +175,9 @@ def test_operators(calls: Calls) -> None:
 def test_operators_of_groups(calls: Calls) -> None:
     x, w = drawn(M, K).detach(), drawn(G, K, N).detach()
     offsets = torch.tensor([8, 8, M], dtype=torch.int32)
-    epilogue = graph_serialization.serialize(gemmsmith.plan(x, w[0], epilogue=torch.sigmoid).binding.source_graph)
+    epilogue = graph_serialization.serialize(
+        gemmsmith.plan(x, w[0], epilogue=torch.sigmoid)._planned.binding.source_graph
+    )
     want = ops.call_op(epilogue, x, w, [], [], offsets)
     launches = calls.launches
     got = ops.OPERATORS[1](x.clone(), w, None, offsets, ops.op_signature(epilogue)[1], epilogue, [], [])

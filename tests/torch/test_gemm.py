@@ -191,7 +191,7 @@ def test_refused() -> None:
         "operands: got 9 tensors; use at most 8|operands: got 10 tensors",
         lambda: gemm(a, b, epilogue=lambda acc, **xs: (acc * sum(xs.values())).gelu(), operands=seven),
     )  # fmt: skip
-    for name in ("out", "out_dtype", "backend"):
+    for name in ("out", "config", "backend"):
         refused(f"{name}: got an argument of gemmsmith.gemm, which has no", lambda n=name: gemm(a, b, **{n: x}))
     halves = lambda acc: (lambda gate, up: F.silu(gate) * up)(*acc.chunk(2, -1))  # noqa: E731
     refused("chunk cannot be part .*; no tile", lambda: gemm(a, b, epilogue=halves), EpilogueError)
@@ -212,7 +212,7 @@ def test_dtypes_and_devices_that_are_refused() -> None:
     refused("a: got torch.int64; use one of torch.bfloat16, ", lambda: gemm(a.long(), b.long()))
     refused("b: got torch.float32 with a of torch.float64; use the same", lambda: gemm(a, b.float()))
     for dtype in (torch.float32, torch.bfloat16):
-        refused("bias: got torch.float64; use one of torch.float32, ",
+        refused(r"bias: got torch.float64; use one of torch.float32, .*torch.bfloat16, such as x.float\(\)$",
                 lambda dtype=dtype: gemm(a.to(dtype), b.to(dtype), epilogue=plus, bias=tensor(N)))  # fmt: skip
     refused("bias: got torch.uint8", lambda: gemm(a, b, epilogue=plus, bias=torch.ones(N, dtype=torch.uint8)))
     refused("b: got a tensor on cpu with a on meta; use one device", lambda: gemm(a.to("meta"), b))

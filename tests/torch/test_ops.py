@@ -56,7 +56,7 @@ def test_values_are_those_of_gemm(shape, dtype) -> None:
     a, b = (torch.randn(s).to(dtype) for s in shape)
     bias = torch.randn(16)
     plan = gemmsmith.plan(a, b, epilogue=epilogue, bias=bias, alpha=0.5)
-    actual = call_op(serialize(plan.binding.source_graph), a, b, [0.5], [bias])
+    actual = call_op(serialize(plan._planned.binding.source_graph), a, b, [0.5], [bias])
     expected = gemmsmith.gemm(a, b, epilogue=epilogue, bias=bias, alpha=0.5)
     for x, y in zip(actual, expected, strict=True):
         assert x.dtype == y.dtype

@@ -153,7 +153,7 @@ def promoted_spec(tile_n: int, splits: int, cluster_splits: int, epilogue: Any =
         out_dtype=None if epilogue is quantized else "bf16",
     )
     config = config.replace(tile=(64, tile_n, 128), splits=splits, cluster_splits=cluster_splits)
-    return make_spec(plan.problem, config, plan.spec.epilogue)
+    return make_spec(plan.problem, config, plan._planned.spec.epilogue)
 
 
 def quantized(acc: Any) -> Any:

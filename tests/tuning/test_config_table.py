@@ -71,7 +71,7 @@ def test_ranked_configs_can_be_built(m: int, n: int, k: int, of_a: str, of_b: st
 def test_no_choice_is_too_deep(m: int, n: int, log: int, few: int) -> None:
     k = (1 << log) + 8 * few
     plan = gemmsmith.plan(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
-    assert plan.launches.all[-1].work_clusters >= 1
+    assert plan._planned.launches.all[-1].work_clusters >= 1
 
 
 @pytest.mark.parametrize(("log", "countable"), [(23, True), (24, False), (25, False), (26, False)])

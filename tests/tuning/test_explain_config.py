@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import pytest
 
 import gemmsmith
-from gemmsmith import Config, Spec
+from gemmsmith import Config, Grouping, Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
+from gemmsmith.core.chip import HOPPER
+from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import model
 from gemmsmith.tuning.choose import rank_configs
+from gemmsmith.tuning.choose_sm80 import sgemm_estimate
 from gemmsmith.tuning.config_table import ConfigTable
 from gemmsmith.tuning.explain_config import MIN_SHARE, WIDTH, explain_config
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
+from gemmsmith.tuning.stage_count import spec_for
 from gemmsmith.tuning.tuned_table import find_tuned
 
 
@@ -89,10 +94,10 @@ def test_tiles_that_do_not_fill_the_last_wave() -> None:
 
 def test_a_tuned_plan_says_what_was_measured() -> None:
     """And of what: the table's M, and without the epilogue."""
-    a, b = Spec((400, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
-    entry = find_tuned(problem(400, 4096, 4096))
+    a, b = Spec((504, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    entry = find_tuned(problem(504, 4096, 4096))
     assert entry
-    assert entry.m > 400
+    assert entry.m > 504
     measured = f", measured {entry.us:.1f} us (H200, M = {entry.m}"
     assert f"{measured})\n" in gemmsmith.plan(a, b).why
     assert f"{measured}, no epilogue)\n" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
@@ -154,8 +159,84 @@ def test_a_swapped_plan_is_explained_with_its_epilogue() -> None:
     assert plan.why != explain_config(p.problem, plan.config, None, "given")
 
 
-def test_a_config_without_wgmma() -> None:
-    """The model knows none, so it says nothing of one."""
-    config = Config("mma_multistage", (128, 128, 32), (1, 1))
-    plan = gemmsmith.plan(Spec((512, 1024), "bf16"), Spec((1024, 768), "bf16"), config=config)
-    assert plan.why == f"{config}: given"
+@pytest.mark.parametrize("swap_ab", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 4096), (16, 4096, 4096), (512, 500, 300), (64, 64, 1 << 16)])
+def test_cuda_cores(m: int, n: int, k: int, swap_ab: bool) -> None:
+    """By the model that ranks their tiles, in the time of an H100."""
+    a, b = Spec((m, k), "fp32"), Spec((k, n), "fp32", (1, k))
+    config = gemmsmith.plan(a, b).config.replace(swap_ab=swap_ab)
+    plan, p = gemmsmith.plan(a, b, config=config), bind(Request(a, b)).problem
+    e = sgemm_estimate(p, m, spec_for(config, p, EpilogueSpec.identity(p.d)), HOPPER)
+    assert plan.estimated_us == pytest.approx(e.cycles / SM_CLOCK_MHZ)
+    assert f": estimated {plan.estimated_us:.1f} us (H100, 1600 MHz), not measured" in plan.why
+    cycles = {"mainloop": e.mainloop_cycles, "DRAM": e.memory_cycles, "epilogue": e.epilogue_cycles}
+    found = parts(plan.why)
+    assert set(found) == {name for name, x in cycles.items() if x >= MIN_SHARE * e.cycles}
+    for name, (us, share) in found.items():
+        assert us == pytest.approx(cycles[name] / SM_CLOCK_MHZ, abs=0.051)
+        assert share == pytest.approx(100 * cycles[name] / e.cycles, abs=0.51)
+    longest, summary = max(cycles, key=cycles.__getitem__), unwrapped(plan.why).split("\n")[1]
+    bounds = {"DRAM": ("memory",), "epilogue": ("epilogue",), "mainloop": ("compute", "latency", "bound by copies")}
+    assert summary.startswith(bounds[longest])
+    assert unwrapped(plan.why).split("\n")[-1].startswith("best other config: estimated ")
+
+
+@pytest.mark.parametrize("design", ["mma_multistage", "sgemm"])
+def test_a_kernel_that_no_model_covers(design: str) -> None:
+    """What is known of it without one: its tiles, its bytes, and that there is no estimate."""
+    tile, dtype = ((128, 128, 32), "bf16") if design == "mma_multistage" else ((128, 64, 8), "fp32")
+    config = Config(design, tile, (1, 1), chip="sm_86", stages=3)
+    plan = gemmsmith.plan(Spec((512, 1024), dtype), Spec((1024, 768), dtype), config=config)
+    first, summary, tiles, nbytes, *others = unwrapped(plan.why).split("\n")
+    assert first == f"{config}: given"
+    assert summary.startswith("no estimate: the cost models are for ")
+    assert summary.endswith(f"this is {design} on sm_86")
+    count = 512 * 768 // (tile[0] * tile[1])
+    assert tiles == f"  {count} tiles on 84 SMs, {count / 84:.1f} for each"
+    size = (512 * 1024 + 1024 * 768 + 512 * 768) * (2 if dtype == "bf16" else 4)
+    assert nbytes == f"  {size / 1e6:.1f} MB of operands and results, {2 * 512 * 768 * 1024 / size:.0f} FLOPs per byte"
+    assert [x.split(":")[0] for x in others] == ["next in the ranking by waves and copies"]
+    assert math.isnan(plan.estimated_us)
+    assert "estimate " not in repr(plan)
+
+
+TABLE = Spec((8,), "int32")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "grouping", "more", "size"),
+    [
+        ((4096, 4096), (8, 4096, 2048), Grouping("sizes"), {"sizes": TABLE}, "512 rows"),
+        ((8, 640, 4096), (8, 4096, 2048), Grouping("counts"), {"counts": TABLE}, "640 rows"),
+        ((4096, 4096), (4096, 2048), Grouping("offsets", along="k"), {"offsets": TABLE}, "K = 512"),
+        ((4096, 512), (8, 512, 256), Grouping("sizes", gathers=True),
+         {"sizes": TABLE, "gather": Spec((4096,), "int32")}, "512 rows"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("swap_ab", [None, False, True])
+def test_groups(a: Any, b: Any, grouping: Grouping, more: Any, size: str, swap_ab: bool | None) -> None:
+    """They are explained as if they were equally large, and estimated so."""
+    given = {"a": Spec(a, "bf16"), "b": Spec(b, "bf16"), "grouping": grouping, **more}
+    plan = gemmsmith.plan(**given)
+    if swap_ab is not None:
+        plan = gemmsmith.plan(
+            **given, config=plan.config.replace(swap_ab=swap_ab, tile=(128, 128, 64), cluster=(1, 1), stages=3)
+        )
+    lines = unwrapped(plan.why).split("\n")
+    assert lines[0] == f"{plan.config}: {plan.origin}"
+    assert f": estimated {plan.estimated_us:.1f} us (H200, 1600 MHz), not measured" in lines[1]
+    assert {"mainloop", "DRAM"} <= set(parts(plan.why))
+    (line,) = (x for x in lines if x.startswith("as if each "))
+    assert line.startswith(f"as if each of the 8 groups had {size}")
+    assert ("gathering them" in line) == grouping.gathers
+    copied = [x for x in lines if "before each run, since groups along K are read MN-major" in x]
+    assert len(copied) == (grouping.along == "k")
+    assert bool(copied) == bool(plan.workspace_bytes)
+
+
+def test_groups_that_no_model_covers() -> None:
+    a, b = Spec((256, 64), "bf16"), Spec((8, 64, 128), "bf16")
+    config = Config("mma_multistage", (64, 64, 64), (1, 1), chip="sm_80", stages=3, consumers=1)
+    why = gemmsmith.plan(a, b, grouping=Grouping("sizes"), sizes=TABLE, config=config).why
+    assert "\n  16 tiles on 108 SMs, 0.1 for each\n" in why
+    assert "\nas if each of the 8 groups had 32 rows" in why

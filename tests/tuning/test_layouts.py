@@ -41,7 +41,7 @@ def test_lines_of_an_mn_major_operand(width: int, rng: np.random.Generator) -> N
     (kernel,) = counters.kernels
     loads = [x for x in counters.lines(kernel) if x.instruction == "tma_load"]
     of_a = 64 * tiles  # a line a row
-    tile = plan.spec.tiles[1]
+    tile = plan._planned.spec.tiles[1]
     expected = within = 0
     for i in range(tiles):
         for box in range(tile.boxes):

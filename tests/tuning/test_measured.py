@@ -23,7 +23,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.make_spec import make_spec
 from gemmsmith.tuning.choose import estimate_us
-from gemmsmith.tuning.choose_sm80 import sgemm_cycles
+from gemmsmith.tuning.choose_sm80 import sgemm_estimate
 from gemmsmith.tuning.gpus import H100
 
 
@@ -53,7 +53,8 @@ def test_sgemm() -> None:
     for (m, n, k, layout), timed in shapes.items():
         problem = bind(Request(*specs((m, n, k), "fp32", layout))).problem
         described = [make_spec(problem.T if c.swap_ab else problem, c) for c, _ in timed]
-        cycles, us = np.array([sgemm_cycles(problem, m, x, HOPPER) for x in described]), np.array([t for _, t in timed])
+        cycles = np.array([sgemm_estimate(problem, m, x, HOPPER).cycles for x in described])
+        us = np.array([t for _, t in timed])
         ratios.append(np.log(cycles / us).mean())
         spreads.append(np.log(cycles / us).std())
         regrets.append(us[cycles.argmin()] / us.min() - 1)

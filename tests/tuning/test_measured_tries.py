@@ -52,7 +52,7 @@ def test_heavy_epilogues(results: str, gpu: Gpu, count: int, ratio: float, mean:
             timed[fused.job_of(row)].append(row)
     regrets, ratios, used = [], [], 0
     for job, rows in timed.items():
-        binding = fused.planned(job, SMALL).binding
+        binding = fused.planned(job, SMALL)._planned.binding
         rows = [row for row in rows if has_these_subtiles(row, binding.spec)]
         if len(rows) < LEAST:
             continue
@@ -84,8 +84,8 @@ def test_grouped(results: str, gpu: Gpu, mean: float) -> None:
         timed[grouped.Job(*(row[name] for name in grouped.Job._fields))].append(row)
     for job, rows in timed.items():
         plan = grouped.planned(job, Config.parse(rows[0]["config"]))
-        epilogue = plan._unswapped_epilogue
-        problem, configs = mean_rows(plan._unswapped), [Config.parse(row["config"]) for row in rows]
+        epilogue = plan._planned.unswapped_epilogue
+        problem, configs = mean_rows(plan._planned.unswapped), [Config.parse(row["config"]) for row in rows]
         table = ConfigTable.from_configs(configs, epilogue)
         cycles = total_cycles(problem, table, epilogue, gpu)
         regrets.append(regret((row["us"] for row in rows), cycles))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,10 +21,12 @@ from gemmsmith.binding.request import Request
 from gemmsmith.cli import main
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.host import plans
-from gemmsmith.tuning import search
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.host import planned_gemm
+from gemmsmith.tuning import measured_configs, search
+from gemmsmith.tuning.choice import candidates, choose_config
 from gemmsmith.tuning.choose import rank_configs
-from gemmsmith.tuning.gpus import H100
+from gemmsmith.tuning.gpus import H100, H200, Gpu
 
 
 def test_tuning_needs_a_gpu() -> None:
@@ -70,7 +73,7 @@ def test_what_cannot_be_multiplied_is_refused_first() -> None:
 class Timed:
     """Stands for the GPU: a config takes as long as its tile is wide."""
 
-    def __init__(self, a: Spec, b: Spec, output: object, plans: dict[Config, Plan]) -> None:
+    def __init__(self, make_sets: object, plans: dict[Config, Plan], flops: float) -> None:
         assert len(plans) > 4
 
     def measure(self, config: Config, microseconds: float) -> float:
@@ -117,12 +120,15 @@ def test_operands_exceed_the_l2(shape: tuple[int, int, int], sets: int, monkeypa
     monkeypatch.setattr(cuda_graph, "Stream", lambda: SimpleNamespace(handle=0))
     monkeypatch.setattr(Memory, "patterns", [])
     m, n, k = shape
-    runs: list[tuple[Any, ...]] = []
-    plan = SimpleNamespace(run=lambda *arrays, workspace: runs.append(arrays), workspace_bytes=64)
-    bench = search._Bench(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)), BF16, {Config(): plan})
+    runs: list[dict[str, Any]] = []
+    plan = SimpleNamespace(
+        run=lambda workspace, **arrays: runs.append(arrays), launches=SimpleNamespace(workspace_bytes=64)
+    )
+    make_sets = partial(search.random_sets, Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)), BF16)
+    bench = search._Bench(make_sets, {Config(): plan}, 2 * m * n * k)
     assert len(bench.sets) == sets
-    nbytes = sum(x.nbytes for arrays in bench.sets for x in arrays)
-    assert [x.nbytes for x in bench.sets[0]] == [2 * m * k, 2 * k * n, 2 * m * n]
+    nbytes = sum(x.nbytes for arrays in bench.sets for x in arrays.values())
+    assert {name: x.nbytes for name, x in bench.sets[0].items()} == {"a": 2 * m * k, "b": 2 * k * n, "out": 2 * m * n}
     assert nbytes >= 2 * 60 * 2**20
     assert {len(x) for x in Memory.patterns} == {4 * 2**20}  # 8 MB on the host, whatever the size
     REPLAYS.clear()
@@ -131,16 +137,40 @@ def test_operands_exceed_the_l2(shape: tuple[int, int, int], sets: int, monkeypa
     assert ([1, 10, 10] if 2 * m * n * k > 5e9 else [1, 10]) == REPLAYS
 
 
-def test_the_configs_to_measure_are_the_models_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the GPU that measures, the first."""
-    seen: list[int] = []
-    monkeypatch.setattr(search, "gpu_at", lambda device: seen.append(device) or H100)
-    p = bind(Request(Spec((4096, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024)))).problem
-    assert search._top_candidates(p, HOPPER, 7) == rank_configs(p, limit=7, gpu=H100)
-    assert seen == [0]
-    others = search._top_candidates(p, CHIPS["sm_80"], 7)
+@pytest.mark.parametrize("gpu", [H100, H200], ids=lambda gpu: gpu.name)
+def test_the_configs_to_measure_are_the_models_first(gpu: Gpu) -> None:
+    """The untuned choice, and then, in any order of the sums, what the model ranks first for the GPU."""
+    binding = bind(Request(Spec((4096, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024))))
+    found = candidates(binding, HOPPER, gpu, Config(), 7, any_order=True)
+    assert found == [Config(), *rank_configs(binding.problem, limit=6, gpu=gpu)]
+    others = candidates(binding, CHIPS["sm_80"], gpu, Config("mma_multistage", chip="sm_80"), 7, any_order=True)
     assert len(others) == 7
     assert {c.chip for c in others} == {"sm_80"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "epilogue"),
+    [
+        ((178, 6144, 16384), None), ((64, 4096, 4096), None), ((128, 1280, 3416), None), ((8192, 8192, 8192), None),
+        ((512, 1024, 4096), lambda acc: {"y": acc, "s": acc.sum(0)}), ((512, 256, 4096), lambda acc: acc.sum(1)),
+    ],
+)  # fmt: skip
+def test_configs_that_keep_the_bits_add_in_one_order(shape: tuple[int, int, int], epilogue: Any) -> None:
+    """Whatever is measured: no part of K depends on tiles or waves, and reductions have the untuned choice's tiles."""
+    m, n, k = shape
+    binding = bind(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)), epilogue=epilogue))
+    untuned = choose_config(binding, HOPPER, H200).config
+    found = candidates(binding, HOPPER, H200, untuned, 16, any_order=False)
+    assert len(found) > 1
+    assert {(c.splits, c.serpentine) for c in found} == {(1, False)}
+    parts = {
+        ceil_div(ceil_div(k, c.tile[2]), c.cluster_splits) * c.tile[2] if c.cluster_splits > 1 else 0 for c in found
+    }
+    assert len(parts) == 1
+    if epilogue:
+        assert {c.tile for c in found} == {untuned.tile}
+    if untuned.splits == 1:
+        assert found[0] == untuned.replace(serpentine=False)
 
 
 @pytest.mark.slow
@@ -157,7 +187,7 @@ def test_tuning_on_another_chip(
         capability = divmod(CHIPS[chip].capability, 10)
         found = driver.DeviceAttributes("NVIDIA", capability, 84, CHIPS[chip].max_shared_bytes_per_cta)
         monkeypatch.setattr(driver, "device_attributes", lambda device: found)
-        monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS[chip])
+        monkeypatch.setattr(planned_gemm, "chip_of", lambda a: CHIPS[chip])
 
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "is_available", lambda: True)
@@ -165,6 +195,8 @@ def test_tuning_on_another_chip(
     monkeypatch.setattr(search, "_Bench", Timed)
     targets: set[str] = set()
     monkeypatch.setattr(search, "compile_all", lambda kernels, step: targets.update(target for *_, target in kernels))
+    monkeypatch.setattr(measured_configs, "_generation", lambda device: "here")
+    monkeypatch.setattr(measured_configs, "_about", lambda device: {})
     a, b = Spec((512, 1024), dtype), Spec((1024, 2048), dtype, (1, 1024))
     before = gemmsmith.plan(a, b).config
     on("sm_86")
@@ -173,10 +205,10 @@ def test_tuning_on_another_chip(
     assert (found[0].config.design, found[0].config.tile[:2], found[0].config.chip) == (design, narrowest, "sm_86")
     plan = gemmsmith.plan(a, b)
     assert plan.config == found[0].config != chosen
-    assert plan.why == f"{plan.config}: tuned for sm_86"
+    assert plan.origin == "tuned for sm_86"
     assert gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).config.tile == plan.config.tile
-    assert gemmsmith.plan(Spec((5000, 1024), dtype), b).why.endswith("chosen for sm_86")
+    assert gemmsmith.plan(Spec((5000, 1024), dtype), b).why.split("\n")[0].endswith("chosen for sm_86")
     on("sm_80")
-    assert gemmsmith.plan(a, b).why.endswith("chosen for sm_80")
+    assert gemmsmith.plan(a, b).why.split("\n")[0].endswith("chosen for sm_80")
     on("sm_90")
     assert gemmsmith.plan(a, b).config == before

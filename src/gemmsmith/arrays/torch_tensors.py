@@ -29,6 +29,7 @@ def make_torch_adapter(torch: Any) -> Adapter:
         dtypes[torch.float8_e8m0fnu] = UE8M0
     names = {dtype: name for name, dtype in dtypes.items()}
     readable = ", ".join(map(str, dtypes))
+    floats = "torch.bfloat16, torch.float16, torch.float32, such as x.float()"
     strided = torch.strided
 
     def array_info(x: Any) -> ArrayInfo:
@@ -41,7 +42,8 @@ def make_torch_adapter(torch: Any) -> Adapter:
         if x.layout is not strided:
             raise UnsupportedArrayError(f"got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
         if dtype is None:
-            raise UnsupportedArrayError(f"got a dense tensor of {x.dtype}; use one of {readable}")
+            usable = floats if x.dtype == torch.float64 else readable
+            raise UnsupportedArrayError(f"got a dense tensor of {x.dtype}; use one of {usable}")
         if x.is_neg():
             raise UnsupportedArrayError("got a tensor with its negative bit set; use x.resolve_neg()")
         if not (x.is_cuda or x.is_cpu):

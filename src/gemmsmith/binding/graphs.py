@@ -61,7 +61,7 @@ def build_graphs(
     source_graph, depends_on_rows = build_source_graph(epilogue, source, shape, operand_kinds, groups > 0)
     source_graph = with_reductions_of_groups(source_graph, grouping) if grouping else source_graph
     source_graph = scaling.multiply_by_scales(source_graph, [Operand(name, *kinds[name]) for name in factors])
-    graph = _with_result_dtypes(optimize(source_graph), out_dtype)
+    graph = with_result_dtypes(optimize(source_graph), out_dtype)
     check_quantize_blocks(graph)
     if source is not None and not depends_on_rows:
         _GRAPH_CACHE[source, key] = source_graph, graph
@@ -103,7 +103,7 @@ def build_source_graph(
     raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function, a visitor tree, or None")
 
 
-def _with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph:
+def with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph:
     """Give every result without a dtype one: `out_dtype` to matrices, fp32 to reductions and scales."""
     results = []
     for r in graph.results:

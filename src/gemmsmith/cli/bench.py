@@ -22,7 +22,7 @@ from gemmsmith.cli.progress import ProgressCallback, progress_bar
 from gemmsmith.cli.tables import format_table, print_outcome, wrapped
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.host.plans import Plan
+from gemmsmith.host.planned_gemm import PlannedGemm
 
 Call = Callable[[Request], Any]
 """Returns the results of a request, whose arrays are tensors."""
@@ -62,7 +62,7 @@ def bench(sizes: PartialSizes, seconds: float, as_json: bool, **choices: Any) ->
         sets = _random_sets(request, choices["groups"])
         rows, clock = _measure(plan, sets, seconds, progress)
     about = {
-        "problem": f"{plan.problem.T if plan.binding.swapped else plan.problem}", "config": f"{plan.config}",
+        "problem": f"{plan.caller_problem}", "config": f"{plan.config}",
         "gpu": torch.cuda.get_device_name(), "sm_mhz": clock, "torch": torch.__version__, "cuda": torch.version.cuda,
         "sets": len(sets), "rounds": ROUNDS, "seconds": seconds,
     }  # fmt: skip
@@ -124,7 +124,7 @@ def _random_sets(request: Request, group_sizes: tuple[int, ...] | None) -> list[
 
 
 # -- contenders --------------------------------------------------------------------------------------------------------
-def _contenders(plan: Plan, first: Request) -> dict[str, Call]:
+def _contenders(plan: PlannedGemm, first: Request) -> dict[str, Call]:
     """Return the functions to compare, by name, gemmsmith's first; those that do not take the problem are left out.
 
     `first`: a set of operands, on which cuBLASLt's algorithms are timed.
@@ -141,11 +141,11 @@ def _contenders(plan: Plan, first: Request) -> dict[str, Call]:
     return {**ours, **_by_torch(plan), **_by_cublaslt(plan, first)}
 
 
-def _by_torch(plan: Plan) -> dict[str, Call]:
+def _by_torch(plan: PlannedGemm) -> dict[str, Call]:
     """Return torch's product for the operands' dtype, without scales of blocks."""
     import torch
 
-    out_dtype, dtype = _torch_dtype(plan.out_dtype), f"{plan.binding.a.dtype}"
+    out_dtype, dtype = _torch_dtype(plan.binding.out_dtype), f"{plan.binding.a.dtype}"
     if dtype == "int8":
         return {"torch._int_mm": lambda x: torch._int_mm(x.a, x.b)}
     if dtype.startswith("fp8"):
@@ -167,7 +167,7 @@ def _grouped_by_torch() -> dict[str, Call]:
     )}  # fmt: skip
 
 
-def _fused_by_torch(plan: Plan) -> dict[str, Call]:
+def _fused_by_torch(plan: PlannedGemm) -> dict[str, Call]:
     """Return the product and the epilogue by torch's operations, eager and compiled."""
     import torch
 
@@ -186,7 +186,7 @@ def _fused_by_torch(plan: Plan) -> dict[str, Call]:
     return {"torch eager": eager, "torch.compile": lambda x: compiled(x.a, x.b, dict(x.operands))}
 
 
-def _by_cublaslt(plan: Plan, first: Request) -> dict[str, Call]:
+def _by_cublaslt(plan: PlannedGemm, first: Request) -> dict[str, Call]:
     """Return the fastest of the algorithms that cuBLASLt suggests, or none if it does not take the problem."""
     import torch
 
@@ -194,7 +194,7 @@ def _by_cublaslt(plan: Plan, first: Request) -> dict[str, Call]:
 
     if first.scale_a is not None or first.scale_b is not None or plan.problem.is_3xtf32:
         return {}
-    d = torch.empty(plan.binding.shape, dtype=_torch_dtype(plan.out_dtype), device="cuda")
+    d = torch.empty(plan.binding.shape, dtype=_torch_dtype(plan.binding.out_dtype), device="cuda")
     try:
         algorithms = cublaslt.algorithms(first.a, first.b, d, tf32=f"{plan.binding.mma.a}" == "tf32")
     except (ValueError, OSError, cublaslt.CublasLtError):
@@ -219,7 +219,7 @@ def _by_cublaslt(plan: Plan, first: Request) -> dict[str, Call]:
 
 # -- timing ------------------------------------------------------------------------------------------------------------
 def _measure(
-    plan: Plan, sets: Sequence[Request], seconds: float, progress: ProgressCallback
+    plan: PlannedGemm, sets: Sequence[Request], seconds: float, progress: ProgressCallback
 ) -> tuple[list[dict[str, Any]], int]:
     """Return a row for each contender (name, us, tflops, speedup), and the SMs' clock in MHz under load.
 

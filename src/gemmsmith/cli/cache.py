@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -18,11 +17,12 @@ from gemmsmith.cli.commands import plan_of_words
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.tuning.search import compile_all
 
 
 @click.command()
 @click.option("--list", "lists", is_flag=True, help="List the kernels, the oldest first.")
-@click.option("--clear", is_flag=True, help="Delete the kernels; tuned.json stays.")
+@click.option("--clear", is_flag=True, help="Delete the kernels; measured configs stay.")
 @click.option("--warm", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Compile the kernels of a file, whose lines are MxNxK and options of `gemmsmith show`.")  # fmt: skip
 @options.as_json
@@ -38,7 +38,7 @@ def cache(lists: bool, clear: bool, warm: Path | None, as_json: bool) -> None:
     if lists + clear + bool(warm) > 1:
         raise click.UsageError("--list, --clear, --warm: got several; use one")
     if warm:
-        _compile_all(list(_kernels_of(warm)))
+        _compile(list(_kernels_of(warm)))
     entries = cubin_cache.entries()
     if clear:
         for entry in entries:
@@ -67,12 +67,14 @@ def _kernels_of(file: Path) -> Iterator[Kernel]:
             raise click.UsageError(f"--warm: {file}, line {number}: {message}") from error
 
 
-def _compile_all(kernels: list[Kernel]) -> None:
+def _compile(kernels: list[Kernel]) -> None:
     """Compile kernels into the folder, several at once."""
-    from gemmsmith.backends.cuda.compiler import compile_source
+    done = 0
+    with progress_bar() as progress:
 
-    by_name = {x.name: x for x in kernels}
-    with progress_bar() as progress, ThreadPoolExecutor() as pool:
-        compiled = pool.map(lambda x: compile_source(x.source, x.name, x.chip.target), by_name.values())
-        for i, _ in enumerate(compiled, 1):
-            progress("compiling", i / len(by_name))
+        def on_progress() -> None:
+            nonlocal done
+            done += 1
+            progress("compiling", done / len(kernels))
+
+        compile_all(((x.source, x.name, x.chip.target) for x in kernels), on_progress)

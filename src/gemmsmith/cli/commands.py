@@ -18,6 +18,7 @@ from gemmsmith.cli.options import PartialSizes, complete_sizes
 from gemmsmith.cli.problem import make_plan, make_request
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.cli.tables import print_outcome, wrapped
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan
 
 GPU_SIZES = (8192, 8192, 8192)
@@ -98,23 +99,33 @@ def show(sizes: PartialSizes, kind: str, annotate: bool, as_json: bool, **choice
     code: Code = "ptx" if kind == "ptx" else "sass"
     if annotate and kind != code:
         raise click.UsageError(f"--annotate: got --{kind}; use --ptx or --sass")
-    plan = _plan_of(sizes, choices)
-    if annotate:
+    with progress_bar() as progress:
+        progress("choosing a config")
+        plan = _plan_of(sizes, choices)
+        progress("printing" if kind in ("source", "why") else "compiling")
+        fields_for_json, text = _shown(plan, kind, code if annotate else None)
+    print_outcome(fields_for_json, text, None, as_json)
+
+
+def _shown(plan: PlannedGemm, kind: str, annotated: Code | None) -> tuple[dict[str, Any], str]:
+    """Return what `show` prints of a plan, for JSON and as text.
+
+    `kind`: an attribute of Plan. `annotated`: the code to annotate instead, or None.
+    """
+    if annotated:
         from gemmsmith.backends.cuda.listing import build_listing
         from gemmsmith.cli.tables import format_listing, listing_to_json
 
-        listing = build_listing(plan.kernel, code)
-        fields_for_json, text = listing_to_json(listing), format_listing(listing)
-    elif kind == "resources":
-        r = plan.resources
-        fields_for_json = {**resources(plan), "stack_bytes": r.stack_bytes, "advisories": r.advisories}
+        listing = build_listing(plan.kernel, annotated)
+        return listing_to_json(listing), format_listing(listing)
+    if kind == "resources":
+        r = Plan(plan).resources
         text = f"registers {r.registers}\nspill stores {r.spill_store_bytes}\nspill loads {r.spill_load_bytes}\n"
         text += f"stack {r.stack_bytes}\nshared memory {plan.kernel.shared_bytes}"
         text += "".join(f"\nadvisory {line}" for line in r.advisories)
-    else:
-        text = getattr(plan, kind)
-        fields_for_json, text = {kind: text}, wrapped(text) if kind == "why" else text
-    print_outcome(fields_for_json, text, None, as_json)
+        return {**resources(plan), "stack_bytes": r.stack_bytes, "advisories": r.advisories}, text
+    text = getattr(Plan(plan), kind)
+    return {kind: text}, wrapped(text) if kind == "why" else text
 
 
 def _execute_and_report(
@@ -151,13 +162,13 @@ def _resolve_backend(backend: str) -> str:
     return "cuda" if driver.is_available() else "sim"
 
 
-def plan_of_words(words: list[str]) -> Plan:
+def plan_of_words(words: list[str]) -> PlannedGemm:
     """Return the plan of the arguments `words` of `gemmsmith show`. Raises UsageError if they are not valid."""
     choices = show.make_context("show", words).params
     shape = choices.pop("shape") or tuple(choices[name] for name in "mnk")
     return _plan_of(shape, choices)
 
 
-def _plan_of(sizes: PartialSizes, choices: dict[str, Any]) -> Plan:
+def _plan_of(sizes: PartialSizes, choices: dict[str, Any]) -> PlannedGemm:
     """Return the plan of the options of `show`, by name, whose default sizes are GPU_SIZES."""
     return make_plan(make_request(choices, complete_sizes(sizes, GPU_SIZES, choices["groups"])), choices)

@@ -27,8 +27,9 @@ from gemmsmith.cli.progress import ProgressCallback
 from gemmsmith.cli.tables import KernelCounts
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, MissingPackageError
-from gemmsmith.host.plans import Plan, evaluate_reference
-from gemmsmith.tuning.gpus import gpu_at
+from gemmsmith.host.planned_gemm import PlannedGemm, evaluate_reference
+from gemmsmith.host.plans import Plan
+from gemmsmith.tuning.gpus import H100
 from gemmsmith.tuning.model import covers_config
 
 MAX_SIMULATED_SIZE = 512
@@ -66,7 +67,7 @@ class Outcome:
         """True if D is correct and there are no hazards."""
         return self.report.is_ok and not self.hazards
 
-    def to_json(self, plan: Plan) -> dict[str, Any]:
+    def to_json(self, plan: PlannedGemm) -> dict[str, Any]:
         """Return the outcome as a dict that can be written as JSON.
 
         "max" is an absolute error; `max_over_bound` and the Frobenius norms are relative. They are null if D has an
@@ -77,9 +78,9 @@ class Outcome:
         error = {"max": r.max_error, "max_over_bound": r.ratio, "elements_beyond_bound": r.num_out_of_bound,
                  "frobenius": r.frobenius, "frobenius_bound": r.frobenius_bound}  # fmt: skip
         mma, scales = plan.binding.mma, plan.binding.scales
-        accumulate = "promoted" if plan.problem.promoted else f"{plan.accumulator_dtype}"
+        accumulate = "promoted" if plan.problem.promoted else f"{plan.problem.accumulator_dtype}"
         problem = {"m": m, "n": n, "k": k, "operands": " x ".join(dict.fromkeys((f"{mma.a}", f"{mma.b}"))),
-                   "output": f"{plan.out_dtype}", "accumulate": accumulate}  # fmt: skip
+                   "output": f"{plan.binding.out_dtype}", "accumulate": accumulate}  # fmt: skip
         if plan.problem.batch > 1:
             problem["batch"] = plan.problem.batch
         if self.epilogue:
@@ -100,16 +101,16 @@ class Outcome:
         if self.verdict:
             result |= self.verdict.to_json()
         result |= self.timings
-        if self.backend != "reference" and covers_config(plan.config):
-            result["estimated_us"] = plan.estimated_us
+        if self.backend != "reference" and not math.isnan(us := Plan(plan).estimated_us):
+            result["estimated_us"] = us
         if self.kernel_counts:
             result["counters"] = [x.to_json() for x in self.kernel_counts]
         return result | {"files": self.files}
 
-    def to_rows(self, plan: Plan) -> dict[str, str]:
+    def to_rows(self, plan: PlannedGemm) -> dict[str, str]:
         """Return the outcome as lines of text: value by title, in order."""
         rows = {
-            "problem": f"{plan.problem.T if plan.binding.swapped else plan.problem}",
+            "problem": f"{plan.caller_problem}",
             **({"epilogue": self.epilogue} if self.epilogue else {}),
             "config": f"{plan.config}",
             "backend": self.backend,
@@ -130,16 +131,17 @@ class Outcome:
             rows["schedule"] = "{cycles} simulated cycles on {ctas} CTAs; no speed".format(**self.timings)
         if self.backend == "cuda":
             rows["speed"] = "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)".format(**self.timings)
-        if self.backend != "reference" and covers_config(plan.config):
-            rows["estimate"] = f"{plan.estimated_us:.1f} us on an {gpu_at(0).name}, by the model that chooses configs"
+        if self.backend != "reference" and not math.isnan(us := Plan(plan).estimated_us):
+            gpu = plan.gpu if covers_config(plan.config) else H100
+            rows["estimate"] = f"{us:.1f} us on an {gpu.name}, by the model that chooses configs"
         if self.backend == "reference":
             rows["speed"] = "not timed (float64 reference)"
         return rows
 
 
-def resources(plan: Plan) -> dict[str, int]:
+def resources(plan: PlannedGemm) -> dict[str, int]:
     """Return the kernel's registers per thread, bytes of spills, and bytes of dynamic shared memory per CTA."""
-    r = plan.resources
+    r = Plan(plan).resources
     spill_bytes = r.spill_store_bytes + r.spill_load_bytes
     return {"registers": r.registers, "spill_bytes": spill_bytes, "shared_bytes": plan.kernel.shared_bytes}
 
@@ -180,7 +182,7 @@ def random_arrays(request: Request, group_sizes: tuple[int, ...] | None, seed: i
     return filled._replace(out=results if request.epilogue else results["out"])
 
 
-def compare(plan: Plan, request: Request) -> bounds.Report:
+def compare(plan: PlannedGemm, request: Request) -> bounds.Report:
     """Compare the results of a request's arrays with float64: plain products by their bounds, others by tolerances."""
     if request.epilogue:
         binding = bind(request)
@@ -189,8 +191,8 @@ def compare(plan: Plan, request: Request) -> bounds.Report:
         return check_results(graph, evaluate_reference(binding), results, binding.mma, request.a.shape[-1])
     problem = plan.problem
     check = partial(
-        bounds.check, accumulator_dtype=plan.accumulator_dtype, out_dtype=plan.out_dtype, promoted=problem.promoted,
-        on_cuda_cores=problem.a.dtype == FP32,
+        bounds.check, accumulator_dtype=problem.accumulator_dtype, out_dtype=plan.binding.out_dtype,
+        promoted=problem.promoted, on_cuda_cores=problem.a.dtype == FP32,
     )  # fmt: skip
     out, a, b, scale_a, scale_b = request.out, request.a, request.b, request.scale_a, request.scale_b
     if not request.grouping:
@@ -214,7 +216,7 @@ def _of_group(scale: Any, part: Any) -> Any:
 def execute(
     choices: Choices, sizes: Sizes, seed: int, backend: str, folder: Path, progress: ProgressCallback,
     counters: Counters | None = None, schedules: int = 1,
-) -> tuple[Plan, Outcome]:  # fmt: skip
+) -> tuple[PlannedGemm, Outcome]:  # fmt: skip
     """Run the plan of a command's options, compare with float64, and write the CUDA file and the timeline.
 
     A run on the GPU also simulates a problem of at most MAX_SIMULATED_SIZE for the timeline.
@@ -240,7 +242,7 @@ def execute(
     files: dict[str, str] = {}
     if backend != "reference":
         source = folder / f"{plan.kernel.name}.cu"
-        source.write_text(plan.source)
+        source.write_text(plan.kernel.source)
         files["source"] = str(source)
     progress("generating operands")
     request = random_arrays(problem, groups, seed)
@@ -257,9 +259,11 @@ def execute(
             m, n, k = (min(size, MAX_SIMULATED_SIZE) for size in sizes)
             small_choices = {**choices, "groups": small_groups}
             small = random_arrays(make_request(small_choices, (m, n, k)), small_groups, seed)
-            simulation = plan.simulate(small.a, small.b, small.out, **small.inputs, progress=on_progress, record=True)
+            simulation = Plan(plan).simulate(
+                small.a, small.b, small.out, **small.inputs, progress=on_progress, record=True
+            )
         else:
-            simulation = plan.simulate(
+            simulation = Plan(plan).simulate(
                 request.a, request.b, request.out, **request.inputs, seed=seed, progress=on_progress,
                 counters=counters, record=True, schedules=schedules,
             )  # fmt: skip
@@ -282,11 +286,11 @@ def execute(
     return plan, Outcome(sizes, backend, choices["epilogue"], report, hazards, timings, files, counts, verdict)
 
 
-def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:
+def _require_memory(plan: PlannedGemm, sizes: tuple[int, int, int], backend: str) -> None:
     """Raise ArgumentError if A, B, D and the float64 copies for checking them exceed this machine's memory."""
     m, n, k = sizes
     m *= plan.problem.batch
-    arrays = plan.problem.a.dtype.bytes * (m * k + k * n) + plan.out_dtype.bytes * m * n
+    arrays = plan.problem.a.dtype.bytes * (m * k + k * n) + plan.binding.out_dtype.bytes * m * n
     doubles = 4 * k * n + (m * k + m * n) * (backend == "reference")  # bounds.check's B, |B|, temporaries
     needed = arrays + max(4 * m * k, 8 * doubles)
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -297,7 +301,7 @@ def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> No
         )
 
 
-def _time_on_gpu(plan: Plan, request: Request) -> dict[str, float]:
+def _time_on_gpu(plan: PlannedGemm, request: Request) -> dict[str, float]:
     """Run the plan on the GPU, copy the results back into those of the request, and return the time and TFLOP/s.
 
     The number of repeated runs is such that a GEMM at 500 TFLOP/s takes 0.2 s, at least 3.
@@ -315,7 +319,7 @@ def _time_on_gpu(plan: Plan, request: Request) -> dict[str, float]:
         a, b, scale_a, scale_b = map(on_gpu, (request.a, request.b, request.scale_a, request.scale_b))
         operands = {name: on_gpu(x) for name, x in request.operands.items()}
         out = {name: on_gpu(x) for name, x in results.items()}
-        workspace = DeviceArray.allocate(plan.workspace_bytes)
+        workspace = DeviceArray.allocate(plan.launches.workspace_bytes)
         call = partial(
             plan.run, a, b, out if request.epilogue else out["out"], scale_a=scale_a, scale_b=scale_b,
             operands=operands, workspace=workspace,

@@ -27,7 +27,7 @@ from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.graph.frontend.fusions import NAMED_FUSIONS, amax
-from gemmsmith.host.plans import Plan
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning.model import covers_config
 
 Choices = Mapping[str, Any]
@@ -65,7 +65,7 @@ def make_request(choices: Choices, sizes: Sizes) -> Request:
     )  # fmt: skip
 
 
-def make_plan(request: Request, choices: Choices) -> Plan:
+def make_plan(request: Request, choices: Choices) -> PlannedGemm:
     """Return the plan of a request that `make_request` made of the options `choices`.
 
     Without options for fields of a Config, its config is the one that `gemm` takes. Otherwise the options replace
@@ -80,17 +80,17 @@ def make_plan(request: Request, choices: Choices) -> Plan:
         raise _user_error(choices["epilogue"], error) from error
 
 
-def _plan_of(request: Request, choices: Choices) -> Plan:
+def _plan_of(request: Request, choices: Choices) -> PlannedGemm:
     """Return the plan of a request with the config that `make_plan` documents."""
     fixed = {f.name: choices[f.name] for f in fields(Config) if choices.get(f.name) is not None}
     from_defaults = choices.get("config_base") == "default" or "tile" in fixed
     if not fixed and not from_defaults:
-        return Plan(request)
+        return PlannedGemm(request)
     from gemmsmith.tuning.choose import complete_config
     from gemmsmith.tuning.dtype_equivalence import config_for_dtype
     from gemmsmith.tuning.stage_count import fit_stages
 
-    config: Config = config_for_dtype(Config(), request.a.dtype) if from_defaults else Plan(request).config
+    config: Config = config_for_dtype(Config(), request.a.dtype) if from_defaults else PlannedGemm(request).config
     fixed_fields, candidate = set(fixed), config.replace(**fixed)
     if "tile" not in fixed and not covers_config(candidate):
         from gemmsmith.tuning.choose_sm80 import rank_sm80
@@ -101,8 +101,8 @@ def _plan_of(request: Request, choices: Choices) -> Plan:
     if fixed:
         config = complete_config(replace(config, **fixed), fixed_fields)
     if "stages" not in fixed:
-        config = fit_stages(Plan(request._replace(config=config)).spec)
-    return Plan(request._replace(config=config))
+        config = fit_stages(PlannedGemm(request._replace(config=config)).spec)
+    return PlannedGemm(request._replace(config=config))
 
 
 def matrix(shape: tuple[int, ...], dtype: str, layout: str) -> Spec:

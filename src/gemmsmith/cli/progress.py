@@ -18,12 +18,15 @@ class ProgressCallback(Protocol):
 @contextmanager
 def progress_bar() -> Iterator[ProgressCallback]:
     """Display one line per step, with its percentage; nothing if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda step, fraction=None: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as display:
+    with Progress(*columns, console=console, transient=True) as display:
         tasks = {}
 
         def progress(step: str, fraction: float | None = None) -> None:

@@ -24,7 +24,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import ceil_div, round_up
-from gemmsmith.host.plans import Plan
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning.config_table import get_max_active_clusters
 from gemmsmith.tuning.l2 import L2_MODEL_K_STEP, cluster_tile, plot_waves, simulate_traffic, tile_order
 
@@ -147,7 +147,7 @@ def raster(sizes: options.PartialSizes, groups: tuple[int, ...] | None, picture:
     if groups is not None:
         _show_groups(groups, m, n, k, picture, as_json)
         return
-    plan = Plan(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, max(k, 1)))))
+    plan = PlannedGemm(Request(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, max(k, 1)))))
     steps = (*plan.config.tile[:2], L2_MODEL_K_STEP)
     reads = math.prod(ceil_div(size, step) for size, step in zip((m, n, k), steps, strict=True))
     if reads > MAX_TILE_READS:
@@ -185,7 +185,7 @@ def _show_groups(sizes: tuple[int, ...], m: int, n: int, k: int, picture: Path |
     `sizes`: rows of each group; of a D of m rows, which may be more than their sum.
     """
     a, b, table = Spec((m, k), "bf16"), Spec((len(sizes), k, n), "bf16", (n * k, 1, k)), Spec((len(sizes),), "int32")
-    config = Plan(Request(a, b, operands={"sizes": table}, grouping=Grouping("sizes"))).config
+    config = PlannedGemm(Request(a, b, operands={"sizes": table}, grouping=Grouping("sizes"))).config
     tiles, rows, begin = Counter(x.group for x in group_tiles(sizes, n, config)), [], 0
     for group, size in enumerate(sizes):
         rows.append({"group": group, "first_row": begin, "rows": size, "tiles": tiles[group],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,24 +14,32 @@ from gemmsmith.arrays import Spec
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import options
+from gemmsmith.cli.model_layers import Layer, layers_of
 from gemmsmith.cli.problem import matrix
 from gemmsmith.cli.progress import progress_bar
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.search import HALVING_ROUNDS, require_gpu
-from gemmsmith.tuning.tuned_table import user_table
 
 
 @click.command()
-@click.argument("shapes", nargs=-1, required=True, type=options.joined_sizes(3, "512x4096x4096"), metavar="MxNxK...")
+@click.argument("shapes", nargs=-1, type=options.joined_sizes(3, "512x4096x4096"), metavar="[MxNxK...]")
+@click.option("--model", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Tune the layers of this config.json, as Hugging Face publishes it, instead of SHAPES.")  # fmt: skip
+@click.option("--tokens", default="1,16,64,256,1024,4096", show_default=True,
+              type=options.Integers(",", "positive integers joined by commas", lambda numbers: min(numbers) > 0),
+              help="Rows of the model's layers.")  # fmt: skip
+@click.option("--training", is_flag=True, help="Tune the gradients of the model's layers, too.")
 @options.dtype
 @options.accumulate
 @options.layout
-@click.option("--max-configs", type=click.IntRange(min=1), default=HALVING_ROUNDS[0][0], show_default=True,
-              help="Configs that are measured per shape.")  # fmt: skip
+@click.option("--max-configs", type=click.IntRange(min=1), default=None,
+              help=f"Configs measured per shape. [default: {HALVING_ROUNDS[0][0]}; 16 with --model]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Re-tune shapes that already have an entry.")
 @options.as_json
 def tune(
-    shapes: tuple[tuple[int, int, int], ...], dtype: str, precision: str | None, accumulate: str | None,
-    layout: str, max_configs: int, force: bool, as_json: bool,
+    shapes: tuple[tuple[int, int, int], ...], model: Path | None, tokens: tuple[int, ...], training: bool, dtype: str,
+    precision: str | None, accumulate: str | None, layout: str, max_configs: int | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure configs on the GPU, and save the fastest for later plans.
 
@@ -41,15 +50,21 @@ def tune(
     Example: gemmsmith tune 512x4096x4096 1024x4096x4096
     """
     precision_options: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
+    if bool(shapes) == bool(model):
+        raise click.UsageError(f"SHAPES, --model: got {'both' if model else 'neither'}; use one")
+    if model:
+        _tune_model(model, tokens, training, dtype, precision_options, max_configs or 16, force, as_json)
     for m, n, k in shapes:
         a, b = matrix((m, k), dtype, layout[0]), matrix((k, n), dtype, layout[1])
-        problem = bind(Request(a, b, **precision_options)).problem
-        chip = require_gpu()
+        binding = bind(Request(a, b, **precision_options))
+        key = measured_configs.key_of(binding.problem, binding.spec, require_gpu())
         shape_label, flops = f"{m}x{n}x{k}", 2 * m * n * k
-        before = None if force else user_table().get(problem, chip)
+        entry = None if force else measured_configs.find(key)
+        before = entry and entry.config
         rows: list[dict[str, Any]] = [] if before is None else [{"name": f"{before}", "config": vars(before)}]
         if not before:
-            for config, us in _tune_shape(a, b, precision_options, max_configs, shape_label):
+            limit = max_configs or HALVING_ROUNDS[0][0]
+            for config, us in _tune_shape(a, b, precision_options, limit, shape_label):
                 rows.append({"name": f"{config}", "config": vars(config), "time_us": us, "tflops": flops / us / 1e6})
         if as_json:
             click.echo(json.dumps({"m": m, "n": n, "k": k, "operands": dtype, "tuned_before": bool(before),
@@ -61,7 +76,7 @@ def tune(
             click.echo(f"{shape_label}: {best['time_us']:.1f} us, {best['tflops']:.0f} TFLOP/s, {best['name']}")
 
 
-def _tune_shape(a: Spec, b: Spec, precision_options: dict[str, Any], max_configs: int, shape_label: str) -> Any:
+def _tune_shape(a: Any, b: Any, precision_options: dict[str, Any], max_configs: int, shape_label: str) -> Any:
     """Tune a GEMM, with progress on stderr; return (config, microseconds) of the configs that ran, fastest first.
 
     `precision_options`: keyword arguments of `gemmsmith.tune`. `shape_label`: what the progress calls the GEMM.
@@ -75,3 +90,76 @@ def _tune_shape(a: Spec, b: Spec, precision_options: dict[str, Any], max_configs
             progress(f"{shape_label} {step}", done[step] / totals[step])
 
         return api.tune(a, b, **precision_options, max_configs=max_configs, on_progress=on_progress)
+
+
+def _tune_model(
+    file: Path, tokens: tuple[int, ...], training: bool, dtype: str, precision_options: dict[str, Any],
+    max_configs: int, force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Tune the layers of a model for each number of tokens, with progress on stderr, and print a line for each."""
+    from gemmsmith.host.autotune import Autotune, active, tune_first_call
+
+    try:
+        layers = layers_of(json.loads(file.read_text()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise click.UsageError(f"--model: {file}: {type(error).__name__}: {error}; use a model's config.json") from None
+    require_gpu()
+    requests = [
+        (f"{layer.name}, {count} tokens", request)
+        for layer in layers for count in tokens
+        for request in _requests(layer, count, dtype, training, precision_options)
+    ]  # fmt: skip
+    with progress_bar() as progress, active(Autotune(max_configs=max_configs)) as block:
+        for i, (name, make_request) in enumerate(requests):
+            progress("layers", i / len(requests))
+            before = len(block.tuned)
+            tune_first_call(make_request(), force=force)
+            for x in block.tuned[before:]:
+                if as_json:
+                    click.echo(json.dumps({"layer": name, "untuned_us": x.untuned_us, **x.entry.to_json()}))
+                else:
+                    click.echo(f"{name}: {x.problem}: {x.entry.us:.1f} us, untuned {x.untuned_us:.1f} us")
+    if not as_json:
+        click.echo(f"{len(block.tuned)} of {len(requests)} GEMMs tuned, the others before or not at all")
+
+
+def _requests(layer: Layer, tokens: int, dtype: str, training: bool, precision_options: dict[str, Any]) -> Any:
+    """Yield functions that make the requests of a layer: the product and, for training, its two gradients.
+
+    The experts' groups have equal sizes.
+    """
+    from gemmsmith.core.dtypes import as_dtype
+    from gemmsmith.core.grouping import Grouping
+    from gemmsmith.tuning.search import random_arrays
+
+    import numpy as np  # isort: skip
+
+    out = as_dtype(dtype) if as_dtype(dtype).bits > 8 else as_dtype("bf16")
+    experts = layer.experts
+    m = ceil_div(tokens * layer.experts_per_token, experts) * experts if experts else tokens
+    n, k = layer.n, layer.k
+
+    def spec(shape: tuple[int, ...], is_column_major: bool = False, of: Any = dtype) -> Spec:
+        strides = (*([shape[-1] * shape[-2]] * (len(shape) - 2)), 1, shape[-2]) if is_column_major else None
+        return Spec(shape, of, strides)
+
+    def request(a: Spec, b: Spec, d: tuple[int, ...], along: str = "m") -> Any:
+        def make() -> Request:
+            arrays = random_arrays({"a": a, "b": b, "out": spec(d, of=out)}, 0)
+            if not experts:
+                return Request(**arrays, **precision_options)
+            from gemmsmith.backends.cuda.memory import DeviceArray
+
+            extent = m if along == "m" else a.shape[1]
+            ends = np.arange(1, experts + 1, dtype=np.int32) * (extent // experts)
+            grouping = Grouping("offsets", along)  # type: ignore[arg-type]
+            offsets = DeviceArray.from_numpy(ends.astype(np.int32))
+            return Request(**arrays, operands={"offsets": offsets}, grouping=grouping, **precision_options)
+
+        return make
+
+    weights = (experts,) if experts else ()
+    yield request(spec((m, k)), spec((*weights, k, n), True), (m, n))
+    if training:
+        yield request(spec((m, n)), spec((*weights, n, k)), (m, k))
+        yield request(spec((n, m), True), spec((m, k)), (*weights, n, k), "k")

@@ -63,11 +63,11 @@ class DType:
 
 
 BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16), "bf16")
-"""bfloat16."""
+"""bf16 in memory."""
 FP16 = DType("fp16", 16, 10, np.dtype(np.float16), "f16")
-"""A float of 16 bits."""
+"""fp16 in memory."""
 FP32 = DType("fp32", 32, 23, np.dtype(np.float32), "f32")
-"""A float of 32 bits."""
+"""fp32 in memory."""
 TF32 = DType("tf32", 32, 10, np.dtype(np.float32), "tf32")
 """fp32 in memory; tensor cores read the upper 19 bits."""
 TF32_BITS = np.uint32(0xFFFFE000)
@@ -84,9 +84,9 @@ UE8M0 = DType("ue8m0", 8, 0, np.dtype(ml_dtypes.float8_e8m0fnu), "ue8m0")
 INT4 = DType("int4", 4, 3, np.dtype(ml_dtypes.int4), "s4")
 """Two's complement; of the two elements in a byte of memory the first is in the lower bits. An operand's dtype only."""
 INT8 = DType("int8", 8, 7, np.dtype(np.int8), "s8")
-"""A signed integer of 8 bits."""
+"""int8 in memory."""
 INT32 = DType("int32", 32, 31, np.dtype(np.int32), "s32")
-"""A signed integer of 32 bits."""
+"""int32 in memory."""
 INT64 = DType("int64", 64, 63, np.dtype(np.int64), "s64")
 BOOL = DType("bool", 8, 1, np.dtype(np.bool_), "u8")
 
@@ -124,7 +124,8 @@ def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False, 
             pass
     if name in names:
         return names[name]
-    raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(dict.fromkeys(map(repr, names.values())))}")
+    offered = among or (_NAMES if name == "float64" else names).values()
+    raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(dict.fromkeys(map(repr, offered)))}")
 
 
 def validate_fp32_scalar(name: str, x: Any) -> float:

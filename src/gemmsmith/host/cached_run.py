@@ -15,19 +15,21 @@ from gemmsmith.binding.results import outputs_by_name
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
-from gemmsmith.host.plans import Plan, run_reference
+from gemmsmith.host.autotune import on_entry, tune_first_call
+from gemmsmith.host.planned_gemm import PlannedGemm, run_reference
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.run import BoundLaunches
 
-_PLAN_CACHE: dict[Key, tuple[Plan, BoundLaunches | None]] = BoundedCache(1024)
+_PLAN_CACHE: dict[Key, tuple[PlannedGemm, BoundLaunches | None]] = BoundedCache(1024)
 """Plans by the keys of requests, each with its launches for these arrays; None if these are not cached."""
+on_entry(_PLAN_CACHE.clear)
 
 
 class CachedRun(NamedTuple):
     """A plan with its launches for arrays of one signature. A call checks nothing, and allocates all results."""
 
-    plan: Plan
+    planned: PlannedGemm
     launches: BoundLaunches
 
     def __call__(self, pointers: dict[str, Any], like: Any) -> Any:
@@ -39,7 +41,7 @@ class CachedRun(NamedTuple):
         """
         if (runs := _RECORD.get()) is not None:
             runs.append(self)
-        return self.plan.launch(self.launches, pointers, {}, like)
+        return self.planned.launch(self.launches, pointers, {}, like)
 
     def with_result_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> CachedRun:
         """Return the run with results of other shapes, by name, such as (n,) for the gradient (1, n) of a bias.
@@ -59,7 +61,7 @@ class CachedRun(NamedTuple):
         launches.unallocated_results = [
             (name, pointer, changed_layout(name, layout)) for name, pointer, layout in launches.unallocated_results
         ]
-        return CachedRun(self.plan, launches)
+        return CachedRun(self.planned, launches)
 
 
 _RECORD: ContextVar[list[CachedRun | None] | None] = ContextVar("record", default=None)
@@ -103,19 +105,20 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
     key = source, arrays, (type(out), request[OPTIONS])  # as `request.key`, which takes longer
     try:
         cached = _PLAN_CACHE.get(key)
-    except TypeError:  # an option is not hashable: Plan refuses it
+    except TypeError:  # an option is not hashable: `bind` refuses it
         cached = None
     if cached is not None:
-        plan_, call = cached
+        planned, call = cached
         if call is not None and _RECORD.get() is None and call.outputs_do_not_overlap(pointers):
-            return plan_.launch(call, pointers, results, a)
-        value = plan_.run(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=operands)
+            return planned.launch(call, pointers, results, a)
+        value = planned.run(a, b, out, operands, scale_a, scale_b)
         # The launches are None if the plan names the result otherwise than `results` does: then its key is another one
-        _PLAN_CACHE[key] = plan_, plan_.cached_launches(arrays)
+        _PLAN_CACHE[key] = planned, planned.calls.get(arrays)
     else:
         request = Request._make(request)._replace(fingerprint=source)
+        tune_later = tune_first_call(request)
         try:
-            plan_ = Plan(request)
+            planned = PlannedGemm(request)
         except ConfigError:  # no kernel computes it, but the reference, which has none, does
             on_cpu = describe(a, "a").device == "cpu"
             if request.config is not None or not on_cpu or request.backend not in ("auto", "reference"):
@@ -123,13 +126,13 @@ def run_cached(request: Request | tuple[Any, ...]) -> Any:
             binding = bind(request).allocate_results()
             run_reference(binding)
             return binding.value
-        binding = plan_._detach_arrays()
-        if source is not None:
-            _PLAN_CACHE[key] = plan_, None
+        binding = planned.detach_arrays()
+        if source is not None and not tune_later:
+            _PLAN_CACHE[key] = planned, None
         # `arrays` is the plan's key, too, unless the plan names the result otherwise than `results` does
-        cache_key = arrays if results.keys() == binding.results.keys() else None
-        value = plan_._run_bound(binding, cache_key=cache_key)
+        cache_key = arrays if results.keys() == binding.results.keys() and not tune_later else None
+        value = planned.run_bound(binding, cache_key=cache_key)
     if (runs := _RECORD.get()) is not None:
-        launches = plan_.cached_launches(arrays)
-        runs.append(None if out is not None or launches is None else CachedRun(plan_, launches))
+        launches = planned.calls.get(arrays)
+        runs.append(None if out is not None or launches is None else CachedRun(planned, launches))
     return value

@@ -22,7 +22,7 @@ from gemmsmith.core.dtypes import BF16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.host.output_kernels import to_canonical_matrix
-from gemmsmith.host.plans import Plan
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.ladder.launches import LADDER_KERNELS, ladder_launches
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
@@ -62,8 +62,9 @@ class RungCase:
     def launches(self, a: Any, b: Any, d: Any) -> tuple[Launches, Mapping[str, ArrayInfo | float]]:
         """Return (launches that compute D = A @ B, their arguments by name), for arrays `a`, `b` and `d`."""
         if self.config:
-            plan = Plan(Request(a, b, d, config=self.config, precision="tf32" if self.dtype == TF32 else None))
-            return plan.launches, plan.binding.arguments
+            precision = "tf32" if self.dtype == TF32 else None
+            planned = PlannedGemm(Request(a, b, d, config=self.config, precision=precision))
+            return planned.launches, planned.binding.arguments
         arrays = {"a": describe(a, "a"), "b": describe(b, "b"), "d": describe(d, "d")}
         matrix_a, matrix_b, matrix_d = (to_canonical_matrix(x) for x in arrays.values())
         return ladder_launches(self.name, matrix_a, matrix_b, matrix_d, HOPPER), arrays

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from numbers import Real
-from typing import Any, TypeAlias, overload
+from typing import Any, NoReturn, TypeAlias, overload
 
 import torch
 from torch.autograd import forward_ad
@@ -40,7 +40,7 @@ from gemmsmith.torch.plain_tensors import (
     runs_kernels,
     sees_operators,
 )
-from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue
+from gemmsmith.torch.tracing import OperandSignature, serialize_epilogue, with_out_dtype
 
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 UE8M0 = torch.float8_e8m0fnu
@@ -51,26 +51,42 @@ OPERAND_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, tor
 Tensors: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 Operand: TypeAlias = torch.Tensor | float
 Scale: TypeAlias = torch.Tensor | float | None
-_UNSUPPORTED_ARGUMENTS = frozenset(ARGUMENTS) - {"scale_a", "scale_b", "epilogue", "operands"}
+OutDtype: TypeAlias = torch.dtype | str | None
+_UNSUPPORTED_ARGUMENTS = frozenset(ARGUMENTS) - {"scale_a", "scale_b", "epilogue", "operands", "out_dtype"}
+_INSTEAD = {
+    "out": "the tensor that is returned",
+    "config": "gemmsmith.tune, whose configs later calls take",
+    "precision": "torch.set_float32_matmul_precision",
+    "scale_a": "an operand of the epilogue",
+    "scale_b": "an operand of the epilogue",
+    "sizes": "offsets=sizes.cumsum(0, dtype=torch.int32)",
+    "counts": "offsets",
+    "gather": "a[gather]",
+    "scatter": "torch.index_add of the result",
+}
+"""What works with gradients in place of an argument."""
 
 
 @overload
 def gemm(
-    a: torch.Tensor, b: Tensors, *, epilogue: None = None, recompute: bool = False, scale_a: Scale = None,
-    scale_b: Scale | Tensors = None, operands: Mapping[str, Operand] | None = None, **named: Operand,
+    a: torch.Tensor, b: Tensors, *, epilogue: None = None, recompute: bool = False, out_dtype: OutDtype = None,
+    scale_a: Scale = None, scale_b: Scale | Tensors = None, operands: Mapping[str, Operand] | None = None,
+    **named: Operand,
 ) -> torch.Tensor: ...  # fmt: skip
 
 
 @overload
 def gemm(
-    a: torch.Tensor, b: Tensors, *, epilogue: Epilogue | None = None, recompute: bool = False, scale_a: Scale = None,
-    scale_b: Scale | Tensors = None, operands: Mapping[str, Operand] | None = None, **named: Operand,
+    a: torch.Tensor, b: Tensors, *, epilogue: Epilogue | None = None, recompute: bool = False,
+    out_dtype: OutDtype = None, scale_a: Scale = None, scale_b: Scale | Tensors = None,
+    operands: Mapping[str, Operand] | None = None, **named: Operand,
 ) -> Any: ...  # fmt: skip
 
 
 def gemm(
-    a: torch.Tensor, b: Tensors, *, epilogue: Epilogue | None = None, recompute: bool = False, scale_a: Scale = None,
-    scale_b: Scale | Tensors = None, operands: Mapping[str, Operand] | None = None, **named: Operand,
+    a: torch.Tensor, b: Tensors, *, epilogue: Epilogue | None = None, recompute: bool = False,
+    out_dtype: OutDtype = None, scale_a: Scale = None, scale_b: Scale | Tensors = None,
+    operands: Mapping[str, Operand] | None = None, **named: Operand,
 ) -> Any:  # fmt: skip
     """Differentiable `epilogue(a @ b)`; works with autograd, torch.compile and torch.func transforms.
 
@@ -83,6 +99,8 @@ def gemm(
         recompute: save nothing beyond the outputs and recompute the GEMM in backward. By default at most one extra
             matrix (the pre-activation) is saved, and none if the epilogue is linear or if its output suffices (relu,
             sigmoid, tanh).
+        out_dtype: dtype of the matrices that the epilogue does not convert, such as torch.float32 or "fp32"; default:
+            a's. With a float64 a, fp32 is float64.
         scale_a: a scale of the whole of a, or of its rows; block scales only without gradients.
         scale_b: a scale of the whole of b, or of its columns; block scales only without gradients; a tuple of those of
             128 x 128 with a tuple b.
@@ -103,11 +121,7 @@ def gemm(
         (recompute,) = as_bools(recompute=recompute)
     operand_values = checks.merge_operands(operands, named)
     if named and not _UNSUPPORTED_ARGUMENTS.isdisjoint(named):
-        name = next(name for name in named if name in _UNSUPPORTED_ARGUMENTS)
-        raise ArgumentError(
-            f"{name}: got an argument of gemmsmith.gemm, which has no gradients; call that, or give an operand of this "
-            f"name in `operands` ({PYTORCH_PAGE})"
-        )
+        refuse_arguments("gemm", named, _UNSUPPORTED_ARGUMENTS)
     if isinstance(b, tuple):
         scales_b = scale_b if isinstance(scale_b, tuple) else (scale_b,)
         b = combine_two(a, b, scale_a, *scales_b, *operand_values.values())
@@ -119,25 +133,27 @@ def gemm(
     a, b = autocast(a, b)
     has_scales = scale_a is not None or scale_b is not None
     if isinstance(b, tuple) or (has_scales and is_fast_path(a, b, scale_a, scale_b, *operand_values.values())):
-        precision = fp32_precision(a)
-        return run_cached(Request(a, b, None, operand_values, epilogue, scale_a, scale_b, precision=precision))
+        fields = None, operand_values, epilogue, scale_a, scale_b, out_dtype
+        return run_cached(Request(a, b, *fields, precision=fp32_precision(a)))
     scales = _scale_operands(scale_a, scale_b, operand_values) if has_scales else {}
     inputs = {**operand_values, **scales} if has_scales else operand_values
     arguments = None
     if not sees_operators():
-        arguments = read_arguments(fingerprint(epilogue), (recompute, tuple(scales)), a, b, inputs)
+        arguments = read_arguments(fingerprint(epilogue), (recompute, out_dtype, tuple(scales)), a, b, inputs)
         if (cached := run_cached_call(arguments, a, b, inputs)) is not None:
             return cached
     if not has_scales and is_fast_path(a, b, *inputs.values()):
         source = arguments and arguments.source
-        request = Request(a, b, None, operand_values, epilogue, precision=fp32_precision(a), fingerprint=source)
+        request = Request(
+            a, b, None, operand_values, epilogue, out_dtype=out_dtype, precision=fp32_precision(a), fingerprint=source
+        )
         return run_or_call(arguments, a, partial(run_cached, request))
-    return _prepare_and_run(a, b, epilogue, recompute, operand_values, scales, arguments)
+    return _prepare_and_run(a, b, epilogue, recompute, out_dtype, operand_values, scales, arguments)
 
 
 def _prepare_and_run(
-    a: Any, b: Any, epilogue: Any, recompute: bool, operands: Mapping[str, Any], scales: Mapping[str, Any],
-    arguments: Arguments | None,
+    a: Any, b: Any, epilogue: Any, recompute: bool, out_dtype: Any, operands: Mapping[str, Any],
+    scales: Mapping[str, Any], arguments: Arguments | None,
 ) -> Any:  # fmt: skip
     """Return the results of a GEMM that goes through the operator, with gradients if they are recorded.
 
@@ -146,6 +162,7 @@ def _prepare_and_run(
         b: the caller's b, one tensor.
         epilogue: the epilogue, or None.
         recompute: whether backward recomputes the GEMM.
+        out_dtype: the dtype of matrices that the epilogue does not convert, or None.
         operands: the epilogue's operands by name.
         scales: scales of a and b by names that no operand has.
         arguments: the signature under which the call is cached; None: it is not cached.
@@ -153,6 +170,8 @@ def _prepare_and_run(
     serialized_epilogue, x, y, prepared, leading_shape, shape = prepare(
         a, b, epilogue, operands, scales, None if arguments is None else arguments.source
     )
+    if out_dtype is not None:
+        serialized_epilogue = convert_results(serialized_epilogue, out_dtype, x)
     arrays = x, y, *numbers_and_tensors(serialized_epilogue, prepared)
     run = partial(differentiable_gemm, serialized_epilogue, *arrays, recompute)
     results, runs = (run(), []) if arguments is None else record_runs(run)
@@ -168,6 +187,29 @@ def _prepare_and_run(
         if takes_inputs and (x.dim() == 2 or not folds_batch):
             cache_call(arguments, runs, serialized_epilogue, x, b, prepared, recompute, values, names, folds_batch)
     return arrange_results(dict(zip(names, values, strict=True)), names)
+
+
+def refuse_arguments(function: str, named: Mapping[str, Any], unsupported: Collection[str]) -> NoReturn:
+    """Raise ArgumentError for the first of the `named` arguments that gemmsmith's function has, and torch's lacks."""
+    name = next(name for name in named if name in unsupported)
+    instead = f"use {_INSTEAD[name]}, or call that" if name in _INSTEAD else "call that"
+    raise ArgumentError(
+        f"{name}: got an argument of gemmsmith.{function}, which has no gradients; {instead}, or give an operand of "
+        f"this name in `operands` ({PYTORCH_PAGE})"
+    )
+
+
+def convert_results(epilogue: str, out_dtype: Any, a: Any) -> str:
+    """Return a serialized epilogue with `out_dtype` for the matrices that it does not convert; `a`: the tensor a.
+
+    Raises ArgumentError for a dtype that results cannot have.
+    """
+    name = str(out_dtype).removeprefix("torch.")
+    if (name == "float64" and a.dtype == torch.float64) or (
+        name == "int32" and a.dtype == torch.int8 and epilogue == graph_serialization.PLAIN_GEMM
+    ):
+        return epilogue
+    return with_out_dtype(epilogue, name)
 
 
 def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -382,7 +424,10 @@ def _check_operand(name: str, x: Any, a: Any) -> None:
     """Raise ArgumentError if x cannot be an epilogue's operand of this name, for this tensor a."""
     check_tensor(name, x, a)
     if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
-        raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
+        offered = ", ".join(map(str, OPERAND_DTYPES))
+        if x.dtype == torch.float64:
+            offered = "torch.float32, torch.float16, torch.bfloat16, such as x.float()"
+        raise ArgumentError(f"{name}: got {x.dtype}; use one of {offered}")
 
 
 def as_batched_input(x: Any, weight: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import _C
@@ -11,6 +13,7 @@ from torch import _C
 from gemmsmith.arrays.torch_tensors import MAX_OFFSET_BYTES, has_no_memory
 from gemmsmith.core.problem import TMA_ALIGNMENT_BYTES
 from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.host.autotune import Autotune, active, on_entry
 from gemmsmith.host.cached_run import record_run
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.plain_tensors import matches, multiplies_in_tf32, runs_kernels
@@ -38,6 +41,18 @@ class _Launches(NamedTuple):
     run: Callable[[dict[str, Any], Any], list[Any]]
 
 
+_CALLS: WeakSet[CompiledCall] = WeakSet()
+
+
+def _forget() -> None:
+    """Make all calls forget their launches."""
+    for call in list(_CALLS):
+        call.forget()
+
+
+on_entry(_forget)
+
+
 class CompiledCall:
     """A function that replaces an operator gemm_{o} at one place of generated code; arguments and results are the same.
 
@@ -45,9 +60,16 @@ class CompiledCall:
     the same in all calls, and there must be one array b (b2 is None).
     """
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: Any, *, autotune: bool = False) -> None:
+        """Replace `op`. `autotune`: the first call with tensors of new layouts measures configs."""
         self._op = op
+        self._autotune = autotune
         self._launches: tuple[_Launches, ...] = ()
+        _CALLS.add(self)
+
+    def forget(self) -> None:
+        """Forget the launches of earlier calls."""
+        self._launches = ()
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the launches that are kept for tensors of these layouts; call the operator if there are none."""
@@ -80,7 +102,8 @@ class CompiledCall:
 
         `arguments`: the operator's. `tensors`: a, b, offsets if there are any, and the operands.
         """
-        results, run = record_run(lambda: self._op(*arguments))
+        with active(Autotune()) if self._autotune else nullcontext():
+            results, run = record_run(lambda: self._op(*arguments))
         graph, offsets = graph_serialization.deserialize(arguments[5]), ["offsets"] * (arguments[3] is not None)
         is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)
         is_unique = not (offsets and "offsets" in graph.tensor_names)

@@ -12,18 +12,21 @@ from gemmsmith.binding import checks
 from gemmsmith.binding.request import Epilogue, Request
 from gemmsmith.binding.results import arrange_results
 from gemmsmith.core.bools import as_bools
-from gemmsmith.core.errors import ARGUMENTS, ARGUMENTS_OF_GROUPS, PYTORCH_PAGE, ArgumentError
+from gemmsmith.core.errors import ARGUMENTS, ARGUMENTS_OF_GROUPS, ArgumentError
 from gemmsmith.graph.frontend.fingerprint import fingerprint
 from gemmsmith.host.cached_run import record_runs, run_cached
 from gemmsmith.torch.api import (
     Operand,
+    OutDtype,
     Tensors,
     autocast,
     check_operands_are_read,
     check_tensor,
     combine_two,
+    convert_results,
     is_fast_path,
     read_operands,
+    refuse_arguments,
 )
 from gemmsmith.torch.autograd import differentiable_gemm, differentiable_slices
 from gemmsmith.torch.backward_plan import numbers_and_tensors, result_names
@@ -34,28 +37,30 @@ from gemmsmith.torch.ops import by_rows, fp32_precision, rows_shape, slices_shap
 from gemmsmith.torch.plain_tensors import in_groups, read_arguments, run_cached_call, run_or_call, sees_operators
 from gemmsmith.torch.tracing import serialize_epilogue
 
-_UNSUPPORTED_ARGUMENTS = frozenset({*ARGUMENTS, *ARGUMENTS_OF_GROUPS} - {"epilogue", "operands", "batch_invariant"})
+_SUPPORTED_ARGUMENTS = {"epilogue", "operands", "out_dtype", "batch_invariant"}
+_UNSUPPORTED_ARGUMENTS = frozenset({*ARGUMENTS, *ARGUMENTS_OF_GROUPS} - _SUPPORTED_ARGUMENTS)
 
 
 @overload
 def grouped_gemm(
     a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m", epilogue: None = None,
-    recompute: bool = False, operands: Mapping[str, Operand] | None = None, **named: Operand,
+    recompute: bool = False, out_dtype: OutDtype = None, operands: Mapping[str, Operand] | None = None,
+    **named: Operand,
 ) -> torch.Tensor: ...  # fmt: skip
 
 
 @overload
 def grouped_gemm(
     a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m",
-    epilogue: Epilogue | None = None, recompute: bool = False, operands: Mapping[str, Operand] | None = None,
-    **named: Operand,
+    epilogue: Epilogue | None = None, recompute: bool = False, out_dtype: OutDtype = None,
+    operands: Mapping[str, Operand] | None = None, **named: Operand,
 ) -> Any: ...  # fmt: skip
 
 
 def grouped_gemm(
     a: torch.Tensor, b: Tensors, *, offsets: torch.Tensor, along: Literal["m", "k"] = "m",
-    epilogue: Epilogue | None = None, recompute: bool = False, operands: Mapping[str, Operand] | None = None,
-    **named: Operand,
+    epilogue: Epilogue | None = None, recompute: bool = False, out_dtype: OutDtype = None,
+    operands: Mapping[str, Operand] | None = None, **named: Operand,
 ) -> Any:  # fmt: skip
     """Differentiable product for each of several groups; works with autograd and torch.compile.
 
@@ -70,6 +75,7 @@ def grouped_gemm(
         epilogue: a function of the product and of operands by name, as in gemmsmith.torch.gemm; along M only, and
             without reductions.
         recompute: as in gemmsmith.torch.gemm.
+        out_dtype: as in gemmsmith.torch.gemm; along M only.
         operands: operands whose names are also arguments of this function.
         **named: the other operands, of shapes (), (n,), (m, 1) or (m, n).
 
@@ -86,11 +92,7 @@ def grouped_gemm(
         (recompute,) = as_bools(recompute=recompute)
     values = checks.merge_operands(operands, named)
     if named and not _UNSUPPORTED_ARGUMENTS.isdisjoint(named):
-        name = next(name for name in named if name in _UNSUPPORTED_ARGUMENTS)
-        raise ArgumentError(
-            f"{name}: got an argument of gemmsmith.grouped_gemm, which has no gradients; call that, or give an operand "
-            f"of this name in `operands` ({PYTORCH_PAGE})"
-        )
+        refuse_arguments("grouped_gemm", named, _UNSUPPORTED_ARGUMENTS)
     of_two = ()
     if isinstance(b, tuple):
         b = combine_two(a, b, *values.values())
@@ -98,7 +100,7 @@ def grouped_gemm(
     a, b = autocast(a, b)
     arguments = None
     if not (of_two or along == "k" or sees_operators()):
-        arguments = read_arguments(fingerprint(epilogue), recompute, a, b, values, offsets)
+        arguments = read_arguments(fingerprint(epilogue), (recompute, out_dtype), a, b, values, offsets)
         if (cached := run_cached_call(arguments, a, b, values, offsets)) is not None:
             return cached
     _check_tensors(a, b, offsets)
@@ -107,16 +109,21 @@ def grouped_gemm(
     if along == "k":
         if epilogue is not None or values:
             raise ArgumentError('epilogue: got one with along="k"; use along="m", or apply it to the result')
+        if out_dtype is not None:
+            raise ArgumentError(f'out_dtype: got {out_dtype} with along="k"; use along="m", or convert the result')
         slices_shape(a.shape, b.shape, offsets.shape)
         return differentiable_slices(a, b, offsets)
     shape = rows_shape(a.shape, b.shape, offsets.shape)
     if of_two or is_fast_path(a, b, *values.values()):
         values, source = {name: by_rows(x) for name, x in values.items()}, arguments and arguments.source
-        request = Request(a, of_two or b, None, values, epilogue, precision=fp32_precision(a), fingerprint=source)
+        fields = None, values, epilogue, None, None, out_dtype
+        request = Request(a, of_two or b, *fields, precision=fp32_precision(a), fingerprint=source)
         return run_or_call(arguments, a, partial(run_cached, in_groups(request, offsets)))
     check_operands_are_read(epilogue, values)
     values, signature = read_operands(values, a, shape)
     serialized = serialize_epilogue(epilogue, shape, signature, (), None if arguments is None else arguments.source)
+    if out_dtype is not None:
+        serialized = convert_results(serialized, out_dtype, a)
     if f"{ENTRY_SEPARATOR}reduce " in serialized:
         raise ArgumentError("epilogue: got a reduction, which has no gradient here; use gemmsmith.grouped_gemm")
     run = partial(differentiable_gemm, serialized, a, b, *numbers_and_tensors(serialized, values), recompute, offsets)

@@ -22,6 +22,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.host.autotune import on_entry
 from gemmsmith.host.cached_run import record_run
 from gemmsmith.torch import fallback
 
@@ -67,6 +68,8 @@ _LAYOUTS: dict[Hashable, tuple[tuple[Callable[..., bool], Call], ...]] = Bounded
 """Calls, the latest first, by everything in a signature but the tensors. With each is a function of `matches`, which
 returns whether tensors have the call's layouts: a faster way to find a call than by its signature. All tensors of these
 calls are aligned to 16 bytes, which the functions do not check."""
+on_entry(_CALLS.clear)
+on_entry(_LAYOUTS.clear)
 
 
 def multiplies_in_tf32() -> bool:

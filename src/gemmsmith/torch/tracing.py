@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from gemmsmith.binding.graphs import build_source_graph
+from gemmsmith.binding.graphs import build_source_graph, with_result_dtypes
 from gemmsmith.binding.scaling import multiply_by_scales
 from gemmsmith.core.bounded_cache import BoundedCache
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand
 from gemmsmith.graph.frontend.fingerprint import fingerprint
@@ -94,6 +94,13 @@ def _replay_and_serialize(
     # The graph does not depend on the number of rows: a function that reads it gets it as a number from Dynamo.
     shape = (*(2,) * (rank - 1), columns)
     return _serialize_scaled(replay(entries, returned, shape, _operands(operands)), scales)
+
+
+@dynamo_constant
+def with_out_dtype(epilogue: str, out_dtype: str) -> str:
+    """Return a serialized epilogue whose matrices without a dtype get one. Raises ArgumentError for a wrong dtype."""
+    graph = with_result_dtypes(graph_serialization.deserialize(epilogue), as_dtype(out_dtype, "out_dtype"))
+    return graph_serialization.serialize(graph)
 
 
 @dynamo_constant

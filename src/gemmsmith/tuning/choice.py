@@ -5,8 +5,9 @@ If an epilogue needs full rows, or blocks to be quantized, in one tile, and none
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 from gemmsmith.binding.binding import Binding
 from gemmsmith.core.chip import Chip
@@ -14,18 +15,21 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N, check_quantize_blocks, min_smem_bytes
 from gemmsmith.epilogue.register_usage import row_function_inputs
+from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.batch_invariant import batch_invariant_config
-from gemmsmith.tuning.choose import choose
+from gemmsmith.tuning.choose import choose, rank_configs
 from gemmsmith.tuning.choose_sm80 import lookup_sm80, rank_sm80
 from gemmsmith.tuning.gpus import Gpu
-from gemmsmith.tuning.grouped import choose_grouped
+from gemmsmith.tuning.grouped import choose_grouped, rank_grouped
+from gemmsmith.tuning.measured_configs import key_of
 from gemmsmith.tuning.model import covers
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
-from gemmsmith.tuning.tuned_table import lookup_tuned
+from gemmsmith.tuning.tuned_table import lookup_tuned, serve
 
 TILE_N_STEP = 8
 """Granularity of tile N."""
@@ -153,13 +157,67 @@ def _config_and_origin(
 
     A batch-invariant plan has a config of its own (tuning/batch_invariant.py), or a choice of `model` that is.
     """
-    problem, epilogue = binding.problem, binding.spec
+    problem, epilogue, device = binding.problem, binding.spec, binding.a.device_index
     if not covers(problem.a.dtype, chip):
-        if not batch_invariant and (tuned := lookup_sm80(problem, epilogue, chip)):
+        if not batch_invariant and (tuned := lookup_sm80(problem, epilogue, chip, device)):
             return tuned, f"tuned for {chip}"
         return model(problem, epilogue), f"chosen for {chip}"
+    entry = measured_configs.find(key_of(problem, epilogue, chip, batch_invariant), device)
+    if entry and (tuned := serve(entry.config, entry.m, problem, epilogue, gpu)):
+        return tuned, "tuned"
     if batch_invariant:
         return batch_invariant_config(binding, gpu), "batch-invariant"
-    if tuned := lookup_tuned(problem, epilogue, gpu):
+    if tuned := lookup_tuned(problem, epilogue, gpu, device):
         return tuned, "tuned" if binding.graph.is_identity else "tuned without its epilogue"
     return model(problem, epilogue), "chosen by the model"
+
+
+MAX_RANKED = 512
+"""Configs that are ranked to find those that add in one order; chosen."""
+
+
+def candidates(
+    binding: Binding, chip: Chip, gpu: Gpu, untuned: Config, limit: int, any_order: bool
+) -> list[Config]:  # fmt: skip
+    """Return the configs that are worth measuring for a GEMM, the one that is chosen without measurements first.
+
+    Args:
+        binding: The GEMM.
+        chip: The architecture of the kernels.
+        gpu: The constants of the cost model.
+        untuned: The config that is chosen without measurements.
+        limit: The most configs.
+        any_order: Whether configs may add in different orders. Otherwise all results have the same bits: the order is
+            that of `untuned`, or from the first k-tile to the last if that of `untuned` depends on tiles and waves, as
+            with `splits` and `serpentine`.
+    """
+    problem, epilogue = binding.problem, binding.spec
+    ranked: Iterable[Config]
+    if binding.grouping:
+        ranked = rank_grouped(binding, chip, gpu)
+    elif not covers(problem.a.dtype, chip):
+        ranked = rank_sm80(problem, epilogue, chip, invariant=not any_order)
+    else:
+        ranked = rank_configs(problem, epilogue, limit if any_order else MAX_RANKED, gpu=gpu, any_splits=any_order)
+    if any_order:
+        return list(dict.fromkeys([untuned, *ranked]))[:limit]
+    if untuned.splits != 1 or untuned.serpentine:
+        untuned = next((c.replace(serpentine=False) for c in (untuned, *ranked) if c.splits == 1), untuned)
+    order = _order_of_sums(untuned, problem, epilogue)
+    same = (c for x in ranked if _order_of_sums(c := x.replace(serpentine=False), problem, epilogue) == order)
+    return list(islice(dict.fromkeys(chain([untuned], same)), limit))
+
+
+def _order_of_sums(config: Config, problem: Problem, epilogue: EpilogueSpec) -> Hashable:
+    """Return a value that is equal for configs whose results have the same bits.
+
+    See tuning/batch_invariant.py for what the order along K depends on. An epilogue that reduces, or needs full rows,
+    adds in an order that its tiles decide.
+    """
+    parts = config.cluster_splits
+    k_per_part = ceil_div(ceil_div(problem.k, config.tile[2]), parts) * config.tile[2] if parts > 1 else problem.k
+    tiles = config.tile, config.swap_ab, config.consumers, config.design
+    graph = epilogue.graph
+    reduces = any(graph.is_reduction(r) for r in graph.results) or bool(row_function_inputs(graph))
+    has_own_order = parts > 2 or config.splits != 1 or reduces
+    return config.splits, parts, k_per_part, tiles if has_own_order else None

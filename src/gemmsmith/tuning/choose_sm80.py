@@ -28,9 +28,9 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.register_usage import row_function_inputs
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
+from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.gpus import H100, SCHEDULERS_PER_SM
 from gemmsmith.tuning.stage_count import fit_stages, spec_for
-from gemmsmith.tuning.tuned_table import user_table
 
 INSTRUCTIONS_PER_COPIED_WORD = {"K": 3.0, "MN": 1.5}
 """Instructions to copy a word, with its address, by the operand's major dimension. This and the next from SASS by NVRTC
@@ -59,7 +59,7 @@ PARTIALS_BYTES_PER_CYCLE = 45
 """Bytes of partial sums per cycle that an SM stores or loads."""
 
 
-class _KernelCost(NamedTuple):
+class KernelCost(NamedTuple):
     """Costs of an sgemm kernel.
 
     Attributes:
@@ -88,7 +88,7 @@ class _KernelCost(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _kernel_cost(spec: KernelSpec, chip: Chip) -> _KernelCost:
+def _kernel_cost(spec: KernelSpec, chip: Chip) -> KernelCost:
     """Return the costs of an sgemm kernel on a chip."""
     (m, n, tile_k), threads, warps = spec.config.tile, spec.threads, spec.threads // WARP_THREADS
     rows, columns = 2 * spec.warpgroup_rows // WGMMA_M, 2 * spec.warpgroup_columns // N8_COLUMNS
@@ -104,15 +104,34 @@ def _kernel_cost(spec: KernelSpec, chip: Chip) -> _KernelCost:
     ctas_per_sm = max(min(occupancy(chip, threads, registers, shared).ctas_per_sm, max_ctas), 1)
     min_k_tile_cycles = COPY_LATENCY_CYCLES / (spec.config.stages - 1)
     issue_cycles = warps * instructions / SCHEDULERS_PER_SM
-    return _KernelCost(issue_cycles, CYCLES_PER_LINE * lines, min_k_tile_cycles, ctas_per_sm, warps, m * n * WORD_BYTES)
+    return KernelCost(issue_cycles, CYCLES_PER_LINE * lines, min_k_tile_cycles, ctas_per_sm, warps, m * n * WORD_BYTES)
 
 
-def sgemm_cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
-    """Return the estimated cycles of an sgemm GEMM with `rows` rows of A, which replace the problem's M.
+class SgemmEstimate(NamedTuple):
+    """What is estimated of an sgemm GEMM, in SM cycles.
 
-    They are the maximum of the mainloop's cycles on the SM with most work (its full waves of tiles and its share of the
-    remaining tiles) and of the cycles of the DRAM traffic, plus the cycles of the epilogues.
+    Attributes:
+        mainloop_cycles: Of the SM with most work: its full waves of tiles, and its share of the remaining tiles.
+        memory_cycles: Of the DRAM traffic, of `dram_bytes` bytes.
+        epilogue_cycles: Of the epilogues, and of partial sums.
+        dram_bytes: Bytes of operands and results.
+        cost: The costs of the kernel.
     """
+
+    mainloop_cycles: float
+    memory_cycles: float
+    epilogue_cycles: float
+    dram_bytes: int
+    cost: KernelCost
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of the kernel."""
+        return max(self.mainloop_cycles, self.memory_cycles) + self.epilogue_cycles
+
+
+def sgemm_estimate(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> SgemmEstimate:
+    """Return the estimate of an sgemm GEMM with `rows` rows of A, which replace the problem's M."""
     cost, config = _kernel_cost(spec, chip), spec.config
     tile_m, tile_n, tile_k = config.tile
     m, n = (problem.n, rows) if config.swap_ab else (rows, problem.n)
@@ -133,7 +152,8 @@ def sgemm_cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> f
         epilogue_cycles = ceil(sk_tiles / sk_units) * cycles_per_epilogue + fixup_bytes / PARTIALS_BYTES_PER_CYCLE
     mainloop_cycles += waves * k_tiles * cost.k_tile_cycles(min(ceil(ctas / sms), cost.ctas_per_sm))
     nbytes = problem.batch * WORD_BYTES * (m * n + problem.k * (m + n))
-    return max(mainloop_cycles, nbytes / H100.dram_bytes_per_cycle) + waves * cycles_per_epilogue + epilogue_cycles
+    epilogue_cycles += waves * cycles_per_epilogue
+    return SgemmEstimate(mainloop_cycles, nbytes / H100.dram_bytes_per_cycle, epilogue_cycles, nbytes, cost)
 
 
 def _stream_k_units(last_tiles: int, ctas: int, waves: int, k_tiles: int) -> tuple[int, int]:
@@ -193,7 +213,10 @@ def rank_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant
             fitted = _with_fitted_stages(config, problem, epilogue)
             if fitted.stages > 2:
                 spec = spec_for(fitted, problem, epilogue)
-                time = (sgemm_cycles if is_sgemm else _mma_time)(problem, rows, spec, chip)
+                if is_sgemm:
+                    time = sgemm_estimate(problem, rows, spec, chip).cycles
+                else:
+                    time = _mma_time(problem, rows, spec, chip)
                 ranking.append((_spills(spec), time, fitted))
         except ConfigError as error:
             rejection = error
@@ -202,9 +225,11 @@ def rank_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant
     return [config for *_, config in sorted(ranking, key=lambda x: x[:2])]
 
 
-def lookup_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip) -> Config | None:
-    """Return the config that the user has tuned for the plain GEMM on a chip, if it works and does not spill."""
-    config = user_table().get(problem, chip)
+def lookup_sm80(problem: Problem, epilogue: EpilogueSpec, chip: Chip, device: int = 0) -> Config | None:
+    """Return the config that was measured for the GEMM, or the plain one, on a chip, if it works and does not spill."""
+    key = measured_configs.key_of(problem, epilogue, chip)
+    entry = measured_configs.find(key, device) or measured_configs.find(key.plain, device)
+    config = entry and entry.config
     try:
         fitted = _with_fitted_stages(config, problem, epilogue) if config else None
         return fitted if fitted and not _spills(spec_for(fitted, problem, epilogue)) else None

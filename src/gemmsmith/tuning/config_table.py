@@ -272,9 +272,13 @@ def round_up_m(problem: Problem) -> Problem:
     """
     if problem.a.is_column_major or problem.d.is_column_major:
         return problem
-    m, (scale_a, scale_b) = round_up(problem.m, M_GRANULARITY), problem.scales
-    if m == problem.m:
-        return problem
+    m = round_up(problem.m, M_GRANULARITY)
+    return problem if m == problem.m else with_rows(problem, m)
+
+
+def with_rows(problem: Problem, m: int) -> Problem:
+    """Return the problem with M = m. Strides stay as they are."""
+    scale_a, scale_b = problem.scales
     if scale_a:
         scale_a = replace(scale_a, matrix=scale_a.matrix.with_rows(ceil_div(m, scale_a.granularity)))
     return problem.with_matrices(problem.a.with_rows(m), problem.b, problem.d.with_rows(m), (scale_a, scale_b))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.config_table import NUM_SMS, ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
 from gemmsmith.tuning.gpus import H200, Gpu
+from gemmsmith.tuning.grouped import equal_groups
 from gemmsmith.tuning.model import Estimate, estimate, tile_bytes
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ, packing_us
-from gemmsmith.tuning.tuned_table import find_tuned
+from gemmsmith.tuning.tuned_table import find_entry
 
 WIDTH = 100
 """Columns of the text."""
@@ -54,55 +56,77 @@ def explain_config(
     """Return the text of `plan.why`: what the kernel's time consists of by the model, and the best other config.
 
     Args:
-        problem: The GEMM that `swap_ab` transposes.
+        problem: The GEMM that `swap_ab` transposes. Groups are estimated as if they were equally large.
         config: Its config.
         epilogue: Its epilogue; None: the plain GEMM.
         origin: Where the config comes from, in words.
         gpu: The GPU's constants.
         names: What the caller calls A and B of the kernel.
     """
-    others = [c for c in rank_configs(problem, epilogue, 2, gpu=gpu) if c != config][:1]
+    oriented, further, others = problem.T if config.swap_ab else problem, list[str](), list[Config]()
+    if problem.grouping:
+        further.append(groups_line(problem))
+        problem = equal_groups(problem)
+    else:
+        others = [c for c in rank_configs(problem, epilogue, 2, gpu=gpu) if c != config][:1]
     table = ConfigTable.from_configs([config_for_16bit(c, problem.a.dtype) for c in (config, *others)], epilogue)
     e = estimate(problem, table, epilogue, gpu)
     bound, parts = _parts(problem, table, e, epilogue)
     total = float(e.cycles[0])
-    entry = find_tuned(problem, gpu) if origin.startswith("tuned") else None
+    entry = find_entry(problem, epilogue, gpu) if origin.startswith("tuned") else None
     measured = "not measured"
     if entry and entry.us:
         plain = "" if origin == "tuned" else ", no epilogue"
         measured = (
             f"measured {entry.us:.1f} us ({entry.gpu.name if entry.gpu else 'another GPU'}, M = {entry.m}{plain})"
         )
-    lines = [
-        *([f"{config}: {origin}"] if len(f"{config}: {origin}") <= WIDTH else [f"{config}:", f"    {origin}"]),
-        f"{bound}: estimated {_us(total)} us ({gpu.name}, {SM_CLOCK_MHZ} MHz), {measured}",
+    summary = f"{bound}: estimated {microseconds(total)} us ({gpu.name}, {SM_CLOCK_MHZ} MHz), {measured}"
+    operands = zip(names, with_packed_operands(oriented, config).operands, config.tile, strict=False)
+    further += [line for x in operands if (line := _mn_major_line(*x))]
+    design = get_design(config.design)
+    packings = zip(names, operand_packings(oriented, design), strict=True)
+    residuals = zip(names, tf32_residual_packings(oriented, design), strict=False)
+    further += [_packing_line(name, x, oriented) for name, x in (*packings, *residuals) if x]
+    further += [
+        f"best other config: estimated {microseconds(cycles)} us with {changes(config, other)}"
+        for cycles, other in zip(e.cycles[1:], others, strict=True)
     ]
-    us = [_us(part.cycles) for part in parts]
-    width = max(map(len, us))
+    return explanation(config, origin, summary, parts, total, further)
+
+
+def explanation(
+    config: Config, origin: str, summary: str, parts: Sequence[Part], total: float, further: Sequence[str]
+) -> str:
+    """Return a text of lines: the config, the summary, the parts with their shares of `total` cycles, and the rest."""
+    lines = [f"{config}: {origin}"] if len(f"{config}: {origin}") <= WIDTH else [f"{config}:", f"    {origin}"]
+    us = [microseconds(part.cycles) for part in parts]
+    width = max(map(len, us), default=0)
+    lines += [summary]
     lines += [
         f"  {part.name:<15} {text:>{width}} us {part.cycles / total:4.0%}  {part.note}".rstrip()
         for part, text in zip(parts, us, strict=True)
     ]
-    oriented = problem.T if config.swap_ab else problem
-    operands = zip(names, with_packed_operands(oriented, config).operands, config.tile, strict=False)
-    lines += [line for x in operands if (line := _mn_major_line(*x))]
-    design = get_design(config.design)
-    packings = zip(names, operand_packings(oriented, design), strict=True)
-    residuals = zip(names, tf32_residual_packings(oriented, design), strict=False)
-    lines += [_packing_line(name, x, oriented) for name, x in (*packings, *residuals) if x]
-    lines += [
-        f"best other config: estimated {_us(cycles)} us with {_changes(config, other)}"
-        for cycles, other in zip(e.cycles[1:], others, strict=True)
-    ]
+    lines += further
     return "\n".join(textwrap.fill(x, WIDTH, subsequent_indent="    ", break_on_hyphens=False) for x in lines)
 
 
-def _us(cycles: float) -> str:
+def groups_line(problem: Problem) -> str:
+    """Return a line on what groups the explanation of a grouped GEMM assumes."""
+    equal, grouping = equal_groups(problem), problem.grouping
+    assert grouping
+    size = f"K = {equal.k}" if grouping.along == "k" else f"{equal.n if grouping.role == 'b' else equal.m} rows"
+    line = f"as if each of the {problem.groups} groups had {size}"
+    if grouping.gathers:
+        line += "; gathering them, which takes longer, is left out"
+    return line
+
+
+def microseconds(cycles: float) -> str:
     """Return cycles in microseconds."""
     return f"{cycles / SM_CLOCK_MHZ:.1f}"
 
 
-def _changes(config: Config, other: Config) -> str:
+def changes(config: Config, other: Config) -> str:
     """Return the fields of another config that differ, as arguments of `Config.replace`."""
     return ", ".join(f"{name}={x!r}" for name, x in vars(other).items() if x != getattr(config, name))
 
@@ -166,6 +190,8 @@ def _packing_line(name: str, packing: Packing, problem: Problem) -> str:
         mma = select_mma(source.dtype, source.dtype, problem.accumulator_dtype)
         if mma.register_majors:
             reason = f"with {source.dtype} only one operand may be MN-major"
+    if problem.grouping and problem.grouping.along == "k":
+        reason = "groups along K are read MN-major"
     done = f"{name} is {'transposed' if transposes else 'copied'} before each run, since {reason}"
     if packing.tf32_residual:
         done = f"the TF32 residual of {name} is computed before each run"

@@ -5,7 +5,7 @@ The table is on the device, so the choice may depend on the number of rows and o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,6 +19,7 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
+from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.candidates import promotion_leaves_registers
 from gemmsmith.tuning.choose import rank_configs
 from gemmsmith.tuning.choose_sm80 import rank_sm80
@@ -56,36 +57,59 @@ UNMULTIPLIED_COLUMN_COST = 0.4
 def choose_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Config, str]:
     """Return a config for a grouped GEMM, and where it comes from, in words. Raises ConfigError if there is none.
 
-    It is the first one by the estimate for equal or uniformly distributed groups that can compute groups.
+    It is a measured one, or the first one by the estimate for equal or uniformly distributed groups.
     """
+    key = measured_configs.key_of(binding.problem, binding.spec, chip)
+    entry = measured_configs.find(key, binding.a.device_index)
+    if entry and (config := _fitted(binding, entry.config)):
+        return config, "tuned"
+    ranked, origin = _ranking(binding, chip, gpu)
+    for config in ranked:
+        if fitted := _fitted(binding, config):
+            return fitted, origin
+    for config in ranked:
+        _fitted(binding, config, must_fit=True)
+    raise ConfigError("config: no config can compute this grouped GEMM")
+
+
+def rank_grouped(binding: Binding, chip: Chip, gpu: Gpu) -> Iterator[Config]:
+    """Yield the configs for a grouped GEMM, those with the least estimated time first."""
+    ranked, _ = _ranking(binding, chip, gpu)
+    return (fitted for config in ranked if (fitted := _fitted(binding, config)))
+
+
+def _ranking(binding: Binding, chip: Chip, gpu: Gpu) -> tuple[Sequence[Config], str]:
+    """Return the configs with the least estimated time, best first, and where they come from, in words."""
     problem, grouping = equal_groups(binding.problem), binding.problem.grouping
     assert grouping
-    ranked: Iterable[Config]
     if not covers(problem.a.dtype, chip):
-        ranked, origin = rank_sm80(problem, binding.spec, chip), f"chosen for {chip} and equal groups"
-    elif grouping.along == "k":
-        origin = "chosen by the model for equal groups"
-        ranked = rank_configs(problem, binding.spec, MAX_CONFIGS, gpu=gpu)
-    else:
-        is_swapped = grouping.role == "b"  # a fixed order of rows needs D, not D^T
-        swap_ab = is_swapped if binding.spec.reductions_in_order("n" if is_swapped else "m") else None
-        ranked = _rank(mean_rows(binding.problem), binding.spec, gpu, grouping.gathers, swap_ab)
-        origin = "chosen by the model for sizes from 0 to twice the mean"
-    rejection = ConfigError("config: no config can compute this grouped GEMM")
-    for config in ranked:
-        if config.splits != 1 or config.cluster_splits != 1:
-            continue
-        plain = config.replace(serpentine=False, sync_clusters=False)
-        if grouping.along == "k":
-            plain = plain.replace(alias_epilogue=False)
-        try:
-            spec = (binding.transposed() if plain.swap_ab else binding).kernel_spec(plain)
-            fitted = fit_stages(spec)
-            if fitted.stages >= MIN_STAGES and promotion_leaves_registers(spec):
-                return fitted, origin
-        except ConfigError as error:
-            rejection = error
-    raise rejection
+        return rank_sm80(problem, binding.spec, chip), f"chosen for {chip} and equal groups"
+    if grouping.along == "k":
+        return rank_configs(problem, binding.spec, MAX_CONFIGS, gpu=gpu), "chosen by the model for equal groups"
+    is_swapped = grouping.role == "b"  # a fixed order of rows needs D, not D^T
+    swap_ab = is_swapped if binding.spec.reductions_in_order("n" if is_swapped else "m") else None
+    ranked = _rank(mean_rows(binding.problem), binding.spec, gpu, grouping.gathers, swap_ab)
+    return ranked, "chosen by the model for sizes from 0 to twice the mean"
+
+
+def _fitted(binding: Binding, config: Config, must_fit: bool = False) -> Config | None:
+    """Return a config as it computes groups, with as many stages as fit; None if it cannot.
+
+    `must_fit`: raise the ConfigError by which it was rejected instead.
+    """
+    if config.splits != 1 or config.cluster_splits != 1:
+        return None
+    plain = config.replace(serpentine=False, sync_clusters=False)
+    if binding.problem.grouping and binding.problem.grouping.along == "k":
+        plain = plain.replace(alias_epilogue=False)
+    try:
+        spec = (binding.transposed() if plain.swap_ab else binding).kernel_spec(plain)
+        fitted = fit_stages(spec)
+    except ConfigError:
+        if must_fit:
+            raise
+        return None
+    return fitted if fitted.stages >= MIN_STAGES and promotion_leaves_registers(spec) else None
 
 
 @lru_cache(maxsize=256)

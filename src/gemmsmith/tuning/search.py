@@ -5,31 +5,32 @@ Kernels are compiled in parallel, then timed by successive halving.
 
 from __future__ import annotations
 
+import json
 import logging
-import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmsmith.arrays import Spec, row_major
+from gemmsmith.backends.cuda.compiler import is_cached
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
-from gemmsmith.core.chip import Chip
+from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import INT8, DType
-from gemmsmith.core.epilogue_spec import EpilogueSpec
-from gemmsmith.core.errors import CompileError, DeviceError, GemmsmithError
+from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.problem import Problem
-from gemmsmith.tuning.choose import rank_configs
-from gemmsmith.tuning.choose_sm80 import rank_sm80
+from gemmsmith.tuning.choice import candidates, choose_config
 from gemmsmith.tuning.gpus import gpu_at
-from gemmsmith.tuning.model import covers
-from gemmsmith.tuning.tuned_table import save_tuned
+from gemmsmith.tuning.measured_configs import Entry, key_of, save
 
 _LOGGER = logging.getLogger("gemmsmith")
 HALVING_ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (4, 1_050_000.0))
@@ -69,11 +70,13 @@ def successive_halving(
     measure: Callable[[Config, float], float],
     rounds: Iterable[tuple[int, float]] = HALVING_ROUNDS,
     on_progress: Callable[[], None] = lambda: None,
+    kept: Config | None = None,
 ) -> list[Measured]:
     """Measure configs in rounds, of which each keeps the fastest ones and times them longer.
 
-    Return all configs that were measured: those that reached the last round, fastest first, then those that were
-    dropped before it, and so on.
+    Rounds of equally many configs repeat the first of them, in alternating order, and the median counts. Return all
+    configs that were measured: those that reached the last round, fastest first, then those that were dropped before
+    it, and so on.
 
     Args:
         configs: The configs.
@@ -81,43 +84,55 @@ def successive_halving(
             config for which it raises is left out.
         rounds: (Configs, microseconds per config) of each round, as in HALVING_ROUNDS.
         on_progress: Called after every measurement.
+        kept: A config that reaches the last round, however slow it is.
     """
     remaining, times, ranking = list(configs), dict[Config, float](), list[Config]()
-    for count, microseconds in rounds:
-        ranking = remaining[count:] + ranking
-        remaining = remaining[:count]
-        for config in remaining:
-            try:
-                times[config] = measure(config, microseconds)
-            except Exception:  # a config that does not run on this GPU is left out
-                times.pop(config, None)
-            on_progress()
-        remaining = sorted((c for c in remaining if c in times), key=times.__getitem__)
+    for count, same in groupby(rounds, key=lambda x: x[0]):
+        kept_ones = [c for c in remaining[count:] if c == kept]
+        ranking = [c for c in remaining[count:] if c != kept] + ranking
+        remaining = remaining[:count] + kept_ones
+        samples: dict[Config, list[float]] = {config: [] for config in remaining}
+        for i, (_, microseconds) in enumerate(same):
+            for config in remaining[:: -1 if i % 2 else 1]:
+                try:
+                    samples[config].append(measure(config, microseconds))
+                except Exception:  # a config that does not run on this GPU is left out
+                    samples.pop(config, None)
+                    times.pop(config, None)
+                on_progress()
+            remaining = [config for config in remaining if config in samples]
+        times |= {config: statistics.median(us) for config, us in samples.items()}
+        remaining.sort(key=times.__getitem__)
     return [Measured(config, times[config]) for config in remaining + ranking if config in times]
 
 
 def compile_all(kernels: Iterable[tuple[str, ...]], on_progress: Callable[[], None] = lambda: None) -> None:
-    """Compile kernels into the cubin cache, in parallel.
+    """Compile kernels into the cubin cache, in processes of their own; those that are there already are left out.
 
-    A kernel is (source, name), for Hopper, or (source, name, target). `on_progress` is called after each.
+    A kernel is (source, name), for Hopper, or (source, name, architecture). NVRTC compiles one kernel at a time in a
+    process. `on_progress` is called after each kernel. A process that fails is no error: its kernels are compiled when
+    they are loaded.
     """
-    unique_kernels = sorted(set(kernels))
-    if not unique_kernels:
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(unique_kernels), os.cpu_count() or 1), mp_context=context) as pool:
-        for _ in pool.map(_compile, unique_kernels, chunksize=1):
-            on_progress()
-
-
-def _compile(kernel: tuple[str, ...]) -> None:
-    """Compile one of `compile_all`'s kernels into the cubin cache, in a process of the pool."""
-    from gemmsmith.backends.cuda.compiler import compile_source
-
-    try:
-        compile_source(*kernel)
-    except CompileError:
-        return  # the same error is raised when it is measured
+    complete = dict.fromkeys((*kernel, HOPPER.target)[:3] for kernel in kernels)
+    missing = [kernel for kernel in complete if not is_cached(kernel[0], kernel[2])]
+    count = min(len(missing), os.cpu_count() or 1)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    workers = []
+    for i in range(count):
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "gemmsmith.backends.cuda.compile_worker"], env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert worker.stdin
+        with suppress(OSError):  # it has ended
+            worker.stdin.write(json.dumps(missing[i::count]))
+            worker.stdin.close()
+        workers.append(worker)
+    for worker in workers:
+        with worker:  # waits for its end
+            assert worker.stdout
+            for _ in worker.stdout:
+                on_progress()
 
 
 L2_BYTES = 60 * 2**20
@@ -134,8 +149,8 @@ def tune(
     See `gemmsmith.tune`. The operands that are measured exceed the L2.
 
     Args:
-        request: The GEMM.
-        make_plan: Returns the Plan of a request.
+        request: The GEMM, without an epilogue.
+        make_plan: Returns the PlannedGemm of a request.
         max_configs: Configs that are measured.
         on_progress: Called with "compile" or "measure" after each of these steps.
     """
@@ -143,31 +158,46 @@ def tune(
 
     binding = bind(request)
     chip, problem = require_gpu(), binding.problem
-    plans: dict[Config, Any] = {}
-    for config in _top_candidates(problem, chip, max_configs):
-        try:
-            plans[config] = make_plan(request._replace(config=config))
-        except GemmsmithError:  # it does not suit these layouts
-            continue
-    kernels = ((p.source, p.kernel.name, chip.target) for p in plans.values())
-    compile_all(kernels, lambda: on_progress("compile"))
+    untuned = choose_config(binding, chip, gpu_at(0)).config
+    configs = candidates(binding, chip, gpu_at(0), untuned, max_configs, any_order=True)
     with kernel_loader.device_guard(0):
-        bench = _Bench(request.a, request.b, binding.out_dtype, plans)
-        measured = successive_halving(list(plans), bench.measure, on_progress=lambda: on_progress("measure"))
+        make_sets = partial(random_sets, request.a, request.b, binding.out_dtype)
+        measured = measure(request, configs, make_plan, make_sets, HALVING_ROUNDS, on_progress)
     if measured:
-        save_tuned(problem, measured[0].config, measured[0].us, driver.device_attributes(0).name)
+        key, gpu = key_of(problem, binding.spec, chip), driver.device_attributes(0).name
+        save([Entry(key, problem.m, measured[0].config, measured[0].us, gpu)])
         _LOGGER.info("tuned %s: %s, %.1f us, the fastest of %d", problem, *measured[0], len(measured))
     return measured
 
 
-def _top_candidates(problem: Problem, chip: Chip, max_configs: int) -> list[Config]:
-    """Return the `max_configs` configs with the least estimated time, which are measured.
+def measure(
+    request: Request, configs: Iterable[Config], make_plan: Callable[[Request], Any],
+    make_sets: Callable[[int], Sequence[Mapping[str, Any]]], rounds: Iterable[tuple[int, float]],
+    on_progress: Callable[[str], None] = lambda step: None, kept: Config | None = None,
+) -> list[Measured]:  # fmt: skip
+    """Compile and time configs of a request on the current device; return those that ran, fastest first.
 
-    Splits of K are considered for all sizes, since a measurement decides.
+    Args:
+        request: What is asked for.
+        configs: The configs; those that cannot compute it are left out.
+        make_plan: Returns the PlannedGemm of a request.
+        make_sets: Returns arguments of `PlannedGemm.run`, which are used in turn, given the handle of the stream that
+            their arrays are used on.
+        rounds: As in `successive_halving`.
+        on_progress: Called with "compile" or "measure" after each of these steps.
+        kept: As in `successive_halving`.
     """
-    if covers(problem.a.dtype, chip):
-        return rank_configs(problem, limit=max_configs, gpu=gpu_at(0), any_splits=True)
-    return list(islice(rank_sm80(problem, EpilogueSpec.identity(problem.d), chip), max_configs))
+    plans: dict[Config, Any] = {}
+    for config in configs:
+        try:
+            plans[config] = make_plan(request._replace(config=config))
+        except GemmsmithError:  # it does not suit these layouts
+            continue
+    compile_all(
+        ((p.kernel.source, p.kernel.name, p.kernel.chip.target) for p in plans.values()), lambda: on_progress("compile")
+    )
+    bench = _Bench(make_sets, plans, bind(request).problem.flops)
+    return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"), kept)
 
 
 def require_gpu() -> Chip:
@@ -187,34 +217,21 @@ def require_gpu() -> Chip:
 
 
 class _Bench:
-    """Measures configs: a CUDA graph per config multiplies several sets of operands in turn.
+    """Measures configs: a CUDA graph per config computes several sets of operands in turn."""
 
-    Together the sets exceed the L2, so that each GEMM reads its operands from DRAM.
-    """
+    def __init__(
+        self, make_sets: Callable[[int], Sequence[Mapping[str, Any]]], plans: dict[Config, Any], flops: float
+    ) -> None:
+        """Make the sets.
 
-    def __init__(self, a: Spec, b: Spec, output: DType, plans: dict[Config, Any]) -> None:
-        """Allocate the sets of A, B and D, with random values.
-
-        `a`, `b`: shapes and layouts. `output`: D's dtype. `plans`: the plan of each config.
+        `make_sets`: as in `measure`. `plans`: the plan of each config. `flops`: of a call.
         """
         from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
         from gemmsmith.backends.cuda.memory import DeviceArray
 
-        self.plans, self.stream = plans, Stream()
+        self.plans, self.flops, self.stream = plans, flops, Stream()
+        self.sets = make_sets(self.stream.handle)
         self.graphs: dict[Config, tuple[CudaGraph, DeviceArray]] = {}  # each with its workspace
-        self.flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
-        d = Spec((a.shape[0], b.shape[1]), output)
-        size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in (a, b, d))
-        rng = np.random.default_rng()
-        pattern: Any = rng.standard_normal(RANDOM_PATTERN_ELEMENTS, np.float32)
-        if a.dtype == INT8:
-            pattern = rng.integers(-128, 128, RANDOM_PATTERN_ELEMENTS)
-        count = max(2, ceil_div(2 * L2_BYTES, max(size, 1)))
-        patterns = [pattern.astype(s.dtype.numpy) for s in (a, b, d)]
-        self.sets = [
-            tuple(_filled(s, x, self.stream.handle) for s, x in zip((a, b, d), patterns, strict=True))
-            for _ in range(count)
-        ]
 
     def measure(self, config: Config, microseconds: float) -> float:
         """Return the microseconds per GEMM of a config, measured over replays that take about `microseconds` in total.
@@ -226,16 +243,43 @@ class _Bench:
 
         if config not in self.graphs:
             plan = self.plans[config]
-            workspace = DeviceArray.allocate(plan.workspace_bytes)
+            workspace = DeviceArray.allocate(plan.launches.workspace_bytes)
 
             def calls() -> None:
-                for a, b, d in self.sets:
-                    plan.run(a, b, d, workspace=workspace)
+                for arguments in self.sets:
+                    plan.run(**arguments, workspace=workspace)
 
             calls()  # loads the kernel
             self.graphs[config] = CudaGraph(calls, self.stream), workspace
         graph, _ = self.graphs[config]
         return steady_state_us(graph.time_replays, microseconds, self.flops) / len(self.sets)
+
+
+def random_sets(a: Spec, b: Spec, output: DType, stream: int) -> list[dict[str, Any]]:
+    """Return sets of A, B and D with random values, which exceed the L2 together, so that each GEMM reads from DRAM.
+
+    `a`, `b`: shapes and layouts. `output`: D's dtype. `stream`: the stream that they are used on.
+    """
+    specs = {"a": a, "b": b, "out": Spec((a.shape[0], b.shape[1]), output)}
+    size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in specs.values())
+    return [random_arrays(specs, stream) for _ in range(max(2, ceil_div(2 * L2_BYTES, max(size, 1))))]
+
+
+def random_arrays(specs: Mapping[str, Spec], stream: int) -> dict[str, Any]:
+    """Return arrays on the current device with these shapes and layouts, and random values, by name.
+
+    `stream`: the stream that they are used on.
+    """
+    return {name: _filled(s, _pattern(s.dtype), stream) for name, s in specs.items()}
+
+
+@lru_cache(maxsize=8)
+def _pattern(dtype: DType) -> Any:
+    """Return random values of a dtype on the host, which arrays repeat."""
+    rng = np.random.default_rng()
+    if dtype == INT8:
+        return rng.integers(-128, 128, RANDOM_PATTERN_ELEMENTS).astype(dtype.numpy)
+    return rng.standard_normal(RANDOM_PATTERN_ELEMENTS, np.float32).astype(dtype.numpy)
 
 
 def _filled(spec: Spec, pattern: Any, stream: int) -> Any:

@@ -56,7 +56,7 @@ DESIGNS = [
 def spec_of(dtype: str, config: Config) -> KernelSpec:
     stored = "fp32" if dtype in TYPES else dtype
     a, b = Spec((4096, 4096), stored), Spec((4096, 4096), stored, (1, 4096))
-    return gemmsmith.plan(a, b, config=config, **TYPES.get(dtype, {})).spec
+    return gemmsmith.plan(a, b, config=config, **TYPES.get(dtype, {}))._planned.spec
 
 
 def of_k_tile(spec: KernelSpec) -> int:
@@ -213,4 +213,4 @@ def test_what_the_simulator_executes(
         plan = gemmsmith.plan(a, b, config=config)
         assert not plan.simulate(a, b).hazards
         counts.append(executed[0] // (128 * config.consumers))
-    assert multiplied(build_listing(plan.kernel, "sass")).total() == counts[1] - counts[0]
+    assert multiplied(build_listing(plan._planned.kernel, "sass")).total() == counts[1] - counts[0]

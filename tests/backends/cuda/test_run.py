@@ -19,7 +19,8 @@ from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.binding import request
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.host import cached_run, output_kernels, packing, plans
+from gemmsmith.host import cached_run, output_kernels, packing, planned_gemm
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.lang.kernel import Kernel
 
 READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
@@ -125,7 +126,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     return found
 
 
-def check(plan: Any, a: Any, b: Any, seen: list[Any], **places: Any) -> None:
+def check(plan: PlannedGemm, a: Any, b: Any, seen: list[Any], **places: Any) -> None:
     """The last launches had the plan's arguments for these addresses."""
     first, second = (b, a) if plan.launches.swapped else (a, b)
     addresses = {"a": first.address, "b": second.address, "flags": 0xF000, **places}
@@ -140,7 +141,7 @@ def check(plan: Any, a: Any, b: Any, seen: list[Any], **places: Any) -> None:
                 assert value == want[parameter.name], parameter.name
 
 
-def count_of_traces(monkeypatch: pytest.MonkeyPatch, plan: Any) -> list[int]:
+def count_of_traces(monkeypatch: pytest.MonkeyPatch, plan: PlannedGemm) -> list[int]:
     """How often the plan looks at its arrays closely."""
     calls_made = [0]
     real = plan._bind
@@ -159,11 +160,11 @@ def test_addresses_are_put_in(seen: list[Any], monkeypatch: pytest.MonkeyPatch, 
     plan = gemmsmith.plan(a, b, out=d, config=config)
     space = OnGpu((max(plan.workspace_bytes, 1),), 0x800000, np.uint8)
     space.nbytes = space.shape[0]
-    looks = count_of_traces(monkeypatch, plan)
+    looks = count_of_traces(monkeypatch, plan._planned)
     for i in range(4):
         a, b, d = OnGpu((256, 64), 0x10000 + 256 * i), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000 + 64 * i)
         assert plan.run(a, b, d, workspace=space) is d
-        check(plan, a, b, seen, out=d.address, workspace=space.address)
+        check(plan._planned, a, b, seen, out=d.address, workspace=space.address)
     assert looks == [1]
     plan.run(OnGpu((128, 64), 0x10000), b, OnGpu((128, 512), 0x200000), workspace=space)
     assert looks == [2]  # other sizes, the same kernel
@@ -181,12 +182,12 @@ def test_numbers_and_operands(seen: list[Any], monkeypatch: pytest.MonkeyPatch) 
     plan = gemmsmith.plan(a, b, out=outs, epilogue=f, alpha=0.5, bias=bias, c=c)
     space = OnGpu((plan.workspace_bytes,), 0x900000, np.uint8)
     space.nbytes = plan.workspace_bytes
-    looks = count_of_traces(monkeypatch, plan)
+    looks = count_of_traces(monkeypatch, plan._planned)
     for i, alpha in enumerate((0.5, 2.0, -3.25)):
         c = OnGpu((256, 512), 0x600000 + 1024 * i)
         got = plan.run(a, b, outs, alpha=alpha, bias=bias, c=c, workspace=space)
         assert got == outs
-        check(plan, a, b, seen, workspace=space.address, in_alpha=alpha, in_bias=bias.address, in_c=c.address,
+        check(plan._planned, a, b, seen, workspace=space.address, in_alpha=alpha, in_bias=bias.address, in_c=c.address,
               out=outs[0].address, out1=outs[1].address, out2=outs[2].address)  # fmt: skip
     assert looks == [1]
     with pytest.raises(ArgumentError, match="alpha: got 1e"):
@@ -196,7 +197,7 @@ def test_numbers_and_operands(seen: list[Any], monkeypatch: pytest.MonkeyPatch) 
 def test_arrays_that_meet_are_looked_at(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     plan = gemmsmith.plan(a, b, out=d)
-    looks = count_of_traces(monkeypatch, plan)
+    looks = count_of_traces(monkeypatch, plan._planned)
     plan.run(a, b, d)
     plan.run(a, b, d)
     assert looks == [1]
@@ -241,7 +242,7 @@ def test_a_prepared_run(seen: list[Any], monkeypatch: pytest.MonkeyPatch, config
         capturing[0] = into_a_capture
         assert prepared_run() is d
         assert len(seen) == i + 1
-        check(plan, a, b, seen, out=d.address, workspace=space.address)
+        check(plan._planned, a, b, seen, out=d.address, workspace=space.address)
     with pytest.raises(gemmsmith.DeviceError, match="before the capture"):
         plan.prepare(a, b, d, workspace=space)
     with pytest.raises(ArgumentError, match="overlaps"):
@@ -263,7 +264,7 @@ def test_swapped(seen: list[Any]) -> None:
     for i in range(2):
         a = OnGpu((16, 64), 0x10000 + 1024 * i)
         plan.run(a, b, d)
-        check(plan, a, b, seen, out=d.address)
+        check(plan._planned, a, b, seen, out=d.address)
 
 
 def test_the_same_addresses_again(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +275,7 @@ def test_the_same_addresses_again(seen: list[Any], monkeypatch: pytest.MonkeyPat
     for i in (0, 0, 1, 1, 0, 2, 3, 4, 4, 0, 0):
         a = OnGpu((256, 64), 0x10000 + 256 * i)
         plan.run(a, b, d)
-        check(plan, a, b, seen, out=d.address)
+        check(plan._planned, a, b, seen, out=d.address)
 
 
 @pytest.mark.parametrize("given", ["alone", "tuple", "names", "other names"])
@@ -335,7 +336,7 @@ def test_programmatic_launch(seen: list[Any], monkeypatch: pytest.MonkeyPatch, k
     space = OnGpu((max(plan.workspace_bytes, 1),), 0x800000, np.uint8)
     space.nbytes = space.shape[0]
     plan.run(a, b, d, workspace=space)
-    (call,) = plan._cached_launches.values()
+    (call,) = plan._planned.calls.values()
     assert [launch.pdl for launch in call.launches] == [i > 0 for i in range(len(call.launches))]
     assert len(call.launches) == 1 + (k % 8 > 0)
 
@@ -364,7 +365,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
 def test_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
     """Its own kernels, with stream-K's flags, reductions and packings; in a graph, and at the first and later calls."""
     monkeypatch.setattr(cached_run, "_PLAN_CACHE", {})
-    monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
+    monkeypatch.setattr(planned_gemm, "chip_of", lambda a: CHIPS["sm_86"])
 
     def f(acc: Any) -> Any:
         return acc, acc.sum(-1)
@@ -375,18 +376,18 @@ def test_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: t
         space = OnGpu((1 << 25,), 0x40000000)
         space.nbytes = 1 << 26
         plan = gemmsmith.plan(a, b, epilogue=f, out={"out": d, "out1": sums}, out_dtype="fp32")
-        assert all(x.kernel.chip.name == "sm_86" for x in plan.launches.all)
+        assert all(x.kernel.chip.name == "sm_86" for x in plan._planned.launches.all)
         assert plan.config.design == ("sgemm" if dtype == np.float32 else "mma_multistage")
-        assert bool(plan.launches.flag_bytes) == (plan.config.splits == 0)
+        assert bool(plan._planned.launches.flag_bytes) == (plan.config.splits == 0)
         run_again = plan.prepare(a, b, {"out": d, "out1": sums}, workspace=space)
         graph = recorded[-1]
-        check(plan, a, b, seen, out=d.address, out1=sums.address, workspace=space.address)
+        check(plan._planned, a, b, seen, out=d.address, out1=sums.address, workspace=space.address)
         run_again()
         assert graph.launched == [7]
         for address in (0x50000000, 0x60000000):
             d = OnGpu((m, n), address, np.float32)
             plan.run(a, b, {"out": d, "out1": sums}, workspace=space)
-            check(plan, a, b, seen, out=d.address, out1=sums.address, workspace=space.address)
+            check(plan._planned, a, b, seen, out=d.address, out1=sums.address, workspace=space.address)
 
 
 def test_packing_on_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from gemmsmith.backends.reference.matmul import matmul_float64, rounded
 from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.host.plans import run_reference
+from gemmsmith.host.planned_gemm import run_reference
 
 
 @pytest.mark.parametrize("column_major", [False, True])

@@ -20,7 +20,7 @@ from gemmsmith import Config, hw
 from gemmsmith.backends.sim.report.record import Event, Operation, Record
 from gemmsmith.backends.sim.state.grid_state import GridState
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.host.plans import Simulation
+from gemmsmith.host.simulation import Simulation
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32

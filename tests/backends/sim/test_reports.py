@@ -192,11 +192,11 @@ def test_the_line_of_cuda_of_each_instruction(config: Config) -> None:
     plan = gemmsmith.plan(
         Spec((512, 1024), "bf16"), Spec((1024, 512), "bf16"), config=config, backend="sim", **operands
     )
-    lines = plan.kernel.source.split("\n")
-    found = issued(plan.kernel)
+    lines = plan._planned.kernel.source.split("\n")
+    found = issued(plan._planned.kernel)
     assert len(found) > 50
     for text, number in found:
-        assert text in lines[plan.kernel.cuda_lines[number] - 1]
+        assert text in lines[plan._planned.kernel.cuda_lines[number] - 1]
 
 
 def test_the_line_of_what_is_printed_in_the_condition_of_a_branch() -> None:

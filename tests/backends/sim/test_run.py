@@ -15,6 +15,7 @@ from gemmsmith.backends.sim.memory.shadow import Shadow
 from gemmsmith.backends.sim.run import run
 from gemmsmith.binding.request import Request
 from gemmsmith.core.dtypes import BF16
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.host.plans import Plan
 
 SMALL = Config(tile=(64, 64, 32), cluster=(1, 1), stages=3, consumers=1)
@@ -41,7 +42,11 @@ def row_sums(acc: Any) -> Any:
 def test_progress_ends_at_one(rng: np.random.Generator, config: Config, m: int, n: int, k: int, epilogue: Any) -> None:
     a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
     told: list[float] = []
-    assert not Plan(Request(a, b, config=config, epilogue=epilogue)).simulate(a, b, progress=told.append).hazards
+    assert (
+        not Plan(PlannedGemm(Request(a, b, config=config, epilogue=epilogue)))
+        .simulate(a, b, progress=told.append)
+        .hazards
+    )
     assert told == sorted(told)
     if k:
         assert len(told) > 4
@@ -53,7 +58,7 @@ def test_results_are_written(missing: int) -> None:
     """With a tile fewer than D has, elements of it stay what they were."""
     a, b = np.ones((128, 64), BF16.numpy), np.ones((64, 136), BF16.numpy)[:, :130]
     d = np.full((128, 136), 7, BF16.numpy)[:, :130]  # what is behind its rows is not written
-    plan = Plan(Request(a, b, d, config=SMALL.replace(design="tma")))
+    plan = PlannedGemm(Request(a, b, d, config=SMALL.replace(design="tma")))
     (launch,) = plan.launches.all
     tiles: Any = launch.arguments["cluster_tiles"]
     launch = replace(launch, arguments={**launch.arguments, "cluster_tiles": tiles - missing})

@@ -16,6 +16,7 @@ from torch._inductor.utils import fresh_cache
 import gemmsmith.torch as gt
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch.compiler import backend
+from gemmsmith.tuning import measured_configs
 
 GROUP = "torch_dynamo_backends"
 
@@ -79,10 +80,12 @@ def test_a_pass_of_the_users_is_not_replaced_in_silence():
 def test_the_uuid_changes_with_what_the_pass_depends_on(monkeypatch):
     first = backend.PostGradPass().uuid()
     assert backend.PostGradPass().uuid() == first
-    for name, other in (("_package_digest", "b"), ("_gpus", ["H200"]), ("user_table_bytes", b"a config")):
+    others = (backend, "_package_digest", "b"), (backend, "_gpus", ["H200"]), (measured_configs, "state", b"a config")
+    for module, name, other in others:
         with monkeypatch.context() as patch:
-            patch.setattr(backend, name, lambda other=other: other)
+            patch.setattr(module, name, lambda other=other: other)
             assert backend.PostGradPass().uuid() != first
+    assert backend.PostGradPass(autotune=True).uuid() != first
 
 
 def test_the_uuid_covers_the_packages_sources(monkeypatch, tmp_path):

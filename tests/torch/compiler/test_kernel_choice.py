@@ -9,6 +9,7 @@ from tests.torch.compiler.passed import compiled
 from torch.nn import functional
 
 import gemmsmith.torch as gt
+from gemmsmith import Plan
 from gemmsmith.torch.compiler import explain, kernel_choice, measure
 from gemmsmith.torch.compiler.matmuls import Matmul
 
@@ -74,7 +75,8 @@ def test_a_long_matmul_is_replaced_as_it_is(started):
     assert explanation.plain == [outcome]
     assert not explanation.fused
     assert outcome.times.plain > kernel_choice.MIN_PLAIN_US
-    (plan,) = started
+    (planned,) = started
+    plan = Plan(planned)
     assert plan.estimated_us < outcome.times.plain < plan.estimated_us + 2  # and the launch
 
 
@@ -160,7 +162,7 @@ def test_a_fusion_that_saves_a_launch(started):
     (outcome,) = passed.outcomes
     assert outcome.operations == ("relu",)
     assert outcome.times.fused < outcome.times.unfused
-    assert "relu" in started[0].epilogue
+    assert "relu" in Plan(started[0]).epilogue
 
 
 @pytest.mark.parametrize("case", ["training", "CUDA graphs", "inference"])

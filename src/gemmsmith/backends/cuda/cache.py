@@ -63,6 +63,11 @@ def load(key: str) -> tuple[bytes, str] | None:
     return body[8 : 8 + size], body[8 + size :].decode()
 
 
+def contains(key: str) -> bool:
+    """Return whether there is a file for an entry, damaged or not."""
+    return _path(key).exists()
+
+
 def store(key: str, cubin: bytes, log: str) -> None:
     """Store a cubin and the compiler's log under `key`. Warns, and stores nothing, if the folder is not writable."""
     body = len(cubin).to_bytes(8, "little") + cubin + log.encode()

@@ -101,17 +101,31 @@ def compile_source(
     `target`: architecture, such as "sm_90a". `cache`: whether to read and write the cache on disk. `line_info`: compile
     with line information.
     """
-    flags = [LINE_INFO_FLAG] if line_info else []
-    key = cubin_cache.make_key(source, (target, *OPTIONS, *flags), nvrtc_version())
-    if cache and (entry := cubin_cache.load(key)):
+    if cache and (found := find_compiled(source, name, target, line_info=line_info)):
         _LOGGER.debug("read %s for %s from the cache folder", name, target)
-        return Compiled(*entry, name)
+        return found
     start = time.perf_counter()
     cubin, log = _compile(source, name, target, "cubin", line_info)
     _LOGGER.info("compiled %s for %s in %.2f s", name, target, time.perf_counter() - start)
     if cache:
-        cubin_cache.store(key, cubin, log)
+        cubin_cache.store(_cache_key(source, target, line_info), cubin, log)
     return Compiled(cubin, log, name)
+
+
+def is_cached(source: str, target: str) -> bool:
+    """Return whether `compile_source` would find a kernel in the cache. Raises CompileError if there is no NVRTC."""
+    return cubin_cache.contains(_cache_key(source, target))
+
+
+def find_compiled(source: str, name: str, target: str, *, line_info: bool = False) -> Compiled | None:
+    """Return the kernel that `compile_source` compiled before, from the cache; None if it is not there."""
+    entry = cubin_cache.load(_cache_key(source, target, line_info))
+    return Compiled(*entry, name) if entry else None
+
+
+def _cache_key(source: str, target: str, line_info: bool = False) -> str:
+    """Return the key of a kernel in the cache."""
+    return cubin_cache.make_key(source, (target, *OPTIONS, *[LINE_INFO_FLAG] * line_info), nvrtc_version())
 
 
 def compile_ptx(source: str, name: str, target: str = HOPPER.target, *, line_info: bool = False) -> str:

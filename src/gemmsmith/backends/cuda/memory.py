@@ -70,3 +70,19 @@ class DeviceArray:
             driver.cuMemFree(self.address)
         except Exception:  # the interpreter or the driver is shutting down
             return
+
+
+class DeviceView(DeviceArray):
+    """An array in memory that another object owns, which the view keeps alive; used on a stream of its own.
+
+    `strides`: in bytes. `stream`: the stream on which it is used.
+    """
+
+    def __init__(
+        self, owner: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, stream: int
+    ) -> None:
+        self.owner, self.address, self.stream = owner, address, stream
+        self.nbytes, self.shape, self.strides, self.dtype = 0, shape, strides, np.dtype(dtype)
+
+    def __del__(self) -> None:
+        """Free nothing: the owner frees the memory."""

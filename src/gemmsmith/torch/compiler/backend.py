@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 import torch
-from torch._inductor import list_mode_options
+from torch._inductor import config, list_mode_options
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.ir import FallbackKernel, IRNode, TensorBox
@@ -17,20 +17,30 @@ from torch._inductor.virtualized import V
 from torch.utils import _pytree
 
 import gemmsmith
+from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch.compiler.fuse import fuse
 from gemmsmith.torch.compiler.hoist_grad_scale import hoist_scalar_grad
 from gemmsmith.torch.compiler.measure import configured_timer
 from gemmsmith.torch.ops import OPERATORS
-from gemmsmith.tuning.tuned_table import user_table_bytes
+from gemmsmith.tuning import measured_configs
 
 
 class _CachedPass(CustomGraphPass):
-    """A graph pass whose results Inductor may cache, since it has a key."""
+    """A graph pass whose results Inductor may cache, since it has a key.
+
+    `autotune`: whether the first calls of the graph's GEMMs measure configs.
+    """
+
+    def __init__(self, autotune: bool = False) -> None:
+        super().__init__()
+        self.autotune = autotune
 
     def uuid(self) -> str:
         """Return a digest of gemmsmith's sources, tuning tables and the GPUs, as part of Inductor's cache keys."""
-        return hashlib.sha256(f"{_package_digest()} {_gpus()}".encode() + user_table_bytes()).hexdigest()
+        return hashlib.sha256(
+            f"{_package_digest()} {_gpus()} {self.autotune}".encode() + measured_configs.state()
+        ).hexdigest()
 
 
 class JointGraphPass(_CachedPass):
@@ -49,7 +59,7 @@ class PostGradPass(_CachedPass):
         fuse(graph, configured_timer())
 
 
-PASSES = {"joint_custom_pre_pass": JointGraphPass(), "post_grad_custom_pre_pass": PostGradPass()}
+PASSES = {"joint_custom_pre_pass": JointGraphPass, "post_grad_custom_pre_pass": PostGradPass}
 """The passes by the names of their Inductor options."""
 
 
@@ -73,10 +83,11 @@ def _gpus() -> list[str]:
     return [f"{torch.cuda.get_device_name(i)} {torch.cuda.get_device_capability(i)}" for i in devices]
 
 
-def options(**others: Any) -> dict[str, Any]:
+def options(*, autotune: bool = False, **others: Any) -> dict[str, Any]:
     """Return options for torch.compile(model, options=...) that fuse epilogues into matmuls.
 
     Args:
+        autotune: the first calls of each of the graph's GEMMs measure configs, as in `gemmsmith.autotune`.
         **others: options of Inductor to add, such as max_autotune=True.
 
     Returns:
@@ -88,7 +99,8 @@ def options(**others: Any) -> dict[str, Any]:
     for name in PASSES:
         if others.get(name) is not None:
             raise ArgumentError(f"{name}: got {others[name]!r}, which would replace gemmsmith's pass; leave it out")
-    return {**others, **PASSES}
+    (autotune,) = as_bools(autotune=autotune)
+    return {**others, **{name: graph_pass(autotune) for name, graph_pass in PASSES.items()}}
 
 
 def backend(module: Any, inputs: Any, *, mode: str | None = None, **kwargs: Any) -> Any:
@@ -124,7 +136,8 @@ class _CompiledCallKernel(FallbackKernel):
                 root = root.parent_wrapper
             name = f"gemmsmith_{self.get_name()}"
             root.add_import_once("from gemmsmith.torch.compiled_call import CompiledCall")
-            root.add_import_once(f"{name} = CompiledCall({self.get_kernel_name()})")
+            tuned = ", autotune=True" if getattr(config.post_grad_custom_pre_pass, "autotune", False) else ""
+            root.add_import_once(f"{name} = CompiledCall({self.get_kernel_name()}{tuned})")
             self.set_python_kernel_name(name)
             for x in self.outputs:  # they need no check: they have the layout of the operator's fake results
                 x.skip_size_stride_alignment_checks = True

@@ -21,7 +21,7 @@ from gemmsmith.arrays import Spec
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding.request import Request
 from gemmsmith.core.errors import GemmsmithError
-from gemmsmith.host.plans import Plan
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer
 from gemmsmith.torch.compiler.matmuls import Matmul
 from gemmsmith.torch.compiler.measure import Timer, call_of_epilogue, call_of_node
@@ -36,6 +36,7 @@ from gemmsmith.torch.compiler.nodes import (
 )
 from gemmsmith.torch.compiler.region import FusionCandidate, Region
 from gemmsmith.torch.ops import as_request, fp32_precision
+from gemmsmith.tuning.choose import estimate_us
 
 MIN_PLAIN_US = 100
 """Estimated us from which a matmul without an epilogue is replaced if kernels are not timed. In benchmarks/results
@@ -185,9 +186,13 @@ MAX_COMPILE_THREADS = 8
 """Background threads that compile kernels, at most. Chosen; not measured."""
 
 
-def estimated_us(plan: Plan) -> float:
-    """Return the time in us of a plan's kernels, launches included, by the cost model."""
-    return plan.estimated_us + len(plan.launches.all) * LAUNCH_US
+def estimated_us(planned: PlannedGemm) -> float:
+    """Return the time in us of a plan's kernels, launches included, by the cost model.
+
+    That of wgmma also compares kernels without it, which it does not cover.
+    """
+    us = estimate_us(planned.unswapped, planned.config, planned.unswapped_epilogue, planned.gpu)
+    return us + len(planned.launches.all) * LAUNCH_US
 
 
 def saved_us(candidate: FusionCandidate) -> float:
@@ -207,7 +212,7 @@ def unfused_epilogue(region: Region) -> tuple[FxEpilogueTracer, Sequence[Node]]:
     return FxEpilogueTracer(replace(region.matmul, second=None), region.traffic), [region.matmul.node]
 
 
-def plan_operator(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
+def plan_operator(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> PlannedGemm:
     """Return the plan of the operator that computes the nodes `outputs` by an epilogue.
 
     Symbolic sizes are replaced by their hints. Raises GemmsmithError if no kernel supports it.
@@ -221,9 +226,9 @@ def plan_operator(epilogue: FxEpilogueTracer, outputs: Sequence[Node]) -> Plan:
 
 
 @lru_cache(maxsize=1024)
-def _cached_plan(request: Request) -> Plan:
+def _cached_plan(request: Request) -> PlannedGemm:
     """Return the plan of a matmul; layers of equal shapes share it."""
-    return Plan(request)
+    return PlannedGemm(request)
 
 
 def _spec(x: Any) -> Spec:
@@ -236,9 +241,9 @@ def _pool() -> ThreadPoolExecutor:
 
 
 @lru_cache(maxsize=1024)
-def compile_async(plan: Plan) -> list[Future[Any]]:
+def compile_async(planned: PlannedGemm) -> list[Future[Any]]:
     """Start to compile a plan's kernels in background threads; the results are in the kernel cache. Once per plan."""
-    return [_pool().submit(compile_source, x.kernel.source, x.kernel.name) for x in plan.launches.all]
+    return [_pool().submit(compile_source, x.kernel.source, x.kernel.name) for x in planned.launches.all]
 
 
 if hasattr(os, "register_at_fork"):  # a child has none of the threads
