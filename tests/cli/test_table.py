@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ def test_a_models_layers_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("config.json").write_text(json.dumps(mixtral))
     measured = Measured()
     monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: None)
+    monkeypatch.setattr("gemmsmith.backends.cuda.kernel_loader.device_guard", lambda device: nullcontext())
     monkeypatch.setattr("gemmsmith.host.autotune.tune_first_call", measured)
     monkeypatch.setattr("gemmsmith.tuning.search.random_arrays", lambda specs, stream: specs)
     monkeypatch.setattr("gemmsmith.backends.cuda.memory.DeviceArray.from_numpy", lambda x: Spec(x.shape, "int32"))

@@ -189,6 +189,8 @@ def test_tuning_on_another_chip(
         monkeypatch.setattr(driver, "device_attributes", lambda device: found)
         monkeypatch.setattr(planned_gemm, "chip_of", lambda a: CHIPS[chip])
 
+    a, b = Spec((512, 1024), dtype), Spec((1024, 2048), dtype, (1, 1024))
+    before = gemmsmith.plan(a, b).config
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "is_available", lambda: True)
     monkeypatch.setattr(kernel_loader, "device_guard", lambda device: nullcontext())
@@ -197,8 +199,6 @@ def test_tuning_on_another_chip(
     monkeypatch.setattr(search, "compile_all", lambda kernels, step: targets.update(target for *_, target in kernels))
     monkeypatch.setattr(measured_configs, "_generation", lambda device: "here")
     monkeypatch.setattr(measured_configs, "_about", lambda device: {})
-    a, b = Spec((512, 1024), dtype), Spec((1024, 2048), dtype, (1, 1024))
-    before = gemmsmith.plan(a, b).config
     on("sm_86")
     chosen, found = gemmsmith.plan(a, b).config, gemmsmith.tune(a, b)
     assert targets == {"sm_86"}

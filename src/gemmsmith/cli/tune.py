@@ -97,6 +97,7 @@ def _tune_model(
     max_configs: int, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Tune the layers of a model for each number of tokens, with progress on stderr, and print a line for each."""
+    from gemmsmith.backends.cuda.kernel_loader import device_guard
     from gemmsmith.host.autotune import Autotune, active, tune_first_call
 
     try:
@@ -109,7 +110,7 @@ def _tune_model(
         for layer in layers for count in tokens
         for request in _requests(layer, count, dtype, training, precision_options)
     ]  # fmt: skip
-    with progress_bar() as progress, active(Autotune(max_configs=max_configs)) as block:
+    with progress_bar() as progress, device_guard(0), active(Autotune(max_configs=max_configs)) as block:
         for i, (name, make_request) in enumerate(requests):
             progress("layers", i / len(requests))
             before = len(block.tuned)

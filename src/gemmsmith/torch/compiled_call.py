@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -67,6 +67,10 @@ class CompiledCall:
         self._launches: tuple[_Launches, ...] = ()
         _CALLS.add(self)
 
+    def _tuning(self) -> AbstractContextManager[Any]:
+        """Return a block in which configs are measured, if they are to be."""
+        return active(Autotune()) if self._autotune else nullcontext()
+
     def forget(self) -> None:
         """Forget the launches of earlier calls."""
         self._launches = ()
@@ -74,7 +78,8 @@ class CompiledCall:
     def __call__(self, *arguments: Any) -> Any:
         """Run the launches that are kept for tensors of these layouts; call the operator if there are none."""
         if torch.is_grad_enabled() or _C._len_torch_dispatch_stack():  # autograd, and modes, must see the operator
-            return self._op(*arguments)
+            with self._tuning():
+                return self._op(*arguments)
         a, b, _, offsets, _, _, _, operands = arguments
         tensors = (a, b, *operands) if offsets is None else (a, b, offsets, *operands)
         for launches in self._launches:
@@ -102,7 +107,7 @@ class CompiledCall:
 
         `arguments`: the operator's. `tensors`: a, b, offsets if there are any, and the operands.
         """
-        with active(Autotune()) if self._autotune else nullcontext():
+        with self._tuning():
             results, run = record_run(lambda: self._op(*arguments))
         graph, offsets = graph_serialization.deserialize(arguments[5]), ["offsets"] * (arguments[3] is not None)
         is_aligned = not any(x.data_ptr() % TMA_ALIGNMENT_BYTES for x in tensors)
