@@ -12,6 +12,7 @@ from typing import Any
 
 from autoapi._astroid_utils import is_local_import_from
 from autoapi._parser import Parser
+from sphinx.ext.napoleon import GoogleDocstring
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -30,8 +31,8 @@ nb_merge_streams = True
 myst_heading_anchors = 4  # links to headings are checked, as GitHub names them
 suppress_warnings = ["autoapi.python_import_resolution"]  # of constants that are assigned in pairs; none is public
 
-PUBLIC = {"gemmsmith", "gemmsmith.lang", "gemmsmith.torch"}
-"""The modules whose names are in the reference: those in `__all__`."""
+PUBLIC = {"gemmsmith", *re.findall(r"(?m)^## (gemmsmith\.[\w.]+)", (DOCS / "reference/python.md").read_text())}
+"""The packages whose names are public."""
 autoapi_dirs = ["../src"]
 autoapi_root = "reference/python"
 autoapi_add_toctree_entry = False
@@ -100,6 +101,7 @@ def parse_if(self: Parser, node: Any) -> list[Any]:
 
 
 Parser.parse_if = parse_if
+GoogleDocstring._parse_attribute_docstring = GoogleDocstring._consume_to_end  # its colons separate no type
 
 
 def setup(app: Any) -> None:

@@ -24,7 +24,7 @@ import shlex
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ sys.path.insert(0, str(ROOT))
 
 from docs import figures, results, tutorial  # noqa: E402
 
-import gemmsmith  # noqa: E402
 from benchmarks.rows import find, load  # noqa: E402
 from gemmsmith import Config, Spec, hw, plan  # noqa: E402
 from gemmsmith.cli import ladder, main  # noqa: E402
@@ -48,7 +47,7 @@ from gemmsmith.graph.function_costs import COSTS  # noqa: E402
 from gemmsmith.graph.functions import FUNCTIONS  # noqa: E402
 from gemmsmith.hw.wgmma import WgmmaWait  # noqa: E402
 from gemmsmith.kernels.build import build  # noqa: E402
-from gemmsmith.lang import Builder, Kernel, Value  # noqa: E402
+from gemmsmith.lang import Builder, RegisterArray, SharedView, Value, Variable  # noqa: E402
 from gemmsmith.lang import statements as st  # noqa: E402
 from gemmsmith.tuning import roofline  # noqa: E402
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ  # noqa: E402
@@ -124,9 +123,9 @@ one line on stderr; with `--json`, one object on stdout. This page is generated 
 PYTHON = """\
 # Python
 
-Look up a public name. What it takes, returns and raises (shapes, dtypes, units, errors) is in its docstring:
-`help(gemmsmith.gemm)`, or the page of the site that the name leads to. This page is generated from the docstrings by
-`python docs/generate.py`.
+Look up a public name ([which are public](../support.md#deprecations)). What it takes, returns and raises (shapes,
+dtypes, units, errors) is in its docstring: `help(gemmsmith.gemm)`, or the page of the site that the name leads to. This
+page is generated from the docstrings by `python docs/generate.py`.
 
 ## Functions and classes
 
@@ -135,22 +134,47 @@ Look up a public name. What it takes, returns and raises (shapes, dtypes, units,
 ## Errors
 
 Each message names the argument, what came, and what works. All but the warning are subclasses of
-`gemmsmith.GemmsmithError`; the command line prints them in one line and exits with 2.
+`gemmsmith.GemmsmithError`.
 
 {errors}
 
+## gemmsmith.graph
+
+Visitor trees in CUTLASS's terms ([guide](../guides/epilogues.md#the-worked-example-a-loss)), and what operations of
+your own need ([how to add one](../internals/extending.md#an-elementwise-function)).
+
+{graph}
+
 ## gemmsmith.lang
 
-What records kernels, with the types of values (`F32`, `I32`, `I64`, `PRED`, `U16`, `U32`, `U64`). Its methods and the
-instructions are on [a page of their own](kernels.md).
+What records kernels ([guide](../guides/write-a-kernel.md)). Its methods are on [a page of their own](kernels.md).
 
 {lang}
+
+## gemmsmith.hw
+
+[The instructions](kernels.md#hw), and what one of your own needs
+([example](../guides/write-a-kernel.md#an-instruction-of-your-own)).
+
+{hw}
+
+## gemmsmith.kernels
+
+What a kernel or a design of your own is composed of ([how](../internals/extending.md#a-design)).
+
+{kernels}
 
 ## gemmsmith.torch
 
 With gradients, and for torch.compile ([guide](../guides/pytorch.md)).
 
 {torch}
+
+## gemmsmith.torch.parallel
+
+For torch's tensor and expert parallelism ([guide](../guides/pytorch.md#on-several-devices)).
+
+{parallel}
 """
 
 KERNELS = """\
@@ -166,9 +190,11 @@ is generated from the docstrings by `python docs/generate.py`.
 | --- | --- |
 {builder}
 
-## Values
+## What k returns
 
-Operators (`+ - * // % << >> & | ^ ~ < <= > >= == !=`) take values and Python's numbers.
+`x` is a value, `v` a variable (`k.var`), `r` an array of registers (`k.registers`), `s` shared memory (`k.shared`),
+whose `s[i]` is the view of a stage, at `s[i].address` (u32). Operators (`+ - * / // % << >> & | ^ ~ < <= > >= == !=`)
+take values and Python's numbers.
 
 | name | what it does |
 | --- | --- |
@@ -314,37 +340,60 @@ def command_line() -> str:
     return "\n".join(sections)
 
 
-def _rows(documented: dict[str, str | None]) -> str:
-    """Return a table of names and the first sentences of their docstrings."""
-    rows = (f"| `{name}` | {_sentence(doc or '')} |" for name, doc in documented.items())
-    return "\n".join(("| name | what it is |", "| --- | --- |", *rows))
+def _items(documented: dict[str, str | None]) -> str:
+    """Return a list of names and the first sentences of their docstrings; names with the same one share an item."""
+    names: dict[str, list[str]] = {}
+    for name, doc in documented.items():
+        names.setdefault(_sentence(doc or ""), []).append(name)
+    return "\n".join(f"- {_code(names[sentence])}: {sentence}" for sentence in names)
 
 
 def _sentence(doc: str) -> str:
     return re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()))[0].replace("|", "\\|")
 
 
-def _of_source(package: Path) -> dict[str, str | None]:
-    """Return the docstrings of the names that a package imports, by its source."""
-    found = {}
-    for statement in ast.walk(ast.parse((package / "__init__.py").read_text())):
-        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("gemmsmith."):
-            module = ast.parse((ROOT / "src" / f"{str(statement.module).replace('.', '/')}.py").read_text())
-            of_module = {x.name: x for x in module.body if isinstance(x, ast.FunctionDef | ast.ClassDef)}
-            found |= {x.name: ast.get_docstring(of_module[x.name]) for x in statement.names}
-    return found
+@cache
+def public(module: str) -> dict[str, str | None]:
+    """Return the docstrings of the names that a module defines or exports, by its source: to import it may need torch.
+
+    Packages export what they import; a module what it imports as itself.
+    """
+    path, found = ROOT / "src" / module.replace(".", "/"), dict[str, str | None]()
+    is_package = path.is_dir()
+    tree = ast.parse((path / "__init__.py" if is_package else path.with_suffix(".py")).read_text())
+    for x, after in zip(tree.body, [*tree.body[1:], None], strict=False):
+        if isinstance(x, ast.FunctionDef | ast.ClassDef):
+            found[x.name] = ast.get_docstring(x)
+        elif isinstance(x, ast.Assign | ast.AnnAssign):
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            target = x.target if isinstance(x, ast.AnnAssign) else x.targets[0]
+            found[ast.unparse(target)] = str(after.value.value) if documented else None
+    if module == "gemmsmith.hw":
+        found |= {name: x.__doc__ for name, x in _instructions().items()}
+    for x in ast.walk(tree):
+        if isinstance(x, ast.ImportFrom) and str(x.module).startswith("gemmsmith.") and x.module != module:
+            names = [y.name for y in x.names if y.asname == y.name or (is_package and y.asname is None)]
+            of_module = public(str(x.module)) if names else {}
+            found |= of_module if names == ["*"] else {name: of_module[name] for name in names if name in of_module}
+    return {name: found[name] for name in sorted(found, key=str.lower) if name[0] != "_"}
+
+
+PACKAGES = ("gemmsmith", *re.findall(r"^## (gemmsmith\.[\w.]+)", PYTHON, re.MULTILINE))
+"""The packages whose names are public."""
 
 
 def python() -> str:
     """Return docs/reference/python.md. It does not need torch."""
-    names = {name: getattr(gemmsmith, name) for name in sorted(gemmsmith.__all__, key=str.lower)}
-    errors = {name for name, x in names.items() if isinstance(x, type) and issubclass(x, Exception)}
-    of_torch = _of_source(ROOT / "src/gemmsmith/torch")
+
+    def table(package: str, names: Iterable[str]) -> str:
+        return _items({f"{package}.{x}": public(package)[x] for x in names})
+
+    names = public("gemmsmith")
+    errors = [x for x in names if x.endswith(("Error", "Warning"))]
+    tables = {package.split(".")[-1]: table(package, public(package)) for package in PACKAGES[1:]}
+    tables["hw"] = table("gemmsmith.hw", [x for x in public("gemmsmith.hw") if x not in _instructions()])
     return PYTHON.format(
-        names=_rows({f"gemmsmith.{name}": x.__doc__ for name, x in names.items() if name not in errors}),
-        errors=_rows({f"gemmsmith.{name}": names[name].__doc__ for name in names if name in errors}),
-        lang=_rows({f"gemmsmith.lang.{x.__name__}": x.__doc__ for x in (Builder, Kernel, Value)}),
-        torch=_rows({f"gemmsmith.torch.{name}": of_torch[name] for name in sorted(of_torch, key=str.lower)}),
+        names=table("gemmsmith", [x for x in names if x not in errors]), errors=table("gemmsmith", errors), **tables
     )
 
 
@@ -352,22 +401,32 @@ def _call(name: str, function: Callable[..., Any]) -> str:
     return f"`{name}({', '.join(x for x in inspect.signature(function).parameters if x != 'self')})`"
 
 
+def _instructions() -> dict[str, Any]:
+    """Return the instructions by name."""
+    return {name: x for name, x in vars(hw).items() if getattr(x, "__module__", "").startswith("gemmsmith.hw")}
+
+
 def kernels() -> str:
     """Return docs/reference/kernels.md."""
 
     def members(prefix: str, cls: type) -> str:
-        found = {name: x for name, x in vars(cls).items() if callable(x) and name[0] != "_"}
-        return "\n".join(f"| {_call(prefix + name, x)} | {_sentence(x.__doc__)} |" for name, x in found.items())
+        attributes = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(cls).partition("Attributes:")[2], re.M)
+        found = {f"`{prefix}{name}`": text for name, text in attributes}
+        for name, x in vars(cls).items():
+            if name[0] != "_" and callable(x):
+                found[_call(prefix + name, x)] = x.__doc__
+        return "\n".join(f"| {name} | {_sentence(text)} |" for name, text in found.items())
 
     instructions = []
-    for name, x in vars(hw).items():
-        if callable(x) and name[0] != "_" and name not in ("emitter", "current_builder", "hide_frames"):
-            arch = x.__wrapped__.required_arch if hasattr(x, "__wrapped__") else ""
-            arch = arch if isinstance(arch, str) else "by its operands"
-            instructions.append(f"| {_call(f'hw.{name}', x)} | {_sentence(x.__doc__ or '')} | {arch} |")
+    for name, x in _instructions().items():
+        arch = x.__wrapped__.required_arch if hasattr(x, "__wrapped__") else ""
+        arch = arch if isinstance(arch, str) else "by its operands"
+        instructions.append(f"| {_call(f'hw.{name}', x)} | {_sentence(x.__doc__ or '')} | {arch} |")
+    returned = {"x.": Value, "v.": Variable, "r.": RegisterArray, "s[i].": SharedView}
     return KERNELS.format(
-        builder=members("k.", Builder), value=members("x.", Value), instructions="\n".join(instructions)
-    )
+        builder=members("k.", Builder), instructions="\n".join(instructions),
+        value="\n".join(members(prefix, cls) for prefix, cls in returned.items()),
+    )  # fmt: skip
 
 
 COMPARED: dict[str, Callable[[bool, str], Any]] = {
@@ -479,15 +538,6 @@ def excerpt(file: str, first: str, last: str) -> str:
     return "```python\n" + textwrap.dedent("\n".join(lines[begin : end + 1])) + "\n```"
 
 
-def instruction() -> str:
-    """Return a class of an instruction."""
-    return excerpt(
-        "src/gemmsmith/hw/mbarrier.py",
-        "class MbarrierArriveExpectTx",
-        "m.mbarriers.arrive(m.value(self.barrier), expect_tx",
-    )
-
-
 def elementwise_function() -> str:
     """Return the record of an elementwise function."""
     return excerpt("examples/own_functions.py", "ATAN = Function", "register_operation(ATAN)")
@@ -544,8 +594,8 @@ def _is_complete(text: str) -> bool:
 
 def pages(*, quick: bool = False) -> Iterator[tuple[Path, str]]:
     """Yield every page with generated text, and that text; if `quick`, not those of docs/learn, which are simulated."""
-    blocks = {**figures.BLOCKS, "cuda": cuda, "instruction": instruction,
-              "elementwise_function": elementwise_function, "row_function": row_function, "reduction": reduction,
+    blocks = {**figures.BLOCKS, "cuda": cuda, "elementwise_function": elementwise_function,
+              "row_function": row_function, "reduction": reduction,
               "report": report, "race": race}  # fmt: skip
     yield ROOT / "docs/reference/operations.md", operations()
     yield ROOT / "docs/reference/cli.md", command_line()

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 import gemmsmith
-from gemmsmith.graph.frontend.visitors import (
+from gemmsmith.graph import (
     EVT,
     AccFetch,
     ColBroadcast,

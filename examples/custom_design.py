@@ -17,12 +17,8 @@ import numpy as np
 
 import gemmsmith
 from gemmsmith import Config, Design, hw
-from gemmsmith.collective.register_a import make_accumulator
-from gemmsmith.collective.tma_mainloop import TmaStages
-from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.collective_epilogue import Epilogue
-from gemmsmith.lang.builder import Builder
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
+from gemmsmith.kernels import Accumulator, Epilogue, KernelSpec, TmaStages, make_tile_scheduler
+from gemmsmith.lang import Builder
 
 
 def serial(k: Builder, spec: KernelSpec) -> None:
@@ -38,7 +34,7 @@ def serial(k: Builder, spec: KernelSpec) -> None:
         is_producer = ((k.warp_index == 0) & hw.elect_one()).named("is_producer")
         producer, read = mainloop.start_producer(), mainloop.pipeline.consumer_start_state()
         warpgroup_row = warpgroup * spec.warpgroup_rows
-        accumulator = make_accumulator(spec)
+        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
         warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
         with scheduler.tile_loop() as tile:
             tile_epilogue = warpgroup_epilogue.load(tile)
@@ -65,7 +61,7 @@ def serial(k: Builder, spec: KernelSpec) -> None:
 SERIAL = gemmsmith.register_design(Design(
     "serial", serial,
     max_accumulator_registers={1: 200, 2: 200},  # by the number of consumer warpgroups; per thread
-    supported_options=frozenset({"splits", "cluster_splits", "interleaved_b", "a_in_registers"}),
+    supported_options=frozenset({"splits", "cluster_splits", "interleaved_b"}),
     defaults={"tile": (128, 128, 64), "stages": 2},
 ))  # fmt: skip
 

@@ -63,8 +63,6 @@ def in_the_simulator(tokens: int = 40, dim: int = 64, hidden: int = 48, experts:
 def on_a_gpu(tokens: int = 4096, dim: int = 2048, hidden: int = 768, experts: int = 128, top_k: int = 8) -> None:
     import torch
 
-    from gemmsmith.torch.moe.slots import sort_slots
-
     torch.manual_seed(48)
 
     def bf16(*shape):
@@ -72,8 +70,9 @@ def on_a_gpu(tokens: int = 4096, dim: int = 2048, hidden: int = 768, experts: in
 
     x, gate_up, down = bf16(tokens, dim), bf16(2, experts, hidden, dim), bf16(experts, dim, hidden)
     weights, chosen = torch.rand(tokens, experts, device="cuda").topk(top_k)
-    routed = sort_slots(chosen, weights, experts)
-    rows = routed.token_of_row, routed.slot_of_row, routed.offsets, routed.row_weights[None, :, None]
+    order = chosen.ravel().argsort(stable=True)
+    offsets = chosen.ravel().bincount(minlength=experts).cumsum(0).int()
+    rows = (order // top_k).int(), order.int(), offsets, weights.ravel()[order][None, :, None]
 
     def layer():
         return moe(x, *gate_up.mT, down.mT, *rows, x.new_empty)

@@ -15,35 +15,39 @@ import numpy as np
 
 import gemmsmith
 from gemmsmith import hw
-from gemmsmith.core.graph import Node, register_operation
-from gemmsmith.graph.approximations import fast_exp, reciprocal
-from gemmsmith.graph.frontend.values import call_row_function, epilogue_function
-from gemmsmith.graph.function_costs import Cost
-from gemmsmith.graph.functions import Function, Refused
-from gemmsmith.graph.reductions import Monoid, ReductionKind, register_reduction
-from gemmsmith.graph.row_functions import RowFragment, RowFunction
-from gemmsmith.lang.instruction import Instruction, emitter, f32
-from gemmsmith.lang.types import F32
-from gemmsmith.lang.values import Value, ValueLike
-from gemmsmith.machine import Machine
+from gemmsmith.graph import (
+    Cost,
+    Function,
+    Monoid,
+    ReductionKind,
+    Refused,
+    RowFragment,
+    RowFunction,
+    call_row_function,
+    epilogue_function,
+    fast_exp,
+    register_operation,
+    register_reduction,
+)
+from gemmsmith.lang import F32, Value
 
 # An elementwise function --------------------------------------------------------------------------------------------
 
 
-class ArcTangent(Instruction):
+class ArcTangent(hw.Instruction):
     """CUDA's atanf."""
 
-    x: f32
+    x: hw.f32
     result = F32
     pure = True
     cuda = "atanf({x})"
 
-    def simulate(self, m: Machine) -> np.ndarray[Any, Any]:
+    def simulate(self, m: hw.Machine) -> np.ndarray[Any, Any]:
         return np.arctan(m.per_thread(self.x).astype(np.float64)).astype(np.float32)
 
 
 ATAN = Function(
-    "atan", 1, np.arctan, emitter(ArcTangent), cost={"default": Cost(22, 1)},
+    "atan", 1, np.arctan, hw.emitter(ArcTangent), cost={"default": Cost(22, 1)},
     gradient=lambda g, y, x: g / (x * x + 1), names="atan arctan",
 )  # fmt: skip
 register_operation(ATAN)
@@ -57,7 +61,7 @@ class SoftmaxRows:
 
     masked_value = -math.inf
 
-    def __init__(self, node: Node, fragment: RowFragment) -> None:
+    def __init__(self, node: object, fragment: RowFragment) -> None:
         self.fragment, self.maxima, self.reciprocals = fragment, list[Value](), list[Value]()
         for row_half in range(2):
             row_max = fragment.row_reduce(row_half, -math.inf, hw.maximum_nan, "max").named("row_max")
@@ -66,9 +70,9 @@ class SoftmaxRows:
                 merge=lambda x, y: x + y,
             )  # fmt: skip
             self.maxima.append(row_max)
-            self.reciprocals.append(reciprocal(total).named("reciprocal"))
+            self.reciprocals.append((1 / total).named("reciprocal"))
 
-    def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
+    def pair(self, n8: Any, row_half: int) -> tuple[Value, Value]:
         low, high = self.fragment.load_pair(n8, row_half)
         row_max, factor = self.maxima[row_half], self.reciprocals[row_half]
         return fast_exp(low - row_max) * factor, fast_exp(high - row_max) * factor

@@ -12,43 +12,42 @@ import numpy as np
 
 import gemmsmith
 from gemmsmith import Config, Design, hw
-from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
-from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition
-from gemmsmith.collective.tma_mainloop import TmaStages
-from gemmsmith.collective.tma_operand import TmaOperand
-from gemmsmith.core.dtypes import INT32
-from gemmsmith.core.mma import THREADS_PER_WARPGROUP
-from gemmsmith.core.operand import MmaOperand
-from gemmsmith.core.problem import operand_getter
-from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.collective_epilogue import Epilogue
-from gemmsmith.kernels.cooperative import consumer_loop
-from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import I32, I64, U32, U64
-from gemmsmith.lang.values import Value
-from gemmsmith.tile_scheduler.tiles import TileScheduler, WorkTile
+from gemmsmith.kernels import (
+    Epilogue,
+    KernelSpec,
+    MmaOperand,
+    PipelineState,
+    PipelineTmaAsync,
+    ThreadCopyPartition,
+    TileScheduler,
+    TmaOperand,
+    TmaStages,
+    WorkTile,
+    consumer_loop,
+)
+from gemmsmith.lang import I32, I64, INT32, U32, U64, Builder, Value
 
 
 class GatheredOperand:
     """Rows of a K-major operand, by the indices in the design's array `rows`."""
 
-    def __init__(self, operand: MmaOperand, stages: int) -> None:
-        k, rows, size = current_builder(), operand_getter("rows"), operand.tile.dtype.bytes
+    def __init__(self, k: Builder, operand: MmaOperand, stages: int) -> None:
+        size = operand.tile.dtype.bytes
         self.role, self.tile = operand.role, operand.tile
         self.stages = k.shared(operand.tile, stages=stages, name="A")
         self.address = k.pointer("a", lambda p: operand.source(p)[1])
         self.row_bytes = k.parameter("a_row_bytes", I64, lambda p: operand.source(p)[0].row_stride * size)
-        self.rows, self.m = k.pointer("rows", lambda p: rows(p)[1]), k.parameter("m_rows", compute=lambda p: p.m)
+        self.rows = k.pointer("rows", lambda p: p.bound_operands["rows"][1])
+        self.m = k.parameter("m_rows", compute=lambda p: p.m)
         self.k_bytes = k.parameter("k_bytes", compute=lambda p: p.k * size)
 
 
 class RowCopier:
     """Copies the k-tiles of a tile's rows into the stages, with the threads of a warpgroup."""
 
-    def __init__(self, operand: GatheredOperand, work: WorkTile) -> None:
-        k, self.operand, self.tile = current_builder(), operand, operand.tile
-        self.first = ThreadCopyPartition(self.tile, k.thread % THREADS_PER_WARPGROUP, THREADS_PER_WARPGROUP, "a")
+    def __init__(self, k: Builder, operand: GatheredOperand, work: WorkTile) -> None:
+        self.k, self.operand, self.tile = k, operand, operand.tile
+        self.first = ThreadCopyPartition(self.tile, k.thread % 128, 128, "a")
         self.steps = self.first.copy_steps()
         self.indices = k.registers(I32, len(self.steps), "row_indices")
         for i, step in enumerate(self.steps):
@@ -57,20 +56,20 @@ class RowCopier:
 
     def copy(self, pipeline: PipelineTmaAsync, write: PipelineState, k_tile_idx: Value) -> None:
         """Copy a k-tile into a stage, once it is free."""
-        k, x, tile, first = current_builder(), self.operand, self.tile, self.first
+        k, x, tile, first = self.k, self.operand, self.tile, self.first
         pipeline.non_tma_producer_acquire(write)
         for i, step in enumerate(self.steps):
             byte = k_tile_idx * (tile.boxes * tile.pitch) + (first.box + step.box) * tile.pitch + first.vector_idx * 16
             source = x.address + (self.indices[i].to(I64) * x.row_bytes + byte.to(I64)).to(U64)
-            valid = k.minimum(k.maximum(x.k_bytes - byte, 0), VECTOR_BYTES).to(U32)
-            hw.cp_async_copy(x.stages[write.index].address + step.offset, source, valid, VECTOR_BYTES)
-        pipeline.non_tma_producer_commit(write, THREADS_PER_WARPGROUP, cp_async=True, st_shared=False)
+            valid = k.minimum(k.maximum(x.k_bytes - byte, 0), 16).to(U32)
+            hw.cp_async_copy(x.stages[write.index].address + step.offset, source, valid, 16)
+        pipeline.non_tma_producer_commit(write, 128, cp_async=True, st_shared=False)
 
 
 def gather(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel: the cooperative design with a producer that also copies A's rows."""
     scheduler, stages, (a, b) = TileScheduler(spec), spec.config.stages, spec.operands
-    rows = GatheredOperand(a, stages)
+    rows = GatheredOperand(k, a, stages)
     operands = TmaStages(spec, scheduler, [rows, TmaOperand(b, stages)])
     epilogue = Epilogue(spec, scheduler)
     mainloop = operands.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
@@ -79,7 +78,7 @@ def gather(k: Builder, spec: KernelSpec) -> None:
         producer, write = mainloop.start_producer(), mainloop.pipeline.producer_start_state()
         is_leader = (k.warp_index == 0) & hw.elect_one()
         with scheduler.tile_loop() as tile:
-            copier = RowCopier(rows, tile)
+            copier = RowCopier(k, rows, tile)
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 with k.when(k_tile >= mainloop.prologue_k_tiles.get()):
                     with k.when(is_leader):

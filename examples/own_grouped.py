@@ -13,29 +13,20 @@ import numpy as np
 
 import gemmsmith
 from gemmsmith import Config, Design, hw
-from gemmsmith.core.design import get_design
-from gemmsmith.core.dtypes import INT32
-from gemmsmith.core.problem import Problem, operand_getter
-from gemmsmith.core.spec import KernelSpec
-from gemmsmith.kernels.cooperative import cooperative
-from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import I32, U64
-from gemmsmith.lang.values import Constant, Value
-from gemmsmith.tile_scheduler.tiles import NO_END, OperandCoord, TileScheduler, WorkRange, WorkTile
+from gemmsmith.kernels import KernelSpec, OperandCoord, Problem, TileScheduler, WorkRange, WorkTile, record_cooperative
+from gemmsmith.lang import I32, INT32, U64, Builder, Constant, Value
 
 
 class GroupedTileScheduler(TileScheduler):
     """Assigns the tiles of all groups, along N first, to the clusters of a persistent grid."""
 
-    def __init__(self, spec: KernelSpec, clip_rows: bool = True) -> None:
+    def __init__(self, k: Builder, spec: KernelSpec) -> None:
         super().__init__(spec)
-        k, ends, self.clip_rows = current_builder(), operand_getter("ends"), clip_rows
+        self.k = k
         self.tile_m, self.tile_n, _ = spec.config.tile
         self.rows, self.columns = self.tile_m * spec.config.cluster[0], self.tile_n * spec.config.cluster[1]
-        self.ends, self.groups = (
-            k.pointer("ends", lambda p: ends(p)[1]),
-            k.parameter("groups", compute=lambda p: p.b.batch),
-        )
+        self.ends = k.pointer("ends", lambda p: p.bound_operands["ends"][1])
+        self.groups = k.parameter("groups", compute=lambda p: p.b.batch)
 
     def grid(self, p: Problem) -> tuple[int, int]:
         """Return the most tiles along M, of which each group may fill one partly, and the tiles along N."""
@@ -48,7 +39,7 @@ class GroupedTileScheduler(TileScheduler):
 
     def locate(self, m_tile: Value) -> tuple[Value, Value, Value, Value]:
         """Return the group of a tile along M, its first row, the end of the group, and the number of tiles along M."""
-        k, names = current_builder(), ("group", "m_offset", "m_end", "group_begin", "group_first_tile")
+        k, names = self.k, ("group", "m_offset", "m_end", "group_begin", "group_first_tile")
         group, m, m_end, begin, first_tile = (k.var(I32, 0, name) for name in names)
         with k.range(self.groups, name="g") as g:
             end = hw.load_global_word(self.ends + (g * 4).to(U64), True, I32, "group_end")
@@ -71,13 +62,17 @@ class GroupedTileScheduler(TileScheduler):
         group, m, m_end, _ = self.locate((tile // self.tiles_n).named("m_tile"))
         n = (tile % self.tiles_n * self.columns + self.position.n * self.tile_n).named("n_offset")
         zero = Constant(I32, 0)
-        a, b = OperandCoord(m, zero, group_end=m_end if self.clip_rows else NO_END), OperandCoord(n, group)
+        a, b = OperandCoord(m, zero, group_end=m_end), OperandCoord(n, group)
         return WorkTile(a, b, m, n, zero, zero, self.k_tiles)
 
 
+def grouped(k: Builder, spec: KernelSpec) -> None:
+    """Record the kernel."""
+    record_cooperative(k, spec, lambda spec: GroupedTileScheduler(k, spec))
+
+
 GROUPED = gemmsmith.register_design(Design(
-    "grouped", lambda k, spec: cooperative(k, spec, GroupedTileScheduler), producer_warpgroups=1,
-    max_accumulator_registers=get_design("cooperative").max_accumulator_registers,
+    "grouped", grouped, producer_warpgroups=1, max_accumulator_registers={1: 200, 2: 200, 3: 100},
     arrays={"ends": INT32}, shapes="mk,gkn,g->mn", clips_rows=True,
 ))  # fmt: skip
 

@@ -13,21 +13,19 @@ import numpy as np
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Design, hw
-from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.cp_async_mainloop import CpAsyncStages
-from gemmsmith.collective.swizzle import VECTOR_BYTES, swizzled_vector_offset
-from gemmsmith.core.dtypes import BF16, FP16, FP32, INT4
-from gemmsmith.core.integers import ceil_div
-from gemmsmith.core.mma import A_FRAGMENT, B_FRAGMENT, MMA_SYNC, N8_COLUMNS, WGMMA_M
-from gemmsmith.core.problem import BoundProblem, operand_getter
-from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.collective_epilogue import Epilogue
-from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import F32, I32, U32, U64
-from gemmsmith.lang.values import Value
-from gemmsmith.tile_scheduler.make_tile_scheduler import make_tile_scheduler
+from gemmsmith.kernels import (
+    A_FRAGMENT,
+    B_FRAGMENT,
+    MMA_SYNC,
+    Accumulator,
+    BoundProblem,
+    CpAsyncStages,
+    Epilogue,
+    KernelSpec,
+    make_tile_scheduler,
+    swizzled_vector_offset,
+)
+from gemmsmith.lang import BF16, F32, FP16, FP32, I32, INT4, U32, U64, Builder, SharedView, Value
 
 GROUP = 64
 """Elements of k that have one scale."""
@@ -36,19 +34,19 @@ GROUP = 64
 def word_at(view: SharedView, row: Value, byte: Value) -> Value:
     """Load the aligned word at a byte of a row of a K-major tile."""
     assert view.tile is not None
-    offset = swizzled_vector_offset(view.tile, row, byte // VECTOR_BYTES, byte % VECTOR_BYTES)
+    offset = swizzled_vector_offset(view.tile, row, byte // 16, byte % 16)
     return hw.load_shared_word(view.address + offset, U32, "word")
 
 
 class Scales:
     """The design's array `scales`, (groups of k, n)."""
 
-    def __init__(self) -> None:
-        k, of = current_builder(), operand_getter("scales")
-        self.address, self.n = k.pointer("scales", lambda p: of(p)[1]), k.parameter("n", compute=self._columns)
+    def __init__(self, k: Builder) -> None:
+        self.address = k.pointer("scales", lambda p: p.bound_operands["scales"][1])
+        self.n = k.parameter("n", compute=self._columns)
 
     def _columns(self, p: BoundProblem) -> int:
-        found, groups = p.bound_operands["scales"][0].rows, ceil_div(p.k, GROUP)
+        found, groups = p.bound_operands["scales"][0].rows, -(-p.k // GROUP)
         if found != groups:
             raise ArgumentError(f"scales: got {found} rows for k = {p.k}; use {groups}, one for each {GROUP} of k")
         return p.n
@@ -60,11 +58,11 @@ class Scales:
 
 def int4(k: Builder, spec: KernelSpec) -> None:
     """Record the kernel: while a k-tile is multiplied, others are copied by cp.async."""
-    scheduler, scales = make_tile_scheduler(spec), Scales()
+    scheduler, scales = make_tile_scheduler(spec), Scales(k)
     stages = CpAsyncStages(spec, scheduler)
     epilogue = Epilogue(spec, scheduler)
     mainloop = stages.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
-    depth, registers = spec.mma.k, spec.mma.accumulator_registers(N8_COLUMNS)
+    depth, registers = spec.mma.k, spec.mma.accumulator_registers(8)
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         first_column = (warpgroup * spec.warpgroup_columns).named("warpgroup_column")
         accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
@@ -80,10 +78,10 @@ def int4(k: Builder, spec: KernelSpec) -> None:
                     for mma_m, fragment in enumerate(a_frag):
                         for i in range(4):
                             row, word = A_FRAGMENT.element(thread, i)
-                            fragment[i] = word_at(a, row + mma_m * WGMMA_M, k_step * (depth * 2) + word * 4)
+                            fragment[i] = word_at(a, row + mma_m * spec.mma.m, k_step * (depth * 2) + word * 4)
                     group_k = tile.k_tile_index(k_tile) * spec.config.tile[2] + k_step * depth
-                    with k.unroll(spec.warpgroup_columns // N8_COLUMNS, name="n8") as n8:
-                        column = first_column + n8 * N8_COLUMNS + k.lane // 4
+                    with k.unroll(spec.warpgroup_columns // 8, name="n8") as n8:
+                        column = first_column + n8 * 8 + k.lane // 4
                         scale = scales.load(group_k, tile.n + column)
                         for i in range(2):
                             _, word = B_FRAGMENT.element(thread, i)  # of two 16-bit elements: here, a byte

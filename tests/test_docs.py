@@ -80,7 +80,7 @@ def test_every_block_of_python_runs(page: Path, tmp_path: Path, monkeypatch: pyt
     for line, block in python_of(page):
         if page.name == "README.md":
             scope = {"__name__": "__main__"}
-        exec(compile("\n" * line + block, page_id(page), "exec"), scope)
+        exec(compile("\n" * line + block, page_id(page), "exec", dont_inherit=True), scope)
         if page.name == "README.md" and "h" in scope:
             exact = scope["x"] @ scope["w"]
             assert np.linalg.norm(scope["h"].astype(np.float32) - exact) < 0.06 * np.linalg.norm(exact)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import ml_dtypes
 import numpy as np
 import pytest
+from docs import generate
 from examples.custom_design import SERIAL
 from examples.custom_kernel import Transpose, hazards, transpose
 
@@ -56,6 +62,53 @@ def test_it_runs(command: str) -> None:
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def imports_and_uses(code: str) -> set[str]:
+    """The full names of what code imports from gemmsmith, and of what it reads of gemmsmith's packages."""
+    tree, packages, found = ast.parse(code), dict[str, str](), set[str]()
+    for x in ast.walk(tree):
+        if isinstance(x, ast.Import):
+            packages |= {y.asname or y.name: y.name for y in x.names if y.name.startswith("gemmsmith")}
+        elif isinstance(x, ast.ImportFrom) and str(x.module).startswith("gemmsmith"):
+            names = {y.asname or y.name: f"{x.module}.{y.name}" for y in x.names}
+            packages |= {alias: name for alias, name in names.items() if name in generate.PACKAGES}
+            found |= {*names.values()}
+    reads = (x for x in ast.walk(tree) if isinstance(x, ast.Attribute) and isinstance(x.value, ast.Name))
+    return {*packages.values()} | found | {f"{packages[x.value.id]}.{x.attr}" for x in reads if x.value.id in packages}
+
+
+PUBLIC = {*generate.PACKAGES}.union(*([f"{x}.{name}" for name in generate.public(x)] for x in generate.PACKAGES))
+FILES = [x for kind in ("examples/*.py", "docs/**/*.md", "docs/**/*.ipynb") for x in sorted(ROOT.glob(kind))]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_it_needs_only_public_names(path: Path) -> None:
+    text = path.read_text()
+    blocks = {
+        ".py": lambda: [text],
+        ".md": lambda: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE),
+        ".ipynb": lambda: ["".join(x["source"]) for x in json.loads(text)["cells"] if x["cell_type"] == "code"],
+    }
+    assert imports_and_uses("\n".join(blocks[path.suffix]())) <= PUBLIC
+
+
+def test_a_private_name_is_found() -> None:
+    code = "from gemmsmith import hw\nfrom gemmsmith.core import dtypes\nimport gemmsmith as g\nhw.lead(g.gem, g.gemm)"
+    assert imports_and_uses(code) - PUBLIC == {"gemmsmith.core.dtypes", "gemmsmith.gem", "gemmsmith.hw.lead"}
+
+
+@pytest.mark.parametrize("package", generate.PACKAGES)
+def test_every_public_name_is_documented(package: str) -> None:
+    """By a docstring and on a page; the pages know all names that the package has."""
+    documented = generate.public(package)
+    pages = "".join((ROOT / "docs/reference" / f"{name}.md").read_text() for name in ("python", "kernels"))
+    assert all(documented.values())
+    assert [x for x in documented if f"`{package}.{x}`" not in pages and f"`hw.{x}(" not in pages] == []
+    if "torch" not in package:
+        module = import_module(package)
+        names = [x for x, y in vars(module).items() if x[0] != "_" and not isinstance(y, ModuleType)]
+        assert sorted(documented) == sorted(getattr(module, "__all__", names))
 
 
 def test_a_custom_design_is_short() -> None:

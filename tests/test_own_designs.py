@@ -22,7 +22,6 @@ from gemmsmith import ArgumentError, Config, ConfigError, Spec
 from gemmsmith.backends.cuda import kernel_loader
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.memory import DeviceArray
-from gemmsmith.backends.cuda.run import load_launch_template
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.accumulator import Accumulator
@@ -30,9 +29,8 @@ from gemmsmith.collective.pipeline import PipelineTmaAsync
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.spec import KernelSpec
-from gemmsmith.kernels.cooperative import cooperative
-from gemmsmith.lang.builder import Builder
+from gemmsmith.kernels import KernelSpec, OperandCoord, WorkTile, record_cooperative
+from gemmsmith.lang import Builder, Value
 from gemmsmith.lang.launch import Launch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -187,10 +185,14 @@ def variant(design: gemmsmith.Design, name: str, record: Callable[[Builder, Kern
 
 def test_rows_of_two_groups_in_one_tile_are_a_race() -> None:
     class Unclipped(GroupedTileScheduler):
-        def __init__(self, spec: KernelSpec) -> None:
-            super().__init__(spec, clip_rows=False)
+        def work_tile(self, tile: Value) -> WorkTile:
+            work = super().work_tile(tile)
+            return replace(work, a=OperandCoord(work.a.mn, work.a.batch))
 
-    config, rng = variant(GROUPED, "grouped_unclipped", lambda k, spec: cooperative(k, spec, Unclipped)), np.random
+    def record(k: Builder, spec: KernelSpec) -> None:
+        record_cooperative(k, spec, lambda spec: Unclipped(k, spec))
+
+    config, rng = variant(GROUPED, "grouped_unclipped", record), np.random
     a, b, ends = bf16(rng.default_rng(0), 200, 64), bf16(rng.default_rng(1), 2, 64, 64), np.array([70, 200], np.int32)
     hazards = gemmsmith.simulate(a, b, ends=ends, config=config).hazards
     assert any("write after write of out" in x.message for x in hazards)
@@ -228,13 +230,18 @@ def softmax_of_scores_times_values(q: Any, k: Any, v: Any) -> Any:
     return weights @ v / weights.sum(2, keepdims=True)
 
 
+def attention_launch(heads: int, queries: int, keys: int) -> Launch:
+    kernel, task = own_attention.attention(), own_attention.task(heads, queries, keys)
+    launch = Launch.from_kernel(kernel, task)
+    return replace(launch, arguments={**launch.arguments, "out": Pointer("out")})
+
+
 def simulated_attention(inputs: dict[str, Any], seed: int = 0) -> tuple[Any, list[Any]]:
     memory, out = GlobalMemory(), np.full(inputs["q"].shape, np.nan, ml_dtypes.bfloat16)
     addresses = {name: memory.add_buffer(x, name, writable=False) for name, x in inputs.items()}
     addresses["out"] = memory.add_buffer(out, "out")
-    heads, queries, keys = *inputs["q"].shape[:2], inputs["k"].shape[1]
-    kernel, task = own_attention.attention(), own_attention.task(heads, queries, keys, addresses)
-    done = simulate(kernel, kernel.work_clusters(task), kernel.arguments(task), memory, seed=seed)
+    launch = attention_launch(*inputs["q"].shape[:2], inputs["k"].shape[1])
+    done = simulate(launch.kernel, launch.work_clusters, launch.resolve(addresses), memory, seed=seed)
     return out, done.hazards
 
 
@@ -244,6 +251,15 @@ def test_attention(heads: int, queries: int, keys: int) -> None:
     out, hazards = simulated_attention(inputs, seed=heads)
     assert hazards == []
     np.testing.assert_allclose(out.astype(float), softmax_of_scores_times_values(**inputs), rtol=1e-2, atol=1e-2)
+
+
+def test_launch_takes_the_arrays_of_tensor_maps() -> None:
+    inputs, out = attention_inputs(np.random.default_rng(3), 2, 70, 100), np.empty((2, 70, 64), ml_dtypes.bfloat16)
+    kernel, task = own_attention.attention(), own_attention.task(2, 70, 100)
+    gemmsmith.launch(kernel, task, **inputs, out=out)
+    np.testing.assert_allclose(out.astype(float), softmax_of_scores_times_values(**inputs), rtol=1e-2, atol=1e-2)
+    with pytest.raises(ArgumentError, match="got q, out; attention takes k, out, q, v"):
+        gemmsmith.launch(kernel, task, q=inputs["q"], out=out)
 
 
 def test_a_stage_released_while_its_values_are_multiplied_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,12 +421,9 @@ def test_int4_weights_on_a_gpu(dtype: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(("heads", "queries", "keys"), [(1, 1, 1), (3, 500, 700), (40, 2048, 1024)])
 def test_attention_on_a_gpu(heads: int, queries: int, keys: int) -> None:
     inputs = attention_inputs(np.random.default_rng(queries), heads, queries, keys)
-    names = {name: Pointer(name) for name in (*inputs, "out")}
-    kernel, task = own_attention.attention(), own_attention.task(heads, queries, keys, names)
     with kernel_loader.device_guard(0):
         arrays = {name: DeviceArray.from_numpy(x) for name, x in inputs.items()}
         arrays["out"] = DeviceArray.from_numpy(np.full(inputs["q"].shape, np.nan, ml_dtypes.bfloat16))
-        launch = load_launch_template(Launch.from_kernel(kernel, task), device=0, stream=0, pdl=False)
-        launch.launch({name: x.address for name, x in arrays.items()}, stream=0)
+        gemmsmith.launch(own_attention.attention(), own_attention.task(heads, queries, keys), **arrays)
         out = arrays["out"].numpy()
     np.testing.assert_allclose(out.astype(float), softmax_of_scores_times_values(**inputs), rtol=2e-2, atol=1e-2)

@@ -1,36 +1,13 @@
 """gemmsmith forges GEMM kernels for NVIDIA Hopper GPUs: D = epilogue(A @ B), readable, and executable without a GPU."""
 
+# ruff: noqa: F403, F405
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.core import fork as _fork  # noqa: F401 registers what it does
 from gemmsmith.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gemmsmith.api import free_memory, gemm, grouped_gemm, plan, simulate, tune
-    from gemmsmith.arrays import Spec
-    from gemmsmith.core.config import Config
-    from gemmsmith.core.design import Design, register_design
-    from gemmsmith.core.errors import (
-        ArgumentError,
-        CompileError,
-        ConfigError,
-        DeviceError,
-        EpilogueError,
-        GemmsmithError,
-        HazardError,
-        KernelError,
-        MissingPackageError,
-        RetraceWarning,
-    )
-    from gemmsmith.core.grouping import Grouping
-    from gemmsmith.graph.frontend.interleave import deinterleave, interleave
-    from gemmsmith.graph.frontend.values import top_k_softmax
-    from gemmsmith.host.autotune import autotune
-    from gemmsmith.host.launch_kernel import launch
-    from gemmsmith.host.packing import pack
-    from gemmsmith.host.plans import Plan
-    from gemmsmith.host.quantization import dequantize, quantize
-    from gemmsmith.host.simulation import Simulation
+    from gemmsmith.api import *
 
 __all__ = [
     "ArgumentError",

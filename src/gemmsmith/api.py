@@ -1,6 +1,6 @@
 """The functions of the public interface: gemm, grouped_gemm, plan, simulate, free_memory, tune.
 
-What is imported and not used here is the rest of that interface, which `gemmsmith` takes from here.
+What is imported as itself is the rest of that interface, which `gemmsmith` takes from here.
 """
 
 from __future__ import annotations
@@ -8,38 +8,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from gemmsmith.arrays import ArrayLike, ArrayT, Operand, Pair, Spec
+from gemmsmith.arrays import ArrayLike, ArrayT, Operand, Pair
+from gemmsmith.arrays import Spec as Spec
 from gemmsmith.backends import Backend
 from gemmsmith.binding import checks
 from gemmsmith.binding.groups import make_grouping, with_arrays
 from gemmsmith.binding.request import Accumulate, Epilogue, Out, Precision, Request
 from gemmsmith.core.bools import as_bools
-from gemmsmith.core.config import Config
-from gemmsmith.core.design import Design, register_design
-from gemmsmith.core.errors import (
-    ArgumentError,
-    CompileError,
-    ConfigError,
-    DeviceError,
-    EpilogueError,
-    GemmsmithError,
-    HazardError,
-    KernelError,
-    MissingPackageError,
-    RetraceWarning,
-)
-from gemmsmith.core.grouping import Grouping
+from gemmsmith.core.config import Config as Config
+from gemmsmith.core.design import Design as Design
+from gemmsmith.core.design import register_design as register_design
+from gemmsmith.core.errors import ArgumentError as ArgumentError
+from gemmsmith.core.errors import CompileError as CompileError
+from gemmsmith.core.errors import ConfigError as ConfigError
+from gemmsmith.core.errors import DeviceError as DeviceError
+from gemmsmith.core.errors import EpilogueError as EpilogueError
+from gemmsmith.core.errors import GemmsmithError as GemmsmithError
+from gemmsmith.core.errors import HazardError as HazardError
+from gemmsmith.core.errors import KernelError as KernelError
+from gemmsmith.core.errors import MissingPackageError as MissingPackageError
+from gemmsmith.core.errors import RetraceWarning as RetraceWarning
+from gemmsmith.core.grouping import Grouping as Grouping
 from gemmsmith.core.integers import as_integer
-from gemmsmith.graph.frontend.interleave import deinterleave, interleave
-from gemmsmith.graph.frontend.values import top_k_softmax
-from gemmsmith.host.autotune import autotune
+from gemmsmith.graph.frontend.interleave import deinterleave as deinterleave
+from gemmsmith.graph.frontend.interleave import interleave as interleave
+from gemmsmith.graph.frontend.values import top_k_softmax as top_k_softmax
+from gemmsmith.host.autotune import autotune as autotune
 from gemmsmith.host.cached_run import run_cached
-from gemmsmith.host.launch_kernel import launch
-from gemmsmith.host.packing import pack
+from gemmsmith.host.launch_kernel import launch as launch
+from gemmsmith.host.packing import pack as pack
 from gemmsmith.host.planned_gemm import PlannedGemm
-from gemmsmith.host.plans import Plan
-from gemmsmith.host.quantization import dequantize, quantize
-from gemmsmith.host.simulation import Simulation
+from gemmsmith.host.plans import Plan as Plan
+from gemmsmith.host.quantization import dequantize as dequantize
+from gemmsmith.host.quantization import quantize as quantize
+from gemmsmith.host.simulation import Simulation as Simulation
 
 if TYPE_CHECKING:
     from gemmsmith.tuning.search import Measured

@@ -239,16 +239,32 @@ class AsyncOperations(Protocol):
 
 
 class Machine(Protocol):
-    """The machine that an instruction runs on: one unit in lockstep, and its parts."""
+    """The machine that an instruction runs on: one unit of T threads in lockstep, and its parts.
 
-    threads: np.ndarray  # (T,) thread index in the CTA
-    active: np.ndarray  # (T,) whether the thread executes this instruction
-    block_index: int  # blockIdx.x
-    grid_size: int  # gridDim.x
-    rank: int  # CTA rank in the cluster
-    cluster_size: int  # CTAs in the cluster
-    elected: int  # the lane that elect.sync chooses
-    seed: int  # selects among behaviors that the ISA leaves unspecified
+    Attributes:
+        threads: (T,), the threads' indices in the CTA.
+        active: (T,), whether each thread executes this instruction.
+        block_index: blockIdx.x.
+        grid_size: gridDim.x.
+        rank: The CTA's rank in the cluster.
+        cluster_size: CTAs in the cluster.
+        elected: The lane that elect.sync chooses.
+        seed: Selects among behaviors that the ISA leaves unspecified.
+        registers: The threads' registers.
+        memory: Global and shared memory.
+        mbarriers: The CTAs' mbarriers.
+        barriers: The barriers of the CTA and of the cluster.
+        async_operations: Operations in flight: TMA, wgmma, cp.async.
+    """
+
+    threads: np.ndarray
+    active: np.ndarray
+    block_index: int
+    grid_size: int
+    rank: int
+    cluster_size: int
+    elected: int
+    seed: int
     registers: Registers
     memory: Memory
     mbarriers: Mbarriers

@@ -1,12 +1,16 @@
 """A user's program, which type checkers read: what must pass, and lines that must fail, each with `error`."""
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
 
 import gemmsmith
 import gemmsmith.torch as gt
-from gemmsmith import Config, Spec
+from gemmsmith import Config, Spec, hw
+from gemmsmith.graph import EVT, AccFetch, Compute
+from gemmsmith.kernels import KernelSpec, TmaStages, make_tile_scheduler
+from gemmsmith.lang import U32, U64, Builder, Kernel, Value
 
 Matrix = npt.NDArray[np.float32]
 
@@ -21,8 +25,20 @@ def with_numpy(a: Matrix, b: Matrix, bias: Matrix) -> Matrix:
     print(len(simulation.hazards) + simulation.cycles)
     values, scales, *_ = gemmsmith.quantize(a, "1x128")
     print(values.shape, scales.shape)
+    print(gemmsmith.simulate(a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)).cycles)
     f = gemmsmith.grouped_gemm(a, b, offsets=np.zeros(1, np.int32), along="m", precision="3xtf32")
     return gemmsmith.pack(d + e + f)
+
+
+def with_kernels(k: Builder, spec: KernelSpec) -> Kernel:
+    """What a kernel is recorded with has types."""
+    mainloop = TmaStages(spec, make_tile_scheduler(spec)).prologue(prefetch=())
+    k.when((k.warp_index == 0) & hw.elect_one())
+    address = k.pointer("x") + (k.thread * 4).to(U64)
+    word: Value = hw.load_global_word(address, True, U32, "word")
+    hw.store_global_word(address, word, mainloop.prologue_k_tiles.get() == 0, "copied")
+    print(EVT(Compute("relu"), AccFetch()).graph())
+    return k.finish()
 
 
 def with_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -38,6 +54,7 @@ def wrong(a: Matrix, t: torch.Tensor) -> None:
     gemmsmith.gemm(a, a, out_dytpe="fp32")  # error
     gemmsmith.gemm(a, a, precision="tf23")  # error
     gemmsmith.gemm(a, a, backend="gpu")  # error
+    hw.sync_thread()  # error
     gemmsmith.gemm(a, a, accumulate="fp64")  # error
     gemmsmith.gemm(a, "b")  # error
     gemmsmith.gemm(a, a, epilog=lambda acc: acc)  # error

@@ -10,7 +10,7 @@ from gemmsmith.arrays.array_info import Spec
 class SupportsDLPack(Protocol):
     """An array that can be exchanged by DLPack: of numpy, torch, CuPy, JAX."""
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...  # not __dlpack__, which numpy declares for its own dtypes only
 
 
 class SupportsCudaArrayInterface(Protocol):

@@ -29,12 +29,20 @@ _REGISTER_TYPE = {FP32: F32, FP16: U32, INT32: I32}
 class Accumulator:
     """The rows x n accumulator of a consumer warpgroup, in fp32, int32 or fp16.
 
-    `fragments[mma_m]` holds a thread's elements of the `mma_m`-th 64 rows (CuTe: the MMA_M mode). `core.mma.D_FRAGMENT`
-    says which element a register holds: in each group of 8 columns (`n8`) a thread has a pair of adjacent columns in
-    each half of its warp's 16 rows (`row_half` 0 and 1). Registers are ordered by n8, then row_half, then element.
+    `fragments[mma_m]` holds a thread's elements of the `mma_m`-th 64 rows (CuTe: the MMA_M mode). `D_FRAGMENT` says
+    which element a register holds: in each group of 8 columns (`n8`) a thread has a pair of adjacent columns in each
+    half of its warp's 16 rows (`row_half` 0 and 1). Registers are ordered by n8, then row_half, then element.
     """
 
     def __init__(self, mma: Mma, rows: int, n: int, name: str = "accumulator") -> None:
+        """Declare the registers. Call it inside the consumer warpgroups' branch.
+
+        Args:
+            mma: The instruction, which gives the dtype: `KernelSpec.mma`, or what `select_mma` returns.
+            rows: Rows of the warpgroup, a multiple of 64.
+            n: Columns, as many as the instruction may have.
+            name: Name of the registers in the printed CUDA.
+        """
         self.mma, self.n, self.dtype = mma, n, mma.d
         register_type, count = _REGISTER_TYPE[mma.d], mma.accumulator_registers(n)
         self.fragments = current_builder().registers_2d(register_type, rows // mma.m, count, name)

@@ -14,10 +14,10 @@ VECTOR_BYTES = 16
 
 
 def swizzled_vector_offset(tile: Tile, row: Value, vector_idx: Value | int, byte: Value | int = 0) -> Value:
-    """Return the byte offset of byte `byte` of the 16-byte vector `vector_idx` of a box row, in a swizzled tile.
+    """Return the byte offset (u32) of byte `byte` of the 16-byte vector `vector_idx` of a box row, in a swizzled tile.
 
-    The swizzle xors the vector's index in its row with the index of the row's 128-byte line (see `core.tile.swizzled`):
-    a line holds 1, 2 or 4 rows of 128, 64 or 32 bytes. `vector_idx` counts across the boxes of a row.
+    The swizzle xors the vector's index in its row with the index of the row's 128-byte line: a line holds 1, 2 or 4
+    rows of 128, 64 or 32 bytes. `vector_idx` counts across the boxes of a row.
     """
     per_box = tile.pitch // VECTOR_BYTES
     xor_mask = {128: row % 8, 64: row // 2 % 4, 32: row // 4 % 2}.get(tile.swizzle)

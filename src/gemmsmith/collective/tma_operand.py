@@ -27,9 +27,9 @@ EVICTION_POLICIES = {"first": EVICT_FIRST, "normal": EVICT_NORMAL, "last": EVICT
 class TmaOperand:
     """An operand with a tile in each of `stages` stages, which TMA loads.
 
-    Kernel arguments: `name`, its tensor map. If CTAs multicast the tile to one another: `name`_multicast_slice_m (_n
-    for B, _k if MN-major), the rows of a box that each of them loads (see `multicast_slice_rows`). With 3xTF32:
-    `name`_residual, the tensor map of the residuals x - tf32(x) of the elements x (CUTLASS: small).
+    Kernel arguments: its tensor map, of its name. If CTAs multicast the tile to one another: name_multicast_slice_m (n
+    for B, k if MN-major), the rows of a box that each of them loads (see `multicast_slice_rows`). With 3xTF32:
+    name_residual, the tensor map of the residuals x - tf32(x) of the elements x (CUTLASS: small).
     """
 
     def __init__(self, operand: MmaOperand, stages: int) -> None:

@@ -63,15 +63,20 @@ class DType:
 
 
 BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16), "bf16")
+"""bf16 in memory."""
 FP16 = DType("fp16", 16, 10, np.dtype(np.float16), "f16")
+"""fp16 in memory."""
 FP32 = DType("fp32", 32, 23, np.dtype(np.float32), "f32")
+"""fp32 in memory."""
 TF32 = DType("tf32", 32, 10, np.dtype(np.float32), "tf32")
 """fp32 in memory; tensor cores read the upper 19 bits."""
 TF32_BITS = np.uint32(0xFFFFE000)
 """Mask of the float32 bits that TF32 keeps."""
 
 E4M3 = DType("fp8_e4m3", 8, 3, np.dtype(ml_dtypes.float8_e4m3fn), "e4m3")
+"""fp8 with 4 bits of exponent: up to 448, no infinity."""
 E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2), "e5m2")
+"""fp8 with 5 bits of exponent: up to 57344, and infinity."""
 
 UE8M0 = DType("ue8m0", 8, 0, np.dtype(ml_dtypes.float8_e8m0fnu), "ue8m0")
 """Byte b encodes 2^(b - 127); 255 is NaN. Used for scales only."""
@@ -79,7 +84,9 @@ UE8M0 = DType("ue8m0", 8, 0, np.dtype(ml_dtypes.float8_e8m0fnu), "ue8m0")
 INT4 = DType("int4", 4, 3, np.dtype(ml_dtypes.int4), "s4")
 """Two's complement; of the two elements in a byte of memory the first is in the lower bits. An operand's dtype only."""
 INT8 = DType("int8", 8, 7, np.dtype(np.int8), "s8")
+"""int8 in memory."""
 INT32 = DType("int32", 32, 31, np.dtype(np.int32), "s32")
+"""int32 in memory."""
 INT64 = DType("int64", 64, 63, np.dtype(np.int64), "s64")
 BOOL = DType("bool", 8, 1, np.dtype(np.bool_), "u8")
 

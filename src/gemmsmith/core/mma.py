@@ -121,7 +121,10 @@ elements free of bank conflicts."""
 
 
 def select_mma(a: DType, b: DType, d: DType, op: MmaOp = WGMMA) -> Mma:
-    """Return the instruction for these dtypes. Raises ConfigError if there is none."""
+    """Return the instruction of the family `op` (`WGMMA`, `MMA_SYNC`) for A, B and the accumulator of these dtypes.
+
+    Raises ConfigError if there is none.
+    """
     if mma := op.find(a, b, d):
         return mma
     supported = ", ".join(map(str, op.instructions))

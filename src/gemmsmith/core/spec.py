@@ -50,7 +50,9 @@ def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
 class KernelSpec:
     """The compile-time constants of a kernel, which serves every problem with the same spec.
 
-    `majors`: the layouts of A and B.
+    `config`: the tile, the cluster, the stages and so on. `mma`: the instruction, with the dtypes that it multiplies.
+    `majors`: the layouts of A and B: "K" or "MN", which dimension is contiguous.
+    `epilogue`: the epilogue's graph, and how it is computed.
     `promoted`: the sum of each `mma_op.promotion_k_bytes` of K is multiplied by its `scales` and added in fp32.
     `scales`: the block scales of A and B; None for an operand without them.
     `is_3xtf32`: A and B have residuals, which are multiplied, too.

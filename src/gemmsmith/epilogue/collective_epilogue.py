@@ -57,8 +57,10 @@ class Epilogue:
     def __init__(self, spec: KernelSpec, scheduler: TileScheduler, stages: Sequence[SharedBuffer] = ()) -> None:
         """Declare shared memory and kernel arguments.
 
-        `scheduler`: the kernel's, which has the table of a grouped GEMM. `stages`: the mainloop's buffers of A and B,
-        which with alias_epilogue are the buffers of the stores, too.
+        Args:
+            spec: The kernel's config and epilogue.
+            scheduler: The kernel's tile scheduler, which has the table of a grouped GEMM.
+            stages: The mainloop's buffers of A and B, which with alias_epilogue are the buffers of the stores, too.
         """
         k = current_builder()
         self.spec, self.graph = spec, spec.epilogue.graph

@@ -78,7 +78,7 @@ tanh_approx = partial(hw.sfu_approximation, "tanh.approx")
 
 
 def fast_exp(x: Value) -> Value:
-    """Compute e^x with the special-function unit."""
+    """Return e^x (fp32) by the special-function unit."""
     return exp2(x * LOG2_E)
 
 

@@ -53,9 +53,9 @@ class Function(Operation):
         torch: The function's name in torch, torch.nn.functional or torch.special (default: the first of `names`), or a
             function of tensors.
         cost: The instructions of an element by precision, for each precision that has a lowering.
-        gradient: A function (g, y, *inputs), with y the function's value and g the upstream gradient, that returns one
-            gradient per input, None for an input without one. It only uses operators and methods of both traced values
-            and torch tensors. `ZERO`, or `Refused` with the reason, if there is none.
+        gradient: A function `(g, y, *inputs)`, with y the function's value and g the upstream gradient, that returns
+            one gradient per input, None for an input without one. It only uses operators and methods of both traced
+            values and torch tensors. `ZERO`, or `Refused` with the reason, if there is none.
         names: The names, separated by spaces, under which torch, numpy or math call it with its inputs as arguments.
         num_predicates: How many of its inputs, from the first on, are predicates.
         is_predicate: Whether its value is a predicate.

@@ -21,24 +21,26 @@ def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
         kernel: The kernel, as `Builder.finish` returns it.
         problem: What the kernel's `work_clusters` and the `compute` of its parameters and scratch buffers get: any
             object, such as a NamedTuple of sizes.
-        **arguments: Arrays, or numbers, by the names of the parameters without `compute`.
+        **arguments: Arrays, or numbers, by the names of the parameters without `compute`, and of the
+            `gemmsmith.lang.Pointer` objects in what a `compute` returns, such as a tensor map's.
 
     Raises:
         ArgumentError: If an argument is missing or unknown, no array is given, or the arrays are on several devices.
         DeviceError: If the GPU cannot run the kernel.
         HazardError: If the simulator finds hazards; they are its `hazards`.
     """
+    computed = Launch.from_kernel(kernel, problem)
+    given = {x.name: Pointer(x.name) for x in kernel.parameters if x.name and x.name not in computed.arguments}
+    one = Launch(kernel, computed.work_clusters, {**computed.arguments, **given})
     scratch = {x.parameter.name for x in kernel.scratch_buffers}
-    names = [x.name for x in kernel.parameters if x.name and not x.compute and x.name not in scratch]
+    addresses = [getattr(x, "address", x) for name, x in one.arguments.items() if name not in scratch]  # a map has one
+    names = sorted({x.name for x in addresses if isinstance(x, Pointer)})
     if {*names} != {*arguments}:
         raise ArgumentError(f"arguments: got {', '.join(arguments) or 'none'}; {kernel.name} takes {', '.join(names)}")
     arrays = {name: describe(x, name) for name, x in arguments.items() if not isinstance(x, int | float)}
     devices = {x.device_name for x in arrays.values()}
     if len(devices) != 1 or devices == {"spec"}:
         raise ArgumentError(f"arguments: got arrays on {' and '.join(sorted(devices)) or 'no device'}; use one device")
-    computed = Launch.from_kernel(kernel, problem)
-    pointers = {name: Pointer(name) for name in names}
-    one = Launch(kernel, computed.work_clusters, {**computed.arguments, **pointers})
     flag_bytes = kernel.scratch_bytes(problem, zero_initialized=True)
     launches = Launches(None, False, (one,), kernel.scratch_bytes(problem), flag_bytes)
     if devices == {"cpu"}:
@@ -50,5 +52,5 @@ def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
         from gemmsmith.backends.cuda.run import BoundLaunches
 
         like = arguments[next(iter(arrays))]
-        addresses = {name: address_of(x) if name in arrays else x for name, x in arguments.items()}
-        BoundLaunches(launches, {}, like, {}).launch(addresses, like, None)
+        values = {name: address_of(x) if name in arrays else x for name, x in arguments.items()}
+        BoundLaunches(launches, {}, like, {}).launch(values, like, None)

@@ -1,6 +1,7 @@
 """PTX instructions, one module per family.
 
-Each class defines operands, PTX and simulated semantics; the functions here record one instruction.
+Each class defines operands, PTX and simulated semantics; the functions here record one instruction. The other names are
+what an `Instruction` of your own needs.
 """
 
 from gemmsmith.hw import (
@@ -25,11 +26,23 @@ from gemmsmith.hw.register import opaque as opaque
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.register import sum_of_lanes_before as sum_of_lanes_before
 from gemmsmith.hw.wgmma import descriptor as descriptor
-from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.instruction import emitter
-from gemmsmith.lang.location import hide_frames
+from gemmsmith.lang import location
+from gemmsmith.lang.current_builder import current_builder as _current_builder
+from gemmsmith.lang.instruction import Instruction as Instruction
+from gemmsmith.lang.instruction import emitter as emitter
+from gemmsmith.lang.instruction import f32 as f32
+from gemmsmith.lang.instruction import i32 as i32
+from gemmsmith.lang.instruction import i64 as i64
+from gemmsmith.lang.instruction import pred as pred
+from gemmsmith.lang.instruction import registers_in as registers_in
+from gemmsmith.lang.instruction import registers_inout as registers_inout
+from gemmsmith.lang.instruction import registers_out as registers_out
+from gemmsmith.lang.instruction import u16 as u16
+from gemmsmith.lang.instruction import u32 as u32
+from gemmsmith.lang.instruction import u64 as u64
+from gemmsmith.machine import Machine as Machine
 
-hide_frames(__file__)
+location.hide_frames(__file__)
 
 mbarrier_init = emitter(mbarrier.MbarrierInit)
 fence_mbarrier_init = emitter(mbarrier.FenceMbarrierInit)
@@ -138,16 +151,16 @@ as_unsigned = emitter(convert.AsUnsigned)
 
 def grid_dependency_wait() -> None:
     """Emit griddepcontrol.wait, which waits for the prerequisite grids. Emits nothing before sm_90."""
-    if current_builder().chip.supports(barrier.GridDependencyWait.required_arch):
+    if _current_builder().chip.supports(barrier.GridDependencyWait.required_arch):
         barrier.GridDependencyWait().issue()
 
 
 def launch_dependent_grids() -> None:
     """Emit griddepcontrol.launch_dependents, which lets dependent grids start. Emits nothing before sm_90."""
-    if current_builder().chip.supports(barrier.LaunchDependentGrids.required_arch):
+    if _current_builder().chip.supports(barrier.LaunchDependentGrids.required_arch):
         barrier.LaunchDependentGrids().issue()
 
 
 def sync_threads() -> None:
     """Emit __syncthreads, a barrier of all threads of the CTA."""
-    barrier.SyncThreads(current_builder().threads).issue()
+    barrier.SyncThreads(_current_builder().threads).issue()

@@ -179,7 +179,7 @@ class TmaLoad(Sm90Instruction):
 
 def load(
     map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
-    barrier: ValueLike | SharedView, cache_hint: ValueLike, *, interleaved: bool = False,
+    barrier: ValueLike | SharedView, cache_hint: ValueLike = EVICT_NORMAL, *, interleaved: bool = False,
 ) -> None:  # fmt: skip
     """Copy the box at (x, y, z) of a tensor map to shared memory, and complete its bytes on the mbarrier (`TmaLoad`).
 

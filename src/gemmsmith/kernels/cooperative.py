@@ -31,10 +31,13 @@ def registers_per_thread(spec: KernelSpec) -> tuple[int | None, int | None]:
     return (SETMAXNREG_WITH_GATHER if gathers else SETMAXNREG).get(spec.config.consumers, (None, None))
 
 
-def cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = make_tile_scheduler) -> None:
+def record_cooperative(k: Builder, spec: KernelSpec, make_scheduler: MakeScheduler = make_tile_scheduler) -> None:
     """Record the kernel, which is persistent: a tile's stores overlap with the next tile's mainloop.
 
-    `make_scheduler`: returns the tile scheduler of a spec.
+    Args:
+        k: The kernel's builder.
+        spec: Its config, dtypes and layouts.
+        make_scheduler: Returns the tile scheduler of a spec.
     """
     consumers = spec.config.consumers
     producer_registers, consumer_registers = registers_per_thread(spec)
@@ -81,7 +84,14 @@ def producer_warps(k: Builder, mainloop: TmaMainloop, scales: BlockScales) -> No
 def consumer_loop(
     mainloop: TmaMainloop, epilogue: Epilogue, warpgroup: Value, scales: BlockScales | None = None
 ) -> None:  # fmt: skip
-    """Record consumer warpgroup number `warpgroup`, which multiplies and stores its rows of each tile."""
+    """Record a consumer warpgroup, which multiplies and stores its rows of each tile.
+
+    Args:
+        mainloop: The mainloop, which gives the tiles.
+        epilogue: The kernel's epilogue.
+        warpgroup: The index of the warpgroup among the consumers.
+        scales: The block scales; None if there are none.
+    """
     warpgroup_row = (warpgroup * mainloop.spec.warpgroup_rows).named("warpgroup_row")
     consumer = make_consumer(mainloop, warpgroup_row, scales)
     warpgroup_epilogue = epilogue.start(warpgroup, warpgroup_row)
@@ -95,7 +105,7 @@ def consumer_loop(
 
 
 register_design(Design(
-    "cooperative", cooperative, producer_warpgroups=1,
+    "cooperative", record_cooperative, producer_warpgroups=1,
     max_accumulator_registers={1: 200, 2: 200, 3: 100},  # 3: ptxas assigns at most 128 to a CTA of 512 threads
     supported_options=frozenset({
         "splits", "cluster_splits", "alias_epilogue", "sync_clusters", "block_scales", "3xtf32", "interleaved_b",

@@ -1,8 +1,30 @@
 """The language of kernels: `Builder` records one; `gemmsmith.hw` has the instructions."""
 
-from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64
-from gemmsmith.lang.values import Value
-
-__all__ = ["F32", "I32", "I64", "PRED", "U16", "U32", "U64", "Builder", "Kernel", "Value"]
+from gemmsmith.core.dtypes import BF16 as BF16
+from gemmsmith.core.dtypes import E4M3 as E4M3
+from gemmsmith.core.dtypes import E5M2 as E5M2
+from gemmsmith.core.dtypes import FP16 as FP16
+from gemmsmith.core.dtypes import FP32 as FP32
+from gemmsmith.core.dtypes import INT4 as INT4
+from gemmsmith.core.dtypes import INT8 as INT8
+from gemmsmith.core.dtypes import INT32 as INT32
+from gemmsmith.core.dtypes import TF32 as TF32
+from gemmsmith.core.dtypes import DType as DType
+from gemmsmith.core.pointer import Pointer as Pointer
+from gemmsmith.core.tensor_map import TensorMap as TensorMap
+from gemmsmith.core.tile import Tile as Tile
+from gemmsmith.lang.builder import Builder as Builder
+from gemmsmith.lang.kernel import Kernel as Kernel
+from gemmsmith.lang.shared import SharedBuffer as SharedBuffer
+from gemmsmith.lang.shared import SharedView as SharedView
+from gemmsmith.lang.types import F32 as F32
+from gemmsmith.lang.types import I32 as I32
+from gemmsmith.lang.types import I64 as I64
+from gemmsmith.lang.types import PRED as PRED
+from gemmsmith.lang.types import U16 as U16
+from gemmsmith.lang.types import U32 as U32
+from gemmsmith.lang.types import U64 as U64
+from gemmsmith.lang.values import Constant as Constant
+from gemmsmith.lang.values import RegisterArray as RegisterArray
+from gemmsmith.lang.values import Value as Value
+from gemmsmith.lang.values import Variable as Variable

@@ -49,6 +49,15 @@ class Builder:
         cluster: CTAs per cluster in (x, y, z).
         min_ctas_per_sm: Minimum CTAs per SM, which limits the registers per thread.
         chip: Target architecture.
+
+    Attributes:
+        thread: The index of the thread in its CTA (i32).
+        lane: The index of the thread in its warp, 0 to 31 (i32).
+        warp_index: The index of the warp in its CTA (i32).
+        warpgroup_index: The index of the warpgroup in its CTA (i32).
+        work_clusters: Function of the problem that is launched: the number of clusters with work. Default: 1.
+        persistent: True if a cluster loops over the grid's work, so that the resident clusters alone may do all of it.
+        header: Lines of the comment at the top of the printed file.
     """
 
     def __init__(
@@ -66,9 +75,7 @@ class Builder:
         self.printer = print_kernel
         self._next_barrier = 1  # __syncthreads uses barrier 0
         self.work_clusters: ArgumentFn = lambda _: 1
-        """Computes the number of clusters with work from the bound problem."""
         self.persistent = False
-        """True if a cluster loops over the grid's work, so that the resident clusters alone may do all of it."""
         self.header: list[str] = []
         self.body = st.Block()
         self._blocks = [self.body]

@@ -1,17 +1,4 @@
-"""Base class of instructions: operands, PTX and simulated semantics of one instruction in one small class.
-
-A subclass lists its operands as annotated fields, in the order of its wrapper's parameters:
-
-    class Prefetch(Instruction):
-        level: str                        # a modifier: part of the text
-        address: u64                      # a value operand
-        ptx = "prefetch.global.{level} [{address}];"
-
-        def simulate(self, m): ...
-
-`{name}` is replaced by the operand's `%n`; a register array becomes `{%n, %n+1, ...}`; any other attribute's name, such
-as a modifier's, by its value.
-"""
+"""Base class of instructions: operands, PTX and simulated semantics of one instruction in one small class."""
 
 from __future__ import annotations
 
@@ -47,21 +34,43 @@ class RegisterOperand:
 
 
 pred = Annotated[Any, PRED]
+"""Annotation of an operand that is a value of this type, or a number."""
 i32 = Annotated[Any, I32]
+"""Annotation of an operand that is a value of this type, or a number."""
 u32 = Annotated[Any, U32]
+"""Annotation of an operand that is a value of this type, or a number."""
 i64 = Annotated[Any, I64]
+"""Annotation of an operand that is a value of this type, or a number."""
 u64 = Annotated[Any, U64]
+"""Annotation of an operand that is a value of this type, or a number."""
 u16 = Annotated[Any, U16]
+"""Annotation of an operand that is a value of this type, or a number."""
 f32 = Annotated[Any, F32]
+"""Annotation of an operand that is a value of this type, or a number."""
 tensor_map = Annotated[Any, TENSOR_MAP]
 registers_in = Annotated[Any, RegisterOperand("in")]
+"""Annotation of an operand: an array of registers that is read."""
 registers_out = Annotated[Any, RegisterOperand("out")]
+"""Annotation of an operand: an array of registers that is written."""
 registers_inout = Annotated[Any, RegisterOperand("inout")]
+"""Annotation of an operand: an array of registers that is read and written."""
 
 
 @dataclass_transform(eq_default=False)
 class Instruction:
-    """Base class of instructions; see the module's docstring for how a subclass declares one.
+    """Base class of instructions.
+
+    A subclass lists its operands and modifiers as annotated fields, in the order of its `emitter`'s parameters::
+
+        class Prefetch(Instruction):
+            level: str                        # a modifier: part of the text
+            address: u64                      # an operand
+            ptx = "prefetch.global.{level} [{address}];"
+
+            def simulate(self, m): ...
+
+    `{name}` is replaced by the operand's `%n`, and `{result}` by the result's; a register array becomes `{%n, %n+1,
+    ...}`, any other attribute's name, such as a modifier's, its value.
 
     `result`: the type of the returned value, or None. `pure`: without side effects, so that it may be printed where its
     result is used, or dropped.

@@ -44,12 +44,19 @@ class ScalarType:
 
 
 PRED = ScalarType("pred", "bool", 1, "r")
+"""True or false; PTX: a predicate."""
 I32 = ScalarType("i32", "int", 32, "r", signed=True)
+"""A signed integer of 32 bits."""
 U32 = ScalarType("u32", "uint32_t", 32, "r")
+"""An unsigned integer of 32 bits, or 32 bits of any meaning, such as two packed values."""
 I64 = ScalarType("i64", "int64_t", 64, "l", signed=True)
+"""A signed integer of 64 bits."""
 U64 = ScalarType("u64", "uint64_t", 64, "l")
+"""An unsigned integer of 64 bits, such as an address in global memory, in bytes."""
 U16 = ScalarType("u16", "uint16_t", 16, "h")
+"""An unsigned integer of 16 bits."""
 F32 = ScalarType("f32", "float", 32, "f")
+"""A float of 32 bits."""
 TENSOR_MAP = ScalarType(
     "tensor_map", "TensorMap", 1024, "l",
     struct="struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n",

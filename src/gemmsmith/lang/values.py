@@ -72,8 +72,12 @@ class Value:
     __le__, _ = _operator_methods("<=")
     __gt__, _ = _operator_methods(">")
     __ge__, _ = _operator_methods(">=")
-    __eq__, _ = _operator_methods("==")  # type: ignore[assignment]
-    __ne__, _ = _operator_methods("!=")  # type: ignore[assignment]
+
+    def __eq__(self, other: ValueLike) -> Value:  # type: ignore[override]
+        return arithmetic("==", self, other)
+
+    def __ne__(self, other: ValueLike) -> Value:  # type: ignore[override]
+        return arithmetic("!=", self, other)
 
     def __truediv__(self, other: ValueLike) -> Value:
         return arithmetic("/", self._fp32(), other)

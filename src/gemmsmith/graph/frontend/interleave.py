@@ -24,7 +24,7 @@ def interleave(gate: Any, up: Any) -> Any:
 
     Args:
         gate: An array or tensor (..., n), n a multiple of 8: weights (k, n), batched or not, or a bias (n,). The weight
-            of a torch.nn.Linear is (n, k): pass its `.T`.
+            of a torch.nn.Linear is (n, k): pass `weight.T`.
         up: An array of the same library, dtype and shape.
 
     Returns:
