@@ -77,8 +77,8 @@ def batch_invariant_config(binding: Binding, gpu: Gpu = H200) -> Config:
         _worst_case_epilogue(binding), gpu,
     )  # fmt: skip
     # The waves of several tiles are kept in step along K if what they read exceeds the L2; no element's bits change.
-    if config.can_sync_clusters and not is_single_wave(config, problem):
-        config = config.replace(sync_clusters=wave_bytes(problem, config) > gpu.l2_bytes)
+    if config.can_sync_clusters and not is_single_wave(config, problem, gpu.sms):
+        config = config.replace(sync_clusters=wave_bytes(problem, config, gpu.sms) > gpu.l2_bytes)
     adapted = adapt_config(config, problem, epilogue, gpu) or config
     return adapted.replace(streaming_stores=False)  # it was chosen by M
 
@@ -134,7 +134,10 @@ def _best_config_for_all_m(
         return Problem(a, b, d, accumulator_dtype, promoted, (None, scale_b), is_3xtf32=is_3xtf32)
 
     # Configs and the model are those of 16-bit operands (dtype_equivalence.py).
-    all_configs, matrices = configs_for_epilogue(epilogue, promoted, False), frozenset(epilogue.graph.matrix_names)
+    all_configs, matrices = (
+        configs_for_epilogue(epilogue, promoted, False, gpu.sms),
+        frozenset(epilogue.graph.matrix_names),
+    )
     problems = [problem(m) for m in REPRESENTATIVE_M]
     is_valid = all_configs.valid_for(as_16bit_problem(problems[-1])) & all_configs.fixed_k_order & ~all_configs.swap_ab
     is_valid &= [supports_tile_n(epilogue.graph, matrices, c.tile[1]) for c in all_configs.configs]

@@ -82,7 +82,7 @@ def rank_configs(
     epilogue = epilogue or EpilogueSpec.identity(problem.d)
     ranked: list[Config] = []
     problem_16bit = as_16bit_problem(problem)
-    all_configs = configs_for(epilogue, problem_16bit, any_splits or splits_pay(problem))
+    all_configs = configs_for(epilogue, problem_16bit, any_splits or splits_pay(problem), gpu.sms)
     is_valid = all_configs.valid_for(problem_16bit)
     if fixed_k_order:
         is_valid &= all_configs.fixed_k_order
@@ -101,7 +101,7 @@ def rank_configs(
         )
         if not is_single_wave[i]:
             oriented = problem_16bit.T if config.swap_ab else problem_16bit
-            exceeds_l2 = has_l2_reuse(problem_16bit) and wave_bytes(oriented, config) > gpu.l2_bytes
+            exceeds_l2 = has_l2_reuse(problem_16bit) and wave_bytes(oriented, config, gpu.sms) > gpu.l2_bytes
             if exceeds_l2 and config.splits == 0:  # stream-K's clusters cannot be synchronized, so they drift apart
                 continue
             config = config.replace(
@@ -152,5 +152,5 @@ def _without_k(configs: Sequence[Config]) -> Config:
 
 def estimate_us(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> float:
     """Return the model's estimate of a kernel's time on a GPU, in microseconds."""
-    table = ConfigTable.from_configs([config_for_16bit(config, problem.a.dtype)], epilogue)
+    table = ConfigTable.from_configs([config_for_16bit(config, problem.a.dtype)], epilogue, gpu.sms)
     return float(estimate(problem, table, epilogue, gpu).cycles[0]) / SM_CLOCK_MHZ

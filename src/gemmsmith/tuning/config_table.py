@@ -24,11 +24,10 @@ from gemmsmith.core.spec import num_reducing_ctas
 from gemmsmith.epilogue.epilogue_plan import MAX_TILE_N
 from gemmsmith.hw.cluster import MAX_CLUSTERS
 from gemmsmith.tuning.candidates import TILE_K_FOR_SMALL_M, candidates, count_aliased_stages, epilogue_buffers
+from gemmsmith.tuning.gpus import NUM_SMS
 
 Array = np.ndarray[Any, Any]
 
-NUM_SMS = 132
-"""SMs of an H100 SXM and of an H200 (datasheets)."""
 SMS_PER_GPC = 16
 """SMs of a GPC of these chips; some have 18."""
 MAX_ACTIVE_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}
@@ -55,9 +54,12 @@ MIN_TAIL_WASTE = 1.05
 """Minimum ratio of wave-quantized to actual work at which stream-K is considered; chosen, not measured."""
 
 
-def get_max_active_clusters(size: int) -> int:
-    """Return the number of clusters of `size` CTAs that are active at once."""
-    return MAX_ACTIVE_CLUSTERS.get(size, NUM_SMS // size)
+def get_max_active_clusters(size: int, sms: int = NUM_SMS) -> int:
+    """Return the number of clusters of `size` CTAs that are active at once on a GPU of `sms` SMs, at least 1.
+
+    GPUs of other sizes are taken to leave as large a part of their SMs idle as an H200.
+    """
+    return max(1, MAX_ACTIVE_CLUSTERS.get(size, NUM_SMS // size) * sms // NUM_SMS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +107,13 @@ class ConfigTable:
     """Minimum tile N of all configs, which an epilogue may require."""
 
     @staticmethod
-    def from_configs(configs: list[Config], epilogue: EpilogueSpec | None = None) -> ConfigTable:
-        """Return the table of these configs for an epilogue; None: the plain GEMM, without `alias_epilogue`."""
+    def from_configs(
+        configs: list[Config], epilogue: EpilogueSpec | None = None, sms: int = NUM_SMS
+    ) -> ConfigTable:  # fmt: skip
+        """Return the table of these configs for an epilogue on a GPU of `sms` SMs.
+
+        `epilogue`: None: the plain GEMM, without `alias_epilogue`.
+        """
         graph = epilogue.graph if epilogue else identity_graph(BF16)
         numbers: list[tuple[int, ...]] = []
         for c in configs:
@@ -114,7 +121,7 @@ class ConfigTable:
             cluster_tile, size = (m * cluster_m, n * cluster_n), cluster_m * cluster_n * c.cluster_splits
             numbers.append((
                 *c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits, c.raster_group,
-                *(cluster_tile[::-1] if c.swap_ab else cluster_tile), size, get_max_active_clusters(size),
+                *(cluster_tile[::-1] if c.swap_ab else cluster_tile), size, get_max_active_clusters(size, sms),
                 num_reducing_ctas(c, graph.transposed if c.swap_ab else graph),
                 count_aliased_stages(c, epilogue) if epilogue else 0,
                 *(epilogue_buffers(c, epilogue) if epilogue else (1, 1, 1)),
@@ -212,26 +219,31 @@ class ConfigTable:
 
 
 @lru_cache(maxsize=64)
-def configs_for_epilogue(epilogue: EpilogueSpec, promoted: bool = False, splits: bool = True) -> ConfigTable:
-    """Return the table of all candidates for an epilogue, for any problem, with or without promotion and `splits`."""
-    return ConfigTable.from_configs(list(candidates(epilogue, promoted, splits)), epilogue)
+def configs_for_epilogue(
+    epilogue: EpilogueSpec, promoted: bool = False, splits: bool = True, sms: int = NUM_SMS
+) -> ConfigTable:  # fmt: skip
+    """Return the table of all candidates for an epilogue, for any problem, with or without promotion and `splits`.
+
+    `sms`: SMs of the GPU.
+    """
+    return ConfigTable.from_configs(list(candidates(epilogue, promoted, splits)), epilogue, sms)
 
 
-def configs_for(epilogue: EpilogueSpec, problem: Problem, splits: bool = True) -> ConfigTable:
-    """Return the candidates that may be valid for a problem; cached for M of the same bit length.
+def configs_for(epilogue: EpilogueSpec, problem: Problem, splits: bool = True, sms: int = NUM_SMS) -> ConfigTable:
+    """Return the candidates that may be valid for a problem on a GPU of `sms` SMs; cached for M of the same bit length.
 
     Without `splits` only those that do not share a tile's K through global memory.
     """
     bits, sizes = problem.m.bit_length(), (problem.n, problem.k, problem.batch)
-    return _configs_for(epilogue, problem.promoted, splits, bits, *sizes)
+    return _configs_for(epilogue, problem.promoted, splits, sms, bits, *sizes)
 
 
 @lru_cache(maxsize=128)
 def _configs_for(
-    epilogue: EpilogueSpec, promoted: bool, splits: bool, bits: int, n: int, k: int, batch: int
+    epilogue: EpilogueSpec, promoted: bool, splits: bool, sms: int, bits: int, n: int, k: int, batch: int
 ) -> ConfigTable:
     """Return the configs that may be valid for some M of `bits` bits."""
-    all_configs = configs_for_epilogue(epilogue, promoted, splits)
+    all_configs = configs_for_epilogue(epilogue, promoted, splits, sms)
     return all_configs.select(np.flatnonzero(all_configs.plausible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
 
 
@@ -252,12 +264,12 @@ def splits_pay(problem: Problem) -> bool:
     return has_long_k and problem.m in SPLITS_PAY_ROWS
 
 
-def is_single_wave(config: Config, problem: Problem) -> bool:
-    """Return whether each CTA of a config has at most one tile."""
+def is_single_wave(config: Config, problem: Problem, sms: int = NUM_SMS) -> bool:
+    """Return whether each CTA of a config has at most one tile on a GPU of `sms` SMs."""
     m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
     (rows, columns), (tile_m, tile_n, _) = config.cluster, config.tile
     tiles = problem.batch * ceil_div(m, tile_m * rows) * ceil_div(n, tile_n * columns)
-    return tiles <= get_max_active_clusters(rows * columns * config.cluster_splits)
+    return tiles <= get_max_active_clusters(rows * columns * config.cluster_splits, sms)
 
 
 def has_l2_reuse(problem: Problem) -> bool:

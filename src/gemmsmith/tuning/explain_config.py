@@ -17,7 +17,7 @@ from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.graph.precision import epilogue_cost
 from gemmsmith.kernels.pack import Packing, operand_packings, tf32_residual_packings, with_packed_operands
 from gemmsmith.tuning.choose import rank_configs
-from gemmsmith.tuning.config_table import NUM_SMS, ConfigTable
+from gemmsmith.tuning.config_table import ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.grouped import equal_groups
@@ -69,9 +69,11 @@ def explain_config(
         problem = equal_groups(problem)
     else:
         others = [c for c in rank_configs(problem, epilogue, 2, gpu=gpu) if c != config][:1]
-    table = ConfigTable.from_configs([config_for_16bit(c, problem.a.dtype) for c in (config, *others)], epilogue)
+    table = ConfigTable.from_configs(
+        [config_for_16bit(c, problem.a.dtype) for c in (config, *others)], epilogue, gpu.sms
+    )
     e = estimate(problem, table, epilogue, gpu)
-    bound, parts = _parts(problem, table, e, epilogue)
+    bound, parts = _parts(problem, table, e, epilogue, gpu)
     total = float(e.cycles[0])
     entry = find_entry(problem, epilogue, gpu) if origin.startswith("tuned") else None
     measured = "not measured"
@@ -131,7 +133,9 @@ def changes(config: Config, other: Config) -> str:
     return ", ".join(f"{name}={x!r}" for name, x in vars(other).items() if x != getattr(config, name))
 
 
-def _parts(problem: Problem, table: ConfigTable, e: Estimate, epilogue: EpilogueSpec | None) -> tuple[str, list[Part]]:
+def _parts(
+    problem: Problem, table: ConfigTable, e: Estimate, epilogue: EpilogueSpec | None, gpu: Gpu
+) -> tuple[str, list[Part]]:  # fmt: skip
     """Return what bounds the first config of a table, and the parts of its time of at least MIN_SHARE.
 
     Latencies add up, and so do the mainloop, idle SMs and the epilogue, with which DRAM and power overlap. The bound is
@@ -141,7 +145,7 @@ def _parts(problem: Problem, table: ConfigTable, e: Estimate, epilogue: Epilogue
     count, tiles = float(e.k_tiles_per_cta[0]), float(table.tiles(problem)[0] * np.maximum(table.splits[0], 1))
     k_tiles = np.ceil(as_16bit_problem(problem).k / table.tile_k[0])
     ctas = table.cluster_shape_m[0] * table.cluster_shape_n[0]
-    share = min(count, float(table.tiles(problem)[0] * ctas * k_tiles) / NUM_SMS)  # of a CTA, if all had the same
+    share = min(count, float(table.tiles(problem)[0] * ctas * k_tiles) / gpu.sms)  # of a CTA, if all had the same
     bound = "compute-bound" if math >= copies else "bound by copies from the L2"
     per_k_tile = f"tensor cores {math:.0f}, copies {copies:.0f}"
     if k_tile > LATENCY_FACTOR * max(math, copies):

@@ -1,14 +1,20 @@
-"""Constants of the cost model that differ between Hopper GPUs with 132 SMs."""
+"""Constants of the cost model that differ between Hopper GPUs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+
+NUM_SMS = 132
+"""SMs of the GPUs that were measured, an H100 SXM and an H200 (datasheets)."""
+MAX_BANDWIDTH_ERROR = 0.06
+"""Relative difference of the bandwidth that the driver reports from a datasheet's up to which a GPU is the measured one
+of its name: a GH200 is named like an H200. Chosen."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A measured GPU.
+    """A GPU, with the constants of a measured one or derived from them.
 
     Attributes:
         name: Part of the driver's name.
@@ -16,12 +22,14 @@ class Gpu:
         dram_bytes_per_cycle: Bytes per cycle from DRAM to all SMs, at 1600 MHz.
         l2_bytes: Bytes of operands that the L2 holds: less than its size, since it keeps twice what SMs of both
             partitions read.
+        sms: SMs.
     """
 
     name: str
     dram_bytes_per_s: float
     dram_bytes_per_cycle: float
     l2_bytes: int
+    sms: int = NUM_SMS
 
 
 H100 = Gpu("H100", 3.35e12, 1895, 32_500_000)
@@ -46,7 +54,27 @@ def nearest_gpu(dram_bytes_per_s: float) -> Gpu:
 
 @lru_cache(maxsize=64)
 def gpu_at(device: int) -> Gpu:
-    """Return the measured GPU nearest to a device; H200 if there is no GPU."""
+    """Return the constants of a device; those of an H200 if there is no GPU."""
     from gemmsmith.backends.cuda import driver
 
-    return nearest_gpu(driver.device_attributes(device).bandwidth) if driver.is_available() else H200
+    if not driver.is_available():
+        return H200
+    gpu = driver.device_attributes(device)
+    return derived_gpu(gpu.name, gpu.bandwidth, gpu.sm_count)
+
+
+def derived_gpu(name: str, dram_bytes_per_s: float, sms: int) -> Gpu:
+    """Return a measured GPU, or the one with the nearest DRAM bandwidth, scaled to this bandwidth and number of SMs.
+
+    What no driver reports is that GPU's: the power limit, the rate of the tensor cores and the clock.
+
+    Args:
+        name: The driver's name.
+        dram_bytes_per_s: The DRAM bandwidth that the driver reports.
+        sms: The SMs that it reports; of a MIG instance its own.
+    """
+    nearest = nearest_gpu(dram_bytes_per_s)
+    ratio = dram_bytes_per_s / nearest.dram_bytes_per_s
+    if nearest.name in name and sms == nearest.sms and abs(ratio - 1) <= MAX_BANDWIDTH_ERROR:
+        return nearest
+    return replace(nearest, name=name, dram_bytes_per_cycle=nearest.dram_bytes_per_cycle * ratio, sms=sms)

@@ -126,7 +126,7 @@ def _rank(
         swap_ab: The value that all configs must have; None: any.
     """
     largest = as_16bit_problem(_with_rows(problem, 2 * problem.m))
-    table = configs_for(epilogue, largest, splits=False)
+    table = configs_for(epilogue, largest, splits=False, sms=gpu.sms)
     is_valid = table.valid_for(largest) & table.fixed_k_order
     if swap_ab is not None:
         is_valid &= table.swap_ab == swap_ab

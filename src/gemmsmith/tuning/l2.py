@@ -22,7 +22,7 @@ from gemmsmith.core.epilogue_spec import EpilogueSpec
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.config_table import SMS_PER_GPC, get_max_active_clusters
-from gemmsmith.tuning.gpus import H200, Gpu
+from gemmsmith.tuning.gpus import H200, NUM_SMS, Gpu
 
 FLOPS_PER_STORED_BYTE = 280
 """16-bit FLOPs that an H100 computes in the time of storing a byte: 700 TFLOP/s and 2.5 TB/s."""
@@ -70,19 +70,25 @@ def cluster_tile(config: Config) -> tuple[int, int]:
     return m * rows, n * columns
 
 
-def waves(problem: Problem, config: Config) -> Iterator[list[tuple[int, int]]]:
-    """Yield the waves: lists of the clusters' tiles (m, n) that are computed at once, in units of clusters."""
+def waves(problem: Problem, config: Config, sms: int = NUM_SMS) -> Iterator[list[tuple[int, int]]]:
+    """Yield the waves: lists of the clusters' tiles (m, n) that are computed at once, in units of clusters.
+
+    `sms`: SMs of the GPU.
+    """
     tile_m, tile_n = cluster_tile(config)
-    max_active_clusters = get_max_active_clusters(config.cluster[0] * config.cluster[1])
+    max_active_clusters = get_max_active_clusters(config.cluster[0] * config.cluster[1], sms)
     order = tile_order(ceil_div(problem.m, tile_m), ceil_div(problem.n, tile_n), config.raster, config.raster_group)
     while wave := list(islice(order, max_active_clusters)):
         yield wave
 
 
-def wave_bytes(problem: Problem, config: Config) -> int:
-    """Return the bytes of A, B and D of the first wave; `problem` is in the kernel's orientation."""
+def wave_bytes(problem: Problem, config: Config, sms: int = NUM_SMS) -> int:
+    """Return the bytes of A, B and D of the first wave on a GPU of `sms` SMs.
+
+    `problem` is in the kernel's orientation.
+    """
     tile_m, tile_n = cluster_tile(config)
-    wave = next(waves(problem, config))
+    wave = next(waves(problem, config, sms))
     rows, columns = (len(set(indices)) for indices in zip(*wave, strict=True))
     read = (rows * tile_m + columns * tile_n) * problem.k * problem.a.dtype.bytes
     return read + len(wave) * tile_m * tile_n * problem.d.dtype.bytes

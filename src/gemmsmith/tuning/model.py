@@ -28,7 +28,7 @@ from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.graph.precision import epilogue_cost, reduction_cost
 from gemmsmith.graph.reductions import REDUCTIONS
 from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
-from gemmsmith.tuning.config_table import NUM_SMS, Array, ConfigTable
+from gemmsmith.tuning.config_table import Array, ConfigTable
 from gemmsmith.tuning.dtype_equivalence import as_16bit_problem
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.packing_cost import loads_a_fragments
@@ -275,7 +275,7 @@ def estimate(
     def cycles_of(waves: _Waves) -> Array:
         """Return the cycles of waves: the bounds by work, memory and power, combined by a norm (a smooth maximum)."""
         work = waves.k_tiles_per_cta * tile.cycles + waves.exposed_stores
-        idle = 1 - waves.clusters * table.cluster_size / NUM_SMS
+        idle = 1 - waves.clusters * table.cluster_size / gpu.sms
         reads, p = memory * waves.fraction * (1 + IDLE_SM_OVERHEAD * idle), BOUND_NORM_EXPONENT
         return np.asarray((work**p + reads**p + (power * waves.fraction) ** p) ** (1 / p))
 
@@ -309,7 +309,7 @@ def _further_traffic(problem: Problem, cost: EpilogueCost, gpu: Gpu) -> float:
     Further are all bytes but those of one matrix of D's size and dtype, which every GEMM stores.
     """
     nbytes = problem.m * problem.n * max(0.0, cost.bytes_per_element - problem.d.dtype.bytes)
-    math = 2 * problem.m * problem.n * problem.k / FLOPS_PER_CYCLE / NUM_SMS
+    math = 2 * problem.m * problem.n * problem.k / FLOPS_PER_CYCLE / gpu.sms
     return min(1.0, nbytes / gpu.dram_bytes_per_cycle / max(math, 1.0))
 
 

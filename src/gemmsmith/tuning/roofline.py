@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from gemmsmith.backends.sim.execute.counters import WAVEFRONT_BYTES, Count
 from gemmsmith.core.tile import SECTOR_BYTES
-from gemmsmith.tuning.config_table import NUM_SMS
-from gemmsmith.tuning.gpus import H200, SCHEDULERS_PER_SM
+from gemmsmith.tuning.gpus import H200, NUM_SMS, SCHEDULERS_PER_SM
 from gemmsmith.tuning.model import FLOPS_PER_CYCLE
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 

@@ -169,7 +169,7 @@ def adapt_config(
     streaming = prefers_streaming_stores(problem, epilogue or EpilogueSpec.identity(problem.d), gpu)
     config = config.replace(streaming_stores=streaming) if config.streaming_stores != streaming else config
     try:
-        if is_single_wave(config, problem):
+        if is_single_wave(config, problem, gpu.sms):
             config = config.replace(sync_clusters=False) if config.sync_clusters else config
             config = with_aliased_epilogue(epilogue, config) if epilogue else config
         elif not has_l2_reuse(problem) and (config.sync_clusters or config.serpentine):
