@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.pipelines import PipelineAsync
 
+import gemmsmith
 from gemmsmith import hw, lang
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.pipeline import Peers, PipelineTmaAsync, init_barriers
@@ -21,8 +24,8 @@ from gemmsmith.hw.mbarrier import MbarrierInit
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.statements import instructions
-from gemmsmith.lang.types import F32, I32, U32, U64
-from gemmsmith.lang.values import RegisterArray, evaluate
+from gemmsmith.lang.types import F32, I32, PRED, U32, U64
+from gemmsmith.lang.values import Constant, RegisterArray, evaluate
 
 
 def test_values_have_no_truth_value() -> None:
@@ -281,3 +284,113 @@ def _filled(k: Builder, name: str) -> RegisterArray:
     array = k.registers(F32, 1, name)
     array[0] = 1.0
     return array
+
+
+BLOCKS: dict[str, Callable[[Builder], AbstractContextManager[object]]] = {
+    "loop": lambda k: k.range(4),
+    "branch": lambda k: k.when(k.thread < 4),
+    "role": lambda k: k.warpgroup(0),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_value_ends_with_the_block_that_defines_it(block: str) -> None:
+    """The error is at the use, and shows the line of the definition."""
+    message = rf"^test_language\.py:\d+: tripled was defined inside a {block} that has ended, at test_language\.py:\d+ "
+    message += rf"\(tripled = .*\); to carry a value out, declare a k\.var before the {block}$"
+
+    def record() -> None:
+        with Builder("k", threads=128) as k:
+            with BLOCKS[block](k):
+                tripled = (k.thread * 3).named("tripled")
+                tripled + 1
+            tripled + 2
+
+    with pytest.raises(KernelError, match=message):
+        record()
+
+
+def test_a_rebound_sum_is_refused_after_its_loop() -> None:
+    """In the loop itself, Python's `total` is the one before the loop in each iteration."""
+    with Builder("k", threads=32) as k:
+        source = k.pointer("source")
+        total = hw.load_global_word(source, True, F32, "first")
+        with k.range(4) as i:
+            total = total + hw.load_global_word(source + i.to(U64) * 4, True, F32, "word")
+        with pytest.raises(KernelError, match=r"inside a loop .*\(total = total \+ hw\.load.*k\.var"):
+            hw.store_global_word(source, total, True, "result")
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_variables_and_registers_end_with_their_block(block: str) -> None:
+    with Builder("k", threads=128) as k:
+        with BLOCKS[block](k):
+            inner, word, rows = k.var(I32, 0, "inner"), k.registers(F32, 1, "word"), k.registers_2d(F32, 2, 2, "rows")
+        for name, use in {
+            "inner": (inner.get, lambda: inner.set(1)),
+            "word": (lambda: word[0], lambda: word.__setitem__(0, 1.0), lambda: hw.load_shared(word, k.smem)),
+            "rows": (lambda: rows[1][0], lambda: hw.load_shared(rows[0], k.smem)),
+        }.items():
+            for x in use:
+                with pytest.raises(KernelError, match=rf"{name} was defined inside a {block} that has ended"):
+                    x()
+
+
+def test_loop_indices_and_dead_branches_end() -> None:
+    with Builder("k", threads=32) as k:
+        for loop in (k.range, k.unroll):
+            with loop(4, name="step") as i:
+                pass
+            with pytest.raises(KernelError, match=r"step was defined inside a loop .*\(with loop\(4"):
+                i + 1
+        with k.when(k.lane < 4):
+            x = k.lane * 5
+        with k.otherwise(), pytest.raises(KernelError, match="inside a branch that has ended"):
+            x + 1
+        with k.when(Constant(PRED, False)):
+            x = k.lane * 5
+        with pytest.raises(KernelError, match="inside a branch that has ended"):
+            k.select(k.lane < 2, x, 0)
+
+
+def test_a_variable_carries_a_value_out_of_a_loop() -> None:
+    with Builder("k", threads=32) as k:
+        out = k.pointer("out")
+        total = k.var(I32, 0, "total")
+        with k.range(5) as i:
+            total.set(total.get() + i * k.lane)
+        with k.when(k.lane > 2):
+            total.set(total.get() + 1)
+        hw.store_global_word(out + (k.lane * 4).to(U64), total.get(), True, "result")
+        kernel = k.finish()
+    found = np.zeros(32, np.int32)
+    gemmsmith.launch(kernel, out=found)
+    assert np.array_equal(found, 10 * np.arange(32) + (np.arange(32) > 2))
+
+
+def test_what_no_operand_can_be_is_refused() -> None:
+    with Builder("k", threads=32) as k:
+        address, block = k.pointer("address"), k.shared(512, name="block")
+        with pytest.raises(KernelError, match=r"got 1\.0, which has no type; use Constant\(F32, 1\.0\)"):
+            hw.store_global_word(address, 1.0, True, "word")  # type: ignore[arg-type]
+        with pytest.raises(KernelError, match=r"got 7, which has no type"):
+            hw.store_shared_word(block[0].address, 7, "word")  # type: ignore[arg-type]
+        with pytest.raises(KernelError, match=r"hw\.load_global_word\(address \+ offset"):
+            address[k.lane]
+        with pytest.raises(KernelError, match=r"store with hw\.store_global_word"):
+            address[k.lane] = 1
+        with pytest.raises(KernelError, match=r"shared buffer block: .* use \[0\]\.address"):
+            block.address  # noqa: B018
+        with pytest.raises(KernelError, match=r"load_shared, operand address: .* use \[0\]\.address"):
+            hw.load_shared_word(block, F32, "word")  # type: ignore[arg-type]
+        with pytest.raises(KernelError, match="operand address: expected a u64 value or a number, got 'source'"):
+            hw.load_global_word("source", True, F32, "word")  # type: ignore[arg-type]
+
+
+def test_the_narrower_side_is_to_be_converted() -> None:
+    with Builder("k", threads=32) as k:
+        address = k.pointer("address")
+        for mixed in (lambda: k.lane * 4 + address, lambda: address + k.lane * 4, lambda: k.lane < address):
+            with pytest.raises(KernelError, match=r"expected a u64 value, got i32; convert the i32 with \.to\(U64\)$"):
+                mixed()
+        assert (k.lane << address.to(U32)).type is I32  # a shift count has a type of its own

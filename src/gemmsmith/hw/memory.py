@@ -374,10 +374,20 @@ def load_global_word(address: Value, predicate: ValueLike, scalar_type: ScalarTy
     return word[0]
 
 
-def store_global_word(address: Value, value: Value, predicate: ValueLike, name: str) -> None:
-    """Store a 4-byte value with StoreGlobal where `predicate` holds. `name`: of the register in the generated code."""
+def _word(value: ValueLike, name: str) -> RegisterArray:
+    """Return a register `name` that holds `value`. Raises KernelError for a Python number, which has no type."""
+    if isinstance(value, int | float):
+        raise KernelError(
+            f"value of {name}: got {value!r}, which has no type; use Constant(F32, {value!r}), for example"
+        )
     word = current_builder().registers(value.type, 1, name)
     word[0] = value
+    return word
+
+
+def store_global_word(address: Value, value: Value, predicate: ValueLike, name: str) -> None:
+    """Store a 4-byte value with StoreGlobal where `predicate` holds. `name`: of the register in the generated code."""
+    word = _word(value, name)
     StoreGlobal(word, address, predicate).issue()
 
 
@@ -393,6 +403,5 @@ def load_shared_word(address: Value, scalar_type: ScalarType, name: str) -> Valu
 
 def store_shared_word(address: Value, value: Value, name: str) -> None:
     """Store a 4-byte value with StoreShared. `name`: of the register in the generated code."""
-    word = current_builder().registers(value.type, 1, name)
-    word[0] = value
+    word = _word(value, name)
     StoreShared(word, address).issue()

@@ -20,7 +20,7 @@ from gemmsmith.lang import statements as st
 from gemmsmith.lang.current_builder import ACTIVE_BUILDER
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA, Kernel, ScratchBuffer, verify
-from gemmsmith.lang.location import Recorder, error_location
+from gemmsmith.lang.location import Recorder, SourceLocation, error_location
 from gemmsmith.lang.shared import SharedBuffer, lay_out
 from gemmsmith.lang.source import print_kernel
 from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, ScalarType
@@ -55,7 +55,8 @@ class Builder:
         lane: The index of the thread in its warp, 0 to 31 (i32).
         warp_index: The index of the warp in its CTA (i32).
         warpgroup_index: The index of the warpgroup in its CTA (i32).
-        work_clusters: Function of the problem that is launched: the number of clusters with work. Default: 1.
+        work_clusters: Function of the problem that is launched: the number of clusters with work. By default one
+            cluster is launched, whatever the problem.
         persistent: True if a cluster loops over the grid's work, so that the resident clusters alone may do all of it.
         header: Lines of the comment at the top of the printed file.
     """
@@ -81,6 +82,8 @@ class Builder:
         self._blocks = [self.body]
         self._roles: list[st.Role] = []
         self._recorder = Recorder()
+        self._ended: dict[object, tuple[SourceLocation, str]] = {}
+        """What was defined in blocks that have ended: where, and the kind of the block."""
         self._constant_branch = st.Block(), 0, False
         """The last branch on a condition that is known: its block, the statements up to its end, the condition."""
         self.thread, self.warpgroup_index = Builtin(I32, "thread"), Builtin(I32, "warpgroup")
@@ -114,7 +117,18 @@ class Builder:
 
     # -- recording ---------------------------------------------------------------------------------
     def emit(self, statement: st.Statement) -> None:
-        """Append a statement to the current block, with the source line that the recorder finds for it."""
+        """Append a statement to the current block, with the source line that the recorder finds for it.
+
+        Raises KernelError if it uses what was defined in a block that has ended, such as a loop.
+        """
+        for x in (*st.uses(statement), *st.storage(statement)):
+            if x in self._ended:
+                location, block = self._ended[x]
+                name = getattr(x, "name", None) or "a value"
+                raise KernelError(
+                    f"{name} was defined inside a {block} that has ended, at {location} ({location.call.text}); "
+                    f"to carry a value out, declare a k.var before the {block}"
+                )
         statement.location = self._recorder.locate()
         self._blocks[-1].statements.append(statement)
 
@@ -159,7 +173,7 @@ class Builder:
         if function is None:
             parameters: list[Value] = [Parameter(a.type, x) for a, x in zip(arguments, parameter_names, strict=True)]
             function = st.Function(name, parameters)
-            with self._nested(function.body):
+            with self._nested(function.body, "device function"):
                 function.results = list(compute(*parameters))
             if not all(isinstance(s, (st.Define, st.Call)) for s in function.body.statements):
                 raise KernelError(f"device function {name} must not have side effects")
@@ -233,7 +247,10 @@ class Builder:
         return first
 
     def var(self, scalar_type: ScalarType, initial: ValueLike, name: str) -> Variable:
-        """Declare a mutable scalar of the kernel with its initial value."""
+        """Declare a mutable scalar of the kernel with its initial value.
+
+        Declared before a loop or a branch, and set inside, it carries a value out.
+        """
         variable = Variable(scalar_type, name)
         self.emit(st.Declare(variable, as_value(initial, scalar_type)))
         return variable
@@ -252,13 +269,14 @@ class Builder:
 
     # -- control -----------------------------------------------------------------------------------
     @contextmanager
-    def _nested(self, block: st.Block) -> Iterator[None]:
-        """Record into a block inside the current one, while the `with` statement lasts."""
+    def _nested(self, block: st.Block, kind: str) -> Iterator[None]:
+        """Record into a block inside the current one, while the `with` statement lasts. `kind`: for messages."""
         self._blocks.append(block)
         try:
             yield
         finally:
             self._blocks.pop()
+            self._ended |= {x: (s.location, kind) for s in block.statements for x in st.definitions(s)}
 
     @contextmanager
     def _loop(
@@ -274,8 +292,9 @@ class Builder:
         if unrolled and not all(isinstance(x, Constant) for x in (loop.start, loop.stop, loop.step)):
             raise KernelError("k.unroll needs bounds that are known at build time")
         self.emit(loop)
-        with self._nested(loop.body):
+        with self._nested(loop.body, "loop"):
             yield loop.index
+        self._ended[loop.index] = loop.location, "loop"
 
     def range(
         self, start: ValueLike, stop: ValueLike | None = None, step: ValueLike = 1, *, name: str = "i"
@@ -322,13 +341,13 @@ class Builder:
         """
         value = as_value(condition, PRED)
         if isinstance(value, Constant):
-            with nullcontext() if value.value else self._nested(st.Block()):
+            with nullcontext() if value.value else self._nested(st.Block(), "branch"):
                 yield
             self._constant_branch = self._blocks[-1], len(self._blocks[-1].statements), bool(value.value)
             return
         branch = st.If(value)
         self.emit(branch)
-        with self._nested(branch.then):
+        with self._nested(branch.then, "branch"):
             yield
 
     @contextmanager
@@ -340,14 +359,14 @@ class Builder:
         """
         block, length, is_taken = self._constant_branch
         if block is self._blocks[-1] and length == len(block.statements):
-            with self._nested(st.Block()) if is_taken else nullcontext():
+            with self._nested(st.Block(), "branch") if is_taken else nullcontext():
                 yield
             return
         last = self._blocks[-1].statements[-1] if self._blocks[-1].statements else None
         if not isinstance(last, st.If) or last.otherwise:
             raise KernelError("k.otherwise must follow a k.when")
         last.otherwise = st.Block()
-        with self._nested(last.otherwise):
+        with self._nested(last.otherwise, "branch"):
             yield
 
     def select(self, condition: Value, then: ValueLike, otherwise: ValueLike) -> Value:
@@ -391,7 +410,7 @@ class Builder:
         self.emit(role)
         self._roles.append(role)
         try:
-            with self._nested(role.body):
+            with self._nested(role.body, "role"):
                 index = self.warpgroup_index if role.unit == "warpgroup" else self.warp_index % 4
                 name = f"{role.name}_{role.unit}" if role.name else f"{role.unit}_in_role"
                 yield (index - role.first).named(name) if role.count > 1 else Constant(I32, 0)

@@ -116,8 +116,8 @@ class Instruction:
         for name, operand_type in self.operand_types.items():
             operand = getattr(self, name)
             if isinstance(operand_type, ScalarType):
-                operand = getattr(operand, "address", operand)  # a SharedView is passed by its address
                 try:
+                    operand = getattr(operand, "address", operand)  # a SharedView is passed by its address
                     setattr(self, name, as_value(operand, operand_type))
                 except KernelError as error:
                     raise KernelError(f"{self.mnemonic}, operand {name}: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.errors import KernelError
@@ -45,6 +46,11 @@ class SharedBuffer:
     def offset_constant(self) -> Constant:
         """The offset as a constant named after the buffer."""
         return Constant(U32, 0, f"{self.name}_OFFSET".upper())
+
+    @property
+    def address(self) -> NoReturn:
+        """Raise KernelError: each slot has an address."""
+        raise KernelError(f"shared buffer {self.name}: its slots have addresses; use [0].address for the first")
 
     def __getitem__(self, slot: ValueLike) -> SharedView:
         return SharedView(self, 0, (), self.tile).at(slot, self.slot_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +19,7 @@ from gemmsmith.lang.values import (
     RegisterSlice,
     Value,
     Variable,
+    VariableRead,
 )
 
 
@@ -180,6 +181,28 @@ def uses(statement: Statement) -> list[Value]:
             return [condition]
         case Call(function=function, arguments=arguments):
             return [*arguments, *function.captured]
+    return []
+
+
+def storage(statement: Statement) -> list[object]:
+    """Return the variables and declared register arrays that a statement reads or writes, like `uses`."""
+    match statement:
+        case Assign(variable=variable) | Define(value=VariableRead(variable=variable)):
+            return [variable]
+        case AssignRegister(registers=registers) | Define(value=RegisterRead(registers=registers)):
+            return [registers.declaration]
+        case Define(value=Result(instruction=instruction)) | IssueInstruction(instruction=instruction):
+            return [x.declaration for x in instruction.operands.values() if isinstance(x, RegisterArray)]
+    return []
+
+
+def definitions(statement: Statement) -> Sequence[object]:
+    """Return the values, variables and register arrays that exist from a statement to the end of its block."""
+    match statement:
+        case Define(value=x) | Declare(variable=x) | DeclareRegisters(registers=x):
+            return [x]
+        case Call(results=results):
+            return results
     return []
 
 

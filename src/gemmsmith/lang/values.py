@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, Union
+from typing import Any, NoReturn, Union
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.current_builder import current_builder
@@ -58,6 +58,14 @@ class Value:
             return self
         return operation("cast", scalar_type, self)
 
+    def __getitem__(self, index: object, value: object = None) -> NoReturn:
+        """Raise KernelError: an address has no elements."""
+        raise KernelError(
+            "a value has no elements: load with hw.load_global_word(address + offset, ...), "
+            "store with hw.store_global_word; the offset is in bytes (u64)"
+        )
+
+    __setitem__ = __getitem__
     __add__, __radd__ = _operator_methods("+")
     __sub__, __rsub__ = _operator_methods("-")
     __mul__, __rmul__ = _operator_methods("*")
@@ -286,12 +294,13 @@ def as_value(x: ValueLike, scalar_type: ScalarType) -> Value:
     """
     if isinstance(x, Value):
         if x.type != scalar_type:
-            raise KernelError(
-                f"expected a {scalar_type} value, got {x.type}; convert it with .to({scalar_type.name.upper()})"
-            )
+            conversion = f".to({scalar_type.name.upper()})"
+            raise KernelError(f"expected a {scalar_type} value, got {x.type}; convert the {x.type} with {conversion}")
         return x
     if isinstance(x, Variable):
         raise KernelError(f"variable {x.name} used as a value: read it with .get()")
+    if not hasattr(x, "__float__"):
+        raise KernelError(f"expected a {scalar_type} value or a number, got {x!r}")
     if scalar_type.is_integer:
         if isinstance(x, bool) or int(x) != x:
             raise KernelError(f"{x!r} is not a valid {scalar_type}")
@@ -313,6 +322,8 @@ def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:
     A Python number takes the type of the other side.
     """
     scalar_type = left.type if isinstance(left, Value) else right.type  # type: ignore[union-attr]
+    if isinstance(right, Value) and right.type.bits > scalar_type.bits and op not in ("<<", ">>"):
+        scalar_type = right.type  # to convert an address would truncate it
     a = as_value(left, scalar_type)
     shift_type = right.type if isinstance(right, Value) else I32  # a shift count need not have the left side's type
     b = as_value(right, shift_type if op in ("<<", ">>") else scalar_type)
