@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+import gemmsmith
+from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import I32, PRED
+from gemmsmith.lang.types import I32, PRED, U64
 from gemmsmith.lang.values import Constant
 
 
@@ -68,3 +71,13 @@ def test_buffers_over_others_are_inside_of_them() -> None:
         k.shared(1024, alignment=16, name="large", over=(k.shared(512, alignment=16, name="small"),))
         with pytest.raises(KernelError, match="large: it reaches beyond the buffers that it is over"):
             k.finish()
+
+
+def test_a_launch_without_work_clusters_is_one_cluster_and_a_pointer_ignores_strides() -> None:
+    with Builder("count", threads=32, cluster=(2, 1, 1)) as k:
+        index = hw.block_index() * 32 + k.thread
+        hw.store_global_word(k.pointer("out") + index.to(U64) * 4, index, True, "index")
+        count = k.finish()
+    out = np.full(200, -1, np.int32)
+    gemmsmith.launch(count, "any problem", out=out[::2])
+    assert np.array_equal(out, np.where(np.arange(200) < 64, np.arange(200), -1))

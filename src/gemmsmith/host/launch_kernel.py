@@ -20,9 +20,11 @@ def launch(kernel: Kernel, problem: Any = None, **arguments: Any) -> None:
     Args:
         kernel: The kernel, as `Builder.finish` returns it.
         problem: What the kernel's `work_clusters` and the `compute` of its parameters and scratch buffers get: any
-            object, such as a NamedTuple of sizes.
+            object, such as a NamedTuple of sizes. A kernel whose `work_clusters` is not set gets one cluster.
         **arguments: Arrays, or numbers, by the names of the parameters without `compute`, and of the
-            `gemmsmith.lang.Pointer` objects in what a `compute` returns, such as a tensor map's.
+            `gemmsmith.lang.Pointer` objects in what a `compute` returns, such as a tensor map's. A pointer ignores
+            strides: of a view such as `base[::2]` the kernel gets the first element's address, and may access what lies
+            between the elements.
 
     Raises:
         ArgumentError: If an argument is missing or unknown, no array is given, or the arrays are on several devices.
