@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from autoapi._astroid_utils import is_local_import_from
+from autoapi import _astroid_utils
 from autoapi._parser import Parser
 from sphinx.ext.napoleon import GoogleDocstring
 
@@ -96,11 +96,12 @@ def skip(app: Any, what: str, name: str, found: Any, skipped: bool, options: Any
 
 def parse_if(self: Parser, node: Any) -> list[Any]:
     """Read the imports of a package that only type checkers execute: gemmsmith.torch imports these names when used."""
-    imports = [x for x in node.body if node.root().package and is_local_import_from(x, "gemmsmith")]
+    imports = [x for x in node.body if node.root().package and _astroid_utils.is_local_import_from(x, "gemmsmith")]
     return [name for x in imports for name in self._parse_local_import_from(x)]
 
 
 Parser.parse_if = parse_if
+_astroid_utils._is_property_decorator = lambda x: x.name in ("property", "cached_property")  # functools' and ours
 GoogleDocstring._parse_attribute_docstring = GoogleDocstring._consume_to_end  # its colons separate no type
 
 

@@ -292,9 +292,16 @@ def operations() -> str:
     )
 
 
+ACTION = re.compile(r"^(\S.*?) {2,}(.*(?:\n +.*)*)", re.MULTILINE)
+"""In a command's help, an action with its arguments, and its meaning."""
+
+
 def _options(command: click.Command) -> Iterator[str]:
-    """Yield a row per option of a command; the fields of a config have one row."""
+    """Yield a row per option of a command; the fields of a config have one row, and actions stand for arguments."""
     context = click.Context(command)
+    actions = ACTION.findall(inspect.cleandoc(command.help or ""))
+    for name, text in actions:
+        yield f"| `{name}` | {' '.join(text.split())} |"
     fields = [p for p in command.params if p.name in Config.__dataclass_fields__]
     if fields:
         names = ", ".join(f"`{p.opts[0]}`" for p in fields)
@@ -305,7 +312,8 @@ def _options(command: click.Command) -> Iterator[str]:
             continue
         record = parameter.get_help_record(context)
         if isinstance(parameter, click.Argument):
-            yield f"| `{parameter.make_metavar(context)}` | the argument |"
+            if not actions:
+                yield f"| `{parameter.make_metavar(context)}` | the argument |"
         elif record is not None:
             name, text = (x.replace("|", "\\|") for x in record)
             yield f"| `{name}` | {' '.join(text.split())} |"

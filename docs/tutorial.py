@@ -111,7 +111,7 @@ def simulate(case: Case) -> tuple[Timeline, str]:
 
 TABLE = re.compile(r"(?<=<!-- generated: timeline -->\n).*?(?=<!-- end -->)", re.DOTALL)
 REPORT = re.compile(
-    r"(In\s\[[\w.]+\]\(([^)]*)\),\s(?:delete\s`([^`]+)`|replace\s`([^`]+)`\sby\s`([^`]+)`)\.\sThen\s"
+    r"(In\s\[[\w./]+\]\(([^)]*)\),\s(?:delete\s`([^`]+)`|replace\s`([^`]+)`\sby\s`([^`]+)`)\.\sThen\s"
     r"`gemmsmith\s([^`]+)`\sreports:\n\n```\n)(.*?)(?=\n```)",
     re.DOTALL,
 )

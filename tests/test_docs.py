@@ -24,6 +24,7 @@ from gemmsmith.cli.group import COMMANDS, find_command
 from gemmsmith.ladder.rungs import RUNG_CASES, RungCase
 from gemmsmith.tuning import roofline
 from gemmsmith.tuning.gpus import H200
+from gemmsmith.tuning.model import BOUND_NORM_EXPONENT
 from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ
 
 ROOT = Path(__file__).parent.parent
@@ -275,6 +276,15 @@ def test_generated_pages_are_up_to_date() -> None:
     command = [sys.executable, ROOT / "docs" / "generate.py", "--check", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_guide_to_why_explains_the_numbers_that_are_printed() -> None:
+    """Each number of its prose is in the output of a command; the exponent is the model's."""
+    text = (ROOT / "docs" / "guides" / "reading-why.md").read_text()
+    printed = " ".join(x.group(3) for x in generate.CONSOLE.finditer(text))
+    numbers = set(re.findall(r"\d+\.\d+", generate.CONSOLE.sub("", text)))
+    assert str(BOUND_NORM_EXPONENT) in numbers
+    assert numbers - {str(BOUND_NORM_EXPONENT)} <= set(re.findall(r"\d+\.\d+", printed))
 
 
 @pytest.mark.slow

@@ -194,16 +194,24 @@ def test_representations_fit_a_screen(record: bool) -> None:
     assert max(map(len, text.splitlines())) <= 200
 
 
-@pytest.mark.parametrize("call", [
+OF_FLOAT64: list[Callable[[Any], Any]] = [
     lambda x: gemmsmith.gemm(x, bf16(8, 8)), lambda x: gemmsmith.gemm(bf16(8, 8), x),
     lambda x: gemmsmith.plan(x, x), lambda x: gemmsmith.simulate(x, x),
     lambda x: gemmsmith.gemm(bf16(8, 8), bf16(8, 8), out=x), lambda x: gemmsmith.pack(x), gemmsmith.quantize,
     lambda x: gemmsmith.gemm(bf16(8, 8), bf16(8, 8), scale_a=x),
     lambda x: gemmsmith.grouped_gemm(x, bf16(1, 8, 8), sizes=np.array([8], np.int32)),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", OF_FLOAT64)
 def test_float64_is_offered_narrower_floats(call: Callable[[Any], Any]) -> None:
     with pytest.raises(ArgumentError, match=r"got dtype float64; use one of bf16, fp16, fp32, such as x\.astype"):
         call(np.ones((8, 8)))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("call", OF_FLOAT64)
+def test_float64_of_torch_is_offered_narrower_floats(call: Callable[[Any], Any]) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(ArgumentError, match=r"of torch.float64; use one of .*torch.float32, such as x\.float\(\)$"):
         call(torch.ones(8, 8, dtype=torch.float64))

@@ -243,6 +243,20 @@ def test_doctor(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "set GEMMSMITH_CACHE_DIR to a folder that can be written" in result.stdout
 
 
+def test_doctor_reads_the_tables(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file of GEMMSMITH_TABLE; one that is absent or no table is named."""
+    measured_configs.write_table(tmp_path / "table.json", [])
+    (tmp_path / "other.json").write_text("[]")
+    for name, state in (("table.json", "ok"), ("other.json", "broken"), ("absent.json", "broken")):
+        files = [str(tmp_path / x) for x in ("table.json", name)]
+        monkeypatch.setenv("GEMMSMITH_TABLE", os.pathsep.join(files))
+        result = call("doctor", "--json")
+        assert result.exit_code == (state == "broken")
+        found = next(x for x in json.loads(result.stdout) if x["what"] == "tables")
+        assert found["state"] == state
+        assert state == "ok" or files[1] in found["detail"]
+
+
 def test_cache(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compiled ahead is not compiled again."""
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))

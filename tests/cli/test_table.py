@@ -17,7 +17,7 @@ from gemmsmith.binding.bind import bind
 from gemmsmith.binding.request import Request
 from gemmsmith.cli import main
 from gemmsmith.cli.model_layers import layers_of
-from gemmsmith.tuning import measured_configs, search
+from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.measured_configs import Entry, key_of
 
 SMALL = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, stages=4)
@@ -54,7 +54,10 @@ def test_what_was_measured_goes_to_another_machine(monkeypatch: pytest.MonkeyPat
     assert {(x.m, x.us, x.gpu) for x in both} == {
         (64, 4.0, "NVIDIA H200"), (200, 7.0, "NVIDIA H200"), (64, 9.0, "NVIDIA H100 80GB HBM3"),
     }  # fmt: skip
-    monkeypatch.setattr(search, "require_gpu", lambda: None)
+    result = CliRunner().invoke(main, ["table", "load", "both.json"])
+    if not driver.is_available():
+        assert "there is no GPU that the configs could be for; name the FILE in GEMMSMITH_TABLE" in result.stderr
+    monkeypatch.setattr(driver, "is_available", lambda: True)
     attributes = driver.DeviceAttributes("NVIDIA H200", (9, 0), 132, 232448)
     monkeypatch.setattr(driver, "device_attributes", lambda device: attributes)
     assert call("load", "both.json") == "2 configs\n"

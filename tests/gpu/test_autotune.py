@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import gemmsmith
-import gemmsmith.torch as gt
 from gemmsmith import deinterleave
+
+torch = pytest.importorskip("torch")
+
+import gemmsmith.torch as gt  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -7,6 +7,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -61,6 +62,7 @@ def examine() -> Iterator[Finding]:
     yield _attempt("nvdisasm", _find_nvdisasm)
     yield _package("torch", "gemmsmith.torch, gradients and torch.compile need it: pip install torch")
     yield _package("transformers", "its models' experts as gemmsmith kernels need it: pip install transformers")
+    yield _package("matplotlib", "pictures need it: pip install matplotlib")
     yield _cache()
     yield _tables()
 
@@ -131,9 +133,15 @@ def _cache() -> Finding:
 
 
 def _tables() -> Finding:
+    """Return how many configs were tuned, and which file of GEMMSMITH_TABLE is no table."""
     from gemmsmith.tuning import measured_configs
     from gemmsmith.tuning.tuned_table import builtin_table
 
-    return Finding(
-        "tables", "ok", f"{len(builtin_table())} configs shipped, {len(measured_configs.entries())} measured here"
-    )
+    detail = f"{len(builtin_table())} configs shipped, {len(measured_configs.entries())} measured here"
+    if not (files := os.environ.get("GEMMSMITH_TABLE")):
+        return Finding("tables", "ok", detail)
+    try:
+        count = sum(len(measured_configs.read_table(Path(file))) for file in files.split(os.pathsep))
+    except GemmsmithError as error:
+        return Finding("tables", "broken", f"GEMMSMITH_TABLE: {error}", "plans ignore this file")
+    return Finding("tables", "ok", f"{detail}, {count} in GEMMSMITH_TABLE")

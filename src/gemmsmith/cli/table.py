@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from gemmsmith.cli import options
+from gemmsmith.core.errors import DeviceError
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.measured_configs import Entry, Key
 
@@ -70,9 +71,9 @@ def _fastest(entries: Iterable[Entry]) -> list[Entry]:
 def _load(entries: Iterable[Entry]) -> list[Entry]:
     """Store the entries of this machine's GPU, and return them."""
     from gemmsmith.backends.cuda import driver
-    from gemmsmith.tuning.search import require_gpu
 
-    require_gpu()
+    if not driver.is_available():
+        raise DeviceError("load: there is no GPU that the configs could be for; name the FILE in GEMMSMITH_TABLE")
     gpu = driver.device_attributes(0).name
     loaded = [entry for entry in entries if entry.gpu == gpu]
     measured_configs.save(loaded)

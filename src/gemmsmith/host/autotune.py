@@ -75,7 +75,8 @@ class Autotune:
             for x in self.tuned
         ]
         total = sum(x.seconds for x in self.tuned)
-        return "\n".join([f"{len(self.tuned)} GEMMs tuned in {total:.1f} s", *lines])
+        hint = "" if lines else "; only calls on a GPU whose config was not measured before are"
+        return "\n".join([f"{len(self.tuned)} GEMMs tuned in {total:.1f} s{hint}", *lines])
 
 
 _ACTIVE: list[Autotune] = []

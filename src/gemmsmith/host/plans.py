@@ -15,7 +15,7 @@ from gemmsmith.binding.request import Out
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.chip import occupancy
 from gemmsmith.core.config import Config
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.integers import as_integer
 from gemmsmith.core.problem import Problem
 from gemmsmith.host.markup import html_section, html_table
@@ -134,7 +134,12 @@ class Plan:
         if not covers_config(p.config):
             return explain_sm80(p.unswapped, p.unswapped_epilogue, p.origin, p.spec)
         names = "ba" if p.binding.swapped else "ab"
-        return explain_config(p.unswapped, p.config, p.unswapped_epilogue, p.origin, p.gpu, names)
+        text = explain_config(p.unswapped, p.config, p.unswapped_epilogue, p.origin, p.gpu, names)
+        try:
+            self._planned.kernel  # noqa: B018 builds it
+        except ConfigError as error:
+            return f"{text}\nno kernel can be built: {error}"
+        return text
 
     @property
     def estimated_us(self) -> float:

@@ -129,8 +129,9 @@ def microseconds(cycles: float) -> str:
 
 
 def changes(config: Config, other: Config) -> str:
-    """Return the fields of another config that differ, as arguments of `Config.replace`."""
-    return ", ".join(f"{name}={x!r}" for name, x in vars(other).items() if x != getattr(config, name))
+    """Return the call of `Config.replace` by which another config is made of this one."""
+    fields = (f"{name}={x!r}" for name, x in vars(other).items() if x != getattr(config, name))
+    return f"config.replace({', '.join(fields)})"
 
 
 def _parts(

@@ -19,7 +19,7 @@ from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.candidates import fits_registers, promotion_leaves_registers, with_aliased_epilogue
-from gemmsmith.tuning.choose import choose, estimate_us
+from gemmsmith.tuning.choose import choose, estimate_us, estimates_us
 from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up_m, with_rows
 from gemmsmith.tuning.dtype_equivalence import config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
@@ -141,8 +141,8 @@ def serve(
 @lru_cache(maxsize=4096)
 def _slowdown(config: Config, problem: Problem, epilogue: EpilogueSpec | None, gpu: Gpu) -> float:
     """Return the model's time for a config over its time for its own choice, at least 1."""
-    own_us = estimate_us(problem, choose(problem, epilogue, gpu=gpu), epilogue, gpu)
-    return max(1.0, estimate_us(problem, config, epilogue, gpu) / own_us)
+    us, own_us = estimates_us(problem, [config, choose(problem, epilogue, gpu=gpu)], epilogue, gpu)
+    return max(1.0, us / own_us)
 
 
 @lru_cache(maxsize=1024)

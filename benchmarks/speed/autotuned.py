@@ -1,0 +1,111 @@
+"""Layers that no table holds: the config that is chosen, and the one that autotune takes, against torch and cuBLASLt.
+
+A third of the layers each have up to 64 rows, 65 to 512, and more; of the last, a third each are the products of a
+training step: forward, the input's gradient, and the weight's. Contenders are captured in CUDA graphs that rotate
+buffers past the L2, and run in blocks in random order; medians count. cuBLASLt is the fastest of its algorithms.
+
+    python -m benchmarks.speed.autotuned --json benchmarks/results/autotuned-h200.json [--seconds 480 --resume]
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+import gemmsmith
+from benchmarks import portions
+from benchmarks.rows import Row
+from benchmarks.suite import POWER_LIMITED, TRAINING, UNSEEN, layers, roles
+from benchmarks.timing import captured, options, replayed, rotated, save
+from gemmsmith.cli import cublaslt
+from gemmsmith.tuning.search import steady_state_us
+
+SEED = 64
+PER_CLASS = 70
+BLOCKS = 5
+BLOCK_US, LONG_BLOCK_US = 6_000, 20_000
+"""Lengths of a block, and of one of a power-limited GEMM. Chosen."""
+Job = tuple[str, int, int, int]
+"""The layout of A and B, and M, N, K."""
+CLASSES = {"up to 64 rows": range(65), "65 to 512 rows": range(65, 513), "more rows": range(513, 1 << 20)}
+
+
+def jobs() -> list[Job]:
+    """Return the products, the classes in turn."""
+    drawn = layers(4000, SEED, [*UNSEEN, *TRAINING])
+    of_class = [[x for x in drawn if x[0] in rows][:PER_CLASS] for rows in CLASSES.values()]
+    products: list[Job] = []
+    for i, row in enumerate(zip(*of_class, strict=True)):
+        *few, many = row
+        layout, shape = list(roles(many).items())[i % 3]
+        products += [*(("nt", *x) for x in few), (layout, *shape)]
+    return products
+
+
+def measure(layout: str, m: int, n: int, k: int) -> Row:
+    """Return the microseconds of torch, of cuBLASLt's fastest algorithm, and of the chosen and the tuned config."""
+    sets = rotated(m, n, k, torch.bfloat16, layout, least=2)
+    a, b, d = sets[0]
+    chosen = gemmsmith.plan(a, b, out=d)
+    begun = time.perf_counter()
+    with gemmsmith.autotune():
+        gemmsmith.gemm(a, b, out=d)
+    seconds = time.perf_counter() - begun
+    tuned = gemmsmith.plan(a, b, out=d)
+    calls: dict[Any, Any] = {"torch": lambda a, b, d: torch.mm(a, b, out=d), "chosen": chosen.run, "tuned": tuned.run}
+    calls |= {x: x for x in cublaslt.algorithms(a, b, d)}
+    graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+    for name, call in calls.items():
+        try:
+            graphs[name] = captured(call, sets)
+        except (cublaslt.CublasLtError, RuntimeError):  # torch refuses some shapes
+            continue
+    block = LONG_BLOCK_US if 2 * m * n * k >= POWER_LIMITED else BLOCK_US
+    times: dict[Any, list[float]] = {name: [] for name in graphs}
+    for _ in range(BLOCKS):
+        for name in random.sample(list(graphs), len(graphs)):
+            times[name].append(steady_state_us(partial(replayed, graphs[name]), block, 1e12) / len(sets))
+    us = {name: statistics.median(t) for name, t in times.items()}
+    fastest = min((x for x in us if not isinstance(x, str)), key=us.__getitem__, default=None)
+    return {
+        "layout": layout, "m": m, "n": n, "k": k, "torch_us": us.get("torch"), "lt_us": us.get(fastest),
+        "lt_algorithm": str(fastest), "chosen": str(chosen.config), "chosen_us": us["chosen"],
+        "tuned": str(tuned.config), "tuned_us": us["tuned"], "tuning_s": seconds,
+    }  # fmt: skip
+
+
+def summary(rows: Iterable[Row]) -> str:
+    """Return, for each class, geometric means and the least of the peers' times over those of both configs."""
+    lines, rows = [], list(rows)
+    for name, ms in CLASSES.items():
+        some = [r for r in rows if r["m" if r["layout"] != "tn" else "k"] in ms]
+        for config in ("chosen", "tuned"):
+            parts = []
+            for peer in ("torch", "lt"):
+                ratios = [r[f"{peer}_us"] / r[f"{config}_us"] for r in some if r[f"{peer}_us"]]
+                if ratios:
+                    parts.append(f"{peer} {statistics.geometric_mean(ratios):.3f}, least {min(ratios):.3f}")
+            lines.append(f"{name}, {len(some)}, {config}: {'; '.join(parts)}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = options(__doc__)
+    portions.add_options(parser)
+    arguments = parser.parse_args()
+    rows = portions.load_rows(arguments)
+    left = portions.missing(jobs(), rows, lambda r: (r["layout"], r["m"], r["n"], r["k"]), arguments.part)
+    for job in portions.in_time(left, arguments.seconds):
+        rows.append(measure(*job))
+        save(arguments.json, rows)
+    print(summary(rows))
+
+
+if __name__ == "__main__":
+    main()
