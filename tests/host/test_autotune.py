@@ -185,6 +185,20 @@ def test_a_measurement_that_fails_is_said_once(gpu: Gpu, rng: np.random.Generato
     assert np.allclose(d.astype(float), a[:60].astype(float) @ b.astype(float), rtol=2**-7, atol=0.1)
 
 
+def test_the_block_entered_last_counts(gpu: Gpu, rng: np.random.Generator) -> None:
+    """However alike blocks are."""
+    with gemmsmith.autotune() as outer:
+        with gemmsmith.autotune() as inner:
+            gemmsmith.gemm(*operands(rng, 64))
+        assert module._block() is outer
+        gemmsmith.gemm(*operands(rng, 128))
+        with module.active(module.Autotune(max_configs=0)):
+            gemmsmith.gemm(*operands(rng, 256))
+    assert [x.entry.key.m for x in inner.tuned] == [64]
+    assert [x.entry.key.m for x in outer.tuned] == [128]
+    assert module._block() is None
+
+
 def test_threads_measure_one_problem_once(gpu: Gpu, rng: np.random.Generator) -> None:
     a, b = operands(rng)
     with gemmsmith.autotune() as block:

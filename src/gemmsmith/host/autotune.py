@@ -53,7 +53,7 @@ class Tuned(NamedTuple):
     seconds: float
 
 
-@dataclass
+@dataclass(eq=False)  # blocks are told apart by identity
 class Autotune:
     """What `autotune` has measured within the block.
 

@@ -159,6 +159,6 @@ def estimates_us(
     problem: Problem, configs: Sequence[Config], epilogue: EpilogueSpec | None = None, gpu: Gpu = H200
 ) -> list[float]:  # fmt: skip
     """Return the estimates of several configs, in less time than one by one."""
-    alike = [config_for_16bit(config, problem.a.dtype) for config in configs]
-    table = ConfigTable.from_configs(alike, epilogue, gpu.sms)
+    configs_16bit = [config_for_16bit(config, problem.a.dtype) for config in configs]
+    table = ConfigTable.from_configs(configs_16bit, epilogue, gpu.sms)
     return [float(cycles) / SM_CLOCK_MHZ for cycles in estimate(problem, table, epilogue, gpu).cycles]
