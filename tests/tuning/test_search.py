@@ -73,6 +73,8 @@ def test_what_cannot_be_multiplied_is_refused_first() -> None:
 class Timed:
     """Stands for the GPU: a config takes as long as its tile is wide."""
 
+    stream = SimpleNamespace(synchronize=lambda: None)
+
     def __init__(self, make_sets: object, plans: dict[Config, Plan], flops: float) -> None:
         assert len(plans) > 4
 

@@ -201,7 +201,10 @@ def measure(
         ((p.kernel.source, p.kernel.name, p.kernel.chip.target) for p in plans.values()), lambda: on_progress("compile")
     )
     bench = _Bench(make_sets, plans, bind(request).problem.flops)
-    return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"), kept)
+    try:
+        return successive_halving(list(plans), bench.measure, rounds, lambda: on_progress("measure"), kept)
+    finally:
+        bench.stream.synchronize()  # before the sets are freed: a config that failed may still run
 
 
 def require_gpu() -> Chip:

@@ -20,6 +20,10 @@ class Stream:
         self._driver, self._stream = driver, check(driver.cuStreamCreate(flag), "cuStreamCreate")
         self.handle = int(self._stream)
 
+    def synchronize(self) -> None:
+        """Wait for all work on the stream. Raises DeviceError if it failed."""
+        check(self._driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+
     def __del__(self) -> None:
         self._driver.cuStreamDestroy(self._stream)
 
