@@ -3,9 +3,10 @@
 For every shape the configs that the model ranks first, and others drawn from its next thousand, run in CUDA graphs over
 rotated buffers, in short blocks in random order, with torch.mm and the algorithms that cuBLASLt suggests; the median of
 the blocks counts. Each result is compared with torch's. The shapes are layers of public models like those of the class
-"unseen" (suite.py), but different from them; with --unseen they are those. With --fp8 the operands are those of fp8.py,
-with block scales, compared with torch only. With --layout nn, tn or tt they are the GEMMs of a training step that have
-that layout, of layers with 256 rows or more.
+"unseen" (suite.py), but different from them; with --unseen they are those, with --middle others, most of them with 65
+to 512 rows, and fewer configs. With --fp8 the operands are those of fp8.py, with block scales, compared with torch
+only. With --layout nn, tn or tt they are the GEMMs of a training step that have that layout, of layers with 256 rows or
+more.
 
     python -m benchmarks.fit.survey --json benchmarks/results/survey-h200.json.xz [--seconds 480] [--part 0/2]
     python -m benchmarks.fit.survey --fp8 --json benchmarks/results/survey-fp8-h200.json.xz
@@ -32,7 +33,7 @@ import gemmsmith
 from benchmarks.fit.sweep import varied
 from benchmarks.rows import write
 from benchmarks.speed import fp8
-from benchmarks.suite import POWER_LIMITED, SMALL, TRAINING, UNSEEN, Shape, in_blocks, roles, specs
+from benchmarks.suite import POWER_LIMITED, SMALL, TRAINING, UNSEEN, Shape, in_blocks, layers, roles, specs
 from benchmarks.timing import captured, machine, replayed, rotated
 from gemmsmith import Config
 from gemmsmith.cli import cublaslt
@@ -45,6 +46,8 @@ OTHERS = 20
 """Other configs per shape, drawn from the next ones."""
 DRAWN_FROM = 1000
 """Number of the model's configs from which the others are drawn."""
+MIDDLE_COUNTS = 28, 6, 300
+"""FIRST, OTHERS and DRAWN_FROM with --middle."""
 FEW_FIRST = 16
 """FIRST for a layout other than nt."""
 FEW_OTHERS = 18
@@ -114,18 +117,34 @@ KINDS = {
 }  # fmt: skip
 
 
-def contenders(kind: str, shape: Shape, dice: random.Random) -> list[Config]:
+def contenders(kind: str, shape: Shape, dice: random.Random, is_middle: bool = False) -> list[Config]:
     """Return the chosen config, the model's first and others."""
     plan = KINDS[kind].plan
     problem = plan(shape, SMALL).problem
     counts = FIRST, OTHERS, DRAWN_FROM
     if kind in ("nn", "tn", "tt"):
         counts = FEW_FIRST, FEW_OTHERS, FEW_DRAWN_FROM
+    if is_middle:
+        counts = MIDDLE_COUNTS
     ranked = rank_configs(problem, limit=counts[2], any_splits=True)
     first = varied(ranked, counts[0])
     left = [c for c in ranked if c not in first]
     file = [plan(shape, None).config, *first, *dice.sample(left, min(counts[1], len(left)))]
     return list(dict.fromkeys(file))
+
+
+def middle() -> list[Shape]:
+    """Return layers that are neither fitted to nor held out, most of them with 65 to 512 rows."""
+    drawn = [x for x in layers(1400, 64, UNSEEN + TRAINING) if x[0] <= 64 or x[0] * x[1] * x[2] < 3e11]
+    some, few, many = ([x for x in drawn if x[0] in rows] for rows in (range(65, 513), range(65), range(513, 1 << 20)))
+    shapes: list[Shape] = []
+    for i, shape in enumerate(some):
+        shapes.append(shape)
+        if i % 4 == 3:
+            shapes.append(few[i])
+        if i % 8 == 7 and len(shapes) < 120:
+            shapes.append(many[i])
+    return shapes[:120]
 
 
 def of_training(shapes: Sequence[Shape], layout: str) -> list[Shape]:
@@ -198,16 +217,17 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
     parser.add_argument("--fp8", action="store_true", help="operands of FP8 with block scales")
     parser.add_argument("--layout", default="nt", choices=("nt", "nn", "tn", "tt"), help="of A and of B, with bf16")
+    parser.add_argument("--middle", action="store_true", help="other layers, most of them with 65 to 512 rows")
     parser.add_argument("--unseen", action="store_true", help="the class that nothing is fitted to")
     arguments = parser.parse_args()
     begun, kind = time.perf_counter(), "fp8" if arguments.fp8 else "bf16"
     kind = kind if arguments.layout == "nt" else arguments.layout
     part, parts = map(int, arguments.part.split("/"))
     dice = random.Random(part)
-    shapes = UNSEEN if arguments.unseen else TRAINING
+    shapes = middle() if arguments.middle else UNSEEN if arguments.unseen else TRAINING
     shapes = in_blocks(shapes) if arguments.fp8 else shapes
     shapes = of_training(shapes, kind) if arguments.layout != "nt" else shapes
-    contests = {shape: contenders(kind, shape, dice) for shape in shapes[part::parts]}
+    contests = {shape: contenders(kind, shape, dice, arguments.middle) for shape in shapes[part::parts]}
     workers = max(1, (os.cpu_count() or 1) // parts)
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     building: dict[Shape, list[Future[None]]] = {
