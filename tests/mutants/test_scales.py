@@ -19,6 +19,7 @@ from gemmsmith.collective.staged_scales import KMajorScaleReader, LaneCopies, Tm
 from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.promoted_mainloop import PromotedMainloop
+from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import PRED
 from gemmsmith.lang.values import Constant
 
@@ -265,24 +266,21 @@ def a_box_that_may_not_be_free(p: Patch) -> None:
 
 
 def a_tile_that_begins_in_the_last_ones_box(p: Patch) -> None:
-    """In the producer alone."""
-    edge = staged_scales._is_box_boundary
+    """In the producer alone: it loads no box for a tile's first k-tile as such."""
+    edge, when, of_producer = staged_scales._is_box_boundary, Builder.when, list[Any]()
 
-    def only(tile: Any, number: Any, at: int) -> Any:
+    def boundary(tile: Any, number: Any, at: int) -> Any:
         found = edge(tile, number, at)
-        return _Only(found) if at == 0 else found
+        if at == 0:
+            of_producer.append(found)
+        return found
 
-    p.setattr(staged_scales, "_is_box_boundary", only)
+    def only_boundaries(k: Builder, condition: Any) -> Any:
+        *_, last = getattr(condition, "operands", (None,))
+        return when(k, last if any(last is x for x in of_producer) else condition)
 
-
-class _Only:
-    """A condition beside which another one does not count."""
-
-    def __init__(self, condition: Any) -> None:
-        self.condition = condition
-
-    def __ror__(self, other: Any) -> Any:
-        return self.condition
+    p.setattr(staged_scales, "_is_box_boundary", boundary)
+    p.setattr(Builder, "when", only_boundaries)
 
 
 def a_producer_that_begins_with_the_first_box_again(p: Patch) -> None:
