@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -140,3 +141,34 @@ def test_a_models_layers_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(1, 64, 64), (6, 192, 64), (6, 64, 192), (192, 64, 6)} <= {
         (x.m, x.n, x.k) for x, is_grouped in seen if not is_grouped
     }
+
+
+def test_other_kinds_are_measured_on_random_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their epilogue, scales, groups or batch, each array on the GPU."""
+    measured = Measured()
+    monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: None)
+    monkeypatch.setattr("gemmsmith.backends.cuda.kernel_loader.device_guard", lambda device: nullcontext())
+    monkeypatch.setattr("gemmsmith.host.autotune.tune_first_call", measured)
+    monkeypatch.setattr("gemmsmith.backends.cuda.memory.DeviceArray.from_numpy", lambda x: x.view(OnGpu))
+    lines = ["--epilogue LinCombPerColBiasEltAct", "--batch 3", "--groups 30,0,50", "--batch-invariant",
+             "--dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128", "--out-dtype fp32"]  # fmt: skip
+    for words in lines:
+        result = CliRunner().invoke(main, ["tune", "80x128x256", *words.split()])
+        assert result.exit_code == 0, result.output
+        assert result.output.startswith("80x128x256: ")
+        request = measured.requests[-1]
+        arrays = [request.a, request.b, request.scale_a, request.scale_b, *request.operands.values()]
+        assert all(isinstance(x, OnGpu) for x in arrays if isinstance(x, np.ndarray))
+        assert request.out is None
+    assert measured.requests[2].grouping
+    assert list(measured.requests[2].operands["sizes"]) == [30, 0, 50]
+    shown = json.loads(CliRunner().invoke(main, ["tune", "80x128x256", "--batch", "3", "--json"]).output)
+    assert (shown["m"], shown["tuned_before"], len(shown["configs"])) == (80, True, 1)
+    Path("config.json").write_text(json.dumps(LLAMA))
+    refused = CliRunner().invoke(main, ["tune", "--model", "config.json", "--epilogue", "amax", "--batch", "2"])
+    assert refused.exit_code == 2
+    assert "--model: got it with --batch, --epilogue; use it without" in refused.stderr
+
+
+class OnGpu(np.ndarray):
+    """Plays an array on the GPU."""

@@ -21,6 +21,7 @@ def problem(m: int, n: int, k: int) -> Problem:
     ("name", "bandwidth", "sms", "measured"),
     [
         ("NVIDIA H200", 4.92e12, 132, H200), ("NVIDIA H100 80GB HBM3", 3.35e12, 132, H100),
+        ("NVIDIA H100 80GB HBM3", 0.0, 132, H100), ("NVIDIA H200", 0.0, 132, H200),
         ("NVIDIA H100 PCIe", 2.04e12, 114, None), ("NVIDIA H100 NVL", 3.94e12, 132, None),
         ("NVIDIA H20", 4.02e12, 78, None), ("NVIDIA GH200 480GB", 4.02e12, 132, None),
         ("NVIDIA H200 MIG 3g.71gb", 4.92e12, 60, None),

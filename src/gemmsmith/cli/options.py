@@ -139,8 +139,7 @@ picture = click.option("--picture", type=Picture(), help=f"Plot into a file: {',
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, errors included.")
 
 OPERAND_KINDS = ("number", "scalar", "row", "column", "matrix")
-gemm = combine_options(
-    sizes(0),
+kind = combine_options(
     click.option("--batch", type=click.IntRange(1), help="How many products: A is (batch, M, K), B (batch, K, N)."),
     click.option("--groups", type=GROUP_SIZES, metavar="ROWS,ROWS...",
                  help="Rows of each group of a grouped GEMM; M is their sum unless given."),
@@ -158,6 +157,8 @@ gemm = combine_options(
                  help=f"An operand of the epilogue, name=kind, repeatable; a kind is {', '.join(OPERAND_KINDS)}."),
     click.option("--batch-invariant", is_flag=True, help="Make rows of D independent of M."),
 )  # fmt: skip
+"""The problem but for its sizes."""
+gemm = combine_options(sizes(0), kind)
 """The problem: what `gemmsmith.cli.problem` makes a request of."""
 problem = combine_options(
     gemm,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from gemmsmith import api
 from gemmsmith.arrays import Spec
@@ -18,6 +19,7 @@ from gemmsmith.cli.model_layers import Layer, layers_of
 from gemmsmith.cli.problem import matrix
 from gemmsmith.cli.progress import progress_bar
 from gemmsmith.core.integers import ceil_div
+from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.search import HALVING_ROUNDS, require_gpu
 
@@ -30,16 +32,14 @@ from gemmsmith.tuning.search import HALVING_ROUNDS, require_gpu
               type=options.Integers(",", "positive integers joined by commas", lambda numbers: min(numbers) > 0),
               help="Rows of the model's layers.")  # fmt: skip
 @click.option("--training", is_flag=True, help="Tune the gradients of the model's layers, too.")
-@options.dtype
-@options.accumulate
-@options.layout
+@options.kind
 @click.option("--max-configs", type=click.IntRange(min=1), default=None,
               help=f"Configs measured per shape. [default: {HALVING_ROUNDS[0][0]}; 16 with --model]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Re-tune shapes that already have an entry.")
 @options.as_json
 def tune(
-    shapes: tuple[tuple[int, int, int], ...], model: Path | None, tokens: tuple[int, ...], training: bool, dtype: str,
-    precision: str | None, accumulate: str | None, layout: str, max_configs: int | None, force: bool, as_json: bool,
+    shapes: tuple[tuple[int, int, int], ...], model: Path | None, tokens: tuple[int, ...], training: bool,
+    max_configs: int | None, force: bool, as_json: bool, **choices: Any,
 ) -> None:  # fmt: skip
     """Measure configs on the GPU, and save the fastest for later plans.
 
@@ -49,12 +49,20 @@ def tune(
     \b
     Example: gemmsmith tune 512x4096x4096 1024x4096x4096
     """
-    precision_options: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
+    precision_options: dict[str, Any] = {name: choices[name] for name in ("accumulate", "precision")}
+    dtype, layout = choices["dtype"], choices["layout"]
+    is_plain = not any(choices[name] for name in _OF_OTHER_KINDS)
     if bool(shapes) == bool(model):
         raise click.UsageError(f"SHAPES, --model: got {'both' if model else 'neither'}; use one")
+    if model and not is_plain:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_OTHER_KINDS if choices[name])
+        raise click.UsageError(f"--model: got it with {names}; use it without, its layers are plain GEMMs")
     if model:
         _tune_model(model, tokens, training, dtype, precision_options, max_configs or 16, force, as_json)
     for m, n, k in shapes:
+        if not is_plain:
+            _tune_kind((m, n, k), choices, max_configs or 16, force, as_json)
+            continue
         a, b = matrix((m, k), dtype, layout[0]), matrix((k, n), dtype, layout[1])
         binding = bind(Request(a, b, **precision_options))
         key = measured_configs.key_of(binding.problem, binding.spec, require_gpu())
@@ -74,6 +82,45 @@ def tune(
         elif rows:
             best = rows[0]
             click.echo(f"{shape_label}: {best['time_us']:.1f} us, {best['tflops']:.0f} TFLOP/s, {best['name']}")
+
+
+_OF_OTHER_KINDS = ("batch", "groups", "dtype_b", "out_dtype", "scale_a", "scale_b", "epilogue", "operands",
+                   "batch_invariant")  # fmt: skip
+"""Options of GEMMs that are not plain ones, which `gemmsmith.tune` does not take."""
+
+
+def _tune_kind(
+    sizes: tuple[int, int, int], choices: dict[str, Any], max_configs: int, force: bool, as_json: bool
+) -> None:  # fmt: skip
+    """Tune a GEMM with an epilogue, scales, groups or a batch, on random arrays, and print a line."""
+    from gemmsmith.backends.cuda.kernel_loader import device_guard
+    from gemmsmith.backends.cuda.memory import DeviceArray
+    from gemmsmith.cli.execute import random_arrays
+    from gemmsmith.cli.problem import make_request
+    from gemmsmith.host.autotune import Autotune, active, tune_first_call
+
+    request = make_request(choices, sizes)
+    require_gpu()
+    arrays, label = random_arrays(request, choices["groups"], 0), "x".join(map(str, sizes))
+
+    def on_gpu(x: Any) -> Any:
+        return DeviceArray.from_numpy(x) if isinstance(x, np.ndarray) else x
+
+    with device_guard(0), active(Autotune(max_configs=max_configs)) as block:
+        names = ("a", "b", "scale_a", "scale_b")
+        operands = {name: on_gpu(x) for name, x in arrays.operands.items()}
+        copied = arrays._replace(**{name: on_gpu(getattr(arrays, name)) for name in names}, operands=operands, out=None)
+        tune_first_call(copied, force=force)
+        plan = PlannedGemm(copied)
+    tuned = block.tuned[0] if block.tuned else None
+    if as_json:
+        row = {"name": f"{plan.config}", "config": vars(plan.config)} | ({"time_us": tuned.entry.us} if tuned else {})
+        of_problem = dict(zip("mnk", sizes, strict=True)) | {"operands": choices["dtype"], "tuned_before": not tuned}
+        click.echo(json.dumps({**of_problem, "configs": [row]}))
+    elif tuned:
+        click.echo(f"{label}: {tuned.entry.us:.1f} us, untuned {tuned.untuned_us:.1f} us, {plan.config}")
+    else:
+        click.echo(f"{label}: {plan.config}, tuned before, or there is no other config")
 
 
 def _tune_shape(a: Any, b: Any, precision_options: dict[str, Any], max_configs: int, shape_label: str) -> Any:
@@ -132,8 +179,6 @@ def _requests(layer: Layer, tokens: int, dtype: str, training: bool, precision_o
     from gemmsmith.core.dtypes import as_dtype
     from gemmsmith.core.grouping import Grouping
     from gemmsmith.tuning.search import random_arrays
-
-    import numpy as np  # isort: skip
 
     out = as_dtype(dtype) if as_dtype(dtype).bits > 8 else as_dtype("bf16")
     experts = layer.experts

@@ -70,11 +70,11 @@ def derived_gpu(name: str, dram_bytes_per_s: float, sms: int) -> Gpu:
 
     Args:
         name: The driver's name.
-        dram_bytes_per_s: The DRAM bandwidth that the driver reports.
+        dram_bytes_per_s: The DRAM bandwidth that the driver reports; 0 if it does not, so that the name decides.
         sms: The SMs that it reports; of a MIG instance its own.
     """
-    nearest = nearest_gpu(dram_bytes_per_s)
-    ratio = dram_bytes_per_s / nearest.dram_bytes_per_s
+    nearest = nearest_gpu(dram_bytes_per_s) if dram_bytes_per_s else find_gpu(name) or H200
+    ratio = dram_bytes_per_s / nearest.dram_bytes_per_s or 1.0
     if nearest.name in name and sms == nearest.sms and abs(ratio - 1) <= MAX_BANDWIDTH_ERROR:
         return nearest
     return replace(nearest, name=name, dram_bytes_per_cycle=nearest.dram_bytes_per_cycle * ratio, sms=sms)
