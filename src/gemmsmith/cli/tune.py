@@ -185,13 +185,9 @@ def _requests(layer: Layer, tokens: int, dtype: str, training: bool, precision_o
     m = ceil_div(tokens * layer.experts_per_token, experts) * experts if experts else tokens
     n, k = layer.n, layer.k
 
-    def spec(shape: tuple[int, ...], is_column_major: bool = False, of: Any = dtype) -> Spec:
-        strides = (*([shape[-1] * shape[-2]] * (len(shape) - 2)), 1, shape[-2]) if is_column_major else None
-        return Spec(shape, of, strides)
-
     def request(a: Spec, b: Spec, d: tuple[int, ...], along: str = "m") -> Any:
         def make() -> Request:
-            arrays = random_arrays({"a": a, "b": b, "out": spec(d, of=out)}, 0)
+            arrays = random_arrays({"a": a, "b": b, "out": Spec(d, out)}, 0)
             if not experts:
                 return Request(**arrays, **precision_options)
             from gemmsmith.backends.cuda.memory import DeviceArray
@@ -199,13 +195,13 @@ def _requests(layer: Layer, tokens: int, dtype: str, training: bool, precision_o
             extent = m if along == "m" else a.shape[1]
             ends = np.arange(1, experts + 1, dtype=np.int32) * (extent // experts)
             grouping = Grouping("offsets", along)  # type: ignore[arg-type]
-            offsets = DeviceArray.from_numpy(ends.astype(np.int32))
+            offsets = DeviceArray.from_numpy(ends)
             return Request(**arrays, operands={"offsets": offsets}, grouping=grouping, **precision_options)
 
         return make
 
     weights = (experts,) if experts else ()
-    yield request(spec((m, k)), spec((*weights, k, n), True), (m, n))
+    yield request(matrix((m, k), dtype, "n"), matrix((*weights, k, n), dtype, "t"), (m, n))
     if training:
-        yield request(spec((m, n)), spec((*weights, n, k)), (m, k))
-        yield request(spec((n, m), True), spec((m, k)), (*weights, n, k), "k")
+        yield request(matrix((m, n), dtype, "n"), matrix((*weights, n, k), dtype, "n"), (m, k))
+        yield request(matrix((n, m), dtype, "t"), matrix((m, k), dtype, "n"), (*weights, n, k), "k")

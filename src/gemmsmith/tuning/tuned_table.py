@@ -19,7 +19,7 @@ from gemmsmith.core.integers import round_up
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import measured_configs
 from gemmsmith.tuning.candidates import fits_registers, promotion_leaves_registers, with_aliased_epilogue
-from gemmsmith.tuning.choose import choose, estimate_us, estimates_us
+from gemmsmith.tuning.choose import choose, estimates_us
 from gemmsmith.tuning.config_table import has_l2_reuse, is_single_wave, round_up_m, with_rows
 from gemmsmith.tuning.dtype_equivalence import config_for_16bit, config_for_dtype
 from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
@@ -145,15 +145,11 @@ def _slowdown(config: Config, problem: Problem, epilogue: EpilogueSpec | None, g
     return max(1.0, us / own_us)
 
 
-@lru_cache(maxsize=1024)
 def _model_agrees(config: Config, problem: Problem, gpu: Gpu) -> bool:
     """Return whether the model, if it covers a config, rates it about as fast as its own choice."""
     if not covers_config(config):
         return True
-    if packs_needlessly(config, problem):
-        return False
-    chosen_us = estimate_us(problem, choose(problem, gpu=gpu), gpu=gpu)
-    return estimate_us(problem, config, gpu=gpu) <= MAX_MODEL_SLOWDOWN * chosen_us
+    return not packs_needlessly(config, problem) and _slowdown(config, problem, None, gpu) <= MAX_MODEL_SLOWDOWN
 
 
 @lru_cache(maxsize=4096)
@@ -185,16 +181,19 @@ def find_tuned(problem: Problem, gpu: Gpu = H200, device: int = 0) -> Entry | No
     """Return a plain GEMM's entry: one that was measured here, else of the built-in table; None if there is none."""
     found = measured_configs.find(key_of(problem, EpilogueSpec.identity(problem.d)), device)
     if found and (config := serve(found.config, found.m, problem, None, gpu)):
-        return Entry(found.m, config, operand_layout(problem), find_gpu(found.gpu), found.us)
+        return _as_entry(found, problem, config)
     return builtin_table().find(problem, gpu=gpu)
+
+
+def _as_entry(found: measured_configs.Entry, problem: Problem, config: Config) -> Entry:
+    """Return a measured config as an entry of a table, with its config adapted to the problem."""
+    return Entry(found.m, config, operand_layout(problem), find_gpu(found.gpu), found.us)
 
 
 def find_entry(problem: Problem, epilogue: EpilogueSpec | None, gpu: Gpu = H200, device: int = 0) -> Entry | None:
     """Return the entry that a GEMM's tuned config is from: its own, else the plain GEMM's; None if there is none."""
     found = epilogue and measured_configs.find(key_of(problem, epilogue), device)
-    if found:
-        return Entry(found.m, found.config, operand_layout(problem), find_gpu(found.gpu), found.us)
-    return find_tuned(problem, gpu, device)
+    return _as_entry(found, problem, found.config) if found else find_tuned(problem, gpu, device)
 
 
 def lookup_tuned(
