@@ -121,17 +121,18 @@ def compile_all(kernels: Iterable[tuple[str, ...]], on_progress: Callable[[], No
     missing = [kernel for kernel in complete if not is_cached(kernel[0], kernel[2])]
     count = min(len(missing), os.cpu_count() or 1)
     program = f"import runpy, sys; sys.path[:] = {sys.path}; runpy.run_module({WORKER!r}, run_name='__main__')"
-    workers = []
-    for i in range(count):
-        worker = subprocess.Popen(
+    workers = [
+        subprocess.Popen(
             [sys.executable, "-c", program], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    for i, worker in enumerate(workers):  # all have begun: a pipe that is full waits for its reader's start
         assert worker.stdin
         with suppress(OSError):  # it has ended
             worker.stdin.write(json.dumps(missing[i::count]))
             worker.stdin.close()
-        workers.append(worker)
     for worker in workers:
         with worker:  # waits for its end
             assert worker.stdout
