@@ -64,10 +64,10 @@ POWER_LIMITED = 5e10
 
 
 def layers(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]:
-    """Return layers of public models that are not tuned.
+    """Return layers of the widths of public models.
 
-    (N, K) are neither in WEIGHTS nor a cube's; M is log-uniform from 1 to 32768, every other one a power of two. The
-    generator is its own: random() gives the same numbers in every Python.
+    (N, K) are neither in WEIGHTS nor a cube's, but may be those of models.py. M is log-uniform from 1 to 32768, every
+    other one a power of two. The generator is its own: random() gives the same numbers in every Python.
     """
     draw = random.Random(seed).random
     tuned, hidden = {*WEIGHTS, *((n, k) for _, n, k in CUBES)}, list(MODELS.values())
@@ -94,7 +94,8 @@ def layers(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]:
 
 
 UNSEEN = layers(200, 20261123)
-"""Shapes that nothing is fitted to."""
+"""Shapes that the model is not fitted to. Some are layers of models.py, which the table holds; autotuned.py has others.
+"""
 TRAINING = layers(400, 1, UNSEEN)
 """Shapes that the model is fitted to (survey.py)."""
 

@@ -8,7 +8,7 @@ config of its shape, as a mean of logarithms; the fastest of many noisy times is
 All GPUs have equal weight. A survey's blocks are too short for the power limit, so power-limited GEMMs are taken from
 sweeps, whose finalists ran in longer ones.
 
-    python -m benchmarks.fit.fit survey-h200 survey-{nn,nt,tn,tt}-h100 \\
+    python -m benchmarks.fit.fit survey-h200 survey-{nn,nt,tn,tt}-h100 --pairs public-models-h200 \\
         --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200 sweep-{layouts,choice}-h100
 """
 
@@ -36,8 +36,7 @@ FITTED = (
     "L2_TO_SM_BYTES_PER_CYCLE",
     "SMEM_FILL_BYTES_PER_CYCLE",
     "GPC_MERGED_READ_FRACTION",
-    "UNALIGNED_128B_OVERHEAD",
-    "UNALIGNED_32B_OVERHEAD",
+    "UNALIGNED_OVERHEAD",
     "REREAD_FRACTION",
     "SHORT_ROW_OVERHEAD",
     "IDLE_SM_OVERHEAD",
@@ -49,11 +48,11 @@ FITTED = (
     "SPLIT_REDUCTION_CYCLES",
     "CLUSTER_SPLIT_CYCLES",
     "SPLIT_REDUCTION_BYTES_PER_CYCLE",
+    "MATH_COPY_NORM_EXPONENT",
     "BOUND_NORM_EXPONENT",
     "LOOP_CYCLES",
     "LOOP_CYCLES_PER_K",
     "TILE_K_128_SLOWDOWN",
-    "TILE_K_256_SLOWDOWN",
     "FLOPS_PER_CYCLE_AT_700W",
     "L2_BYTES_PER_CYCLE_AT_700W",
     "SMEM_FILL_BYTES_PER_CYCLE_AT_700W",
@@ -119,6 +118,16 @@ def contests(survey: str) -> list[Contest]:
     for row in file["rows"]:
         m, n, k = (row[name] for name in "mnk")
         results.append(contest(operands, (m, n, k), [(configs[i], us) for i, us in row["us"]], gpu_of(file)))
+    return results
+
+
+def pairs(name: str) -> list[Contest]:
+    """Return contests of two configs: the one that was chosen, and the one that was faster (public_models.py)."""
+    file, results = load(name), []
+    for row in file["rows"]:
+        if row["config"] != row["untuned"]:
+            timed = [(Config.parse(row[x]), row[us]) for x, us in (("untuned", "untuned_us"), ("config", "us"))]
+            results.append(contest("bf16", (row["m"], row["n"], row["k"]), timed, gpu_of(file)))
     return results
 
 
@@ -202,13 +211,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("surveys", nargs="+", help="names of results of survey.py")
     parser.add_argument("--sweep", nargs="+", default=[], help="names of results of sweep.py")
+    parser.add_argument("--pairs", nargs="+", default=[], help="names of results of public_models.py")
     arguments = parser.parse_args()
     all_contests = [c for name in arguments.surveys for c in contests(name)]
     short = balanced([c for c in all_contests if not c.power_limited])
     long = [c for name in arguments.sweep for c in finalists(name)]
+    two = [c for name in arguments.pairs for c in pairs(name)]
     validation = all_contests[::HELD_OUT]
     print(f"regret, held out: before   {regrets(validation)}")
-    fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long)
+    fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long + two)
     print(f"regret, held out: after    {regrets(validation)}")
     for name in FITTED:
         print(f"{name} = {getattr(model, name):.4g}")

@@ -140,12 +140,12 @@ def enter(sweep: Path, table: Path) -> None:
         timed = {Config.parse(r["config"]): r for r in group if r["ratio"]}
         timed = {config: r for config, r in timed.items() if is_candidate(shape, config)}
         chosen = max(timed, key=lambda config: timed[config]["ratio"])
-        current = Config(**rows[shape]["config"]) if shape in rows else chosen
+        current = Config.parse(rows[shape]["config"]) if shape in rows else chosen
         if current in timed and timed[chosen]["ratio"] < timed[current]["ratio"] * BETTER:
             chosen = current
         best = timed[chosen]
         figures = {"us": round(best["us"], 2), "torch_us": round(best["torch_us"], 2), "ratio": round(best["ratio"], 3)}
-        rows[shape] = {**dict(zip("mnk", shape, strict=True)), "config": vars(chosen), **figures}
+        rows[shape] = {**dict(zip("mnk", shape, strict=True)), "config": str(chosen), **figures}
     lines = ",\n".join(json.dumps(r) for r in [*(rows[key] for key in sorted(rows)), *others])
     made_with = {name: x for name, x in results["machine"].items() if name not in ("command", "note")}
     table.write_text(f'{{"machine": {json.dumps(made_with)},\n"rows": [\n{lines}\n]}}\n')

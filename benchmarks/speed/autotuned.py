@@ -3,12 +3,16 @@
 A third of the layers each have up to 64 rows, 65 to 512, and more; of the last, a third each are the products of a
 training step: forward, the input's gradient, and the weight's. Contenders are captured in CUDA graphs that rotate
 buffers past the L2, and run in blocks in random order; medians count. cuBLASLt is the fastest of its algorithms.
+--grid takes other products: 120 of the thousand whose M, N and K are ten sizes from 64 to 16384, which CUDA-L2
+(arXiv:2512.02551) is measured on.
 
     python -m benchmarks.speed.autotuned --json benchmarks/results/autotuned-h200.json [--seconds 480 --resume]
+    python -m benchmarks.speed.autotuned --grid --json benchmarks/results/grid-h200.json [--seconds 300 --resume]
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
@@ -20,6 +24,7 @@ import torch
 
 import gemmsmith
 from benchmarks import portions
+from benchmarks.models import PUBLIC_LAYERS
 from benchmarks.rows import Row
 from benchmarks.suite import POWER_LIMITED, TRAINING, UNSEEN, layers, roles
 from benchmarks.timing import captured, options, replayed, rotated, save
@@ -36,9 +41,14 @@ Job = tuple[str, int, int, int]
 CLASSES = {"up to 64 rows": range(65), "65 to 512 rows": range(65, 513), "more rows": range(513, 1 << 20)}
 
 
+GRID = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+"""Sizes of CUDA-L2's products."""
+GRID_COUNT = 120
+
+
 def jobs() -> list[Job]:
-    """Return the products, the classes in turn."""
-    drawn = layers(4000, SEED, [*UNSEEN, *TRAINING])
+    """Return products of layers that the table does not hold, the classes in turn."""
+    drawn = [x for x in layers(4000, SEED, [*UNSEEN, *TRAINING]) if x[1:] not in PUBLIC_LAYERS]
     of_class = [[x for x in drawn if x[0] in rows][:PER_CLASS] for rows in CLASSES.values()]
     products: list[Job] = []
     for i, row in enumerate(zip(*of_class, strict=True)):
@@ -46,6 +56,12 @@ def jobs() -> list[Job]:
         layout, shape = list(roles(many).items())[i % 3]
         products += [*(("nt", *x) for x in few), (layout, *shape)]
     return products
+
+
+def grid_jobs() -> list[Job]:
+    """Return products of the grid, drawn at random."""
+    products = list(itertools.product(GRID, repeat=3))
+    return [("nt", *x) for x in random.Random(SEED).sample(products, GRID_COUNT)]
 
 
 def measure(layout: str, m: int, n: int, k: int) -> Row:
@@ -98,9 +114,12 @@ def summary(rows: Iterable[Row]) -> str:
 def main() -> None:
     parser = options(__doc__)
     portions.add_options(parser)
+    parser.add_argument("--grid", action="store_true", help="products of the grid instead of layers")
     arguments = parser.parse_args()
     rows = portions.load_rows(arguments)
-    left = portions.missing(jobs(), rows, lambda r: (r["layout"], r["m"], r["n"], r["k"]), arguments.part)
+    left = portions.missing(
+        grid_jobs() if arguments.grid else jobs(), rows, lambda r: (r["layout"], r["m"], r["n"], r["k"]), arguments.part
+    )
     for job in portions.in_time(left, arguments.seconds):
         rows.append(measure(*job))
         save(arguments.json, rows)

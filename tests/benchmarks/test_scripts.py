@@ -18,11 +18,12 @@ from tests.benchmarks.stubs import on_the_cpu  # noqa: E402
 import gemmsmith  # noqa: E402
 from benchmarks import contest, portions, timing  # noqa: E402
 from benchmarks.ladder import speed as ladder  # noqa: E402
-from benchmarks.speed import dense, fp8, fp8_epilogues, fused, heavy, invariant, kinds, layers, quantize  # noqa: E402
+from benchmarks.speed import autotuned, dense, fp8, fp8_epilogues, fused, heavy, invariant, kinds, layers, quantize  # noqa: E402
 from benchmarks.speed import epilogues as epilogues_  # noqa: E402
 from benchmarks.suite import OBLONG, SQUARES, SUITE, TRAINED, TRAINING, UNALIGNED, UNSEEN  # noqa: E402
 from benchmarks.torch import layers as torch_layers  # noqa: E402
 from gemmsmith.ladder.rungs import RUNG_CASES  # noqa: E402
+from gemmsmith.tuning.tuned_table import builtin_table  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -338,3 +339,11 @@ def test_a_model_of_transformers_runs(
     (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert row["training"] != name.endswith("prefill")
     assert row["compiled_error"] <= 2 * row["eager_error"] + 1e-6
+
+
+def test_layers_of_no_table_are_of_three_classes() -> None:
+    jobs = autotuned.jobs()
+    assert len(set(jobs)) == len(jobs) == 210
+    assert not {(n, k) for layout, _, n, k in jobs if layout == "nt"} & {
+        (n, k) for n, k, operands, _ in builtin_table()._entries if operands == "16 bits"
+    }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -153,6 +154,65 @@ def test_captures_beside_measurements() -> None:
             assert error(d, a.double() @ b.double()) < 4e-3
         thread.join()
     assert failures == []
+
+
+PROBLEMS = int(os.environ.get("GEMMSMITH_AUTOTUNE_PROBLEMS", "160"))
+THREADS = 8
+CAPTURES = threading.Lock()
+"""torch captures one graph at a time."""
+
+
+def biased(acc: Any, c: Any) -> Any:
+    return (acc + c).relu()
+
+
+def test_random_problems_of_threads_streams_and_graphs() -> None:
+    """Each thread has its stream, and random problems, some of which it captures while others are measured."""
+    weights = random(512, 1024).t(), random(448, 2112), random(640, 4096).t()
+    bias, pool = (
+        random(2112, dtype=torch.float32),
+        random(1 << 23),
+    )  # torch's generator may not be used beside a capture
+    torch.cuda.synchronize()
+    failures: list[str] = []
+
+    def call(a: Any, b: Any, c: Any, d: Any) -> None:
+        gemmsmith.gemm(a, b, out=d) if c is None else gemmsmith.gemm(a, b, epilogue=biased, c=c, out=d)
+
+    def replay(*arrays: Any) -> None:
+        with CAPTURES:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+                call(*arrays)
+        graph.replay()
+        torch.cuda.current_stream().synchronize()  # before the graph is freed
+
+    def work(seed: int) -> None:
+        dice = Random(seed)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(PROBLEMS // THREADS):
+                b, m, run = dice.choice(weights), int(2 ** dice.uniform(0, 10.5)), dice.choice((call,) * 6 + (replay,))
+                (k, n), c = b.shape, dice.choice((None, bias))
+                c = c if c is None else c[:n]
+                first = 8 * dice.randrange(1 << 19)
+                a = pool[first : first + m * k]
+                a = a.view(k, m).t() if dice.random() < 0.2 and m % 8 == 0 else a.view(m, k)
+                d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+                exact = a.double() @ b.double()
+                try:
+                    run(a, b, c, d)
+                    assert error(d, exact if c is None else biased(exact, c)) < 6e-3
+                except Exception as failed:
+                    failures.append(f"{m}x{n}x{k} {run.__name__}: {failed!r}")
+
+    with gemmsmith.autotune(max_configs=3) as block:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert len({x.entry.key for x in block.tuned}) == len(block.tuned) > 10
 
 
 def test_threads_and_two_processes(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_shared_tiles(rng: np.random.Generator, design, m: int, n: int, k: int, 
 def test_tuned_configs(rng: np.random.Generator, turn: int) -> None:
     """Of the table's some, by chance, with ragged sizes."""
     rows = json.loads((resources.files("gemmsmith.tuning") / BUILTIN_TABLE_FILE).read_text())["rows"]
-    config = Config(**rng.choice([row for row in rows if "operands" not in row])["config"])
+    config = Config.parse(rng.choice([row for row in rows if "operands" not in row])["config"])
     m, n, k = (int(rng.integers(least, 300)) for least in (1, 1, 2))  # K of 1 is MN-major: other stages fit
     a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
     out = np.full((m, n), np.nan, np.float16)

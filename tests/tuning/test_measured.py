@@ -28,15 +28,15 @@ from gemmsmith.tuning.gpus import H100
 
 
 @pytest.mark.parametrize(("results", "error", "ratio", "regret"), [
-    ("survey-h200", 0.05772, 7.41376, 0.04382), ("survey-nn-h100", 0.06332, 7.38025, 0.05306),
-    ("survey-tn-h100", 0.07101, 7.34783, 0.05886), ("survey-tt-h100", 0.07088, 7.37861, 0.08637),
-    ("survey-fp8-h200", 0.07191, 7.51135, 0.04528), ("sweep-third-h200", 0.01314, 7.39672, 0.00765),
-    ("sweep-layouts-h100", 0.01146, 7.40061, 0.00453),
+    ("survey-h200", 0.05605, 7.42967, 0.03863), ("survey-nn-h100", 0.06210, 7.38447, 0.05492),
+    ("survey-tn-h100", 0.06838, 7.36037, 0.05533), ("survey-tt-h100", 0.07095, 7.38826, 0.07441),
+    ("survey-fp8-h200", 0.07076, 7.50811, 0.04712), ("sweep-third-h200", 0.01362, 7.37115, 0.00765),
+    ("sweep-layouts-h100", 0.01158, 7.38125, 0.00505), ("choice-middle-h200", 0.05271, 7.45334, 0.02977),
 ])  # fmt: skip
 def test_wgmma(results: str, error: float, ratio: float, regret: float) -> None:
     """The error of a shape's configs, up to one that all of them share, as benchmarks/fit minimizes it; the logarithm
     of estimated cycles per measured microsecond; how much slower than the fastest the first by the model is."""
-    shapes = contests(results) if results.startswith("survey") else finalists(results)
+    shapes = finalists(results) if results.startswith("sweep") else contests(results)
     errors = np.concatenate([shape.errors() for shape in shapes])
     ratios = np.concatenate([shape.estimates() - shape.log_us for shape in shapes])
     found = (errors @ errors / len(shapes)) ** 0.5, ratios.mean(), np.mean([shape.regret() for shape in shapes])
@@ -64,9 +64,9 @@ def test_sgemm() -> None:
 
 
 @pytest.mark.parametrize(("results", "planned", "count"), [
-    ("kinds-h100", figures.plain, 111), ("layers-h100", figures.plain, 27), ("dense-unseen-h200", figures.plain, 124),
+    ("kinds-h100", figures.plain, 94), ("layers-h100", figures.plain, 26), ("dense-unseen-h200", figures.plain, 144),
     ("epilogues-h200", figures.fused, 20),
-    ("fp8-unseen-h200", figures.block_scaled, 16), ("fp8-h200", figures.block_scaled, 52),
+    ("fp8-unseen-h200", figures.block_scaled, 14), ("fp8-h200", figures.block_scaled, 52),
 ])  # fmt: skip
 def test_what_was_measured_is_what_is_chosen(results: str, planned: Callable[[figures.Row], Plan], count: int) -> None:
     """What a later model has not chosen anew: of an H100, mostly what the page shows."""
@@ -79,7 +79,7 @@ def test_estimated_microseconds() -> None:
     for row in load("dense-unseen-h200")["rows"]:
         problem = bind(Request(*specs((row["m"], row["n"], row["k"])))).problem
         ratios.append(estimate_us(problem, Config.parse(row["config"])) / row["us"])
-    assert statistics.geometric_mean(ratios) == pytest.approx(1.053, abs=1e-3)
+    assert statistics.geometric_mean(ratios) == pytest.approx(1.0555, abs=1e-3)
     assert np.median(np.abs(np.log(ratios))) == pytest.approx(0.038, abs=1e-3)
 
 
@@ -95,5 +95,5 @@ def test_fragments_that_threads_load() -> None:
                 design = {"coop": "cooperative", "ping": "pingpong"}[kind]
                 config = Config(design, (m, n, 32), tuple(cluster), 4)
                 ratios[cluster[0] > 1].append(np.log(estimate_us(problem, config, gpu=H100) / us))
-    assert (np.mean(ratios[True]), np.std(ratios[True])) == pytest.approx((-0.0170, 0.0676), abs=1e-4)
-    assert (np.mean(ratios[False]), np.std(ratios[False])) == pytest.approx((-0.2999, 0.1029), abs=1e-4)
+    assert (np.mean(ratios[True]), np.std(ratios[True])) == pytest.approx((-0.0350, 0.0683), abs=1e-4)
+    assert (np.mean(ratios[False]), np.std(ratios[False])) == pytest.approx((-0.3151, 0.1102), abs=1e-4)

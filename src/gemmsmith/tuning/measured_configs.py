@@ -134,7 +134,7 @@ class Entry(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return the entry for JSON."""
         return {
-            "format": FORMAT, "key": self.key._asdict(), "m": self.m, "config": vars(self.config), "us": self.us,
+            "format": FORMAT, "key": self.key._asdict(), "m": self.m, "config": str(self.config), "us": self.us,
             "gpu": self.gpu,
         }  # fmt: skip
 
@@ -143,7 +143,7 @@ class Entry(NamedTuple):
         """Return the entry. Raises ValueError, KeyError, TypeError or ConfigError if it is malformed."""
         if row["format"] != FORMAT:
             raise ValueError(f"format {row['format']}, not {FORMAT}")
-        config = Config(**row["config"])
+        config = Config.parse(row["config"])
         check_config(config)
         key = Key(**row["key"])
         if not all(type(x) is kind for x, kind in zip(key, _KEY_TYPES, strict=True)) or type(row["m"]) is not int:

@@ -5,7 +5,7 @@ slower of copies and math; its fraction of the bytes over the DRAM bandwidth; it
 limit. A cycle is 1/1600 us.
 
 "Fitted by fit.py" means: by benchmarks/fit/fit.py to survey-h200 (A row-major, B column-major), survey-??-h100
-(all layouts) and the power-limited shapes of sweep-{third,fourth,fifth,seventh,eighth}-h200 and
+(all layouts), public-models-h200 and the power-limited shapes of sweep-{third,fourth,fifth,seventh,eighth}-h200 and
 sweep-layouts-h100, all in benchmarks/results.
 """
 
@@ -92,35 +92,35 @@ def _components_reduced_along(graph: EpilogueGraph, index: str) -> int:
 
 FLOPS_PER_CYCLE = 3990
 """Dense 16-bit FLOPs per cycle of one SM's tensor cores; m64n256k16 takes 128 cycles, which would be 4096."""
-L2_TO_SM_BYTES_PER_CYCLE = 62.4
+L2_TO_SM_BYTES_PER_CYCLE = 69.6
 """Bytes per cycle from the L2 to one SM. Fitted by fit.py."""
-SMEM_FILL_BYTES_PER_CYCLE = 88.4
+SMEM_FILL_BYTES_PER_CYCLE = 91.1
 """Bytes per cycle written to one SM's shared memory, including what its cluster multicasts. Fitted by fit.py."""
-GPC_MERGED_READ_FRACTION = 0.271
+GPC_MERGED_READ_FRACTION = 0.27
 """Fraction of the simultaneous reads of one address by a GPC's SMs, without multicast, that the chip merges. Fitted by
 fit.py."""
-UNALIGNED_128B_OVERHEAD = 1.207
+UNALIGNED_OVERHEAD = 1.76
 """Relative slowdown of L2 reads of rows that do not begin at multiples of 128 bytes (L2 lines). Fitted by fit.py."""
-UNALIGNED_32B_OVERHEAD = 0.368
-"""Additional relative slowdown if rows do not even begin at multiples of 32 bytes (sectors). Fitted by fit.py."""
-REREAD_FRACTION = 0.0835
-"""DRAM time of bytes that several clusters read, per byte that is read again, relative to a first read: an H200's L2
-has two partitions. Fitted by fit.py."""
+REREAD_FRACTION = 0.1
+"""DRAM time of a byte that another cluster reads again, relative to a first read: an H200's L2 has two partitions, and
+clusters drift apart. Fitted by fit.py."""
+MAX_REREADS = 3
+"""The most clusters for which it counts. Chosen of nine values by the regret on choice-middle-h200."""
 SHORT_ROW_OVERHEAD = 0.021
 """Relative DRAM slowdown for row segments of 128 bytes (tile K 64); a quarter of it for 256 bytes. Fitted by fit.py."""
 SHORT_ROW_MAX_M = 64
 """M up to which `SHORT_ROW_OVERHEAD` applies. Chosen, not fitted."""
 IDLE_SM_OVERHEAD = 0.03
 """Relative DRAM slowdown times the fraction of SMs that have no tile. Fitted by fit.py."""
-LAUNCH_AND_FILL_CYCLES = 4302
+LAUNCH_AND_FILL_CYCLES = 4902
 """Cycles to start a kernel and to fill the pipeline. Fitted by fit.py."""
-CLUSTER_SYNC_CYCLES = 140
+CLUSTER_SYNC_CYCLES = 157
 """Additional cycles at the start per further CTA of a cluster. Fitted by fit.py."""
-FILL_CYCLES_PER_STAGE = 20.1
+FILL_CYCLES_PER_STAGE = 20.4
 """Additional cycles at the start per stage. Fitted by fit.py."""
-EPILOGUE_BYTES_PER_CYCLE = 34.2
+EPILOGUE_BYTES_PER_CYCLE = 32.4
 """Bytes of matrices per cycle that an epilogue moves which overlaps no mainloop. Fitted by fit.py."""
-EPILOGUE_CYCLES_PER_ELEMENT = 1.87
+EPILOGUE_CYCLES_PER_ELEMENT = 1.84
 """Cycles of an epilogue per element of a thread. Fitted by fit.py."""
 LOAD_LATENCY_CYCLES = 1190
 """Cycles of a load from DRAM under load: of a k-tile, of which all stages but one are in flight, and of an epilogue's
@@ -143,22 +143,23 @@ the register file and for issue slots."""
 TRANSPOSED_STORE_BYTES_PER_CYCLE = 0.7
 """Bytes per cycle of a transposed tile that threads, not TMA, store along D's contiguous dimension. Set by hand
 after the eighth sweep (sweep-eighth-h200), not fitted."""
-SPLIT_REDUCTION_CYCLES = 4583
+SPLIT_REDUCTION_CYCLES = 5342
 """Cycles of a split-K or stream-K reduction through global memory for its flags, per tile. Fitted by fit.py."""
-CLUSTER_SPLIT_CYCLES = 466
+CLUSTER_SPLIT_CYCLES = 461
 """Cycles of a split-K reduction within a cluster for its barriers, per tile. Fitted by fit.py."""
-SPLIT_REDUCTION_BYTES_PER_CYCLE = 17.8
+SPLIT_REDUCTION_BYTES_PER_CYCLE = 15
 """Bytes of partial sums per cycle that a reducing CTA reads. Fitted by fit.py."""
-BOUND_NORM_EXPONENT = 3.5
+MATH_COPY_NORM_EXPONENT = 7.64
+"""Exponent of the norm that combines a k-tile's math and copies, which wait for each other at times. Fitted by
+fit.py."""
+BOUND_NORM_EXPONENT = 3.45
 """Exponent of the norm that combines the bounds by work, memory and power. Fitted by fit.py."""
-LOOP_CYCLES = 136
+LOOP_CYCLES = 147
 """Minimum cycles of a mainloop iteration: the latency of a barrier and of a wgmma. Fitted by fit.py."""
-LOOP_CYCLES_PER_K = 0.516
+LOOP_CYCLES_PER_K = 0.533
 """Additional minimum cycles of an iteration per element of tile K. Fitted by fit.py."""
-TILE_K_128_SLOWDOWN = 1.11
+TILE_K_128_SLOWDOWN = 1.086
 """Time of a k-tile of 128 relative to its bounds: fewer of them are in flight. Fitted by fit.py."""
-TILE_K_256_SLOWDOWN = 1.089
-"""As `TILE_K_128_SLOWDOWN`, for k-tiles of 256. Fitted by fit.py."""
 A_LOAD_SLOWDOWN_PER_64_ROWS = 0.12
 """Relative slowdown of a k-tile whose fragments of A threads load, per 64 rows of a warpgroup beyond the first 64.
 Nearest to the times in tries-tf32-h100."""
@@ -180,17 +181,17 @@ MMA_PROMOTION_NORM_EXPONENT = 2.27
 survey-fp8-h200."""
 PROMOTION_ENERGY_FACTOR = 1.73
 """Energy of a promoted FLOP relative to one that is not. Fitted to survey-fp8-h200."""
-FLOPS_PER_CYCLE_AT_700W = 650_000
+FLOPS_PER_CYCLE_AT_700W = 712_000
 """FLOPs per cycle of the chip that alone would draw 700 W. Fitted by fit.py."""
-L2_BYTES_PER_CYCLE_AT_700W = 51_100
+L2_BYTES_PER_CYCLE_AT_700W = 50_400
 """Bytes read from the L2 per cycle that alone would draw 700 W. Fitted by fit.py."""
-SMEM_FILL_BYTES_PER_CYCLE_AT_700W = 118_000
+SMEM_FILL_BYTES_PER_CYCLE_AT_700W = 124_000
 """Bytes written to shared memory per cycle that alone would draw 700 W. Fitted by fit.py."""
-WGMMA_READ_BYTES_PER_CYCLE_AT_700W = 403_000
+WGMMA_READ_BYTES_PER_CYCLE_AT_700W = 409_000
 """Bytes that wgmma reads from shared memory per cycle that alone would draw 700 W. Fitted by fit.py."""
-DRAM_BYTES_PER_CYCLE_AT_700W = 12_370
+DRAM_BYTES_PER_CYCLE_AT_700W = 12_400
 """Bytes of DRAM traffic per cycle that alone would draw 700 W. Fitted by fit.py."""
-STREAM_K_ENERGY_OVERHEAD = 0.082
+STREAM_K_ENERGY_OVERHEAD = 0.0858
 """Relative additional energy of stream-K, which cannot have `sync_clusters`. Fitted by fit.py; without it the model
 chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200)."""
 
@@ -265,7 +266,8 @@ def estimate(
     # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100).
     stored = cost.bytes_per_element * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
-    reread_bytes = 2 * problem.batch * problem.k * (problem.m * (tiles_n > 1) + problem.n * (tiles_m > 1))
+    rereads_m, rereads_n = (np.minimum(tiles - 1, MAX_REREADS) for tiles in (tiles_n, tiles_m))
+    reread_bytes = 2 * problem.batch * problem.k * (problem.m * rereads_m + problem.n * rereads_n)
     slowdown = 1 + SHORT_ROW_OVERHEAD * (64 / table.tile_k) ** 2 if problem.m <= SHORT_ROW_MAX_M else 1
     memory = (nbytes + REREAD_FRACTION * reread_bytes) / gpu.dram_bytes_per_cycle * slowdown
     ctas_per_tile = table.cluster_shape_m * table.cluster_shape_n
@@ -329,8 +331,7 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: 
     filled, read = copied_bytes(problem, table)
     copies = np.maximum(read / L2_TO_SM_BYTES_PER_CYCLE, filled / SMEM_FILL_BYTES_PER_CYCLE)
     loop = np.maximum(latency / (table.stages - 1), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k)
-    long_k_slowdown = np.where(table.tile_k == 128, TILE_K_128_SLOWDOWN, TILE_K_256_SLOWDOWN)
-    slowdown = np.where(table.tile_k == 64, 1.0, long_k_slowdown)
+    slowdown = np.where(table.tile_k == 128, TILE_K_128_SLOWDOWN, 1.0)
     energy = 2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE_AT_700W
     energy = energy + read / L2_BYTES_PER_CYCLE_AT_700W + filled / SMEM_FILL_BYTES_PER_CYCLE_AT_700W
     energy = energy + operands / WGMMA_READ_BYTES_PER_CYCLE_AT_700W
@@ -339,7 +340,8 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array, latency: 
         p = MMA_PROMOTION_NORM_EXPONENT
         math = ((math + issue_cycles) ** p + warpgroup_cycles**p) ** (1 / p)
         energy = energy * PROMOTION_ENERGY_FACTOR
-    cycles = np.maximum(np.maximum(math, copies), loop) * slowdown
+    p = MATH_COPY_NORM_EXPONENT
+    cycles = np.maximum((math**p + copies**p) ** (1 / p), loop) * slowdown
     warpgroup_rows = table.tile_m / np.where(table.tile_per_warpgroup, 1, table.consumers)
     loading = cycles * (1 + A_LOAD_SLOWDOWN_PER_64_ROWS * (warpgroup_rows / WGMMA_M - 1))
     loading = loading * (1 + A_LOAD_SLOWDOWN_ONE_WARPGROUP * (table.tile_per_warpgroup | (table.consumers == 1)))
@@ -484,7 +486,7 @@ def copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
 def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
     """Return (bytes of a k-tile of an (M or N) x K operand, factor by which its reads from the L2 are slower).
 
-    Reads are slower if rows do not begin at multiples of L2 lines or sectors. Rows of an MN-major tile run along
+    Reads are slower if rows do not begin at multiples of L2 lines. Rows of an MN-major tile run along
     `width`, begin at multiples of it, and are read in whole lines.
 
     Args:
@@ -493,14 +495,12 @@ def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
         k: Elements of K of the tile, for each config.
     """
     size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.is_tma_compatible else 0  # packed: aligned
-    unaligned_128b, unaligned_32b = np.array([pitch % LINE_BYTES > 0, pitch % SECTOR_BYTES > 0], float)
+    unaligned = np.array(pitch % LINE_BYTES > 0, float)
     rows = np.minimum(width, max(operand.rows, 1))
     if operand_major(operand) == "MN":
         # tiles begin at multiples of `step` bytes from a line, and are read in boxes of TMA
         step = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE_BYTES), LINE_BYTES)
-        unaligned_128b = np.maximum(unaligned_128b, 1 - step / LINE_BYTES)
-        unaligned_32b = np.maximum(unaligned_32b, (step < SECTOR_BYTES) / 2)  # every other tile
+        unaligned = np.maximum(unaligned, 1 - step / LINE_BYTES)
         box_bytes = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR_BYTES, LINE_BYTES)
         rows = np.ceil(rows * size / box_bytes) * box_bytes / size
-    slowdown = 1 + UNALIGNED_128B_OVERHEAD * unaligned_128b + UNALIGNED_32B_OVERHEAD * unaligned_32b
-    return size * k * rows, np.asarray(slowdown)
+    return size * k * rows, np.asarray(1 + UNALIGNED_OVERHEAD * unaligned)

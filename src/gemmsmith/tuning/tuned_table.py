@@ -59,7 +59,7 @@ class TunedTable:
         """Build the table of rows of a file.
 
         Args:
-            rows: Each has m, n, k, config (a Config's fields), and optionally operands (the operand class, default "16
+            rows: Each has m, n, k, config (a Config's text), and optionally operands (the operand class, default "16
                 bits"), layout (default "nt"), gpu (default H200) and us (microseconds).
 
         Raises:
@@ -68,7 +68,7 @@ class TunedTable:
         self._entries: dict[tuple[int, int, str, str], list[Entry]] = {}
         for row in rows:
             m, n, k = (index(row[name]) for name in "mnk")
-            config = Config(**row["config"])
+            config = Config.parse(row["config"])
             check_config(config)
             gpu, us = find_gpu(row.get("gpu", H200.name)), row.get("us")
             entry = Entry(m, config, row.get("layout", "nt"), gpu, None if us is None else float(us))
