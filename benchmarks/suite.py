@@ -59,6 +59,8 @@ MULTIPLES = (8, 64, 256)
 """The wider side is rounded up to one of these."""
 LARGEST = 1.05e12
 """MNK: 3 ms at 700 TFLOP/s."""
+CLASSES = {"up to 64 rows": range(65), "65 to 512 rows": range(65, 513), "more rows": range(513, 1 << 20)}
+"""Classes of layers by their rows."""
 POWER_LIMITED = 5e10
 """FLOPs from which a GEMM is power-limited in blocks of a second."""
 

@@ -16,6 +16,7 @@ from unittest import mock
 
 import gemmsmith
 from benchmarks.rows import Row, find, load
+from benchmarks.suite import CLASSES
 from gemmsmith import Spec
 from gemmsmith.host import planned_gemm
 from gemmsmith.tuning import gpus
@@ -183,14 +184,30 @@ KINDS = {"bmm": "bf16, batched", "fp8_fast": "fp8, one scale, fast", "fp8": "fp8
 
 
 def layouts() -> str:
-    rows = mostly_current("kinds-h100", is_shown=lambda r: r["kind"] in KINDS)
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for r in rows:
-        groups.setdefault((KINDS[r["kind"]], r["layout"]), []).append(r)
-    cells = (f"{title} | {layout} | {len(x)} | {means(x, 'torch_ratio', 'lt_ratio')}"
-             for (title, layout), x in sorted(groups.items()))  # fmt: skip
-    header = f"H100 | layout | count | {RATIOS.replace('.mm', '')}"
-    return table(header, cells) + "\n\n" + source("kinds-h100")
+    """Return the table of kinds: of each the H200's rows, else the H100's, if most of them are current."""
+    cells, used = [], set()
+    for kind, title in KINDS.items():
+        for gpu in ("h200", "h100"):
+            name = f"kinds-{gpu}"
+            rows, count = ([r for r in x if r["kind"] == kind] for x in (current(name), load(name)["rows"]))
+            if rows and len(rows) >= MIN_CURRENT * len(count):
+                groups = {x: [r for r in rows if r["layout"] == x] for x in ("nn", "nt", "tn", "tt")}
+                cells += [f"{title}, {gpu.upper()} | {layout} | {len(x)} | {means(x, 'torch_ratio', 'lt_ratio')}"
+                          for layout, x in groups.items() if x]  # fmt: skip
+                used.add(name)
+                break
+    header = f"kind | layout | count | {RATIOS.replace('.mm', '')}"
+    return "\n\n".join([table(header, cells), *map(source, sorted(used))])
+
+
+def tuned_layers() -> str:
+    """Return the table of layers that no table holds, with configs of `autotune`."""
+    rows, cells = load("autotuned-h200")["rows"], []
+    ratios = [{**r, **{f"{x}_ratio": r[f"{x}_us"] / r["tuned_us"] for x in ("torch", "lt")}} for r in rows]
+    for name, ms in CLASSES.items():
+        some = [r for r in ratios if (r["k"] if r["layout"] == "tn" else r["m"]) in ms]
+        cells.append(f"{name} | {len(some)} | {means(some, 'torch_ratio', 'lt_ratio')}")
+    return table(f"H200, bf16, autotune | layers | {RATIOS}", cells) + "\n\n" + source("autotuned-h200", root="../..")
 
 
 def measured_fused() -> list[Row]:
@@ -413,6 +430,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         losses,
         suite,
         layouts,
+        tuned_layers,
         chosen,
         half,
         epilogues,

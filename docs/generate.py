@@ -54,7 +54,7 @@ from gemmsmith.tuning.packing_cost import SM_CLOCK_MHZ  # noqa: E402
 
 PAGES = (
     "README.md", "docs/performance.md", "docs/guides/mixture-of-experts.md", "docs/guides/pytorch.md",
-    "docs/internals/extending.md", "docs/getting-started.md",
+    "docs/internals/extending.md", "docs/getting-started.md", "docs/guides/tuning.md",
 )  # fmt: skip
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
 

@@ -26,7 +26,7 @@ import gemmsmith
 from benchmarks import portions
 from benchmarks.models import PUBLIC_LAYERS
 from benchmarks.rows import Row
-from benchmarks.suite import POWER_LIMITED, TRAINING, UNSEEN, layers, roles
+from benchmarks.suite import CLASSES, POWER_LIMITED, TRAINING, UNSEEN, layers, roles
 from benchmarks.timing import captured, options, replayed, rotated, save
 from gemmsmith.cli import cublaslt
 from gemmsmith.tuning.search import steady_state_us
@@ -38,7 +38,6 @@ BLOCK_US, LONG_BLOCK_US = 6_000, 20_000
 """Lengths of a block, and of one of a power-limited GEMM. Chosen."""
 Job = tuple[str, int, int, int]
 """The layout of A and B, and M, N, K."""
-CLASSES = {"up to 64 rows": range(65), "65 to 512 rows": range(65, 513), "more rows": range(513, 1 << 20)}
 
 
 GRID = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
