@@ -107,9 +107,14 @@ def fused(r: Row) -> gemmsmith.Plan:
     )
 
 
+def in_layout(r: Row) -> gemmsmith.Plan:
+    """Plan a bf16 GEMM, as benchmarks/speed/autotuned.py has it."""
+    return plain({**r, "kind": "bf16"})
+
+
 def is_current(r: Row, planned: Callable[[Row], gemmsmith.Plan]) -> bool:
     """Return whether gemmsmith still chooses the config that the row was measured with."""
-    return r["config"] == str(planned(r).config)
+    return r["chosen" if "chosen" in r else "config"] == str(planned(r).config)
 
 
 @cache

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 import gemmsmith
-from benchmarks.rows import read
-from benchmarks.suite import FLAGSHIPS, SUITE, UNALIGNED, UNSEEN, Shape, classes, specs
+from benchmarks import portions
+from benchmarks.suite import FLAGSHIPS, SUITE, UNALIGNED, UNSEEN, classes, specs
 from benchmarks.timing import block, block_seconds, captured, exact, fastest, is_right, options, rotated, save, sm_clock
 from gemmsmith.cli import cublaslt
 from gemmsmith.tuning.search import compile_all
@@ -132,11 +132,6 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def still_chosen(rows: list[dict[str, Any]], configs: dict[Shape, str]) -> list[dict[str, Any]]:
-    """Return the rows without those of shapes that have another config now."""
-    return [r for r in rows if configs.get((r["m"], r["n"], r["k"]), r["config"]) == r["config"]]
-
-
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
@@ -146,21 +141,15 @@ def main() -> None:
     parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
     parser.add_argument("--half", action="store_true", help="also fp16 accumulation, for --dtype float16")
     parser.add_argument("--lt", action=argparse.BooleanOptionalAction, default=True, help="cuBLASLt's fastest too")
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
-    parser.add_argument("--resume", action="store_true", help="keep --json's rows whose config is still chosen")
+    portions.add_options(parser)
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITES[arguments.suite]
-    if arguments.resume and not arguments.json:
-        parser.error("--resume needs --json, whose rows are to be kept")
-    rows = read(arguments.json)["rows"] if arguments.resume and arguments.json.exists() else []
-    part, parts = map(int, arguments.part.split("/"))
-    plans = {shape: gemmsmith.plan(*specs(shape, arguments.dtype, arguments.layout)) for shape in shapes[part::parts]}
-    rows = still_chosen(rows, {shape: str(plan.config) for shape, plan in plans.items()})
-    for r in rows:
-        plans.pop((r["m"], r["n"], r["k"]), None)
-    compile_all((plan.source, plan._planned.kernel.name) for plan in plans.values())
+    rows = portions.load_rows(arguments)
+    left = portions.missing(shapes, rows, lambda r: (r["m"], r["n"], r["k"]), arguments.part)
+    plans = (gemmsmith.plan(*specs(shape, arguments.dtype, arguments.layout)) for shape in left)
+    compile_all((plan.source, plan._planned.kernel.name) for plan in plans)
     dtype = getattr(torch, arguments.dtype)
-    for m, n, k in plans:
+    for m, n, k in portions.in_time(left, arguments.seconds):
         rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.half, arguments.lt))
         r = rows[-1]
         lt = f"cuBLASLt {r['lt_us']:9.1f} us, ratio {r['lt_ratio']:.3f}" if "lt_us" in r else ""

@@ -16,8 +16,9 @@ torch = pytest.importorskip("torch")
 from tests.benchmarks.stubs import on_the_cpu  # noqa: E402
 
 import gemmsmith  # noqa: E402
-from benchmarks import contest, portions, timing  # noqa: E402
+from benchmarks import contest, portions, refresh, timing  # noqa: E402
 from benchmarks.ladder import speed as ladder  # noqa: E402
+from benchmarks.rows import find, load, read, write  # noqa: E402
 from benchmarks.speed import autotuned, dense, fp8, fp8_epilogues, fused, heavy, invariant, kinds, layers, quantize  # noqa: E402
 from benchmarks.speed import epilogues as epilogues_  # noqa: E402
 from benchmarks.suite import OBLONG, SQUARES, SUITE, TRAINED, TRAINING, UNALIGNED, UNSEEN  # noqa: E402
@@ -347,3 +348,21 @@ def test_layers_of_no_table_are_of_three_classes() -> None:
     assert not {(n, k) for layout, _, n, k in jobs if layout == "nt"} & {
         (n, k) for n, k, operands, _ in builtin_table()._entries if operands == "16 bits"
     }
+
+
+def test_stale_rows_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are removed, and the file's benchmark adds what is missing."""
+    file, runs = tmp_path / "kinds-h200.json.xz", list[list[str]]()
+    rows = load("kinds-h200")["rows"]
+    write(file, {**read(find("kinds-h200")), "rows": [rows[0], {**rows[1], "config": "another"}]})
+    monkeypatch.setattr(refresh, "find", lambda name: file)
+    monkeypatch.setattr(refresh, "load", lambda name: read(file))
+    monkeypatch.setattr(refresh.figures, "load", lambda name: read(file))
+    monkeypatch.setattr(refresh.subprocess, "run", lambda words, **options: runs.append(words))
+    refresh.figures.current.cache_clear()
+    refresh.measure("kinds", "h200", 100.0)
+    refresh.figures.current.cache_clear()
+    assert read(file)["rows"] == rows[:1]
+    assert runs == [
+        [sys.executable, "-m", "benchmarks.speed.kinds", "--json", str(file), "--resume", "--seconds", "100"]
+    ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 from gemmsmith.core.cached_property import cached_property
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.frozen import changed
 from gemmsmith.core.grouping import Grouping
 from gemmsmith.core.integers import round_up
 from gemmsmith.core.pointer import Pointer
@@ -52,7 +53,7 @@ class Matrix:
 
     def with_rows(self, rows: int) -> Matrix:
         """Return the matrix with another number of rows."""
-        return replace(self, rows=rows)
+        return changed(self, rows=rows)
 
     @property
     def is_row_major(self) -> bool:
@@ -112,7 +113,7 @@ class Matrix:
         if self.cols <= 1 and row == 1:
             col = round_up(max(self.rows, 1), alignment)
         batch = self.batch_stride if self.batch > 1 else 0
-        return replace(self, row_stride=row, col_stride=col, batch_stride=batch)
+        return changed(self, row_stride=row, col_stride=col, batch_stride=batch)
 
     def with_degenerate_strides_of(self, other: Matrix) -> Matrix:
         """Return the same matrix with the strides of length-0 and length-1 dimensions taken from `other`.
@@ -123,7 +124,7 @@ class Matrix:
         empty = 0 in (self.batch, self.rows, self.cols)
         row = other.row_stride if empty or self.rows <= 1 else self.row_stride
         col = other.col_stride if empty or self.cols <= 1 else self.col_stride
-        return replace(self, row_stride=row, col_stride=col)
+        return changed(self, row_stride=row, col_stride=col)
 
 
 @dataclass(frozen=True)
@@ -202,11 +203,11 @@ class Problem:
         """The transposed problem, D^T = B^T @ A^T, whose D is row-major if this one's is column-major."""
         extents, grouping = self.extents and self.extents[::-1], self.grouping and self.grouping.transposed()
         swapped = self.with_matrices(self.b.T, self.a.T, self.d.T, self.scales[::-1])
-        return replace(swapped, extents=extents, grouping=grouping) if extents or grouping else swapped
+        return changed(swapped, extents=extents, grouping=grouping) if extents or grouping else swapped
 
     def with_matrices(self, a: Matrix, b: Matrix, d: Matrix, scales: Scales) -> Problem:
         """Return the same problem with other matrices."""
-        return replace(self, a=a, b=b, d=d, scales=scales)
+        return changed(self, a=a, b=b, d=d, scales=scales)
 
     def with_degenerate_strides_of(self, other: Problem) -> Problem:
         """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`.
@@ -214,7 +215,7 @@ class Problem:
         `other` is a plan's problem; see `Matrix.with_degenerate_strides_of`.
         """
         scale_a, scale_b = (
-            replace(x, matrix=x.matrix.with_degenerate_strides_of(y.matrix)) if x and y else x
+            changed(x, matrix=x.matrix.with_degenerate_strides_of(y.matrix)) if x and y else x
             for x, y in zip(self.scales, other.scales, strict=True)
         )
         return self.with_matrices(
