@@ -349,6 +349,12 @@ def test_simulate_with_another_seed(call) -> None:
     assert json.loads(out)["result"] == "pass"
 
 
+def test_simulate_writes_a_page(call, tmp_path: Path) -> None:
+    page = tmp_path / "new" / "steps.html"
+    assert json.loads(good(call("simulate", *SMALL, "--html", str(page), "--json")))["files"]["page"] == str(page)
+    assert "<title>cooperative_" in page.read_text()
+
+
 def test_simulate_with_counters(call) -> None:
     """A row for each line and access; its counts, summed, are what the tile's bytes are."""
     words = ["simulate", *SMALL, "--m", "64", "--n", "64", "--k", "64", "--counters"]

@@ -59,10 +59,16 @@ def run(sizes: PartialSizes, backend: str, seed: int, output: Path, as_json: boo
     show_default=True,
     help="The most schedules to run, if one does not speak for all.",
 )
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="File for a page in which a browser steps through the kernel.",
+)
 @options.execution
 def simulate(
-    sizes: PartialSizes, counters: bool, schedules: int, seed: int, output: Path, as_json: bool, **choices: Any
-) -> None:
+    sizes: PartialSizes, counters: bool, schedules: int, html: Path | None, seed: int, output: Path, as_json: bool,
+    **choices: Any,
+) -> None:  # fmt: skip
     """Execute a kernel on the CPU and report hazards.
 
     Every barrier and every memory access is checked; the timeline is plotted, and written as a trace for
@@ -75,7 +81,8 @@ def simulate(
     \b
     Example: gemmsmith simulate 256x256x128 --design pingpong --seed 3
     """
-    _execute_and_report("sim", sizes, seed, output, as_json, choices, Counters() if counters else None, schedules)
+    counts = Counters() if counters else None
+    _execute_and_report("sim", sizes, seed, output, as_json, choices, counts, schedules, html)
 
 
 @click.command(cls=options.ProblemCommand)
@@ -130,16 +137,16 @@ def _shown(plan: PlannedGemm, kind: str, annotated: Code | None) -> tuple[dict[s
 
 def _execute_and_report(
     backend: str, partial_sizes: PartialSizes, seed: int, output: Path, as_json: bool, choices: dict[str, Any],
-    counters: Counters | None = None, schedules: int = 1,
+    counters: Counters | None = None, schedules: int = 1, page: Path | None = None,
 ) -> None:  # fmt: skip
     """Execute the kernel, print the outcome, and exit with code FAILED if it is not correct.
 
-    `choices`: the options of the problem and of the config, by name. `output`: folder for the files. `counters` and
-    `schedules`: as for `execute`.
+    `choices`: the options of the problem and of the config, by name. `output`: folder for the files. `counters`,
+    `schedules` and `page`: as for `execute`.
     """
     sizes = complete_sizes(partial_sizes, GPU_SIZES if backend == "cuda" else CPU_SIZES, choices["groups"])
     with progress_bar() as progress:
-        plan, outcome = execute(choices, sizes, seed, backend, output, progress, counters, schedules)
+        plan, outcome = execute(choices, sizes, seed, backend, output, progress, counters, schedules, page)
     if as_json:
         click.echo(json.dumps(outcome.to_json(plan), indent=2))
     else:

@@ -47,7 +47,7 @@ class Outcome:
         report: The comparison of the results with float64.
         hazards: The simulator's hazards; empty for other backends.
         timings: time_us and tflops (GPU), or cycles and the ctas that took them (simulator), or empty.
-        files: Paths by kind: source, timeline, trace.
+        files: Paths by kind: source, timeline, trace, page.
         kernel_counts: The simulator's counts, one per kernel, if counters were requested.
         verdict: Whether the simulated schedules speak for all; None for other backends.
     """
@@ -215,7 +215,7 @@ def _of_group(scale: Any, part: Any) -> Any:
 
 def execute(
     choices: Choices, sizes: Sizes, seed: int, backend: str, folder: Path, progress: ProgressCallback,
-    counters: Counters | None = None, schedules: int = 1,
+    counters: Counters | None = None, schedules: int = 1, page: Path | None = None,
 ) -> tuple[PlannedGemm, Outcome]:  # fmt: skip
     """Run the plan of a command's options, compare with float64, and write the CUDA file and the timeline.
 
@@ -230,6 +230,7 @@ def execute(
         progress: Called with what is being done.
         counters: Counts what the simulated instructions of each source line do; None: no counts.
         schedules: The most schedules that are simulated.
+        page: The HTML file to step through the simulation; None: no file.
 
     Raises:
         ArgumentError: The problem needs more memory than there is.
@@ -280,6 +281,10 @@ def execute(
                 click.echo(f"no picture of the timeline: {missing}", err=True)
             simulation.timeline.write_trace(trace)
             files["trace"] = str(trace)
+            if page is not None:
+                page.parent.mkdir(parents=True, exist_ok=True)
+                simulation.to_html(page)
+                files["page"] = str(page)
     progress("comparing with float64")
     report = compare(plan, request)
     counts = tuple(KernelCounts.from_kernel(x, counters.lines(x)) for x in counters.kernels) if counters else ()

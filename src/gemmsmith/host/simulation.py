@@ -85,6 +85,17 @@ class Simulation:
             raise ArgumentError("timeline: this simulation has no record; use simulate(..., record=True)")
         return self.record.timeline()
 
+    def to_html(self, path: str | Path) -> None:
+        """Write one HTML file, which needs no network, to step through the longest launch in a browser.
+
+        It has the first 200,000 events. Raises ArgumentError without a record.
+        """
+        from gemmsmith.backends.sim.report.page import write_page
+
+        if self.record is None:
+            raise ArgumentError("to_html: this simulation has no record; use simulate(..., record=True)")
+        write_page(path, self.record, self.hazards, f"{self.verdict}")
+
     def to_json(self) -> dict[str, Any]:
         """Return the verdict, the cycles and the hazards for JSON, as `gemmsmith simulate --json` prints them."""
         hazards = [hazard.to_json() for hazard in self.hazards]

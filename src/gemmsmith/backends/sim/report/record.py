@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -270,6 +271,15 @@ class Record:
         """Cycles of the cost model until the last thread has finished."""
         return max((x.time for x in self.of_kind("exit", "resume")), default=0)
 
+    def first(self, count: int) -> Record:
+        """Return a record of the first `count` events, and of the operations that are issued in them."""
+        result = copy(self)
+        result._events = self._events[:count]
+        result.operations = [x for x in self.operations if x.issue < count]
+        end = max((x[1] for x in result._events), default=0)
+        result._products = [x for x in self._products if x[2] < end]
+        return result
+
     def timeline(self) -> Timeline:
         """Return the timeline: when each engine works on what, and when each group of threads executes or waits."""
         result, busy_since = Timeline(), Counter[tuple[int, str]]()
@@ -337,9 +347,9 @@ class Record:
         }  # fmt: skip
         names = Operation.__slots__
         parts = {
-            "events": _columns(Event._fields, self.events, tables),
-            "operations": _columns(names, (tuple(getattr(x, name) for name in names) for x in self.operations), tables),
-            "idle": _columns(Idle._fields, self.idle(), tables),
+            "events": in_columns(Event._fields, self.events, tables),
+            "operations": in_columns(names, ([getattr(x, name) for name in names] for x in self.operations), tables),
+            "idle": in_columns(Idle._fields, self.idle(), tables),
         }
         nests: dict[tuple[str, ...], int] = {}
         loops = [
@@ -359,15 +369,15 @@ class Record:
         Path(path).write_text(json.dumps(self.columns(), separators=(",", ":")))
 
 
-def _columns(
-    names: Iterable[str], rows: Iterable[tuple[Any, ...]], tables: dict[str, dict[Any, int]]
+def in_columns(
+    names: Iterable[str], rows: Iterable[Sequence[Any]], tables: dict[str, dict[Any, int]]
 ) -> dict[str, Any]:
     """Return rows as columns: a list for each field, by its name.
 
     A value of a field in `tables` is added to that table and replaced by its index; None becomes -1. Fields in
     _DIFFERENCES are stored as differences.
     """
-    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
+    columns = {name: [*values] for name, *values in zip(names, *rows, strict=True)}
     for name, values in columns.items():
         if name in tables:
             table = tables[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,13 @@ class Timeline:
         if span.end > span.start:
             self.spans.append(span)
 
+    def shown(self, ctas: Container[int]) -> list[Span]:
+        """Return the spans of CTAs, without those of warps that end early: they are idle."""
+        spans = [s for s in self.spans if s.cta in ctas]
+        ends = {(s.cta, s.row): s.end for s in sorted(spans, key=lambda s: s.end)}
+        last = max(ends.values(), default=1)
+        return [s for s in spans if ends[s.cta, s.row] > last / 20]
+
     def plot(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
         """Plot the timelines of `ctas` (their indices) to a PNG or SVG file.
 
@@ -96,11 +103,9 @@ def plot_timelines(path: str | Path, timelines: Mapping[str, Timeline], ctas: tu
         timelines: By title.
         ctas: The indices of the CTAs that are shown.
     """
-    shown = [_shown(x, ctas) for x in timelines.values()]
-    rows = [sorted({(s.cta, s.row) for s in spans}, key=lambda r: (r[0], _order(r[1]), r[1])) for spans in shown]
-    entries = sorted({_entry(s) for spans in shown for s in spans}, key=_order_of_entry)
-    stages = pictures.colors(sum(entry.startswith("stage ") for entry in entries))
-    color_of = dict(zip(entries, stages, strict=False)) | COLORS
+    shown = [x.shown(ctas) for x in timelines.values()]
+    rows = [sort_rows((s.cta, s.row) for s in spans) for spans in shown]
+    color_of = colors_of(s for spans in shown for s in spans)
     first, *others = timelines
     heights = [max(len(x), 1) for x in rows]
     with pictures.drawing(path, 10, 1.2 + 0.45 * sum(heights) + 0.6 * len(others), "" if others else first) as figure:
@@ -113,16 +118,8 @@ def plot_timelines(path: str | Path, timelines: Mapping[str, Timeline], ctas: tu
             _draw(axes, spans, names, color_of, len(ctas) > 1)
         axes.set_xlabel("cycles")
         axes.set_xlim(0, max((s.end for spans in shown for s in spans), default=1))
-        line = Line2D([], [], color=color_of[WAITING], linewidth=2, label=WAITING)
-        pictures.legend(figure, {entry: color_of[entry] for entry in entries if entry != WAITING}, line)
-
-
-def _shown(timeline: Timeline, ctas: tuple[int, ...]) -> list[Span]:
-    """Return the spans of CTAs, without those of warps that end early: they are idle."""
-    spans = [s for s in timeline.spans if s.cta in ctas]
-    ends = {(s.cta, s.row): s.end for s in sorted(spans, key=lambda s: s.end)}
-    last = max(ends.values(), default=1)
-    return [s for s in spans if ends[s.cta, s.row] > last / 20]
+        line = Line2D([], [], color=COLORS[WAITING], linewidth=2, label=WAITING)
+        pictures.legend(figure, {entry: color for entry, color in color_of.items() if entry != WAITING}, line)
 
 
 def _draw(
@@ -132,7 +129,7 @@ def _draw(
     position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
     bars = defaultdict[tuple[tuple[int, str], str], list[tuple[int, int]]](list)
     for s in spans:
-        bars[(s.cta, s.row), _entry(s)].append((s.start, s.end - s.start))
+        bars[(s.cta, s.row), entry_of(s)].append((s.start, s.end - s.start))
     for (row, entry), ranges in bars.items():
         height = HEIGHTS.get(entry, 0.8)
         axes.broken_barh(
@@ -145,13 +142,25 @@ def _draw(
     axes.tick_params(axis="y", length=0)
 
 
-def _order(row: str) -> int:
-    """Return the position of a row in the plot: engines first, then threads."""
-    order = ["TMA", "tensor", "copy"]
-    return next((i for i, name in enumerate(order) if row.startswith(name)), len(order))
+def sort_rows(rows: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the different rows, (CTA, name), from the top: in each CTA the engines first, then the threads."""
+    engines = ["TMA", "tensor", "copy"]
+
+    def order(row: tuple[int, str]) -> tuple[int, int, str]:
+        cta, name = row
+        return cta, next((i for i, x in enumerate(engines) if name.startswith(x)), len(engines)), name
+
+    return sorted(set(rows), key=order)
 
 
-def _entry(span: Span) -> str:
+def colors_of(spans: Iterable[Span]) -> dict[str, str]:
+    """Return the color of each entry of the legend of spans, the stages first."""
+    entries = sorted({entry_of(s) for s in spans}, key=_order_of_entry)
+    stages = pictures.colors(sum(entry.startswith("stage ") for entry in entries))
+    return dict(zip(entries, stages, strict=False)) | {x: COLORS[x] for x in entries if x in COLORS}
+
+
+def entry_of(span: Span) -> str:
     """Return the entry of the legend for a span."""
     if span.kind in ("load", "mma"):
         return f"stage {span.stage}" if span.stage is not None else MULTIPLY if span.kind == "mma" else LOAD

@@ -1,0 +1,145 @@
+"""The record as one HTML file, in which a kernel is stepped through: page.html with page.css, page.js and the data."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.record import Record, in_columns
+from gemmsmith.backends.sim.report.timeline import HEIGHTS, colors_of, entry_of, sort_rows
+
+MAX_EVENTS = 200_000
+"""Events that a page shows: a browser opens a page of as many in seconds. Chosen; not measured."""
+_PAGE = Path(__file__).with_name("page.html")
+
+
+class Fill(NamedTuple):
+    """A slot of a buffer in shared memory, from one load to the next; the numbers are those of events, -1 for none.
+
+    Attributes:
+        cta: The CTA.
+        buffer: The buffer with its slot, such as "A[2]".
+        holds: The k-tile or, where no loop around the load has it, the coordinates of the load.
+        load: The issue of the first load.
+        full: The completion of the last one.
+        read: The issue of the first operation that reads the slot.
+        free: The wait after which all operations that read it are known to have completed.
+    """
+
+    cta: int
+    buffer: str
+    holds: str
+    load: int
+    full: int
+    read: int
+    free: int
+
+
+def write_page(path: str | Path, record: Record, hazards: Sequence[Hazard], verdict: str) -> None:
+    """Write the page of a record.
+
+    Args:
+        path: The HTML file.
+        record: What happened in one launch.
+        hazards: Those of the simulation; the page jumps to those that the record has.
+        verdict: Whether other schedules do the same, as text.
+    """
+    data = json.dumps(page_data(record, hazards, verdict), separators=(",", ":")).encode()
+    parts = {
+        "title": html.escape(record.kernel.name),
+        "style": _PAGE.with_suffix(".css").read_text(),
+        "script": _PAGE.with_suffix(".js").read_text(),
+        "data": base64.b64encode(gzip.compress(data, mtime=0)).decode(),
+    }
+    text = _PAGE.read_text()
+    for name, part in parts.items():
+        text = text.replace(f"<!-- {name} -->", part)
+    Path(path).write_text(text)
+
+
+def page_data(record: Record, hazards: Sequence[Hazard], verdict: str) -> dict[str, Any]:
+    """Return the data of the page: the columns of the first MAX_EVENTS events, and what is drawn of them.
+
+    `lanes`: [CTA, name] of each, from the top. `spans`: columns lane, entry (of the legend), start, end and label.
+    `legend`: name, color and height of each entry. `fills`: columns of Fill. `all_events`: those of the whole record.
+    """
+    shown = record.first(MAX_EVENTS)
+    data = shown.columns()
+    spans = shown.timeline().shown(range(record.grid))
+    finished = {x.agent for x in shown.of_kind("exit")}
+    lanes = sort_rows([*((s.cta, s.row) for s in spans), *({x.agent for x in shown.events} - finished)])
+    number = {lane: i for i, lane in enumerate(lanes)}
+    colors = colors_of(spans)
+    entries = {entry: i for i, entry in enumerate(colors)}
+    tables: dict[str, dict[Any, int]] = {"entry": entries, "label": {}, "buffer": {}, "holds": {}}
+    rows = sorted(((number[s.cta, s.row], entry_of(s), s.start, s.end, s.label) for s in spans), key=itemgetter(0, 2))
+    data["spans"] = in_columns(("lane", "entry", "start", "end", "label"), rows, tables)
+    data["fills"] = in_columns(Fill._fields, fills_of(shown), tables)
+    own = {id(x) for x in record.hazards}
+    for statement in data["statements"].values():
+        statement["python"]["file"] = Path(statement["python"]["file"]).name
+    return data | {
+        "lanes": lanes, "labels": list(tables["label"]), "buffers": list(tables["buffer"]),
+        "holds": list(tables["holds"]), "verdict": verdict, "all_events": len(record), "all_cycles": record.cycles,
+        "legend": [[entry, color, HEIGHTS.get(entry, 0.8)] for entry, color in colors.items()],
+        "hazards": [_hazard(x, x.event if id(x) in own else None) for x in hazards],
+    }  # fmt: skip
+
+
+def _hazard(hazard: Hazard, event: int | None) -> dict[str, Any]:
+    """Return a hazard for the page. `event`: its event in the record that is shown, or None."""
+    result = hazard.to_json() | {"event": event}
+    for place in result["places"]:
+        for call in (place["python"], *place["stack"]):
+            call["file"] = Path(call["file"]).name
+    return result
+
+
+def fills_of(record: Record) -> Iterable[Fill]:
+    """Return the fills of all slots that asynchronous operations load, in the order of their first load."""
+    events = record.events
+    fills: list[_Fill] = []
+    current: dict[tuple[int, str], _Fill] = {}
+    for x in record.operations:
+        loops = dict(events[x.issue].loops)
+        holds = f"k-tile {loops['k_tile']}" if "k_tile" in loops else f"{x.coordinates}" if x.coordinates else ""
+        for slot in x.route.reads:
+            if slot in current:
+                current[slot].reads.append((x.issue, x.wait))
+        for cta, buffer in x.route.writes:
+            if cta < 0:
+                continue
+            fill = current.get((cta, buffer))
+            # Several loads may fill a slot, such as halves from two CTAs; the next fill comes after reads.
+            if fill is None or fill.reads or fill.holds != holds:
+                fill = current[cta, buffer] = _Fill(cta, buffer, holds)
+                fills.append(fill)
+            fill.loads.append((x.issue, x.complete))
+    return (fill.finished() for fill in fills)
+
+
+class _Fill:
+    """A fill in the making. `loads`, `reads`: (issue, completion) and (issue, wait) of the operations."""
+
+    def __init__(self, cta: int, buffer: str, holds: str) -> None:
+        self.cta, self.buffer, self.holds = cta, buffer, holds
+        self.loads: list[tuple[int, int]] = []
+        self.reads: list[tuple[int, int]] = []
+
+    def finished(self) -> Fill:
+        first, full = self.loads[0][0], _last(end for _, end in self.loads)
+        read = self.reads[0][0] if self.reads else -1
+        return Fill(self.cta, self.buffer, self.holds, first, full, read, _last(end for _, end in self.reads))
+
+
+def _last(events: Iterable[int]) -> int:
+    """Return the last of events; -1 if there is none, or if one has not happened."""
+    numbers = [*events]
+    return -1 if -1 in numbers else max(numbers, default=-1)

@@ -1,0 +1,394 @@
+"""The page to step through a kernel: what its data says at a step is the simulator's own state after that event."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tests.backends.sim.tiny import run
+
+import gemmsmith
+from gemmsmith import Config, hw
+from gemmsmith.backends.sim import engine
+from gemmsmith.backends.sim.report import page
+from gemmsmith.backends.sim.report.page import Fill, write_page
+from gemmsmith.backends.sim.report.record import Record
+from gemmsmith.backends.sim.state.cta import Cta
+from gemmsmith.backends.sim.state.grid_state import GridState
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.host.simulation import Simulation
+from gemmsmith.kernels.build import build
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.values import Value
+
+M, N, K = 256, 192, 256
+CONFIGS = {
+    "multistage": Config("mma_multistage", (64, 64, 32), (1, 1), 3, 2, chip="sm_80"),
+    "cooperative": Config("cooperative", (128, 64, 64), (2, 1), 3),
+    "pingpong": Config("pingpong", (128, 64, 64), (1, 2), 3),
+    "split in a cluster": Config("cooperative", (128, 64, 64), (1, 1), 3, 2, cluster_splits=2),
+}
+BARRIER_EVENTS = "init", "arrive", "expect_tx", "complete_tx"
+HOOKS = "instruction", "issue", "complete", "signal", "barrier", "commit", "block", "resume", "exit"
+
+Slot = tuple[int, str]
+
+
+class State(NamedTuple):
+    """The simulator's state: of each barrier, and the slots in shared memory that operations in flight use."""
+
+    barriers: dict[tuple[int, str], tuple[int, int, int]]
+    written: set[Slot]
+    read: set[Slot]
+
+
+@lru_cache(maxsize=2)
+def watched(name: str, seed: int) -> tuple[Simulation, dict[int, State]]:
+    """A simulation, and the simulator's own state after each event."""
+    states: dict[int, State] = {}
+    grids: list[GridState] = []
+    ctas: list[Cta] = []
+
+    def created(state: GridState, **options: Any) -> Any:
+        grids.append(state)
+        result = create_ctas(state, **options)
+        ctas.extend(result)
+        return result
+
+    def hooked(hook: Callable[..., None]) -> Callable[..., None]:
+        def call(record: Record, *arguments: Any) -> None:
+            hook(record, *arguments)
+            states[len(record) - 1] = _state(grids[0], ctas, record)
+
+        return call
+
+    create_ctas = engine.create_ctas
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "create_ctas", created)
+        for x in HOOKS:
+            patch.setattr(Record, x, hooked(getattr(Record, x)))
+        rng = np.random.default_rng(seed)
+        a, b = (rng.standard_normal((rows, K)).astype(np.float16) for rows in (M, N))
+        simulation = gemmsmith.simulate(a, b.T, config=CONFIGS[name], seed=seed, record=True)
+    assert not simulation.hazards
+    assert len(simulation.records) == 1
+    return simulation, states
+
+
+def _state(grid: GridState, ctas: list[Cta], record: Record) -> State:
+    barriers = {(cta.index, x.name): x.state for cta in ctas for x in cta.mbarriers.values()}
+    barriers |= {(cta.index, x.name): x.state for cta in ctas for x in cta.named_barriers.values()}
+    clusters = [(cta.index, cta.cluster.barrier) for cta in ctas if not cta.rank]
+    barriers |= {(i, x.name): x.state for i, x in clusters if x.state != (0, x.expected, 0)}  # before its first use
+    written, read = set[Slot](), set[Slot]()
+    for x in grid.operations.in_flight:
+        for slots, accesses in ((written, x.operation.writes), (read, x.operation.reads)):
+            slots.update(slot for slot in record._buffers(x.cta.index, accesses) if slot[0] >= 0)
+    return State(barriers, written, read)
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """The data of a page, as its script decodes it, with the differences summed."""
+    found = re.search(r'<script id="data" type="text/plain">([^<]+)</script>', path.read_text())
+    assert found
+    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    for part in ("events", "operations", "spans", "idle"):
+        for name in {*data["differences"]} & {*data[part]}:
+            data[part][name] = [*accumulate(data[part][name])]
+    return data
+
+
+def page_of(simulation: Simulation, folder: Path) -> dict[str, Any]:
+    simulation.to_html(folder / "page.html")
+    return data_of(folder / "page.html")
+
+
+def record_of(simulation: Simulation) -> Record:
+    assert simulation.record is not None
+    return simulation.record
+
+
+def barriers_at(data: dict[str, Any], step: int) -> dict[tuple[int, str], tuple[int, int, int]]:
+    """Of each barrier: its phase, and the arrivals and bytes that it misses, after the last event up to the step."""
+    events, result = data["events"], {}
+    for kind, barrier, *state in list(zip(*(events[x] for x in ("kind", "object", "phase", "pending", "bytes")),
+                                          strict=True))[: step + 1]:  # fmt: skip
+        if data["kinds"][kind] in BARRIER_EVENTS:
+            cta, name = data["objects"][barrier]
+            result[cta, name] = tuple(state)
+    return result
+
+
+def stages_at(data: dict[str, Any], step: int) -> dict[Slot, str]:
+    """Of each slot: empty, loading, full or read, as the page says."""
+    result: dict[Slot, str] = {}
+    for x in map(Fill._make, zip(*data["fills"].values(), strict=True)):
+        if x.load <= step:
+            state = "read" if 0 <= x.read <= step else "full"
+            state = "empty" if 0 <= x.free <= step else state if 0 <= x.full <= step else "loading"
+            result[x.cta, data["buffers"][int(x.buffer)]] = state
+    return result
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_state_at_random_steps_is_the_simulators(name: str, seed: int, tmp_path: Path) -> None:
+    simulation, states = watched(name, seed)
+    data = page_of(simulation, tmp_path)
+    count = len(data["events"]["kind"])
+    assert count == len(record_of(simulation)) == max(states) + 1
+    seen = set[str]()
+    for step in random.Random(seed).sample(range(count), 200):
+        state, found = states[step], barriers_at(data, step)
+        assert found == state.barriers
+        if data["kinds"][data["events"]["kind"][step]] == "issue":
+            continue  # the operation is not in flight yet
+        stages = stages_at(data, step)
+        seen |= {*stages.values()}
+        assert {slot for slot in state.written if slot in stages} <= {x for x, y in stages.items() if y == "loading"}
+        assert {slot for slot in state.read if slot in stages} <= {x for x, y in stages.items() if y == "read"}
+    assert seen == ({"loading", "full"} if name == "multistage" else {"loading", "full", "read", "empty"})
+
+
+@pytest.mark.parametrize("name", ["cooperative", "pingpong", "split in a cluster"])
+def test_the_k_tile_that_a_stage_holds_is_that_of_its_loads(name: str, tmp_path: Path) -> None:
+    simulation, _ = watched(name, 0)
+    data, record = page_of(simulation, tmp_path), record_of(simulation)
+    k_tiles = {(x.issue, slot): x.coordinates[0] // 64 for x in record.operations for slot in x.route.writes
+               if x.route.label.startswith("TMA load")}  # fmt: skip
+    fills = [Fill._make(x) for x in zip(*data["fills"].values(), strict=True)]
+    checked = [(data["holds"][int(x.holds)], k_tiles[x.load, (x.cta, data["buffers"][int(x.buffer)])]) for x in fills
+               if (x.load, (x.cta, data["buffers"][int(x.buffer)])) in k_tiles]  # fmt: skip
+    first = 0 if name != "split in a cluster" else 2  # the k-tiles of the second CTA begin there
+    assert len(checked) >= 2 * 6 * (K // 64)  # of A and of B, tiles, k-tiles
+    assert all(int(holds.removeprefix("k-tile ")) in (k_tile, k_tile - first) for holds, k_tile in checked)
+    assert {holds for holds, _ in checked} == {f"k-tile {i}" for i in range(K // 64 - first)}
+
+
+def test_lanes_and_spans_are_those_of_the_timeline(tmp_path: Path) -> None:
+    simulation, _ = watched("pingpong", 0)
+    data = page_of(simulation, tmp_path)
+    rows = [tuple(x) for x in data["lanes"]]
+    names = [name for cta, name in rows if cta == 0]
+    assert names == ["TMA", "TMA store", "tensor core", "consumer warpgroup 0", "consumer warpgroup 1", "producer warp"]
+    spans = zip(*(data["spans"][x] for x in ("lane", "entry", "start", "end", "label")), strict=True)
+    found = sorted((*rows[lane], start, end, data["labels"][label]) for lane, _, start, end, label in spans)
+    shown = [x for x in simulation.timeline.spans if (x.cta, x.row) in rows]
+    assert found == sorted((x.cta, x.row, x.start, x.end, x.label) for x in shown)
+    assert {x for x, *_ in data["legend"]} == {"stage 0", "stage 1", "stage 2", "store of D", "instructions", "waiting"}
+
+
+def test_a_page_has_the_first_events_of_a_long_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    simulation, states = watched("cooperative", 0)
+    monkeypatch.setattr(page, "MAX_EVENTS", 500)
+    data = page_of(simulation, tmp_path)
+    assert (len(data["events"]["kind"]), data["all_events"]) == (500, len(states))
+    assert 0 < max(data["operations"]["issue"]) < 500
+    assert barriers_at(data, 499) == states[499].barriers
+    assert max(data["idle"]["end"]) <= max(data["events"]["time"])
+
+
+def test_the_page_needs_no_network_and_no_path_of_this_machine(tmp_path: Path) -> None:
+    simulation, _ = watched("cooperative", 0)
+    data = page_of(simulation, tmp_path)
+    text = (tmp_path / "page.html").read_text()
+    assert not re.search(r"https?://|src=|<link|import ", text)
+    assert str(Path(gemmsmith.__file__).parent) not in json.dumps(data)
+    assert text.count("<script") == 2
+    scripts = [x for x in Path(page.__file__).parent.iterdir() if x.suffix in (".js", ".css", ".html")]
+    assert len(scripts) == 3
+    assert sum(len(gzip.compress(x.read_bytes())) for x in scripts) < 40_000
+
+
+def test_a_page_needs_a_record(tmp_path: Path) -> None:
+    a = np.ones((64, 64), np.float16)
+    with pytest.raises(ArgumentError, match="record=True"):
+        gemmsmith.simulate(a, a).to_html(tmp_path / "page.html")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver")
+    service = pytest.importorskip("selenium.webdriver.chrome.service")
+    programs = [shutil.which(x) for x in ("chromium", "chromedriver")]
+    if None in programs:
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for x in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,1000"):
+        options.add_argument(x)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=service.Service(programs[1]))
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """A page in the browser. `errors`: what it has written to the console since the last question."""
+
+    def __init__(self, browser: Any, path: Path, hash_: str = "") -> None:
+        self.browser = browser
+        browser.get("about:blank")
+        browser.get(f"{path.as_uri()}{hash_}")
+        for _ in range(200):  # 10 s at most
+            if browser.execute_script("return !$('main').hidden && $('event').textContent || !$('notice').hidden"):
+                break
+            browser.execute_async_script("setTimeout(arguments[0], 50)")
+
+    def keys(self, *keys: str) -> None:
+        self.browser.switch_to.active_element.send_keys(*keys)
+
+    def text(self, selector: str) -> str:
+        found: str = self.browser.find_element("css selector", selector).text
+        return found
+
+    def value(self, script: str) -> Any:
+        return self.browser.execute_script(f"return {script}")
+
+    def errors(self) -> list[str]:
+        return [x["message"] for x in self.browser.get_log("browser") if x["level"] in ("SEVERE", "WARNING")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_browser_shows_the_simulators_state(browser: Any, name: str, tmp_path: Path) -> None:
+    simulation, states = watched(name, 0)
+    simulation.to_html(tmp_path / "page.html")
+    shown = Page(browser, tmp_path / "page.html")
+    for step in random.Random(1).sample(range(len(states)), 50):
+        found = shown.value(f"barriersAt({step}).filter((x) => x.event >= 0)")
+        states_found = {(x["cta"], x["name"]): (x["phase"], x["pending"], x["bytes"]) for x in found}
+        assert states_found == states[step].barriers
+        stages = shown.value(f"stagesAt({step}).filter((x) => x.event >= 0)")
+        wanted = stages_at(data_of(tmp_path / "page.html"), step)
+        assert {(x["cta"], x["name"]): x["state"] for x in stages} == wanted
+        assert shown.value(f"goTo({step}), step") == step
+    assert shown.errors() == []
+
+
+@pytest.mark.slow
+def test_stepping_by_keys(browser: Any, tmp_path: Path) -> None:
+    right, left, home, end = "\ue014", "\ue012", "\ue011", "\ue010"
+    simulation, states = watched("multistage", 0)
+    simulation.to_html(tmp_path / "page.html")
+    shown = Page(browser, tmp_path / "page.html")
+    for i in range(25):
+        shown.keys(right)
+        assert shown.value("[step, +$('number').value, location.hash]") == [i + 1, i + 1, f"#step={i + 1}"]
+    shown.keys(left)
+    assert shown.value("step") == 24
+    shown.keys(end)  # of CTA 0, which has no cluster
+    assert shown.value("step") == max(i for i, x in enumerate(record_of(simulation).events) if x.agent[0] == 0)
+    shown.keys(home)
+    assert shown.value("step") == 0
+    simulation, states = watched("cooperative", 0)
+    simulation.to_html(tmp_path / "other.html")
+    shown = Page(browser, tmp_path / "other.html", "#step=700")
+    (phase, pending, missing) = states[700].barriers[0, "mainloop full barrier[1]"]
+    card = shown.text("[data-barrier='mainloop full barrier[1]']").split("\n")
+    assert card[:2] == [f"[1] phase {phase}, parity {phase % 2}", f"pending arrivals: {pending} of 1"]
+    assert ("awaited bytes" in f"{card}") == (missing > 0)
+    shown.keys("\ue008", right)  # Shift: in the same lane
+    events = data_of(tmp_path / "other.html")["events"]["agent"]
+    assert shown.value("step") == events.index(events[700], 701)
+    width = shown.value("toCycle - fromCycle")
+    shown.keys("+")
+    assert shown.value("toCycle - fromCycle") == pytest.approx(width / 2)
+    shown.keys("0")
+    assert shown.value("toCycle") > simulation.cycles
+    assert shown.errors() == []
+
+
+@pytest.mark.slow
+def test_the_hazard_of_a_kernel_without_a_wait(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    build.cache_clear()
+    monkeypatch.setattr(Accumulator, "wait", lambda *arguments, **options: None)
+    a, b = np.ones((128, 512), np.float16), np.ones((512, 64), np.float16)
+    simulation = gemmsmith.simulate(a, b, config=Config("cooperative", (128, 48, 64), (1, 1), 3), record=True)
+    build.cache_clear()
+    race = next(x for x in simulation.hazards if x.kind == "race")
+    simulation.to_html(tmp_path / "page.html")
+    shown = Page(browser, tmp_path / "page.html")
+    assert shown.value("data.found.length") == len(simulation.hazards)
+    shown.keys("h")
+    assert shown.value("step") == race.event
+    text = shown.text(".found.now")
+    assert all(x in text for x in ("race", "write of TMA load", "read of wgmma", "wgmma_mainloop.py", race.hint))
+    lit = shown.value("[...document.querySelectorAll('#names .hazard')].map((x) => x.textContent)")
+    assert {"producer warp"} < {*lit} <= {"producer warp", "consumer warpgroup 0", "consumer warpgroup 1"}
+    assert shown.value("[...document.querySelectorAll('#cuda .hazard')].length") == 2
+    assert shown.errors() == []
+
+
+@pytest.mark.slow
+def test_the_page_of_an_aborted_run(browser: Any, tmp_path: Path) -> None:
+    def record(k: Builder, out: Value) -> None:
+        barrier = k.shared(8, name="full")
+        with k.when(k.thread == 0):
+            hw.mbarrier_init(barrier[0], 3)
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.mbarrier_arrive(barrier[0])
+        hw.mbarrier_wait(barrier[0], 0)
+
+    result = run(record, threads=32, observe=True)
+    write_page(tmp_path / "page.html", result.records[0], result.hazards, f"{result.verdict}")
+    assert data_of(tmp_path / "page.html")["operations"]["issue"] == []
+    shown = Page(browser, tmp_path / "page.html")
+    shown.keys("h")
+    card = shown.text("[data-barrier='full']")
+    assert "phase 0, parity 0\npending arrivals: 2 of 3\n" in card
+    assert card.endswith("waits for phase 0")
+    assert "deadlock" in shown.text("#hazards")
+    assert shown.errors() == []
+
+
+@pytest.mark.slow
+def test_what_the_page_says_of_a_cut_and_of_an_old_browser(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    simulation, states = watched("cooperative", 0)
+    monkeypatch.setattr(page, "MAX_EVENTS", 500)
+    simulation.to_html(tmp_path / "page.html")
+    shown = Page(browser, tmp_path / "page.html")
+    assert "Only the first 500 events" in shown.text("#notice")
+    assert f"{len(states) - 500:,} are cut" in shown.text("#notice")
+    source = {"source": "delete window.DecompressionStream"}
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
+    shown = Page(browser, tmp_path / "page.html")
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    assert "has no DecompressionStream" in shown.text("#notice")
+    assert shown.value("$('main').hidden")
+    assert shown.errors() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_wider_than_the_window(browser: Any, width: int, theme: str, tmp_path: Path) -> None:
+    simulation, _ = watched("split in a cluster", 0)
+    simulation.to_html(tmp_path / "page.html")
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    shown = Page(browser, tmp_path / "page.html", "#step=400")
+    assert shown.value("document.documentElement.scrollWidth") <= width
+    dark = shown.value("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+    assert dark == (theme == "dark")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert shown.errors() == []
