@@ -312,6 +312,54 @@ def test_stepping_by_keys(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_mouse_and_controls(browser: Any, tmp_path: Path) -> None:
+    chains = pytest.importorskip("selenium.webdriver.common.action_chains")
+    wheel = pytest.importorskip("selenium.webdriver.common.actions.wheel_input")
+    simulation, _ = watched("cooperative", 0)
+    simulation.to_html(tmp_path / "page.html")
+    shown, events = Page(browser, tmp_path / "page.html"), record_of(simulation).events
+
+    def find(selector: str) -> Any:
+        return browser.find_element("css selector", selector)
+
+    def mouse() -> Any:
+        return chains.ActionChains(browser)
+
+    canvas = find("#canvas")
+    for lane in (0, 2, 3, 5, 8):
+        mouse().move_to_element_with_offset(
+            canvas, 50, int(24 * (lane + 0.5) - canvas.size["height"] / 2)
+        ).click().perform()
+        assert [*events[shown.value("step")].agent] == shown.value(f"data.lanes[{lane}]")
+    view = shown.value("[fromCycle, toCycle]")
+    mouse().scroll_from_origin(wheel.ScrollOrigin.from_element(canvas), 0, -200).perform()
+    closer = shown.value("[fromCycle, toCycle]")
+    assert view[0] < closer[0] < closer[1] < view[1]
+    mouse().drag_and_drop_by_offset(canvas, -100, 0).perform()
+    panned = shown.value("[fromCycle, toCycle]")
+    assert panned[0] > closer[0]
+    assert panned[1] - panned[0] == pytest.approx(closer[1] - closer[0])
+    find("#cta [value='2']").click()
+    assert events[shown.value("step")].agent[0] // 2 == 1  # of the other cluster
+    find("[data-lane='15']").click()
+    assert [*events[shown.value("step")].agent] == shown.value("data.lanes[15]")
+    before = shown.value("step")
+    for button, wanted in (("forward", 1), ("back", 0)):
+        find(f"#{button}").click()
+        steps = [i for i, x in enumerate(events) if x.agent[0] >= 2]
+        assert shown.value("step") == steps[steps.index(before) + wanted]
+    line = next(x["cuda"] for x in record_of(simulation).columns()["statements"].values()
+                if x["instruction"] == "mbarrier_wait")  # fmt: skip
+    shown.value(f"$('cuda').children[{line - 1}].click()")
+    assert shown.value("data.statements[events.statement[step]].cuda") == line
+    find("#play").click()
+    browser.execute_async_script("setTimeout(arguments[0], 500)")
+    find("#play").click()
+    assert shown.value("data.statements[events.statement[step]].cuda") != line
+    assert shown.errors() == []
+
+
+@pytest.mark.slow
 def test_the_hazard_of_a_kernel_without_a_wait(
     browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:  # fmt: skip
@@ -328,6 +376,10 @@ def test_the_hazard_of_a_kernel_without_a_wait(
     assert shown.value("step") == race.event
     text = shown.text(".found.now")
     assert all(x in text for x in ("race", "write of TMA load", "read of wgmma", "wgmma_mainloop.py", race.hint))
+    first = next(x for x in data_of(tmp_path / "page.html")["hazards"] if x["kind"] == "race")["places"][1]
+    event = record_of(simulation).events[first["event"]]
+    assert (event.kind, event.agent[1]) == ("issue", "consumer warpgroup 0")
+    assert dict(event.loops) == first["loops"]
     lit = shown.value("[...document.querySelectorAll('#names .hazard')].map((x) => x.textContent)")
     assert {"producer warp"} < {*lit} <= {"producer warp", "consumer warpgroup 0", "consumer warpgroup 1"}
     assert shown.value("[...document.querySelectorAll('#cuda .hazard')].length") == 2
@@ -353,6 +405,7 @@ def test_the_page_of_an_aborted_run(browser: Any, tmp_path: Path) -> None:
     card = shown.text("[data-barrier='full']")
     assert "phase 0, parity 0\npending arrivals: 2 of 3\n" in card
     assert card.endswith("waits for phase 0")
+    assert shown.text("#event").endswith("waits for full phase 0 (parity 0)")
     assert "deadlock" in shown.text("#hazards")
     assert shown.errors() == []
 

@@ -94,7 +94,7 @@ function barriersAt(at) {
   for (const x of threadsAt(at)) if (x.object >= 0) waiting.set(x.object, [...(waiting.get(x.object) ?? []), x]);
   return data.objects.flatMap(([c, name], object) => {
     const own = data.eventsOfBarrier[object], event = lastUpTo(own, at);
-    if (!own.length && !/barrier/.test(name)) return [];
+    if (!own.length) return [];
     const state = { cta: c, name, event, waits: waiting.get(object) ?? [] };
     if (event < 0) return [state];
     const count = data.kindOf(own[0]) === "init" ? events.amount[own[0]] : null;
@@ -188,7 +188,7 @@ function eventText(i) {
 }
 
 function waitText(i) {
-  if (events.phase[i] >= -1 && /barrier/.test(data.objects[events.object[i]]?.[1])) {
+  if (data.eventsOfBarrier[events.object[i]]?.length) {
     return ` phase ${events.phase[i]}` + (events.phase[i] >= 0 ? ` (parity ${events.phase[i] % 2})` : " (complete at the start)");
   }
   return events.pending[i] >= 0 ? `, ${events.pending[i]} may stay pending` : "";
@@ -208,12 +208,15 @@ function routeText(route) {
 // -- panels --------------------------------------------------------------------------------------------
 function showStages() {
   const slots = stagesAt(step).filter((x) => x.cta === cta);
-  const names = { read: "being read" };
+  const names = { read: "being read" }, readers = fills.read.some((x) => x >= 0);
   showRows("stages", slots, "No asynchronous copy loads shared memory of this CTA.", (x, slot) => {
     const cell = element("div", "", `slot ${x.state}${x.event === step ? " now" : ""}`);
     cell.append(element("span", `${slot} ${names[x.state] ?? x.state}`), element("span", x.holds || "\u00a0"));
     return cell;
   });
+  if (slots.length && !readers) {
+    $("stages").append(element("p", "The record has no reads by threads: a stage is full until its next load.", "muted"));
+  }
 }
 
 function showBarriers() {
@@ -247,7 +250,8 @@ function showRows(id, items, none, build) {
     if (!rows.has(name)) rows.set(name, []);
     rows.get(name).push(build(x, slot ?? ""));
   }
-  $(id).replaceChildren(...[...rows].map(([name, cells]) => {
+  const sorted = [...rows].sort(([x], [y]) => x.localeCompare(y, "en", { numeric: true }));
+  $(id).replaceChildren(...sorted.map(([name, cells]) => {
     const row = element("div", "", "row");
     row.append(element("b", name), ...cells);
     return row;
@@ -266,11 +270,13 @@ function showTable(id, header, rows, none) {
 }
 
 function showThreads() {
-  const rows = threadsAt(step).filter((x) => x.cta === cta).map((x) => {
-    const at = data.statements[events.statement[x.event]];
-    const state = x.exited ? "exited" : x.object >= 0 ? `waits for ${data.objects[x.object][1]}${waitText(x.event)}` : "runs";
-    return [x.name, state, x.exited ? "" : `${at?.instruction ?? ""} ${loopsText(x.event)}`, number(events.time[x.event])];
+  const own = threadsAt(step).filter((x) => x.cta === cta), exited = own.filter((x) => x.exited);
+  const rows = own.filter((x) => !x.exited).map((x) => {
+    const at = data.statements[events.statement[x.event]]?.instruction ?? "";
+    const state = x.object >= 0 ? `waits for ${data.objects[x.object][1]}${waitText(x.event)}` : "runs";
+    return [x.name, state, `${at} ${loopsText(x.event)}`, number(events.time[x.event])];
   });
+  if (exited.length) rows.push([exited.map((x) => x.name).join(", "), "exited", "", ""]);
   showTable("threads", ["threads", "state", "at", "cycle"], rows, "No thread has begun.");
 }
 
@@ -333,6 +339,11 @@ function buildHazards() {
       const loops = Object.entries(y.loops ?? {}).map(([name, index]) => `${name} ${index}`).join(", ");
       const item = element("li", `${who}${loops ? `[${loops}] ` : ""}at `);
       item.append(element("code", `${y.python.file}:${y.python.line} ${y.python.text}${y.cuda ? `; CUDA line ${y.cuda.line}` : ""}`));
+      if (found && y.event !== null && y.event !== undefined && y.event !== found.event) {
+        const link = element("a", `step ${y.event}`);
+        link.href = `#step=${y.event}`;
+        item.append(", ", link);
+      }
       places.append(item);
     }
     box.append(places);
@@ -414,8 +425,29 @@ function draw() {
     pen.lineTo(at + 6, row * LANE);
     pen.fill();
   }
+  drawMissingOrder(pen, x, lanes, color("danger"));
   pen.fillStyle = color("accent");
   pen.fillRect(x(now) - 1, 0, 2, lanes.length * LANE);
+}
+
+// Draws, at the step of a hazard, a line from each earlier access to the one that is not ordered after it.
+function drawMissingOrder(pen, x, lanes, color) {
+  const place = (i) => [x(events.time[i]), (lanes.indexOf(data.laneOfAgent[events.agent[i]]) + 0.5) * LANE];
+  pen.save();
+  pen.strokeStyle = pen.fillStyle = color;
+  pen.lineWidth = 2;
+  pen.setLineDash([5, 4]);
+  for (const y of hazardsHere().flatMap((found) => found.places.slice(1))) {
+    if (y.event === null || y.event === undefined) continue;
+    pen.beginPath();
+    pen.moveTo(...place(y.event));
+    pen.lineTo(...place(step));
+    pen.stroke();
+    pen.beginPath();
+    pen.arc(...place(y.event), 4, 0, 2 * Math.PI);
+    pen.fill();
+  }
+  pen.restore();
 }
 
 function drawSpans(pen, lane, top, x, width) {

@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gemmsmith.backends.sim.report.hazards import Hazard
+from gemmsmith.backends.sim.report.hazards import Hazard, Loops, Place
 from gemmsmith.backends.sim.report.record import Record, in_columns
 from gemmsmith.backends.sim.report.timeline import HEIGHTS, colors_of, entry_of, sort_rows
 
@@ -54,14 +54,14 @@ def write_page(path: str | Path, record: Record, hazards: Sequence[Hazard], verd
     data = json.dumps(page_data(record, hazards, verdict), separators=(",", ":")).encode()
     parts = {
         "title": html.escape(record.kernel.name),
-        "style": _PAGE.with_suffix(".css").read_text(),
-        "script": _PAGE.with_suffix(".js").read_text(),
+        "style": _PAGE.with_suffix(".css").read_text("utf-8"),
+        "script": _PAGE.with_suffix(".js").read_text("utf-8"),
         "data": base64.b64encode(gzip.compress(data, mtime=0)).decode(),
     }
-    text = _PAGE.read_text()
+    text = _PAGE.read_text("utf-8")
     for name, part in parts.items():
         text = text.replace(f"<!-- {name} -->", part)
-    Path(path).write_text(text)
+    Path(path).write_text(text, "utf-8")
 
 
 def page_data(record: Record, hazards: Sequence[Hazard], verdict: str) -> dict[str, Any]:
@@ -83,22 +83,44 @@ def page_data(record: Record, hazards: Sequence[Hazard], verdict: str) -> dict[s
     data["spans"] = in_columns(("lane", "entry", "start", "end", "label"), rows, tables)
     data["fills"] = in_columns(Fill._fields, fills_of(shown), tables)
     own = {id(x) for x in record.hazards}
+    found = _steps(shown)
     for statement in data["statements"].values():
         statement["python"]["file"] = Path(statement["python"]["file"]).name
     return data | {
         "lanes": lanes, "labels": list(tables["label"]), "buffers": list(tables["buffer"]),
         "holds": list(tables["holds"]), "verdict": verdict, "all_events": len(record), "all_cycles": record.cycles,
         "legend": [[entry, color, HEIGHTS.get(entry, 0.8)] for entry, color in colors.items()],
-        "hazards": [_hazard(x, x.event if id(x) in own else None) for x in hazards],
+        "hazards": [_hazard(x, found if id(x) in own else {}) for x in hazards],
     }  # fmt: skip
 
 
-def _hazard(hazard: Hazard, event: int | None) -> dict[str, Any]:
-    """Return a hazard for the page. `event`: its event in the record that is shown, or None."""
-    result = hazard.to_json() | {"event": event}
-    for place in result["places"]:
-        for call in (place["python"], *place["stack"]):
+_Where = tuple[int, int, Loops]
+"""A statement's number, a CTA, and the iteration of each loop."""
+
+
+def _steps(record: Record) -> dict[_Where, list[tuple[int, str]]]:
+    """Return the events, (number, name of the threads), of each statement of a CTA in each iteration."""
+    result: dict[_Where, list[tuple[int, str]]] = {}
+    for i, x in enumerate(record.events):
+        result.setdefault((x.statement, x.agent[0], x.loops), []).append((i, f"CTA {x.agent[0]} {x.agent[1]}"))
+    return result
+
+
+def _hazard(hazard: Hazard, steps: dict[_Where, list[tuple[int, str]]]) -> dict[str, Any]:
+    """Return a hazard for the page, and of each place its last event before the hazard, None if it has none.
+
+    `steps`: those of the record that is shown, empty for a hazard of another launch.
+    """
+    result = hazard.to_json()
+    last = hazard.event if steps and hazard.event is not None else -1
+    result["event"] = last if last >= 0 else None
+    for place, found in zip((x for x in hazard.places if x.line), result["places"], strict=True):
+        for call in (found["python"], *found["stack"]):
             call["file"] = Path(call["file"]).name
+        if isinstance(place, Place):
+            made = steps.get((place.number, place.cta, place.loops), [])
+            # The threads may be one warp of a group, whose name is then longer.
+            found["event"] = max((i for i, who in made if i <= last and place.agent.startswith(who)), default=None)
     return result
 
 
