@@ -8,6 +8,7 @@ import json
 import random
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import accumulate
@@ -308,6 +309,32 @@ def test_stepping_by_keys(browser: Any, tmp_path: Path) -> None:
     assert shown.value("toCycle - fromCycle") == pytest.approx(width / 2)
     shown.keys("0")
     assert shown.value("toCycle") > simulation.cycles
+    assert shown.errors() == []
+
+
+@pytest.mark.slow
+def test_what_ends_a_wait(browser: Any, tmp_path: Path) -> None:
+    """The event that completes the phase, or the last operation of the groups that are waited for."""
+    simulation, states = watched("pingpong", 0)
+    simulation.to_html(tmp_path / "page.html")
+    shown, record = Page(browser, tmp_path / "page.html"), record_of(simulation)
+    last = {x.wait: x.complete for x in record.operations if x.wait >= 0}
+    seen = Counter[str]()
+    for i, x in enumerate(record.events):
+        if x.kind != "resume" or (x.phase < 0 and i not in last):
+            continue
+        cause = shown.value(f"causeOf({i})")
+        if x.phase < 0:
+            assert cause == max(y.complete for y in record.operations if y.wait == i)
+        else:
+            assert x.object
+            before = states[cause - 1].barriers.get(x.object, (0,))  # a named barrier exists from its first use on
+            assert (before[0], states[cause].barriers[x.object][0]) == (x.phase, x.phase + 1)
+        seen[record.events[cause].agent[1]] += 1
+        if not seen.total() % 20:
+            shown.value(f"goTo({i})")
+            assert f"ended by step {cause}" in shown.text("#event")
+    assert {"TMA", "tensor core", "consumer warpgroup 0", "TMA store"} <= {*seen}
     assert shown.errors() == []
 
 

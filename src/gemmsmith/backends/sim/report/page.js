@@ -61,6 +61,10 @@ function prepareOperations() {
     return data.routes[operations.route[i]].registers.length ? Infinity : complete;
   });
   data.operationOf = new Map(issues.flatMap((x, i) => [[x, i], [operations.complete[i], i]])); // by event
+  data.lastOfWait = new Map(); // the last completion of the operations that a wait is for
+  operations.wait.forEach((wait, i) => {
+    data.lastOfWait.set(wait, Math.max(data.lastOfWait.get(wait) ?? -1, operations.complete[i]));
+  });
   data.buckets = [];
   let live = [], next = 0;
   for (let start = 0; start < data.count; start += BUCKET) {
@@ -98,7 +102,8 @@ function barriersAt(at) {
     const state = { cta: c, name, event, waits: waiting.get(object) ?? [] };
     if (event < 0) return [state];
     const count = data.kindOf(own[0]) === "init" ? events.amount[own[0]] : null;
-    return [{ ...state, count, phase: events.phase[event], pending: events.pending[event], bytes: events.bytes[event] }];
+    const [phase, pending, bytes] = [events.phase, events.pending, events.bytes].map((x) => x[event]);
+    return [{ ...state, count, phase, pending, bytes }];
   });
 }
 
@@ -139,6 +144,16 @@ function operationsAt(at) {
   return result;
 }
 
+// Returns the event that ended the wait of a resume: the completion of the phase, or of the last operation; or -1.
+function causeOf(i) {
+  if (data.kindOf(i) !== "resume") return -1;
+  const own = data.eventsOfBarrier[events.object[i]], phase = events.phase[i];
+  if (!own.length) return data.lastOfWait.get(i) ?? -1;
+  let at = indexUpTo(own, i);
+  while (at > 0 && events.phase[own[at - 1]] > phase) --at;
+  return phase >= 0 && at >= 0 && events.phase[own[at]] > phase ? own[at] : -1;
+}
+
 const isEngine = (agent) => engines().has(data.agents[agent][1]);
 function engines() {
   return (data.engineNames ??= new Set(data.routes.map((x) => x.engine)));
@@ -150,6 +165,12 @@ function element(tag, text = "", className = "") {
   result.textContent = text;
   if (className) result.className = className;
   return result;
+}
+
+function stepLink(i) {
+  const link = element("a", `step ${i}`);
+  link.href = `#step=${i}`;
+  return link;
 }
 
 const number = (x) => x.toLocaleString("en-US");
@@ -165,8 +186,8 @@ function missing(phase, pending, bytes) {
 }
 
 function eventText(i) {
-  const [c, name] = data.agents[events.agent[i]], object = data.objects[events.object[i]]?.[1] ?? "";
-  const of = events.object[i] >= 0 && data.objects[events.object[i]][0] !== c ? ` of CTA ${data.objects[events.object[i]][0]}` : "";
+  const [c, name] = data.agents[events.agent[i]], [owner, object] = data.objects[events.object[i]] ?? [c, ""];
+  const of = owner !== c ? ` of CTA ${owner}` : "";
   const amount = events.amount[i], state = missing(events.phase[i], events.pending[i], events.bytes[i]);
   const operation = data.operationOf.get(i);
   const what = {
@@ -189,14 +210,16 @@ function eventText(i) {
 
 function waitText(i) {
   if (data.eventsOfBarrier[events.object[i]]?.length) {
-    return ` phase ${events.phase[i]}` + (events.phase[i] >= 0 ? ` (parity ${events.phase[i] % 2})` : " (complete at the start)");
+    const phase = events.phase[i];
+    return ` phase ${phase} (${phase < 0 ? "complete at the start" : `parity ${phase % 2}`})`;
   }
   return events.pending[i] >= 0 ? `, ${events.pending[i]} may stay pending` : "";
 }
 
 function operationText(i) {
   const route = data.routes[operations.route[i]], at = operations.coordinates[i];
-  return route.label + (at.length ? ` at (${at.join(", ")})` : "") + (operations.bytes[i] ? `, ${plural(operations.bytes[i], "byte")}` : "");
+  const bytes = operations.bytes[i] ? `, ${plural(operations.bytes[i], "byte")}` : "";
+  return route.label + (at.length ? ` at (${at.join(", ")})` : "") + bytes;
 }
 
 function routeText(route) {
@@ -214,9 +237,8 @@ function showStages() {
     cell.append(element("span", `${slot} ${names[x.state] ?? x.state}`), element("span", x.holds || "\u00a0"));
     return cell;
   });
-  if (slots.length && !readers) {
-    $("stages").append(element("p", "The record has no reads by threads: a stage is full until its next load.", "muted"));
-  }
+  const note = "The record has no reads by threads: a stage is full until its next load.";
+  if (slots.length && !readers) $("stages").append(element("p", note, "muted"));
 }
 
 function showBarriers() {
@@ -286,10 +308,10 @@ function showOperations() {
     const issuer = data.agents[events.agent[operations.issue[i]]];
     if (issuer[0] !== cta) continue;
     const complete = operations.complete[i] >= 0 && operations.complete[i] <= step;
-    const committed = operations.commit[i] >= 0 && operations.commit[i] <= step;
+    const commit = operations.commit[i], committed = commit >= 0 && commit <= step;
     const state = complete ? "complete, not waited for" : "in flight";
     const route = data.routes[operations.route[i]];
-    const group = committed ? `group of step ${operations.commit[i]}` : operations.commit[i] >= 0 ? "not committed" : "";
+    const group = committed ? `group of step ${commit}` : commit >= 0 ? "not committed" : "";
     // wgmmas of a group read different parts of one slot.
     const key = [route.label, routeText(route), group, state, issuer[1]].join("|");
     const entry = groups.get(key) ?? { count: 0, bytes: 0, route, group, state, issuer: issuer[1] };
@@ -311,14 +333,14 @@ function showSource() {
     ...statement.stack.map((x) => `in ${x}`)] : ["no statement"];
   $("python").replaceChildren(...lines.map((x) => element("li", x)));
   for (const x of marked) x.classList.remove("now", "hazard");
-  const line = $("cuda").children[(statement?.cuda ?? 0) - 1];
-  marked = hazardsHere().flatMap((x) => x.places.map((y) => $("cuda").children[(y.cuda?.line ?? 0) - 1])).filter((x) => x);
+  const box = $("cuda"), lineOf = (x) => box.children[(x ?? 0) - 1], line = lineOf(statement?.cuda);
+  marked = hazardsHere().flatMap((x) => x.places.map((y) => lineOf(y.cuda?.line))).filter((x) => x);
   for (const x of marked) x.classList.add("hazard");
   if (!line) return;
   line.classList.add("now");
   marked.push(line);
-  const top = line.offsetTop - $("cuda").offsetTop, box = $("cuda");
-  if (top < box.scrollTop + 20 || top > box.scrollTop + box.clientHeight - 60) box.scrollTop = top - box.clientHeight / 3;
+  const top = line.offsetTop - box.offsetTop, height = box.clientHeight;
+  if (top < box.scrollTop + 20 || top > box.scrollTop + height - 60) box.scrollTop = top - height / 3;
 }
 
 const hazardsHere = () => data.found.filter((x) => x.event === step);
@@ -338,11 +360,10 @@ function buildHazards() {
       const who = y.agent ? `${y.access || "executed"} by ${y.agent} ` : "";
       const loops = Object.entries(y.loops ?? {}).map(([name, index]) => `${name} ${index}`).join(", ");
       const item = element("li", `${who}${loops ? `[${loops}] ` : ""}at `);
-      item.append(element("code", `${y.python.file}:${y.python.line} ${y.python.text}${y.cuda ? `; CUDA line ${y.cuda.line}` : ""}`));
+      const cuda = y.cuda ? `; CUDA line ${y.cuda.line}` : "";
+      item.append(element("code", `${y.python.file}:${y.python.line} ${y.python.text}${cuda}`));
       if (found && y.event !== null && y.event !== undefined && y.event !== found.event) {
-        const link = element("a", `step ${y.event}`);
-        link.href = `#step=${y.event}`;
-        item.append(", ", link);
+        item.append(", ", stepLink(y.event));
       }
       places.append(item);
     }
@@ -364,12 +385,14 @@ function showIdle() {
   }
   const shares = element("div", "", "share");
   for (const [x, cycles] of [...sums].sort((a, b) => b[1] - a[1])) {
-    const bar = element("i");
-    bar.style.width = `${(100 * cycles) / total}%`;
-    shares.append(element("span", data.causes[x]), bar, element("span", `${((100 * cycles) / total).toFixed(1)}%, ${plural(cycles, "cycle")}`));
+    const bar = element("i"), percent = (100 * cycles) / total;
+    bar.style.width = `${percent}%`;
+    const share = `${percent.toFixed(1)}%, ${plural(cycles, "cycle")}`;
+    shares.append(element("span", data.causes[x]), bar, element("span", share));
   }
-  $("idle").replaceChildren(total ? shares : element("p", "No wgmma is issued in this CTA.", "muted"));
-  if (total) $("idle").prepend(element("p", `${plural(total, "cycle")} of the tensor core of CTA ${cta}, by what its next wgmma waits for`, "muted"));
+  const title = total ? `${plural(total, "cycle")} of the tensor core of CTA ${cta}, by what its next wgmma waits for`
+    : "No wgmma is issued in this CTA.";
+  $("idle").replaceChildren(element("p", title, "muted"), shares);
 }
 
 // -- lanes ---------------------------------------------------------------------------------------------
@@ -403,15 +426,11 @@ function draw() {
     const top = row * LANE, threads = blocked.get(lane);
     // Up to here the lane has got; what follows is pale.
     const until = threads && threads.object < 0 ? events.time[threads.event] : now;
-    for (const [alpha, start, end] of [[1, 0, x(until)], [0.3, x(until), width]]) {
-      pen.save();
-      pen.beginPath();
-      pen.rect(start, top, Math.max(0, end - start), LANE);
-      pen.clip();
+    for (const [alpha, from, to] of [[1, fromCycle, until], [0.3, Math.max(fromCycle, until), toCycle]]) {
       pen.globalAlpha = alpha;
-      drawSpans(pen, lane, top, x, width);
-      pen.restore();
+      drawSpans(pen, lane, top, x, from, Math.min(to, toCycle));
     }
+    pen.globalAlpha = 1;
     pen.fillStyle = color("line");
     pen.fillRect(0, top + LANE - 1, width, 1);
   });
@@ -425,41 +444,44 @@ function draw() {
     pen.lineTo(at + 6, row * LANE);
     pen.fill();
   }
-  drawMissingOrder(pen, x, lanes, color("danger"));
+  drawCauses(pen, x, lanes, color);
   pen.fillStyle = color("accent");
   pen.fillRect(x(now) - 1, 0, 2, lanes.length * LANE);
 }
 
-// Draws, at the step of a hazard, a line from each earlier access to the one that is not ordered after it.
-function drawMissingOrder(pen, x, lanes, color) {
+// Draws what leads to this step: a line from the event that ended a wait and, at a hazard, a dashed one from each
+// earlier access to the one that is not ordered after it.
+function drawCauses(pen, x, lanes, color) {
   const place = (i) => [x(events.time[i]), (lanes.indexOf(data.laneOfAgent[events.agent[i]]) + 0.5) * LANE];
-  pen.save();
-  pen.strokeStyle = pen.fillStyle = color;
-  pen.lineWidth = 2;
-  pen.setLineDash([5, 4]);
-  for (const y of hazardsHere().flatMap((found) => found.places.slice(1))) {
-    if (y.event === null || y.event === undefined) continue;
+  const missing = hazardsHere().flatMap((found) => found.places.slice(1).map((y) => y.event ?? -1));
+  for (const [from, name, dash] of [[causeOf(step), "accent", []], ...missing.map((i) => [i, "danger", [5, 4]])]) {
+    if (from < 0 || place(from)[1] < 0) continue;
+    pen.strokeStyle = pen.fillStyle = color(name);
+    pen.lineWidth = 2;
+    pen.setLineDash(dash);
     pen.beginPath();
-    pen.moveTo(...place(y.event));
+    pen.moveTo(...place(from));
     pen.lineTo(...place(step));
     pen.stroke();
     pen.beginPath();
-    pen.arc(...place(y.event), 4, 0, 2 * Math.PI);
+    pen.arc(...place(from), 4, 0, 2 * Math.PI);
     pen.fill();
   }
-  pen.restore();
 }
 
-function drawSpans(pen, lane, top, x, width) {
-  const own = data.spansOfLane[lane];
-  const first = Math.max(0, indexUpTo(own, fromCycle, (i) => spans.start[i]) - 4);
-  for (let n = first; n < own.length && spans.start[own[n]] < toCycle; ++n) {
-    const i = own[n], [, color, height] = data.legend[spans.entry[i]];
-    const left = Math.max(-1, x(spans.start[i])), right = Math.min(width + 1, x(spans.end[i]));
-    if (right < 0) continue;
+// Draws what lies between two cycles of the spans of a lane; one that ends within a drawn pixel is left out.
+function drawSpans(pen, lane, top, x, from, to) {
+  const own = data.spansOfLane[lane], full = LANE - 4;
+  let drawn = -1;
+  for (let n = Math.max(0, indexUpTo(own, from, (i) => spans.start[i]) - 8); n < own.length; ++n) {
+    const i = own[n], left = x(Math.max(from, spans.start[i])), right = x(Math.min(to, spans.end[i]));
+    if (spans.start[i] >= to) break;
+    if (spans.end[i] <= from || right < drawn + 0.5) continue;
+    drawn = right;
+    const [, color, height] = data.legend[spans.entry[i]], thick = Math.max(2, height * full);
+    const gap = right - left > 3 && spans.end[i] <= to ? 1 : 0;
     pen.fillStyle = color;
-    const full = LANE - 4, thick = Math.max(2, height * full);
-    pen.fillRect(left, top + 1 + (full - thick) / 2, Math.max(0.5, right - left - (right - left > 3 ? 1 : 0)), thick);
+    pen.fillRect(left, top + 1 + (full - thick) / 2, Math.max(0.5, right - left - gap), thick);
   }
 }
 
@@ -547,6 +569,8 @@ function show() {
   $("number").value = $("slider").value = step;
   $("clock").textContent = `cycle ${number(events.time[step])}`;
   $("event").textContent = eventText(step);
+  const cause = causeOf(step);
+  if (cause >= 0) $("event").append("; ended by ", stepLink(cause), ` of ${data.agents[events.agent[cause]][1]}`);
   $("link").href = `#step=${step}`;
   if (location.hash !== `#step=${step}`) history.replaceState(null, "", `#step=${step}`);
   showStages();
@@ -567,8 +591,8 @@ function show() {
 // -- the page --------------------------------------------------------------------------------------------
 function buildPage() {
   data.cycles = Math.max(1, lastTime());
-  $("summary").textContent = `${plural(data.grid, "CTA")}, clusters of ${data.cluster[0]}, schedule of seed ${data.seed}: `
-    + `${plural(data.all_events, "event")} in ${plural(data.all_cycles, "cycle")} of the cost model. `
+  $("summary").textContent = `${plural(data.grid, "CTA")}, clusters of ${data.cluster[0]}, schedule of seed `
+    + `${data.seed}: ${plural(data.all_events, "event")} in ${plural(data.all_cycles, "cycle")} of the cost model. `
     + `${data.hazards.length ? plural(data.hazards.length, "hazard") : "No hazards"}; verdict: ${data.verdict}.`;
   if (data.all_events > data.count) {
     notice(`Only the first ${plural(data.count, "event")} are shown, up to cycle ${number(lastTime())}; `
@@ -616,7 +640,8 @@ function listen() {
   });
   $("cuda").addEventListener("click", (e) => {
     const line = +e.target.dataset.line, steps = data.steps[clusterOf(cta)], at = indexUpTo(steps, step);
-    const next = [...steps.slice(at + 1), ...steps.slice(0, at + 1)].find((i) => data.statements[events.statement[i]]?.cuda === line);
+    const others = [...steps.slice(at + 1), ...steps.slice(0, at + 1)];
+    const next = others.find((i) => data.statements[events.statement[i]]?.cuda === line);
     if (next !== undefined) goTo(next);
   });
   document.addEventListener("keydown", onKey);
@@ -632,7 +657,8 @@ function onKey(e) {
   const arrow = (count) => (e.shiftKey ? stepInLane(lane, count) : move(count));
   const action = { ArrowRight: () => arrow(1), ArrowLeft: () => arrow(-1), h: nextHazard, H: nextHazard,
     "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: () => setView(0, Infinity),
-    Home: () => move(-Infinity), End: () => move(Infinity), " ": e.target.matches("button, a") ? null : () => play() }[e.key];
+    Home: () => move(-Infinity), End: () => move(Infinity),
+    " ": e.target.matches("button, a") ? null : () => play() }[e.key];
   if (!action) return;
   e.preventDefault();
   action();
@@ -643,8 +669,8 @@ function listenToCanvas(canvas) {
   const cycleAt = (e) => fromCycle + (e.offsetX / canvas.clientWidth) * (toCycle - fromCycle);
   canvas.addEventListener("wheel", (e) => {
     e.preventDefault();
-    const length = toCycle - fromCycle;
-    if (Math.abs(e.deltaX) > Math.abs(e.deltaY)) setView(fromCycle + (e.deltaX * length) / 1000, toCycle + (e.deltaX * length) / 1000);
+    const shift = (e.deltaX * (toCycle - fromCycle)) / 1000;
+    if (Math.abs(e.deltaX) > Math.abs(e.deltaY)) setView(fromCycle + shift, toCycle + shift);
     else zoom(Math.exp(e.deltaY / 400), cycleAt(e));
   }, { passive: false });
   canvas.addEventListener("pointerdown", (e) => {

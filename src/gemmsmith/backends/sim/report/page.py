@@ -83,7 +83,7 @@ def page_data(record: Record, hazards: Sequence[Hazard], verdict: str) -> dict[s
     data["spans"] = in_columns(("lane", "entry", "start", "end", "label"), rows, tables)
     data["fills"] = in_columns(Fill._fields, fills_of(shown), tables)
     own = {id(x) for x in record.hazards}
-    found = _steps(shown)
+    found = _steps(shown) if own else {}
     for statement in data["statements"].values():
         statement["python"]["file"] = Path(statement["python"]["file"]).name
     return data | {
