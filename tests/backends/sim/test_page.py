@@ -301,6 +301,12 @@ def test_stepping_by_keys(browser: Any, tmp_path: Path) -> None:
     card = shown.text("[data-barrier='mainloop full barrier[1]']").split("\n")
     assert card[:2] == [f"[1] phase {phase}, parity {phase % 2}", f"pending arrivals: {pending} of 1"]
     assert ("awaited bytes" in f"{card}") == (missing > 0)
+    cause = next(i for i, x in enumerate(record_of(simulation).events) if x.kind == "complete_tx" and x.phase == 1)
+    shown.value(f"goTo({cause})")
+    wanted = (r"CTA \d TMA brings [\d,]+ bytes to mainloop full barrier\[0\]( of CTA 1)? and completes phase 0: "
+              r"phase 1 misses 1 arrival \[.*k_tile 0.*\]")  # fmt: skip
+    assert re.fullmatch(wanted, shown.text("#event"))
+    shown.value("goTo(700)")
     shown.keys("\ue008", right)  # Shift: in the same lane
     events = data_of(tmp_path / "other.html")["events"]["agent"]
     assert shown.value("step") == events.index(events[700], 701)

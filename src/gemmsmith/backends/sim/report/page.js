@@ -181,14 +181,18 @@ function loopsText(event) {
   return (data.nests[nest] ?? []).map((name, i) => `${name} ${indices[i]}`).join(", ");
 }
 
-function missing(phase, pending, bytes) {
-  return `phase ${phase} misses ${plural(pending, "arrival")}` + (bytes ? ` and ${plural(bytes, "byte")}` : "");
+// The phase that an event of a barrier completes, and what the phase in progress misses.
+function barrierText(i) {
+  const before = lastUpTo(data.eventsOfBarrier[events.object[i]] ?? [], i - 1), phase = events.phase[i];
+  const completes = phase > (before < 0 ? 0 : events.phase[before]) ? ` and completes phase ${phase - 1}` : "";
+  const bytes = events.bytes[i] ? ` and ${plural(events.bytes[i], "byte")}` : "";
+  return `${completes}: phase ${phase} misses ${plural(events.pending[i], "arrival")}${bytes}`;
 }
 
 function eventText(i) {
   const [c, name] = data.agents[events.agent[i]], [owner, object] = data.objects[events.object[i]] ?? [c, ""];
   const of = owner !== c ? ` of CTA ${owner}` : "";
-  const amount = events.amount[i], state = missing(events.phase[i], events.pending[i], events.bytes[i]);
+  const amount = events.amount[i];
   const operation = data.operationOf.get(i);
   const what = {
     instruction: () => `executes ${data.statements[events.statement[i]]?.instruction ?? "an instruction"}`,
@@ -196,9 +200,9 @@ function eventText(i) {
     complete: () => `completes ${operationText(operation)}`,
     commit: () => `commits ${plural(amount, "operation")} as a ${object}`,
     init: () => `initializes ${object} for ${plural(amount, "arrival")} a phase`,
-    arrive: () => `arrives (${amount}) at ${object}${of}: ${state}`,
-    expect_tx: () => `expects ${plural(amount, "byte")} at ${object}${of}: ${state}`,
-    complete_tx: () => `brings ${plural(amount, "byte")} to ${object}${of}: ${state}`,
+    arrive: () => `arrives (${amount}) at ${object}${of}${barrierText(i)}`,
+    expect_tx: () => `expects ${plural(amount, "byte")} at ${object}${of}${barrierText(i)}`,
+    complete_tx: () => `brings ${plural(amount, "byte")} to ${object}${of}${barrierText(i)}`,
     block: () => `waits for ${object}${of}` + waitText(i),
     resume: () => `goes on: ${object}${of}` + waitText(i)
       + (events.time[i] > amount ? `, after ${plural(events.time[i] - amount, "cycle")}` : ""),
@@ -353,6 +357,8 @@ function buildHazards() {
       const jump = element("button", `Step ${found.event}`);
       jump.addEventListener("click", () => goTo(found.event, true));
       box.append(jump);
+    } else if (x.event !== null) {
+      box.append(element("div", `Found at step ${x.event}, which is cut.`, "muted"));
     }
     box.append(element("b", x.kind), element("div", x.message));
     const places = document.createElement("ol");
@@ -561,6 +567,7 @@ function play(on = timer === null) {
     }, 1000 * each / speed);
   }
   $("play").setAttribute("aria-pressed", on);
+  $("event").setAttribute("aria-live", on ? "off" : "polite");
   $("play").textContent = on ? "Pause" : "Play";
 }
 
