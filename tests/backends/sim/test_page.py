@@ -287,7 +287,13 @@ def test_stepping_by_keys(browser: Any, tmp_path: Path) -> None:
     shown = Page(browser, tmp_path / "page.html")
     for i in range(25):
         shown.keys(right)
-        assert shown.value("[step, +$('number').value, location.hash]") == [i + 1, i + 1, f"#step={i + 1}"]
+        assert shown.value("[step, +$('number').value, $('link').hash]") == [i + 1, i + 1, f"#step={i + 1}"]
+    browser.execute_async_script("setTimeout(arguments[0], 600)")
+    assert shown.value("location.hash") == "#step=25"
+    shown.value("location.hash = '#step=7'")
+    browser.execute_async_script("setTimeout(arguments[0], 100)")
+    assert shown.value("step") == 7
+    shown.value("goTo(25)")
     shown.keys(left)
     assert shown.value("step") == 24
     shown.keys(end)  # of CTA 0, which has no cluster

@@ -9,7 +9,7 @@ const MAX_ROWS = 14; // of the table of operations
 
 const $ = (id) => document.getElementById(id);
 let data, events, operations, spans, fills;
-let step = 0, cta = 0, timer = null, fromCycle = 0, toCycle = 1, marked = [];
+let step = 0, cta = 0, timer = null, addressTimer = null, fromCycle = 0, toCycle = 1, marked = [];
 
 // -- data ----------------------------------------------------------------------------------------
 async function load() {
@@ -579,7 +579,8 @@ function show() {
   const cause = causeOf(step);
   if (cause >= 0) $("event").append("; ended by ", stepLink(cause), ` of ${data.agents[events.agent[cause]][1]}`);
   $("link").href = `#step=${step}`;
-  if (location.hash !== `#step=${step}`) history.replaceState(null, "", `#step=${step}`);
+  clearTimeout(addressTimer); // browsers limit how often an address may change
+  addressTimer = setTimeout(() => history.replaceState(null, "", `#step=${step}`), 300);
   showStages();
   showBarriers();
   showThreads();
