@@ -37,7 +37,7 @@ TILES = [
     (64, 64, BF16, "K", 0), (64, 64, BF16, "MN", 64), (40, 24, BF16, "K", None),
 ]  # fmt: skip
 each_tile = pytest.mark.parametrize(("mn", "k", "dtype", "major", "swizzle"), TILES)
-CHROMIUM = shutil.which("chromium")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 def units_of(tile: Tile, layout: str) -> np.ndarray:
@@ -153,7 +153,7 @@ def test_a_descriptor_reads_the_elements_of_its_k_step(
     tile = make_tile(mn, k, dtype, major, swizzle)
     descriptor = describe(tile)["descriptor"]
     if not tile.swizzle or tile.k * dtype.bytes % 32:
-        assert "swizzled tiles here, in steps of 32 bytes of K" in descriptor["reason"]
+        assert "swizzled tiles, of whole k-steps of 32 bytes" in descriptor["reason"]
         return
     assert len(descriptor["k_steps"]) == k * dtype.bytes // 32
     step, count = 32 // dtype.bytes, mn // 8 * 8
@@ -441,7 +441,7 @@ def test_the_page_is_one_small_file(tile: Tile, fragment: str | None, access: st
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 @pytest.mark.parametrize(("arguments", "start"), [
     ("64x64 --fragment ldmatrix --access fragment", (3, 0)), ("128x64 --major MN --fragment wgmma-a", (3, 0)),
     ("64x64 --swizzle 0 --access column", (3, 0)),
@@ -456,7 +456,7 @@ def test_the_page_in_a_browser(arguments: str, start: tuple[int, int], tmp_path:
     for x in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(x)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    service = webdriver.ChromeService(DRIVER)
     with webdriver.Chrome(options=options, service=service) as browser:
         browser.get((tmp_path / "page.html").as_uri())
         names = ["row", "column", "byte-without", "byte-with", "bank-with"]
@@ -468,7 +468,7 @@ def test_the_page_in_a_browser(arguments: str, start: tuple[int, int], tmp_path:
             assert browser.execute_script(read) == [row, column, *bytes_, bytes_[1] // 4 % 32]
 
         check(*start)
-        grid = browser.find_elements("css selector", "canvas")[1]
+        grid = browser.find_elements("css selector", "canvas")[-1]
         browser.execute_script("arguments[0].focus()", grid)
         row, column = start
         for key, (down, right) in {"\ue015": (1, 0), "\ue014": (0, 1), "\ue013": (-1, 0), "\ue012": (0, -1)}.items():

@@ -93,7 +93,7 @@ def _sections(found: dict[str, Any]) -> Iterator[str]:
         text += f"\nswizzle atoms: {atom['count']} of 8 rows of {atom['row_bytes']} bytes, {atom['bytes']} bytes each"
     size = f"{boxes['rows']} x {boxes['columns']} elements"
     yield f"{text}\nTMA boxes: {boxes['count']} of {size}, {boxes['bytes']} bytes each"
-    for name in ("without", "with"):
+    for name in ("without", "with") if atom else ("without",):
         title = f"byte:bank of 16-byte units, {name} the swizzle; rows are indices of {found['rows']['of']}:"
         yield _table(title, _unit_cells(found["units"][name][:ATOM_ROWS], boxes["row_bytes"] // 16))
     yield f"These are the first 8 rows of a box; the next 8 are the same, {8 * boxes['row_bytes']} bytes on."

@@ -106,7 +106,7 @@ def _describe_descriptor(tile: Tile) -> dict[str, Any]:
     if not any(x.a == operand and tile.major in x.majors for x in WGMMA.instructions):
         return {"reason": f"wgmma reads no {tile.major}-major {operand} from shared memory", "source": source}
     if not tile.swizzle or tile.k % (K_STEP_BYTES // tile.dtype.bytes):
-        return {"reason": "wgmma reads swizzled tiles here, in steps of 32 bytes of K", "source": source}
+        return {"reason": "kernels here give wgmma swizzled tiles, of whole k-steps of 32 bytes", "source": source}
     leading, stride, layout_type = descriptor_fields(tile)
     use_of_leading = ": from a box to the next along M or N" if tile.major == "MN" else ", not used here"
     fields = [

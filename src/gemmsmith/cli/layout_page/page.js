@@ -6,6 +6,10 @@ const byId = (id) => document.getElementById(id);
 const perUnit = 16 / tile.element_bytes, unitsOfBox = boxes.row_bytes / 16;
 const UNITS_OF_LINE = 8, LEFT = 44; // pixels for the bytes at which lines begin
 const canvases = [...document.querySelectorAll("canvas")];
+if (!atom) {
+  canvases.pop().closest("figure").remove();
+  document.querySelector("figcaption").textContent = "No swizzle";
+}
 let mark = { row: Math.min(3, rows.count - 1), column: 0 };
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -64,15 +68,17 @@ const PAINTERS = {
     });
   },
   lane(c, g, layout) {
+    const run = [...Array(perUnit).keys()].findIndex((i) => holderOf(0, i)[0] !== holderOf(0, 0)[0]);
+    const fits = ((run < 0 ? perUnit : run) / perUnit) * g.width > c.measureText("31").width + 3;
     drawUnits(c, g, layout, (row, unit, byte) => {
       const threads = Array.from({ length: perUnit }, (_, i) => holderOf(row, unit * perUnit + i)[0]);
       for (let i = 0, end; i < perUnit; i = end) { // neighbors of one thread together
         for (end = i + 1; threads[end] === threads[i]; ) end++;
         const [x, y, w, h] = rectangle(g, byte + i * tile.element_bytes, (end - i) * tile.element_bytes);
-        const thread = threads[i];
-        c.fillStyle = hue(thread % 32, 32);
+        const lane = threads[i] % 32;
+        c.fillStyle = hue(lane, 32);
         c.fillRect(x, y, w, h - 1);
-        label(c, thread, x, y, w, h);
+        if (fits) label(c, lane, x, y, w, h);
       }
     });
   },
@@ -193,14 +199,14 @@ function showLegend() {
   const mode = byId("color").value;
   byId("instruction-label").hidden = mode !== "access";
   if (mode === "unit") byId("legend").textContent = "A color is a unit of a row; a label is row.unit.";
-  if (mode === "lane") byId("legend").textContent = `A color is a lane in ${fragment.kind}; a label, where it fits, is the thread.`;
+  if (mode === "lane") byId("legend").textContent = `A color is a lane of ${fragment.kind}, a number too, if it fits.`;
   if (mode === "access") {
     const { without, with: swizzled, name } = access.instructions[byId("instruction").value];
     const text = (x) => `${x.wavefronts} wavefronts (ideal: ${x.ideal})`;
     const ways = [...new Set([...without.ways, ...swizzled.ways])].sort((a, b) => a - b);
     byId("legend").innerHTML =
       ways.map((n) => `<b style="background:${heat(n)}">${n === 1 ? "no conflict" : `${n}-way`}</b>`).join("") +
-      ` ${name}, numbered by lane: ${text(without)} without the swizzle, ${text(swizzled)} with it`;
+      ` ${name}, numbered by lane: ${text(without)} without the swizzle` + (atom ? `, ${text(swizzled)} with it` : "");
   }
   draw();
 }
@@ -237,7 +243,7 @@ function showDescriptor() {
 
 byId("title").textContent = `${tile.mn} x ${tile.k} ${tile.dtype}, ${tile.major}-major`;
 byId("summary").textContent =
-  `${tile.bytes} bytes, swizzle ${tile.swizzle || "none"}` + (atom ? ` (atoms of 8 x ${atom.row_bytes} bytes)` : "") +
+  `${tile.bytes} bytes, ` + (atom ? `swizzle ${tile.swizzle} (atoms of 8 x ${atom.row_bytes} bytes)` : "no swizzle") +
   `; TMA boxes: ${boxes.count} of ${boxes.rows} x ${boxes.columns} elements`;
 option(byId("color"), "unit", "units of a row");
 if (fragment) option(byId("color"), "lane", `lanes of ${fragment.kind}`);
