@@ -56,8 +56,8 @@ on_entry(_forget)
 class CompiledCall:
     """A function that replaces an operator gemm_{o} at one place of generated code; arguments and results are the same.
 
-    The first call with tensors of new layouts calls the operator; later ones repeat its launches. A call with two arrays
-    b calls the operator, since the kernel depends on their distance. The epilogue must be the same in all calls.
+    The first call with tensors of new layouts calls the operator; later ones repeat its launches. One with two arrays b
+    calls the operator, since the kernel depends on their distance. The epilogue must be the same in all calls.
     """
 
     def __init__(self, op: Any, *, autotune: bool = False) -> None:
