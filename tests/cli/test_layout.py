@@ -394,6 +394,7 @@ def test_conflicts_are_the_most_words_of_a_bank(kind: str, swizzle: int, major: 
     ("256x512 --dtype fp32", "MNxK: got 256x512, 524288 bytes; use a tile of up to 232448 bytes"),
     ("64x64 --access fragment", "--access: got fragment without --fragment; add one, such as --fragment ldmatrix"),
     ("32x64 --fragment wgmma-a", "--fragment: got wgmma-a for 32x64; use a multiple of 64x16"),
+    ("64x320 --fragment wgmma-d", "--fragment: got wgmma-d for 64x320; use a multiple of 64x256"),
     ("64x64 --fragment mma-a --dtype fp8_e5m2", "got mma-a of fp8_e5m2; use bf16, fp16, int8 or fp32, or wgmma-a"),
     ("64x64 --fragment ldmatrix --major MN --dtype int8", "got ldmatrix of MN-major int8; it transposes 16 bits"),
     ("64x64 --fragment wmma", "'wmma' is not one of 'wgmma-a', 'wgmma-d', 'mma-a'"),

@@ -133,7 +133,7 @@ def fragment_elements(tile: Tile, kind: str) -> tuple[np.ndarray, np.ndarray]:
     rows, fragment = FRAGMENTS[kind]
     dtype, per_register, is_sum = TF32 if tile.dtype == FP32 else tile.dtype, 32 // tile.dtype.bits, kind[-2:] == "-d"
     columns = 8 * per_register if not is_sum else N8_COLUMNS if kind == "mma-d" else min(tile.k, MAX_EXTENT)
-    multiple = N8_COLUMNS if is_sum else columns
+    multiple = N8_COLUMNS if is_sum and tile.k <= MAX_EXTENT else columns
     if tile.mn % rows or tile.k % columns or columns % multiple:
         raise ArgumentError(f"--fragment: got {kind} for {tile.mn}x{tile.k}; use a multiple of {rows}x{multiple}")
     if kind in ("mma-a", "mma-b") and not MMA_SYNC.multiplies(dtype):
@@ -160,7 +160,7 @@ def _matrix_elements(dtype: DType) -> np.ndarray:
     """
     halves = np.arange(WARP_THREADS * 8, dtype=np.uint16)  # each half of each register: its index, as its content
     matrices = matrix.registers_to_matrices(halves.view(np.uint32).reshape(WARP_THREADS, 4), False).reshape(2, 2, 8, 8)
-    bytes_held = matrices.transpose(1, 2, 0, 3).reshape(-1, 1) * 2 + np.arange(2)  # the byte of the registers for each byte
+    bytes_held = matrices.transpose(1, 2, 0, 3).reshape(-1, 1) * 2 + np.arange(2)
     return np.argsort(bytes_held.reshape(-1)[:: dtype.bytes])
 
 
@@ -207,16 +207,12 @@ def _describe_access(tile: Tile, access: str, kind: str | None) -> dict[str, Any
         item: dict[str, Any] = {"name": name, "bytes": width, "rows": outer.tolist(), "columns": inner.tolist()}
         for layout, bytes_ in (("without", swizzled(place, tile.swizzle)), ("with", place)):
             groups = lanes // LANES_PER_WAVEFRONT.get(width, WARP_THREADS)
-            parts = [
-                Access("shared", bytes_[groups == g], width, threads=lanes[groups == g]) for g in np.unique(groups)
-            ]
+            shares = [groups == group for group in range(groups[-1] + 1)]
+            parts = [wavefronts(Access("shared", bytes_[x], width, threads=lanes[x])) for x in shares]
             actual, ideal = wavefronts(Access("shared", bytes_, width, threads=lanes))
-            ways = np.array([wavefronts(x)[0] for x in parts])[groups]
+            ways = np.array([count for count, _ in parts])[groups]
             item[layout] = {"wavefronts": actual, "ideal": ideal, "ways": ways.tolist()}
         found.append(item)
     totals = {layout: sum(x[layout]["wavefronts"] for x in found) for layout in ("without", "with")}
-    return {
-        "kind": access,
-        "instructions": found,
-        "wavefronts": totals | {"ideal": sum(x["with"]["ideal"] for x in found)},
-    }
+    totals["ideal"] = sum(x["with"]["ideal"] for x in found)
+    return {"kind": access, "instructions": found, "wavefronts": totals}
