@@ -68,8 +68,6 @@ const PAINTERS = {
     });
   },
   lane(c, g, layout) {
-    const run = [...Array(perUnit).keys()].findIndex((i) => holderOf(0, i)[0] !== holderOf(0, 0)[0]);
-    const fits = ((run < 0 ? perUnit : run) / perUnit) * g.width > c.measureText("31").width + 3;
     drawUnits(c, g, layout, (row, unit, byte) => {
       const threads = Array.from({ length: perUnit }, (_, i) => holderOf(row, unit * perUnit + i)[0]);
       for (let i = 0, end; i < perUnit; i = end) { // neighbors of one thread together
@@ -78,7 +76,7 @@ const PAINTERS = {
         const lane = threads[i] % 32;
         c.fillStyle = hue(lane, 32);
         c.fillRect(x, y, w, h - 1);
-        if (fits) label(c, lane, x, y, w, h);
+        label(c, lane, x, y, w, h, "31");
       }
     });
   },
@@ -93,14 +91,14 @@ const PAINTERS = {
       const [x, y, w, h] = rectangle(g, byteOf(layout, row, instruction.columns[lane]), instruction.bytes);
       c.fillStyle = heat(instruction[layout].ways[lane]);
       c.fillRect(x, y, w - 1, h - 1);
-      label(c, lane, x, y, w, h);
+      label(c, lane, x, y, w, h, "31");
     });
   },
 };
 
-/** Write a label in a rectangle if it fits. */
-function label(c, text, x, y, w, h) {
-  if (h < 12 || c.measureText(text).width > w - 2) return;
+/** Write a label in a rectangle if `widest` fits. */
+function label(c, text, x, y, w, h, widest = text) {
+  if (h < 12 || c.measureText(widest).width > w - 2) return;
   c.fillStyle = "#10151c";
   c.fillText(text, x + w / 2, y + h / 2);
 }
@@ -202,11 +200,11 @@ function showLegend() {
   if (mode === "lane") byId("legend").textContent = `A color is a lane of ${fragment.kind}, a number too, if it fits.`;
   if (mode === "access") {
     const { without, with: swizzled, name } = access.instructions[byId("instruction").value];
-    const text = (x) => `${x.wavefronts} wavefronts (ideal: ${x.ideal})`;
     const ways = [...new Set([...without.ways, ...swizzled.ways])].sort((a, b) => a - b);
     byId("legend").innerHTML =
       ways.map((n) => `<b style="background:${heat(n)}">${n === 1 ? "no conflict" : `${n}-way`}</b>`).join("") +
-      ` ${name}, numbered by lane: ${text(without)} without the swizzle` + (atom ? `, ${text(swizzled)} with it` : "");
+      ` ${name}, by lane; wavefronts: ${without.wavefronts} without the swizzle` +
+      (atom ? `, ${swizzled.wavefronts} with it` : "") + `, ideal ${without.ideal}`;
   }
   draw();
 }
