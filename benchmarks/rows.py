@@ -60,6 +60,13 @@ def write(path: Path, content: dict[str, Any]) -> None:
     _write_bytes(path, f'{head[:-1]}, "rows": [\n{lines}\n]}}\n'.encode())
 
 
+def write_builtin_table(file: Path, machine: dict[str, Any], rows: list[Row]) -> None:
+    """Write the table of configs that the package ships, sorted by operands and sizes."""
+    rows = sorted(rows, key=lambda r: (r.get("operands", ""), r["n"], r["k"], r["m"]))
+    lines = ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows)
+    file.write_text(f'{{"machine": {json.dumps(machine)},\n"rows": [\n{lines}\n]}}\n')
+
+
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write a file of arrays."""
     file = io.BytesIO()

@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks import portions
 from benchmarks.models import PUBLIC_LAYERS
-from benchmarks.rows import Row, read
+from benchmarks.rows import Row, read, write_builtin_table
 from benchmarks.suite import specs
 from benchmarks.timing import options, save
 from gemmsmith.backends.cuda import kernel_loader
@@ -83,14 +82,9 @@ def enter(file: Path) -> None:
     table, added = json.loads(TABLE.read_text()), read(file)
     known = {(r["m"], r["n"], r["k"]) for r in table["rows"]}
     rows = [{name: r[name] for name in ("m", "n", "k", "config", "us")} for r in added["rows"]]
-    write_table(TABLE, table["machine"], [*table["rows"], *(r for r in rows if (r["m"], r["n"], r["k"]) not in known)])
-
-
-def write_table(file: Path, machine: dict[str, Any], rows: list[Row]) -> None:
-    """Write a table, a row a line, sorted by operands and sizes."""
-    rows = sorted(rows, key=lambda r: (r.get("operands", ""), r["n"], r["k"], r["m"]))
-    lines = ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows)
-    file.write_text(f'{{"machine": {json.dumps(machine)},\n"rows": [\n{lines}\n]}}\n')
+    write_builtin_table(
+        TABLE, table["machine"], [*table["rows"], *(r for r in rows if (r["m"], r["n"], r["k"]) not in known)]
+    )
 
 
 def main() -> None:

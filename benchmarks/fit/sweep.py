@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import gemmsmith
-from benchmarks.rows import Row, by_shape, read
+from benchmarks.rows import Row, by_shape, read, write_builtin_table
 from benchmarks.suite import SUITE, Shape, specs
 from benchmarks.timing import block, block_seconds, captured, options, replayed, rotated, save
 from gemmsmith import Config
@@ -143,12 +143,10 @@ def enter(sweep: Path, table: Path) -> None:
         current = Config.parse(rows[shape]["config"]) if shape in rows else chosen
         if current in timed and timed[chosen]["ratio"] < timed[current]["ratio"] * BETTER:
             chosen = current
-        best = timed[chosen]
-        figures = {"us": round(best["us"], 2), "torch_us": round(best["torch_us"], 2), "ratio": round(best["ratio"], 3)}
-        rows[shape] = {**dict(zip("mnk", shape, strict=True)), "config": str(chosen), **figures}
-    lines = ",\n".join(json.dumps(r) for r in [*(rows[key] for key in sorted(rows)), *others])
+        us = round(timed[chosen]["us"], 2)
+        rows[shape] = {**dict(zip("mnk", shape, strict=True)), "config": str(chosen), "us": us}
     made_with = {name: x for name, x in results["machine"].items() if name not in ("command", "note")}
-    table.write_text(f'{{"machine": {json.dumps(made_with)},\n"rows": [\n{lines}\n]}}\n')
+    write_builtin_table(table, made_with, [*rows.values(), *others])
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def test_a_models_layers_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: None)
     monkeypatch.setattr("gemmsmith.backends.cuda.kernel_loader.device_guard", lambda device: nullcontext())
     monkeypatch.setattr("gemmsmith.host.autotune.tune_first_call", measured)
-    monkeypatch.setattr("gemmsmith.tuning.search.random_arrays", lambda specs, stream: specs)
+    monkeypatch.setattr("gemmsmith.tuning.search.random_device_arrays", lambda specs, stream: specs)
     monkeypatch.setattr("gemmsmith.backends.cuda.memory.DeviceArray.from_numpy", lambda x: Spec(x.shape, "int32"))
     result = CliRunner().invoke(main, ["tune", "--model", "config.json", "--tokens", "1,6", "--training"])
     assert result.exit_code == 0, result.output

@@ -5,6 +5,7 @@ Tensors on the CPU pass for tensors on a GPU, and what is launched executes in t
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ import torch
 from tests.torch.test_cached_calls import Calls, calls  # noqa: F401 - a fixture
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gemmsmith import deinterleave
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.graph.frontend.tracer import trace
-from gemmsmith.torch import ops
+from gemmsmith.torch import compiled_call, ops
 from gemmsmith.torch.compiled_call import MAX_LAYOUTS, CompiledCall
 from gemmsmith.torch.graph_serialization import serialize
 
@@ -63,6 +65,25 @@ def check(call: Any, a: Any, b: Any, bias: Any, factor: float) -> None:
     product = a.double() @ b.double()
     torch.testing.assert_close(first.double(), (product + bias.double()).relu(), rtol=1e-2, atol=2e-2)
     torch.testing.assert_close(second.double(), product * factor, rtol=1e-2, atol=2e-2)
+
+
+GATED = serialize(trace(lambda acc: deinterleave(acc)[0].silu() * deinterleave(acc)[1], (M, 2 * N), {}))
+
+
+@torch.no_grad()
+def test_two_arrays_b_are_dispatched_within_a_block_that_measures(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measuring: list[int] = []
+    monkeypatch.setattr(compiled_call, "active", lambda block: nullcontext(measuring.append(block.max_configs)))
+    a, b, b2 = torch.randn(M, K).bfloat16(), torch.randn(N, K).bfloat16().mT, torch.randn(N, K).bfloat16().mT
+    call = CompiledCall(operator, autotune=True)
+    for _ in range(2):
+        actual = call(a, b, b2, None, 0, GATED, [], [])
+        expected = torch.nn.functional.silu(a.double() @ b.double()) * (a.double() @ b2.double())
+        torch.testing.assert_close(actual.double(), expected, rtol=2e-2, atol=5e-2)
+    assert operator.calls == 2
+    assert measuring == [16, 16]
 
 
 @torch.no_grad()

@@ -89,6 +89,19 @@ def test_an_epilogue_takes_the_bare_products_tile_where_it_has_room() -> None:
     assert math.prod(residual.config.tile[:2]) < math.prod(bare.config.tile[:2])
 
 
+def gated(acc: Any) -> Any:
+    gate, up = gemmsmith.deinterleave(acc)
+    return gate.silu() * up
+
+
+def test_an_epilogue_that_slows_an_entry_down_has_a_config_of_its_own() -> None:
+    """By the model, relative to its own choice."""
+    a, b = Spec((512, 1024), "bf16"), Spec((1024, 6144), "bf16", (1, 1024))
+    assert "tuned" in gemmsmith.plan(a, b).why
+    assert "tuned without its epilogue" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
+    assert "chosen by the model" in gemmsmith.plan(a, b, epilogue=gated).why
+
+
 def plans(
     m: int, n: int, k: int, epilogue: Callable[..., Any], **operands: Spec
 ) -> tuple[gemmsmith.Plan, gemmsmith.Plan]:

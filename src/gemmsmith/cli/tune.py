@@ -178,7 +178,7 @@ def _requests(layer: Layer, tokens: int, dtype: str, training: bool, precision_o
     """
     from gemmsmith.core.dtypes import as_dtype
     from gemmsmith.core.grouping import Grouping
-    from gemmsmith.tuning.search import random_arrays
+    from gemmsmith.tuning.search import random_device_arrays
 
     out = as_dtype(dtype) if as_dtype(dtype).bits > 8 else as_dtype("bf16")
     experts = layer.experts
@@ -187,7 +187,7 @@ def _requests(layer: Layer, tokens: int, dtype: str, training: bool, precision_o
 
     def request(a: Spec, b: Spec, d: tuple[int, ...], along: str = "m") -> Any:
         def make() -> Request:
-            arrays = random_arrays({"a": a, "b": b, "out": Spec(d, out)}, 0)
+            arrays = random_device_arrays({"a": a, "b": b, "out": Spec(d, out)}, 0)
             if not experts:
                 return Request(**arrays, **precision_options)
             from gemmsmith.backends.cuda.memory import DeviceArray

@@ -34,7 +34,7 @@ class _MatrixInstruction(InstructionFamily):
         return "{{values}}" if self.values.count == 1 else "{values}"
 
 
-def _registers_to_matrices(registers: np.ndarray, transposed: bool) -> np.ndarray:
+def registers_to_matrices(registers: np.ndarray, transposed: bool) -> np.ndarray:
     """Return registers (threads, count) as matrices (warps, count, 8, 8) of 16-bit elements.
 
     Lane l has elements 2 (l % 4) and the next of row l / 4 or, if `transposed`, of that column.
@@ -46,7 +46,7 @@ def _registers_to_matrices(registers: np.ndarray, transposed: bool) -> np.ndarra
 
 
 def _matrices_to_registers(matrices: np.ndarray, transposed: bool) -> np.ndarray:
-    """Return matrices (warps, count, 8, 8) as registers (threads, count): the inverse of `_registers_to_matrices`."""
+    """Return matrices (warps, count, 8, 8) as registers (threads, count): the inverse of `registers_to_matrices`."""
     matrices = matrices.transpose(0, 1, 3, 2) if transposed else matrices
     warps, count = matrices.shape[:2]
     pairs = np.ascontiguousarray(matrices.reshape(warps, count, 32, 2).transpose(0, 2, 1, 3))
@@ -68,7 +68,7 @@ class StoreMatrix(_MatrixInstruction):
     def simulate(self, m: Machine) -> None:
         """Store 16 bytes, one row, at the address of each of the first 8 * count lanes of a warp."""
         m.require_converged("stmatrix")
-        rows = _registers_to_matrices(np.asarray(m.registers.view(self.values)), self.transposed)
+        rows = registers_to_matrices(np.asarray(m.registers.view(self.values)), self.transposed)
         warps, count = rows.shape[:2]
         data = np.zeros((warps, 32, 16), np.uint8)
         data[:, : 8 * count] = np.ascontiguousarray(rows).view(np.uint8).reshape(warps, 8 * count, 16)

@@ -30,22 +30,29 @@ _SMEM_DESCRIPTOR_BASE = Builtin(
 def descriptor(view: SharedView, step: ValueLike) -> Value:
     """Return the matrix descriptor (u64) with which wgmma reads k-step `step` (32 bytes along K) of a swizzled tile.
 
-    It holds the address, two strides (LBO, SBO) and the swizzle (PTX ISA, "Matrix descriptor format"). K-major: SBO is
-    the 8-row stride, LBO unused. MN-major: LBO is the stride between boxes along M or N, SBO between groups of 8 along
-    K. `view`: the tile in shared memory. `step`: a constant or an index of an unrolled loop.
+    It holds the address, and what `descriptor_fields` returns. `view`: the tile in shared memory. `step`: a constant or
+    an index of an unrolled loop.
     """
     tile = view.tile
     if tile is None or not tile.swizzle:
         raise KernelError("wgmma reads swizzled tiles")
-    stride = 8 * tile.swizzle
-    leading = tile.box_bytes if tile.major == "MN" else 16
+    leading, stride, layout_type = descriptor_fields(tile)
     # Only the low word depends on the step: a step costs one 32-bit addition.
     low_constant = Constant(U32, (leading >> 4) << 16, f"DESCRIPTOR_LBO_{leading}")
     high_constant = Constant(
-        U64, (stride >> 4) << 32 | _LAYOUT_TYPES[tile.swizzle] << 62, f"DESCRIPTOR_SBO_{stride}_SWIZZLE_{tile.swizzle}B"
+        U64, (stride >> 4) << 32 | layout_type << 62, f"DESCRIPTOR_SBO_{stride}_SWIZZLE_{tile.swizzle}B"
     )
     address = view.at(k_step_descriptor_offset(tile, step), 16).sum(_SMEM_DESCRIPTOR_BASE, unit=16)
     return (address + low_constant).to(U64) | high_constant
+
+
+def descriptor_fields(tile: Tile) -> tuple[int, int, int]:
+    """Return (LBO, SBO, layout type) of the matrix descriptors of a swizzled tile: two strides in bytes, and a code.
+
+    K-major: SBO is the 8-row stride, LBO unused. MN-major: LBO is the stride between boxes along M or N, SBO between
+    groups of 8 along K. Source: PTX ISA, "Matrix descriptor format".
+    """
+    return tile.box_bytes if tile.major == "MN" else 16, 8 * tile.swizzle, _LAYOUT_TYPES[tile.swizzle]
 
 
 def k_step_descriptor_offset(tile: Tile, step: ValueLike) -> ValueLike:

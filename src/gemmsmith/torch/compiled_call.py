@@ -56,8 +56,8 @@ on_entry(_forget)
 class CompiledCall:
     """A function that replaces an operator gemm_{o} at one place of generated code; arguments and results are the same.
 
-    The first call with tensors of new layouts calls the operator; later ones repeat its launches. The epilogue must be
-    the same in all calls, and there must be one array b (b2 is None).
+    The first call with tensors of new layouts calls the operator; later ones repeat its launches. One with two arrays b
+    calls the operator, since the kernel depends on their distance. The epilogue must be the same in all calls.
     """
 
     def __init__(self, op: Any, *, autotune: bool = False) -> None:
@@ -77,10 +77,11 @@ class CompiledCall:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the launches that are kept for tensors of these layouts; call the operator if there are none."""
-        if torch.is_grad_enabled() or _C._len_torch_dispatch_stack():  # autograd, and modes, must see the operator
+        a, b, b2, offsets, _, _, _, operands = arguments
+        # autograd, and modes, must see the operator
+        if b2 is not None or torch.is_grad_enabled() or _C._len_torch_dispatch_stack():
             with self._tuning():
                 return self._op(*arguments)
-        a, b, _, offsets, _, _, _, operands = arguments
         tensors = (a, b, *operands) if offsets is None else (a, b, offsets, *operands)
         for launches in self._launches:
             if launches.matches(*tensors) and (launches.is_tf32 is None or launches.is_tf32 == multiplies_in_tf32()):

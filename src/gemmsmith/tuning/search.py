@@ -270,10 +270,10 @@ def random_sets(a: Spec, b: Spec, output: DType, stream: int) -> list[dict[str, 
     """
     specs = {"a": a, "b": b, "out": Spec((a.shape[0], b.shape[1]), output)}
     size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in specs.values())
-    return [random_arrays(specs, stream) for _ in range(max(2, ceil_div(2 * L2_BYTES, max(size, 1))))]
+    return [random_device_arrays(specs, stream) for _ in range(max(2, ceil_div(2 * L2_BYTES, max(size, 1))))]
 
 
-def random_arrays(specs: Mapping[str, Spec], stream: int) -> dict[str, Any]:
+def random_device_arrays(specs: Mapping[str, Spec], stream: int) -> dict[str, Any]:
     """Return arrays on the current device with these shapes and layouts, and random values, by name.
 
     `stream`: the stream that they are used on.

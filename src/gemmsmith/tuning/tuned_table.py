@@ -34,7 +34,7 @@ BUILTIN_TABLE_FILE = "tuned.json"
 FP8 with block scales the fastest in survey-fp8-layers-h200 and fp8-h200."""
 MAX_MODEL_SLOWDOWN = 1.02
 """Maximum ratio of the model's time for an entry of another layout to its time for its own choice; and maximum growth
-of that ratio from the M that an entry was measured for to another M. Chosen."""
+of that ratio from the M that an entry was measured for to another M, or by an epilogue. Chosen."""
 SHARED_ENTRY_MAX_M = 64
 """Entries with M up to this serve every smaller M, since operands with so few rows have one tile; chosen."""
 
@@ -203,8 +203,8 @@ def lookup_tuned(
 
     A GEMM with an epilogue reuses the plain GEMM's entry if the epilogue fits its registers and stages: in the mean of
     29 single-wave GEMMs it is 1.6 % faster than the model's choice (tries-h200). If need be, tile N is rounded up
-    to a multiple of 16 for an epilogue that stores halves of it, as gated activations do. Entries with swap_ab are not
-    reused.
+    to a multiple of 16 for an epilogue that stores halves of it, as gated activations do. Not reused are entries with
+    swap_ab, and those that the epilogue slows down, relative to the model's choice, by more than MAX_MODEL_SLOWDOWN.
     """
     entry = find_tuned(problem, gpu, device)
     config = entry and entry.config
@@ -215,7 +215,12 @@ def lookup_tuned(
     problem = round_up_m(problem)
     (m, n, k), fused = config.tile, adapt_config(config, problem, epilogue, gpu)
     fused = fused or adapt_config(config.replace(tile=(m, round_up(n, 16), k)), problem, epilogue, gpu)
-    return fused if fused and fits_registers(fused, epilogue, problem.promoted) else None
+    if fused is None or not fits_registers(fused, epilogue, problem.promoted):
+        return None
+    if not covers_config(config):
+        return fused
+    plain = _slowdown(config, problem, None, gpu)
+    return fused if _slowdown(fused, problem, epilogue, gpu) <= MAX_MODEL_SLOWDOWN * plain else None
 
 
 @lru_cache(maxsize=1)

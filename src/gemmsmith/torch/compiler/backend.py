@@ -146,8 +146,7 @@ class _CompiledCallKernel(FallbackKernel):
 
 def _lower(op: Any, *arguments: Any) -> Any:
     """Lower a call of one of gemmsmith's operators: return Inductor's nodes of the results."""
-    kind = _CompiledCallKernel if arguments[2] is None else FallbackKernel  # a CompiledCall takes one array b only
-    results = kind.create(op, *arguments)
+    results = _CompiledCallKernel.create(op, *arguments)
     return _pytree.tree_map_only(IRNode, TensorBox.create, results)
 
 
