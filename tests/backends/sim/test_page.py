@@ -40,6 +40,7 @@ CONFIGS = {
     "cooperative": Config("cooperative", (128, 64, 64), (2, 1), 3),
     "pingpong": Config("pingpong", (128, 64, 64), (1, 2), 3),
     "split in a cluster": Config("cooperative", (128, 64, 64), (1, 1), 3, 2, cluster_splits=2),
+    "stream-K": Config("cooperative", (128, 64, 64), (2, 1), 3, splits=0),
 }
 BARRIER_EVENTS = "init", "arrive", "expect_tx", "complete_tx"
 HOOKS = "instruction", "issue", "complete", "signal", "barrier", "commit", "block", "resume", "exit"
