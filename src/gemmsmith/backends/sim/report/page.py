@@ -83,14 +83,14 @@ def page_data(record: Record, hazards: Sequence[Hazard], verdict: str) -> dict[s
     data["spans"] = in_columns(("lane", "entry", "start", "end", "label"), rows, tables)
     data["fills"] = in_columns(Fill._fields, fills_of(shown), tables)
     own = {id(x) for x in record.hazards}
-    found = _steps(shown) if own else {}
+    steps = _steps(shown) if own else {}
     for statement in data["statements"].values():
         statement["python"]["file"] = Path(statement["python"]["file"]).name
     return data | {
         "lanes": lanes, "labels": list(tables["label"]), "buffers": list(tables["buffer"]),
         "holds": list(tables["holds"]), "verdict": verdict, "all_events": len(record), "all_cycles": record.cycles,
         "legend": [[entry, color, HEIGHTS.get(entry, 0.8)] for entry, color in colors.items()],
-        "hazards": [_hazard(x, found if id(x) in own else {}) for x in hazards],
+        "hazards": [_hazard(x, steps if id(x) in own else {}) for x in hazards],
     }  # fmt: skip
 
 
@@ -114,13 +114,13 @@ def _hazard(hazard: Hazard, steps: dict[_Where, list[tuple[int, str]]]) -> dict[
     result = hazard.to_json()
     last = hazard.event if steps and hazard.event is not None else -1
     result["event"] = last if last >= 0 else None
-    for place, found in zip((x for x in hazard.places if x.line), result["places"], strict=True):
-        for call in (found["python"], *found["stack"]):
+    for place, fields in zip((x for x in hazard.places if x.line), result["places"], strict=True):
+        for call in (fields["python"], *fields["stack"]):
             call["file"] = Path(call["file"]).name
         if isinstance(place, Place):
             made = steps.get((place.number, place.cta, place.loops), [])
             # The threads may be one warp of a group, whose name is then longer.
-            found["event"] = max((i for i, who in made if i <= last and place.agent.startswith(who)), default=None)
+            fields["event"] = max((i for i, who in made if i <= last and place.agent.startswith(who)), default=None)
     return result
 
 
