@@ -23,7 +23,7 @@ import gemmsmith
 from gemmsmith import Config, hw
 from gemmsmith.backends.sim import engine
 from gemmsmith.backends.sim.report import page
-from gemmsmith.backends.sim.report.page import Fill, write_page
+from gemmsmith.backends.sim.report.page import Fill, fills_of, write_page
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
@@ -485,3 +485,15 @@ def test_nothing_is_wider_than_the_window(browser: Any, width: int, theme: str, 
     assert dark == (theme == "dark")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert shown.errors() == []
+
+
+def test_a_stage_that_the_epilogue_writes_is_free_of_its_k_tile() -> None:
+    rng = np.random.default_rng()
+    a, b = (rng.standard_normal((64, 256)).astype(np.float16) for _ in range(2))
+    config = Config("cooperative", (64, 64, 64), (1, 1), 4, 1, alias_epilogue=True)
+    (record,) = gemmsmith.simulate(a, b.T, config=config, record=True).records
+    stores = [x for x in record.operations if x.route.engine == "TMA store"]
+    stored = {slot for x in stores for slot in x.route.reads}
+    fills = [x for x in fills_of(record) if (x.cta, x.buffer) in stored]
+    assert fills
+    assert all(0 < x.read < x.free < stores[0].issue for x in fills)

@@ -133,8 +133,10 @@ def fills_of(record: Record) -> Iterable[Fill]:
         loops = dict(events[x.issue].loops)
         holds = f"k-tile {loops['k_tile']}" if "k_tile" in loops else f"{x.coordinates}" if x.coordinates else ""
         for slot in x.route.reads:
-            if slot in current:
-                current[slot].reads.append((x.issue, x.wait))
+            fill = current.get(slot)
+            # A store from a stage that was multiplied reads results that the epilogue's threads have written there.
+            if fill and not (fill.reads and x.route.engine == "TMA store"):
+                fill.reads.append((x.issue, x.wait))
         for cta, buffer in x.route.writes:
             if cta < 0:
                 continue
