@@ -660,13 +660,13 @@ function listen() {
 }
 
 function onKey(e) {
-  if (e.ctrlKey || e.metaKey || e.altKey || e.target.matches("select, input")) return;
+  if (e.ctrlKey || e.metaKey || e.altKey || e.target.matches?.("select, input")) return;
   const lane = data.laneOfAgent[events.agent[step]];
   const arrow = (count) => (e.shiftKey ? stepInLane(lane, count) : move(count));
   const action = { ArrowRight: () => arrow(1), ArrowLeft: () => arrow(-1), h: nextHazard, H: nextHazard,
     "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: () => setView(0, Infinity),
     Home: () => move(-Infinity), End: () => move(Infinity),
-    " ": e.target.matches("button, a") ? null : () => play() }[e.key];
+    " ": e.target.matches?.("button, a") ? null : () => play() }[e.key];
   if (!action) return;
   e.preventDefault();
   action();
