@@ -52,18 +52,18 @@ def layout(
     Example: gemmsmith layout 64x64 --fragment ldmatrix --access fragment
     """
     tile = make_tile(*shape, as_dtype(dtype, allow_integers=True), major, None if swizzle is None else int(swizzle))
-    found = describe(tile, fragment, access)
+    shown = describe(tile, fragment, access)
     if html:
-        html.write_text(make_page(found), "utf-8")
-    text = "\n\n".join(_sections(found)) + (f"\n\npage: {html}" if html else "")
-    print_outcome(found, text, None, as_json)
+        html.write_text(make_page(shown), "utf-8")
+    text = "\n\n".join(_sections(shown)) + (f"\n\npage: {html}" if html else "")
+    print_outcome(shown, text, None, as_json)
 
 
-def make_page(found: dict[str, Any]) -> str:
+def make_page(shown: dict[str, Any]) -> str:
     """Return a page of HTML, with its style, script and data, that shows what `describe` has found."""
     folder = resources.files("gemmsmith.cli") / "layout_page"
     page, style, script = ((folder / name).read_text("utf-8") for name in PAGE_PARTS)
-    data = json.dumps(_packed(found), separators=(",", ":"))
+    data = json.dumps(_packed(shown), separators=(",", ":"))
     return page.replace("/*style*/", style).replace("/*script*/", script).replace("/*data*/", data)
 
 
@@ -83,9 +83,9 @@ def _table(title: str, rows: list[list[str]]) -> str:
     return f"{click.style(title, bold=True)}\n{format_table(rows)}"
 
 
-def _sections(found: dict[str, Any]) -> Iterator[str]:
+def _sections(shown: dict[str, Any]) -> Iterator[str]:
     """Yield the sections of the text."""
-    tile, boxes, atom = found["tile"], found["boxes"], found["atom"]
+    tile, boxes, atom = shown["tile"], shown["boxes"], shown["atom"]
     text = f"{tile['mn']} x {tile['k']} {tile['dtype']}, {tile['major']}-major: {tile['bytes']} bytes, "
     text += f"swizzle of {atom['row_bytes']} bytes" if atom else "no swizzle"
     text += " (the kernels' default)" * (tile["swizzle"] == tile["default_swizzle"])
@@ -94,14 +94,14 @@ def _sections(found: dict[str, Any]) -> Iterator[str]:
     size = f"{boxes['rows']} x {boxes['columns']} elements"
     yield f"{text}\nTMA boxes: {boxes['count']} of {size}, {boxes['bytes']} bytes each"
     for name in ("without", "with") if atom else ("without",):
-        title = f"byte:bank of 16-byte units, {name} the swizzle; rows are indices of {found['rows']['of']}:"
-        yield _table(title, _unit_cells(found["units"][name][:ATOM_ROWS], boxes["row_bytes"] // 16))
+        title = f"byte:bank of 16-byte units, {name} the swizzle; rows are indices of {shown['rows']['of']}:"
+        yield _table(title, _unit_cells(shown["units"][name][:ATOM_ROWS], boxes["row_bytes"] // 16))
     yield f"These are the first 8 rows of a box; the next 8 are the same, {8 * boxes['row_bytes']} bytes on."
-    descriptor = found["descriptor"]
+    descriptor = shown["descriptor"]
     yield _descriptor_text(**descriptor) if "value" in descriptor else f"no matrix descriptor: {descriptor['reason']}"
-    if found["fragment"]:
-        yield from _fragment_texts(found["fragment"])
-    if access := found["access"]:
+    if shown["fragment"]:
+        yield from _fragment_texts(shown["fragment"])
+    if access := shown["access"]:
         titles = ["access of warp 0", "bytes of a lane", "ideal", "without the swizzle", "with it", "conflicts with it"]
         rows = [titles]
         for x in access["instructions"]:

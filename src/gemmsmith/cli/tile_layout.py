@@ -201,7 +201,7 @@ def _describe_access(tile: Tile, access: str, kind: str | None) -> dict[str, Any
 
     `ways`: for each lane, the wavefronts of the lanes that could share one, so more than 1 is a bank conflict.
     """
-    found = []
+    instructions = []
     for name, inner, outer, width in _instructions(tile, access, kind):
         place, lanes = _offset(tile, inner, outer), np.arange(len(inner))
         item: dict[str, Any] = {"name": name, "bytes": width, "rows": outer.tolist(), "columns": inner.tolist()}
@@ -212,7 +212,7 @@ def _describe_access(tile: Tile, access: str, kind: str | None) -> dict[str, Any
             actual, ideal = wavefronts(Access("shared", bytes_, width, threads=lanes))
             ways = np.array([count for count, _ in parts])[groups]
             item[layout] = {"wavefronts": actual, "ideal": ideal, "ways": ways.tolist()}
-        found.append(item)
-    totals = {layout: sum(x[layout]["wavefronts"] for x in found) for layout in ("without", "with")}
-    totals["ideal"] = sum(x["with"]["ideal"] for x in found)
-    return {"kind": access, "instructions": found, "wavefronts": totals}
+        instructions.append(item)
+    totals = {layout: sum(x[layout]["wavefronts"] for x in instructions) for layout in ("without", "with")}
+    totals["ideal"] = sum(x["with"]["ideal"] for x in instructions)
+    return {"kind": access, "instructions": instructions, "wavefronts": totals}
