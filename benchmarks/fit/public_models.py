@@ -11,7 +11,7 @@ fastest, and the one that is chosen without the table. --compile only fills the 
 from __future__ import annotations
 
 import json
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from benchmarks import portions
@@ -25,7 +25,7 @@ from gemmsmith.binding.request import Request
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.host.autotune import MIN_GAIN, ROUNDS
+from gemmsmith.host.autotune import ROUNDS, winner
 from gemmsmith.host.planned_gemm import PlannedGemm
 from gemmsmith.tuning.choice import candidates
 from gemmsmith.tuning.choose import choose
@@ -46,7 +46,6 @@ def jobs() -> list[Job]:
     return [(m, n, k) for m in ROWS for n, k in PUBLIC_LAYERS if m <= 256 or n < MOST_N]
 
 
-@lru_cache
 def contenders(job: Job) -> tuple[Request, list[Config]]:
     """Return a job's request, and its configs, the model's choice first."""
     a, b = specs(job)
@@ -69,12 +68,10 @@ def measured(job: Job) -> Row:
     make_sets = partial(random_sets, request.a, request.b, BF16)
     with kernel_loader.device_guard(0):
         ranking = measure(request, configs, PlannedGemm, make_sets, ROUNDS, kept=configs[0])
-    times, untuned = dict(ranking), configs[0]  # those of earlier rounds are shorter: the chip was not yet throttled
-    fastest = ranking[0].config
-    best = fastest if untuned not in times or times[untuned] > MIN_GAIN * times[fastest] else untuned
+    best, untuned_us = winner(ranking, configs[0])
     sizes = dict(zip("mnk", job, strict=True))
-    return {**sizes, "config": str(best), "us": round(times[best], 2), "untuned": str(untuned),
-            "untuned_us": round(times.get(untuned, float("nan")), 2)}  # fmt: skip
+    return {**sizes, "config": str(best.config), "us": round(best.us, 2), "untuned": str(configs[0]),
+            "untuned_us": round(untuned_us, 2)}  # fmt: skip
 
 
 def enter(file: Path) -> None:
@@ -82,9 +79,8 @@ def enter(file: Path) -> None:
     table, added = json.loads(TABLE.read_text()), read(file)
     known = {(r["m"], r["n"], r["k"]) for r in table["rows"]}
     rows = [{name: r[name] for name in ("m", "n", "k", "config", "us")} for r in added["rows"]]
-    write_builtin_table(
-        TABLE, table["machine"], [*table["rows"], *(r for r in rows if (r["m"], r["n"], r["k"]) not in known)]
-    )
+    new = [r for r in rows if (r["m"], r["n"], r["k"]) not in known]
+    write_builtin_table(TABLE, table["machine"], [*table["rows"], *new])
 
 
 def main() -> None:

@@ -231,3 +231,13 @@ def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
     (name,) = arguments
     with pytest.raises(gemmsmith.ArgumentError, match=name), gemmsmith.autotune(**arguments):
         pass
+
+
+def test_times_of_earlier_rounds_do_not_count() -> None:
+    """The chip is throttled only later, so they are too short; and the fastest must be faster by 1 %."""
+    untuned, other, dropped = (Config(tile=(128, n, 64)) for n in (64, 128, 256))
+    measured = [Measured(other, 10.0), Measured(untuned, 10.05), Measured(dropped, 9.0)]
+    assert module.winner(measured, untuned) == (Measured(untuned, 10.05), 10.05)
+    measured[1] = Measured(untuned, 10.2)
+    assert module.winner(measured, untuned) == (Measured(other, 10.0), 10.2)
+    assert module.winner(measured, Config()) == (Measured(other, 10.0), 10.0)
