@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from gemmsmith.cli import options
 from gemmsmith.cli.tables import format_table, print_outcome
 from gemmsmith.cli.tile_layout import ACCESSES, FRAGMENTS, describe, make_tile
 from gemmsmith.core.dtypes import as_dtype
+from gemmsmith.core.html_page import make_html_page
 from gemmsmith.core.mma import WARP_THREADS, Major
 from gemmsmith.core.tile import ATOM_ROWS, SWIZZLES
 
 CELLS = 8
 """Cells of a row of a table, at most."""
-PAGE_PARTS = ("page.html", "page.css", "page.js")
 
 
 @click.command()
@@ -61,10 +60,8 @@ def layout(
 
 def make_page(shown: dict[str, Any]) -> str:
     """Return a page of HTML, with its style, script and data, that shows what `describe` has found."""
-    folder = resources.files("gemmsmith.cli") / "layout_page"
-    page, style, script = ((folder / name).read_text("utf-8") for name in PAGE_PARTS)
     data = json.dumps(_packed(shown), separators=(",", ":"))
-    return page.replace("/*style*/", style).replace("/*script*/", script).replace("/*data*/", data)
+    return make_html_page(Path(__file__).with_name("layout_page"), data=data)
 
 
 def _packed(x: Any) -> Any:

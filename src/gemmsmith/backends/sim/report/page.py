@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from gemmsmith.backends.sim.report.hazards import Hazard, Loops, Place
 from gemmsmith.backends.sim.report.record import Record, in_columns
 from gemmsmith.backends.sim.report.timeline import HEIGHTS, colors_of, entry_of, sort_rows
+from gemmsmith.core.html_page import make_html_page
 
 MAX_EVENTS = 200_000
 """Events that a page shows: a browser opens a page of as many in seconds. Chosen; not measured."""
-_PAGE = Path(__file__).with_name("page.html")
 
 
 class Fill(NamedTuple):
@@ -52,15 +52,8 @@ def write_page(path: str | Path, record: Record, hazards: Sequence[Hazard], verd
         verdict: Whether other schedules do the same, as text.
     """
     data = json.dumps(page_data(record, hazards, verdict), separators=(",", ":")).encode()
-    parts = {
-        "title": html.escape(record.kernel.name),
-        "style": _PAGE.with_suffix(".css").read_text("utf-8"),
-        "script": _PAGE.with_suffix(".js").read_text("utf-8"),
-        "data": base64.b64encode(gzip.compress(data, mtime=0)).decode(),
-    }
-    text = _PAGE.read_text("utf-8")
-    for name, part in parts.items():
-        text = text.replace(f"<!-- {name} -->", part)
+    packed = base64.b64encode(gzip.compress(data, mtime=0)).decode()
+    text = make_html_page(Path(__file__).parent, title=html.escape(record.kernel.name), data=packed)
     Path(path).write_text(text, "utf-8")
 
 
