@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tests.backends.sim.tiny import run
+from tests.backends.sim.tiny import run, wait_for_ever
 
 import gemmsmith
-from gemmsmith import Config, hw
+from gemmsmith import Config
 from gemmsmith.backends.sim import engine
 from gemmsmith.backends.sim.report import page
 from gemmsmith.backends.sim.report.page import Fill, fills_of, write_page
@@ -31,8 +31,6 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.host.simulation import Simulation
 from gemmsmith.kernels.build import build
-from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.values import Value
 
 M, N, K = 256, 192, 256
 CONFIGS = {
@@ -428,16 +426,7 @@ def test_the_hazard_of_a_kernel_without_a_wait(
 
 @pytest.mark.slow
 def test_the_page_of_an_aborted_run(browser: Any, tmp_path: Path) -> None:
-    def record(k: Builder, out: Value) -> None:
-        barrier = k.shared(8, name="full")
-        with k.when(k.thread == 0):
-            hw.mbarrier_init(barrier[0], 3)
-        hw.sync_threads()
-        with k.when(k.thread == 0):
-            hw.mbarrier_arrive(barrier[0])
-        hw.mbarrier_wait(barrier[0], 0)
-
-    result = run(record, threads=32, observe=True)
+    result = run(wait_for_ever, threads=32, observe=True)
     write_page(tmp_path / "page.html", result.records[0], result.hazards, f"{result.verdict}")
     assert data_of(tmp_path / "page.html")["operations"]["issue"] == []
     shown = Page(browser, tmp_path / "page.html")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backends.sim.tiny import recorded, run, word
+from tests.backends.sim.tiny import recorded, run, wait_for_ever, word
 
 import gemmsmith
 from gemmsmith import Config, hw
@@ -204,16 +204,7 @@ def test_columns(tmp_path: Path) -> None:
 
 
 def test_threads_that_wait_for_ever() -> None:
-    def record(k: Builder, out: Value) -> None:
-        barrier = k.shared(8, name="full")
-        with k.when(k.thread == 0):
-            hw.mbarrier_init(barrier[0], 3)
-        hw.sync_threads()
-        with k.when(k.thread == 0):
-            hw.mbarrier_arrive(barrier[0])
-        hw.mbarrier_wait(barrier[0], 0)
-
-    last = recorded(record, threads=32).events[-2:]
+    last = recorded(wait_for_ever, threads=32).events[-2:]
     assert [(x.kind, x.object, x.phase) for x in last] == [("arrive", (0, "full"), 0), ("block", (0, "full"), 0)]
     assert (last[0].pending, last[0].amount) == (2, 1)
 

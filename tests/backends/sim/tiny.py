@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, SimulationResult, simulate
 from gemmsmith.backends.sim.execute.counters import Counters
 from gemmsmith.backends.sim.report.record import Record as Recorded
@@ -63,3 +64,14 @@ def word(k: Builder, value: Value) -> RegisterArray:
     register = k.registers(U32, 1, "word")
     register[0] = value
     return register
+
+
+def wait_for_ever(k: Builder, out: Value) -> None:
+    """All threads wait for a barrier, `full`, of whose three arrivals one happens."""
+    barrier = k.shared(8, name="full")
+    with k.when(k.thread == 0):
+        hw.mbarrier_init(barrier[0], 3)
+    hw.sync_threads()
+    with k.when(k.thread == 0):
+        hw.mbarrier_arrive(barrier[0])
+    hw.mbarrier_wait(barrier[0], 0)
