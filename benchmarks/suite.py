@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gemmsmith
@@ -143,6 +143,11 @@ def roles(layer: Shape) -> dict[str, Shape]:
     """
     m, n, k = layer
     return {"nt": (m, n, k), "nn": (m, k, n), "tn": (n, k, m)}
+
+
+def token_count(row: Mapping[str, Any]) -> int:
+    """Return the tokens of a row of one of a layer's `roles`: its M, or K for the weight's gradient."""
+    return int(row["k" if row["layout"] == "tn" else "m"])
 
 
 def specs(shape: Shape, dtype: str = "bf16", layout: str = "nt") -> tuple[gemmsmith.Spec, gemmsmith.Spec]:

@@ -16,7 +16,7 @@ from unittest import mock
 
 import gemmsmith
 from benchmarks.rows import Row, find, load
-from benchmarks.suite import CLASSES
+from benchmarks.suite import CLASSES, token_count
 from gemmsmith import Spec
 from gemmsmith.host import planned_gemm
 from gemmsmith.tuning import gpus
@@ -107,11 +107,6 @@ def fused(r: Row) -> gemmsmith.Plan:
     )
 
 
-def in_layout(r: Row) -> gemmsmith.Plan:
-    """Plan a bf16 GEMM, as benchmarks/speed/autotuned.py has it."""
-    return plain({**r, "kind": "bf16"})
-
-
 def is_current(r: Row, planned: Callable[[Row], gemmsmith.Plan]) -> bool:
     """Return whether gemmsmith still chooses the config that the row was measured with."""
     return r["chosen" if "chosen" in r else "config"] == str(planned(r).config)
@@ -124,11 +119,9 @@ def current(name: str, planned: Callable[[Row], gemmsmith.Plan] = plain) -> list
         return [r for r in load(name)["rows"] if is_current(r, planned)]
 
 
-def mostly_current(
-    name: str, planned: Callable[[Row], gemmsmith.Plan] = plain, is_shown: Callable[[Row], bool] = lambda r: True
-) -> list[Row]:
-    """Return the current rows of those of a file that a table shows, if they are enough for a mean."""
-    rows, count = [*filter(is_shown, current(name, planned))], sum(map(is_shown, load(name)["rows"]))
+def mostly_current(name: str, planned: Callable[[Row], gemmsmith.Plan] = plain) -> list[Row]:
+    """Return the current rows of a file, if they are enough for a mean."""
+    rows, count = current(name, planned), len(load(name)["rows"])
     assert len(rows) >= MIN_CURRENT * count, f"{name}: only {len(rows)} of {count} rows are current: withdraw its table"
     return rows
 
@@ -210,7 +203,7 @@ def tuned_layers() -> str:
     rows, cells = load("autotuned-h200")["rows"], []
     ratios = [{**r, **{f"{x}_ratio": r[f"{x}_us"] / r["tuned_us"] for x in ("torch", "lt")}} for r in rows]
     for name, ms in CLASSES.items():
-        some = [r for r in ratios if (r["k"] if r["layout"] == "tn" else r["m"]) in ms]
+        some = [r for r in ratios if token_count(r) in ms]
         cells.append(f"{name} | {len(some)} | {means(some, 'torch_ratio', 'lt_ratio')}")
     return table(f"H200, bf16, autotune | layers | {RATIOS}", cells) + "\n\n" + source("autotuned-h200", root="../..")
 

@@ -27,7 +27,7 @@ import gemmsmith
 from benchmarks import portions
 from benchmarks.models import PUBLIC_LAYERS
 from benchmarks.rows import Row
-from benchmarks.suite import CLASSES, TRAINING, UNSEEN, layers, roles
+from benchmarks.suite import CLASSES, TRAINING, UNSEEN, layers, roles, token_count
 from benchmarks.timing import captured, options, replayed, rotated, save
 from gemmsmith.cli import cublaslt
 from gemmsmith.tuning.search import steady_state_us
@@ -110,7 +110,7 @@ def summary(rows: Iterable[Row]) -> str:
     """Return, for each class, geometric means and the least of the peers' times over those of both configs."""
     lines, rows = [], list(rows)
     for name, ms in CLASSES.items():
-        some = [r for r in rows if r["m" if r["layout"] != "tn" else "k"] in ms]
+        some = [r for r in rows if token_count(r) in ms]
         for config in ("chosen", "tuned"):
             parts = []
             for peer in ("torch", "lt"):
