@@ -240,4 +240,4 @@ def test_times_of_earlier_rounds_do_not_count() -> None:
     assert module.winner(measured, untuned) == (Measured(untuned, 10.05), 10.05)
     measured[1] = Measured(untuned, 10.2)
     assert module.winner(measured, untuned) == (Measured(other, 10.0), 10.2)
-    assert module.winner(measured, Config()) == (Measured(other, 10.0), 10.0)
+    assert module.winner(measured, Config(tile=(64, 64, 64))) == (Measured(other, 10.0), 10.0)
