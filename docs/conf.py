@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,16 @@ from sphinx.ext.napoleon import GoogleDocstring
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT))
+
+from docs import steppers  # noqa: E402
 
 project = html_title = "gemmsmith"
 extensions = ["myst_nb", "autoapi.extension", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
+html_static_path, html_css_files = ["site.css"], ["site.css"]
 highlight_language = "none"  # of blocks without one: reports
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
@@ -52,6 +58,12 @@ WHOLE = {
 PLACES = {ROOT / file: DOCS / f"{name}.md" for name, file in WHOLE.items()}
 LINK = re.compile(r"(\]\()([^)#\s:]+)")
 TOCTREES = {"reference/python": "```{toctree}\n:hidden:\n\npython/gemmsmith/index\n```"}
+ADDED = steppers.pages()
+"""Pages that only the site has, by their path: they are written before it is built, and deleted afterwards."""
+for hub, folder in (("reference/ladder", "rungs"), ("learn/races", "races")):
+    if entries := [f"/{x.removesuffix('.md')}" for x in ADDED if x.startswith(f"{folder}/")]:
+        hidden = ":hidden:\n" * (folder == "rungs")  # whose table has the links
+        TOCTREES[hub] = "```{{toctree}}\n{}\n{}\n```".format(hidden, "\n".join(entries))
 PUBLIC_NAME = re.compile(r"(?<!\[)(`gemmsmith\.\w[\w.]*`)")
 SECTION = re.compile(r"^## (.*)\n\n((?:- .*\n)+)", re.MULTILINE)
 
@@ -86,7 +98,21 @@ def read(app: Any, name: str, source: list[str]) -> None:
         return
     file = ROOT / WHOLE[name] if name in WHOLE else page
     text = PUBLIC_NAME.sub(r"{py:obj}\1", with_links(file.read_text(), file, page))
+    text = steppers.with_steppers(text, name, app.found_hazards)
     source[0] = f"{text}\n{toctrees(source[0]) if name == 'index' else TOCTREES.get(name, '')}"
+
+
+def add_pages(app: Any) -> None:
+    """Make the steppers, and write the pages that only the site has."""
+    app.found_hazards = steppers.make(Path(app.outdir) / steppers.FOLDER)
+    for name, text in ADDED.items():
+        (DOCS / name).parent.mkdir(exist_ok=True)
+        (DOCS / name).write_text(text)
+
+
+def remove_pages(app: Any, error: Exception | None) -> None:
+    for folder in {(DOCS / name).parent for name in ADDED}:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def skip(app: Any, what: str, name: str, found: Any, skipped: bool, options: Any) -> bool | None:
@@ -106,5 +132,7 @@ GoogleDocstring._parse_attribute_docstring = GoogleDocstring._consume_to_end  # 
 
 
 def setup(app: Any) -> None:
+    app.connect("builder-inited", add_pages)
+    app.connect("build-finished", remove_pages)
     app.connect("source-read", read)
     app.connect("autoapi-skip-member", skip)

@@ -92,14 +92,19 @@ CASES = {
 COLUMNS = "kernel | cycles | tensor core busy | MMAs | wavefronts | sectors"
 
 
+def run(case: Case, counters: Counters | None = None) -> gemmsmith.Simulation:
+    """Simulate a case."""
+    m, n, k = case.sizes
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(x).astype(ml_dtypes.bfloat16) for x in ((m, k), (n, k)))
+    return gemmsmith.plan(a, b.T, config=case.config, backend="sim").simulate(a, b.T, counters=counters, record=True)
+
+
 @cache
 def simulate(case: Case) -> tuple[Timeline, str]:
     """Return a case's timeline, and its row of the table."""
-    (m, n, k), counters = case.sizes, Counters()
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(x).astype(ml_dtypes.bfloat16) for x in ((m, k), (n, k)))
-    plan = gemmsmith.plan(a, b.T, config=case.config, backend="sim")
-    timeline = plan.simulate(a, b.T, counters=counters, record=True).timeline
+    counters = Counters()
+    timeline = run(case, counters).timeline
     spans = [x for x in timeline.spans if x.cta == 0 and x.row == "tensor core"]
     busy = len({cycle for x in spans for cycle in range(x.start, x.end)})  # those of mma.sync overlap
     lines = counters.lines(*counters.kernels)
@@ -122,11 +127,16 @@ def refreshed(page: Path) -> str:
     """Return a page's text with the numbers of its picture and its reports as they are today."""
 
     def report(x: re.Match[str]) -> str:
-        _, file, deleted, old, new, command, _ = x.groups()
-        return x.group(1) + broken((page.parent / file).resolve(), deleted, old, new, " ".join(command.split()))
+        return x.group(1) + broken(*change_of(x, page))
 
     text = TABLE.sub(lambda _: f"\n{table(page.stem)}\n\n", page.read_text())
     return REPORT.sub(report, text)
+
+
+def change_of(report: re.Match[str], page: Path) -> tuple[Path, str | None, str, str, str]:
+    """Return the arguments of `broken` for a match of REPORT in a page."""
+    _, file, deleted, old, new, command, _ = report.groups()
+    return (page.parent / file).resolve(), deleted, old, new, command
 
 
 def table(page: str) -> str:
@@ -134,8 +144,10 @@ def table(page: str) -> str:
     return figures.table(COLUMNS, (simulate(case)[1] for case in CASES[page]))
 
 
-def broken(file: Path, deleted: str | None, old: str, new: str, command: str) -> str:
-    """Return the first sentence that `gemmsmith` prints if a file of the source has been changed.
+def run_changed(
+    file: Path, deleted: str | None, old: str, new: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run `gemmsmith` with these arguments and a changed file of its source.
 
     `deleted`: a line that is deleted, without its indentation; None: `old` is replaced by `new`. Either is in the file
     once.
@@ -148,10 +160,14 @@ def broken(file: Path, deleted: str | None, old: str, new: str, command: str) ->
         folder = Path(name)
         shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
         (folder / file.relative_to(SOURCE)).write_text("".join(lines))
-        done = subprocess.run(
-            [sys.executable, "-m", "gemmsmith", *command.split(), "--json"], cwd=folder, text=True,
-            capture_output=True, env=os.environ | {"PYTHONPATH": name},
-        )  # fmt: skip
+        command = [sys.executable, "-m", "gemmsmith", *arguments]
+        env = os.environ | {"PYTHONPATH": name}
+        return subprocess.run(command, cwd=folder, text=True, capture_output=True, env=env)
+
+
+def broken(file: Path, deleted: str | None, old: str, new: str, command: str) -> str:
+    """Return the first sentence that a command prints if a file has been changed: see `run_changed`."""
+    done = run_changed(file, deleted, old, new, *command.split(), "--json")
     outcome = json.loads(done.stdout)
     if done.returncode == 1:
         first = outcome["hazards"][0]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from docs import generate, results, tutorial
+from docs import gallery, generate, results, steppers, tutorial
 from PIL import Image
 
 import gemmsmith
@@ -40,7 +40,7 @@ MAX_WORDS_IN_ALL = {"docs/notebook": 9000, "": 38000}
 """Of the pages below a folder; the empty one has README.md, CONTRIBUTING.md and docs, without GENERATED_REFERENCE."""
 GENERATED_REFERENCE = {f"docs/reference/{name}.md" for name in ("cli", "python", "kernels", "operations", "ladder")}
 """Pages that docs/generate.py writes whole."""
-LEARN = sorted((ROOT / "docs" / "learn").glob("*.md"))
+LEARN = [ROOT / "docs" / "learn" / f"{page}.md" for page in tutorial.CASES]
 QUOTED = {"docs/ladder.md", *(str(page.relative_to(ROOT)) for page in LEARN)}
 """Pages whose Python is quoted from the source, not executed."""
 NEEDS_GPU = {"tune"}
@@ -114,6 +114,38 @@ def test_notebooks_are_kept_without_outputs() -> None:
         cells = json.loads(notebook.read_text())["cells"]
         assert all(not x.get("outputs") and x.get("execution_count") is None for x in cells), notebook
         assert f"({notebook.relative_to(ROOT / 'docs')})" in (ROOT / "docs/index.md").read_text()
+
+
+def test_every_stepper_that_the_site_embeds_is_in_the_table() -> None:
+    """And the other way round: by comments, the pictures and reports of docs/learn, rungs, races, and the gallery."""
+    texts = {page_id(x).removeprefix("docs/").removesuffix(".md"): x.read_text() for x in PAGES}
+    texts |= {name.removesuffix(".md"): text for name, text in steppers.pages().items()}
+    found = {name: [gallery.Found("race", "race at a.py:1", 7)] for name in steppers.table()}
+    shown = {name: steppers.with_steppers(text, name, found) for name, text in texts.items()}
+    assert {x for text in shown.values() for x in re.findall(r"_steppers/([\w-]+)\.html", text)} == {*steppers.table()}
+    for page in ("ladder", "reference/ladder"):
+        rungs = set(re.findall(r"(rungs/[\w-]+\.md)\)", shown[page]))
+        assert rungs <= {*steppers.pages()}
+        assert len(rungs) == (len(RUNG_CASES) if page == "reference/ladder" else shown[page].count("\n### "))
+
+
+def test_a_stepper_is_made_once(tmp_path: Path) -> None:
+    """With its title, and with a frame that opens at the first hazard."""
+    name = "delete-mbarrier_wait-1"
+    ((first, *_),) = steppers.make(tmp_path, [name]).values()
+    page = tmp_path / f"{name}.html"
+    assert "<title>The default kernel: delete mbarrier_wait</title>" in page.read_text()
+    made = page.stat().st_mtime_ns
+    found = steppers.make(tmp_path, [name])
+    assert (found[name][0], page.stat().st_mtime_ns) == (first, made)
+    assert first.report.startswith(f"{first.kind} at ")
+    frame = (
+        f'src="../_steppers/{name}.html#step={first.step}" title="Stepper: The default kernel: delete mbarrier_wait"'
+    )
+    assert frame in steppers.with_steppers(f"<!-- stepper: {name} -->", "learn/page", found)
+    listed = gallery.page(dict.fromkeys(gallery.changes(), [gallery.Found("race", "race", 7)]) | found, "../_steppers")
+    assert listed.count(f'href="../_steppers/{name}.html#step={first.step}"') == 2  # at the line and in the table
+    assert listed.count("<tr id=") == len(gallery.changes())
 
 
 @pytest.mark.parametrize("page", LEARN, ids=page_id)

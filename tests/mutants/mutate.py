@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from typing import Any
-
-import pytest
+from unittest import mock
 
 from gemmsmith.backends.sim import run, simulate
 from gemmsmith.core.spec import KernelSpec
@@ -18,6 +17,7 @@ from gemmsmith.hw import barrier, cluster, cp_async, matrix, mbarrier, memory, m
 from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.location import SourceLocation
 from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Builtin, Constant, Operation, Parameter, Value, VariableRead
 
@@ -47,7 +47,7 @@ class Mutant:
 
     what: str
     target: str
-    where: str
+    where: SourceLocation
     kernel: Kernel
 
     def __str__(self) -> str:
@@ -96,8 +96,7 @@ def first_kinds(execute: Callable[[int, int], tuple[set[str], str]], expected: s
 @contextmanager
 def stopping_after(hazards: int) -> Iterator[None]:
     """Launches in the simulator stop after so many hazards."""
-    with pytest.MonkeyPatch.context() as p:
-        p.setattr(run, "simulate", partial(simulate, max_hazards=hazards))
+    with mock.patch.object(run, "simulate", partial(simulate, max_hazards=hazards)):
         yield
 
 
@@ -130,14 +129,15 @@ def mutants_of(make: Callable[[], Kernel]) -> Iterator[Mutant]:
         yield Mutant(what, target, where, kernel)
 
 
-Change = tuple[str, str, str, Callable[[], None]]
+Change = tuple[str, str, SourceLocation, Callable[[], None]]
+"""What is changed, of which instruction or variable, in which statement, and what does it."""
 
 
 def _changes(kernel: Kernel) -> Iterator[Change]:
     for block in _blocks(kernel.body):
         block.statements = [s for s in block.statements if not isinstance(s, st.Comment)]
         for position, statement in enumerate(block.statements):
-            where = str(statement.location)
+            where = statement.location
             if isinstance(statement, st.IssueInstruction) and isinstance(
                 statement.instruction, (*SYNCHRONIZING, *ONLY_DELETED)
             ):
@@ -189,7 +189,7 @@ def _swap(block: st.Block, a: int, b: int) -> Callable[[], None]:
     return apply
 
 
-def _arrival_past_a_wait(block: st.Block, position: int, where: str) -> Iterator[Change]:
+def _arrival_past_a_wait(block: st.Block, position: int, where: SourceLocation) -> Iterator[Change]:
     """An arrival, maybe that of some lanes, for the next phase before a wait for the last one, or the other way round:
     across the statements between."""
     found = [position for position, x in enumerate(block.statements) if _is_wait(x)]
@@ -235,7 +235,7 @@ def _begin_late(block: st.Block, loop: st.Loop) -> Callable[[], None]:
     return apply
 
 
-def _too_few(block: st.Block, position: int, where: str) -> Iterator[Change]:
+def _too_few(block: st.Block, position: int, where: SourceLocation) -> Iterator[Change]:
     """Ordered as far as too small a scope, or not at all; executed by too few; the wrong way round."""
     statement = block.statements[position]
     if not isinstance(statement, st.IssueInstruction):
@@ -267,7 +267,7 @@ def _set(thing: object, name: str, value: object) -> Callable[[], None]:
     return lambda: setattr(thing, name, value)
 
 
-def _off_by_one(statement: st.Statement, where: str) -> Iterator[Change]:
+def _off_by_one(statement: st.Statement, where: SourceLocation) -> Iterator[Change]:
     if isinstance(statement, st.Declare) and statement.variable.name.endswith("_phase"):
         assert isinstance(statement.initial, Constant)
         flipped = Constant(statement.initial.type, 1 - statement.initial.value)
