@@ -33,7 +33,7 @@ SHOWN = "delete", "flip", "pending", "arrivals", "stages", "threads"
 CONTEXT = 10
 """Lines of CUDA that are shown before the first change."""
 NOTES = {
-    "delete-grid_dependency_wait-2": "The thread that issues the first loads has a griddepcontrol.wait of its own, and "
+    "delete-grid_dependency_wait-2": "The thread that issues the loads has a griddepcontrol.wait of its own, and "
     "the others access global memory only after they have waited for what it loads.",
     "delete-set_max_nreg-2": "The compiler then gives the consumers no more registers than a thread has at the launch.",
 }

@@ -129,6 +129,51 @@ def test_every_stepper_that_the_site_embeds_is_in_the_table() -> None:
         assert len(rungs) == (len(RUNG_CASES) if page == "reference/ladder" else shown[page].count("\n### "))
 
 
+RACE = """
+from gemmsmith import hw
+
+COUNT = 2
+
+
+def kernel(mended: bool) -> None:
+    hw.barrier_arrive(1 + COUNT if mended else 1)
+    if mended:
+        hw.wait()
+    if mended:
+        hw.fence()
+        hw.meet()
+    else:
+        hw.meet()
+        if COUNT:
+            hw.fence()  # too late
+    hw.barrier_sync(1 + COUNT if mended else 1)
+
+
+def simulate(mended: bool = False, seed: int = 0) -> None: ...
+"""
+
+
+def test_the_page_of_a_race_asks_before_it_answers() -> None:
+    """Its code has the fault alone; the mend is folded."""
+    wanted = """\
+COUNT = 2
+
+
+def kernel() -> None:
+    hw.barrier_arrive(1)
+    hw.meet()
+    if COUNT:
+        hw.fence()  # too late
+    hw.barrier_sync(1)"""
+    assert steppers.faulty(RACE) == wanted
+    for race in steppers.RACES.glob("*.py"):
+        question, answer = steppers.race_page(race).split("<details>")
+        assert not re.search("mended|Answer|Mend|Source", question), race
+        assert all(f"{x}:" in answer for x in ("Answer", "Mend", "Source")), race
+        assert f"<!-- stepper: race-{race.stem} -->" in question
+        assert f"<!-- stepper: race-{race.stem}-mended -->" in answer
+
+
 def test_a_stepper_is_made_once(tmp_path: Path) -> None:
     """With its title, and with a frame that opens at the first hazard."""
     name = "delete-mbarrier_wait-1"
@@ -143,7 +188,7 @@ def test_a_stepper_is_made_once(tmp_path: Path) -> None:
         f'src="../_steppers/{name}.html#step={first.step}" title="Stepper: The default kernel: delete mbarrier_wait"'
     )
     assert frame in steppers.with_steppers(f"<!-- stepper: {name} -->", "learn/page", found)
-    listed = gallery.page(dict.fromkeys(gallery.changes(), [gallery.Found("race", "race", 7)]) | found, "../_steppers")
+    listed = gallery.page(dict.fromkeys(gallery.changes(), found[name]), "../_steppers")
     assert listed.count(f'href="../_steppers/{name}.html#step={first.step}"') == 2  # at the line and in the table
     assert listed.count("<tr id=") == len(gallery.changes())
 
