@@ -81,10 +81,10 @@ def table() -> dict[str, Stepper]:
         found[f"{page}-before"] = Stepper(before.title, partial(tutorial.run, before))
         found[f"{page}-after"] = Stepper(after.title, partial(tutorial.run, after))
         file = ROOT / "docs" / "learn" / f"{page}.md"
-        for x in tutorial.REPORT.finditer(file.read_text()):
-            change = tutorial.change_of(x, file)
+        for report in tutorial.REPORT.finditer(file.read_text()):
+            change = tutorial.change_of(report, file)
             what = f"without {change[1]}" if change[1] else f"with {change[3]} for {change[2]}"
-            if not x.group(7).startswith("Error"):  # refused before it is executed
+            if not report.group(7).startswith("Error"):  # refused before it is executed
                 found[f"{page}-broken"] = Stepper(f"{change[0].name} {what}", partial(ChangedRun, change), file)
     for name, x in gallery.changes().items():
         if name not in gallery.NOTES:
@@ -275,7 +275,8 @@ def race_page(race: Path) -> str:
     title, *rest = (re.sub(r"(https?://\S+\w/?)", r"<\1>", x) for x in _paragraphs(race))
     first = next((i for i, x in enumerate(rest) if x.startswith("Answer:")), len(rest))
     return RACE_PAGE.format(
-        title=title, question="\n\n".join(rest[:first]), answer="\n\n".join(rest[first:]), name=race.stem,
+        title=title, question="\n\n".join(rest[:first]), name=race.stem,
+        answer="\n\n".join(rest[first:]).removeprefix("Answer: "),
         code=faulty(race.read_text()), file=os.path.relpath(race, ROOT / "docs" / "races"),
     )  # fmt: skip
 
