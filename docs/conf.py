@@ -55,15 +55,17 @@ WHOLE = {
     "rows": "benchmarks/results/README.md",
 }  # fmt: skip
 """Pages of the site whose text is a file outside of docs/."""
-PLACES = {ROOT / file: DOCS / f"{name}.md" for name, file in WHOLE.items()}
+RACES = {file: DOCS / "races" / f"{file.stem}.md" for file in steppers.RACES.glob("*.py")}
+if RACES:
+    WHOLE["learn/races"] = "examples/races/README.md"
+PLACES = {ROOT / file: DOCS / f"{name}.md" for name, file in WHOLE.items()} | RACES
 LINK = re.compile(r"(\]\()([^)#\s:]+)")
 TOCTREES = {"reference/python": "```{toctree}\n:hidden:\n\npython/gemmsmith/index\n```"}
 ADDED = steppers.pages()
 """Pages that only the site has, by their path: they are written before it is built, and deleted afterwards."""
 for hub, folder in (("reference/ladder", "rungs"), ("learn/races", "races")):
-    if entries := [f"/{x.removesuffix('.md')}" for x in ADDED if x.startswith(f"{folder}/")]:
-        hidden = ":hidden:\n" * (folder == "rungs")  # whose table has the links
-        TOCTREES[hub] = "```{{toctree}}\n{}\n{}\n```".format(hidden, "\n".join(entries))
+    entries = "\n".join(f"/{x.removesuffix('.md')}" for x in ADDED if x.startswith(f"{folder}/"))
+    TOCTREES[hub] = f"```{{toctree}}\n:hidden:\n\n{entries}\n```"
 PUBLIC_NAME = re.compile(r"(?<!\[)(`gemmsmith\.\w[\w.]*`)")
 SECTION = re.compile(r"^## (.*)\n\n((?:- .*\n)+)", re.MULTILINE)
 

@@ -298,7 +298,7 @@ RACE_PAGE = """\
 
 <!-- stepper: race-{name}-mended -->
 
-The kernel with and without the fault: [{name}.py]({file}).
+The kernel with and without the fault: [{name}.py](path:{file}).
 
 </details>
 """
