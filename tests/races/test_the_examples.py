@@ -13,6 +13,7 @@ import pytest
 
 import gemmsmith
 from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.sim import Hazard
 
 FOLDER = Path(__file__).parents[2] / "examples" / "races"
@@ -74,6 +75,17 @@ def test_its_mend_is_right(name: str, seed: int) -> None:
     np.testing.assert_allclose(arrays["target"], race.expected(arrays["source"]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_its_mend_is_right_on_a_gpu(name: str) -> None:
+    race, rng = import_module(f"examples.races.{name}"), np.random.default_rng()
+    like = race.simulate(mended=True).result
+    x = rng.standard_normal(like["source"].shape).astype(like["source"].dtype)
+    source, target = DeviceArray.from_numpy(x), DeviceArray.from_numpy(np.full_like(like["target"], np.nan))
+    gemmsmith.launch(race.kernel(mended=True), source=source, target=target)
+    np.testing.assert_allclose(target.numpy(), race.expected(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mended", [False, True])
 def test_it_compiles_without_warnings(name: str, mended: bool) -> None:
@@ -89,6 +101,10 @@ def test_it_is_a_short_file_that_asks_and_answers(name: str, capsys: pytest.Capt
     scope = runpy.run_path(f"{path}", run_name="__main__")
     parts = r"[^\n]+\?\n\npython \S+\n\n.+\?\n\nAnswer: .+\n\nMend: .+\n\nSource: https://github\.com/.+"
     assert re.fullmatch(parts, scope["__doc__"].strip(), re.DOTALL)
+    title, source = scope["__doc__"].split("\n", 1)[0], re.search(r"https://\S+\d", scope["__doc__"])
+    assert source
+    listed = re.escape(f"| [{name}.py]({name}.py) | {title} | [") + r"\S+\]" + re.escape(f"({source[0]}) |")
+    assert re.search(listed, (FOLDER / "README.md").read_text())
     printed = capsys.readouterr().out
     assert [x for x in FAULTS[name].kinds if printed.startswith(f"{x} at {name}.py:")]
     assert "\nmended: " in printed
