@@ -52,13 +52,11 @@ napoleon_use_ivar = True
 
 WHOLE = {
     "index": "README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md",
-    "rows": "benchmarks/results/README.md",
+    "rows": "benchmarks/results/README.md", "learn/races": "examples/races/README.md",
 }  # fmt: skip
 """Pages of the site whose text is a file outside of docs/."""
-RACES = {file: DOCS / "races" / f"{file.stem}.md" for file in steppers.RACES.glob("*.py")}
-if RACES:
-    WHOLE["learn/races"] = "examples/races/README.md"
-PLACES = {ROOT / file: DOCS / f"{name}.md" for name, file in WHOLE.items()} | RACES
+PLACES = {ROOT / file: DOCS / f"{name}.md" for name, file in WHOLE.items()}
+PLACES |= {file: DOCS / "races" / f"{file.stem}.md" for file in steppers.RACES.glob("*.py")}
 LINK = re.compile(r"(\]\()([^)#\s:]+)")
 TOCTREES = {"reference/python": "```{toctree}\n:hidden:\n\npython/gemmsmith/index\n```"}
 ADDED = steppers.pages()
