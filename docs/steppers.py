@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import html
-import importlib.util
 import json
 import os
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -114,14 +114,9 @@ def simulate_rung(case: RungCase) -> Simulation:
 
 def simulate_race(file: Path, mended: bool) -> Any:
     """Simulate a kernel of examples/races, with its fault in the first schedule that has a hazard."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
+    simulate = runpy.run_path(str(file))["simulate"]
     for seed in range(1 if mended else SEEDS):
-        simulation = module.simulate(mended=mended, seed=seed)
+        simulation = simulate(mended=mended, seed=seed)
         if simulation.hazards:
             break
     return simulation
@@ -200,9 +195,9 @@ def with_steppers(text: str, name: str, found: Mapping[str, list[gallery.Found]]
 
     def link(x: re.Match[str]) -> str:
         broken = f"{Path(name).stem}-broken"
-        return x.group() + f'\n<p><a href="{folder}/{broken}.html">Step through this run</a></p>\n' * (
-            broken in table()
-        )
+        if broken not in table():
+            return x.group()
+        return f'{x.group()}\n<p><a href="{folder}/{broken}.html">Step through this run</a></p>\n'
 
     text = EMBEDDED.sub(lambda x: embed(x.group(1)), text)
     text = PICTURE.sub(lambda x: f"{x.group()}\n{embed(f'{x.group(1)}-after', f'{x.group(1)}-before')}\n", text)
