@@ -8,29 +8,36 @@ import json
 import random
 import re
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
+from examples import own_attention
 from tests.backends.sim.tiny import run, wait_for_ever
 
 import gemmsmith
-from gemmsmith import Config
-from gemmsmith.backends.sim import engine
+from gemmsmith import Config, Grouping
+from gemmsmith.backends.sim import GlobalMemory, engine
+from gemmsmith.backends.sim.execute.counters import AccessCounter, Count, Counters
 from gemmsmith.backends.sim.report import page
 from gemmsmith.backends.sim.report.page import Fill, fills_of, write_page
 from gemmsmith.backends.sim.report.record import Record
 from gemmsmith.backends.sim.state.cta import Cta
 from gemmsmith.backends.sim.state.grid_state import GridState
+from gemmsmith.backends.sim.state.operations import InFlightOperation, Operations
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.host.simulation import Simulation
 from gemmsmith.kernels.build import build
+from gemmsmith.lang.launch import Launch
 
 M, N, K = 256, 192, 256
 CONFIGS = {
@@ -39,7 +46,9 @@ CONFIGS = {
     "pingpong": Config("pingpong", (128, 64, 64), (1, 2), 3),
     "split in a cluster": Config("cooperative", (128, 64, 64), (1, 1), 3, 2, cluster_splits=2),
     "stream-K": Config("cooperative", (128, 64, 64), (2, 1), 3, splits=0),
+    "tma": Config("tma", (128, 64, 64), (1, 1), 3),
 }
+KERNELS = [*CONFIGS, "FP8 promoted", "grouped", "gather", "attention"]
 BARRIER_EVENTS = "init", "arrive", "expect_tx", "complete_tx"
 HOOKS = "instruction", "issue", "complete", "signal", "barrier", "commit", "block", "resume", "exit"
 
@@ -47,11 +56,47 @@ Slot = tuple[int, str]
 
 
 class State(NamedTuple):
-    """The simulator's state: of each barrier, and the slots in shared memory that operations in flight use."""
+    """The simulator's state: of each barrier, the slots in shared memory that operations in flight use, the counts."""
 
     barriers: dict[tuple[int, str], tuple[int, int, int]]
     written: set[Slot]
     read: set[Slot]
+    counts: dict[int, tuple[int, ...]]
+
+
+def simulated(name: str, seed: int) -> Simulation:
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float16)
+
+    options: dict[str, Any] = {"seed": seed, "record": True}
+    cooperative = Config("cooperative", (128, 64, 64), (1, 1), 3)
+    if name == "attention":
+        return _attention(normal, seed)
+    if name == "FP8 promoted":
+        a, scale_a = gemmsmith.quantize(normal(M, K).astype(np.float32), "1x128")
+        b, scale_b = gemmsmith.quantize(normal(N, K).astype(np.float32), "128x128")
+        config = Config("cooperative", (128, 64, 128), (1, 1), 2)
+        return gemmsmith.simulate(a, b.T, scale_a=scale_a, scale_b=scale_b.T, config=config, **options)
+    if name in ("grouped", "gather"):
+        sizes, gathers = np.array([20, 0, 130, 70], np.int32), name == "gather"
+        if gathers:
+            options["gather"] = rng.integers(0, M, sizes.sum()).astype(np.int32)
+        a, b, grouping = normal(M if gathers else sizes.sum(), K), normal(4, K, 64), Grouping("sizes", gathers=gathers)
+        return gemmsmith.simulate(a, b, sizes=sizes, grouping=grouping, config=cooperative, **options)
+    return gemmsmith.simulate(normal(M, K), normal(N, K).T, config=CONFIGS[name], **options)
+
+
+def _attention(normal: Callable[..., Any], seed: int) -> Simulation:
+    memory, task = GlobalMemory(), own_attention.task(2, 200, 300)
+    rows = {"q": task.queries, "k": task.keys, "v": task.keys, "out": task.queries}
+    arrays = {name: normal(task.heads, n, own_attention.DIM).astype(ml_dtypes.bfloat16) for name, n in rows.items()}
+    launch = Launch.from_kernel(own_attention.attention(), task)
+    launch = replace(launch, arguments={**launch.arguments, "out": Pointer("out")})
+    arguments = launch.resolve({name: memory.add_buffer(x, name) for name, x in arrays.items()})
+    x = engine.simulate(launch.kernel, launch.work_clusters, arguments, memory, seed=seed, record=True)
+    return Simulation(arrays["out"], x.hazards, x.cycles, x.verdict, x.records)
 
 
 @lru_cache(maxsize=2)
@@ -60,6 +105,8 @@ def watched(name: str, seed: int) -> tuple[Simulation, dict[int, State]]:
     states: dict[int, State] = {}
     grids: list[GridState] = []
     ctas: list[Cta] = []
+    counts: dict[int, dict[Any, Count]] = defaultdict(dict)  # of each CTA
+    loaded, sums = Counter[int](), dict[int, tuple[int, ...]]()
 
     def created(state: GridState, **options: Any) -> Any:
         grids.append(state)
@@ -67,27 +114,58 @@ def watched(name: str, seed: int) -> tuple[Simulation, dict[int, State]]:
         ctas.extend(result)
         return result
 
+    def keep(record: Record) -> None:
+        states[len(record) - 1] = _state(grids[0], ctas, record, {x: (*sums[x], loaded[x]) for x in sums})
+
     def hooked(hook: Callable[..., None]) -> Callable[..., None]:
         def call(record: Record, *arguments: Any) -> None:
             hook(record, *arguments)
-            states[len(record) - 1] = _state(grids[0], ctas, record)
+            keep(record)
 
         return call
 
-    create_ctas = engine.create_ctas
+    class Watched(AccessCounter):
+        def begin(self, instruction: Any) -> None:
+            super().begin(instruction)
+            self.changed()
+
+        def _access(self, *arguments: Any, **options: Any) -> None:
+            super()._access(*arguments, **options)
+            self.changed()
+
+        def changed(self) -> None:
+            cta, state = self._group.cta.index, self._group.state
+            sums[cta] = _sums(counts[cta].values())
+            assert state.observer
+            keep(state.observer)
+
+    def complete(operations: Operations, x: InFlightOperation) -> None:
+        if x.operation.engine != "tensor" and x.operation.reads:
+            ranks = {y.rank for y in x.operation.writes if y.space == "shared"}
+            loaded.update({x.cta.peer(rank).index: x.operation.nbytes for rank in ranks})
+        complete_operation(operations, x)
+
+    create_ctas, complete_operation = engine.create_ctas, Operations.complete
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "create_ctas", created)
+        patch.setattr(Operations, "complete", complete)
+        patch.setattr(Counters, "of", lambda self, group: Watched(group, counts[group.cta.index]))
         for x in HOOKS:
             patch.setattr(Record, x, hooked(getattr(Record, x)))
-        rng = np.random.default_rng(seed)
-        a, b = (rng.standard_normal((rows, K)).astype(np.float16) for rows in (M, N))
-        simulation = gemmsmith.simulate(a, b.T, config=CONFIGS[name], seed=seed, record=True)
+        simulation = simulated(name, seed)
     assert not simulation.hazards
     assert len(simulation.records) == 1
     return simulation, states
 
 
-def _state(grid: GridState, ctas: list[Cta], record: Record) -> State:
+def _sums(counts: Iterable[Count]) -> tuple[int, ...]:
+    """Of what is counted, but for loaded bytes; in the order of the page."""
+    names = ("macs", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
+    of_each = [(x.instructions if x.macs else 0, *(getattr(x, name) for name in names)) for x in counts]
+    return tuple(map(sum, zip(*of_each, strict=True)))
+
+
+def _state(grid: GridState, ctas: list[Cta], record: Record, counts: dict[int, tuple[int, ...]]) -> State:
     barriers = {(cta.index, x.name): x.state for cta in ctas for x in cta.mbarriers.values()}
     barriers |= {(cta.index, x.name): x.state for cta in ctas for x in cta.named_barriers.values()}
     clusters = [(cta.index, cta.cluster.barrier) for cta in ctas if not cta.rank]
@@ -96,7 +174,7 @@ def _state(grid: GridState, ctas: list[Cta], record: Record) -> State:
     for x in grid.operations.in_flight:
         for slots, accesses in ((written, x.operation.writes), (read, x.operation.reads)):
             slots.update(slot for slot in record._buffers(x.cta.index, accesses) if slot[0] >= 0)
-    return State(barriers, written, read)
+    return State(barriers, written, read, {cta: x for cta, x in counts.items() if any(x)})
 
 
 def data_of(path: Path) -> dict[str, Any]:
@@ -104,7 +182,7 @@ def data_of(path: Path) -> dict[str, Any]:
     found = re.search(r'<script id="data" type="text/plain">([^<]+)</script>', path.read_text())
     assert found
     data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
-    for part in ("events", "operations", "spans", "idle"):
+    for part in ("events", "operations", "spans", "idle", "counted"):
         for name in {*data["differences"]} & {*data[part]}:
             data[part][name] = [*accumulate(data[part][name])]
     return data
@@ -131,6 +209,16 @@ def barriers_at(data: dict[str, Any], step: int) -> dict[tuple[int, str], tuple[
     return result
 
 
+def counts_at(data: dict[str, Any], step: int) -> dict[int, tuple[int, ...]]:
+    """Of each CTA: what all events up to the step count."""
+    result: dict[int, tuple[int, ...]] = {}
+    for event, cta, i in zip(*(data["counted"][x] for x in ("event", "cta", "counts")), strict=True):
+        if event <= step:
+            counts = data["counts"][i]
+            result[cta] = tuple(map(sum, zip(result.get(cta, [0] * len(counts)), counts, strict=True)))
+    return result
+
+
 def stages_at(data: dict[str, Any], step: int) -> dict[Slot, str]:
     """Of each slot: empty, loading, full or read, as the page says."""
     result: dict[Slot, str] = {}
@@ -143,7 +231,7 @@ def stages_at(data: dict[str, Any], step: int) -> dict[Slot, str]:
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_the_state_at_random_steps_is_the_simulators(name: str, seed: int, tmp_path: Path) -> None:
     simulation, states = watched(name, seed)
     data = page_of(simulation, tmp_path)
@@ -153,6 +241,7 @@ def test_the_state_at_random_steps_is_the_simulators(name: str, seed: int, tmp_p
     for step in random.Random(seed).sample(range(count), 200):
         state, found = states[step], barriers_at(data, step)
         assert found == state.barriers
+        assert counts_at(data, step) == state.counts
         if data["kinds"][data["events"]["kind"][step]] == "issue":
             continue  # the operation is not in flight yet
         stages = stages_at(data, step)
