@@ -267,7 +267,7 @@ def execute(
                 small.a, small.b, small.out, **small.inputs, progress=on_progress, record=True
             )
         else:
-            simulations = _simulate(plan, request, seed, schedules, on_progress, counters, every=page is not None)
+            simulations = _simulate(plan, request, seed, schedules, on_progress, counters, stops=page is None)
             simulation = next((x for x in simulations if x.hazards), simulations[0])
             ctas = simulation.record.grid if simulation.record else 0
             timings = {"cycles": simulation.cycles, "ctas": ctas}
@@ -294,11 +294,12 @@ def execute(
 
 def _simulate(
     plan: PlannedGemm, request: Request, seed: int, schedules: int, progress: Callable[[float], None],
-    counters: Counters | None, *, every: bool,
+    counters: Counters | None, *, stops: bool,
 ) -> list[Simulation]:  # fmt: skip
-    """Simulate a plan on a request's arrays: at most `schedules`, with the seeds from `seed` on, as one simulation.
+    """Simulate a plan on a request's arrays: at most `schedules`, with the seeds from `seed` on.
 
-    With `every`, all are run, and each is a simulation of its own. `counters`: count what the first one does.
+    `counters`: count what the first one does. `stops`: as soon as one speaks for all; else each schedule is run, and is
+    a simulation of its own.
     """
 
     def simulate(seed: int, schedules: int = 1, counters: Counters | None = None) -> Simulation:
@@ -307,7 +308,7 @@ def _simulate(
             record=True, schedules=schedules,
         )  # fmt: skip
 
-    if not every:
+    if stops:
         return [simulate(seed, schedules, counters)]
     results = outputs_by_name(request.out).values()
     before = [x.copy() for x in results]

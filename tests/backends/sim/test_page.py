@@ -7,7 +7,6 @@ import gzip
 import json
 import random
 import re
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ import numpy as np
 import pytest
 from examples import own_attention
 from tests.backends.sim.tiny import run, wait_for_ever
+from tests.browser import Page, open_browser
 
 import gemmsmith
 from gemmsmith import Config, Grouping
@@ -289,6 +289,28 @@ def test_a_page_has_the_first_events_of_a_long_record(monkeypatch: pytest.Monkey
     assert max(data["idle"]["end"]) <= max(data["events"]["time"])
 
 
+@pytest.mark.parametrize("name", ["multistage", "stream-K", "attention"])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_window_begins_with_the_simulators_state(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    simulation, states = watched(name, seed)
+    whole = page_of(simulation, tmp_path)
+    monkeypatch.setattr(page, "MAX_EVENTS", 400)
+    first = random.randrange(1, len(states))
+    simulation.to_html(tmp_path / "page.html", first_step=first)
+    data = data_of(tmp_path / "page.html")
+    count = min(400, len(states) - first)
+    assert (data["first"], len(data["events"]["kind"])) == (first, len(data["before"]) + count)
+    for step in {first, *random.sample(range(first, first + count), min(count, 20))}:
+        local = step - first + len(data["before"])
+        assert barriers_at(data, local) == states[step].barriers
+        assert counts_at(data, local) == states[step].counts
+        stages, wanted = stages_at(data, local), stages_at(whole, step)
+        assert stages == {slot: state for slot, state in wanted.items() if slot in stages}
+        assert {slot for slot, state in wanted.items() if state != "empty"} <= {*stages}
+
+
 def test_the_page_needs_no_network_and_no_path_of_this_machine(tmp_path: Path) -> None:
     simulation, _ = watched("cooperative", 0)
     data = page_of(simulation, tmp_path)
@@ -309,45 +331,7 @@ def test_a_page_needs_a_record(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver")
-    service = pytest.importorskip("selenium.webdriver.chrome.service")
-    programs = [shutil.which(x) for x in ("chromium", "chromedriver")]
-    if None in programs:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for x in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,1000"):
-        options.add_argument(x)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=service.Service(programs[1]))
-    yield driver
-    driver.quit()
-
-
-class Page:
-    """A page in the browser. `errors`: what it has written to the console since the last question."""
-
-    def __init__(self, browser: Any, path: Path, hash_: str = "") -> None:
-        self.browser = browser
-        browser.get("about:blank")
-        browser.get(f"{path.as_uri()}{hash_}")
-        for _ in range(200):  # 10 s at most
-            if browser.execute_script("return !$('main').hidden && $('event').textContent || !$('notice').hidden"):
-                break
-            browser.execute_async_script("setTimeout(arguments[0], 50)")
-
-    def keys(self, *keys: str) -> None:
-        self.browser.switch_to.active_element.send_keys(*keys)
-
-    def text(self, selector: str) -> str:
-        found: str = self.browser.find_element("css selector", selector).text
-        return found
-
-    def value(self, script: str) -> Any:
-        return self.browser.execute_script(f"return {script}")
-
-    def errors(self) -> list[str]:
-        return [x["message"] for x in self.browser.get_log("browser") if x["level"] in ("SEVERE", "WARNING")]
+    yield from open_browser()
 
 
 @pytest.mark.slow

@@ -46,6 +46,8 @@ function prepare(loaded) {
   data.count = events.kind.length;
   data.kindOf = (i) => data.kinds[events.kind[i]];
   data.laneOfAgent = data.agents.map(([c, name]) => data.lanes.findIndex((x) => x[0] === c && x[1] === name));
+  data.threads = [...data.agents.keys()].filter((i) => !data.engines.includes(data.agents[i][1]))
+    .sort((x, y) => data.laneOfAgent[x] - data.laneOfAgent[y] || data.agents[x][1].localeCompare(data.agents[y][1]));
   data.eventsOfAgent = data.agents.map(() => []);
   data.eventsOfBarrier = data.objects.map(() => []);
   data.resumesOfObject = data.objects.map(() => []);
@@ -140,9 +142,9 @@ function barriersAt(at) {
 
 // Of each group of threads: the last event, and the object and phase for which it waits, or object -1.
 function threadsAt(at) {
-  return data.agents.flatMap((agent, i) => {
-    const event = lastUpTo(data.eventsOfAgent[i], at);
-    if (event < 0 || isEngine(i)) return [];
+  return data.threads.flatMap((i) => {
+    const agent = data.agents[i], event = lastUpTo(data.eventsOfAgent[i], at);
+    if (event < 0) return [];
     const blocked = data.kindOf(event) === "block";
     return [{ cta: agent[0], name: agent[1], agent: i, event, object: blocked ? events.object[event] : -1,
       phase: blocked ? events.phase[event] : -1, exited: data.kindOf(event) === "exit" }];
@@ -197,10 +199,6 @@ function effectsOf(i) {
   return waits.filter((x) => x > i && (!isOfBarrier || events.phase[x] === events.phase[i] - 1) && causeOf(x) === i);
 }
 
-const isEngine = (agent) => engines().has(data.agents[agent][1]);
-function engines() {
-  return (data.engineNames ??= new Set(data.routes.map((x) => x.engine)));
-}
 
 // -- text --------------------------------------------------------------------------------------------
 function element(tag, text = "", className = "") {
@@ -462,6 +460,9 @@ function showSource() {
   if (top < box.scrollTop + 20 || top > box.scrollTop + height - 60) box.scrollTop = top - height / 3;
 }
 
+const isAt = (place, lane) => place.agent?.startsWith(`CTA ${data.lanes[lane].join(" ")}`);
+const laneOfHazard = (found) => shownLanes().find((lane) => found.places.length && isAt(found.places[0], lane))
+  ?? data.laneOfAgent[events.agent[found.event]];
 const hazardsHere = () => data.found.filter((x) => x.event === step);
 
 function buildHazards() {
@@ -557,7 +558,7 @@ function draw() {
     pen.fillRect(0, top + LANE - 1, width, 1);
   });
   for (const found of data.found) {
-    const row = lanes.indexOf(data.laneOfAgent[events.agent[found.event]]), at = x(events.time[found.event]);
+    const row = lanes.indexOf(laneOfHazard(found)), at = x(events.time[found.event]);
     if (row < 0) continue;
     pen.fillStyle = color("danger");
     pen.beginPath();
@@ -724,9 +725,8 @@ function show() {
   const here = hazardsHere();
   for (const x of $("hazards").children) x.classList.toggle("now", here.some((y) => y.i === +x.dataset.hazard));
   for (const x of $("names").children) {
-    const [c, name] = data.lanes[x.dataset.lane];
     x.classList.toggle("now", data.laneOfAgent[events.agent[step]] === +x.dataset.lane);
-    x.classList.toggle("hazard", here.some((y) => y.places.some((z) => z.agent?.startsWith(`CTA ${c} ${name}`))));
+    x.classList.toggle("hazard", here.some((y) => y.places.some((z) => isAt(z, x.dataset.lane))));
   }
   draw();
   if (focused) document.querySelector(`[data-pick="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });

@@ -6,7 +6,7 @@ import base64
 import gzip
 import html
 import json
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -76,7 +76,8 @@ def page_data(record: Record, hazards: Sequence[Hazard], verdict: str, first_ste
 
     `before`: the numbers of the events that come before these in the columns (see `Record.window`). `lanes`: [CTA,
     name] of each, from the top. `spans`: columns lane, entry (of the legend), start, end and label. `legend`: name,
-    color and height of each entry. `fills`: columns of Fill. `all_events`: those of the whole record.
+    color and height of each entry. `fills`: columns of Fill. `engines`: the lanes that are no threads. `all_events`:
+    those of the whole record.
 
     Raises ArgumentError if the record has no event `first_step`.
     """
@@ -88,8 +89,13 @@ def page_data(record: Record, hazards: Sequence[Hazard], verdict: str, first_ste
     start, end = _cycles_of(record, first_step)
     spans = [x for x in record.timeline().shown(range(record.grid)) if x.start <= end and x.end >= start]
     idle = [x._replace(start=max(x.start, start), end=min(x.end, end)) for x in record.idle()]
-    finished = {x.agent for x in shown.of_kind("exit")}
-    lanes = sort_rows([*((s.cta, s.row) for s in spans), *({x.agent for x in shown.events} - finished)])
+    at_hazards = [x.agent for hazard in hazards for x in hazard.places if isinstance(x, Place)]
+    agents = {x.agent: x.kind for x in shown.events}  # their last events
+    threads = [
+        (cta, row) for (cta, row), last in agents.items()
+        if last != "exit" or any(x.startswith(f"CTA {cta} {row}") for x in at_hazards)
+    ]  # fmt: skip
+    lanes = sort_rows([*((s.cta, s.row) for s in spans), *threads])
     number = {lane: i for i, lane in enumerate(lanes)}
     colors = colors_of(spans)
     entries = {entry: i for i, entry in enumerate(colors)}
@@ -104,19 +110,22 @@ def page_data(record: Record, hazards: Sequence[Hazard], verdict: str, first_ste
         statement["python"]["file"] = Path(statement["python"]["file"]).name
     return data | {
         "lanes": lanes, "labels": list(tables["label"]), "buffers": list(tables["buffer"]),
-        "causes": list(tables["cause"]),
-        "holds": list(tables["holds"]), "verdict": verdict, "all_events": len(record), "all_cycles": record.cycles,
-        "first": first_step, "before": window.before, "start": start,
+        "holds": list(tables["holds"]), "causes": list(tables["cause"]), "verdict": verdict,
+        "engines": sorted({x.route.engine for x in record.operations}), "all_events": len(record),
+        "all_cycles": record.cycles, "first": first_step, "before": window.before, "start": start,
         "legend": [[entry, color, HEIGHTS.get(entry, 0.8)] for entry, color in colors.items()],
         "hazards": [_hazard(x, steps if id(x) in own else {}) for x in hazards],
     }  # fmt: skip
 
 
-def _cycles_of(record: Record, first: int) -> tuple[float, float]:
-    """Return the first and the last cycle of the MAX_EVENTS events from `first` on; 0 and infinity for all of them."""
+def _cycles_of(record: Record, first: int) -> tuple[int, int]:
+    """Return the first and the last cycle of the MAX_EVENTS events from `first` on.
+
+    It is 0 for the record's first events; for its last ones it is what no operation exceeds.
+    """
     times = [x.time for x in record.events[first : first + MAX_EVENTS]]
-    is_end = first + MAX_EVENTS >= len(record)
-    return min(times, default=0) if first else 0, math.inf if is_end else max(times)
+    end = max(times, default=0) if first + MAX_EVENTS < len(record) else sys.maxsize
+    return min(times, default=0) if first else 0, end
 
 
 def _fills_in(record: Record, window: Window) -> Iterable[Fill]:

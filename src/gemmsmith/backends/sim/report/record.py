@@ -326,8 +326,9 @@ class Record:
         of_operations = {i for x in operations for i in (x.issue, x.complete, x.commit) if 0 <= i < first}
         window = Window(copy(self), first, sorted({*needed.values(), *of_operations}))
         window.record._events = [*map(self._events.__getitem__, window.before), *self._events[first:end]]
+        local = window.local
         window.record.operations = [
-            replace(x, **{name: window.local(getattr(x, name)) for name in ("issue", "complete", "commit", "wait")})
+            replace(x, issue=local(x.issue), complete=local(x.complete), commit=local(x.commit), wait=local(x.wait))
             for x in operations
         ]
         sums = defaultdict[int, Counter[str]](Counter)
@@ -335,9 +336,7 @@ class Record:
             if event < first:
                 sums[cta].update(counts)
         window.record._counts = [(len(window.before) - 1, cta, x) for cta, x in sums.items()]
-        window.record._counts += [
-            (window.local(event), cta, x) for event, cta, x in self._counts if first <= event < end
-        ]
+        window.record._counts += [(local(event), cta, x) for event, cta, x in self._counts if first <= event < end]
         return window
 
     def timeline(self) -> Timeline:
