@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -106,7 +107,7 @@ def watched(name: str, seed: int) -> tuple[Simulation, dict[int, State]]:
     grids: list[GridState] = []
     ctas: list[Cta] = []
     counts: dict[int, dict[Any, Count]] = defaultdict(dict)  # of each CTA
-    loaded, sums = Counter[int](), dict[int, tuple[int, ...]]()
+    loaded, sums = Counter[int](), defaultdict[int, tuple[int, ...]](lambda: (0,) * 6)
 
     def created(state: GridState, **options: Any) -> Any:
         grids.append(state)
@@ -114,13 +115,14 @@ def watched(name: str, seed: int) -> tuple[Simulation, dict[int, State]]:
         ctas.extend(result)
         return result
 
-    def keep(record: Record) -> None:
-        states[len(record) - 1] = _state(grids[0], ctas, record, {x: (*sums[x], loaded[x]) for x in sums})
+    def counted() -> dict[int, tuple[int, ...]]:
+        own = {cta: (*sums[cta], loaded[cta]) for cta in {*sums, *loaded}}
+        return {cta: x for cta, x in own.items() if any(x)}
 
     def hooked(hook: Callable[..., None]) -> Callable[..., None]:
         def call(record: Record, *arguments: Any) -> None:
             hook(record, *arguments)
-            keep(record)
+            states[len(record) - 1] = _state(grids[0], ctas, record, counted())
 
         return call
 
@@ -134,10 +136,10 @@ def watched(name: str, seed: int) -> tuple[Simulation, dict[int, State]]:
             self.changed()
 
         def changed(self) -> None:
-            cta, state = self._group.cta.index, self._group.state
+            cta, record = self._group.cta.index, self._group.state.observer
             sums[cta] = _sums(counts[cta].values())
-            assert state.observer
-            keep(state.observer)
+            assert record
+            states[len(record) - 1] = states[len(record) - 1]._replace(counts=counted())
 
     def complete(operations: Operations, x: InFlightOperation) -> None:
         if x.operation.engine != "tensor" and x.operation.reads:
@@ -174,7 +176,7 @@ def _state(grid: GridState, ctas: list[Cta], record: Record, counts: dict[int, t
     for x in grid.operations.in_flight:
         for slots, accesses in ((written, x.operation.writes), (read, x.operation.reads)):
             slots.update(slot for slot in record._buffers(x.cta.index, accesses) if slot[0] >= 0)
-    return State(barriers, written, read, {cta: x for cta, x in counts.items() if any(x)})
+    return State(barriers, written, read, counts)
 
 
 def data_of(path: Path) -> dict[str, Any]:
@@ -200,9 +202,8 @@ def record_of(simulation: Simulation) -> Record:
 
 def barriers_at(data: dict[str, Any], step: int) -> dict[tuple[int, str], tuple[int, int, int]]:
     """Of each barrier: its phase, and the arrivals and bytes that it misses, after the last event up to the step."""
-    events, result = data["events"], {}
-    for kind, barrier, *state in list(zip(*(events[x] for x in ("kind", "object", "phase", "pending", "bytes")),
-                                          strict=True))[: step + 1]:  # fmt: skip
+    columns, result = (data["events"][x][: step + 1] for x in ("kind", "object", "phase", "pending", "bytes")), {}
+    for kind, barrier, *state in zip(*columns, strict=True):
         if data["kinds"][kind] in BARRIER_EVENTS:
             cta, name = data["objects"][barrier]
             result[cta, name] = tuple(state)
@@ -212,10 +213,11 @@ def barriers_at(data: dict[str, Any], step: int) -> dict[tuple[int, str], tuple[
 def counts_at(data: dict[str, Any], step: int) -> dict[int, tuple[int, ...]]:
     """Of each CTA: what all events up to the step count."""
     result: dict[int, tuple[int, ...]] = {}
-    for event, cta, i in zip(*(data["counted"][x] for x in ("event", "cta", "counts")), strict=True):
-        if event <= step:
-            counts = data["counts"][i]
-            result[cta] = tuple(map(sum, zip(result.get(cta, [0] * len(counts)), counts, strict=True)))
+    end = bisect_right(data["counted"]["event"], step)
+    columns = (data["counted"][x][:end] for x in ("cta", "counts"))
+    for (cta, i), times in Counter(zip(*columns, strict=True)).items():
+        before = result.get(cta, [0] * len(data["counts"][i]))
+        result[cta] = tuple(x + times * y for x, y in zip(before, data["counts"][i], strict=True))
     return result
 
 
